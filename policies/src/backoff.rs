@@ -1,0 +1,58 @@
+//! How long to wait before a crashed backend is started again.
+//!
+//! Exponential with a cap and jitter, as Kubernetes does for crash loops; never zero, so that a backend that dies at
+//! once cannot spin.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Shape of the delay.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BackoffPolicy {
+    /// Delay after the first failure, before jitter. Above zero.
+    pub first: Duration,
+    /// No delay is longer than this, jitter included.
+    pub cap: Duration,
+}
+
+/// The shortest delay that is ever returned: a floor for misconfigured or jittered values.
+pub const MINIMUM: Duration = Duration::from_millis(10);
+
+/// The delay after `failures` consecutive failures (1 or more); `unit` is a random number in `[0, 1)`.
+///
+/// Doubles with each failure up to the cap, then takes a random point between half of that and all of it ("equal
+/// jitter"), so replicas that died together do not come back together.
+pub fn delay(policy: &BackoffPolicy, failures: u32, unit: f64) -> Duration {
+    let doublings = failures.saturating_sub(1).min(20);
+    let full = policy.first.saturating_mul(1 << doublings).min(policy.cap);
+    let unit = if unit.is_finite() { unit.clamp(0.0, 1.0) } else { 0.0 };
+    full.mul_f64(0.5 + unit / 2.0).max(MINIMUM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const POLICY: BackoffPolicy =
+        BackoffPolicy { first: Duration::from_secs(1), cap: Duration::from_secs(60) };
+
+    #[test]
+    fn it_doubles_up_to_the_cap() {
+        let full: Vec<u64> = (1..=9).map(|n| delay(&POLICY, n, 1.0).as_secs()).collect();
+        assert_eq!(full, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_never_zero_never_over_the_cap_and_never_less_for_more_failures(
+            failures in 0u32..1000, unit in 0.0f64..1.0, first in 0u64..10_000, cap in 10u64..100_000
+        ) {
+            let policy = BackoffPolicy { first: Duration::from_millis(first), cap: Duration::from_millis(cap) };
+            let now = delay(&policy, failures, unit);
+            prop_assert!(now >= MINIMUM && now <= policy.cap.max(MINIMUM));
+            prop_assert!(delay(&policy, failures + 1, unit) >= now);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Every default number of the product, read from the compiled-in `defaults.toml`.
+//!
+//! The file carries the sentence that justifies each number; this module only gives it types. Crates take their
+//! numbers from here, so that none hides in code.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::units::ByteSize;
+
+/// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
+pub const TEXT: &str = include_str!("defaults.toml");
+
+static DEFAULTS: LazyLock<Defaults> = LazyLock::new(|| match toml::from_str(TEXT) {
+    Ok(defaults) => defaults,
+    // Compiled in and covered by a test, so this cannot happen in a build that passed its tests.
+    Err(error) => unreachable!("defaults.toml: {error}"),
+});
+
+/// The defaults.
+pub fn defaults() -> &'static Defaults {
+    &DEFAULTS
+}
+
+/// A duration written as `300s`, `30ms`, `12h`, `10m`.
+pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+    let error = || DurationError { text: text.to_owned() };
+    let trimmed = text.trim();
+    let mut total = Duration::ZERO;
+    let mut rest = trimmed;
+    if rest.is_empty() {
+        return Err(error());
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(error)?;
+        let number: f64 = rest[..digits].parse().map_err(|_| error())?;
+        let unit_end = rest[digits..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |i| digits + i);
+        let seconds = match rest[digits..unit_end].trim() {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            "d" => 86_400.0,
+            _ => return Err(error()),
+        };
+        let part = Duration::try_from_secs_f64(number * seconds).map_err(|_| error())?;
+        total = total.checked_add(part).ok_or_else(error)?;
+        rest = &rest[unit_end..];
+    }
+    Ok(total)
+}
+
+/// Why a text is not a duration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a duration: write a number and a unit, like `300s`, `30ms`, `12h` or `1h30m`")]
+pub struct DurationError {
+    text: String,
+}
+
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    parse_duration(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
+
+macro_rules! section {
+    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident : $type:ty $(= $with:literal)?),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name { $($(#[$field_meta])* $(#[serde(deserialize_with = $with)])? pub $field: $type),* }
+    };
+}
+
+section!(
+    /// All sections.
+    Defaults {
+        /// Where we listen and what a client may cost.
+        server: Server,
+        /// The queue in front of each model.
+        queue: Queue,
+        /// Start, probe, drain, stop.
+        lifecycle: Lifecycle,
+        /// When a backend is replaced.
+        recycle: Recycle,
+        /// The connection to a backend.
+        upstream: Upstream,
+        /// Reading numbers.
+        sensors: Sensors,
+        /// The child process.
+        child: Child,
+        /// Building llama-server.
+        build: Build,
+    }
+);
+
+section!(
+    /// The public listener. See `defaults.toml` for the reason behind each value.
+    Server {
+        /// Address.
+        host: String,
+        /// Port.
+        port: u16,
+        /// Time to send a complete request head.
+        header_timeout: Duration = "duration",
+        /// Bytes in a request head.
+        header_bytes: ByteSize,
+        /// Fields in a request head.
+        header_count: usize,
+        /// Bytes in a request body.
+        body_bytes: ByteSize,
+        /// Bytes of bodies held in memory while their model is looked for, all requests together.
+        buffered_bytes: ByteSize,
+        /// Bytes of a body read in search of `model`.
+        model_scan_bytes: ByteSize,
+        /// An idle connection is closed after this.
+        keep_alive: Duration = "duration",
+        /// Connections in all.
+        connections: usize,
+        /// Connections from one address.
+        connections_per_peer: usize,
+        /// After SIGTERM, running requests may take this long.
+        shutdown_deadline: Duration = "duration",
+    }
+);
+
+section!(
+    /// The queue of a model.
+    Queue {
+        /// Callers that may wait.
+        depth: usize,
+        /// How long a caller waits.
+        wait: Duration = "duration",
+    }
+);
+
+section!(
+    /// A backend's life.
+    Lifecycle {
+        /// A backend has to be ready within this time.
+        start_timeout: Duration = "duration",
+        /// Pause between probes while a backend starts.
+        start_probe_interval: Duration = "duration",
+        /// Pause between probes of a ready backend.
+        probe_interval: Duration = "duration",
+        /// A probe without an answer for this long is lost.
+        probe_timeout: Duration = "duration",
+        /// Lost probes in a row that make a backend suspect.
+        probes_lost: u32,
+        /// A suspect backend is replaced after this.
+        suspect_timeout: Duration = "duration",
+        /// Running requests of a backend that is replaced may take this long.
+        drain_deadline: Duration = "duration",
+        /// From SIGTERM to SIGKILL.
+        stop_grace: Duration = "duration",
+        /// First pause after a crash.
+        backoff_first: Duration = "duration",
+        /// Longest pause after a crash.
+        backoff_cap: Duration = "duration",
+        /// Crashes ...
+        breaker_failures: u32,
+        /// ... within this time open the breaker.
+        breaker_window: Duration = "duration",
+        /// Ready for this long forgets earlier crashes.
+        stable_after: Duration = "duration",
+        /// Start failures in a row after which waiting requests are told.
+        failures_told: u32,
+        /// Requests of the slot kind on one backend when its slots are unknown.
+        unknown_slots: u32,
+    }
+);
+
+section!(
+    /// When a backend is replaced.
+    Recycle {
+        /// Share by which request and age limits vary, 0 to 1.
+        jitter: f64,
+        /// Quiet is: nothing in flight for this long.
+        quiet_for: Duration = "duration",
+        /// A recycle that waits for quiet waits no longer.
+        quiet_within: Duration = "duration",
+        /// Least time between recycles of one model.
+        min_interval: Duration = "duration",
+        /// Least time between recycles at the hard budget.
+        min_interval_hard: Duration = "duration",
+        /// Futile recycles in a row that switch the policy off.
+        max_futile: u32,
+        /// For `auto`: memory that must be available, as a multiple of what the backend holds.
+        overlap_headroom: f64,
+    }
+);
+
+section!(
+    /// The connection to a backend.
+    Upstream {
+        /// Time to connect.
+        connect_timeout: Duration = "duration",
+        /// An idle connection is not used again after this.
+        idle_timeout: Duration = "duration",
+        /// Idle connections kept per generation.
+        idle_connections: usize,
+        /// Longest life of one exchange.
+        exchange_timeout: Duration = "duration",
+        /// A body without a byte for this long is dead.
+        stream_idle: Duration = "duration",
+        /// Attempts to find a backend that takes a request, each with proof that the last one executed nothing.
+        attempts: u32,
+        /// Bytes at the end of an answer in which `usage` and `timings` are looked for.
+        tail_bytes: ByteSize,
+    }
+);
+
+section!(
+    /// Reading numbers.
+    Sensors {
+        /// Pause between readings.
+        interval: Duration = "duration",
+        /// After the last request ended, memory is read this much later.
+        idle_settle: Duration = "duration",
+    }
+);
+
+section!(
+    /// The child process.
+    Child {
+        /// Added to the child's `oom_score_adj`, -1000 to 1000.
+        oom_score_adj: i32,
+        /// Lines of output kept per backend.
+        log_lines: usize,
+        /// Bytes of one line kept; the rest of it is cut.
+        log_line_bytes: usize,
+        /// Lines of output shown with a failed start.
+        failure_lines: usize,
+        /// Events kept for late listeners.
+        events_kept: usize,
+    }
+);
+
+section!(
+    /// Building llama-server.
+    Build {
+        /// Release of llama-cpp-python whose source archive `quickstart` uses.
+        sdist_version: String,
+        /// SHA-256 of that archive, in hex.
+        sdist_sha256: String,
+        /// Free disk that a build needs.
+        min_disk: ByteSize,
+        /// Free memory that a build needs.
+        min_memory: ByteSize,
+        /// Memory of one compiler at its peak.
+        memory_per_job: ByteSize,
+        /// A sample request of the verification has to be answered within this time.
+        verify_timeout: Duration = "duration",
+    }
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiled_in_defaults_parse() {
+        let parsed: Defaults = toml::from_str(TEXT).unwrap();
+        assert_eq!(parsed.server.port, 8080);
+        assert!(parsed.lifecycle.backoff_first > Duration::ZERO);
+        assert!(
+            parsed.upstream.idle_timeout < Duration::from_secs(5),
+            "llama-server closes idle connections after 5 s"
+        );
+    }
+
+    #[test]
+    fn every_default_carries_its_reason() {
+        let mut comment = false;
+        for line in TEXT.lines().map(str::trim) {
+            if line.is_empty() || line.starts_with('[') {
+                comment = false;
+            } else if line.starts_with('#') {
+                comment = true;
+            } else {
+                assert!(comment, "no reason above `{line}`");
+                comment = false;
+            }
+        }
+    }
+
+    #[test]
+    fn durations_read_as_people_write_them() {
+        for (text, ms) in [
+            ("300s", 300_000),
+            ("30ms", 30),
+            ("1h30m", 5_400_000),
+            ("1.5s", 1500),
+            ("2 min", 120_000),
+            ("0s", 0),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "5", "s", "5 years", "-1s", "1s2"] {
+            let error = parse_duration(text).expect_err(text).to_string();
+            assert!(error.contains(&format!("`{text}`")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Who gets a lease on a backend of one model, who waits, who is turned away.
+//!
+//! ```text
+//!             request                       release / open
+//!   caller ------------> [ room on an open generation? ] --yes--> granted
+//!                               | no
+//!                               v
+//!                        [ FIFO queue, bounded ] --full--> Denied::Full
+//!                               | cancel (client left, deadline)
+//!                               v
+//!                             gone
+//! ```
+//!
+//! A generation is *open* (may take leases) or *closed* (drains). The queue is served strictly in order of arrival: a
+//! newcomer is never granted while an earlier caller of its class waits. This module has no synchronisation of its
+//! own: its owner holds it under one lock and acts on what it returns, so that no decision rests on a stale read.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::names::GenerationId;
+
+/// What a lease is for: it decides whether the lease counts against the limit of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseKind {
+    /// Occupies a slot while it runs: completions, embeddings, rerank, audio.
+    Slot,
+    /// Answered without a slot: tokenize, props, health, metrics. Holds up a drain, but never waits for a slot.
+    Aux,
+}
+
+/// Identifies one waiting caller. Never reused within a [`Dispatch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// A lease handed to a waiting caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Which caller.
+    pub ticket: Ticket,
+    /// On which generation.
+    pub generation: GenerationId,
+    /// For what.
+    pub kind: LeaseKind,
+}
+
+/// The answer to a request for a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Go ahead on this generation.
+    Granted(GenerationId),
+    /// Wait; a [`Grant`] with this ticket will come, unless the caller cancels.
+    Queued(Ticket),
+    /// The queue is full; the number of callers already waiting is given.
+    Full {
+        /// Callers waiting now.
+        waiting: usize,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Generation {
+    open: bool,
+    limit: u32,
+    slots: u32,
+    aux: u32,
+}
+
+impl Generation {
+    fn has_room(&self, kind: LeaseKind) -> bool {
+        self.open && (kind == LeaseKind::Aux || self.slots < self.limit)
+    }
+
+    fn count(&mut self, kind: LeaseKind) -> &mut u32 {
+        match kind {
+            LeaseKind::Slot => &mut self.slots,
+            LeaseKind::Aux => &mut self.aux,
+        }
+    }
+}
+
+/// Leases and the queue of one model.
+#[derive(Clone, Debug)]
+pub struct Dispatch {
+    depth: usize,
+    next_ticket: u64,
+    generations: BTreeMap<GenerationId, Generation>,
+    queue: VecDeque<(Ticket, LeaseKind)>,
+}
+
+impl Dispatch {
+    /// An empty dispatch whose queue holds at most `depth` callers.
+    pub fn new(depth: usize) -> Self {
+        Self { depth, next_ticket: 0, generations: BTreeMap::new(), queue: VecDeque::new() }
+    }
+
+    /// Changes the bound of the queue. Callers already waiting beyond it stay.
+    pub fn set_depth(&mut self, depth: usize) {
+        self.depth = depth;
+    }
+
+    /// Asks for a lease. The open generation with the fewest leases for its limit gets it; the older one at a tie.
+    pub fn request(&mut self, kind: LeaseKind) -> Answer {
+        let overtakes = self.queue.iter().any(|(_, waiting)| *waiting == kind);
+        if !overtakes && let Some(generation) = self.place(kind) {
+            return Answer::Granted(generation);
+        }
+        if self.queue.len() >= self.depth {
+            return Answer::Full { waiting: self.queue.len() };
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.queue.push_back((ticket, kind));
+        Answer::Queued(ticket)
+    }
+
+    /// A waiting caller leaves. False when the ticket no longer waits, that is: it was granted meanwhile, and the
+    /// caller must release that lease.
+    pub fn cancel(&mut self, ticket: Ticket) -> bool {
+        let before = self.queue.len();
+        self.queue.retain(|(waiting, _)| *waiting != ticket);
+        self.queue.len() < before
+    }
+
+    /// Turns every waiting caller away (the model cannot be started); returns their tickets in order.
+    pub fn dismiss(&mut self) -> Vec<Ticket> {
+        self.queue.drain(..).map(|(ticket, _)| ticket).collect()
+    }
+
+    /// A lease ends. Unknown generations are ignored: the lease of a generation that was forgotten.
+    pub fn release(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<Grant> {
+        if let Some(known) = self.generations.get_mut(&generation) {
+            let count = known.count(kind);
+            *count = count.saturating_sub(1);
+        }
+        self.serve()
+    }
+
+    /// A generation may take leases from now on, at most `limit` of [`LeaseKind::Slot`] at a time.
+    pub fn open(&mut self, generation: GenerationId, limit: u32) -> Vec<Grant> {
+        let entry =
+            self.generations.entry(generation).or_insert(Generation { open: false, limit, slots: 0, aux: 0 });
+        entry.open = true;
+        entry.limit = limit.max(1);
+        self.serve()
+    }
+
+    /// A generation takes no more leases; those it has go on.
+    pub fn close(&mut self, generation: GenerationId) {
+        if let Some(known) = self.generations.get_mut(&generation) {
+            known.open = false;
+        }
+    }
+
+    /// The generation's process is gone: its leases are void.
+    pub fn forget(&mut self, generation: GenerationId) {
+        self.generations.remove(&generation);
+    }
+
+    /// Leases now held on a generation, of both kinds.
+    pub fn in_flight(&self, generation: GenerationId) -> u32 {
+        self.generations.get(&generation).map_or(0, |known| known.slots + known.aux)
+    }
+
+    /// Leases now held on all generations.
+    pub fn in_flight_total(&self) -> u32 {
+        self.generations.values().map(|known| known.slots + known.aux).sum()
+    }
+
+    /// Callers waiting.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether any generation takes leases.
+    pub fn any_open(&self) -> bool {
+        self.generations.values().any(|known| known.open)
+    }
+
+    fn place(&mut self, kind: LeaseKind) -> Option<GenerationId> {
+        let (id, generation) = self
+            .generations
+            .iter_mut()
+            .filter(|(_, known)| known.has_room(kind))
+            .min_by(|(_, a), (_, b)| share(a).cmp(&share(b)))?;
+        *generation.count(kind) += 1;
+        Some(*id)
+    }
+
+    fn serve(&mut self) -> Vec<Grant> {
+        let mut grants = Vec::new();
+        let mut blocked = [false; 2];
+        let mut index = 0;
+        while index < self.queue.len() && !(blocked[0] && blocked[1]) {
+            let (ticket, kind) = self.queue[index];
+            let class = usize::from(kind == LeaseKind::Aux);
+            match (!blocked[class]).then(|| self.place(kind)).flatten() {
+                Some(generation) => {
+                    self.queue.remove(index);
+                    grants.push(Grant { ticket, generation, kind });
+                }
+                None => {
+                    blocked[class] = true;
+                    index += 1;
+                }
+            }
+        }
+        grants
+    }
+}
+
+/// How full a generation is, comparable across different limits: leases per thousand of the limit.
+fn share(generation: &Generation) -> u64 {
+    (u64::from(generation.slots) + u64::from(generation.aux)) * 1000 / u64::from(generation.limit.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const A: GenerationId = GenerationId(1);
+    const B: GenerationId = GenerationId(2);
+
+    #[test]
+    fn callers_wait_in_order_until_a_generation_opens() {
+        let mut dispatch = Dispatch::new(2);
+        let Answer::Queued(first) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        let Answer::Queued(second) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Full { waiting: 2 });
+        let grants = dispatch.open(A, 1);
+        assert_eq!(grants, [Grant { ticket: first, generation: A, kind: LeaseKind::Slot }]);
+        let grants = dispatch.release(A, LeaseKind::Slot);
+        assert_eq!(grants, [Grant { ticket: second, generation: A, kind: LeaseKind::Slot }]);
+    }
+
+    #[test]
+    fn a_closed_generation_keeps_its_leases_and_takes_no_more() {
+        let mut dispatch = Dispatch::new(8);
+        dispatch.open(A, 4);
+        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
+        dispatch.close(A);
+        assert!(matches!(dispatch.request(LeaseKind::Slot), Answer::Queued(_)));
+        assert_eq!(dispatch.in_flight(A), 1);
+        assert_eq!(dispatch.open(B, 4).len(), 1);
+        dispatch.release(A, LeaseKind::Slot);
+        assert_eq!((dispatch.in_flight(A), dispatch.in_flight(B)), (0, 1));
+    }
+
+    #[test]
+    fn auxiliary_requests_do_not_wait_for_a_slot() {
+        let mut dispatch = Dispatch::new(8);
+        dispatch.open(A, 1);
+        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
+        assert!(matches!(dispatch.request(LeaseKind::Slot), Answer::Queued(_)));
+        assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A));
+        assert_eq!(dispatch.in_flight(A), 2);
+    }
+
+    #[test]
+    fn leases_go_to_the_emptier_replica() {
+        let mut dispatch = Dispatch::new(8);
+        dispatch.open(A, 4);
+        dispatch.open(B, 4);
+        let granted: Vec<_> = (0..4).map(|_| dispatch.request(LeaseKind::Slot)).collect();
+        assert_eq!(granted, [Answer::Granted(A), Answer::Granted(B), Answer::Granted(A), Answer::Granted(B)]);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Request(bool),
+        Cancel(usize),
+        Release(usize),
+        Open(u64, u32),
+        Close(u64),
+        Forget(u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            5 => any::<bool>().prop_map(Op::Request),
+            1 => any::<usize>().prop_map(Op::Cancel),
+            4 => any::<usize>().prop_map(Op::Release),
+            2 => (0u64..4, 0u32..4).prop_map(|(g, n)| Op::Open(g, n)),
+            1 => (0u64..4).prop_map(Op::Close),
+            1 => (0u64..4).prop_map(Op::Forget),
+        ]
+    }
+
+    proptest! {
+        /// A model that keeps every lease and every waiting caller itself agrees with the dispatch after each step.
+        #[test]
+        fn every_caller_is_granted_once_in_order_or_still_waits(ops in proptest::collection::vec(op(), 1..200)) {
+            let mut dispatch = Dispatch::new(5);
+            let mut open: BTreeMap<u64, u32> = BTreeMap::new();
+            let mut leases: Vec<(GenerationId, LeaseKind)> = Vec::new();
+            let mut waiting: Vec<(Ticket, LeaseKind)> = Vec::new();
+            let mut seen: BTreeSet<Ticket> = BTreeSet::new();
+            for op in ops {
+                let grants = match op {
+                    Op::Request(aux) => {
+                        let kind = if aux { LeaseKind::Aux } else { LeaseKind::Slot };
+                        match dispatch.request(kind) {
+                            Answer::Granted(generation) => {
+                                prop_assert!(open.contains_key(&generation.0), "a lease on a closed generation");
+                                prop_assert!(!waiting.iter().any(|(_, k)| *k == kind), "overtook a waiting caller");
+                                leases.push((generation, kind));
+                            }
+                            Answer::Queued(ticket) => {
+                                prop_assert!(seen.insert(ticket), "a ticket was reused");
+                                waiting.push((ticket, kind));
+                            }
+                            Answer::Full { waiting: n } => prop_assert_eq!(n, 5),
+                        }
+                        Vec::new()
+                    }
+                    Op::Cancel(n) if !waiting.is_empty() => {
+                        let (ticket, _) = waiting.remove(n % waiting.len());
+                        prop_assert!(dispatch.cancel(ticket));
+                        prop_assert!(!dispatch.cancel(ticket));
+                        Vec::new()
+                    }
+                    Op::Release(n) if !leases.is_empty() => {
+                        let (generation, kind) = leases.remove(n % leases.len());
+                        dispatch.release(generation, kind)
+                    }
+                    Op::Open(g, limit) => {
+                        open.insert(g, limit.max(1));
+                        dispatch.open(GenerationId(g), limit)
+                    }
+                    Op::Close(g) => { open.remove(&g); dispatch.close(GenerationId(g)); Vec::new() }
+                    Op::Forget(g) => {
+                        open.remove(&g);
+                        leases.retain(|(generation, _)| generation.0 != g);
+                        dispatch.forget(GenerationId(g));
+                        Vec::new()
+                    }
+                    Op::Cancel(_) | Op::Release(_) => Vec::new(),
+                };
+                for grant in grants {
+                    prop_assert!(open.contains_key(&grant.generation.0));
+                    let first = waiting.iter().position(|(_, k)| *k == grant.kind);
+                    prop_assert_eq!(first.map(|i| waiting.remove(i).0), Some(grant.ticket), "out of order");
+                    leases.push((grant.generation, grant.kind));
+                }
+                prop_assert_eq!(dispatch.waiting(), waiting.len());
+                prop_assert_eq!(dispatch.in_flight_total() as usize, leases.len());
+                for (g, limit) in &open {
+                    let held = |kind| leases.iter().filter(|(x, k)| x.0 == *g && *k == kind).count();
+                    prop_assert_eq!(dispatch.in_flight(GenerationId(*g)) as usize, held(LeaseKind::Slot) + held(LeaseKind::Aux));
+                    // A waiting caller means that no open generation has room for it.
+                    if waiting.iter().any(|(_, k)| *k == LeaseKind::Slot) {
+                        prop_assert!(held(LeaseKind::Slot) >= *limit as usize, "room left while a caller waits");
+                    }
+                    prop_assert!(!waiting.iter().any(|(_, k)| *k == LeaseKind::Aux), "aux waits at an open generation");
+                }
+            }
+        }
+    }
+}

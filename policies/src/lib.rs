@@ -1,0 +1,30 @@
+//! Pure decisions of llama-warden: facts in, decisions out.
+//!
+//! This crate has no clock, no I/O, no threads and no async. Time comes in as a [`std::time::Duration`] since an epoch
+//! that the caller chooses; randomness comes in as a number. So every decision can be printed, stored,
+//! replayed and tested with values alone.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`lifecycle`] | what one backend process does next: start, drain, stop, back off, give up |
+//! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
+//! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
+//! | [`restraint`] | whether a replacement is allowed now, and when recycling has proved futile |
+//! | [`backoff`] | how long to wait after a crash |
+//! | [`defaults`] | every default number of the product, each with its reason |
+
+pub mod backoff;
+pub mod defaults;
+pub mod dispatch;
+pub mod lifecycle;
+pub mod names;
+pub mod recycle;
+pub mod restraint;
+pub mod sample;
+pub mod units;
+
+pub use defaults::defaults;
+pub use names::{GenerationId, ModelName};
+pub use recycle::{Action, Decision, Reason};
+pub use sample::{Sample, Work};
+pub use units::{ByteSize, MemoryLimit};

@@ -1,0 +1,50 @@
+//! Names of things that several crates pass around: models and generations.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// The configured name of a model, as clients write it in `"model"`. Cheap to clone.
+///
+/// Aliases are resolved to this name before anything is leased, so it identifies one entry of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ModelName(Arc<str>);
+
+impl ModelName {
+    /// Wraps a name. Any text is allowed, slashes too, as in `org/model-GGUF`.
+    pub fn new(name: impl AsRef<str>) -> Self {
+        Self(Arc::from(name.as_ref()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl AsRef<str> for ModelName {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+/// One child process of one model: unique in the life of the supervisor, growing with every start.
+///
+/// Generations are never reused, so a message about an old child can always be told from one about its successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct GenerationId(pub u64);
+
+impl fmt::Display for GenerationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "g{}", self.0)
+    }
+}

@@ -1,0 +1,243 @@
+//! Sizes as people write them: `12GiB`, `512M`, `80%`.
+//!
+//! `K M G T` alone and with `iB` are powers of 1024, as operators of memory limits expect; `KB MB GB TB` are powers of
+//! 1000, as the standard says. Fractions are allowed (`1.5GiB`).
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ByteSize(pub u64);
+
+/// Bytes in a MiB.
+pub const MIB: u64 = 1024 * 1024;
+
+impl ByteSize {
+    /// `n` MiB.
+    pub const fn mib(n: u64) -> Self {
+        Self(n * MIB)
+    }
+
+    /// The size in MiB, for people and metrics.
+    #[expect(clippy::cast_precision_loss, reason = "a display figure: 52 bits of bytes are enough")]
+    pub fn as_mib(self) -> f64 {
+        self.0 as f64 / MIB as f64
+    }
+}
+
+impl fmt::Display for ByteSize {
+    #[expect(clippy::cast_precision_loss, reason = "a display figure with three digits")]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 1024.0 && unit < units.len() - 1 {
+            value /= 1024.0;
+            unit += 1;
+        }
+        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", units[unit]) }
+    }
+}
+
+/// Why a text is not a size. The message repeats the text and shows the right form.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a size: write a number and a unit, like `12GiB` or `512MiB`{}", if *.percent { ", or a share of the memory, like `80%`" } else { "" })]
+pub struct SizeError {
+    text: String,
+    percent: bool,
+}
+
+impl FromStr for ByteSize {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        parse_bytes(text).map(ByteSize).ok_or_else(|| SizeError { text: text.to_owned(), percent: false })
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "checked to be finite, positive and under 2^63"
+)]
+fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 = number.parse().ok()?;
+    let factor: f64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024.0 * 1024.0,
+        "g" | "gib" => 1024.0 * 1024.0 * 1024.0,
+        "t" | "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return None,
+    };
+    let bytes = number * factor;
+    (bytes.is_finite() && (0.0..9.2e18).contains(&bytes)).then_some(bytes as u64)
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = ByteSize;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size like `12GiB`")
+            }
+            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<ByteSize, E> {
+                Ok(ByteSize(value))
+            }
+            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<ByteSize, E> {
+                u64::try_from(value)
+                    .map(ByteSize)
+                    .map_err(|_| E::custom(format!("`{value}` is not a size: it is negative")))
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ByteSize, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// A budget: bytes, or a share of a total that is known only on the machine (`80%` of the host's memory).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MemoryLimit {
+    /// A fixed number of bytes.
+    Bytes(ByteSize),
+    /// A share of the total, in percent: above 0, at most 100.
+    Percent(f64),
+}
+
+impl MemoryLimit {
+    /// The limit in bytes for a given total.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a share of at most 100 % of a u64; a byte more or less does not matter to a budget"
+    )]
+    pub fn resolve(self, total: ByteSize) -> ByteSize {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => ByteSize((total.0 as f64 * percent / 100.0) as u64),
+        }
+    }
+}
+
+impl FromStr for MemoryLimit {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let error = || SizeError { text: text.to_owned(), percent: true };
+        match text.trim().strip_suffix('%') {
+            Some(number) => {
+                let percent: f64 = number.trim().parse().map_err(|_| error())?;
+                if percent > 0.0 && percent <= 100.0 { Ok(Self::Percent(percent)) } else { Err(error()) }
+            }
+            None => parse_bytes(text).map(|b| Self::Bytes(ByteSize(b))).ok_or_else(error),
+        }
+    }
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => bytes.fmt(f),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl Serialize for MemoryLimit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Bytes(bytes) => bytes.serialize(serializer),
+            Self::Percent(percent) => serializer.serialize_str(&format!("{percent}%")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for MemoryLimit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = MemoryLimit;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size like `12GiB` or a share like `80%`")
+            }
+            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<MemoryLimit, E> {
+                Ok(MemoryLimit::Bytes(ByteSize(value)))
+            }
+            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<MemoryLimit, E> {
+                let bytes = u64::try_from(value)
+                    .map_err(|_| E::custom(format!("`{value}` is not a size: it is negative")))?;
+                Ok(MemoryLimit::Bytes(ByteSize(bytes)))
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<MemoryLimit, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("12GiB", 12 * 1024 * MIB),
+            ("1G", 1024 * MIB),
+            ("512 MiB", 512 * MIB),
+            ("1.5k", 1536),
+            ("2GB", 2_000_000_000),
+            ("0", 0),
+            ("77", 77),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_size_is_named_and_the_form_is_shown() {
+        for text in ["12 GB of ram", "", "GiB", "-1GiB", "1e400", "1.2.3G", "80%"] {
+            let error = text.parse::<ByteSize>().expect_err(text).to_string();
+            assert!(error.contains(&format!("`{text}`")) && error.contains("12GiB"), "{error}");
+        }
+        let error = "12 GB of ram".parse::<MemoryLimit>().unwrap_err().to_string();
+        assert!(error.contains("80%"), "{error}");
+        for text in ["0%", "101%", "x%", "NaN%"] {
+            text.parse::<MemoryLimit>().expect_err(text);
+        }
+    }
+
+    #[test]
+    fn a_share_resolves_against_the_total() {
+        let limit: MemoryLimit = "80%".parse().unwrap();
+        assert_eq!(limit.resolve(ByteSize(1000)), ByteSize(800));
+        assert_eq!("1G".parse::<MemoryLimit>().unwrap().resolve(ByteSize(5)), ByteSize(1024 * MIB));
+    }
+
+    #[test]
+    fn sizes_print_with_a_binary_unit() {
+        assert_eq!(ByteSize(12 * 1024 * MIB).to_string(), "12.0 GiB");
+        assert_eq!(ByteSize(900).to_string(), "900 B");
+    }
+}

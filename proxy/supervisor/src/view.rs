@@ -1,0 +1,158 @@
+//! What the supervisor shows: one immutable picture of the fleet, numbered, for status, metrics and `/v1/models`.
+//! Reading it decides nothing: whoever wants to send a request asks for a lease.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use warden_policies::lifecycle::Phase;
+use warden_policies::restraint::Held;
+use warden_policies::sample::HostMemory;
+use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
+
+/// The fleet at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FleetView {
+    /// Grows with every change.
+    pub number: u64,
+    /// The models, in configured order.
+    pub models: Vec<ModelView>,
+}
+
+/// The state of a model as clients know it (`status.value` in `/v1/models`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelState {
+    /// No process; the first request starts one.
+    Unloaded,
+    /// A process starts.
+    Loading,
+    /// Requests are served.
+    Loaded,
+    /// Requests wait: the only process is being replaced, stopped, or is suspect.
+    Draining,
+    /// It crashed and waits for its next start.
+    Backoff,
+    /// It crashed too often and stays down.
+    Failed,
+}
+
+impl ModelState {
+    /// The name in `/v1/models`, status and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unloaded => "unloaded",
+            Self::Loading => "loading",
+            Self::Loaded => "loaded",
+            Self::Draining => "draining",
+            Self::Backoff => "backoff",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelView {
+    /// Its name.
+    pub name: ModelName,
+    /// Other names.
+    pub aliases: Vec<String>,
+    /// Its state.
+    pub state: ModelState,
+    /// Callers waiting in the queue.
+    pub waiting: usize,
+    /// The bound of the queue.
+    pub queue_depth: usize,
+    /// Its processes, oldest first. While one replaces another there are two per replica.
+    pub backends: Vec<BackendView>,
+    /// Replacements so far, by reason.
+    pub recycles: Vec<(Reason, u64)>,
+    /// Unexpected ends so far.
+    pub crashes: u64,
+    /// Context length in tokens that the last ready process reported.
+    pub n_ctx: Option<u64>,
+    /// What the policy says about the neediest backend, and what holds it back.
+    pub policy: Option<PolicyView>,
+    /// Why the last start failed, while that matters.
+    pub last_failure: Option<Failure>,
+    /// Why a start or replacement chose its way (`sequential: a GPU is present`), for people.
+    pub replace_note: Option<String>,
+}
+
+/// A decision and its restraint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PolicyView {
+    /// The decision.
+    pub decision: Decision,
+    /// What holds it back; `None` if nothing does.
+    pub held: Option<Held>,
+}
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BackendView {
+    /// Which replica of the model, from 0.
+    pub replica: u32,
+    /// Which generation; `None` before the first start.
+    pub generation: Option<GenerationId>,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Its process id.
+    pub pid: Option<u32>,
+    /// Time since it became ready.
+    pub ready_for: Option<Duration>,
+    /// Leases held.
+    pub in_flight: u32,
+    /// Slots that it reported.
+    pub slots: Option<u32>,
+    /// Host memory at the last sample.
+    pub host: Option<HostMemory>,
+    /// Host memory when it had become ready.
+    pub host_at_ready: Option<HostMemory>,
+    /// Work since its spawn.
+    pub work: Work,
+}
+
+/// Why a start failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The kind.
+    pub kind: FailureKind,
+    /// One sentence for people: what happened and what to do.
+    pub message: String,
+    /// The child's last lines of output.
+    pub lines: Vec<String>,
+    /// Failures in a row, this one included.
+    pub failures: u32,
+}
+
+/// What kind of failure a start met, read from the exit status and the child's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The binary is missing or cannot be run.
+    NotExecutable,
+    /// A shared library is missing.
+    MissingLibrary,
+    /// The model file is missing, truncated or not a model.
+    BadModel,
+    /// llama-server does not know a flag, or its value is wrong.
+    BadFlag,
+    /// It could not listen.
+    Address,
+    /// Host or device memory ran out.
+    OutOfMemory,
+    /// It died of a signal.
+    Signal,
+    /// It did not become ready in time.
+    Timeout,
+    /// It ended with an exit code that says no more.
+    Exit,
+}
+
+impl FailureKind {
+    /// Whether another start with the same command cannot succeed.
+    pub const fn is_permanent(self) -> bool {
+        matches!(self, Self::NotExecutable | Self::MissingLibrary | Self::BadModel | Self::BadFlag)
+    }
+}

@@ -1,0 +1,2 @@
+//! Fake.
+fn main() {}
