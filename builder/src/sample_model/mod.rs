@@ -1,0 +1,222 @@
+//! The sample model: a tiny GGUF with random weights that llama-server loads like any other model.
+//!
+//! Users and tests get a model with no download, and a build is verified with it. What it says is nonsense, but
+//! always whole words of valid UTF-8, and every word depends on the whole context, so a wrong or stale KV cache
+//! shows. The same [`Options`] give the same bytes on every platform.
+//!
+//! Two ideas make that work. The vocabulary round-trips (see `vocab.rs`), and channel 0 of the embedding is a
+//! constant that no layer writes to, so that after the last norm it is an input of known sign: column 0 of the
+//! output matrix is then a bias per token, which forbids byte and control tokens and makes the end as likely as wanted.
+
+mod noise;
+mod vocab;
+
+use std::io;
+use std::path::Path;
+
+use crate::gguf::{Gguf, Value};
+use noise::Noise;
+
+/// The value of the constant channel in each embedding; about a fifth of the vector's energy.
+const CONSTANT: f32 = 3.0;
+/// A bias that no other term of a logit comes near.
+const NEVER: f32 = -1e3;
+/// Variance of the logits: high enough that sampling is not uniform, low enough that answers differ by prompt.
+const OUTPUT_GAIN: f64 = 4.0;
+/// Variance of what attention and FFN add: enough that the next token depends on far tokens.
+const GAIN: f64 = 1.6;
+
+/// What the model is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preset {
+    /// Three layers, 64 wide, with a chat template; 0.8 MB. Never ends by itself, so an answer has exactly
+    /// `max_tokens` tokens.
+    #[default]
+    Chat,
+    /// As `Chat`, but answers end by themselves, mostly within 80 tokens (`finish_reason` is `stop`).
+    Ends,
+    /// As `Chat`, without a chat template: what a base model looks like.
+    Plain,
+    /// As `Chat` with 96 layers, 14 MB: decodes some 150 tokens a second, so that there is time to kill it.
+    Slow,
+    /// One layer of 16 KiB of KV cache per token (f16), 4.6 MB: memory grows fast for little arithmetic.
+    FatKv,
+}
+
+impl Preset {
+    /// All presets, in the order of this page.
+    pub const ALL: [Self; 5] = [Self::Chat, Self::Ends, Self::Plain, Self::Slow, Self::FatKv];
+
+    /// The name on a command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Ends => "ends",
+            Self::Plain => "plain",
+            Self::Slow => "slow",
+            Self::FatKv => "fat-kv",
+        }
+    }
+
+    /// The preset of a name, if there is one.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|preset| preset.name() == name)
+    }
+
+    const fn shape(self) -> Shape {
+        let small = Shape { layers: 3, heads: 4, kv_heads: 2, head: 16, context: 32_768 };
+        match self {
+            Self::Chat | Self::Ends | Self::Plain => small,
+            Self::Slow => Shape { layers: 96, context: 8192, ..small },
+            Self::FatKv => Shape { layers: 1, heads: 16, kv_heads: 16, head: 256, context: 8192 },
+        }
+    }
+}
+
+/// Which model to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Different seeds give models that answer differently.
+    pub seed: u64,
+    /// What the model is for.
+    pub preset: Preset,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { seed: 1, preset: Preset::Chat }
+    }
+}
+
+/// Sizes of a llama-architecture model; the embedding is always 64 wide.
+#[derive(Clone, Copy)]
+struct Shape {
+    layers: u32,
+    heads: u32,
+    kv_heads: u32,
+    /// Width of one attention head.
+    head: u32,
+    /// Tokens of context that the model says it was trained with.
+    context: u32,
+}
+
+/// Width of the embedding.
+const WIDTH: u32 = 64;
+/// Width inside the FFN.
+const INNER: u32 = 128;
+
+/// The file's bytes.
+pub fn bytes(options: &Options) -> Vec<u8> {
+    let mut out = Vec::new();
+    // A Vec takes everything, so there is no error to pass on.
+    model(options).write(&mut out).ok();
+    out
+}
+
+/// Writes the file, whole or not at all: readers never see a part of it, and an older file stays if this fails.
+pub fn write(path: &Path, options: &Options) -> io::Result<()> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut temporary = tempfile::Builder::new().prefix(".sample-model-").tempfile_in(folder)?;
+    io::Write::write_all(&mut temporary, &bytes(options))?;
+    // A private mode is for secrets; a model is to be read by whoever serves it.
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    temporary.as_file().set_permissions(readable)?;
+    temporary.persist(path).map_err(|failed| failed.error)?;
+    Ok(())
+}
+
+fn model(options: &Options) -> Gguf {
+    let shape = options.preset.shape();
+    let mut file = Gguf::new("llama");
+    file.set("general.name", Value::String(format!("llama-warden sample ({})", options.preset.name())))
+        .set("general.file_type", Value::U32(0));
+    for (key, number) in [
+        ("context_length", shape.context),
+        ("embedding_length", WIDTH),
+        ("block_count", shape.layers),
+        ("feed_forward_length", INNER),
+        ("attention.head_count", shape.heads),
+        ("attention.head_count_kv", shape.kv_heads),
+        ("attention.key_length", shape.head),
+        ("attention.value_length", shape.head),
+        ("rope.dimension_count", shape.head),
+        ("vocab_size", u32::try_from(vocab::TOKENS).unwrap_or(u32::MAX)),
+    ] {
+        file.set(&format!("llama.{key}"), Value::U32(number));
+    }
+    file.set("llama.rope.freq_base", Value::F32(10_000.0))
+        .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    vocab::add(&mut file, options.preset != Preset::Plain);
+
+    let weights = Weights { seed: options.seed };
+    file.matrix("token_embd.weight", WIDTH as usize, weights.embedding());
+    file.vector("output_norm.weight", vec![1.0; WIDTH as usize]);
+    file.matrix("output.weight", WIDTH as usize, weights.output(options.preset == Preset::Ends));
+    // Layers share one contribution to the residual stream, whatever their number.
+    let residual = GAIN * (3.0 / f64::from(shape.layers)).sqrt();
+    let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
+    for layer in 0..shape.layers {
+        for (name, rows, columns, gain) in [
+            ("attn_q", queries, WIDTH, GAIN * 1.5),
+            ("attn_k", keys, WIDTH, GAIN * 1.5),
+            ("attn_v", keys, WIDTH, GAIN),
+            ("attn_output", WIDTH, queries, residual),
+            ("ffn_gate", INNER, WIDTH, GAIN),
+            ("ffn_up", INNER, WIDTH, GAIN),
+            ("ffn_down", WIDTH, INNER, residual),
+        ] {
+            let name = format!("blk.{layer}.{name}.weight");
+            let mut data = weights.matrix(&name, rows, columns, gain);
+            if name.contains("output") || name.contains("down") {
+                // Row 0 writes to the constant channel: it must not.
+                data[..columns as usize].fill(0.0);
+            }
+            file.matrix(&name, columns as usize, data);
+        }
+        for name in ["attn_norm", "ffn_norm"] {
+            file.vector(&format!("blk.{layer}.{name}.weight"), vec![1.0; WIDTH as usize]);
+        }
+    }
+    file
+}
+
+/// Random numbers by tensor name.
+struct Weights {
+    seed: u64,
+}
+
+impl Weights {
+    /// Rows of `columns` numbers whose products with a unit-variance vector have the standard deviation `gain`.
+    fn matrix(&self, name: &str, rows: u32, columns: u32, gain: f64) -> Vec<f32> {
+        Noise::new(self.seed, name).take((rows * columns) as usize, gain / f64::from(columns).sqrt())
+    }
+
+    fn embedding(&self) -> Vec<f32> {
+        let count = vocab::TOKENS * WIDTH as usize;
+        let mut data = Noise::new(self.seed, "token_embd").take(count, 1.0);
+        data.iter_mut().step_by(WIDTH as usize).for_each(|first| *first = CONSTANT);
+        data
+    }
+
+    fn output(&self, ends: bool) -> Vec<f32> {
+        let count = vocab::TOKENS * WIDTH as usize;
+        let mut data = Noise::new(self.seed, "output").take(count, OUTPUT_GAIN / f64::from(WIDTH).sqrt());
+        for (token, row) in data.chunks_exact_mut(WIDTH as usize).enumerate() {
+            let word = (vocab::FIRST_WORD..vocab::FIRST_WORD + vocab::WORDS).contains(&token);
+            row[0] = if word { 0.0 } else { NEVER };
+            if ends && token == vocab::TURN_END {
+                row[0] = ENDS_BIAS;
+            }
+        }
+        data
+    }
+}
+
+/// Found by trying on llama-server: of 20 answers the shortest had 2 tokens, the median 28, the longest 293.
+const ENDS_BIAS: f32 = 11.0;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! What the sample model promises: the same bytes everywhere, a small file, a whole file or none.
+
+use std::fs;
+
+use sha2::{Digest, Sha256};
+
+use super::*;
+
+fn hash(options: &Options) -> String {
+    hex::encode(Sha256::digest(bytes(options)))
+}
+
+#[test]
+fn the_default_model_has_these_bytes_on_every_platform() {
+    assert_eq!(hash(&Options::default()), "8ce8323d50e928f22fd535f7ab86bf557c8b08cc0cf2ead350eb0e1b96f5fc7f");
+}
+
+#[test]
+fn another_seed_gives_another_model_of_the_same_size() {
+    let (one, two) = (Options::default(), Options { seed: 2, ..Options::default() });
+    assert_ne!(hash(&one), hash(&two));
+    assert_eq!(bytes(&one).len(), bytes(&two).len());
+}
+
+#[test]
+fn models_for_everyday_use_are_under_two_megabytes() {
+    for preset in [Preset::Chat, Preset::Ends, Preset::Plain] {
+        let size = bytes(&Options { preset, ..Options::default() }).len();
+        assert!(size < 2_000_000, "{}: {size} bytes", preset.name());
+    }
+}
+
+#[test]
+fn names_of_presets_lead_back_to_them() {
+    for preset in Preset::ALL {
+        assert_eq!(Preset::from_name(preset.name()), Some(preset));
+    }
+    assert_eq!(Preset::from_name("huge"), None);
+}
+
+#[test]
+fn the_header_says_gguf_version_3_and_counts_what_follows() {
+    let all = bytes(&Options::default());
+    assert_eq!(all[..8], *b"GGUF\x03\0\0\0");
+    // Three tensors of the whole model and nine of each of three layers.
+    assert_eq!(all[8..16], 30_u64.to_le_bytes());
+    assert_eq!(all.len() % crate::gguf::ALIGNMENT, 0);
+}
+
+#[test]
+fn writing_replaces_a_file_and_leaves_nothing_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, "old").unwrap();
+    write(&path, &Options::default()).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), bytes(&Options::default()));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn writing_into_a_missing_folder_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let failed = write(&folder.path().join("none/model.gguf"), &Options::default()).unwrap_err();
+    assert_eq!(failed.kind(), io::ErrorKind::NotFound);
+}

@@ -1,0 +1,114 @@
+//! The sample model's vocabulary: 256 byte tokens, 400 invented words, four control tokens.
+//!
+//! It is a byte-level BPE vocabulary. The pre-tokenizer `llama-bpe` looks a whole piece of text (a word with the
+//! space before it) up before it tries merges, so no merge list is needed, and text made of these words tokenizes
+//! back to the tokens that produced it. Anything else falls apart into byte tokens, so any input is legal.
+
+use crate::gguf::{Gguf, Value};
+
+/// How many invented words there are.
+pub(crate) const WORDS: usize = 400;
+/// The id of the first word; the byte tokens come before, in the order of their bytes.
+pub(crate) const FIRST_WORD: usize = 256;
+/// Ends a turn, and so the answer.
+pub(crate) const TURN_END: usize = FIRST_WORD + WORDS + 2;
+/// All tokens.
+pub(crate) const TOKENS: usize = FIRST_WORD + WORDS + CONTROL.len();
+
+/// Opens the text, opens a turn, ends a turn, fills a batch.
+const CONTROL: [&str; 4] = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
+/// llama.cpp's numbers for kinds of tokens.
+const NORMAL: i32 = 1;
+const CONTROL_TYPE: i32 = 3;
+
+/// Our own words: two or three of these, none of which is a word of English.
+const SYLLABLES: [&str; 16] =
+    ["ba", "do", "ki", "lu", "me", "no", "pi", "ra", "su", "te", "vo", "wa", "ze", "fi", "gu", "ja"];
+
+/// Messages in turn, then the opening of the assistant's turn. Newlines stand inside expressions, because the
+/// template language strips those next to its tags.
+const CHAT_TEMPLATE: &str = "\
+{%- for message in messages -%}\
+{{- '<|im_start|>' ~ message.role ~ '\\n' -}}\
+{%- if message.content is string -%}{{- message.content -}}\
+{%- else -%}{%- for part in message.content or [] -%}{%- if part.type == 'text' -%}{{- part.text -}}{%- endif -%}{%- endfor -%}\
+{%- endif -%}\
+{{- '<|im_end|>\\n' -}}\
+{%- endfor -%}\
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
+
+/// Adds the tokenizer's metadata, with or without a chat template.
+pub(crate) fn add(file: &mut Gguf, chat: bool) {
+    let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
+    let space = symbol(b' ');
+    tokens.extend((0..WORDS).map(|index| format!("{space}{}", word(index))));
+    tokens.extend(CONTROL.map(str::to_owned));
+    let mut types = vec![NORMAL; FIRST_WORD + WORDS];
+    types.resize(TOKENS, CONTROL_TYPE);
+
+    let id = |place: usize| Value::U32(u32::try_from(FIRST_WORD + WORDS + place).unwrap_or(u32::MAX));
+    file.set("tokenizer.ggml.model", Value::String("gpt2".to_owned()))
+        .set("tokenizer.ggml.pre", Value::String("llama-bpe".to_owned()))
+        .set("tokenizer.ggml.tokens", Value::Strings(tokens))
+        .set("tokenizer.ggml.token_type", Value::I32s(types))
+        // A loader wants the list to exist; this merge makes no token of the vocabulary, so it never applies.
+        .set("tokenizer.ggml.merges", Value::Strings(vec![format!("{space} b")]))
+        .set("tokenizer.ggml.bos_token_id", id(0))
+        .set("tokenizer.ggml.eos_token_id", id(2))
+        .set("tokenizer.ggml.padding_token_id", id(3))
+        .set("tokenizer.ggml.add_bos_token", Value::Bool(true))
+        .set("tokenizer.ggml.add_eos_token", Value::Bool(false));
+    if chat {
+        file.set("tokenizer.chat_template", Value::String(CHAT_TEMPLATE.to_owned()));
+    }
+}
+
+/// The printable stand-in for a raw byte in a byte-level vocabulary: printable Latin-1 stands for itself, the other
+/// 68 bytes for the characters from U+0100 on.
+fn symbol(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    if printable(byte) {
+        char::from(byte)
+    } else {
+        let place = (0..byte).filter(|other| !printable(*other)).count();
+        u32::try_from(place)
+            .ok()
+            .and_then(|place| char::from_u32(0x100 + place))
+            .unwrap_or(char::REPLACEMENT_CHARACTER)
+    }
+}
+
+/// The invented word of an index: two syllables as long as those last, then three.
+fn word(index: usize) -> String {
+    let syllables = if index < 256 { 2 } else { 3 };
+    (0..syllables).map(|place| SYLLABLES[(index >> (4 * place)) % 16]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_token_is_different() {
+        let mut all: BTreeSet<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
+        all.extend((0..WORDS).map(word));
+        assert_eq!(all.len(), 256 + WORDS);
+    }
+
+    #[test]
+    fn bytes_have_their_usual_stand_ins() {
+        assert_eq!(
+            [symbol(b'a'), symbol(b' '), symbol(b'\n'), symbol(0), symbol(0xad)],
+            ['a', 'Ġ', 'Ċ', 'Ā', 'Ń']
+        );
+    }
+
+    #[test]
+    fn a_word_cannot_be_the_beginning_of_two_others_by_accident() {
+        // Words of one length: a longer one may start with a shorter one, but the space before each tells them apart.
+        assert!((0..256).all(|index| word(index).len() == 4));
+        assert!((256..WORDS).all(|index| word(index).len() == 6));
+    }
+}
