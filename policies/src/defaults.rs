@@ -79,6 +79,10 @@ section!(
         server: Server,
         /// The queue in front of each model.
         queue: Queue,
+        /// How a model runs.
+        model: Model,
+        /// Our own log.
+        log: Log,
         /// Start, probe, drain, stop.
         lifecycle: Lifecycle,
         /// When a backend is replaced.
@@ -135,6 +139,30 @@ section!(
 );
 
 section!(
+    /// How a model runs.
+    Model {
+        /// Processes.
+        replicas: u32,
+        /// Started at once instead of at the first request.
+        preload: bool,
+        /// `auto`, `sequential` or `overlap`.
+        replace: String,
+    }
+);
+
+section!(
+    /// Our own log.
+    Log {
+        /// `text` or `json`.
+        format: String,
+        /// A level, or a filter such as `info,warden_gateway=debug`.
+        level: String,
+        /// Whether the lines of the children are repeated in it.
+        children: bool,
+    }
+);
+
+section!(
     /// A backend's life.
     Lifecycle {
         /// A backend has to be ready within this time.
@@ -187,6 +215,8 @@ section!(
         max_futile: u32,
         /// For `auto`: memory that must be available, as a multiple of what the backend holds.
         overlap_headroom: f64,
+        /// Smallest memory that `overlap_headroom` is applied to.
+        overlap_floor: ByteSize,
     }
 );
 
@@ -231,6 +261,8 @@ section!(
         log_line_bytes: usize,
         /// Lines of output shown with a failed start.
         failure_lines: usize,
+        /// `llama-server --version` has to answer within this time.
+        version_timeout: Duration = "duration",
         /// Events kept for late listeners.
         events_kept: usize,
     }
