@@ -1,2 +1,72 @@
-//! Fake.
-fn main() {}
+//! `fake-llama`: a scriptable stand-in for llama-server.
+//!
+//! It takes llama-server's flags, listens where llama-server would, and answers as llama-server was seen to
+//! answer: the same routes, the same shapes, the same manners on a connection and under SIGTERM. What the real
+//! one cannot be made to do on demand (leak at a rate, crash at the third request, hang, stall, send dirty bytes) it
+//! does when its [`script`] says so. Every request that it begins is written to a [`ledger`], so that a test
+//! can prove that nothing was executed twice.
+//!
+//! It never reads the model file beyond its existence, and its answers are a function of the request alone.
+
+mod args;
+mod clock;
+mod control;
+mod dirty;
+mod engine;
+mod generate;
+mod job;
+mod leak;
+mod ledger;
+mod listen;
+mod reply;
+mod routes;
+mod say;
+mod script;
+mod shape;
+mod signals;
+mod start;
+mod wire;
+mod words;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let flags: Vec<String> = std::env::args().skip(1).collect();
+    let args = match args::parse(&flags) {
+        Ok(args::Parsed::Serve(args)) => args,
+        Ok(args::Parsed::Version) => {
+            say::err("version: 0.0.0-fake (build 1, commit 000000000)");
+            say::err("built with Rust for Linux");
+            return ExitCode::SUCCESS;
+        }
+        Ok(args::Parsed::Help) => {
+            say::out(
+                "----- common params -----\n\n-h,    --help, --usage                  print usage and exit",
+            );
+            return ExitCode::SUCCESS;
+        }
+        Err(refused) => {
+            say::err(&refused);
+            return ExitCode::FAILURE;
+        }
+    };
+    let script = match script::from_env() {
+        Ok(script) => script,
+        Err(wrong) => {
+            say::err(&format!("fake-llama: {wrong}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => {
+            let code = runtime.block_on(start::run(args, script));
+            // Whatever is still open is cut here, as the end of the real process would cut it.
+            runtime.shutdown_background();
+            code
+        }
+        Err(error) => {
+            say::err(&format!("fake-llama: cannot start a runtime: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! llama-server's flags, as far as the stand-in cares.
+//!
+//! Unknown flags are accepted and ignored together with their values, which no argument parser of the trade does;
+//! hence this small one by hand. `--no-such-flag` is refused, in llama-server's words.
+
+use std::path::PathBuf;
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub(crate) enum Parsed {
+    /// Serve with these settings.
+    Serve(Args),
+    /// `--version`.
+    Version,
+    /// `--help`.
+    Help,
+}
+
+/// The settings the stand-in understands.
+#[derive(Debug, Clone)]
+pub(crate) struct Args {
+    /// `-m`: must exist, is never read.
+    pub(crate) model: Option<PathBuf>,
+    /// `-a`, or the model's path.
+    pub(crate) alias: String,
+    /// `--host`: addresses and `*.sock` paths, separated by commas.
+    pub(crate) hosts: Vec<String>,
+    /// `--port`; 0 lets the system choose.
+    pub(crate) port: u16,
+    /// `-np`: how many requests generate at once.
+    pub(crate) slots: u32,
+    /// `-c`: context length in tokens, for all slots together.
+    pub(crate) context: u64,
+    /// `--metrics`.
+    pub(crate) metrics: bool,
+    /// `--api-key`.
+    pub(crate) api_key: Option<String>,
+    /// `--embeddings`: accepted; embeddings are always served.
+    pub(crate) mmproj: bool,
+}
+
+/// Reads the flags after the program's name.
+///
+/// # Errors
+/// The line llama-server would print before it exits with 1.
+pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
+    let mut args = Args {
+        model: None,
+        alias: String::new(),
+        hosts: vec!["127.0.0.1".to_owned()],
+        port: 8080,
+        slots: 4,
+        context: 4096,
+        metrics: false,
+        api_key: None,
+        mmproj: false,
+    };
+    let mut alias = None;
+    let mut rest = flags.iter().map(String::as_str).peekable();
+    while let Some(flag) = rest.next() {
+        let mut value =
+            || rest.next_if(|next| is_value(next)).ok_or(format!("error: missing value for {flag}"));
+        match flag {
+            "--version" => return Ok(Parsed::Version),
+            "-h" | "--help" | "--usage" => return Ok(Parsed::Help),
+            "-m" | "--model" => args.model = Some(PathBuf::from(value()?)),
+            "-a" | "--alias" => alias = Some(value()?.to_owned()),
+            "--host" => args.hosts = value()?.split(',').map(str::to_owned).collect(),
+            "--port" => args.port = number(flag, value()?)?,
+            "-np" | "--parallel" => {
+                args.slots = number::<i64>(flag, value()?)?.try_into().unwrap_or(4).max(1);
+            }
+            "-c" | "--ctx-size" => args.context = number(flag, value()?)?,
+            "--api-key" => args.api_key = Some(value()?.to_owned()),
+            "--metrics" => args.metrics = true,
+            "-mm" | "--mmproj" => {
+                value()?;
+                args.mmproj = true;
+            }
+            "--no-such-flag" => return Err(format!("error: invalid argument: {flag}")),
+            other if other.starts_with('-') => {
+                let _ignored = rest.next_if(|next| is_value(next));
+            }
+            other => return Err(format!("error: invalid argument: {other}")),
+        }
+    }
+    args.alias =
+        alias.or_else(|| args.model.as_ref().map(|path| path.display().to_string())).unwrap_or_default();
+    Ok(Parsed::Serve(args))
+}
+
+/// A word that does not look like a flag; `-1` is a value.
+fn is_value(word: &str) -> bool {
+    !word.starts_with('-') || word.parse::<f64>().is_ok()
+}
+
+fn number<T: std::str::FromStr>(flag: &str, word: &str) -> Result<T, String> {
+    word.parse().map_err(|_| format!("error while handling argument \"{flag}\": stoi"))
+}

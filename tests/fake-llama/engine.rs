@@ -1,0 +1,194 @@
+//! The state all connections share: the script, the slots, the counters, and the few switches that only ever go
+//! one way (ready, stopping, refusing, wedged).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_util::task::TaskTracker;
+
+use crate::args::Args;
+use crate::leak::Leak;
+use crate::ledger::Ledger;
+use crate::script::{Fault, OnTerm, Script};
+
+/// A switch that is turned once and can be waited for.
+#[derive(Debug)]
+pub(crate) struct Latch(watch::Sender<bool>);
+
+impl Default for Latch {
+    fn default() -> Self {
+        Self(watch::Sender::new(false))
+    }
+}
+
+impl Latch {
+    /// Turns it.
+    pub(crate) fn set(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// Whether it was turned.
+    pub(crate) fn is_set(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Waits until it is turned.
+    pub(crate) async fn wait(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let mut turned = self.0.subscribe();
+        let _ignored = turned.wait_for(|set| *set).await;
+    }
+}
+
+/// Everything.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) args: Args,
+    pub(crate) ledger: Ledger,
+    pub(crate) leak: Leak,
+    /// Connections and the few tasks beside them.
+    pub(crate) tasks: TaskTracker,
+    /// The model is loaded.
+    pub(crate) ready: Latch,
+    /// SIGTERM has come: nothing is generated or sent any more.
+    pub(crate) stopping: Latch,
+    /// The listening sockets are to be closed.
+    pub(crate) refusing: Latch,
+    /// Working requests get no byte any more.
+    pub(crate) wedged: Latch,
+    /// Nor does /health.
+    pub(crate) wedged_health: Latch,
+    pub(crate) prompt_tokens: AtomicU64,
+    pub(crate) predicted_tokens: AtomicU64,
+    script: Mutex<Arc<Script>>,
+    arrivals: AtomicU64,
+    permits: Arc<Semaphore>,
+    slots: Mutex<Vec<Option<u64>>>,
+    waiting: AtomicU64,
+}
+
+impl Engine {
+    /// A fresh one, still loading.
+    pub(crate) fn new(args: Args, script: Script, ledger: Ledger) -> Self {
+        let slots = args.slots as usize;
+        Self {
+            args,
+            ledger,
+            leak: Leak::default(),
+            tasks: TaskTracker::new(),
+            ready: Latch::default(),
+            stopping: Latch::default(),
+            refusing: Latch::default(),
+            wedged: Latch::default(),
+            wedged_health: Latch::default(),
+            prompt_tokens: AtomicU64::new(0),
+            predicted_tokens: AtomicU64::new(0),
+            script: Mutex::new(Arc::new(script)),
+            arrivals: AtomicU64::new(0),
+            permits: Arc::new(Semaphore::new(slots)),
+            slots: Mutex::new(vec![None; slots]),
+            waiting: AtomicU64::new(0),
+        }
+    }
+
+    /// The script as it is now.
+    pub(crate) fn script(&self) -> Arc<Script> {
+        Arc::clone(&self.script.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces the script.
+    pub(crate) fn set_script(&self, script: Script) {
+        *self.script.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(script);
+    }
+
+    /// The ordinal of a working request that arrives now, from 1.
+    pub(crate) fn arrive(&self) -> u64 {
+        self.arrivals.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Working requests so far.
+    pub(crate) fn arrivals(&self) -> u64 {
+        self.arrivals.load(Ordering::Relaxed)
+    }
+
+    /// Requests that wait for a slot.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// The ordinals that hold the slots.
+    pub(crate) fn slots(&self) -> Vec<Option<u64>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits, first come first served, for a slot. Nothing has been sent to the client until then.
+    pub(crate) async fn slot(self: &Arc<Self>, ordinal: u64) -> Slot {
+        let waiting = Waiting::new(self);
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        drop(waiting);
+        if self.stopping.is_set() {
+            self.hang().await;
+        }
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = slots.iter().position(Option::is_none).unwrap_or(0);
+        slots[index] = Some(ordinal);
+        Slot { engine: Arc::clone(self), index, _permit: permit.ok() }
+    }
+
+    /// Never returns: what a client sees of a process that does nothing any more.
+    pub(crate) async fn hang(&self) {
+        std::future::pending::<()>().await;
+    }
+
+    /// The fault for this request, claimed if it is one that happens once.
+    pub(crate) fn fault_for(&self, ordinal: u64, body: &[u8]) -> Option<Fault> {
+        let script = self.script();
+        let hits = |fault: &&Fault| {
+            fault.at.is_none_or(|at| at == ordinal)
+                && fault.from.is_none_or(|from| ordinal >= from)
+                && fault.body_has.as_ref().is_none_or(|text| contains(body, text.as_bytes()))
+                && fault.once.as_ref().is_none_or(|path| std::fs::File::create_new(path).is_ok())
+        };
+        script.faults.iter().find(hits).cloned()
+    }
+
+    /// Whether SIGTERM is to be ignored.
+    pub(crate) fn ignores_term(&self) -> bool {
+        self.script().on_term == OnTerm::Ignore
+    }
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    needle.is_empty() || haystack.windows(needle.len()).any(|window| window == needle)
+}
+
+struct Waiting<'a>(&'a Engine);
+
+impl<'a> Waiting<'a> {
+    fn new(engine: &'a Engine) -> Self {
+        engine.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(engine)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One busy slot; free again when dropped.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    engine: Arc<Engine>,
+    /// Which one.
+    pub(crate) index: usize,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.engine.slots.lock().unwrap_or_else(PoisonError::into_inner)[self.index] = None;
+    }
+}

@@ -1,0 +1,193 @@
+//! Working requests: completions, chat, embeddings, transcriptions.
+//!
+//! ```text
+//! parse -> fault on arrival? -> wait for a slot (no byte sent) -> begun -> head -> tokens -> ended
+//!                                                                  `- not streaming: head at the end
+//! ```
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::StatusCode;
+use hyper::body::Frame;
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::engine::Engine;
+use crate::job::{self, Job, Plan, Step};
+use crate::reply::{Reply, error, full, ok, reply};
+use crate::shape::{Facts, Shape, event};
+use crate::wire::Wire;
+use crate::words::{Key, count_images, count_words};
+
+/// Numbers in an embedding.
+const DIMENSIONS: usize = 16;
+
+/// llama-server's answer to a body that is not JSON: a 500, although it is the client's fault.
+pub(crate) fn bad_json(wrong: &serde_json::Error) -> Reply {
+    error(500, "server_error", &format!("[json.exception.parse_error.101] parse error: {wrong}"))
+}
+
+/// Answers a working request.
+pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &Parts, body: Bytes) -> Reply {
+    let request = if shape == Shape::Transcription {
+        Value::Null
+    } else {
+        match serde_json::from_slice::<Value>(&body) {
+            Ok(value) => value,
+            Err(wrong) => return bad_json(&wrong),
+        }
+    };
+    if let Some(field) = shape.required()
+        && request.get(field).is_none()
+    {
+        return error(400, "invalid_request_error", &format!("'{field}' is required"));
+    }
+    let ordinal = engine.arrive();
+    let mut fault = engine.fault_for(ordinal, &body);
+    if let Some(on_arrival) = fault.take_if(|fault| fault.after_tokens.is_none()) {
+        if on_arrival.what == crate::script::What::Error {
+            return error(on_arrival.status.unwrap_or(500), "server_error", "scripted error");
+        }
+        if job::sabotage(&engine, &wire, &on_arrival, false).await {
+            return ok(&Value::Null);
+        }
+    }
+    if engine.wedged.is_set() {
+        engine.hang().await;
+    }
+    let plan = plan(&engine, shape, head, &body, &request, ordinal, fault);
+    let streaming = plan.streaming;
+    let key = plan.key;
+    let job = Job::begin(Arc::clone(&engine), wire.clone(), plan).await;
+    if streaming {
+        let include_usage = request["stream_options"]["include_usage"].as_bool().unwrap_or(false);
+        return streamed(job, shape, include_usage, wire);
+    }
+    whole(job, shape, key, &body).await
+}
+
+fn plan(
+    engine: &Engine,
+    shape: Shape,
+    head: &Parts,
+    body: &Bytes,
+    request: &Value,
+    ordinal: u64,
+    fault: Option<crate::script::Fault>,
+) -> Plan {
+    let key = if shape == Shape::Transcription { Key::of_bytes(body) } else { Key::of(request) };
+    let asked =
+        ["max_completion_tokens", "max_tokens", "n_predict"].iter().find_map(|name| request[*name].as_u64());
+    let generates = shape.streams();
+    let limit = if generates { engine.script().tokens_for(asked) } else { 0 };
+    let header = head.headers.get("x-request-id").and_then(|value| value.to_str().ok());
+    let id = request["request_id"].as_str().or(header).unwrap_or("-").to_owned();
+    let prompt = shape.required().map_or(&Value::Null, |field| &request[field]);
+    Plan {
+        id,
+        ordinal,
+        key,
+        limit,
+        fault,
+        streaming: generates && request["stream"].as_bool().unwrap_or(false),
+        images: count_images(prompt),
+        path: head.uri.path().to_owned(),
+        sha256: hex::encode(Sha256::digest(body)),
+        facts: Facts {
+            id: format!("chatcmpl-{}", key.short()),
+            model: request["model"].as_str().unwrap_or(&engine.args.alias).to_owned(),
+            prompt_tokens: count_words(prompt),
+            tokens: 0,
+            by_limit: asked == Some(limit),
+            slot: 0,
+            prompt_ms: 0.0,
+            predicted_ms: 0.0,
+        },
+    }
+}
+
+async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes) -> Reply {
+    job.prompt().await;
+    let mut text = String::new();
+    loop {
+        match job.step().await {
+            Step::Token(token) => text.push_str(&token),
+            Step::End => break,
+            Step::Error(status) => return error(status, "server_error", "scripted error"),
+            Step::Sabotaged => return ok(&Value::Null),
+        }
+    }
+    let facts = &job.facts;
+    match shape {
+        Shape::Embeddings => ok(&json!({
+            "object": "list", "model": facts.model,
+            "data": [{"object": "embedding", "index": 0, "embedding": key.vector(DIMENSIONS)}],
+            "usage": {"prompt_tokens": facts.prompt_tokens, "total_tokens": facts.prompt_tokens},
+        })),
+        Shape::Transcription => ok(
+            &json!({"text": format!("{} bytes, sha256 {}", body.len(), hex::encode(Sha256::digest(body)))}),
+        ),
+        Shape::Chat | Shape::Text | Shape::Native => ok(&shape.whole(facts, &text)),
+    }
+}
+
+/// Where a stream is.
+enum At {
+    Opening,
+    Tokens,
+    Over,
+}
+
+fn streamed(job: Job, shape: Shape, include_usage: bool, wire: Wire) -> Reply {
+    // Pulled by hyper: a client that leaves drops the body, and with it the job.
+    let events = stream::unfold((job, At::Opening), move |(mut job, at)| {
+        let wire = wire.clone();
+        async move {
+            let mut text = String::new();
+            match at {
+                At::Opening => {
+                    job.prompt().await;
+                    text = shape.opening(&job.facts);
+                }
+                At::Tokens => {}
+                At::Over => {
+                    // The head promised keep-alive, yet the real one closes after a stream.
+                    wire.close_after_answer();
+                    return None;
+                }
+            }
+            let next = match job.step().await {
+                Step::Token(token) => {
+                    text.push_str(&shape.token(&job.facts, &token));
+                    At::Tokens
+                }
+                Step::End => {
+                    text.push_str(&shape.closing(&job.facts, include_usage));
+                    At::Over
+                }
+                Step::Error(status) => {
+                    text.push_str(&event(
+                        &json!({"error": {"message": "scripted error", "type": "server_error", "code": status}}),
+                    ));
+                    At::Over
+                }
+                Step::Sabotaged => {
+                    text.push_str("lost");
+                    At::Over
+                }
+            };
+            Some((Ok::<_, Infallible>(Frame::data(Bytes::from(text))), (job, next)))
+        }
+    });
+    let body = StreamBody::new(events).map_err(|never| -> io::Error { match never {} }).boxed_unsync();
+    let mut reply = reply(StatusCode::OK, "text/event-stream", full(""));
+    reply.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    reply.map(|_| body)
+}

@@ -1,0 +1,197 @@
+//! One request that holds a slot: its tokens, its fault, its two lines in the ledger.
+//!
+//! Dropping a job that has not ended is the client's leaving: the slot is free at once (for a stream), and the
+//! ledger says `cancelled`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::engine::{Engine, Slot};
+use crate::script::{Fault, What};
+use crate::shape::Facts;
+use crate::wire::Wire;
+use crate::words::Key;
+use crate::{dirty, signals};
+
+/// What comes next.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// One more token.
+    Token(String),
+    /// It is done, and the slot is free.
+    End,
+    /// The scripted in-band error.
+    Error(u16),
+    /// The connection has been sabotaged: write anything, nothing of it will arrive.
+    Sabotaged,
+}
+
+/// A request in its slot.
+#[derive(Debug)]
+pub(crate) struct Job {
+    engine: Arc<Engine>,
+    slot: Option<Slot>,
+    wire: Wire,
+    id: String,
+    ordinal: u64,
+    key: Key,
+    limit: u64,
+    fault: Option<Fault>,
+    streaming: bool,
+    begun: Instant,
+    /// What the answer reports.
+    pub(crate) facts: Facts,
+}
+
+/// What a job is made of.
+pub(crate) struct Plan {
+    pub(crate) id: String,
+    pub(crate) ordinal: u64,
+    pub(crate) key: Key,
+    pub(crate) limit: u64,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) streaming: bool,
+    pub(crate) facts: Facts,
+    pub(crate) images: u64,
+    pub(crate) path: String,
+    pub(crate) sha256: String,
+}
+
+impl Job {
+    /// Waits for a slot and begins.
+    pub(crate) async fn begin(engine: Arc<Engine>, wire: Wire, plan: Plan) -> Self {
+        let slot = engine.slot(plan.ordinal).await;
+        engine.ledger.begun(&plan.id, plan.ordinal, &plan.path, &plan.sha256);
+        let script = engine.script();
+        engine.leak.grow_kib(script.leak_kib_per_request);
+        engine.leak.grow_kib(script.leak_kib_per_image.saturating_mul(plan.images));
+        engine.prompt_tokens.fetch_add(plan.facts.prompt_tokens, Ordering::Relaxed);
+        let mut facts = plan.facts;
+        facts.slot = slot.index;
+        Self {
+            engine,
+            slot: Some(slot),
+            wire,
+            id: plan.id,
+            ordinal: plan.ordinal,
+            key: plan.key,
+            limit: plan.limit,
+            fault: plan.fault,
+            streaming: plan.streaming,
+            begun: Instant::now(),
+            facts,
+        }
+    }
+
+    /// The pause between the head and the first token.
+    pub(crate) async fn prompt(&mut self) {
+        let script = self.engine.script();
+        self.pause(Duration::from_millis(script.prompt_ms)).await;
+        self.facts.prompt_ms = self.elapsed_ms();
+    }
+
+    /// The next step. After anything but a token there is no other.
+    pub(crate) async fn step(&mut self) -> Step {
+        let script = self.engine.script();
+        if let Some(sabotage) = self.fault_now().await {
+            return sabotage;
+        }
+        if self.facts.tokens >= self.limit {
+            self.end();
+            return Step::End;
+        }
+        self.pause(Duration::from_secs_f64(script.ms_per_token.max(0.0) / 1000.0)).await;
+        let text = self.key.token(self.facts.tokens, script.token_bytes);
+        self.facts.tokens += 1;
+        self.facts.predicted_ms = (self.elapsed_ms() - self.facts.prompt_ms).max(0.001);
+        self.engine.predicted_tokens.fetch_add(1, Ordering::Relaxed);
+        self.engine.leak.grow_kib(script.leak_kib_per_token);
+        Step::Token(text)
+    }
+
+    /// The scripted fault, if it is due after as many tokens as there are.
+    async fn fault_now(&mut self) -> Option<Step> {
+        let fault = self.fault.take_if(|fault| fault.after_tokens == Some(self.facts.tokens))?;
+        // hyper flushes what it has when a body has nothing to say: all tokens so far are out before the fault.
+        tokio::task::yield_now().await;
+        match fault.what {
+            What::Error => Some(Step::Error(fault.status.unwrap_or(500))),
+            _ => sabotage(&self.engine, &self.wire, &fault, self.streaming).await.then_some(Step::Sabotaged),
+        }
+    }
+
+    /// Sleeps, and for ever if the process is told to stop or is wedged meanwhile.
+    async fn pause(&self, length: Duration) {
+        if length > Duration::ZERO {
+            tokio::time::sleep(length).await;
+        }
+        if self.engine.stopping.is_set() || self.engine.wedged.is_set() {
+            self.engine.hang().await;
+        }
+    }
+
+    fn elapsed_ms(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64() * 1000.0
+    }
+
+    fn end(&mut self) {
+        if self.slot.take().is_some() {
+            self.engine.ledger.ended(&self.id, self.ordinal, true, self.facts.tokens);
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let Some(slot) = self.slot.take() else { return };
+        self.engine.ledger.ended(&self.id, self.ordinal, false, self.facts.tokens);
+        let late = Duration::from_millis(self.engine.script().cancel_ms);
+        if !self.streaming && late > Duration::ZERO && tokio::runtime::Handle::try_current().is_ok() {
+            // The real one notices that a non-streaming client has left only when it next looks.
+            self.engine.tasks.spawn(async move {
+                tokio::time::sleep(late).await;
+                drop(slot);
+            });
+        }
+    }
+}
+
+/// Does what a fault says to the process or the connection. True: nothing sensible can be sent any more.
+pub(crate) async fn sabotage(engine: &Engine, wire: &Wire, fault: &Fault, mid_stream: bool) -> bool {
+    match fault.what {
+        What::Nothing | What::Error => false,
+        What::Crash => {
+            signals::die_by(fault.signal.unwrap_or(6)).await;
+            true
+        }
+        What::Hang => {
+            engine.wedged.set();
+            if fault.silent_health {
+                engine.wedged_health.set();
+            }
+            engine.hang().await;
+            true
+        }
+        What::Stall => {
+            tokio::time::sleep(Duration::from_millis(fault.ms)).await;
+            false
+        }
+        What::Refuse => {
+            engine.refusing.set();
+            false
+        }
+        What::Close => {
+            wire.cut();
+            true
+        }
+        dirty => {
+            if let Some(bytes) = dirty::bytes(dirty, mid_stream) {
+                wire.replace(bytes);
+            }
+            true
+        }
+    }
+}

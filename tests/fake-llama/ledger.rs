@@ -1,0 +1,54 @@
+//! The execution ledger: who began what, and how it ended. JSON Lines, appended with `O_APPEND` by any number of
+//! processes, one write per line.
+//!
+//! ```text
+//! {"event":"begun","id":"r7","pid":41,"ordinal":3,"path":"/completion","sha256":"..","at_ms":..}
+//! {"event":"finished","id":"r7","pid":41,"ordinal":3,"tokens":16,"at_ms":..}      or "cancelled"
+//! ```
+//!
+//! A request that begins and has no second line was cut by the end of its process.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::{clock, say};
+
+/// An open ledger, or none.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger(Option<File>);
+
+impl Ledger {
+    /// Opens the file named by `FAKE_LLAMA_LEDGER`, if any.
+    ///
+    /// # Errors
+    /// The file cannot be opened for appending.
+    pub(crate) fn from_env() -> Result<Self, String> {
+        let Some(path) = std::env::var_os("FAKE_LLAMA_LEDGER") else { return Ok(Self(None)) };
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        file.map(|file| Self(Some(file)))
+            .map_err(|error| format!("ledger {}: {error}", Path::new(&path).display()))
+    }
+
+    fn write(&self, mut line: Value) {
+        let Some(mut file) = self.0.as_ref() else { return };
+        line["pid"] = json!(std::process::id());
+        line["at_ms"] = json!(clock::unix_ms());
+        if let Err(error) = file.write_all(format!("{line}\n").as_bytes()) {
+            say::err(&format!("fake-llama: ledger: {error}"));
+        }
+    }
+
+    /// A request has a slot and begins.
+    pub(crate) fn begun(&self, id: &str, ordinal: u64, path: &str, sha256: &str) {
+        self.write(json!({"event": "begun", "id": id, "ordinal": ordinal, "path": path, "sha256": sha256}));
+    }
+
+    /// A request that had begun ends after `tokens` tokens, by itself (`finished`) or because its client left.
+    pub(crate) fn ended(&self, id: &str, ordinal: u64, finished: bool, tokens: u64) {
+        let event = if finished { "finished" } else { "cancelled" };
+        self.write(json!({"event": event, "id": id, "ordinal": ordinal, "tokens": tokens}));
+    }
+}

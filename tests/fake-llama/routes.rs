@@ -1,0 +1,145 @@
+//! Which path is answered by what. Everything here answers at once; the work is in [`generate`](crate::generate).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper::header::AUTHORIZATION;
+use hyper::{Method, Request, StatusCode};
+use serde_json::{Value, json};
+
+use crate::engine::Engine;
+use crate::generate;
+use crate::reply::{Reply, error, full, ok, reply};
+use crate::shape::Shape;
+use crate::wire::Wire;
+use crate::{clock, control};
+
+/// Answers one request.
+pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Incoming>) -> Reply {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    if let Some(what) = path.strip_prefix("/fake/") {
+        let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
+        return control::answer(&engine, what, &head, &body.to_bytes());
+    }
+    if engine.wedged_health.is_set() {
+        engine.hang().await;
+    }
+    if !engine.ready.is_set() {
+        return error(503, "unavailable_error", "Loading model");
+    }
+    if head.method == Method::OPTIONS {
+        return reply(StatusCode::OK, "text/plain", full(""));
+    }
+    let health = matches!(path.as_str(), "/health" | "/v1/health");
+    if !health && !admitted(&engine, &head) {
+        return error(401, "authentication_error", "Invalid API Key");
+    }
+    if head.method == Method::POST {
+        let Some(shape) = Shape::of(&path) else { return small_post(&path, body).await };
+        // A half-sent body keeps the connection, and SIGTERM, waiting.
+        let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
+        return generate::work(engine, wire, shape, &head, body.to_bytes()).await;
+    }
+    if head.method != Method::GET && head.method != Method::HEAD {
+        return not_found();
+    }
+    match path.as_str() {
+        "/health" | "/v1/health" => ok(&json!({"status": "ok"})),
+        "/v1/models" | "/models" => ok(&models(&engine)),
+        "/props" => ok(&props(&engine)),
+        "/slots" => ok(&slots(&engine)),
+        "/metrics" if engine.args.metrics => {
+            reply(StatusCode::OK, "text/plain; version=0.0.4", full(metrics(&engine)))
+        }
+        "/metrics" => error(
+            501,
+            "not_supported_error",
+            "This server does not support metrics endpoint. Start it with `--metrics`",
+        ),
+        _ => not_found(),
+    }
+}
+
+fn not_found() -> Reply {
+    error(404, "not_found_error", "File Not Found")
+}
+
+fn admitted(engine: &Engine, head: &hyper::http::request::Parts) -> bool {
+    let Some(key) = &engine.args.api_key else { return true };
+    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    text("x-api-key") == key || text(AUTHORIZATION.as_str()).strip_prefix("Bearer ") == Some(key)
+}
+
+async fn small_post(path: &str, body: Incoming) -> Reply {
+    let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
+    let body: Bytes = body.to_bytes();
+    match path {
+        "/tokenize" => match serde_json::from_slice::<Value>(&body) {
+            Ok(value) => {
+                let text = value["content"].as_str().unwrap_or_default();
+                ok(&json!({"tokens": text.bytes().map(u64::from).collect::<Vec<_>>()}))
+            }
+            Err(wrong) => generate::bad_json(&wrong),
+        },
+        _ => not_found(),
+    }
+}
+
+fn models(engine: &Engine) -> Value {
+    let args = &engine.args;
+    json!({"object": "list", "data": [{
+        "id": args.alias, "aliases": [args.alias], "tags": [], "object": "model",
+        "created": clock::unix_ms() / 1000, "owned_by": "llamacpp",
+        "meta": {"vocab_type": 2, "n_vocab": 670, "n_ctx": args.context, "n_ctx_train": 32768, "n_embd": 64,
+                 "n_params": 196_800, "size": 787_200, "ftype": "all F32"},
+    }]})
+}
+
+fn props(engine: &Engine) -> Value {
+    let args = &engine.args;
+    json!({
+        "default_generation_settings": {"params": {}, "n_ctx": args.context / u64::from(args.slots)},
+        "total_slots": args.slots, "model_alias": args.alias, "model_path": args.model,
+        "modalities": {"vision": args.mmproj, "video": false, "audio": false},
+        "endpoint_slots": true, "endpoint_metrics": args.metrics,
+        "build_info": "b1-000000000", "is_sleeping": false,
+    })
+}
+
+fn slots(engine: &Engine) -> Value {
+    let one = |(id, task): (usize, Option<u64>)| {
+        json!({"id": id, "n_ctx": engine.args.context / u64::from(engine.args.slots), "speculative": false,
+               "is_processing": task.is_some(), "id_task": task})
+    };
+    engine.slots().into_iter().enumerate().map(one).collect()
+}
+
+fn metrics(engine: &Engine) -> String {
+    let busy = engine.slots().iter().flatten().count();
+    let prompt = engine.prompt_tokens.load(Ordering::Relaxed);
+    let predicted = engine.predicted_tokens.load(Ordering::Relaxed);
+    let waiting = engine.waiting();
+    let mut text = String::new();
+    for (name, kind, value) in [
+        ("prompt_tokens_total", "counter", prompt),
+        ("tokens_predicted_total", "counter", predicted),
+        ("n_decode_total", "counter", predicted),
+        ("requests_processing", "gauge", busy as u64),
+        ("requests_deferred", "gauge", waiting),
+    ] {
+        text.push_str("# TYPE llamacpp:");
+        text.push_str(name);
+        text.push(' ');
+        text.push_str(kind);
+        text.push_str("\nllamacpp:");
+        text.push_str(name);
+        text.push(' ');
+        text.push_str(&value.to_string());
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,201 @@
+//! What the stand-in is told to do wrong, and at what pace it works.
+//!
+//! Three sources, later ones win: a JSON file named by `FAKE_LLAMA_SCRIPT` (read at each start, so a test can rewrite
+//! it between two generations), the variables `FAKE_LLAMA_<FIELD>` (values are JSON, or plain text), and
+//! `POST /fake/script` at run time. An unknown field is an error: a fault that silently does not happen
+//! makes a test that silently proves nothing.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Variables that are settings of ours and not fields of [`Script`].
+const NOT_FIELDS: [&str; 2] = ["FAKE_LLAMA_SCRIPT", "FAKE_LLAMA_LEDGER"];
+
+/// The whole script. All zero and empty: a well-behaved, very fast llama-server.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Script {
+    /// Milliseconds before the socket is bound.
+    pub(crate) bind_ms: u64,
+    /// Milliseconds of 503 "Loading model" after that.
+    pub(crate) load_ms: u64,
+    /// Never bind; stay alive.
+    pub(crate) never_bind: bool,
+    /// Fail instead of becoming ready.
+    pub(crate) fail: Option<Fail>,
+    /// Exit code for `fail` (1 when absent).
+    pub(crate) exit_code: Option<u8>,
+    /// Lines on standard error before anything else happens.
+    pub(crate) stderr: Vec<String>,
+    /// Output tokens of a request that names no limit (16 when absent); also caps those that do.
+    pub(crate) tokens: Option<u64>,
+    /// Milliseconds per output token.
+    pub(crate) ms_per_token: f64,
+    /// Milliseconds between the response head and the first token.
+    pub(crate) prompt_ms: u64,
+    /// Pads every token to this many bytes.
+    pub(crate) token_bytes: usize,
+    /// Extra MiB held from the start on.
+    pub(crate) base_mib: u64,
+    /// KiB never given back, per generating request.
+    pub(crate) leak_kib_per_request: u64,
+    /// KiB never given back, per `image_url` in a request.
+    pub(crate) leak_kib_per_image: u64,
+    /// KiB never given back, per output token.
+    pub(crate) leak_kib_per_token: u64,
+    /// What the first SIGTERM does.
+    pub(crate) on_term: OnTerm,
+    /// Milliseconds until a slot is free after the client of a non-streaming request has left.
+    pub(crate) cancel_ms: u64,
+    /// Everything that goes wrong with single requests.
+    pub(crate) faults: Vec<Fault>,
+}
+
+/// How a start fails; each prints what llama-server prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Fail {
+    /// The model file is not there.
+    MissingModel,
+    /// The model file is not a GGUF file.
+    CorruptModel,
+    /// A flag it does not know.
+    BadFlag,
+    /// The context does not fit into memory.
+    OutOfMemory,
+    /// The address is taken.
+    PortInUse,
+    /// The dynamic loader misses a library (exit code 127).
+    MissingLibrary,
+    /// A failed assertion (SIGABRT).
+    Abort,
+    /// Exits without a word.
+    Silent,
+}
+
+/// What SIGTERM does while requests run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OnTerm {
+    /// As the real one mostly does: nothing is sent any more, the process ends when the clients have left.
+    #[default]
+    Hang,
+    /// As the real one sometimes does: streams are cut, the process ends.
+    Cut,
+    /// Nothing; only SIGKILL helps. The second one is ignored too.
+    Ignore,
+}
+
+/// One fault: when, and what.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Fault {
+    /// Only the request with this ordinal (from 1, counted over working requests of this process).
+    pub(crate) at: Option<u64>,
+    /// This ordinal and all later ones.
+    pub(crate) from: Option<u64>,
+    /// Only requests whose body contains this text.
+    pub(crate) body_has: Option<String>,
+    /// At most once over all processes: the fault happens only to the one that creates this file.
+    pub(crate) once: Option<PathBuf>,
+    /// After this many tokens; absent: on arrival, before anything was executed or written to the ledger.
+    pub(crate) after_tokens: Option<u64>,
+    /// What happens.
+    #[serde(rename = "do")]
+    pub(crate) what: What,
+    /// For `stall`: milliseconds.
+    pub(crate) ms: u64,
+    /// For `crash`: the signal (6 when absent).
+    pub(crate) signal: Option<i32>,
+    /// For `error`: the status (500 when absent).
+    pub(crate) status: Option<u16>,
+    /// For `hang`: /health is silent too.
+    pub(crate) silent_health: bool,
+}
+
+/// What a fault does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum What {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// The process dies by `signal`.
+    Crash,
+    /// This request and all later ones get no (further) byte; /health still answers unless `silent_health`.
+    Hang,
+    /// This request pauses for `ms`.
+    Stall,
+    /// The connection is closed.
+    Close,
+    /// An error answer; mid-stream an in-band error without `[DONE]`.
+    Error,
+    /// The listening sockets are closed; what is connected goes on.
+    Refuse,
+    /// `ICY 200 OK`: not an HTTP status line.
+    BadStatusLine,
+    /// Two Content-Length headers that disagree.
+    TwoLengths,
+    /// Content-Length and Transfer-Encoding: chunked in one head.
+    LengthAndChunked,
+    /// A head that ends in the middle.
+    CutHead,
+    /// A body shorter than its Content-Length.
+    ShortBody,
+    /// A chunk shorter than its size line, then the end of the connection.
+    CutChunk,
+    /// A whole answer, then bytes that belong to none.
+    GarbageAfter,
+    /// A head of some 300 KiB.
+    HugeHead,
+}
+
+impl Script {
+    /// Tokens to generate when the request asks for `asked`.
+    pub(crate) fn tokens_for(&self, asked: Option<u64>) -> u64 {
+        match (asked, self.tokens) {
+            (Some(asked), Some(cap)) => asked.min(cap),
+            (Some(asked), None) => asked,
+            (None, cap) => cap.unwrap_or(16),
+        }
+    }
+
+    /// This script with the fields of `patch` replaced.
+    ///
+    /// # Errors
+    /// A field that does not exist or has the wrong type.
+    pub(crate) fn merged(&self, patch: Value) -> Result<Self, String> {
+        let mut all = serde_json::to_value(self).map_err(|error| error.to_string())?;
+        if let (Value::Object(all), Value::Object(patch)) = (&mut all, patch) {
+            all.extend(patch);
+        }
+        serde_json::from_value(all).map_err(|error| format!("script: {error}"))
+    }
+}
+
+/// The script of the environment.
+///
+/// # Errors
+/// An unreadable file, JSON that is none, an unknown field.
+pub(crate) fn from_env() -> Result<Script, String> {
+    let mut script = Script::default();
+    if let Some(path) = std::env::var_os("FAKE_LLAMA_SCRIPT") {
+        let path = PathBuf::from(path);
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        script = script.merged(value)?;
+    }
+    let mut patch = Map::new();
+    for (name, text) in std::env::vars() {
+        if NOT_FIELDS.contains(&name.as_str()) {
+            continue;
+        }
+        if let Some(field) = name.strip_prefix("FAKE_LLAMA_") {
+            let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
+            patch.insert(field.to_lowercase(), value);
+        }
+    }
+    script.merged(Value::Object(patch))
+}

@@ -1,0 +1,164 @@
+//! What the answer of each working route looks like, whole and as events.
+
+use serde_json::{Value, json};
+
+use crate::clock;
+
+/// Which API a working request speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Text,
+    /// `/completion`
+    Native,
+    /// `/v1/embeddings`
+    Embeddings,
+    /// `/v1/audio/transcriptions`: multipart, answered with the body's size and hash.
+    Transcription,
+}
+
+/// Numbers and names of one generation, as the answer reports them.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    pub(crate) id: String,
+    pub(crate) model: String,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) tokens: u64,
+    /// The limit, not the text, ended it.
+    pub(crate) by_limit: bool,
+    pub(crate) slot: usize,
+    pub(crate) prompt_ms: f64,
+    pub(crate) predicted_ms: f64,
+}
+
+impl Facts {
+    fn finish(&self) -> &'static str {
+        if self.by_limit { "length" } else { "stop" }
+    }
+
+    fn usage(&self) -> Value {
+        json!({"completion_tokens": self.tokens, "prompt_tokens": self.prompt_tokens,
+               "total_tokens": self.prompt_tokens + self.tokens, "prompt_tokens_details": {"cached_tokens": 0}})
+    }
+
+    fn timings(&self) -> Value {
+        json!({"cache_n": 0, "prompt_n": self.prompt_tokens, "prompt_ms": self.prompt_ms,
+               "predicted_n": self.tokens, "predicted_ms": self.predicted_ms})
+    }
+}
+
+impl Shape {
+    /// The shape of a POST to `path`.
+    pub(crate) fn of(path: &str) -> Option<Self> {
+        Some(match path {
+            "/v1/chat/completions" | "/chat/completions" => Self::Chat,
+            "/v1/completions" | "/completions" => Self::Text,
+            "/completion" => Self::Native,
+            "/v1/embeddings" | "/embeddings" | "/embedding" => Self::Embeddings,
+            "/v1/audio/transcriptions" => Self::Transcription,
+            _ => return None,
+        })
+    }
+
+    /// What a request of this shape must have: a field's name.
+    pub(crate) fn required(self) -> Option<&'static str> {
+        match self {
+            Self::Chat => Some("messages"),
+            Self::Text | Self::Native => Some("prompt"),
+            Self::Embeddings => Some("input"),
+            Self::Transcription => None,
+        }
+    }
+
+    /// Whether it can be asked to stream.
+    pub(crate) fn streams(self) -> bool {
+        matches!(self, Self::Chat | Self::Text | Self::Native)
+    }
+
+    fn frame(self, facts: &Facts, choices: &Value, chunk: bool) -> Value {
+        let object = match (self, chunk) {
+            (Self::Chat, true) => "chat.completion.chunk",
+            (Self::Chat, false) => "chat.completion",
+            _ => "text_completion",
+        };
+        json!({"choices": choices, "created": clock::unix_ms() / 1000, "id": facts.id, "model": facts.model,
+               "system_fingerprint": "b1-000000000", "object": object})
+    }
+
+    /// The events before the first token.
+    pub(crate) fn opening(self, facts: &Facts) -> String {
+        if self != Self::Chat {
+            return String::new();
+        }
+        let delta = json!({"role": "assistant", "content": null});
+        event(&self.frame(facts, &json!([{"finish_reason": null, "index": 0, "delta": delta}]), true))
+    }
+
+    /// The event of one token.
+    pub(crate) fn token(self, facts: &Facts, text: &str) -> String {
+        match self {
+            Self::Native => {
+                event(&json!({"index": 0, "content": text, "tokens": [facts.tokens], "stop": false,
+                "id_slot": -1, "tokens_predicted": facts.tokens, "tokens_evaluated": facts.prompt_tokens}))
+            }
+            Self::Chat => {
+                let choice = json!([{"finish_reason": null, "index": 0, "delta": {"content": text}}]);
+                event(&self.frame(facts, &choice, true))
+            }
+            _ => {
+                let choice = json!([{"text": text, "index": 0, "logprobs": null, "finish_reason": null}]);
+                event(&self.frame(facts, &choice, true))
+            }
+        }
+    }
+
+    /// The events after the last token.
+    pub(crate) fn closing(self, facts: &Facts, include_usage: bool) -> String {
+        if self == Self::Native {
+            return event(&Self::native(facts, ""));
+        }
+        let choice = match self {
+            Self::Chat => json!([{"finish_reason": facts.finish(), "index": 0, "delta": {}}]),
+            _ => json!([{"text": "", "index": 0, "logprobs": null, "finish_reason": facts.finish()}]),
+        };
+        let mut last = self.frame(facts, &choice, true);
+        let mut text = String::new();
+        if include_usage {
+            text.push_str(&event(&last));
+            last = self.frame(facts, &json!([]), true);
+            last["usage"] = facts.usage();
+        }
+        last["timings"] = facts.timings();
+        text.push_str(&event(&last));
+        text.push_str("data: [DONE]\n\n");
+        text
+    }
+
+    /// The whole answer of a request that does not stream.
+    pub(crate) fn whole(self, facts: &Facts, text: &str) -> Value {
+        let choice = match self {
+            Self::Native => return Self::native(facts, text),
+            Self::Chat => json!([{"finish_reason": facts.finish(), "index": 0,
+                                  "message": {"role": "assistant", "content": text}}]),
+            _ => json!([{"text": text, "index": 0, "logprobs": null, "finish_reason": facts.finish()}]),
+        };
+        let mut whole = self.frame(facts, &choice, false);
+        whole["usage"] = facts.usage();
+        whole["timings"] = facts.timings();
+        whole
+    }
+
+    fn native(facts: &Facts, text: &str) -> Value {
+        json!({"index": 0, "content": text, "tokens": [], "id_slot": facts.slot, "stop": true, "model": facts.model,
+               "tokens_predicted": facts.tokens, "tokens_evaluated": facts.prompt_tokens,
+               "stop_type": if facts.by_limit { "limit" } else { "eos" }, "truncated": false,
+               "timings": facts.timings()})
+    }
+}
+
+/// One server-sent event.
+pub(crate) fn event(data: &Value) -> String {
+    format!("data: {data}\n\n")
+}

@@ -1,0 +1,118 @@
+//! From flags to a listening server, with every way in which a start can fail.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::args::Args;
+use crate::engine::Engine;
+use crate::ledger::Ledger;
+use crate::script::{Fail, Script};
+use crate::{listen, say, signals};
+
+/// SIGABRT.
+const ABORT: i32 = 6;
+
+/// Runs the stand-in until something ends it.
+pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
+    for line in &script.stderr {
+        say::err(line);
+    }
+    let ledger = match Ledger::from_env() {
+        Ok(ledger) => ledger,
+        Err(wrong) => {
+            say::err(&format!("fake-llama: {wrong}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    // What the real one notices before it listens.
+    if let Some(early @ (Fail::BadFlag | Fail::MissingLibrary | Fail::PortInUse)) = script.fail {
+        return fail(early, &args, &script).await;
+    }
+    tokio::time::sleep(Duration::from_millis(script.bind_ms)).await;
+    if script.never_bind {
+        return std::future::pending().await;
+    }
+    let engine = Arc::new(Engine::new(args.clone(), script.clone(), ledger));
+    if let Err(refused) = listen::bind_all(&engine).await {
+        say::err(&refused);
+        say::err("0.00.002.383 I srv    operator(): operator(): cleaning up before exit...");
+        say::err("0.00.002.442 E srv  llama_server: exiting due to HTTP server error");
+        return ExitCode::FAILURE;
+    }
+    say::err(&format!("0.00.004.858 I srv    load_model: loading model '{}'", model(&args).display()));
+    tokio::time::sleep(Duration::from_millis(script.load_ms)).await;
+    if let Some(late) = script.fail {
+        return fail(late, &args, &script).await;
+    }
+    if args.model.as_ref().is_none_or(|path| !path.exists()) {
+        return fail(Fail::MissingModel, &args, &script).await;
+    }
+    engine.leak.grow_kib(script.base_mib.saturating_mul(1024));
+    engine.ready.set();
+    say::err("0.00.060.001 I srv  llama_server: model loaded");
+    signals::until_stopped(&engine).await
+}
+
+fn model(args: &Args) -> PathBuf {
+    args.model.clone().unwrap_or_default()
+}
+
+/// Prints what llama-server prints and returns its exit code.
+async fn fail(how: Fail, args: &Args, script: &Script) -> ExitCode {
+    let model = model(args);
+    let model = model.display();
+    let not_loaded = || {
+        say::err(&format!("0.00.005.648 E srv    load_model: failed to load model, '{model}'"));
+        say::err("0.00.005.649 I srv    operator(): operator(): cleaning up before exit...");
+        say::err("0.00.006.002 E srv  llama_server: exiting due to model loading error");
+    };
+    let mut code = 1;
+    match how {
+        Fail::MissingModel => {
+            say::err(&format!(
+                "0.00.005.230 E gguf_init_from_file: failed to open GGUF file '{model}' (No such file or directory)"
+            ));
+            say::err(&format!(
+                "0.00.005.518 E llama_model_load: error loading model: llama_model_loader: failed to load model from {model}"
+            ));
+            not_loaded();
+        }
+        Fail::CorruptModel => {
+            say::err(
+                "0.00.003.849 E gguf_init_from_reader: invalid magic characters: '?u??', expected 'GGUF'",
+            );
+            not_loaded();
+        }
+        Fail::BadFlag => say::err("error: invalid argument: --no-such-flag"),
+        Fail::OutOfMemory => {
+            say::err(
+                "0.34.730.588 E ggml_aligned_malloc: insufficient memory (attempted to allocate 29298.14 MB)",
+            );
+            say::err(
+                "0.34.730.602 E ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 30721323040",
+            );
+            say::err(&format!(
+                "0.35.486.142 E cmn  common_init_: failed to create context with model '{model}'"
+            ));
+            not_loaded();
+        }
+        Fail::PortInUse => {
+            say::err(&listen::cannot_bind(args.hosts.first().map_or("", String::as_str), args.port));
+            say::err("0.00.002.442 E srv  llama_server: exiting due to HTTP server error");
+        }
+        Fail::MissingLibrary => {
+            say::err(
+                "llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared object file: No such file or directory",
+            );
+            code = 127;
+        }
+        Fail::Abort => {
+            say::err("ggml/src/ggml.c:1234: GGML_ASSERT(n_batch > 1) failed");
+            signals::die_by(ABORT).await;
+        }
+        Fail::Silent => {}
+    }
+    ExitCode::from(script.exit_code.unwrap_or(code))
+}

@@ -1,0 +1,111 @@
+//! The socket under hyper, with a handle for misbehaving: a request handler can have hyper's next bytes
+//! replaced by bytes of its own, after which the connection ends.
+//!
+//! hyper parses what comes in and frames what is well-behaved; only the dirty parts pass by it.
+//!
+//! ```text
+//! Clean --replace(bytes)--> Raw --all written--> Cut      every later write fails, so hyper closes
+//! Clean --cut()---------------------------------> Cut
+//! ```
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+
+#[derive(Debug, Default)]
+enum Mode {
+    #[default]
+    Clean,
+    Raw(Bytes),
+    Cut,
+}
+
+/// The handle; one per connection.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wire {
+    mode: Arc<Mutex<Mode>>,
+    finish: Arc<Notify>,
+}
+
+impl Wire {
+    /// Instead of hyper's next bytes these go out, then the connection ends.
+    pub(crate) fn replace(&self, bytes: impl Into<Bytes>) {
+        *self.lock() = Mode::Raw(bytes.into());
+    }
+
+    /// hyper's next write fails: the connection ends without another byte.
+    pub(crate) fn cut(&self) {
+        *self.lock() = Mode::Cut;
+    }
+
+    /// The connection ends when the present answer is out, although its head promised keep-alive.
+    pub(crate) fn close_after_answer(&self) {
+        self.finish.notify_one();
+    }
+
+    /// Completes when [`Self::close_after_answer`] was called.
+    pub(crate) async fn asked_to_close(&self) {
+        self.finish.notified().await;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Mode> {
+        self.mode.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The socket as hyper sees it.
+#[derive(Debug)]
+pub(crate) struct Tap<I> {
+    io: I,
+    wire: Wire,
+}
+
+impl<I> Tap<I> {
+    /// `io`, sabotaged through `wire`.
+    pub(crate) fn new(io: I, wire: Wire) -> Self {
+        Self { io, wire }
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Tap<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Tap<I> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let mut mode = this.wire.lock();
+        if matches!(*mode, Mode::Clean) {
+            drop(mode);
+            return Pin::new(&mut this.io).poll_write(cx, buf);
+        }
+        while let Mode::Raw(bytes) = &mut *mode {
+            if bytes.is_empty() {
+                *mode = Mode::Cut;
+                break;
+            }
+            let written = ready!(Pin::new(&mut this.io).poll_write(cx, bytes))?;
+            bytes.advance(written);
+        }
+        Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,114 @@
+//! The text the stand-in "generates": a function of the request's meaning and the token's index, nothing else.
+//!
+//! So two equal requests get equal answers from any process at any time, and a proxy that loses, doubles or
+//! swaps a piece of one is caught by comparing. `stream`, `stream_options` and `model` do not change the meaning.
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+const WORDS: [&str; 32] = [
+    "amber", "brook", "cedar", "dusk", "ember", "fjord", "grove", "hazel", "inlet", "jade", "kelp", "larch",
+    "mist", "north", "ochre", "pine", "quartz", "reed", "slate", "tide", "umber", "vale", "willow", "xylem",
+    "yarrow", "zephyr", "ash", "birch", "clay", "dew", "elm", "fern",
+];
+
+/// Fields that decide how an answer is sent, not what it says.
+const MANNER: [&str; 6] =
+    ["stream", "stream_options", "model", "request_id", "timings_per_token", "return_progress"];
+
+/// The meaning of a request as a key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key([u8; 32]);
+
+impl Key {
+    /// From a JSON body, whatever the order of its keys.
+    pub(crate) fn of(body: &Value) -> Self {
+        let mut hash = Sha256::new();
+        feed(&mut hash, body, true);
+        Self(hash.finalize().into())
+    }
+
+    /// From bytes that are not JSON.
+    pub(crate) fn of_bytes(body: &[u8]) -> Self {
+        Self(Sha256::digest(body).into())
+    }
+
+    /// Text of token `index` (from 0), with its leading space from the second on, at least `bytes` long.
+    pub(crate) fn token(self, index: u64, bytes: usize) -> String {
+        let mut hash = Sha256::new();
+        hash.update(self.0);
+        hash.update(index.to_le_bytes());
+        let pick = hash.finalize();
+        let mut text = String::new();
+        if index > 0 {
+            text.push(' ');
+        }
+        text.push_str(WORDS[usize::from(pick[0]) % WORDS.len()]);
+        while text.len() < bytes {
+            text.push('.');
+        }
+        text
+    }
+
+    /// A short name of the key, for identifiers.
+    pub(crate) fn short(self) -> String {
+        hex::encode(&self.0[..8])
+    }
+
+    /// Numbers in -1..1 for an embedding of `len` dimensions.
+    pub(crate) fn vector(self, len: usize) -> Vec<f64> {
+        (0..len).map(|i| f64::from(self.0[i % 32]) / 127.5 - 1.0).collect()
+    }
+}
+
+fn feed(hash: &mut Sha256, value: &Value, top: bool) {
+    match value {
+        Value::Object(map) => {
+            let mut keys: Vec<&String> = map.keys().collect();
+            keys.sort();
+            for key in keys {
+                if top && MANNER.contains(&key.as_str()) {
+                    continue;
+                }
+                hash.update(key.as_bytes());
+                hash.update([0]);
+                feed(hash, &map[key], false);
+            }
+            hash.update([1]);
+        }
+        Value::Array(items) => {
+            for item in items {
+                feed(hash, item, false);
+            }
+            hash.update([2]);
+        }
+        other => {
+            hash.update(other.to_string().as_bytes());
+            hash.update([3]);
+        }
+    }
+}
+
+/// How many words a prompt, messages or input value holds: the stand-in's tokens.
+pub(crate) fn count_words(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => text.split_whitespace().count() as u64,
+        Value::Array(items) => items.iter().map(count_words).sum(),
+        Value::Object(map) => {
+            map.iter().filter(|(key, _)| *key != "image_url").map(|(_, v)| count_words(v)).sum()
+        }
+        Value::Number(_) => 1,
+        Value::Bool(_) | Value::Null => 0,
+    }
+}
+
+/// How many `image_url` parts a request holds.
+pub(crate) fn count_images(value: &Value) -> u64 {
+    match value {
+        Value::Array(items) => items.iter().map(count_images).sum(),
+        Value::Object(map) => {
+            map.iter().map(|(key, v)| if key == "image_url" { 1 } else { count_images(v) }).sum()
+        }
+        _ => 0,
+    }
+}
