@@ -1,0 +1,180 @@
+//! Why something was refused or failed. Each message says what was being done to which thing, and what cures it.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use warden_policies::ModelName;
+
+use crate::view::Failure;
+
+/// Why the fleet cannot start or take a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// The directory for the children's sockets.
+    #[error("cannot make the private directory {} for the sockets of the backends: {source}; choose another with `runtime_dir`", path.display())]
+    RuntimeDir {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A socket's path would not fit into a Unix socket address.
+    #[error("the socket path {} would have {length} bytes, and a Unix socket's path has at most {limit}: choose a shorter `runtime_dir`", path.display())]
+    SocketPath {
+        /// The longest path that would be needed.
+        path: PathBuf,
+        /// Its bytes.
+        length: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The directory of the ledger, or the ledger.
+    #[error("cannot write the ledger {}: {source}; make its directory writable or choose another with `state_dir`", path.display())]
+    StateDir {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A name or alias means two models.
+    #[error(
+        "the name `{name}` means both the model `{first}` and the model `{second}`: rename one, or remove the alias"
+    )]
+    DuplicateName {
+        /// The name.
+        name: String,
+        /// One model.
+        first: ModelName,
+        /// The other.
+        second: ModelName,
+    },
+    /// A model with no processes.
+    #[error("the model `{0}` has `replicas = 0`: give it 1 or more")]
+    NoReplicas(ModelName),
+    /// The fleet is shutting down.
+    #[error("the fleet is shutting down and takes no new configuration")]
+    ShuttingDown,
+}
+
+/// Why a name means no model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResolveError {
+    /// Nothing has this name.
+    #[error("there is no model `{name}`: {}", known_models(known))]
+    Unknown {
+        /// The name given.
+        name: String,
+        /// The names of all models, in configured order.
+        known: Vec<String>,
+    },
+    /// No name was given, and there is more than one model (or none).
+    #[error("no model was named: {}", known_models(known))]
+    Missing {
+        /// The names of all models, in configured order.
+        known: Vec<String>,
+    },
+}
+
+fn known_models(known: &[String]) -> String {
+    if known.is_empty() {
+        "none is configured".to_owned()
+    } else {
+        format!("the models are `{}`", known.join("`, `"))
+    }
+}
+
+/// Why a lease was not granted. In every case nothing was sent to any backend.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// The queue is full.
+    #[error("the queue is full: {waiting} of {depth} places are taken")]
+    QueueFull {
+        /// Callers waiting.
+        waiting: usize,
+        /// Places.
+        depth: usize,
+    },
+    /// The caller waited as long as it may.
+    #[error("no backend was free within {:.1} s", waited.as_secs_f64())]
+    Deadline {
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// The backend cannot be started at the moment; it is tried again after the given time.
+    #[error("the backend does not start: {}", .0.message)]
+    StartFailed(Failure, Option<Duration>),
+    /// The breaker is open: it failed too often and stays down until an operator acts.
+    #[error("the backend failed too often and stays down until it is restarted: {}", .0.message)]
+    Failed(Failure),
+    /// We are ending.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The model is no longer configured.
+    #[error("the model was removed from the configuration")]
+    Removed,
+}
+
+/// Why an operator's command failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// No such model.
+    #[error(transparent)]
+    Unknown(#[from] ResolveError),
+    /// The new generation did not start.
+    #[error("the new process of `{model}` did not start: {}", failure.message)]
+    StartFailed {
+        /// The model.
+        model: ModelName,
+        /// Why.
+        failure: Failure,
+    },
+    /// Another command came in between: a drain, a removal or the end.
+    #[error("the restart of `{model}` was given up: {because}")]
+    GivenUp {
+        /// The model.
+        model: ModelName,
+        /// What came in between.
+        because: String,
+    },
+    /// We are ending.
+    #[error("the fleet is shutting down")]
+    ShuttingDown,
+}
+
+/// Why a process could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The kernel refused.
+    #[error("cannot run {}: {source}", binary.display())]
+    Exec {
+        /// The binary.
+        binary: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The working directory is missing.
+    #[error("cannot run {} in the directory {}: {source}", binary.display(), directory.display())]
+    Directory {
+        /// The binary.
+        binary: PathBuf,
+        /// The directory.
+        directory: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The process runs but cannot be watched; it was killed.
+    #[error("cannot watch process {pid}: {source}")]
+    Watch {
+        /// Its process id.
+        pid: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// The nursery's thread has ended.
+    #[error("cannot run {}: the main thread no longer creates processes", binary.display())]
+    NurseryGone {
+        /// The binary.
+        binary: PathBuf,
+    },
+}
