@@ -117,8 +117,14 @@ section!(
         buffered_bytes: ByteSize,
         /// Bytes of a body read in search of `model`.
         model_scan_bytes: ByteSize,
+        /// A request body without a byte for this long is given up.
+        body_timeout: Duration = "duration",
         /// An idle connection is closed after this.
         keep_alive: Duration = "duration",
+        /// A connection closed with unread bytes is read for this long, so that the client sees its answer.
+        linger: Duration = "duration",
+        /// Pause after a failure to accept.
+        accept_pause: Duration = "duration",
         /// Connections in all.
         connections: usize,
         /// Connections from one address.
@@ -237,6 +243,10 @@ section!(
         attempts: u32,
         /// Bytes at the end of an answer in which `usage` and `timings` are looked for.
         tail_bytes: ByteSize,
+        /// Bytes of a request body that are read before it is sent, and kept so that it can be sent again.
+        replay_bytes: ByteSize,
+        /// Bytes of an incomplete event of a stream that are held until the event is complete.
+        event_bytes: ByteSize,
     }
 );
 
