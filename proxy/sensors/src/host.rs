@@ -1,0 +1,163 @@
+//! Host memory of a backend: `RssAnon`, `VmSwap` and `VmRSS` of `/proc/<pid>/status`, summed over its process group.
+//!
+//! The members are found from the leader downwards (`/proc/<pid>/task/<tid>/children`), which costs one small file per
+//! thread; only a kernel without those files is answered with a walk over all processes. A member whose parent has
+//! ended is not found on the short way; llama-server makes none.
+
+use std::collections::BTreeSet;
+
+use procfs::process::{Process, Status};
+use procfs::{ProcError, ProcResult};
+use warden_policies::sample::HostMemory;
+
+use crate::SensorError;
+
+const KIB: u64 = 1024;
+
+/// Host memory of the process group that `leader` leads.
+///
+/// Members that end while we read are left out. An error means that the leader itself could not be read.
+pub fn host_memory(leader: u32) -> Result<HostMemory, SensorError> {
+    let what = || format!("/proc/{leader}/status");
+    let pid = i32::try_from(leader).map_err(|_| SensorError::Ended { pid: leader })?;
+    let process = Process::new(pid).map_err(|source| read_error(leader, source))?;
+    let status = process.status().map_err(|source| read_error(leader, source))?;
+    if is_dead(&status) {
+        return Err(SensorError::Ended { pid: leader });
+    }
+    let mut sum = memory(&status).ok_or_else(|| SensorError::NoField { what: what(), field: "RssAnon" })?;
+    for member in members(&process) {
+        let status = Process::new(member).and_then(|process| process.status());
+        if let Some(more) = status.ok().as_ref().and_then(memory) {
+            sum.anon = sum.anon.saturating_add(more.anon);
+            sum.swap = sum.swap.saturating_add(more.swap);
+            sum.rss = sum.rss.saturating_add(more.rss);
+        }
+    }
+    Ok(sum)
+}
+
+fn read_error(leader: u32, source: ProcError) -> SensorError {
+    match source {
+        ProcError::NotFound(_) => SensorError::Ended { pid: leader },
+        source => SensorError::Proc { what: format!("/proc/{leader}/status"), source },
+    }
+}
+
+fn is_dead(status: &Status) -> bool {
+    status.state.starts_with(['Z', 'X'])
+}
+
+/// `None` for a process without memory of its own: a zombie.
+fn memory(status: &Status) -> Option<HostMemory> {
+    let kib = |field: Option<u64>| field.map(|n| n.saturating_mul(KIB));
+    Some(HostMemory {
+        anon: kib(status.rssanon)?,
+        // Absent only where the kernel was built without swap.
+        swap: kib(status.vmswap).unwrap_or(0),
+        rss: kib(status.vmrss)?,
+    })
+}
+
+/// The other members of the group that `leader` leads.
+fn members(leader: &Process) -> BTreeSet<i32> {
+    let group = leader.pid();
+    descendants(leader).unwrap_or_else(|_| scan(group))
+}
+
+/// Descendants in the leader's group. A child in a group of its own is not ours to count, and neither are its children.
+fn descendants(leader: &Process) -> ProcResult<BTreeSet<i32>> {
+    let mut found = BTreeSet::new();
+    let mut open = children(leader)?;
+    while let Some(pid) = open.pop() {
+        let Ok(process) = Process::new(pid) else { continue };
+        let in_group = process.stat().is_ok_and(|stat| stat.pgrp == leader.pid());
+        if in_group && found.insert(pid) {
+            open.extend(children(&process).unwrap_or_default());
+        }
+    }
+    Ok(found)
+}
+
+fn children(process: &Process) -> ProcResult<Vec<i32>> {
+    let pids = |children: Vec<u32>| children.into_iter().filter_map(|pid| i32::try_from(pid).ok());
+    let leader = process.task_main_thread()?;
+    // Only here is a failure the kernel's: another thread may have ended, and has then handed its children on.
+    let mut all: Vec<i32> = pids(leader.children()?).collect();
+    for task in process.tasks()?.filter_map(Result::ok).filter(|task| task.tid != leader.tid) {
+        all.extend(task.children().map(pids).into_iter().flatten());
+    }
+    Ok(all)
+}
+
+fn scan(group: i32) -> BTreeSet<i32> {
+    let Ok(all) = procfs::process::all_processes() else { return BTreeSet::new() };
+    all.filter_map(Result::ok)
+        .filter(|process| process.pid() != group)
+        .filter(|process| process.stat().is_ok_and(|stat| stat.pgrp == group))
+        .map(|process| process.pid())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A shell in its own group that runs `script`, and the first line it says.
+    fn shell(script: &str) -> (Child, String) {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", script])
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (child, line)
+    }
+
+    fn end(mut child: Child) {
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn our_own_memory_is_read_and_grows_with_what_we_touch() {
+        let (child, _) = shell("echo ready; read x");
+        let alone = host_memory(child.id()).unwrap();
+        assert!(alone.anon > 0 && alone.rss >= alone.anon, "{alone:?}");
+        end(child);
+    }
+
+    #[test]
+    fn members_of_the_group_are_counted_and_found_in_both_ways() {
+        let (child, line) = shell("exec 3<&0; sh -c 'echo $$; read x' <&3 & wait");
+        let member: i32 = line.trim().parse().unwrap();
+        let leader = Process::new(i32::try_from(child.id()).unwrap()).unwrap();
+        assert_eq!(descendants(&leader).unwrap(), BTreeSet::from([member]));
+        assert_eq!(scan(leader.pid()), BTreeSet::from([member]));
+        let both = host_memory(child.id()).unwrap();
+        let one = memory(&leader.status().unwrap()).unwrap();
+        assert!(both.anon > one.anon, "{both:?} {one:?}");
+        end(child);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_an_error_and_not_a_zero() {
+        let (mut child, _) = shell("echo ready; read x");
+        let pid = child.id();
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        // Not reaped yet: a zombie.
+        while Process::new(i32::try_from(pid).unwrap()).unwrap().stat().unwrap().state != 'Z' {
+            std::thread::yield_now();
+        }
+        assert!(matches!(host_memory(pid), Err(SensorError::Ended { .. })));
+        child.wait().unwrap();
+        assert!(matches!(host_memory(pid), Err(SensorError::Ended { .. })));
+    }
+}
