@@ -1,1 +1,35 @@
-//! Rig.
+//! `warden_rig`: what every end-to-end test needs and none should write again.
+//!
+//! | module | gives |
+//! |---|---|
+//! | [`wait`] | [`wait_until`]: a predicate and a deadline instead of a sleep |
+//! | [`binaries`] | paths to `llama-warden`, `fake-llama` and a real llama-server, built when needed |
+//! | [`process`] | a child in its own process group that cannot outlive the test, and looks into `/proc` |
+//! | [`warden`] | a running `llama-warden serve` with its own home and configuration |
+//! | [`fake`] | a running `fake-llama`, to talk to directly |
+//! | [`home`] | directories and environment of its own for every test |
+//! | [`http`] | a client that can stream, leave early, read slowly, send raw bytes |
+//! | [`sse`] | events out of bytes, and answers out of events |
+//! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
+//!
+//! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
+
+pub mod binaries;
+pub mod fake;
+pub mod home;
+pub mod http;
+pub mod ledger;
+pub mod process;
+pub mod sse;
+pub mod trouble;
+pub mod wait;
+pub mod warden;
+
+pub use fake::Fake;
+pub use home::Home;
+pub use http::Http;
+pub use ledger::Ledger;
+pub use sse::Answer;
+pub use trouble::{Context, Outcome, Trouble};
+pub use wait::wait_until;
+pub use warden::Warden;

@@ -1,0 +1,140 @@
+//! The promises about the code itself: which crate may depend on which, and what every file opens with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
+use warden_rig::{Context as _, Outcome, Trouble};
+
+/// Crate by crate, which crates of ours it may depend on.
+const MAY_DEPEND_ON: [(&str, &[&str]); 7] = [
+    ("warden-policies", &[]),
+    ("warden-builder", &[]),
+    ("warden-sensors", &["warden-policies"]),
+    ("warden-supervisor", &["warden-policies", "warden-sensors"]),
+    ("warden-gateway", &["warden-policies", "warden-sensors", "warden-supervisor"]),
+    (
+        "llama-warden",
+        &["warden-policies", "warden-sensors", "warden-supervisor", "warden-gateway", "warden-builder"],
+    ),
+    ("warden-tests", &["warden-policies", "warden-builder"]),
+];
+
+/// What a crate without clock, I/O and async cannot need. `toml` parses a compiled-in text.
+const PURE_CRATES_MAY_USE: [&str; 4] = ["serde", "serde_json", "thiserror", "toml"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
+}
+
+fn metadata() -> Result<Metadata, Trouble> {
+    let mut command = MetadataCommand::new();
+    command.manifest_path(root().join("Cargo.toml")).features(CargoOpt::AllFeatures).no_deps();
+    Ok(command.exec()?)
+}
+
+/// For every package of the workspace its dependencies, those of tests left out where `kinds` says so.
+fn dependencies(kinds: &[DependencyKind]) -> Result<BTreeMap<String, BTreeSet<String>>, Trouble> {
+    let of = |package: &cargo_metadata::Package| {
+        let all = package.dependencies.iter().filter(|dependency| kinds.contains(&dependency.kind));
+        (package.name.to_string(), all.map(|dependency| dependency.name.clone()).collect())
+    };
+    Ok(metadata()?.workspace_packages().into_iter().map(of).collect())
+}
+
+#[test]
+fn crates_depend_on_each_other_in_one_direction_only() -> Outcome {
+    let all = [DependencyKind::Normal, DependencyKind::Development, DependencyKind::Build];
+    let found = dependencies(&all)?;
+    let allowed: BTreeMap<&str, &[&str]> = MAY_DEPEND_ON.into_iter().collect();
+    let names: Vec<&str> = found.keys().map(String::as_str).collect();
+    let known: Vec<&str> = allowed.keys().copied().collect();
+    assert_eq!(names, known, "a new crate needs its line in MAY_DEPEND_ON");
+    for (package, uses) in &found {
+        let ours: Vec<&str> =
+            uses.iter().map(String::as_str).filter(|name| allowed.contains_key(name)).collect();
+        for used in ours {
+            assert!(allowed[package.as_str()].contains(&used), "{package} must not depend on {used}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn policies_use_nothing_that_could_do_io() -> Outcome {
+    let found = dependencies(&[DependencyKind::Normal, DependencyKind::Build])?;
+    let uses = found.get("warden-policies").context("no crate warden-policies")?;
+    for used in uses {
+        assert!(PURE_CRATES_MAY_USE.contains(&used.as_str()), "warden-policies must not depend on {used}");
+    }
+    Ok(())
+}
+
+#[test]
+fn policies_name_no_clock_no_file_and_no_future() -> Outcome {
+    let banned = [
+        "std::fs",
+        "std::net",
+        "std::process",
+        "std::thread",
+        "Instant::now",
+        "SystemTime",
+        "async fn",
+        "tokio",
+    ];
+    for file in rust_files(&root().join("policies/src"))? {
+        let text = std::fs::read_to_string(&file)?;
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        for (number, line) in code.enumerate() {
+            for word in banned {
+                assert!(!line.contains(word), "{}: about line {}: {word}", file.display(), number + 1);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_file_opens_with_what_it_is_for() -> Outcome {
+    for folder in ["policies", "builder", "proxy", "tests"] {
+        for file in rust_files(&root().join(folder))? {
+            let text = std::fs::read_to_string(&file)?;
+            assert!(text.starts_with("//!"), "{} does not open with //!", file.display());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_test_module_is_forgotten() -> Outcome {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("it");
+    let main = std::fs::read_to_string(here.join("main.rs"))?;
+    for entry in std::fs::read_dir(&here)? {
+        let path = entry?.path();
+        let name = path.file_stem().and_then(|stem| stem.to_str()).context(path.display())?;
+        if name != "main" {
+            assert!(
+                main.lines().any(|line| line.trim() == format!("mod {name};")),
+                "main.rs lacks `mod {name};`"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn rust_files(folder: &Path) -> Result<Vec<PathBuf>, Trouble> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(&next).context(next.display())? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}

@@ -1,0 +1,79 @@
+//! Where the programs under test are, built when they are not: same target directory and profile as the running test.
+//!
+//! `fake-llama` belongs to this package, so cargo has built it before an integration test runs. `llama-warden` is
+//! another package's binary, which cargo does not do for us; one `cargo build` per process, a no-op when fresh.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use crate::{Context as _, Trouble};
+
+/// Takes the place of the built `llama-warden`.
+pub const WARDEN_VARIABLE: &str = "WARDEN_TEST_LLAMA_WARDEN";
+
+/// Takes the place of a llama-server built from source.
+pub const SERVER_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER";
+
+/// Path of `llama-warden`.
+///
+/// # Errors
+/// It cannot be built.
+pub fn llama_warden() -> Result<PathBuf, Trouble> {
+    static PATH: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    if let Some(path) = std::env::var_os(WARDEN_VARIABLE) {
+        return Ok(PathBuf::from(path));
+    }
+    let built = PATH.get_or_init(|| build("llama-warden", "llama-warden").map_err(|wrong| wrong.to_string()));
+    built.clone().map_err(Trouble::new)
+}
+
+/// Path of `fake-llama`.
+///
+/// # Errors
+/// It cannot be built.
+pub fn fake_llama() -> Result<PathBuf, Trouble> {
+    let beside = profile_directory()?.join("fake-llama");
+    if beside.exists() { Ok(beside) } else { build("warden-tests", "fake-llama") }
+}
+
+/// The directory of this build's profile, for example `target/debug`.
+///
+/// # Errors
+/// This program is not where cargo puts tests.
+pub fn profile_directory() -> Result<PathBuf, Trouble> {
+    let exe = std::env::current_exe()?;
+    // target/debug/deps/it-0123456789abcdef
+    let deps = exe.parent().filter(|parent| parent.ends_with("deps")).context("not run by cargo")?;
+    Ok(deps.parent().context("not run by cargo")?.to_owned())
+}
+
+/// Where things that are dear to make are kept between runs: `warden-test-store` in the target directory.
+///
+/// # Errors
+/// It cannot be created.
+pub fn store() -> Result<PathBuf, Trouble> {
+    let profile = profile_directory()?;
+    let store = profile.parent().context("no target directory")?.join("warden-test-store");
+    std::fs::create_dir_all(&store).context(store.display())?;
+    Ok(store)
+}
+
+fn build(package: &str, binary: &str) -> Result<PathBuf, Trouble> {
+    let profile = profile_directory()?;
+    let target = profile.parent().context("no target directory")?;
+    // The directory of the profile `dev` is called `debug`; all others have their own name.
+    let name = profile.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
+    let name = if name == "debug" { "dev" } else { name };
+    let output = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--profile", name, "--package", package, "--bin", binary])
+        .env("CARGO_TARGET_DIR", target)
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
+        .stdin(Stdio::null())
+        .output()
+        .context("cargo build")?;
+    if output.status.success() {
+        return Ok(profile.join(binary));
+    }
+    Err(Trouble::new(format!("cargo build of {binary}:\n{}", String::from_utf8_lossy(&output.stderr))))
+}

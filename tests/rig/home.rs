@@ -1,0 +1,125 @@
+//! A home of its own for every test: nothing of the user's configuration, state or environment gets in, nothing of the
+//! test gets out.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::{Context as _, Trouble, binaries};
+
+/// What may come in from outside: where programs and compilers are found.
+const INHERITED: [&str; 4] = ["PATH", "TMPDIR", "LANG", "RUSTUP_HOME"];
+
+/// Directories and environment.
+#[derive(Debug)]
+pub struct Home {
+    directory: TempDir,
+    /// The whole environment of what runs here.
+    pub env: BTreeMap<OsString, OsString>,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    /// Its exit code, or -1 after a signal.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Standard output and error together, for looking for a word in either.
+    pub fn all(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+}
+
+impl Home {
+    /// A new one. The path is short, because Unix sockets in it must stay under 108 bytes.
+    ///
+    /// # Errors
+    /// No temporary directory.
+    pub fn new() -> Result<Self, Trouble> {
+        let directory = tempfile::Builder::new().prefix("lw").tempdir()?;
+        let mut env: BTreeMap<OsString, OsString> = BTreeMap::new();
+        for name in INHERITED {
+            if let Some(value) = std::env::var_os(name) {
+                env.insert(name.into(), value);
+            }
+        }
+        for (name, sub) in [
+            ("HOME", "home"),
+            ("XDG_CONFIG_HOME", "config"),
+            ("XDG_DATA_HOME", "data"),
+            ("XDG_STATE_HOME", "state"),
+            ("XDG_CACHE_HOME", "cache"),
+            ("XDG_RUNTIME_DIR", "run"),
+        ] {
+            let path = directory.path().join(sub);
+            std::fs::create_dir_all(&path)?;
+            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
+            env.insert(name.into(), path.into());
+        }
+        Ok(Self { directory, env })
+    }
+
+    /// Its root.
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A file in it with this content.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> Result<PathBuf, Trouble> {
+        let path = self.path().join(name);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        std::fs::write(&path, content).context(path.display())?;
+        Ok(path)
+    }
+
+    /// Runs `llama-warden` with `args` here, to its end.
+    ///
+    /// # Errors
+    /// It cannot be started, or runs longer than `deadline` (and is killed).
+    pub async fn warden<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+        deadline: Duration,
+    ) -> Result<Ran, Trouble> {
+        self.run(&binaries::llama_warden()?, args, deadline).await
+    }
+
+    /// Runs any program here, to its end.
+    ///
+    /// # Errors
+    /// As [`Self::warden`].
+    pub async fn run<S: AsRef<OsStr>>(
+        &self,
+        program: &Path,
+        args: impl IntoIterator<Item = S>,
+        deadline: Duration,
+    ) -> Result<Ran, Trouble> {
+        let mut command = Command::new(program);
+        command.args(args).env_clear().envs(&self.env).current_dir(self.path()).kill_on_drop(true);
+        command.stdin(std::process::Stdio::null());
+        let what = format!("{:?}", command.as_std());
+        let output =
+            timeout(deadline, command.output()).await.context(format!("{what} ends"))?.context(what)?;
+        Ok(Ran {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+}

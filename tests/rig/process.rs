@@ -1,0 +1,204 @@
+//! Children of a test: each in a process group of its own, output in a file, killed with its group at the end; and
+//! questions to `/proc` about other processes.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use procfs::process::Process;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::wait::wait_for;
+use crate::{Context as _, Trouble, wait_until};
+
+/// A process, named so that a recycled pid is not mistaken for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessId {
+    /// Its number.
+    pub pid: i32,
+    /// When it was started, in clock ticks since boot.
+    pub started: u64,
+}
+
+impl ProcessId {
+    /// The process that has `pid` now.
+    pub fn of(pid: i32) -> Option<Self> {
+        let stat = Process::new(pid).ok()?.stat().ok()?;
+        (stat.state != 'Z').then_some(Self { pid, started: stat.starttime })
+    }
+
+    /// Whether it still runs; a zombie does not.
+    pub fn is_alive(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
+
+    /// Sends a signal, if it still runs.
+    pub fn signal(self, signal: Signal) {
+        if self.is_alive()
+            && let Some(pid) = Pid::from_raw(self.pid)
+        {
+            let _gone = kill_process(pid, signal);
+        }
+    }
+
+    /// Its command line.
+    pub fn command_line(self) -> Vec<String> {
+        Process::new(self.pid).and_then(|process| process.cmdline()).unwrap_or_default()
+    }
+
+    /// The Unix socket it was told to listen on (`--host X.sock`).
+    pub fn socket(self) -> Option<PathBuf> {
+        let line = self.command_line();
+        let at = line.iter().position(|word| word == "--host")?;
+        line.get(at + 1).map(PathBuf::from)
+    }
+
+    /// `RssAnon + VmSwap` in bytes.
+    pub fn host_bytes(self) -> Option<u64> {
+        let status = Process::new(self.pid).ok()?.status().ok()?;
+        Some((status.rssanon? + status.vmswap?) * 1024)
+    }
+
+    /// One variable of its environment.
+    pub fn variable(self, name: &str) -> Option<OsString> {
+        Process::new(self.pid).ok()?.environ().ok()?.remove(std::ffi::OsStr::new(name))
+    }
+}
+
+/// The direct children of `pid` that run, by `/proc`.
+pub fn children_of(pid: i32) -> Vec<ProcessId> {
+    let Ok(all) = procfs::process::all_processes() else { return Vec::new() };
+    let is_child = |process: Process| {
+        let stat = process.stat().ok()?;
+        let found = ProcessId { pid: stat.pid, started: stat.starttime };
+        (stat.ppid == pid && stat.state != 'Z').then_some(found)
+    };
+    all.flatten().filter_map(is_child).collect()
+}
+
+/// A child process of the test.
+#[derive(Debug)]
+pub struct Kid {
+    child: Child,
+    /// Standard output and error, one after the other as they came.
+    log: PathBuf,
+    status: Option<ExitStatus>,
+}
+
+impl Kid {
+    /// Starts `program` with exactly the environment `env` and its output in the file `log`.
+    ///
+    /// # Errors
+    /// The log cannot be created, the program cannot be started.
+    pub fn start(
+        program: &Path,
+        args: &[OsString],
+        env: &BTreeMap<OsString, OsString>,
+        directory: &Path,
+        log: PathBuf,
+    ) -> Result<Self, Trouble> {
+        let out = File::create(&log).context(log.display())?;
+        let err = out.try_clone()?;
+        let child = Command::new(program)
+            .args(args)
+            .env_clear()
+            .envs(env)
+            .current_dir(directory)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .process_group(0)
+            .spawn()
+            .context(program.display())?;
+        Ok(Self { child, log, status: None })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap_or(i32::MAX)
+    }
+
+    /// What it has written so far.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Its direct children that run.
+    pub fn children(&self) -> Vec<ProcessId> {
+        children_of(self.pid())
+    }
+
+    /// Sends it (not its group) a signal, if it has not been waited for.
+    pub fn signal(&mut self, signal: Signal) {
+        if self.ended().is_none()
+            && let Some(pid) = Pid::from_raw(self.pid())
+        {
+            let _gone = kill_process(pid, signal);
+        }
+    }
+
+    /// Its exit status, if it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+        }
+        self.status
+    }
+
+    /// Waits for its end: the exit code, or minus the signal.
+    ///
+    /// # Errors
+    /// It still runs after `deadline`.
+    pub async fn exit(&mut self, deadline: Duration) -> Result<i32, Trouble> {
+        let what = format!("process {} ends; its output:\n{}", self.pid(), self.output());
+        let status = wait_for(&what, deadline, async || self.ended()).await?;
+        Ok(status.code().unwrap_or_else(|| -status.signal().unwrap_or_default()))
+    }
+
+    /// Waits until its output contains `text`; returns all of it.
+    ///
+    /// # Errors
+    /// It does not within `deadline`, or the process ends before.
+    pub async fn says(&mut self, text: &str, deadline: Duration) -> Result<String, Trouble> {
+        let mut output = String::new();
+        let waited = wait_until(&format!("output contains {text:?}"), deadline, async || {
+            let ended = self.ended().is_some();
+            output = self.output();
+            output.contains(text) || ended
+        })
+        .await;
+        if output.contains(text) {
+            return Ok(output);
+        }
+        let pid = self.pid();
+        let why = waited.err().map_or_else(|| "it ended".to_owned(), |late| late.to_string());
+        Err(Trouble::new(format!("process {pid} never said {text:?} ({why}); its output:\n{output}")))
+    }
+}
+
+impl Drop for Kid {
+    fn drop(&mut self) {
+        let grandchildren = if self.ended().is_none() { self.children() } else { Vec::new() };
+        if self.ended().is_none()
+            && let Some(group) = Pid::from_raw(self.pid())
+        {
+            let _gone = kill_process_group(group, Signal::KILL);
+            let _reaped = self.child.wait();
+        }
+        // Groups of their own; they die with their parent by themselves, unless that is what is broken.
+        for orphan in grandchildren {
+            orphan.signal(Signal::KILL);
+        }
+        show(&format!("--- output of process {} ---\n{}", self.child.id(), self.output()));
+    }
+}
+
+/// Prints for whoever reads a failed test.
+#[expect(clippy::print_stderr, reason = "captured by the test harness, which shows it with a failure only")]
+fn show(text: &str) {
+    eprintln!("{text}");
+}

@@ -1,0 +1,60 @@
+//! The one error of the rig: a sentence. Tests print it and fail.
+
+use std::fmt;
+
+/// Why a test cannot go on.
+pub struct Trouble(String);
+
+/// What a test returns.
+pub type Outcome = Result<(), Trouble>;
+
+impl Trouble {
+    /// From a sentence.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+
+// Not `std::error::Error`, so that the conversion from every error below is allowed.
+impl fmt::Debug for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<E: std::error::Error> From<E> for Trouble {
+    fn from(error: E) -> Self {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text.push_str(": ");
+            text.push_str(&cause.to_string());
+            source = cause.source();
+        }
+        Self(text)
+    }
+}
+
+/// Says what was being done when it went wrong.
+pub trait Context<T> {
+    /// Puts `what` before the cause.
+    fn context(self, what: impl fmt::Display) -> Result<T, Trouble>;
+}
+
+impl<T, E: Into<Trouble>> Context<T> for Result<T, E> {
+    fn context(self, what: impl fmt::Display) -> Result<T, Trouble> {
+        self.map_err(|error| Trouble(format!("{what}: {}", error.into())))
+    }
+}
+
+impl<T> Context<T> for Option<T> {
+    fn context(self, what: impl fmt::Display) -> Result<T, Trouble> {
+        self.ok_or_else(|| Trouble(what.to_string()))
+    }
+}

@@ -1,0 +1,296 @@
+//! A running `llama-warden serve` with its own home, configuration, port and admin socket.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::home::{Home, Ran};
+use crate::process::{Kid, ProcessId};
+use crate::wait::wait_for;
+use crate::{Context as _, Http, Ledger, Trouble, binaries, wait_until};
+
+/// Generous: a loaded build machine may need it.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// What the program says when it can take requests, before the port.
+const LISTENING: &str = "listening on http://";
+
+/// A warden to be.
+#[derive(Debug)]
+pub struct Setup {
+    /// Its home.
+    pub home: Home,
+    top: String,
+    models: String,
+}
+
+impl Setup {
+    /// Nothing but a port of the system's choice and an admin socket.
+    ///
+    /// # Errors
+    /// No temporary directory.
+    pub fn new() -> Result<Self, Trouble> {
+        let home = Home::new()?;
+        home.file("model.gguf", "GGUF")?;
+        Ok(Self { home, top: String::new(), models: String::new() })
+    }
+
+    /// Adds TOML outside of models: dotted keys or whole tables.
+    #[must_use]
+    pub fn top(mut self, toml: &str) -> Self {
+        self.top.push_str(toml);
+        self.top.push('\n');
+        self
+    }
+
+    /// Adds `[models."name"]` with these lines.
+    #[must_use]
+    pub fn model(mut self, name: &str, toml: &str) -> Self {
+        let _infallible = write!(self.models, "\n[models.\"{name}\"]\n{toml}\n");
+        self
+    }
+
+    /// Adds a model that is a fake-llama with this script, started at once unless the extra lines say otherwise.
+    /// The script can be changed later with [`Warden::script`].
+    ///
+    /// # Errors
+    /// Files cannot be written, fake-llama cannot be built.
+    pub fn fake(self, name: &str, script: &Value, toml: &str) -> Result<Self, Trouble> {
+        let lines = self.fake_lines(name, script, toml)?;
+        Ok(self.model(name, &lines))
+    }
+
+    fn fake_lines(&self, name: &str, script: &Value, toml: &str) -> Result<String, Trouble> {
+        let script = self.home.file(&script_file(name), script.to_string())?;
+        let mut lines = format!(
+            "binary = '{}'\nmodel = '{}'\nenv = {{ FAKE_LLAMA_SCRIPT = '{}', FAKE_LLAMA_LEDGER = '{}' }}\n",
+            binaries::fake_llama()?.display(),
+            self.home.path().join("model.gguf").display(),
+            script.display(),
+            self.home.path().join("ledger.jsonl").display(),
+        );
+        if !toml.contains("args =") {
+            lines.push_str("args = [\"-np\", \"4\", \"--metrics\"]\n");
+        }
+        if !toml.contains("preload") {
+            lines.push_str("preload = true\n");
+        }
+        lines.push_str(toml);
+        Ok(lines)
+    }
+
+    /// The configuration as text.
+    pub fn config(&self) -> String {
+        let admin = self.home.path().join("admin.sock");
+        let mut text = String::new();
+        if !self.top.contains("server.port") {
+            text.push_str("server.port = 0\n");
+        }
+        let _infallible = write!(text, "admin.socket = '{}'\n{}{}", admin.display(), self.top, self.models);
+        text
+    }
+
+    /// Starts it and waits until it listens (not until models are ready).
+    ///
+    /// # Errors
+    /// It does not listen; the error has its output.
+    pub async fn start(self) -> Result<Warden, Trouble> {
+        let config = self.home.file("warden.toml", self.config())?;
+        let args = vec![OsString::from("serve"), "--config".into(), config.into()];
+        self.start_with(&args).await
+    }
+
+    /// Starts it with other arguments, without a configuration file of ours.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_with(self, args: &[OsString]) -> Result<Warden, Trouble> {
+        let log = self.home.path().join("warden.log");
+        let mut kid = Kid::start(&binaries::llama_warden()?, args, &self.home.env, self.home.path(), log)?;
+        let output = kid.says(LISTENING, SOON).await?;
+        let address = wait_for("a whole line with the address", SOON, async || {
+            let output = if output.contains('\n') { kid.output() } else { output.clone() };
+            address_in(&output)
+        })
+        .await?;
+        Ok(Warden { kid, http: Http::Tcp(address), address, setup: self })
+    }
+}
+
+fn script_file(model: &str) -> String {
+    format!("scripts/{}.json", model.replace('/', "_"))
+}
+
+/// The first address after the phrase, once the character after it has been written too.
+fn address_in(output: &str) -> Option<SocketAddr> {
+    let after = output.split_once(LISTENING)?.1;
+    let end = after.find(|c: char| !(c.is_ascii_alphanumeric() || ".:[]".contains(c)))?;
+    after[..end].parse().ok()
+}
+
+/// A running llama-warden.
+#[derive(Debug)]
+pub struct Warden {
+    /// The process.
+    pub kid: Kid,
+    /// Its public listener.
+    pub http: Http,
+    address: SocketAddr,
+    /// Its home and configuration.
+    pub setup: Setup,
+}
+
+impl Warden {
+    /// `http://127.0.0.1:PORT`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Address of the public listener.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The operator's side.
+    pub fn admin(&self) -> Http {
+        Http::Unix(self.admin_socket())
+    }
+
+    /// Path of the admin socket.
+    pub fn admin_socket(&self) -> PathBuf {
+        self.home().path().join("admin.sock")
+    }
+
+    /// Its home.
+    pub fn home(&self) -> &Home {
+        &self.setup.home
+    }
+
+    /// What its fakes executed.
+    pub fn ledger(&self) -> Ledger {
+        Ledger::at(&self.home().path().join("ledger.jsonl"))
+    }
+
+    /// Its children that are llama-servers (they were told where to listen).
+    pub fn backends(&self) -> Vec<ProcessId> {
+        self.kid.children().into_iter().filter(|child| child.socket().is_some()).collect()
+    }
+
+    /// Waits until there are as many backends and all answer /health with 200.
+    ///
+    /// # Errors
+    /// Not within [`SOON`].
+    pub async fn until_ready(&self, backends: usize) -> Result<Vec<ProcessId>, Trouble> {
+        let what = format!("{backends} ready backends");
+        wait_for(&what, SOON, async || {
+            let found = self.backends();
+            if found.len() != backends {
+                return None;
+            }
+            for backend in &found {
+                let health = Http::Unix(backend.socket()?).get("/health").await.ok()?;
+                health.status.is_success().then_some(())?;
+            }
+            Some(found)
+        })
+        .await
+    }
+
+    /// Replaces fields of the script of a running fake, and the script that its later generations start with.
+    ///
+    /// # Errors
+    /// A field that does not exist.
+    pub async fn script(&self, model: &str, patch: &Value) -> Result<(), Trouble> {
+        let file = self.home().path().join(script_file(model));
+        let mut script: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+        if let (Some(all), Some(patch)) = (script.as_object_mut(), patch.as_object()) {
+            all.extend(patch.clone());
+        }
+        std::fs::write(&file, script.to_string())?;
+        for backend in self.backends() {
+            if backend.variable("FAKE_LLAMA_SCRIPT").as_deref() != Some(file.as_os_str()) {
+                continue;
+            }
+            let socket = backend.socket().context("a fake listens on a socket")?;
+            let answer = Http::Unix(socket).post("/fake/script", patch).await?;
+            if !answer.status.is_success() {
+                return Err(Trouble::new(answer.text()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs another `llama-warden` in the same home, with the admin socket given where the command takes one.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub async fn cli(&self, args: &[&str]) -> Result<Ran, Trouble> {
+        self.home().warden(args, SOON).await
+    }
+
+    /// Writes the configuration again, from another setup in the same home, and sends SIGHUP.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn reload(&mut self, config: &str) -> Result<(), Trouble> {
+        self.home().file("warden.toml", config)?;
+        self.kid.signal(Signal::HUP);
+        Ok(())
+    }
+
+    /// Sends SIGTERM and waits for the end.
+    ///
+    /// # Errors
+    /// It does not end within `deadline`.
+    pub async fn terminate(&mut self, deadline: Duration) -> Result<i32, Trouble> {
+        self.kid.signal(Signal::TERM);
+        self.kid.exit(deadline).await
+    }
+
+    /// Waits until a text appears in its output.
+    ///
+    /// # Errors
+    /// Not within [`SOON`].
+    pub async fn says(&mut self, text: &str) -> Result<String, Trouble> {
+        self.kid.says(text, SOON).await
+    }
+
+    /// Waits until none of `processes` runs.
+    ///
+    /// # Errors
+    /// One still does after `deadline`.
+    pub async fn until_gone(processes: &[ProcessId], deadline: Duration) -> Result<(), Trouble> {
+        wait_until(&format!("{processes:?} have ended"), deadline, async || {
+            processes.iter().all(|process| !process.is_alive())
+        })
+        .await
+    }
+}
+
+/// A chat request whose answer is the same each time: temperature 0 and a fixed seed.
+pub fn chat(id: &str, model: &str, words: &str, tokens: u64, stream: bool) -> Value {
+    json!({
+        "request_id": id, "model": model, "stream": stream, "max_tokens": tokens, "temperature": 0, "seed": 7,
+        "messages": [{"role": "user", "content": words}],
+    })
+}
+
+/// Where chat requests go.
+pub const CHAT: &str = "/v1/chat/completions";
+
+/// Reads a JSON Lines file; none when there is no file.
+///
+/// # Errors
+/// It cannot be read or a line is not JSON.
+pub fn json_lines(path: &Path) -> Result<Vec<Value>, Trouble> {
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(path)?;
+    text.lines().map(|line| serde_json::from_str(line).context(format!("line {line:?}"))).collect()
+}
