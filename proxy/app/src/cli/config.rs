@@ -1,0 +1,85 @@
+//! `llama-warden config check|show|schema`.
+
+use clap::{Args, Subcommand};
+
+use super::ConfigArgs;
+use crate::config::machine::Machine;
+use crate::config::problem::Problem;
+use crate::config::resolve::{Resolved, resolve};
+use crate::config::{binary, schema, show, store};
+use crate::exit::Failure;
+use crate::out;
+
+/// What can be asked about the configuration.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Reads the configuration, checks it all, and tries each binary once.
+    Check(CheckArgs),
+    /// Prints the effective configuration; a comment says where each value comes from.
+    Show(ShowArgs),
+    /// Prints the JSON Schema of the configuration file.
+    Schema,
+}
+
+/// What `config check` takes.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The file, as an alternative to --config.
+    file: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// What `config show` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// The file, as an alternative to --config.
+    file: Option<std::path::PathBuf>,
+    /// Prints the compiled-in defaults with their reasons instead.
+    #[arg(long)]
+    defaults: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Answers.
+pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
+    match command {
+        ConfigCommand::Check(CheckArgs { file, mut config }) => {
+            config.config = file.or(config.config);
+            let machine = Machine::read();
+            let loaded = config.load(&machine, Vec::new())?;
+            let mut resolved = resolve(&loaded, &machine, false)?;
+            super::block_on(fill(&mut resolved, &machine))??;
+            warn(&resolved.warnings);
+            let count = resolved.fleet.models.len();
+            out::line(&format!("ok: {count} model{}", if count == 1 { "" } else { "s" }))
+        }
+        ConfigCommand::Show(ShowArgs { defaults: true, .. }) => out::write(warden_policies::defaults::TEXT),
+        ConfigCommand::Show(ShowArgs { file, mut config, .. }) => {
+            config.config = file.or(config.config);
+            out::write(&show::show(&config.load(&Machine::read(), Vec::new())?))
+        }
+        ConfigCommand::Schema => {
+            let text = serde_json::to_string_pretty(schema::root())
+                .map_err(|error| Failure::failed(format!("the schema cannot be written: {error}")))?;
+            out::line(&text)
+        }
+    }
+}
+
+/// Finds and tries the binaries of all models.
+pub(crate) async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Failure> {
+    let data = resolved.dirs.data.clone();
+    Ok(binary::fill(resolved, machine, &|id| store::find(&data, id)).await?)
+}
+
+/// Tells what is allowed and probably not meant.
+pub(crate) fn warn(warnings: &[Problem]) {
+    for warning in warnings {
+        out::error_line(&format!("warning: {warning}"));
+        if let Some(hint) = &warning.hint {
+            out::error_line(&format!("hint: {hint}"));
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! "Drop-in": a llama-server command line becomes a configuration with one model.
+//!
+//! What says where to listen becomes ours; the name is what llama-server would answer with; the rest goes to the child
+//! untouched. As llama-server, the model loads at once and answers to every name.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use crate::config::arguments::{self, Listening};
+use crate::config::layers::FlagSetting;
+use crate::config::machine::Machine;
+use crate::config::tree::{Kind, Node};
+use crate::exit::Failure;
+
+/// Flags that llama-server answers by itself instead of serving.
+const ANSWERED_BY_THE_BINARY: [&str; 8] =
+    ["--version", "--help", "-h", "--usage", "--list-devices", "-cl", "--cache-list", "--completion-bash"];
+
+/// Whether we were started under llama-server's name.
+pub(crate) fn is_alias(argv0: Option<&OsStr>) -> bool {
+    argv0.map(Path::new).and_then(Path::file_name) == Some(OsStr::new("llama-server"))
+}
+
+/// Whether the real binary has to answer this.
+pub(crate) fn is_question(args: &[String]) -> bool {
+    args.iter().any(|word| ANSWERED_BY_THE_BINARY.contains(&word.as_str()))
+}
+
+/// Settings that a llama-server command line comes to.
+pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSetting>, Failure> {
+    let split = arguments::split_listening(args);
+    let mut settings = from_environment(machine);
+    for (flag, value, what) in &split.taken {
+        match what {
+            Listening::Host if value.contains(',') || value.contains(".sock") => {
+                return Err(Failure::usage(
+                    format!("{flag} {value}: one address is needed"),
+                    "give one host name or address, like `--host 127.0.0.1`",
+                ));
+            }
+            Listening::Host => settings.push(FlagSetting::raw(flag, &["server", "host"], value)),
+            Listening::Port => settings.push(FlagSetting::raw(flag, &["server", "port"], value)),
+            Listening::Harmful => {
+                return Err(Failure::usage(
+                    format!("{flag} is not supported: we could not reach llama-server with it"),
+                    "remove it, and put a TLS or path proxy in front of llama-warden",
+                ));
+            }
+            Listening::Pointless | Listening::Key => {}
+        }
+    }
+    let mut names = arguments::aliases(args);
+    names.dedup();
+    let env = |name: &str| machine.var(name).map(|value| value.to_string_lossy().into_owned());
+    if names.is_empty() {
+        let source = arguments::model(args).or_else(|| arguments::remote_model(args)).map(str::to_owned);
+        names.extend(source.or_else(|| env("LLAMA_ARG_MODEL")).or_else(|| env("LLAMA_ARG_HF_REPO")));
+    }
+    let mut names = names.into_iter();
+    let name = names.next().unwrap_or_else(|| "default".to_owned());
+    let text = |text: String| Node::new(Kind::Text(text));
+    let mut model = Node::table();
+    let mut set = |key: &str, value: Node| model.set(&[key.to_owned()], value);
+    set("args", Node::new(Kind::List(split.args.into_iter().map(text).collect())));
+    set("aliases", Node::new(Kind::List(names.map(text).collect())));
+    set("preload", Node::new(Kind::Bool(true)));
+    settings.push(FlagSetting {
+        flag: "-- (llama-server's flags)".to_owned(),
+        path: vec!["models".to_owned(), name],
+        value: model,
+    });
+    Ok(settings)
+}
+
+/// llama-server's own variables for listening are ours, unless ours are set.
+fn from_environment(machine: &Machine) -> Vec<FlagSetting> {
+    let pairs = [
+        ("LLAMA_ARG_HOST", "LLAMA_WARDEN_SERVER__HOST", "host"),
+        ("LLAMA_ARG_PORT", "LLAMA_WARDEN_SERVER__PORT", "port"),
+    ];
+    let theirs = pairs.iter().filter(|(_, ours, _)| machine.var(ours).is_none());
+    theirs
+        .filter_map(|(name, _, key)| {
+            let value = machine.var(name)?.to_string_lossy().into_owned();
+            Some(FlagSetting::raw(&format!("(environment variable {name})"), &["server", key], value))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::layers::{Sources, load};
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn machine(env: &[(&str, &str)]) -> Machine {
+        let mut machine = Machine::read();
+        machine.env = env.iter().map(|(key, value)| (key.into(), value.into())).collect();
+        machine
+    }
+
+    fn loaded(args: &str, env: &[(&str, &str)]) -> crate::config::layers::Loaded {
+        let flags = settings(&words(args), &machine(env)).unwrap();
+        load(Sources { flags, ..Sources::default() }).unwrap()
+    }
+
+    #[test]
+    fn a_llama_server_command_line_becomes_one_model_and_our_listener() {
+        let loaded =
+            loaded("-m dir/model.gguf -c 4096 --port 9000 --api-key k", &[("LLAMA_ARG_HOST", "0.0.0.0")]);
+        assert_eq!((loaded.settings.server.host.as_str(), loaded.settings.server.port), ("0.0.0.0", 9000));
+        let (name, model, _) = &loaded.models[0];
+        assert_eq!(name, "dir/model.gguf");
+        assert_eq!(model.args, words("-m dir/model.gguf -c 4096 --api-key k"));
+        assert!(model.preload);
+    }
+
+    #[test]
+    fn the_name_is_the_alias_else_the_file_else_the_repository() {
+        for (args, name) in [
+            ("-m a.gguf -a one,two", "one"),
+            ("-m a.gguf", "a.gguf"),
+            ("-hf org/repo:Q4", "org/repo:Q4"),
+            ("-c 1", "from-env.gguf"),
+        ] {
+            assert_eq!(loaded(args, &[("LLAMA_ARG_MODEL", "from-env.gguf")]).models[0].0, name);
+        }
+        assert_eq!(loaded("-a one,two", &[]).models[0].1.aliases, ["two"]);
+        assert_eq!(loaded("-c 1", &[]).models[0].0, "default");
+    }
+
+    #[test]
+    fn what_would_keep_us_from_the_child_is_refused_with_a_cure() {
+        for args in ["--ssl-key-file x", "--api-prefix /v2", "--host a,b", "--host /tmp/x.sock"] {
+            let failure = settings(&words(args), &machine(&[])).unwrap_err();
+            assert_eq!(failure.code(), 2);
+            assert_eq!(failure.lines().len(), 2, "{args}");
+        }
+    }
+
+    #[test]
+    fn our_own_variables_come_before_those_of_llama_server() {
+        let both = machine(&[("LLAMA_ARG_PORT", "1"), ("LLAMA_WARDEN_SERVER__PORT", "2")]);
+        assert!(from_environment(&both).is_empty());
+    }
+
+    #[test]
+    fn the_name_llama_server_and_its_questions_are_recognised() {
+        assert!(is_alias(Some(OsStr::new("/usr/bin/llama-server"))));
+        assert!(!is_alias(Some(OsStr::new("llama-warden"))));
+        assert!(is_question(&words("--version")) && !is_question(&words("-m x")));
+    }
+}

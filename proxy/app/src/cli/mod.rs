@@ -1,0 +1,103 @@
+//! The command line: what can be asked, and who answers. Each command has its module; this one only parses and sends on.
+//!
+//! Arguments come in two stages: as typed (the structs here), then resolved against configuration and machine
+//! ([`crate::config`]). Nothing here decides.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::layers::{FlagSetting, Loaded, Sources, load};
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+
+mod config;
+mod dropin;
+mod quickstart;
+
+/// Keeps llama-server up: proxy, supervisor, builder.
+#[derive(Debug, Parser)]
+#[command(name = "llama-warden", version, about, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Builds llama-server, serves a sample model and shows a recycle under load.
+    Quickstart(quickstart::QuickstartArgs),
+    /// Checks, shows or describes the configuration.
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// Prints the version.
+    Version,
+}
+
+/// Where settings come from, besides the environment.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ConfigArgs {
+    /// Configuration file (TOML).
+    #[arg(long, short = 'f', value_name = "FILE", env = "LLAMA_WARDEN_CONFIG")]
+    pub(crate) config: Option<std::path::PathBuf>,
+    /// Sets one key, over file and environment: `--set server.port=9000`. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// Loads all layers; `flags` come beneath `--set`.
+    pub(crate) fn load(&self, machine: &Machine, mut flags: Vec<FlagSetting>) -> Result<Loaded, Failure> {
+        for text in &self.set {
+            flags.push(parse_set(text)?);
+        }
+        Ok(load(Sources { file: self.config.clone(), env: machine.text_vars(), flags })?)
+    }
+}
+
+fn parse_set(text: &str) -> Result<FlagSetting, Failure> {
+    let bad = || {
+        Failure::usage(
+            format!("--set {text}: this is no `KEY=VALUE`"),
+            "write it like `--set server.port=9000` or `--set 'models.\"a.b\".replicas=2'`",
+        )
+    };
+    let (key, value) = text.split_once('=').ok_or_else(bad)?;
+    let keys = toml_edit::Key::parse(key).map_err(|_| bad())?;
+    let path: Vec<&str> = keys.iter().map(toml_edit::Key::get).collect();
+    Ok(FlagSetting::raw(&format!("--set {key}"), &path, value))
+}
+
+/// Runs a short command's future on this thread.
+pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
+    Ok(runtime.block_on(future))
+}
+
+/// Does what was asked.
+pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        Command::Quickstart(args) => quickstart::run(args),
+        Command::Config(command) => config::run(command),
+        Command::Version => crate::out::line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_key_is_set_by_its_path_and_names_may_be_quoted() {
+        let setting = parse_set("models.\"a.b\".replicas=2").unwrap();
+        assert_eq!(setting.path, ["models", "a.b", "replicas"]);
+        for text in ["server.port", "=1", "a b=1"] {
+            assert_eq!(parse_set(text).unwrap_err().code(), 2, "{text}");
+        }
+    }
+}

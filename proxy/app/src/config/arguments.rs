@@ -1,0 +1,144 @@
+//! The few of llama-server's flags that mean something to us: where it listens, which model, which name, which pools.
+//!
+//! All others pass through untouched. llama-server takes flags only as separate words (`--port 9000`, never
+//! `--port=9000`), and reads `_` in a long flag as `-`; so do we.
+
+/// How many words a flag takes after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    Nothing,
+    Value,
+}
+
+/// What we do about a flag for listening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listening {
+    /// The address, which becomes ours.
+    Host,
+    /// The port, which becomes ours.
+    Port,
+    /// Meaningless behind a Unix socket.
+    Pointless,
+    /// Would keep us from talking to it.
+    Harmful,
+    /// A key that the process checks itself.
+    Key,
+}
+
+const LISTENING: [(&str, Takes, Listening); 8] = [
+    ("--host", Takes::Value, Listening::Host),
+    ("--port", Takes::Value, Listening::Port),
+    ("--reuse-port", Takes::Nothing, Listening::Pointless),
+    ("--ssl-key-file", Takes::Value, Listening::Harmful),
+    ("--ssl-cert-file", Takes::Value, Listening::Harmful),
+    ("--api-prefix", Takes::Value, Listening::Harmful),
+    ("--api-key", Takes::Value, Listening::Key),
+    ("--api-key-file", Takes::Value, Listening::Key),
+];
+
+const MODEL: [&str; 2] = ["-m", "--model"];
+const ALIAS: [&str; 2] = ["-a", "--alias"];
+const CACHE_RAM: [&str; 2] = ["-cram", "--cache-ram"];
+const REMOTE: [&str; 8] =
+    ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
+
+/// A flag of llama-server as it reads it.
+fn normal(word: &str) -> String {
+    if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
+}
+
+fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
+    // The last one counts, as in llama-server.
+    let at = args.iter().rposition(|word| names.contains(&normal(word).as_str()))?;
+    args.get(at + 1).map(String::as_str)
+}
+
+/// The model file.
+pub(crate) fn model(args: &[String]) -> Option<&str> {
+    value_of(args, &MODEL)
+}
+
+/// Where the model is fetched from, if it is no file.
+pub(crate) fn remote_model(args: &[String]) -> Option<&str> {
+    value_of(args, &REMOTE)
+}
+
+/// Names given with `--alias`, which takes several with commas.
+pub(crate) fn aliases(args: &[String]) -> Vec<String> {
+    let text = value_of(args, &ALIAS).unwrap_or_default();
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// The bound of the prompt cache in MiB: below zero means none. `None` if the flag is not given.
+pub(crate) fn cache_ram_mib(args: &[String]) -> Option<i64> {
+    value_of(args, &CACHE_RAM)?.parse().ok()
+}
+
+/// The first flag for listening among the arguments.
+pub(crate) fn first_listening(args: &[String]) -> Option<(&'static str, Listening)> {
+    args.iter().find_map(|word| {
+        let word = normal(word);
+        LISTENING.iter().find(|(flag, ..)| *flag == word).map(|(flag, _, what)| (*flag, *what))
+    })
+}
+
+/// Arguments for the child, and what was taken out of them: flag, value, meaning.
+pub(crate) struct Split {
+    /// What is left.
+    pub(crate) args: Vec<String>,
+    /// What was taken, in order.
+    pub(crate) taken: Vec<(&'static str, String, Listening)>,
+}
+
+/// Takes the flags for listening out of a llama-server command line; keys stay, because the child checks them.
+pub(crate) fn split_listening(args: &[String]) -> Split {
+    let mut split = Split { args: Vec::new(), taken: Vec::new() };
+    let mut words = args.iter();
+    while let Some(word) = words.next() {
+        let found = LISTENING.iter().find(|(flag, ..)| *flag == normal(word));
+        match found {
+            Some((flag, takes, what)) if *what != Listening::Key => {
+                let value = if *takes == Takes::Value { words.next().cloned() } else { None };
+                split.taken.push((flag, value.unwrap_or_default(), *what));
+            }
+            _ => split.args.push(word.clone()),
+        }
+    }
+    split
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn flags_for_listening_are_taken_out_and_the_rest_stays_in_order() {
+        let split = split_listening(&words(
+            "-m a.gguf --host 0.0.0.0 -c 4096 --port 9000 --reuse_port --api-key k -np 2",
+        ));
+        assert_eq!(split.args, words("-m a.gguf -c 4096 --api-key k -np 2"));
+        let taken: Vec<(&str, &str)> =
+            split.taken.iter().map(|(flag, value, _)| (*flag, value.as_str())).collect();
+        assert_eq!(taken, [("--host", "0.0.0.0"), ("--port", "9000"), ("--reuse-port", "")]);
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_flag_counts() {
+        assert_eq!(model(&words("-m a --model b")), Some("b"));
+        assert_eq!(aliases(&words("--alias x,,y")), ["x", "y"]);
+        assert_eq!(cache_ram_mib(&words("-cram 100")), Some(100));
+        assert_eq!(cache_ram_mib(&words("--cache_ram -1")), Some(-1));
+        assert_eq!(remote_model(&words("-hf a/b:Q4")), Some("a/b:Q4"));
+        assert_eq!(model(&words("-m")), None);
+    }
+
+    #[test]
+    fn a_listening_flag_is_found_however_it_is_spelled() {
+        assert_eq!(first_listening(&words("-c 1 --api_key k")), Some(("--api-key", Listening::Key)));
+        assert_eq!(first_listening(&words("-c 1 -m x")), None);
+    }
+}

@@ -1,0 +1,194 @@
+//! Which llama-server a model runs, and whether it is one.
+//!
+//! A binary is tried once: `BINARY --version` has to answer like llama.cpp does, within a deadline. That costs 10 ms and
+//! turns "it exits with code 127" at the first request into an error of the configuration.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use super::machine::{Machine, is_executable};
+use super::problem::{Place, Problem, Problems};
+use super::resolve::Resolved;
+
+/// What a model says about its binary.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Choice {
+    /// This file.
+    Path(PathBuf),
+    /// This name in PATH.
+    InPath(PathBuf),
+    /// This build of the store.
+    Build(String),
+    /// Nothing: the newest build of the store, else the `llama-server` in PATH.
+    Newest,
+}
+
+/// Finds builds by id or prefix; with `None`, the newest.
+pub(crate) type FindBuild<'a> = &'a dyn Fn(Option<&str>) -> Result<Option<PathBuf>, String>;
+
+/// Fills in the binaries of all models, and tries each of them once.
+pub(crate) async fn fill(
+    resolved: &mut Resolved,
+    machine: &Machine,
+    builds: FindBuild<'_>,
+) -> Result<(), Problems> {
+    let mut problems = Vec::new();
+    let mut known: HashMap<Choice, Option<PathBuf>> = HashMap::new();
+    let timeout = resolved.child.version_timeout;
+    for (spec, (choice, place)) in resolved.fleet.models.iter_mut().zip(&resolved.choices) {
+        if !known.contains_key(choice) {
+            let found = match find(choice, place, machine, builds) {
+                Ok(path) => try_version(&path, timeout, place, machine).await.map(|()| path),
+                Err(problem) => Err(problem),
+            };
+            let path = match found {
+                Ok(path) => Some(path),
+                Err(problem) => {
+                    problems.push(problem);
+                    None
+                }
+            };
+            known.insert(choice.clone(), path);
+        }
+        if let Some(Some(path)) = known.get(choice) {
+            spec.command.binary.clone_from(path);
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+}
+
+fn find(
+    choice: &Choice,
+    place: &Place,
+    machine: &Machine,
+    builds: FindBuild<'_>,
+) -> Result<PathBuf, Problem> {
+    let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
+    let store = |id: Option<&str>| builds(id).map_err(|error| Problem::new(place.clone(), error));
+    match choice {
+        Choice::Path(path) => Ok(path.clone()),
+        Choice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
+            Some(path) => Ok(path),
+            None => fail(
+                format!("there is no program `{}` in PATH", name.display()),
+                "give the path of a llama-server, or build one with `llama-warden build`",
+            ),
+        },
+        Choice::Build(id) => match store(Some(id))? {
+            Some(path) => Ok(path),
+            None => fail(
+                format!("there is no build `{id}` in the store"),
+                "`llama-warden builds list` shows them",
+            ),
+        },
+        Choice::Newest => match store(None)?.or_else(|| machine.find_in_path("llama-server")) {
+            Some(path) => Ok(path),
+            None => fail(
+                "there is no llama-server: no build in the store, and none in PATH".to_owned(),
+                "build one with `llama-warden build`, or set `binary`",
+            ),
+        },
+    }
+}
+
+async fn try_version(
+    path: &Path,
+    timeout: Duration,
+    place: &Place,
+    machine: &Machine,
+) -> Result<(), Problem> {
+    let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
+    let shown = path.display();
+    let hint = "give the path of a llama-server, or build one with `llama-warden build`";
+    if !path.exists() {
+        return fail(format!("there is no file {shown}"), hint);
+    }
+    if !is_executable(path) {
+        return fail(format!("{shown} is not an executable file"), "`chmod +x` it, or choose another file");
+    }
+    if path.canonicalize().ok() == machine.exe {
+        return fail(format!("{shown} is llama-warden itself, not a llama-server"), hint);
+    }
+    let mut command = tokio::process::Command::new(path);
+    command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+    match tokio::time::timeout(timeout, command.output()).await {
+        Err(_) => {
+            fail(format!("{shown} --version did not answer within {timeout:?}"), "is it a llama-server?")
+        }
+        Ok(Err(error)) => fail(format!("{shown} cannot be run: {error}"), hint),
+        Ok(Ok(output)) => {
+            let text = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8_lossy(&text);
+            if is_llama(&text) {
+                return Ok(());
+            }
+            let said = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing").trim();
+            if text.contains("error while loading shared libraries") {
+                return fail(
+                    format!("{shown} cannot start: {said}"),
+                    "install the library, or build with `llama-warden build`",
+                );
+            }
+            fail(format!("{shown} is not a llama-server: `--version` said `{said}`"), hint)
+        }
+    }
+}
+
+/// llama.cpp prints `version: 1234 (abcdef)` and `built with ...`.
+fn is_llama(version: &str) -> bool {
+    version.lines().any(|line| line.trim_start().starts_with("version:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn script(dir: &Path, name: &str, body: &str) -> PathBuf {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    async fn tried(path: &Path, timeout: Duration) -> Result<(), String> {
+        let found = try_version(path, timeout, &Place::Nowhere, &Machine::read()).await;
+        found.map_err(|problem| format!("{} | {}", problem.message, problem.hint.unwrap_or_default()))
+    }
+
+    #[tokio::test]
+    async fn a_binary_counts_when_it_answers_like_llama_cpp() {
+        let dir = tempfile::tempdir().unwrap();
+        let wait = Duration::from_secs(20);
+        let good = script(dir.path(), "good", "echo 'version: 1 (abc)' >&2");
+        assert_eq!(tried(&good, wait).await, Ok(()));
+        let other = script(dir.path(), "other", "echo hello");
+        assert!(
+            tried(&other, wait).await.unwrap_err().contains("not a llama-server: `--version` said `hello`")
+        );
+        let slow = script(dir.path(), "slow", "exec sleep 60");
+        assert!(tried(&slow, Duration::from_millis(50)).await.unwrap_err().contains("did not answer"));
+        let missing = tried(&dir.path().join("missing"), wait).await.unwrap_err();
+        assert!(missing.contains("there is no file") && missing.contains("llama-warden build"), "{missing}");
+        std::fs::write(dir.path().join("text"), "x").unwrap();
+        assert!(tried(&dir.path().join("text"), wait).await.unwrap_err().contains("not an executable file"));
+    }
+
+    #[test]
+    fn with_no_choice_the_newest_build_comes_before_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let in_path = script(dir.path(), "llama-server", "");
+        let mut machine = Machine::read();
+        machine.env = vec![("PATH".into(), dir.path().into())];
+        let find = |built: Option<PathBuf>| {
+            find(&Choice::Newest, &Place::Nowhere, &machine, &move |_| Ok(built.clone())).unwrap()
+        };
+        assert_eq!(find(Some("/store/x".into())), PathBuf::from("/store/x"));
+        assert_eq!(find(None), in_path);
+        machine.exe = in_path.canonicalize().ok();
+        let error = super::find(&Choice::Newest, &Place::Nowhere, &machine, &|_| Ok(None)).unwrap_err();
+        assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
+    }
+}

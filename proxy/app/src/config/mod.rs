@@ -1,0 +1,26 @@
+//! The configuration: read in layers, checked against one schema, and turned into what each crate is told.
+//!
+//! ```text
+//!   defaults.toml < file < LLAMA_WARDEN_* < flags      layers    every value remembers where it was written
+//!                         |
+//!                      validate                        keys, kinds, ranges: all problems at once, with file and line
+//!                         |
+//!                      Loaded                          typed, as written
+//!                         |
+//!                      resolve                         paths, binaries, budgets in bytes; what the values mean together
+//!                         |
+//!                      Resolved                        what fleet, gateway and admin are told
+//! ```
+
+pub(crate) mod arguments;
+pub(crate) mod binary;
+pub(crate) mod layers;
+pub(crate) mod machine;
+pub(crate) mod problem;
+pub(crate) mod resolve;
+pub(crate) mod schema;
+pub(crate) mod settings;
+pub(crate) mod show;
+pub(crate) mod store;
+pub(crate) mod tree;
+mod validate;

@@ -1,0 +1,98 @@
+//! What is wrong with a configuration: where, what, and what to do about it. All problems of a file are told at once.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where a value was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the configuration file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1; 0 if unknown.
+        line: usize,
+    },
+    /// In an environment variable.
+    Env(String),
+    /// In a flag.
+    Flag(String),
+    /// Compiled in.
+    Default,
+    /// Nowhere: something is missing.
+    Nowhere,
+}
+
+impl Place {
+    /// The place of a byte in a text file.
+    pub(crate) fn in_file(path: &Path, text: &str, byte: Option<usize>) -> Self {
+        let line =
+            byte.and_then(|byte| text.get(..byte)).map_or(0, |before| before.matches('\n').count() + 1);
+        Self::File { path: path.to_owned(), line }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path, line: 0 } => write!(f, "{}", path.display()),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Env(name) => write!(f, "environment variable {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Default => f.write_str("default"),
+            Self::Nowhere => f.write_str("configuration"),
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// Where.
+    pub(crate) place: Place,
+    /// What.
+    pub(crate) message: String,
+    /// The cure.
+    pub(crate) hint: Option<String>,
+}
+
+impl Problem {
+    /// A problem without a hint.
+    pub(crate) fn new(place: Place, message: impl Into<String>) -> Self {
+        Self { place, message: message.into(), hint: None }
+    }
+
+    /// Adds the cure.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)
+    }
+}
+
+/// Everything that is wrong; never empty.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+pub(crate) struct Problems(pub(crate) Vec<Problem>);
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Self(vec![problem])
+    }
+}
+
+/// A key as TOML writes it: `models."org/name".args`.
+pub(crate) fn dotted(path: &[String]) -> String {
+    path.iter().map(|key| quoted(key)).collect::<Vec<_>>().join(".")
+}
+
+/// A key, in quotes where TOML needs them.
+pub(crate) fn quoted(key: &str) -> String {
+    let bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    if bare { key.to_owned() } else { toml_edit::Value::from(key).to_string() }
+}

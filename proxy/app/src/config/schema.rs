@@ -1,0 +1,231 @@
+//! The JSON Schema of the configuration: what keys exist, and what each takes.
+//!
+//! Sections that have compiled-in defaults get their schema from `defaults.toml` itself (key, kind of value, default,
+//! and the reason as description), so that a key cannot exist in one and be missing in the other. The rest comes from
+//! the types in [`super::settings`]. The validation walks this same schema, so that what is published is what is checked.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
+use warden_policies::ByteSize;
+use warden_policies::defaults::{TEXT, parse_duration};
+
+/// Keys of `[lifecycle]` and `[recycle]` in the defaults that hold for all models at once, so that they are taken in
+/// `[defaults.lifecycle]` and `[defaults.policy]` but not under one model.
+pub(crate) const FLEET_WIDE: [&str; 4] =
+    ["failures_told", "unknown_slots", "overlap_headroom", "overlap_floor"];
+
+/// The schema of a whole configuration file.
+pub(crate) fn root() -> &'static Value {
+    static ROOT: LazyLock<Value> = LazyLock::new(|| {
+        let settings = SchemaSettings::draft2020_12()
+            .with(|settings| settings.inline_subschemas = true)
+            // Nothing in a configuration file is required: every key has a default.
+            .with_transform(RecursiveTransform(|schema: &mut Schema| {
+                schema.remove("required");
+                without_null(schema);
+            }));
+        let mut root = settings.into_generator().into_root_schema_for::<super::settings::Settings>();
+        root.insert("title".to_owned(), json!("llama-warden configuration"));
+        root.to_value()
+    });
+    &ROOT
+}
+
+/// TOML has no null: an absent key says the same.
+fn without_null(schema: &mut Schema) {
+    let Some(Value::Array(kinds)) = schema.get_mut("type") else { return };
+    kinds.retain(|kind| kind != "null");
+    if let [only] = kinds.as_slice() {
+        let only = only.clone();
+        schema.insert("type".to_owned(), only);
+    }
+}
+
+/// What kind of text a value is; the validation knows these by name.
+pub(crate) mod format {
+    /// `30s`, `1h30m`.
+    pub(crate) const DURATION: &str = "duration-text";
+    /// `12GiB`, or a number of bytes.
+    pub(crate) const SIZE: &str = "size";
+    /// `12GiB`, or `80%`.
+    pub(crate) const LIMIT: &str = "memory-limit";
+}
+
+/// A time, such as `30s`.
+pub(crate) fn duration(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": format::DURATION, "examples": ["30s", "1h30m"] })
+}
+
+/// A budget, such as `12GiB` or `80%`.
+pub(crate) fn limit(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "integer"], "format": format::LIMIT, "minimum": 0, "examples": ["12GiB", "80%"] })
+}
+
+/// How a generation is replaced.
+pub(crate) fn replace(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["auto", "sequential", "overlap"] })
+}
+
+/// Defines a type whose schema is a section of `defaults.toml`.
+macro_rules! default_sections {
+    ($($name:ident = $section:literal without $left_out:expr;)*) => { $(
+        /// The schema of one section of the defaults.
+        pub(crate) struct $name;
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn inline_schema() -> bool {
+                true
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                section($section, &$left_out)
+            }
+        }
+    )* };
+}
+
+default_sections! {
+    Server = "server" without [];
+    Upstream = "upstream" without [];
+    Sensors = "sensors" without [];
+    Child = "child" without [];
+    Build = "build" without [];
+    Log = "log" without [];
+    Queue = "queue" without [];
+    Lifecycle = "lifecycle" without [];
+    ModelLifecycle = "lifecycle" without FLEET_WIDE;
+    Recycle = "recycle" without [];
+    ModelRecycle = "recycle" without FLEET_WIDE;
+}
+
+fn section(name: &str, left_out: &[&str]) -> Schema {
+    let mut properties = Map::new();
+    if let Some(table) = defaults_document().get(name).and_then(toml_edit::Item::as_table) {
+        for (key, item) in table {
+            let Some(value) = item.as_value().filter(|_| !left_out.contains(&key)) else { continue };
+            let reason = table.key(key).map(reason).unwrap_or_default();
+            let mut schema = value_schema(name, key, value);
+            schema.insert(
+                "description".to_owned(),
+                json!(format!("Default: {value}. {reason}", value = value.to_string().trim())),
+            );
+            schema.insert("default".to_owned(), plain(value));
+            properties.insert(key.to_owned(), Value::Object(schema));
+        }
+    }
+    let mut schema = Map::new();
+    schema.insert("type".to_owned(), json!("object"));
+    schema.insert("properties".to_owned(), Value::Object(properties));
+    schema.insert("additionalProperties".to_owned(), json!(false));
+    schema.into()
+}
+
+/// `defaults.toml` with its comments.
+fn defaults_document() -> &'static toml_edit::DocumentMut {
+    static DOCUMENT: LazyLock<toml_edit::DocumentMut> = LazyLock::new(|| TEXT.parse().unwrap_or_default());
+    &DOCUMENT
+}
+
+/// The comment above a key.
+fn reason(key: &toml_edit::Key) -> String {
+    let prefix = key.leaf_decor().prefix().and_then(toml_edit::RawString::as_str).unwrap_or_default();
+    let lines = prefix.lines().map(|line| line.trim().trim_start_matches('#').trim());
+    lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// What a key takes, read off its default. The few keys with a smaller range are named here.
+fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<String, Value> {
+    let schema = match (section, key) {
+        ("log", "format") => json!({ "type": "string", "enum": ["text", "json"] }),
+        ("child", "oom_score_adj") => json!({ "type": "integer", "minimum": -1000, "maximum": 1000 }),
+        ("server", "port") => json!({ "type": "integer", "minimum": 0, "maximum": 65535 }),
+        ("recycle", "jitter") => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
+        _ => match default {
+            toml_edit::Value::Integer(_) => json!({ "type": "integer", "minimum": 0 }),
+            toml_edit::Value::Float(_) => json!({ "type": "number", "minimum": 0 }),
+            toml_edit::Value::Boolean(_) => json!({ "type": "boolean" }),
+            toml_edit::Value::String(text) if parse_duration(text.value()).is_ok() => {
+                json!({ "type": "string", "format": format::DURATION })
+            }
+            toml_edit::Value::String(text) if text.value().parse::<ByteSize>().is_ok() => {
+                json!({ "type": ["string", "integer"], "format": format::SIZE, "minimum": 0 })
+            }
+            _ => json!({ "type": "string" }),
+        },
+    };
+    match schema {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+fn plain(value: &toml_edit::Value) -> Value {
+    match value {
+        toml_edit::Value::Integer(number) => json!(number.value()),
+        toml_edit::Value::Float(number) => json!(number.value()),
+        toml_edit::Value::Boolean(flag) => json!(flag.value()),
+        toml_edit::Value::String(text) => json!(text.value()),
+        other => json!(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at<'a>(path: &[&str]) -> &'a Value {
+        path.iter().fold(root(), |schema, key| &schema["properties"][key])
+    }
+
+    #[test]
+    fn every_default_is_a_key_with_its_reason() {
+        for (section, table) in defaults_document().iter() {
+            let place: &[&str] = match section {
+                "queue" => &["defaults", "queue"],
+                "lifecycle" => &["defaults", "lifecycle"],
+                "recycle" => &["defaults", "policy"],
+                "model" => &["defaults"],
+                other => &[other],
+            };
+            for (key, _) in table.as_table().unwrap() {
+                let schema = &at(place)["properties"][key];
+                assert!(schema.is_object(), "[{section}] {key} is missing in the schema");
+                assert!(
+                    schema["description"].as_str().is_some_and(|text| text.len() > 20),
+                    "[{section}] {key}: {schema}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn values_have_the_kind_of_their_default() {
+        assert_eq!(at(&["server", "header_timeout"])["format"], format::DURATION);
+        assert_eq!(at(&["server", "body_bytes"])["format"], format::SIZE);
+        assert_eq!(at(&["server", "host"])["format"], Value::Null);
+        assert_eq!(at(&["build", "sdist_version"])["format"], Value::Null);
+        assert_eq!(at(&["build", "sdist_sha256"])["format"], Value::Null);
+        assert_eq!(at(&["defaults", "replicas"])["type"], "integer");
+    }
+
+    #[test]
+    fn what_holds_for_all_models_is_no_key_of_one_model() {
+        let model = &at(&["models"])["additionalProperties"];
+        assert!(model["properties"]["lifecycle"]["properties"]["start_timeout"].is_object());
+        assert!(model["properties"]["lifecycle"]["properties"]["unknown_slots"].is_null());
+        assert!(at(&["defaults", "lifecycle", "unknown_slots"]).is_object());
+        assert!(model["properties"]["policy"]["properties"]["overlap_floor"].is_null());
+        assert!(model["properties"]["policy"]["properties"]["host"]["properties"]["soft"].is_object());
+    }
+
+    #[test]
+    fn nothing_is_required() {
+        assert!(!root().to_string().contains("\"required\""));
+    }
+}

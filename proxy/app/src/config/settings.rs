@@ -1,0 +1,265 @@
+//! The configuration as the program uses it: complete, because the defaults are its lowest layer.
+//!
+//! Sections with compiled-in defaults are the types of `warden_policies::defaults`; here is what has no default number:
+//! addresses, paths, models. Model tables stay unread until the defaults for all models are merged beneath them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use figment::value::Dict;
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer};
+use warden_policies::MemoryLimit;
+use warden_policies::defaults;
+use warden_supervisor::spec::Replace;
+
+use super::schema;
+
+/// Everything but the models' own values.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    /// The public listener, and what a client may cost.
+    #[schemars(with = "schema::Server")]
+    pub(crate) server: defaults::Server,
+    /// The operator's side: status, restart, logs, metrics.
+    #[serde(default)]
+    pub(crate) admin: Admin,
+    /// Where things are kept.
+    #[serde(default)]
+    pub(crate) paths: Paths,
+    /// Our own log.
+    #[schemars(with = "schema::Log")]
+    pub(crate) log: defaults::Log,
+    /// The connection to a backend.
+    #[schemars(with = "schema::Upstream")]
+    pub(crate) upstream: defaults::Upstream,
+    /// Reading numbers.
+    #[schemars(with = "schema::Sensors")]
+    pub(crate) sensors: defaults::Sensors,
+    /// The child processes.
+    #[schemars(with = "schema::Child")]
+    pub(crate) child: defaults::Child,
+    /// Building llama-server.
+    #[schemars(with = "schema::Build")]
+    pub(crate) build: defaults::Build,
+    /// Settings for all models; a model's own come first.
+    #[schemars(with = "ModelDefaults")]
+    pub(crate) defaults: Dict,
+    /// The models, by the name that clients address.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, ModelKeys>")]
+    pub(crate) models: BTreeMap<String, Dict>,
+}
+
+/// The operator's side.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Admin {
+    /// Unix socket of the admin routes. Default: `admin.sock` in the runtime directory.
+    pub(crate) socket: Option<PathBuf>,
+    /// `host:port` for the admin routes over TCP, metrics among them. Default: none. There is no authentication, so
+    /// only loopback addresses are taken.
+    pub(crate) address: Option<String>,
+}
+
+/// Where things are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Paths {
+    /// Ledger, and which instances run. Default: `$XDG_STATE_HOME/llama-warden`.
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Sockets. Private to one instance, and short. Default: a new one under `$XDG_RUNTIME_DIR`.
+    pub(crate) runtime_dir: Option<PathBuf>,
+    /// Builds. Default: `$XDG_DATA_HOME/llama-warden`.
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Source archives, cmake and ninja, build trees. Default: `$XDG_CACHE_HOME/llama-warden`.
+    pub(crate) cache_dir: Option<PathBuf>,
+}
+
+/// One model with the defaults for all models beneath it.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Model {
+    /// Model file, short for `-m` in `args`.
+    pub(crate) model: Option<PathBuf>,
+    /// The llama-server to run.
+    pub(crate) binary: Option<PathBuf>,
+    /// A build of the store.
+    pub(crate) build: Option<String>,
+    /// llama-server's own flags.
+    #[serde(default)]
+    pub(crate) args: Vec<String>,
+    /// Environment.
+    #[serde(default)]
+    pub(crate) env: BTreeMap<String, String>,
+    /// Working directory.
+    pub(crate) directory: Option<PathBuf>,
+    /// Other names.
+    #[serde(default)]
+    pub(crate) aliases: Vec<String>,
+    /// Processes.
+    pub(crate) replicas: u32,
+    /// Start at once.
+    pub(crate) preload: bool,
+    /// How a generation is replaced.
+    pub(crate) replace: Replace,
+    /// Requests of the slot kind at a time on one process.
+    pub(crate) max_in_flight: Option<u32>,
+    /// The queue.
+    pub(crate) queue: defaults::Queue,
+    /// Start, probe, drain, stop.
+    pub(crate) lifecycle: defaults::Lifecycle,
+    /// When it is replaced.
+    pub(crate) policy: Policy,
+}
+
+/// When a backend is replaced.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Policy {
+    /// Host memory.
+    #[serde(default)]
+    pub(crate) host: Host,
+    /// Requests.
+    pub(crate) max_requests: Option<u64>,
+    /// Age.
+    #[serde(default, deserialize_with = "optional_duration")]
+    pub(crate) max_age: Option<Duration>,
+    /// The numbers that have defaults.
+    #[serde(flatten)]
+    pub(crate) common: defaults::Recycle,
+}
+
+/// Budgets on host memory.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Host {
+    /// Above this a backend is replaced when quiet, or within `quiet_within`. A size, or a share of the machine's memory.
+    #[schemars(schema_with = "schema::limit")]
+    pub(crate) soft: Option<MemoryLimit>,
+    /// Above this it is drained now.
+    #[schemars(schema_with = "schema::limit")]
+    pub(crate) hard: Option<MemoryLimit>,
+}
+
+/// The keys of `[models."name"]`, for the schema.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(
+    dead_code,
+    reason = "only its schema is used: values are read as `Model`, when the defaults are merged in"
+)]
+struct ModelKeys {
+    /// Model file, short for `-m` in `args`. Relative to the configuration file.
+    model: Option<PathBuf>,
+    /// The llama-server to run. Relative to the configuration file. Default: the newest build of the store, else the
+    /// `llama-server` in PATH.
+    binary: Option<PathBuf>,
+    /// A build of the store, by its id or the beginning of it.
+    build: Option<String>,
+    /// llama-server's own flags. Those for listening are ours.
+    args: Option<Vec<String>>,
+    /// Variables added to our environment.
+    env: Option<BTreeMap<String, String>>,
+    /// Working directory of the process. Relative to the configuration file. Default: ours.
+    directory: Option<PathBuf>,
+    /// Other names that clients may use.
+    aliases: Option<Vec<String>>,
+    /// Default: 1. How many processes; each needs the memory of the whole model.
+    #[schemars(range(min = 1))]
+    replicas: Option<u32>,
+    /// Default: false. Start at once, instead of at the first request.
+    preload: Option<bool>,
+    /// Default: "auto". How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap`
+    /// starts the next one first; `auto` overlaps where memory allows.
+    #[schemars(schema_with = "schema::replace")]
+    replace: Option<Replace>,
+    /// Requests at a time on one process. Default: its number of slots.
+    #[schemars(range(min = 1))]
+    max_in_flight: Option<u32>,
+    /// The queue in front of the model.
+    #[schemars(with = "schema::Queue")]
+    queue: (),
+    /// Start, probe, drain, stop.
+    #[schemars(with = "schema::ModelLifecycle")]
+    lifecycle: (),
+    /// When a process is replaced.
+    policy: ModelPolicyKeys,
+}
+
+/// The keys of `[defaults]`: those of a model, without what only one model can have, and with what holds for all.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct ModelDefaults {
+    /// The llama-server to run. Relative to the configuration file. Default: the newest build of the store, else the
+    /// `llama-server` in PATH.
+    binary: Option<PathBuf>,
+    /// A build of the store, by its id or the beginning of it.
+    build: Option<String>,
+    /// llama-server's own flags, for models that have no `args` themselves.
+    args: Option<Vec<String>>,
+    /// Variables added to our environment, beneath the model's own.
+    env: Option<BTreeMap<String, String>>,
+    /// Working directory of the processes. Relative to the configuration file. Default: ours.
+    directory: Option<PathBuf>,
+    /// Default: 1. How many processes; each needs the memory of the whole model.
+    #[schemars(range(min = 1))]
+    replicas: Option<u32>,
+    /// Default: false. Start at once, instead of at the first request.
+    preload: Option<bool>,
+    /// Default: "auto". How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap`
+    /// starts the next one first; `auto` overlaps where memory allows.
+    #[schemars(schema_with = "schema::replace")]
+    replace: Option<Replace>,
+    /// Requests at a time on one process. Default: its number of slots.
+    #[schemars(range(min = 1))]
+    max_in_flight: Option<u32>,
+    /// The queue in front of a model.
+    #[schemars(with = "schema::Queue")]
+    queue: (),
+    /// Start, probe, drain, stop.
+    #[schemars(with = "schema::Lifecycle")]
+    lifecycle: (),
+    /// When a process is replaced.
+    policy: AllPolicyKeys,
+}
+
+/// The keys of a model's `policy`.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct ModelPolicyKeys {
+    /// Budgets on anonymous host memory, swapped pages included.
+    host: Host,
+    /// Replaced when quiet after this many requests.
+    #[schemars(range(min = 1))]
+    max_requests: Option<u64>,
+    /// Replaced when quiet at this age.
+    #[schemars(schema_with = "schema::duration")]
+    max_age: (),
+    #[serde(flatten)]
+    #[schemars(with = "schema::ModelRecycle")]
+    common: (),
+}
+
+/// The keys of `[defaults.policy]`.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct AllPolicyKeys {
+    /// Budgets on anonymous host memory, swapped pages included.
+    host: Host,
+    /// Replaced when quiet after this many requests.
+    #[schemars(range(min = 1))]
+    max_requests: Option<u64>,
+    /// Replaced when quiet at this age.
+    #[schemars(schema_with = "schema::duration")]
+    max_age: (),
+    #[serde(flatten)]
+    #[schemars(with = "schema::Recycle")]
+    common: (),
+}
+
+fn optional_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| defaults::parse_duration(&text).map_err(serde::de::Error::custom)).transpose()
+}

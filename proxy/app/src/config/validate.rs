@@ -1,0 +1,324 @@
+//! Holds a tree of values against the JSON Schema, and tells everything that does not fit at once.
+//!
+//! Only the part of JSON Schema that [`super::schema`] produces is understood: objects with known keys or with one
+//! schema for all keys, lists, enums, ranges, and our own formats. Text from the environment and from flags gets its
+//! type here, because only the schema knows whether `1` is a number or a word.
+
+use serde_json::Value;
+use warden_policies::defaults::parse_duration;
+use warden_policies::{ByteSize, MemoryLimit};
+
+use super::problem::{Place, Problem, dotted};
+use super::schema::{FLEET_WIDE, format, root};
+use super::tree::{Kind, Node};
+
+/// Says where a span of bytes is.
+pub(crate) type Locate<'a> = &'a dyn Fn(Option<usize>) -> Place;
+
+/// Checks a whole tree; gives raw text its type on the way.
+pub(crate) fn validate(tree: &mut Node, locate: Locate<'_>) -> Vec<Problem> {
+    let mut walk = Walk { locate, problems: Vec::new() };
+    walk.check(tree, root(), &mut Vec::new());
+    walk.problems
+}
+
+struct Walk<'a> {
+    locate: Locate<'a>,
+    problems: Vec<Problem>,
+}
+
+impl Walk<'_> {
+    fn check(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+        if let Kind::Raw(text) = &node.kind {
+            node.kind = typed(text, schema);
+        }
+        let problem = match schema["format"].as_str() {
+            Some(format::DURATION) => check_duration(node),
+            Some(format::SIZE) => {
+                check_size(node, |text| text.parse::<ByteSize>().map(drop).map_err(|e| e.to_string()))
+            }
+            Some(format::LIMIT) => {
+                check_size(node, |text| text.parse::<MemoryLimit>().map(drop).map_err(|e| e.to_string()))
+            }
+            _ if schema["enum"].is_array() => check_choice(node, schema),
+            _ => {
+                if accepts(schema, "object") {
+                    return self.check_table(node, schema, path);
+                }
+                if accepts(schema, "array") {
+                    return self.check_list(node, schema, path);
+                }
+                check_scalar(node, schema)
+            }
+        };
+        if let Some(message) = problem {
+            self.tell(node, path, &message);
+        }
+    }
+
+    fn tell(&mut self, node: &Node, path: &[String], message: &str) {
+        let place = (self.locate)(node.span.as_ref().map(|span| span.start));
+        self.problems.push(Problem::new(place, format!("`{}`: {message}", dotted(path))));
+    }
+
+    fn check_list(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+        let noun = node.noun();
+        let Kind::List(items) = &mut node.kind else {
+            return self.tell(
+                node,
+                path,
+                &format!("this is {noun}; a list is needed, like `[\"a\", \"b\"]`"),
+            );
+        };
+        for item in items {
+            self.check(item, &schema["items"], path);
+        }
+    }
+
+    fn check_table(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+        let noun = node.noun();
+        let Kind::Table(entries) = &mut node.kind else {
+            let message = format!("this is {noun}; a table is needed, like `[{}]`", dotted(path));
+            return self.tell(node, path, &message);
+        };
+        for entry in entries {
+            let inner = match &schema["properties"][&entry.key] {
+                Value::Null if schema["additionalProperties"].is_object() => &schema["additionalProperties"],
+                Value::Null => {
+                    let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
+                    self.problems.push(unknown(place, &entry.key, path, schema));
+                    continue;
+                }
+                inner => inner,
+            };
+            path.push(entry.key.clone());
+            self.check(&mut entry.value, inner, path);
+            path.pop();
+        }
+    }
+}
+
+fn accepts(schema: &Value, kind: &str) -> bool {
+    match &schema["type"] {
+        Value::String(one) => one == kind,
+        Value::Array(several) => several.iter().any(|one| one == kind),
+        _ => false,
+    }
+}
+
+/// Raw text becomes what the schema wants; if it cannot, it stays text and the check that follows says why.
+fn typed(text: &str, schema: &Value) -> Kind {
+    let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| Node::from(&value).kind);
+    let wants_text = accepts(schema, "string");
+    match parsed() {
+        Some(kind @ (Kind::List(_) | Kind::Table(_))) if !wants_text => kind,
+        Some(kind @ (Kind::Int(_) | Kind::Float(_) | Kind::Bool(_))) if !wants_text => kind,
+        Some(kind @ Kind::Int(_)) if accepts(schema, "integer") => kind,
+        _ => Kind::Text(text.to_owned()),
+    }
+}
+
+fn check_duration(node: &Node) -> Option<String> {
+    match &node.kind {
+        Kind::Text(text) => parse_duration(text).err().map(|error| error.to_string()),
+        Kind::Int(number) => {
+            Some(format!("`{number}` has no unit: write a duration in quotes, like `\"{number}s\"`"))
+        }
+        _ => Some(format!("this is {}; a duration in quotes is needed, like `\"30s\"`", node.noun())),
+    }
+}
+
+fn check_size(node: &Node, parse: impl Fn(&str) -> Result<(), String>) -> Option<String> {
+    match &node.kind {
+        Kind::Text(text) => parse(text).err(),
+        Kind::Int(number) if *number >= 0 => None,
+        Kind::Int(number) => Some(format!("`{number}` is negative; a size is needed, like `\"12GiB\"`")),
+        _ => Some(format!("this is {}; a size in quotes is needed, like `\"12GiB\"`", node.noun())),
+    }
+}
+
+fn check_choice(node: &Node, schema: &Value) -> Option<String> {
+    let choices: Vec<&str> = schema["enum"].as_array()?.iter().filter_map(Value::as_str).collect();
+    let listed = choices.iter().map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", ");
+    match &node.kind {
+        Kind::Text(text) if choices.contains(&text.as_str()) => None,
+        Kind::Text(text) => Some(format!("`{text}` is none of {listed}")),
+        _ => Some(format!("this is {}; one of {listed} is needed, in quotes", node.noun())),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a comparison with the small bounds of the schema")]
+fn check_scalar(node: &Node, schema: &Value) -> Option<String> {
+    let wanted = if accepts(schema, "string") {
+        "text in quotes"
+    } else if accepts(schema, "boolean") {
+        "`true` or `false`"
+    } else if accepts(schema, "integer") {
+        "a whole number"
+    } else {
+        "a number"
+    };
+    let number = match &node.kind {
+        Kind::Text(_) if accepts(schema, "string") => return None,
+        Kind::Bool(_) if accepts(schema, "boolean") => return None,
+        Kind::Int(number) if accepts(schema, "integer") || accepts(schema, "number") => *number as f64,
+        Kind::Float(number) if accepts(schema, "number") => *number,
+        Kind::Text(text) => return Some(format!("`{text}` is text; {wanted} is needed")),
+        _ => return Some(format!("this is {}; {wanted} is needed", node.noun())),
+    };
+    let (low, high) = (schema["minimum"].as_f64(), schema["maximum"].as_f64());
+    let outside =
+        number.is_nan() || low.is_some_and(|low| number < low) || high.is_some_and(|high| number > high);
+    outside.then(|| match (low, high) {
+        (Some(low), Some(high)) => format!("`{number}` is out of range: it goes from {low} to {high}"),
+        (Some(low), None) => format!("`{number}` is too small: {low} is the least"),
+        _ => format!("`{number}` is out of range"),
+    })
+}
+
+fn unknown(place: Place, key: &str, path: &[String], schema: &Value) -> Problem {
+    let section =
+        if path.is_empty() { "at the top level".to_owned() } else { format!("in [{}]", dotted(path)) };
+    let problem = Problem::new(place, format!("unknown key `{key}` {section}"));
+    if FLEET_WIDE.contains(&key) {
+        let home = if key.starts_with("overlap") { "defaults.policy" } else { "defaults.lifecycle" };
+        return problem.hint(format!("`{key}` holds for all models: it belongs in [{home}]"));
+    }
+    let near = schema["properties"].as_object().and_then(|known| {
+        let scored = known.keys().map(|known| (strsim::jaro_winkler(key, known), known));
+        scored.max_by(|a, b| a.0.total_cmp(&b.0))
+    });
+    let elsewhere = home_of(key, root(), &mut Vec::new());
+    match (near, elsewhere) {
+        (Some((score, known)), _) if score >= 0.8 => {
+            problem.hint(format!("the nearest valid key is `{known}`"))
+        }
+        (_, Some(home)) => problem.hint(format!("`{key}` belongs in [{home}]")),
+        (Some((_, known)), None) => problem.hint(format!("the nearest valid key is `{known}`")),
+        (None, None) => problem,
+    }
+}
+
+/// The section in which a key of this name exists.
+fn home_of(key: &str, schema: &Value, path: &mut Vec<String>) -> Option<String> {
+    let known = schema["properties"].as_object();
+    if !path.is_empty() && known.is_some_and(|known| known.contains_key(key)) {
+        return Some(path.join("."));
+    }
+    let any_name =
+        schema["additionalProperties"].as_object().map(|_| ("\"name\"", &schema["additionalProperties"]));
+    let inner = known.into_iter().flatten().map(|(name, inner)| (name.as_str(), inner));
+    for (name, inner) in inner.chain(any_name) {
+        path.push(name.to_owned());
+        let found = home_of(key, inner, path);
+        path.pop();
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(text: &str) -> Vec<Problem> {
+        let document = toml_edit::Document::parse(text).unwrap();
+        let mut tree = Node::from(document.as_item());
+        let locate = |byte| Place::in_file("w.toml".as_ref(), text, byte);
+        validate(&mut tree, &locate)
+    }
+
+    fn only(text: &str) -> String {
+        let all = problems(text);
+        assert_eq!(all.len(), 1, "{all:?}");
+        format!("{} | {}", all[0], all[0].hint.clone().unwrap_or_default())
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line_and_the_nearest_valid_key() {
+        assert_eq!(
+            only("[server]\nhots = \"x\"\n"),
+            "w.toml:2: unknown key `hots` in [server] | the nearest valid key is `host`"
+        );
+        assert_eq!(
+            only("[models.\"a/b\"]\nmodel = \"x\"\npolcy.x = 1\n"),
+            "w.toml:3: unknown key `polcy` in [models.\"a/b\"] | the nearest valid key is `policy`"
+        );
+        assert_eq!(
+            only("sever = 1"),
+            "w.toml:1: unknown key `sever` at the top level | the nearest valid key is `server`"
+        );
+    }
+
+    #[test]
+    fn a_key_in_the_wrong_section_is_shown_the_right_one() {
+        assert_eq!(
+            only("port = 1"),
+            "w.toml:1: unknown key `port` at the top level | `port` belongs in [server]"
+        );
+        assert_eq!(
+            only("[models.m.lifecycle]\nunknown_slots = 1"),
+            "w.toml:2: unknown key `unknown_slots` in [models.m.lifecycle] | `unknown_slots` holds for all models: it \
+             belongs in [defaults.lifecycle]"
+        );
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_its_line_and_the_right_form() {
+        assert_eq!(
+            only("[models.m.policy]\nhost.soft = \"12 GB of ram\""),
+            "w.toml:2: `models.m.policy.host.soft`: `12 GB of ram` is not a size: write a number and a unit, like \
+             `12GiB` or `512MiB`, or a share of the memory, like `80%` | "
+        );
+        assert_eq!(
+            only("[server]\nkeep_alive = 30"),
+            "w.toml:2: `server.keep_alive`: `30` has no unit: write a duration in quotes, like `\"30s\"` | "
+        );
+        assert_eq!(
+            only("[server]\n\nport = 70000"),
+            "w.toml:3: `server.port`: `70000` is out of range: it goes from 0 to 65535 | "
+        );
+        assert_eq!(
+            only("[server]\nport = \"x\""),
+            "w.toml:2: `server.port`: `x` is text; a whole number is needed | "
+        );
+        assert_eq!(
+            only("[models.m]\nreplace = \"both\""),
+            "w.toml:2: `models.m.replace`: `both` is none of `auto`, `sequential`, `overlap` | "
+        );
+        assert_eq!(
+            only("[models.m]\nargs = \"-c 1\""),
+            "w.toml:2: `models.m.args`: this is text; a list is needed, like `[\"a\", \"b\"]` | "
+        );
+        assert_eq!(
+            only("models = 3"),
+            "w.toml:1: `models`: this is a number; a table is needed, like `[models]` | "
+        );
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        assert_eq!(problems("[server]\nprot = 1\nport = true\n[queue]\n[models.m]\nreplicas = 0\n").len(), 4);
+    }
+
+    #[test]
+    fn what_is_right_has_no_problem() {
+        let text = "[server]\nport = 0\nbody_bytes = \"1GiB\"\nkeep_alive = \"1h30m\"\n[defaults.policy]\njitter = 0\n\
+                    [models.m]\nargs = [\"-c\", \"1\"]\nenv = { A = \"b\" }\npolicy.host = { soft = \"80%\", hard = 1 }\n";
+        assert_eq!(problems(text), []);
+    }
+
+    #[test]
+    fn text_from_the_environment_gets_the_type_that_the_schema_wants() {
+        let schema = |kind: &str| serde_json::json!({ "type": kind });
+        assert_eq!(typed("1", &schema("integer")), Kind::Int(1));
+        assert_eq!(typed("1", &schema("string")), Kind::Text("1".to_owned()));
+        assert_eq!(typed("true", &schema("boolean")), Kind::Bool(true));
+        assert_eq!(typed("12GiB", &schema("string")), Kind::Text("12GiB".to_owned()));
+        assert!(matches!(typed("[\"-c\", \"1\"]", &schema("array")), Kind::List(items) if items.len() == 2));
+        let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
+        assert_eq!(typed("512", &size), Kind::Int(512));
+    }
+}

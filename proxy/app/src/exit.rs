@@ -1,0 +1,156 @@
+//! Why a command failed, and with which exit code: the one place that maps errors to codes.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | it did what was asked |
+//! | 1 | it could not: a build failed, a port is taken, no instance runs |
+//! | 2 | it was asked wrongly: configuration or usage |
+
+use std::process::ExitCode;
+
+use warden_supervisor::{ControlError, FleetError};
+
+use crate::config::problem::Problems;
+use crate::out;
+
+/// Exit code for configuration and usage.
+pub(crate) const USAGE: u8 = 2;
+/// Exit code for everything else.
+pub(crate) const FAILURE: u8 = 1;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] Problems),
+    /// The command was used wrongly.
+    #[error("{message}")]
+    Usage {
+        /// What is wrong.
+        message: String,
+        /// The cure.
+        hint: String,
+    },
+    /// It was asked rightly and could not be done.
+    #[error("{message}")]
+    Failed {
+        /// What could not be done to which thing.
+        message: String,
+        /// The cure, if there is one to tell.
+        hint: Option<String>,
+    },
+    /// Whoever read our output has left; there is nobody to tell.
+    #[error("the output was closed")]
+    Pipe,
+}
+
+impl Failure {
+    /// A wrong use, with its cure.
+    pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Usage { message: message.into(), hint: hint.into() }
+    }
+
+    /// A failure without a cure to tell.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::Failed { message: message.into(), hint: None }
+    }
+
+    /// A failure with its cure.
+    pub(crate) fn hinted(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Failed { message: message.into(), hint: Some(hint.into()) }
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Usage { .. } => USAGE,
+            Self::Failed { .. } | Self::Pipe => FAILURE,
+        }
+    }
+
+    /// The lines that tell it: `error:` and, where there is a cure, `hint:`.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let pair = |message: &str, hint: Option<&str>| {
+            let mut lines = vec![format!("error: {message}")];
+            lines.extend(hint.filter(|hint| !hint.is_empty()).map(|hint| format!("hint: {hint}")));
+            lines
+        };
+        match self {
+            Self::Config(problems) => {
+                problems.0.iter().flat_map(|one| pair(&one.to_string(), one.hint.as_deref())).collect()
+            }
+            Self::Usage { message, hint } => pair(message, Some(hint)),
+            Self::Failed { message, hint } => pair(message, hint.as_deref()),
+            Self::Pipe => Vec::new(),
+        }
+    }
+
+    /// Tells it on standard error and returns the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        for line in self.lines() {
+            out::error_line(&line);
+        }
+        ExitCode::from(self.code())
+    }
+}
+
+impl From<FleetError> for Failure {
+    fn from(error: FleetError) -> Self {
+        match error {
+            FleetError::DuplicateName { .. } | FleetError::NoReplicas(_) | FleetError::SocketPath { .. } => {
+                Self::usage(error.to_string(), "")
+            }
+            // The state directory is the operator's choice: unwritable is a matter of configuration.
+            FleetError::StateDir { .. } | FleetError::RuntimeDir { .. } => Self::usage(error.to_string(), ""),
+            FleetError::ShuttingDown => Self::failed(error.to_string()),
+        }
+    }
+}
+
+impl From<ControlError> for Failure {
+    fn from(error: ControlError) -> Self {
+        Self::failed(error.to_string())
+    }
+}
+
+/// A panic is a bug of ours: one line and how to report it, instead of a stack trace.
+pub(crate) fn install_panic_hook() {
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
+        let text = info.payload_as_str().unwrap_or("no message");
+        let text = text.lines().next().unwrap_or_default();
+        out::error_line(&format!("error: internal error{place}: {text}"));
+        out::error_line(&format!(
+            "hint: this is a bug in llama-warden {}; please report it with the command you ran",
+            env!("CARGO_PKG_VERSION")
+        ));
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::problem::{Place, Problem};
+
+    #[test]
+    fn every_problem_of_a_configuration_gets_its_own_lines_and_code_2() {
+        let place = || Place::File { path: "w.toml".into(), line: 3 };
+        let failure = Failure::from(Problems(vec![
+            Problem::new(place(), "bad").hint("cure"),
+            Problem::new(Place::Env("X".into()), "worse"),
+        ]));
+        assert_eq!(
+            failure.lines(),
+            ["error: w.toml:3: bad", "hint: cure", "error: environment variable X: worse"]
+        );
+        assert_eq!(failure.code(), 2);
+    }
+
+    #[test]
+    fn usage_is_code_2_and_the_rest_is_code_1() {
+        assert_eq!(Failure::usage("a", "b").code(), 2);
+        assert_eq!(Failure::hinted("a", "b").code(), 1);
+        assert_eq!(Failure::failed("a").lines(), ["error: a"]);
+    }
+}
