@@ -45,7 +45,9 @@ pub mod nursery;
 pub mod spec;
 pub mod view;
 
+mod child;
 mod clock;
+mod spawn;
 mod sync;
 
 pub use error::{ControlError, Denied, FleetError, ResolveError, SpawnError};
@@ -54,7 +56,7 @@ pub use fleet::{ApplyReport, Fleet};
 pub use lease::{Endpoint, Lease};
 pub use ledger::{Evidence, LedgerEntry, Mode};
 pub use log::{LogLine, LogTail, Stream};
-pub use nursery::{Child, Nursery, NurseryHandle, SpawnRequest};
+pub use nursery::{Child, Exit, Nursery, NurseryHandle, SpawnRequest};
 pub use spec::*;
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;

@@ -2,12 +2,20 @@
 //!
 //! The kernel ties a parent-death signal to the *thread* that forked. A pool thread may end at any time and would take the
 //! child with it, so all children are forked by the one thread that lives as long as the process: main.
+//!
+//! ```text
+//!   main thread:  Nursery::run <---- orders ---- NurseryHandle::spawn  (any task)
+//!                      |  fork, exec                    ^
+//!                      +--------- the child ------------+
+//! ```
 
 use std::sync::mpsc;
 
 use tokio::sync::oneshot;
 
+pub use crate::child::{Child, Exit};
 use crate::error::SpawnError;
+use crate::spawn::{Spawned, spawn};
 use crate::spec::Command;
 
 /// What to run.
@@ -15,26 +23,13 @@ use crate::spec::Command;
 pub struct SpawnRequest {
     /// Binary, all arguments, environment, directory.
     pub command: Command,
-    /// Added to our own `oom_score_adj`.
+    /// Added to our own `oom_score_adj`; the sum is kept within -1000 to 1000.
     pub oom_score_adj: i32,
 }
 
 enum Order {
-    Spawn(Box<SpawnRequest>, oneshot::Sender<Result<Child, SpawnError>>),
+    Spawn(Box<SpawnRequest>, oneshot::Sender<Result<Spawned, SpawnError>>),
     Stop,
-}
-
-/// A running child.
-#[derive(Debug)]
-pub struct Child {
-    pid: u32,
-}
-
-impl Child {
-    /// Its process id, which is also that of its process group.
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
 }
 
 /// The forking side: give it the main thread.
@@ -56,23 +51,26 @@ pub fn channel() -> (Nursery, NurseryHandle) {
 }
 
 impl Nursery {
-    /// Serves until all handles are gone or [`NurseryHandle::stop`] is called. The children die with the calling thread.
+    /// Serves until all handles are gone or [`NurseryHandle::stop`] is called. The children die when the calling thread
+    /// ends, not when this returns.
     pub fn run(self) {
         while let Ok(Order::Spawn(request, reply)) = self.orders.recv() {
-            drop(reply.send(Err(SpawnError::NurseryGone { binary: request.command.binary })));
+            // A caller that left meanwhile drops the child, which kills it.
+            drop(reply.send(spawn(&request)));
         }
     }
 }
 
 impl NurseryHandle {
-    /// Has the main thread create a process.
+    /// Has the main thread create a process. Must be called within a tokio runtime with I/O.
     pub async fn spawn(&self, request: SpawnRequest) -> Result<Child, SpawnError> {
-        let gone = SpawnError::NurseryGone { binary: request.command.binary.clone() };
+        let binary = request.command.binary.clone();
         let (reply, answer) = oneshot::channel();
         if self.orders.send(Order::Spawn(Box::new(request), reply)).is_err() {
-            return Err(gone);
+            return Err(SpawnError::NurseryGone { binary });
         }
-        answer.await.unwrap_or(Err(gone))
+        let spawned = answer.await.map_err(|_| SpawnError::NurseryGone { binary })??;
+        Child::watch(spawned)
     }
 
     /// Ends [`Nursery::run`].
