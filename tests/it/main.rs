@@ -1,4 +1,13 @@
 //! The one integration test binary. One module per promise; a test's name is the promise's sentence.
 
+mod bad_input;
+mod cancel;
+mod crash;
+mod drain_and_replace;
 mod fake;
 mod layout;
+mod passthrough;
+mod queue;
+mod reload;
+mod shutdown;
+mod supervisor_death;

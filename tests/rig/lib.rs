@@ -10,6 +10,8 @@
 //! | [`home`] | directories and environment of its own for every test |
 //! | [`http`] | a client that can stream, leave early, read slowly, send raw bytes |
 //! | [`sse`] | events out of bytes, and answers out of events |
+//! | [`load`] | closed loops for benchmarks, and what the times say |
+//! | [`swarm`] | many requests at once, and the comparison with an undisturbed run |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
 //!
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
@@ -19,8 +21,10 @@ pub mod fake;
 pub mod home;
 pub mod http;
 pub mod ledger;
+pub mod load;
 pub mod process;
 pub mod sse;
+pub mod swarm;
 pub mod trouble;
 pub mod wait;
 pub mod warden;

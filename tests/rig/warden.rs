@@ -181,6 +181,49 @@ impl Warden {
         self.kid.children().into_iter().filter(|child| child.socket().is_some()).collect()
     }
 
+    /// The warden's own ledger of replacements.
+    pub fn recycles(&self) -> PathBuf {
+        self.home().path().join("state/llama-warden/ledger.jsonl")
+    }
+
+    /// What `llama-warden status --json` says about one model.
+    ///
+    /// # Errors
+    /// It fails, or knows no such model.
+    pub async fn status(&self, model: &str) -> Result<Value, Trouble> {
+        let ran = self.cli(&["status", "--json"]).await?;
+        let status: Value = serde_json::from_str(&ran.stdout).context(format!("{ran:?}"))?;
+        let models = status["models"].as_array().context("no models in the status")?;
+        let found = models.iter().find(|entry| entry["name"] == model);
+        found.cloned().context(format!("no model {model} in {status}"))
+    }
+
+    /// Requests that wait for a model.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn waiting(&self, model: &str) -> Result<usize, Trouble> {
+        let waiting =
+            self.status(model).await?["waiting"].as_u64().context("no number of waiting requests")?;
+        Ok(usize::try_from(waiting)?)
+    }
+
+    /// A model's state: `unloaded`, `loading`, `loaded`, `draining`, `backoff`, `failed`.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn state(&self, model: &str) -> Result<String, Trouble> {
+        Ok(self.status(model).await?["state"].as_str().context("no state")?.to_owned())
+    }
+
+    /// When this one has ended: the next one, in the same home with the same configuration.
+    ///
+    /// # Errors
+    /// As [`Setup::start`].
+    pub async fn again(self) -> Result<Self, Trouble> {
+        self.setup.start().await
+    }
+
     /// Waits until there are as many backends and all answer /health with 200.
     ///
     /// # Errors

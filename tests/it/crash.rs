@@ -1,0 +1,168 @@
+//! A backend that dies takes nothing with it but the streams that it was sending, and those are told.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use warden_rig::ledger::End;
+use warden_rig::swarm::{all_whole, requests, swarm};
+use warden_rig::warden::{CHAT, SOON, Setup, chat};
+use warden_rig::{Context as _, Outcome, wait_until};
+
+/// Crashes are forgiven fast, so that tests need not wait.
+const HASTY: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
+
+/// The `error` object of a body in `OpenAI`'s shape.
+fn error_of(body: &Value) -> Result<(String, String), warden_rig::Trouble> {
+    let error = &body["error"];
+    let text = |key: &str| error[key].as_str().map(str::to_owned).context(format!("no {key} in {body}"));
+    Ok((text("message")?, text("type")?))
+}
+
+#[tokio::test]
+async fn killed_in_mid_stream_the_stream_ends_with_an_error_and_the_queue_is_served() -> Outcome {
+    let args = "args = [\"-np\", \"1\"]\n";
+    let script = json!({"ms_per_token": 10});
+    let warden = Setup::new()?.fake("m", &script, &format!("{args}{HASTY}"))?.start().await?;
+    let first = warden.until_ready(1).await?;
+    let mut flow = warden.http.stream(CHAT, &chat("cut", "m", "go", 100_000, true)).await?;
+    for _ in 0..3 {
+        flow.event().await?;
+    }
+    let queued = requests("q", "m", 6, 4);
+    let kill = async {
+        wait_until("all six wait", SOON, async || {
+            warden.waiting("m").await.is_ok_and(|waiting| waiting == 6)
+        })
+        .await?;
+        first[0].signal(Signal::KILL);
+        Ok::<_, warden_rig::Trouble>(flow.rest().await)
+    };
+    let (answers, cut) = tokio::join!(swarm(&warden.http, &queued, 6), kill);
+    let (cut, _) = cut?;
+    assert!(cut.error.is_some() && !cut.is_whole(), "an in-band error: {cut:?}");
+    all_whole(&answers)?;
+    let ends = warden.ledger().executions()?;
+    assert_eq!(ends["cut"], [End::Open]);
+    assert!(ends.iter().all(|(name, all)| name == "cut" || *all == [End::Finished]), "{ends:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_request_whose_backend_dies_before_the_first_byte_is_told_or_sent_again_but_never_both() -> Outcome
+{
+    let warden = Setup::new()?;
+    let once = warden.home.path().join("once");
+    // Dies with the request in its slot, before any byte of an answer.
+    let script = json!({"faults": [{"do": "crash", "after_tokens": 2, "signal": 9, "once": once}]});
+    let warden = warden.fake("m", &script, HASTY)?.start().await?;
+    let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
+    // A non-streaming request may have been executed: it must not be sent again.
+    assert_eq!(answer.status.as_u16(), 502, "{}", answer.text());
+    error_of(&answer.json()?)?;
+    assert_eq!(answer.header("x-warden-executed"), "maybe");
+    assert_eq!(warden.ledger().executions()?["a"], [End::Open]);
+    let next = warden.http.post(CHAT, &chat("b", "m", "hi", 6, false)).await?;
+    assert!(next.status.is_success(), "{}", next.text());
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_way_to_fail_a_start_is_told_with_the_childs_last_lines() -> Outcome {
+    for (how, words) in [
+        ("corrupt_model", "invalid magic characters"),
+        ("bad_flag", "invalid argument"),
+        ("out_of_memory", "insufficient memory"),
+        ("missing_library", "libcudart.so.12"),
+        ("abort", "GGML_ASSERT"),
+    ] {
+        let warden = Setup::new()?.fake("m", &json!({"fail": how}), HASTY)?.start().await?;
+        let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
+        assert_eq!(answer.status.as_u16(), 503, "{how}: {}", answer.text());
+        error_of(&answer.json()?)?;
+        assert!(answer.text().contains(words), "{how}: {}", answer.text());
+        assert!(warden.kid.output().contains(words), "{how}: not in the log:\n{}", warden.kid.output());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_crash_loop_ends_with_an_open_breaker_until_an_operator_acts() -> Outcome {
+    let toml = format!("lifecycle.breaker_failures = 3\nlifecycle.breaker_window = \"1h\"\n{HASTY}");
+    let warden = Setup::new()?.fake("m", &json!({"fail": "out_of_memory"}), &toml)?.start().await?;
+    wait_until("the model is failed", SOON, async || {
+        warden.state("m").await.is_ok_and(|state| state == "failed")
+    })
+    .await?;
+    let begun = tokio::time::Instant::now();
+    let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
+    assert_eq!(answer.status.as_u16(), 503, "{}", answer.text());
+    assert!(begun.elapsed() < Duration::from_secs(2), "a failed model must say so at once");
+    warden.script("m", &json!({"fail": null})).await?;
+    let ran = warden.cli(&["restart", "m"]).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let answer = warden.http.post(CHAT, &chat("b", "m", "hi", 6, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_backend_that_answers_no_probe_is_replaced() -> Outcome {
+    let setup = Setup::new()?;
+    let once = setup.home.path().join("once");
+    let script =
+        json!({"on_term": "ignore", "faults": [{"do": "hang", "silent_health": true, "once": once}]});
+    let toml = format!(
+        "lifecycle.probe_interval = \"100ms\"\nlifecycle.probe_timeout = \"200ms\"\nlifecycle.suspect_timeout = \"300ms\"\n\
+         lifecycle.drain_deadline = \"300ms\"\nlifecycle.stop_grace = \"300ms\"\n{HASTY}"
+    );
+    let warden = setup.fake("m", &script, &toml)?.start().await?;
+    let first = warden.until_ready(1).await?;
+    let hung = chat("hung", "m", "hi", 6, true);
+    let (hung, next) = tokio::join!(warden.http.post(CHAT, &hung), async {
+        wait_until("the first one is gone", SOON, async || !first[0].is_alive()).await?;
+        warden.http.post(CHAT, &chat("next", "m", "hi", 6, true)).await
+    });
+    assert!(next?.answer()?.is_whole());
+    // It never began, so either answer is right: an error, or the next generation's.
+    if let Ok(hung) = hung {
+        assert!(!hung.status.is_success() || hung.answer()?.is_whole(), "{}", hung.text());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn dirty_bytes_from_a_backend_become_a_clean_502_and_the_next_request_is_served() -> Outcome {
+    for how in ["bad_status_line", "two_lengths", "cut_head", "close", "huge_head"] {
+        let setup = Setup::new()?;
+        let once = setup.home.path().join("once");
+        let script = json!({"faults": [{"do": how, "once": once}]});
+        let warden = setup.fake("m", &script, HASTY)?.start().await?;
+        let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
+        assert_eq!(answer.status.as_u16(), 502, "{how}: {}", answer.text());
+        error_of(&answer.json()?)?;
+        let next = warden.http.post(CHAT, &chat("b", "m", "hi", 6, false)).await?;
+        assert!(next.status.is_success(), "{how}: {}", next.text());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_body_cut_by_the_backend_is_never_ended_as_if_it_were_whole() -> Outcome {
+    for (how, stream) in [("short_body", false), ("cut_chunk", false), ("cut_chunk", true), ("close", true)] {
+        let setup = Setup::new()?;
+        let fault = if stream { json!({"do": how, "after_tokens": 2}) } else { json!({"do": how}) };
+        let warden = setup.fake("m", &json!({"faults": [fault]}), HASTY)?.start().await?;
+        let flow = warden.http.stream(CHAT, &chat("a", "m", "hi", 6, stream)).await;
+        let Ok(mut flow) = flow else { continue };
+        if !flow.status().is_success() {
+            continue;
+        }
+        let (answer, end) = flow.rest().await;
+        assert!(
+            !answer.done && (end.is_err() || answer.error.is_some()),
+            "{how} {stream}: {answer:?} {end:?}"
+        );
+    }
+    Ok(())
+}

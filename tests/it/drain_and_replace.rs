@@ -1,0 +1,189 @@
+//! A backend is drained and replaced without one failed request: by hand, by count, by memory, in both ways.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use warden_rig::swarm::{all_whole, names, requests, same, swarm};
+use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
+use warden_rig::{Context as _, Fake, Outcome, Trouble, Warden, wait_until};
+
+/// Replace at once whenever a rule says so.
+const EAGER: &str = "policy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
+                     policy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
+
+/// One token every 2 ms: requests take long enough to be in flight when something happens.
+fn paced() -> Value {
+    json!({"ms_per_token": 2})
+}
+
+/// Entries of the warden's ledger.
+fn entries(warden: &Warden) -> Result<Vec<Value>, Trouble> {
+    json_lines(&warden.recycles())
+}
+
+async fn until_entries(warden: &Warden, count: usize) -> Result<Vec<Value>, Trouble> {
+    wait_until(&format!("{count} entries in the ledger"), SOON, async || {
+        entries(warden).is_ok_and(|found| found.len() >= count)
+    })
+    .await?;
+    entries(warden)
+}
+
+async fn restarted_under_load(replace: &str) -> Outcome {
+    let all = requests("r", "m", 160, 12);
+    let undisturbed = swarm(&Fake::start(&paced(), &["-np", "4"]).await?.http, &all, 8).await;
+    let toml = format!("replace = \"{replace}\"");
+    let warden = Setup::new()?.fake("m", &paced(), &toml)?.start().await?;
+    warden.until_ready(1).await?;
+    let restarts = async {
+        for _ in 0..3 {
+            let ran = warden.cli(&["restart", "m"]).await?;
+            if ran.code != 0 {
+                return Err(Trouble::new(format!("restart: {ran:?}")));
+            }
+        }
+        Ok(())
+    };
+    let (disturbed, restarts) = tokio::join!(swarm(&warden.http, &all, 8), restarts);
+    restarts?;
+    same(&undisturbed, &disturbed)?;
+    warden.ledger().each_finished_once(names(&all))?;
+    assert!(warden.ledger().generations()? >= 2, "no restart fell into the load");
+    let found = until_entries(&warden, 3).await?;
+    for entry in &found {
+        assert_eq!(
+            (entry["reason"].as_str(), entry["mode"].as_str()),
+            (Some("operator"), Some(replace)),
+            "{entry}"
+        );
+        assert_eq!(entry["cut"], 0, "{entry}");
+        assert!(entry["failed"].is_null(), "{entry}");
+        if replace == "overlap" {
+            assert_eq!(entry["gap_ms"], 0, "{entry}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn restarts_under_load_in_sequence_fail_nothing_and_execute_nothing_twice() -> Outcome {
+    restarted_under_load("sequential").await
+}
+
+#[tokio::test]
+async fn restarts_under_load_by_overlap_fail_nothing_and_leave_no_gap() -> Outcome {
+    restarted_under_load("overlap").await
+}
+
+#[tokio::test]
+async fn a_slowly_loading_next_generation_makes_requests_wait_and_none_fail() -> Outcome {
+    let all = requests("r", "m", 40, 6);
+    let warden = Setup::new()?.fake("m", &paced(), "replace = \"sequential\"")?.start().await?;
+    warden.until_ready(1).await?;
+    warden.script("m", &json!({"load_ms": 700})).await?;
+    let (answers, ran) = tokio::join!(swarm(&warden.http, &all, 8), warden.cli(&["restart", "m"]));
+    assert_eq!(ran?.code, 0);
+    all_whole(&answers)?;
+    let entry = until_entries(&warden, 1).await?.remove(0);
+    assert!(entry["gap_ms"].as_u64().is_some_and(|gap| gap >= 700), "{entry}");
+    assert!(entry["carried_over"].as_u64().is_some_and(|carried| carried > 0), "{entry}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_backend_is_replaced_after_its_share_of_requests() -> Outcome {
+    let all = requests("r", "m", 100, 6);
+    let toml = format!("policy.max_requests = 20\n{EAGER}");
+    let warden = Setup::new()?.fake("m", &paced(), &toml)?.start().await?;
+    let answers = swarm(&warden.http, &all, 4).await;
+    all_whole(&answers)?;
+    warden.ledger().each_finished_once(names(&all))?;
+    let found = until_entries(&warden, 2).await?;
+    for entry in found {
+        assert_eq!(entry["reason"], "max_requests");
+        assert!(entry["evidence"]["requests"].as_u64().is_some_and(|requests| requests >= 20), "{entry}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_leaking_backend_is_replaced_at_its_soft_budget_and_memory_comes_back() -> Outcome {
+    let all = requests("r", "m", 60, 6);
+    let script = json!({"ms_per_token": 2, "leak_kib_per_request": 4096});
+    let toml = format!("policy.host.soft = \"48MiB\"\n{EAGER}");
+    let warden = Setup::new()?.top("sensors.interval = \"100ms\"").fake("m", &script, &toml)?.start().await?;
+    let answers = swarm(&warden.http, &all, 4).await;
+    all_whole(&answers)?;
+    warden.ledger().each_finished_once(names(&all))?;
+    for entry in until_entries(&warden, 2).await? {
+        assert_eq!(
+            (entry["reason"].as_str(), &entry["helped"]),
+            (Some("host_soft"), &json!(true)),
+            "{entry}"
+        );
+        let held = entry["evidence"]["host_bytes"].as_u64().context("no evidence")?;
+        let budget = entry["evidence"]["budget_bytes"].as_u64().context("no budget")?;
+        assert!(held > budget && budget == 48 << 20, "{entry}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn at_the_hard_budget_a_busy_backend_is_drained_now_and_its_streams_end_well() -> Outcome {
+    let script = json!({"ms_per_token": 10, "leak_kib_per_token": 1024});
+    // Never quiet by itself: only the hard budget can do it.
+    let toml =
+        "policy.host.hard = \"64MiB\"\npolicy.min_interval_hard = \"1ms\"\npolicy.quiet_within = \"1h\"\n";
+    let warden = Setup::new()?.top("sensors.interval = \"100ms\"").fake("m", &script, toml)?.start().await?;
+    let all: Vec<Value> = (0..3).map(|n| chat(&format!("s-{n}"), "m", "long", 150, true)).collect();
+    let answers = swarm(&warden.http, &all, 3).await;
+    all_whole(&answers)?;
+    let entry = until_entries(&warden, 1).await?.remove(0);
+    assert_eq!((entry["reason"].as_str(), &entry["cut"]), (Some("host_hard"), &json!(0)), "{entry}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn recycling_that_does_not_help_stops_and_says_so() -> Outcome {
+    let script = json!({"base_mib": 96});
+    let toml =
+        format!("policy.host.soft = \"32MiB\"\npolicy.max_futile = 2\nreplace = \"sequential\"\n{EAGER}");
+    let mut warden =
+        Setup::new()?.top("sensors.interval = \"50ms\"").fake("m", &script, &toml)?.start().await?;
+    warden.says("recycling by policy is off").await?;
+    let answer = warden.http.post(CHAT, &chat("a", "m", "still there?", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    let found = entries(&warden)?;
+    assert!((2..=3).contains(&found.len()), "{found:?}");
+    assert!(found.iter().all(|entry| entry["helped"] == json!(false)), "{found:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_drain_deadline_cuts_what_does_not_end_and_the_ledger_says_so() -> Outcome {
+    let script = json!({"ms_per_token": 20});
+    let toml =
+        "replace = \"sequential\"\nlifecycle.drain_deadline = \"300ms\"\nlifecycle.stop_grace = \"500ms\"";
+    let warden = Setup::new()?.fake("m", &script, toml)?.start().await?;
+    let mut flow = warden.http.stream(CHAT, &chat("endless", "m", "go", 1_000_000, true)).await?;
+    flow.event().await?;
+    let restart = warden.cli(&["restart", "m"]);
+    let (ran, (answer, _)) = tokio::join!(restart, async { flow.rest().await });
+    assert_eq!(ran?.code, 0);
+    assert!(answer.error.is_some() && !answer.is_whole(), "{answer:?}");
+    let entry = until_entries(&warden, 1).await?.remove(0);
+    assert_eq!(entry["cut"], 1, "{entry}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_drained_model_stops_and_starts_again_with_the_next_request() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({}), "")?.start().await?;
+    let first = warden.until_ready(1).await?;
+    assert_eq!(warden.cli(&["drain", "m"]).await?.code, 0);
+    Warden::until_gone(&first, Duration::from_secs(5)).await?;
+    assert!(warden.backends().is_empty());
+    let answer = warden.http.post(CHAT, &chat("a", "m", "again", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! SIGHUP takes over a new configuration and restarts only those backends whose own settings changed.
+
+use std::time::Duration;
+
+use serde_json::json;
+use warden_rig::warden::{CHAT, SOON, Setup, chat};
+use warden_rig::{Outcome, Warden, wait_until};
+
+/// The backend process of a model, by its alias flag.
+fn backend_of(warden: &Warden, alias: &str) -> Option<warden_rig::process::ProcessId> {
+    warden.backends().into_iter().find(|process| process.command_line().iter().any(|word| word == alias))
+}
+
+fn args(alias: &str, context: u32) -> String {
+    format!("args = [\"-np\", \"2\", \"-a\", \"{alias}\", \"-c\", \"{context}\"]\n")
+}
+
+#[tokio::test]
+async fn only_the_changed_model_is_restarted_and_nothing_fails_meanwhile() -> Outcome {
+    let setup = Setup::new()?.fake("a", &json!({}), &args("nick-a", 1024))?;
+    let mut warden = setup.fake("b", &json!({}), &args("nick-b", 1024))?.start().await?;
+    warden.until_ready(2).await?;
+    let (a, b) = (backend_of(&warden, "nick-a"), backend_of(&warden, "nick-b"));
+    assert!(a.is_some() && b.is_some());
+    let changed = warden.setup.config().replace(&args("nick-b", 1024), &args("nick-b", 2048));
+    warden.reload(&changed)?;
+    wait_until("b runs with its new flags", SOON, async || {
+        backend_of(&warden, "nick-b")
+            .is_some_and(|process| process.command_line().contains(&"2048".to_owned()))
+    })
+    .await?;
+    let answer = warden.http.post(CHAT, &chat("x", "b", "hi", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    wait_until("the old b is gone", SOON, async || b.is_some_and(|process| !process.is_alive())).await?;
+    assert_eq!(backend_of(&warden, "nick-a"), a, "a was restarted though nothing of it changed");
+    Ok(())
+}
+
+#[tokio::test]
+async fn models_come_and_go_with_the_file() -> Outcome {
+    let mut warden = Setup::new()?.fake("a", &json!({}), &args("nick-a", 1024))?.start().await?;
+    let first = warden.until_ready(1).await?;
+    let renamed =
+        warden.setup.config().replace("[models.\"a\"]", "[models.\"c\"]").replace("nick-a", "nick-c");
+    warden.reload(&renamed)?;
+    wait_until("c is served", SOON, async || {
+        let answer = warden.http.post(CHAT, &chat("x", "c", "hi", 4, false)).await;
+        answer.is_ok_and(|answer| answer.status.is_success())
+    })
+    .await?;
+    Warden::until_gone(&first, Duration::from_secs(10)).await?;
+    let listed = warden.http.get("/v1/models").await?.json()?;
+    assert_eq!(listed["data"].as_array().map(Vec::len), Some(1), "{listed}");
+    assert_eq!(listed["data"][0]["id"], "c");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_wrong_file_changes_nothing_and_is_told() -> Outcome {
+    let mut warden = Setup::new()?.fake("a", &json!({}), "")?.start().await?;
+    let before = warden.until_ready(1).await?;
+    let wrong = warden.setup.config().replace("preload = true", "preloaded = true");
+    warden.reload(&wrong)?;
+    warden.says("preloaded").await?;
+    let answer = warden.http.post(CHAT, &chat("x", "a", "hi", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    assert_eq!(warden.backends(), before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_new_budget_alone_restarts_nothing() -> Outcome {
+    let mut warden = Setup::new()?
+        .fake("a", &json!({}), "queue.depth = 5\npolicy.host.soft = \"1GiB\"\n")?
+        .start()
+        .await?;
+    let before = warden.until_ready(1).await?;
+    let changed = warden.setup.config().replace("\"1GiB\"", "\"2GiB\"").replace("depth = 5", "depth = 6");
+    warden.reload(&changed)?;
+    wait_until("the new depth is in force", SOON, async || {
+        warden.status("a").await.is_ok_and(|status| status["queue_depth"] == 6)
+    })
+    .await?;
+    assert_eq!(warden.backends(), before);
+    Ok(())
+}
