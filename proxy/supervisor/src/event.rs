@@ -1,12 +1,17 @@
 //! What happens, as typed events: kept in a ring for late listeners and sent to those who listen.
 
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use warden_policies::restraint::Held;
 use warden_policies::{Decision, GenerationId, ModelName, Reason};
 
+use crate::clock;
 use crate::fleet::ApplyReport;
 use crate::ledger::{LedgerEntry, Mode};
+use crate::sync::lock;
 use crate::view::Failure;
 
 /// Something that happened. As JSON it is one flat object with `id`, `at`, `kind` and what belongs to the kind.
@@ -130,4 +135,112 @@ pub struct EventTail {
     pub events: Vec<Event>,
     /// The next ones, with none missing in between.
     pub receiver: broadcast::Receiver<Event>,
+}
+
+/// Where events are told.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    keep: usize,
+    kept: Mutex<Kept>,
+    sender: broadcast::Sender<Event>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    last: u64,
+    events: VecDeque<Event>,
+}
+
+impl Journal {
+    /// A journal that keeps `keep` events, 1 or more.
+    pub(crate) fn new(keep: usize) -> Self {
+        let keep = keep.max(1);
+        Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep) }
+    }
+
+    /// Keeps and sends an event. What concerns an operator is also logged.
+    pub(crate) fn tell(&self, model: Option<&ModelName>, generation: Option<GenerationId>, kind: EventKind) {
+        log(model, generation, &kind);
+        let mut kept = lock(&self.kept);
+        kept.last += 1;
+        let event = Event { id: kept.last, at: clock::wall(), model: model.cloned(), generation, kind };
+        if kept.events.len() >= self.keep {
+            kept.events.pop_front();
+        }
+        kept.events.push_back(event.clone());
+        // Under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
+        drop(self.sender.send(event));
+    }
+
+    pub(crate) fn tail(&self) -> EventTail {
+        let kept = lock(&self.kept);
+        EventTail { events: kept.events.iter().cloned().collect(), receiver: self.sender.subscribe() }
+    }
+}
+
+fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &EventKind) {
+    let model = model.map_or("-", ModelName::as_str);
+    let generation = generation.map_or_else(|| "-".to_owned(), |generation| generation.to_string());
+    match kind {
+        EventKind::Starting { pid, .. } => tracing::info!(model, generation, pid, "starting"),
+        EventKind::Ready { start_ms, .. } => tracing::info!(model, generation, start_ms, "ready"),
+        EventKind::Suspect => tracing::warn!(model, generation, "suspect: it does not answer probes"),
+        EventKind::Recovered => tracing::info!(model, generation, "it answers probes again"),
+        EventKind::Draining { in_flight } => tracing::info!(model, generation, in_flight, "draining"),
+        EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
+        EventKind::Crashed { failure } => {
+            tracing::error!(model, generation, kind = ?failure.kind, "crashed: {}", failure.message);
+        }
+        EventKind::Backoff { delay_ms, failures } => {
+            tracing::warn!(model, delay_ms, failures, "the next start waits");
+        }
+        EventKind::Failed { failure } => {
+            tracing::error!(
+                model,
+                "failed too often and stays down until it is restarted by hand: {}",
+                failure.message
+            );
+        }
+        EventKind::RecycleWanted { decision, host_bytes } => {
+            tracing::info!(model, generation, reason = ?decision.reason, host_bytes, "to be replaced when quiet");
+        }
+        EventKind::RecycleHeld { message, .. } => {
+            tracing::warn!(model, generation, "not replaced: {message}")
+        }
+        EventKind::RecycleBegan { reason, mode, note } => {
+            tracing::info!(model, generation, %reason, mode = mode.as_str(), note, "replacement began");
+        }
+        EventKind::RecycleDone { entry } => match &entry.failed {
+            None => tracing::info!(
+                model, reason = %entry.reason, gap_ms = entry.gap_ms, carried_over = entry.carried_over,
+                cut = entry.cut, "replaced"
+            ),
+            Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
+        },
+        EventKind::PolicyOff { message } => tracing::error!(model, "{message}"),
+        EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
+        EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_flat_object() {
+        let journal = Journal::new(1);
+        journal.tell(None, None, EventKind::Suspect);
+        let model = ModelName::new("m");
+        journal.tell(Some(&model), Some(GenerationId(3)), EventKind::Draining { in_flight: 2 });
+        let events = journal.tail().events;
+        assert_eq!(events.len(), 1, "only the last one is kept");
+        let json = serde_json::to_value(&events[0]).unwrap();
+        assert_eq!(
+            (&json["id"], &json["kind"], &json["model"]),
+            (&2.into(), &"draining".into(), &"m".into())
+        );
+        assert_eq!((&json["generation"], &json["in_flight"]), (&3.into(), &2.into()));
+        assert_eq!(serde_json::from_value::<Event>(json).unwrap(), events[0]);
+    }
 }

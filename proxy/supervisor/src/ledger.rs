@@ -1,8 +1,16 @@
 //! The record of replacements: one JSON line each, appended to `ledger.jsonl` in the state directory.
 
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use serde::{Deserialize, Serialize};
 use warden_policies::sample::HostMemory;
 use warden_policies::{GenerationId, ModelName, Reason, Work};
+
+use crate::sync::lock;
 
 /// The way a generation was replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -82,4 +90,92 @@ pub struct LedgerEntry {
     pub helped: Option<bool>,
     /// Why it did not succeed; `None` if it did.
     pub failed: Option<String>,
+}
+
+/// The open file. Entries of earlier runs stay; the file only grows, by a few hundred bytes a replacement.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    path: PathBuf,
+    file: Mutex<File>,
+    last: AtomicU64,
+}
+
+impl Ledger {
+    /// Opens `ledger.jsonl` in a directory that it makes if need be.
+    pub(crate) fn open(directory: &Path) -> Result<Self, (PathBuf, io::Error)> {
+        std::fs::create_dir_all(directory).map_err(|error| (directory.to_owned(), error))?;
+        let path = directory.join("ledger.jsonl");
+        let file = File::options().create(true).append(true).open(&path);
+        match file {
+            Ok(file) => Ok(Self { path, file: Mutex::new(file), last: AtomicU64::new(0) }),
+            Err(error) => Err((path, error)),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of the next entry.
+    pub(crate) fn next(&self) -> u64 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Appends an entry with one write, so that a reader never sees half a line of a living supervisor.
+    pub(crate) fn append(&self, entry: &LedgerEntry) {
+        let written = serde_json::to_vec(entry).map_err(io::Error::from).and_then(|mut line| {
+            line.push(b'\n');
+            lock(&self.file).write_all(&line)
+        });
+        if let Err(error) = written {
+            tracing::error!(path = %self.path.display(), %error, "cannot write to the ledger; the replacement stands");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_appended_line_by_line_and_read_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let entry = |id| LedgerEntry {
+            id,
+            at: "2026-01-02T03:04:05.678Z".to_owned(),
+            model: ModelName::new("m"),
+            replica: 0,
+            reason: Reason::HostSoft,
+            evidence: Evidence { host_bytes: Some(7), ..Evidence::default() },
+            mode: Mode::Sequential,
+            from: Some(GenerationId(1)),
+            to: Some(GenerationId(2)),
+            carried_over: 3,
+            drained: 1,
+            cut: 0,
+            gap_ms: 40,
+            drain_ms: 5,
+            start_ms: Some(30),
+            host_before: None,
+            host_after: None,
+            helped: Some(true),
+            failed: None,
+        };
+        for id in 1..=2 {
+            // Opened anew, as the next run of the supervisor does.
+            Ledger::open(directory.path()).unwrap().append(&entry(id));
+        }
+        let text = std::fs::read_to_string(directory.path().join("ledger.jsonl")).unwrap();
+        let read: Vec<LedgerEntry> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(read, [entry(1), entry(2)]);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let (path, _) = Ledger::open(&file.join("state")).unwrap_err();
+        assert_eq!(path, file.join("state"));
+    }
 }

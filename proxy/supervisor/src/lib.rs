@@ -47,6 +47,9 @@ pub mod view;
 
 mod child;
 mod clock;
+mod failure;
+mod lines;
+mod process;
 mod spawn;
 mod sync;
 

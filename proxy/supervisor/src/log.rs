@@ -1,8 +1,14 @@
 //! The output of the children: kept in a ring per model and sent to those who listen.
 
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use warden_policies::{GenerationId, ModelName};
+
+use crate::clock;
+use crate::sync::lock;
 
 /// Which output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -34,6 +40,65 @@ pub struct LogLine {
 pub struct LogTail {
     /// Those kept, oldest first.
     pub lines: Vec<LogLine>,
-    /// The next ones, with none missing in between.
+    /// The next ones, with none missing in between. A listener that is slower than the children misses some, and is told.
     pub receiver: broadcast::Receiver<LogLine>,
+}
+
+/// The ring of one model.
+#[derive(Debug)]
+pub(crate) struct LogRing {
+    model: ModelName,
+    keep: usize,
+    lines: Mutex<VecDeque<LogLine>>,
+    sender: broadcast::Sender<LogLine>,
+}
+
+impl LogRing {
+    /// A ring of `keep` lines, 1 or more.
+    pub(crate) fn new(model: ModelName, keep: usize) -> Self {
+        let keep = keep.max(1);
+        Self { model, keep, lines: Mutex::default(), sender: broadcast::Sender::new(keep) }
+    }
+
+    /// Keeps a line, sends it, and repeats it in our own log under the target `llama_server`.
+    pub(crate) fn push(&self, generation: GenerationId, stream: Stream, text: String) {
+        tracing::info!(target: "llama_server", model = %self.model, %generation, "{text}");
+        let line = LogLine { at: clock::wall(), model: self.model.clone(), generation, stream, text };
+        // Sent under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
+        let mut lines = lock(&self.lines);
+        if lines.len() >= self.keep {
+            lines.pop_front();
+        }
+        lines.push_back(line.clone());
+        drop(self.sender.send(line));
+    }
+
+    pub(crate) fn tail(&self) -> LogTail {
+        let lines = lock(&self.lines);
+        LogTail { lines: lines.iter().cloned().collect(), receiver: self.sender.subscribe() }
+    }
+
+    /// What one process said, as far as it is kept.
+    pub(crate) fn of(&self, generation: GenerationId) -> Vec<String> {
+        let lines = lock(&self.lines);
+        lines.iter().filter(|line| line.generation == generation).map(|line| line.text.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_has_the_last_lines_and_then_the_new_ones_without_a_gap() {
+        let ring = LogRing::new(ModelName::new("m"), 2);
+        for text in ["a", "b", "c"] {
+            ring.push(GenerationId(1), Stream::Stderr, text.to_owned());
+        }
+        let mut tail = ring.tail();
+        ring.push(GenerationId(2), Stream::Stdout, "d".to_owned());
+        assert_eq!(tail.lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>(), ["b", "c"]);
+        assert_eq!(tail.receiver.try_recv().unwrap().text, "d");
+        assert_eq!(ring.of(GenerationId(1)), ["c"]);
+    }
 }

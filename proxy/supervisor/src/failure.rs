@@ -1,0 +1,247 @@
+//! Why a start failed, read from how the process ended and what it said. Pure: text in, a [`Failure`] out.
+//!
+//! The phrases are those of llama-server and the dynamic loader. The first kind that matches wins, so the order goes from
+//! causes to consequences: a model that does not fit also "fails to load".
+
+use crate::child::Exit;
+use crate::error::SpawnError;
+use crate::view::{Failure, FailureKind};
+
+/// How a start ended.
+#[derive(Debug)]
+pub(crate) enum End<'a> {
+    /// The process could not be created.
+    NotSpawned(&'a SpawnError),
+    /// It ended.
+    Exited(Exit),
+    /// It was not ready in time and was killed.
+    TimedOut(std::time::Duration),
+}
+
+const BAD_FLAG: &[&str] =
+    &["error: invalid argument", "error while handling argument", "error: unknown argument"];
+const NO_LIBRARY: &[&str] = &["error while loading shared libraries"];
+const ADDRESS: &[&str] = &["couldn't bind", "address already in use"];
+const NO_MEMORY: &[&str] = &[
+    "out of memory",
+    "insufficient memory",
+    "failed to allocate",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "unable to allocate",
+    "erroroutofdevicememory",
+    "erroroutofhostmemory",
+];
+const BAD_MODEL: &[&str] = &[
+    "failed to open gguf",
+    "invalid magic",
+    "failed to read magic",
+    "model is corrupted or incomplete",
+    "error loading model",
+    "failed to load model",
+    "failed to load multimodal model",
+    "failed to load lora adapter",
+    "unknown model architecture",
+];
+
+/// Judges the end of a process that did not become ready, or that crashed.
+///
+/// `lines` are all its lines that are still known; `keep` of them, the last ones, are shown.
+pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32) -> Failure {
+    let (kind, message) = match end {
+        End::NotSpawned(error) => (FailureKind::NotExecutable, not_spawned(error)),
+        End::TimedOut(after) => (
+            FailureKind::Timeout,
+            format!(
+                "it was not ready within {:.0} s: give it more time with `start_timeout`, or look at its output for \
+                 what it waits for",
+                after.as_secs_f64()
+            ),
+        ),
+        End::Exited(exit) => exited(*exit, lines),
+    };
+    let lines = lines[lines.len().saturating_sub(keep)..].to_vec();
+    Failure { kind, message, lines, failures }
+}
+
+fn not_spawned(error: &SpawnError) -> String {
+    use std::io::ErrorKind::{NotFound, PermissionDenied};
+    let hint = match error {
+        SpawnError::Exec { source, .. } if source.kind() == NotFound => {
+            "the file, or the loader it names, does not exist: check the path of the binary"
+        }
+        SpawnError::Exec { source, .. } if source.kind() == PermissionDenied => {
+            "make it executable (chmod +x) and its directories accessible"
+        }
+        SpawnError::Exec { source, .. } if source.raw_os_error() == Some(libc::ENOEXEC) => {
+            "it is not a program for this machine"
+        }
+        SpawnError::Directory { .. } => "check the working directory",
+        _ => "check the binary and the limits of this account",
+    };
+    format!("{error}; {hint}")
+}
+
+fn exited(exit: Exit, lines: &[String]) -> (FailureKind, String) {
+    // The first match is the cause; later lines tell what followed from it.
+    let find = |phrases: &[&str]| {
+        let has = |line: &&String| {
+            let line = line.to_ascii_lowercase();
+            phrases.iter().any(|phrase| line.contains(phrase))
+        };
+        lines.iter().find(has).map(|line| said(line))
+    };
+    if let Some(line) = find(NO_LIBRARY) {
+        let hint = "install the library or set `LD_LIBRARY_PATH` in the model's `env`";
+        return (FailureKind::MissingLibrary, format!("a shared library is missing ({line}): {hint}"));
+    }
+    if let Some(line) = find(BAD_FLAG) {
+        let hint = "correct the model's arguments; `llama-server --help` lists them";
+        return (FailureKind::BadFlag, format!("llama-server does not take an argument ({line}): {hint}"));
+    }
+    if let Some(line) = find(ADDRESS) {
+        return (
+            FailureKind::Address,
+            format!("it could not listen on its socket ({line}): check `runtime_dir`"),
+        );
+    }
+    if let Some(line) = find(NO_MEMORY) {
+        let hint = "use a smaller context (-c), fewer layers on the GPU (-ngl) or a smaller quantization";
+        return (FailureKind::OutOfMemory, format!("memory ran out ({line}): {hint}"));
+    }
+    if exit == Exit::Signal(libc::SIGKILL) {
+        let hint =
+            "most likely the kernel, for lack of memory (`dmesg` tells): use a smaller context or model";
+        return (FailureKind::OutOfMemory, format!("it was killed by somebody else with {exit}; {hint}"));
+    }
+    if let Some(line) = find(BAD_MODEL) {
+        let hint = "check the path and that the file is a whole GGUF model that this llama-server knows";
+        return (FailureKind::BadModel, format!("the model could not be loaded ({line}): {hint}"));
+    }
+    match exit {
+        Exit::Signal(_) => (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why")),
+        _ => (FailureKind::Exit, format!("it ended by itself with {exit}; its last lines may tell why")),
+    }
+}
+
+/// A line without llama-server's time stamp and level (`0.00.004.314 E `), cut to a readable length.
+fn said(line: &str) -> String {
+    const LONGEST: usize = 200;
+    let stamp = |word: &str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let mut rest = line.trim();
+    if let Some((first, after)) = rest.split_once(' ')
+        && stamp(first)
+    {
+        rest = after.trim_start();
+        if let Some((level, after)) = rest.split_once(' ')
+            && level.len() == 1
+        {
+            rest = after.trim_start();
+        }
+    }
+    if rest.chars().count() > LONGEST {
+        let cut: String = rest.chars().take(LONGEST).collect();
+        return format!("{cut}...");
+    }
+    rest.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn of(exit: Exit, text: &str) -> Failure {
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        judge(&End::Exited(exit), &lines, 2, 1)
+    }
+
+    #[test]
+    fn what_llama_server_says_is_understood() {
+        for (code, text, kind, quoted) in [
+            (1, "error: invalid argument: --bogus", FailureKind::BadFlag, "--bogus"),
+            (
+                1,
+                "error while handling argument \"-c\": stoi\n\nusage:\n",
+                FailureKind::BadFlag,
+                "\"-c\": stoi",
+            ),
+            (
+                1,
+                "0.00.004.314 E gguf_init_from_file: failed to open GGUF file '/a.gguf' (No such file or directory)\n\
+                 0.00.004.780 E srv  llama_server: exiting due to model loading error",
+                FailureKind::BadModel,
+                "(gguf_init_from_file: failed to open GGUF file '/a.gguf'",
+            ),
+            (
+                1,
+                "0.00.004.453 E llama_model_load: error loading model: tensor 'x' data is not within the file bounds, \
+                 model is corrupted or incomplete",
+                FailureKind::BadModel,
+                "corrupted or incomplete",
+            ),
+            (
+                1,
+                "0.00.024.396 E ggml_aligned_malloc: insufficient memory (attempted to allocate 3128.00 MB)\n\
+                 0.00.024.685 E cmn  common_init_: failed to create context with model 'fat-kv.gguf'\n\
+                 0.00.024.698 E srv  load_model: failed to load model",
+                FailureKind::OutOfMemory,
+                "3128.00 MB",
+            ),
+            (1, "CUDA error: out of memory\n  failed to load model", FailureKind::OutOfMemory, "CUDA error"),
+            (
+                1,
+                "E srv  start: couldn't bind HTTP server socket, hostname: /x.sock",
+                FailureKind::Address,
+                "/x.sock",
+            ),
+            (
+                127,
+                "./llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared object file",
+                FailureKind::MissingLibrary,
+                "libcudart.so.12",
+            ),
+            (7, "nothing of note", FailureKind::Exit, "exit code 7"),
+        ] {
+            let failure = of(Exit::Code(code), text);
+            assert_eq!(failure.kind, kind, "{text}");
+            assert!(failure.message.contains(quoted), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn a_death_by_signal_is_told_and_sigkill_points_at_memory() {
+        assert_eq!(of(Exit::Signal(9), "loading").kind, FailureKind::OutOfMemory);
+        let failure = of(Exit::Signal(6), "GGML_ASSERT(n > 1) failed");
+        assert_eq!(failure.kind, FailureKind::Signal);
+        assert!(failure.message.contains("SIGABRT"), "{}", failure.message);
+    }
+
+    #[test]
+    fn the_last_lines_are_kept() {
+        assert_eq!(of(Exit::Code(1), "a\nb\nc").lines, ["b", "c"]);
+        assert_eq!(of(Exit::Code(1), "").lines, [""; 0]);
+    }
+
+    #[test]
+    fn a_binary_that_cannot_run_is_a_permanent_failure_with_a_hint() {
+        for (source, hint) in [
+            (std::io::ErrorKind::NotFound.into(), "does not exist"),
+            (std::io::ErrorKind::PermissionDenied.into(), "chmod +x"),
+            (std::io::Error::from_raw_os_error(libc::ENOEXEC), "not a program"),
+        ] {
+            let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
+            let failure = judge(&End::NotSpawned(&error), &[], 5, 1);
+            assert!(failure.kind.is_permanent());
+            assert!(
+                failure.message.contains(hint) && failure.message.contains("/bin/nope"),
+                "{}",
+                failure.message
+            );
+        }
+        let failure = judge(&End::TimedOut(Duration::from_secs(900)), &[], 5, 1);
+        assert!(failure.message.contains("900 s"), "{}", failure.message);
+    }
+}

@@ -1,0 +1,68 @@
+//! A child's output, line by line: bounded, whatever the child writes.
+
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+/// Bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
+const CHUNK: usize = 8 * 1024;
+
+/// Calls `each` with every line until the end of the stream.
+///
+/// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` are left out, bytes that are not UTF-8 are
+/// replaced, blank lines are dropped.
+pub(crate) async fn read(mut from: impl AsyncRead + Unpin, longest: usize, mut each: impl FnMut(String)) {
+    let mut chunk = vec![0; CHUNK];
+    let mut line = Vec::new();
+    loop {
+        let count = match from.read(&mut chunk).await {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) => {
+                tracing::debug!(%error, "cannot read a child's output");
+                break;
+            }
+        };
+        let mut rest = &chunk[..count];
+        while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
+            push(&mut line, &rest[..end], longest);
+            finish(&mut line, &mut each);
+            rest = &rest[end + 1..];
+        }
+        push(&mut line, rest, longest);
+    }
+    finish(&mut line, &mut each);
+}
+
+fn push(line: &mut Vec<u8>, bytes: &[u8], longest: usize) {
+    let room = longest.saturating_sub(line.len());
+    line.extend_from_slice(&bytes[..bytes.len().min(room)]);
+}
+
+fn finish(line: &mut Vec<u8>, each: &mut impl FnMut(String)) {
+    if !line.trim_ascii().is_empty() {
+        each(String::from_utf8_lossy(line).trim_end().to_owned());
+    }
+    line.clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn lines(text: &[u8], longest: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        read(text, longest, |line| lines.push(line)).await;
+        lines
+    }
+
+    #[tokio::test]
+    async fn lines_end_with_lf_crlf_or_cr_and_the_last_one_with_the_stream() {
+        assert_eq!(lines(b"a\nb\r\n\n 10%\r 20%\rend", 99).await, ["a", "b", " 10%", " 20%", "end"]);
+    }
+
+    #[tokio::test]
+    async fn long_lines_are_cut_and_dirty_bytes_replaced() {
+        let mut text = vec![b'x'; 100_000];
+        text.extend_from_slice(b"\nshort \xff\n");
+        assert_eq!(lines(&text, 10).await, ["xxxxxxxxxx", "short \u{fffd}"]);
+    }
+}
