@@ -1,12 +1,87 @@
 //! Makes a verified llama-server out of upstream source, and the sample model that it verifies with.
 //!
 //! This crate prints nothing and reads no settings: folders, limits and pinned versions come in as values, progress
-//! goes out as events. It depends on no other crate of the workspace.
+//! goes out as [`Event`]s, and a [`CancellationToken`](tokio_util::sync::CancellationToken) ends whatever runs. It depends on no other
+//! crate of the workspace.
+//!
+//! ```text
+//!  Source --examine--> Found --+
+//!                              +--> Plan --build--> work folder --verify--> Store
+//!  PATH ---------> Compilers --+     |
+//!                                    +--> BuildId: hash of everything that shapes the binary
+//! ```
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`sample_model`] | writes a tiny model with random weights, the same bytes for the same seed |
-//! | [`gguf`] | the file format of models, as far as that needs it |
+//! | [`source`] | finds llama.cpp in a folder or an archive and gives it an identity |
+//! | [`sdist`] | obtains a pinned source archive through pip |
+//! | [`toolchain`] | finds compilers, finds or obtains cmake and ninja |
+//! | [`machine`] | disk, memory and cores |
+//! | [`plan`] | what will be built, as a value with a hash |
+//! | [`build`] | makes it |
+//! | [`verify`] | makes the result prove itself |
+//! | [`store`] | keeps it, with its papers |
+//! | [`sample_model`], [`gguf`] | a tiny model with random weights, the same bytes for the same seed |
+//!
+//! # Invariants
+//!
+//! - A build is in the store whole and verified, or not at all.
+//! - When a call returns, also by cancellation, no process that it started is left.
+//! - Nothing from a source is written outside of its work folder.
+//!
+//! # Example
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source};
+//!
+//! let (reporter, mut events) = Reporter::channel();
+//! let builder = Builder {
+//!     dirs: Dirs { cache: "/home/me/.cache/llama-warden".into(), data: "/home/me/.local/share/llama-warden".into() },
+//!     env: Environment::from_process(),
+//!     reporter,
+//!     cancel: tokio_util::sync::CancellationToken::new(),
+//! };
+//! let request = Request {
+//!     source: Source::at("llama.cpp.tar.gz".as_ref())?,
+//!     backend: Backend::Cpu,
+//!     arch: Arch::Native,
+//!     options: vec![],
+//!     jobs: None,
+//!     needs: Needs { disk: 2 << 30, memory: 1 << 30, memory_per_job: 700 << 20 },
+//!     verify_timeout: Duration::from_secs(60),
+//! };
+//! let built = builder.build(&request).await?;
+//! while let Ok(event) = events.try_recv() { /* show it */ }
+//! assert!(built.binary.ends_with("llama-server"));
+//! # Ok(()) }
+//! ```
 
+mod archive;
+pub mod build;
+mod clock;
+mod environment;
+mod error;
+mod event;
 pub mod gguf;
+mod lock;
+pub mod machine;
+pub mod plan;
+mod process;
 pub mod sample_model;
+pub mod sdist;
+pub mod source;
+pub mod store;
+pub mod toolchain;
+pub mod verify;
+
+pub use build::{Builder, Built, Dirs, Request};
+pub use environment::Environment;
+pub use error::{Error, Kind, Result};
+pub use event::{Event, Phase, Reporter};
+pub use machine::Needs;
+pub use plan::{Arch, Backend, Plan};
+pub use source::{Found, Revision, Source};
+pub use store::{BuildId, Keep, Provenance, Store};
+pub use verify::{Verified, verify};

@@ -1,0 +1,109 @@
+//! Writes the part of an archive below one folder to disk, and nothing outside of the destination.
+//!
+//! Three rules make that hold. Names are normal (see [`super::normal_name`]). Nothing is written through a link
+//! of the archive. A link's target climbs (`..`) only at its beginning, and not above the part that is unpacked: since the
+//! link's own folder is a real one, those steps are exact, and every later component is inside by the same rule.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::Path;
+
+use tokio_util::sync::CancellationToken;
+
+use super::walk::unreadable;
+use super::{Bounds, Entry, Kind, walk};
+use crate::error::{Error, Result, io_error};
+
+/// Unpacks what lies below `top` (empty: everything) into `into`, which must exist and be empty. `wanted` is asked
+/// with names relative to `top`.
+pub(crate) fn unpack(
+    path: &Path,
+    top: &str,
+    into: &Path,
+    bounds: Bounds,
+    cancel: &CancellationToken,
+    wanted: &dyn Fn(&str) -> bool,
+) -> Result<()> {
+    let mut links = BTreeSet::new();
+    walk(path, bounds, cancel, &mut |entry| {
+        let below = if top.is_empty() { Some(entry.name) } else { below(entry.name, top) };
+        match below {
+            Some(name) if !name.is_empty() && wanted(name) => {
+                write(path, name.to_owned(), entry, into, bounds, &mut links)
+            }
+            _ => Ok(()),
+        }
+    })
+}
+
+/// The rest of a name below a folder; empty for the folder itself.
+fn below<'a>(name: &'a str, top: &str) -> Option<&'a str> {
+    let rest = name.strip_prefix(top)?;
+    if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
+}
+
+fn write(
+    archive: &Path,
+    name: String,
+    entry: Entry<'_>,
+    into: &Path,
+    bounds: Bounds,
+    links: &mut BTreeSet<String>,
+) -> Result<()> {
+    let refuse =
+        |why| Err(Error::UnsafeArchive { path: archive.to_owned(), entry: entry.name.to_owned(), why });
+    let through_link = name.match_indices('/').any(|(end, _)| links.contains(&name[..end]));
+    if through_link || links.contains(&name) {
+        return refuse("would be written through a link");
+    }
+    let target = into.join(&name);
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent).map_err(io_error("creating", parent))?;
+    }
+    match entry.kind {
+        Kind::Folder => fs::create_dir_all(&target).map_err(io_error("creating", target)),
+        Kind::File { executable } => {
+            let mode = if executable { 0o755 } else { 0o644 };
+            // A name that comes twice would else follow what the first one left.
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(mode)
+                .open(&target)
+                .map_err(io_error("writing", &target))?;
+            io::copy(entry.data, &mut file).map_err(|source| match source.kind() {
+                io::ErrorKind::StorageFull => io_error("writing", &target)(source),
+                _ => unreadable(archive, &source, bounds),
+            })?;
+            Ok(())
+        }
+        Kind::Link(to) => {
+            if !stays_inside(&name, &to) {
+                return refuse("is a link that leads out of the source");
+            }
+            symlink(to, &target).map_err(io_error("writing", &target))?;
+            links.insert(name);
+            Ok(())
+        }
+        Kind::Other => refuse("is neither a file nor a folder nor a symbolic link"),
+        Kind::Remark(_) => Ok(()),
+    }
+}
+
+/// Whether a link may stand there: see the rules above.
+pub(crate) fn stays_inside(name: &str, target: &str) -> bool {
+    if target.is_empty() || target.starts_with('/') {
+        return false;
+    }
+    let depth = name.matches('/').count();
+    let mut parts = target.split('/').peekable();
+    let mut climbs = 0;
+    while parts
+        .next_if(|part| matches!(*part, ".." | "." | ""))
+        .inspect(|part| climbs += usize::from(*part == ".."))
+        .is_some()
+    {}
+    climbs <= depth && parts.all(|part| part != "..")
+}

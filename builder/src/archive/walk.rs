@@ -1,0 +1,159 @@
+//! The one loop over an archive's entries, whatever its format.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+
+use tokio_util::sync::CancellationToken;
+
+use super::{Bounds, Entry, Format, Kind, format, normal_name};
+use crate::error::{Error, Result, io_error};
+
+/// Longest target of a link that is believed; the kernel's own bound.
+const LONGEST_TARGET: u64 = 4096;
+
+/// Visits every entry in the archive's order. Ends with the visitor's first error.
+pub(crate) fn walk(
+    path: &Path,
+    bounds: Bounds,
+    cancel: &CancellationToken,
+    visit: &mut dyn FnMut(Entry<'_>) -> Result<()>,
+) -> Result<()> {
+    let kind = format(path)?;
+    let file = BufReader::new(File::open(path).map_err(io_error("opening", path))?);
+    let mut walk = Walk { path, bounds, cancel, entries: 0, visit };
+    match kind {
+        Format::TarGz => walk.tar(flate2::read::MultiGzDecoder::new(file)),
+        Format::TarXz => walk.tar(liblzma::read::XzDecoder::new_multi_decoder(file)),
+        Format::Zip => walk.zip(file),
+    }
+}
+
+struct Walk<'a> {
+    path: &'a Path,
+    bounds: Bounds,
+    cancel: &'a CancellationToken,
+    entries: u64,
+    visit: &'a mut dyn FnMut(Entry<'_>) -> Result<()>,
+}
+
+impl Walk<'_> {
+    fn tar(&mut self, stream: impl Read) -> Result<()> {
+        let mut archive = tar::Archive::new(Bounded { inner: stream, left: self.bounds.bytes });
+        let path = self.path;
+        let failed = |source| unreadable(path, &source, self.bounds);
+        for entry in archive.entries().map_err(failed)? {
+            let mut entry = entry.map_err(|source| unreadable(path, &source, self.bounds))?;
+            let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+            let header = entry.header();
+            let kind = match header.entry_type() {
+                kind if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() => {
+                    Kind::File { executable: header.mode().is_ok_and(|mode| mode & 0o100 != 0) }
+                }
+                kind if kind.is_dir() => Kind::Folder,
+                kind if kind.is_symlink() => {
+                    let target = entry.link_name_bytes().unwrap_or_default();
+                    Kind::Link(String::from_utf8_lossy(&target).into_owned())
+                }
+                kind if kind.is_pax_global_extensions() => {
+                    let mut text = String::new();
+                    let read = (&mut entry).take(LONGEST_TARGET).read_to_string(&mut text);
+                    let comment = text.split_once("comment=").map(|(_, rest)| rest.trim().to_owned());
+                    match (read, comment) {
+                        (Ok(_), Some(comment)) => Kind::Remark(comment),
+                        _ => continue,
+                    }
+                }
+                _ => Kind::Other,
+            };
+            self.visit(&name, kind, &mut entry)?;
+        }
+        Ok(())
+    }
+
+    fn zip(&mut self, file: BufReader<File>) -> Result<()> {
+        let path = self.path;
+        let failed = |error: zip::result::ZipError| unreadable(path, &error.into(), self.bounds);
+        let mut archive = zip::ZipArchive::new(file).map_err(failed)?;
+        let remark = String::from_utf8_lossy(archive.comment()).trim().to_owned();
+        if !remark.is_empty() {
+            self.visit("", Kind::Remark(remark), &mut io::empty())?;
+        }
+        let mut left = self.bounds.bytes;
+        for index in 0..archive.len() {
+            let mut entry =
+                archive.by_index(index).map_err(|error| unreadable(path, &error.into(), self.bounds))?;
+            let name =
+                entry.name().map_err(|error| unreadable(path, &error.into(), self.bounds))?.into_owned();
+            let kind = if entry.is_dir() {
+                Kind::Folder
+            } else if entry.is_symlink() {
+                let mut target = String::new();
+                (&mut entry)
+                    .take(LONGEST_TARGET)
+                    .read_to_string(&mut target)
+                    .map_err(|source| unreadable(path, &source, self.bounds))?;
+                Kind::Link(target)
+            } else {
+                Kind::File { executable: entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) }
+            };
+            // What the directory says about sizes is not to be trusted, so bytes are counted as they come.
+            let mut data = Bounded { inner: &mut entry, left };
+            self.visit(&name, kind, &mut data)?;
+            left = data.left;
+        }
+        Ok(())
+    }
+
+    fn visit(&mut self, raw: &str, kind: Kind, data: &mut dyn Read) -> Result<()> {
+        if self.cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        self.entries += 1;
+        if self.entries > self.bounds.entries {
+            return Err(too_large(self.path, format!("{} entries", self.bounds.entries)));
+        }
+        let name = match &kind {
+            Kind::Remark(_) => String::new(),
+            _ => normal_name(raw).map_err(|why| Error::UnsafeArchive {
+                path: self.path.to_owned(),
+                entry: raw.to_owned(),
+                why,
+            })?,
+        };
+        if name.is_empty() && !matches!(kind, Kind::Remark(_)) {
+            // The top folder itself.
+            return Ok(());
+        }
+        (self.visit)(Entry { name: &name, kind, data })
+    }
+}
+
+/// Reads no more than so many bytes, and says so when there is more.
+struct Bounded<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.left = self
+            .left
+            .checked_sub(count as u64)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::QuotaExceeded, "too many bytes"))?;
+        Ok(count)
+    }
+}
+
+fn too_large(path: &Path, limit: String) -> Error {
+    Error::ArchiveTooLarge { path: path.to_owned(), limit }
+}
+
+/// A read error of an entry: the archive's own fault, unless it was our bound.
+pub(super) fn unreadable(path: &Path, source: &io::Error, bounds: Bounds) -> Error {
+    if source.kind() == io::ErrorKind::QuotaExceeded {
+        return too_large(path, format!("{} MiB", bounds.bytes >> 20));
+    }
+    Error::NotAnArchive { path: path.to_owned(), why: format!("it is damaged or cut off ({source})") }
+}

@@ -1,0 +1,117 @@
+//! The folder that a build happens in, which is gone when the build is over, however it ended.
+//!
+//! `work/<BuildId>/{src,build}` under the cache folder. A build that was killed hard leaves it behind; the next build removes whatever
+//! no living process holds the lock of.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Result, io_error};
+use crate::lock::Lock;
+use crate::store::BuildId;
+
+/// Attempts to remove a folder in which a dying compiler may still make a file.
+const ATTEMPTS: usize = 5;
+
+/// A work folder. Dropping it removes it.
+#[derive(Debug)]
+pub(super) struct Work {
+    folder: PathBuf,
+}
+
+impl Work {
+    /// Makes it empty. The caller holds the build's lock.
+    pub(super) fn create(cache: &Path, id: &BuildId) -> Result<Self> {
+        let folder = cache.join("work").join(id.as_str());
+        remove(&folder).map_err(io_error("removing", &folder))?;
+        // From here on it is removed whatever happens.
+        let work = Self { folder };
+        for part in [work.source(), work.build()] {
+            fs::create_dir_all(&part).map_err(io_error("creating", part))?;
+        }
+        Ok(work)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The source tree. Source and build folder lie beside each other always, so that a compiler cache sees one layout.
+    pub(super) fn source(&self) -> PathBuf {
+        self.folder.join("src")
+    }
+
+    /// cmake's folder.
+    pub(super) fn build(&self) -> PathBuf {
+        self.folder.join("build")
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.folder) {
+            tracing::warn!(folder = %self.folder.display(), %error, "a work folder could not be removed");
+        }
+    }
+}
+
+/// The lock of a build, held while anything of it is in the work folder or on its way into the store.
+pub(super) fn lock_path(cache: &Path, id: &str) -> PathBuf {
+    cache.join("locks").join(format!("build-{id}.lock"))
+}
+
+/// Removes work folders that nobody works in any more.
+pub(super) fn sweep(cache: &Path) {
+    let Ok(entries) = fs::read_dir(cache.join("work")) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Ok(Some(_lock)) = Lock::try_take(&lock_path(cache, &name))
+            && let Err(error) = remove(&entry.path())
+        {
+            tracing::warn!(folder = %entry.path().display(), %error, "an old work folder could not be removed");
+        }
+    }
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    let mut last = Ok(());
+    for _ in 0..ATTEMPTS {
+        last = match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other,
+        };
+        if last.is_ok() {
+            break;
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_work_folder_is_empty_at_first_and_gone_at_last() {
+        let cache = tempfile::tempdir().unwrap();
+        let id: BuildId = "0123456789abcdef".parse().unwrap();
+        let old = cache.path().join("work/0123456789abcdef/src/old");
+        fs::create_dir_all(&old).unwrap();
+        let work = Work::create(cache.path(), &id).unwrap();
+        assert!(work.build().is_dir() && !old.exists());
+        drop(work);
+        assert_eq!(fs::read_dir(cache.path().join("work")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn sweeping_spares_what_is_locked() {
+        let cache = tempfile::tempdir().unwrap();
+        for name in ["aa", "bb"] {
+            fs::create_dir_all(cache.path().join("work").join(name)).unwrap();
+        }
+        let _lock = Lock::try_take(&lock_path(cache.path(), "aa")).unwrap().unwrap();
+        sweep(cache.path());
+        assert!(cache.path().join("work/aa").exists() && !cache.path().join("work/bb").exists());
+    }
+}

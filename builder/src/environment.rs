@@ -1,0 +1,101 @@
+//! The one place that reads environment variables, and the search for programs.
+//!
+//! Variables that would change what a compiler makes (`CFLAGS` and its like) are kept from the children: a plan's hash
+//! covers the cmake options, so flags come in as those or not at all.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+use tokio::process::Command;
+
+/// Removed from every child of a build, because they shape the result without being in its plan.
+const SHAPING: [&str; 12] = [
+    "CFLAGS",
+    "CXXFLAGS",
+    "CPPFLAGS",
+    "LDFLAGS",
+    "ASMFLAGS",
+    "CMAKE_GENERATOR",
+    "CMAKE_BUILD_TYPE",
+    "CMAKE_TOOLCHAIN_FILE",
+    "CMAKE_PREFIX_PATH",
+    "CMAKE_C_COMPILER_LAUNCHER",
+    "CMAKE_CXX_COMPILER_LAUNCHER",
+    "MAKEFLAGS",
+];
+
+/// Where programs are searched, and which compilers the user asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    /// `PATH`: folders separated by colons.
+    pub path: OsString,
+    /// `CC`, if set and not empty.
+    pub cc: Option<OsString>,
+    /// `CXX`, if set and not empty.
+    pub cxx: Option<OsString>,
+}
+
+impl Environment {
+    /// That of this process.
+    pub fn from_process() -> Self {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        Self { path: variable("PATH").unwrap_or_default(), cc: variable("CC"), cxx: variable("CXX") }
+    }
+
+    /// The absolute path of a program, searched as a shell does; a name with a slash is taken as a path.
+    pub fn find(&self, program: impl AsRef<Path>) -> Option<PathBuf> {
+        let program = program.as_ref();
+        let runs = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();
+        if program.components().count() > 1 {
+            return std::path::absolute(program).ok().filter(|path| runs(path));
+        }
+        std::env::split_paths(&self.path)
+            .filter(|folder| folder.is_absolute())
+            .map(|folder| folder.join(program))
+            .find(|path| runs(path))
+    }
+
+    /// A command that finds its own helpers where we do, and that nothing outside of a plan shapes.
+    pub(crate) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.env("PATH", &self.path);
+        // Messages are parsed: they must not be translated.
+        command.env("LC_ALL", "C.UTF-8");
+        for name in SHAPING {
+            command.env_remove(name);
+        }
+        command
+    }
+}
+
+/// Keeps from a command every variable of ours that `foreign` names.
+pub(crate) fn without(command: &mut Command, foreign: impl Fn(&str) -> bool) {
+    for (name, _) in std::env::vars_os() {
+        if foreign(&name.to_string_lossy()) {
+            command.env_remove(&name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_in_the_first_folder_that_has_it() {
+        let env =
+            Environment { path: "/nonexistent:relative:/bin:/usr/bin".into(), ..Environment::default() };
+        assert_eq!(env.find("sh").unwrap(), Path::new("/bin/sh"));
+        assert_eq!(env.find("/bin/sh").unwrap(), Path::new("/bin/sh"));
+        assert_eq!(env.find("no-such-program"), None);
+    }
+
+    #[test]
+    fn a_file_that_may_not_be_run_is_no_program() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tool"), "").unwrap();
+        let env = Environment { path: folder.path().into(), ..Environment::default() };
+        assert_eq!(env.find("tool"), None);
+    }
+}

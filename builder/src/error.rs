@@ -1,0 +1,275 @@
+//! Everything that can go wrong here, as one type. Each message says what was being done to which thing; the cure,
+//! where there is one, is in [`Error::hint`].
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::store::BuildId;
+
+/// The result of everything in this crate that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Whose turn it is to act on an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// What was asked for makes no sense as given: the caller's arguments are wrong.
+    Input,
+    /// The machine lacks something: a program, disk, memory, a permission.
+    Machine,
+    /// The source did not become a working llama-server.
+    Build,
+    /// The caller wanted it to stop.
+    Cancelled,
+}
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The path of a source leads nowhere.
+    #[error("there is no source at {path}")]
+    SourceMissing {
+        /// As given.
+        path: PathBuf,
+    },
+    /// A file that is none of the known archives.
+    #[error("{path} is not an archive that can be read: {why}")]
+    NotAnArchive {
+        /// The file.
+        path: PathBuf,
+        /// What it looks like instead.
+        why: String,
+    },
+    /// A readable source in which there is no llama.cpp.
+    #[error("there is no llama.cpp in {path}; at its top are: {}", list(.top))]
+    NoLlamaCpp {
+        /// The folder or archive.
+        path: PathBuf,
+        /// Names at its top level, so that a wrong file is recognised at once.
+        top: Vec<String>,
+    },
+    /// An archive that would write, or point, outside of the folder it is unpacked into.
+    #[error("{path} was not unpacked: its entry `{entry}` {why}")]
+    UnsafeArchive {
+        /// The archive.
+        path: PathBuf,
+        /// The entry's name.
+        entry: String,
+        /// What it does.
+        why: &'static str,
+    },
+    /// More bytes or entries than a source has.
+    #[error("{path} was not unpacked: it holds more than {limit}")]
+    ArchiveTooLarge {
+        /// The archive.
+        path: PathBuf,
+        /// The bound that it crosses.
+        limit: String,
+    },
+    /// A program that has to be there is not.
+    #[error("{program} was not found")]
+    MissingProgram {
+        /// Its usual name, or what it is.
+        program: String,
+        /// The Debian package that has it.
+        package: &'static str,
+    },
+    /// A program that is there does not work.
+    #[error("`{command}` failed while {doing}: {why}")]
+    Program {
+        /// The command, shortened.
+        command: String,
+        /// What it was for.
+        doing: String,
+        /// Its last words.
+        why: String,
+    },
+    /// Not enough room to build.
+    #[error("{path} has {free} MiB free, a build takes {need} MiB")]
+    Disk {
+        /// The folder that would be written to.
+        path: PathBuf,
+        /// MiB available to this user.
+        free: u64,
+        /// MiB needed.
+        need: u64,
+    },
+    /// Not enough memory for even one compiler.
+    #[error("{available} MiB of memory are available, a build takes {need} MiB")]
+    Memory {
+        /// MiB available.
+        available: u64,
+        /// MiB needed.
+        need: u64,
+    },
+    /// A cmake option that cannot be honoured.
+    #[error("the cmake option `{option}` cannot be used: {why}")]
+    Option {
+        /// As given.
+        option: String,
+        /// The reason.
+        why: &'static str,
+    },
+    /// The configuration or the compilation failed.
+    #[error("{phase} failed:\n{excerpt}\nfull log: {log}")]
+    Build {
+        /// `configuring` or `compiling`.
+        phase: &'static str,
+        /// The first error, with a few lines.
+        excerpt: String,
+        /// Where the whole output is.
+        log: PathBuf,
+        /// Whether the compiler was killed from outside, most likely for memory.
+        killed: bool,
+    },
+    /// The binary does not do what a llama-server does.
+    #[error("the built llama-server failed the check `{check}`: {why}")]
+    Verify {
+        /// Which of the checks.
+        check: &'static str,
+        /// The answer, or the process's last lines.
+        why: String,
+        /// Whether it died of an instruction that this CPU does not have.
+        illegal_instruction: bool,
+    },
+    /// The pinned archive is not the one that arrived.
+    #[error("{path} has the sha256 {found}, expected was {expected}")]
+    WrongHash {
+        /// The file.
+        path: PathBuf,
+        /// What it has.
+        found: String,
+        /// What was pinned.
+        expected: String,
+    },
+    /// No build in the store has this id.
+    #[error("there is no build `{id}` in {store}")]
+    NoSuchBuild {
+        /// The id or prefix, as given.
+        id: String,
+        /// The store's folder.
+        store: PathBuf,
+    },
+    /// More than one build in the store has this prefix.
+    #[error("`{prefix}` is the beginning of {} builds: {}", .ids.len(), list(.ids))]
+    AmbiguousBuild {
+        /// As given.
+        prefix: String,
+        /// The candidates.
+        ids: Vec<BuildId>,
+    },
+    /// A build's folder cannot be used.
+    #[error("the build in {path} is damaged: {why}")]
+    DamagedBuild {
+        /// Its folder.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// A file operation failed.
+    #[error("{doing} {path}: {source}")]
+    Io {
+        /// What was being done, such as `reading`.
+        doing: &'static str,
+        /// To which file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The caller cancelled.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl Error {
+    /// Whose turn it is: an edge maps this to its exit code.
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::SourceMissing { .. }
+            | Self::NotAnArchive { .. }
+            | Self::NoLlamaCpp { .. }
+            | Self::UnsafeArchive { .. }
+            | Self::ArchiveTooLarge { .. }
+            | Self::Option { .. }
+            | Self::NoSuchBuild { .. }
+            | Self::AmbiguousBuild { .. } => Kind::Input,
+            Self::MissingProgram { .. }
+            | Self::Program { .. }
+            | Self::Disk { .. }
+            | Self::Memory { .. }
+            | Self::WrongHash { .. }
+            | Self::Io { .. } => Kind::Machine,
+            Self::Build { .. } | Self::Verify { .. } | Self::DamagedBuild { .. } => Kind::Build,
+            Self::Cancelled => Kind::Cancelled,
+        }
+    }
+
+    /// What the reader can do about it, as one sentence.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::SourceMissing { .. } => "give the path of a folder or of a .tar.gz, .tar.xz or .zip file".into(),
+            Self::NotAnArchive { .. } => "known are .tar.gz, .tar.xz and .zip, told by content, not by name".into(),
+            Self::NoLlamaCpp { .. } => {
+                "llama.cpp is told by CMakeLists.txt, ggml/ and tools/server or examples/server side by side, \
+                 at most four folders deep"
+                    .into()
+            }
+            Self::MissingProgram { package, .. } => format!("install it: apt install {package}"),
+            Self::Disk { .. } => "free some space, or set XDG_CACHE_HOME and XDG_DATA_HOME to another disk".into(),
+            Self::Memory { .. } => "stop something else first, or add swap".into(),
+            Self::Build { killed: true, .. } => {
+                "the compiler was killed, most likely because memory ran out: try fewer jobs (--jobs 1)".into()
+            }
+            Self::Verify { illegal_instruction: true, .. } => {
+                "it uses instructions that this CPU does not have: build with --arch portable, or with --arch native \
+                 on this very machine"
+                    .into()
+            }
+            Self::WrongHash { path, .. } => format!("delete {} and try again", path.display()),
+            Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is".into(),
+            Self::AmbiguousBuild { .. } => "give more characters of the id".into(),
+            Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again".into(),
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "the disk is full".into(),
+            _ => return None,
+        };
+        Some(hint)
+    }
+}
+
+/// Shorthand for wrapping an `io::Error`: `fs::read(path).map_err(io_error("reading", path))`.
+pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+    let path = path.into();
+    move |source| Error::Io { doing, path, source }
+}
+
+/// Some names, shortened when there are many.
+fn list<T: std::fmt::Display>(names: &[T]) -> String {
+    const SHOWN: usize = 12;
+    if names.is_empty() {
+        return "nothing".to_owned();
+    }
+    let text = names.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => text,
+        Some(more) => format!("{text} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_names_the_package_that_has_it() {
+        let error = Error::MissingProgram { program: "a C++ compiler".into(), package: "g++" };
+        assert_eq!(error.to_string(), "a C++ compiler was not found");
+        assert_eq!(error.hint().unwrap(), "install it: apt install g++");
+        assert_eq!(error.kind(), Kind::Machine);
+    }
+
+    #[test]
+    fn a_long_list_of_names_is_cut() {
+        let names: Vec<String> = (0..20).map(|number| number.to_string()).collect();
+        assert_eq!(list(&names), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more");
+        assert_eq!(list::<String>(&[]), "nothing");
+    }
+}

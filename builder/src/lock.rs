@@ -1,0 +1,92 @@
+//! Locks between processes: a file that one of them holds with flock(2). The kernel lets go of it however its holder ends.
+
+use std::fs::{self, File, OpenOptions};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result, io_error};
+
+/// How often a lock that another process holds is tried again: a person would not notice less.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// A held lock. Dropping it lets go. The file stays: removing it would let two processes hold two files of one name.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock if nobody holds it.
+    pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)
+            .map_err(io_error("opening", path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { _file: file })),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(io_error("locking", path)(error.into())),
+        }
+    }
+
+    /// Waits for the lock; calls `waiting` once if that takes any time.
+    pub(crate) async fn take(
+        path: &Path,
+        cancel: &CancellationToken,
+        waiting: impl FnOnce(),
+    ) -> Result<Self> {
+        if let Some(lock) = Self::try_take(path)? {
+            return Ok(lock);
+        }
+        waiting();
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return Err(Error::Cancelled),
+                () = tokio::time::sleep(RETRY) => {}
+            }
+            if let Some(lock) = Self::try_take(path)? {
+                return Ok(lock);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lock_is_held_by_one_and_passed_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks/x.lock");
+        let cancel = CancellationToken::new();
+        let first = Lock::take(&path, &cancel, || unreachable!("it is free")).await.unwrap();
+        assert!(Lock::try_take(&path).unwrap().is_none());
+        let mut waited = false;
+        let second = Lock::take(&path, &cancel, || {
+            waited = true;
+            drop(first);
+        });
+        second.await.unwrap();
+        assert!(waited);
+    }
+
+    #[tokio::test]
+    async fn waiting_can_be_cancelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.lock");
+        let _held = Lock::try_take(&path).unwrap().unwrap();
+        let cancel = CancellationToken::new();
+        let failed = Lock::take(&path, &cancel, || cancel.cancel()).await.unwrap_err();
+        assert!(matches!(failed, Error::Cancelled));
+    }
+}

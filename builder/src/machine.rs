@@ -1,0 +1,124 @@
+//! What the machine can give: free disk, available memory, cores. Asked before any work is begun.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use crate::error::{Error, Result, io_error};
+
+/// What a build needs of the machine. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Free space in the work folder and in the store, each.
+    pub disk: u64,
+    /// Available memory, below which nothing is begun.
+    pub memory: u64,
+    /// What one compiler takes at its peak; bounds the number of jobs.
+    pub memory_per_job: u64,
+}
+
+/// Refuses to begin where a build would run out of disk or memory. Folders need not exist yet.
+pub(crate) fn check(needs: Needs, folders: &[&Path]) -> Result<()> {
+    for folder in folders {
+        let free = free_disk(folder)?;
+        if free < needs.disk {
+            return Err(Error::Disk { path: folder.to_path_buf(), free: free >> 20, need: needs.disk >> 20 });
+        }
+    }
+    match available_memory() {
+        Some(available) if available < needs.memory => {
+            Err(Error::Memory { available: available >> 20, need: needs.memory >> 20 })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How many compilers may run at once, and a sentence that says why.
+pub(crate) fn jobs(wanted: Option<usize>, memory_per_job: u64) -> (usize, String) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    choose_jobs(wanted, cores, available_memory(), memory_per_job)
+}
+
+fn choose_jobs(wanted: Option<usize>, cores: usize, memory: Option<u64>, per_job: u64) -> (usize, String) {
+    if let Some(wanted) = wanted.filter(|wanted| *wanted > 0) {
+        return (wanted, format!("{wanted} jobs, as asked"));
+    }
+    let fitting =
+        memory.and_then(|memory| memory.checked_div(per_job)).and_then(|jobs| usize::try_from(jobs).ok());
+    match fitting.map(|jobs| jobs.max(1)) {
+        Some(jobs) if jobs < cores => {
+            (jobs, format!("{jobs} jobs for {cores} cores: more do not fit into the available memory"))
+        }
+        _ => (cores, format!("{cores} jobs, one for each core")),
+    }
+}
+
+/// Bytes that this user may still write where a folder is or would be.
+fn free_disk(folder: &Path) -> Result<u64> {
+    let existing = folder.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    let stat = rustix::fs::statvfs(existing)
+        .map_err(|error| io_error("measuring the disk of", existing)(error.into()))?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Bytes of memory that can be had without swapping, the bound of our own control group respected.
+fn available_memory() -> Option<u64> {
+    let system = mem_available(&fs::read_to_string("/proc/meminfo").ok()?);
+    [system, group_room()].into_iter().flatten().min()
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// What is left under `memory.max` of our control group (version 2); `None` without a bound.
+fn group_room() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let folder = Path::new("/sys/fs/cgroup").join(group);
+    let number = |file| fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
+    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn jobs_are_bounded_by_cores_and_by_memory() {
+        assert_eq!(choose_jobs(None, 8, Some(64 * GIB), GIB).0, 8);
+        assert_eq!(choose_jobs(None, 8, Some(3 * GIB), GIB).0, 3);
+        assert_eq!(choose_jobs(None, 8, Some(GIB / 2), GIB).0, 1);
+        assert_eq!(choose_jobs(None, 8, None, GIB).0, 8);
+        assert_eq!(choose_jobs(None, 8, Some(GIB), 0).0, 8);
+    }
+
+    #[test]
+    fn a_wish_for_jobs_is_granted() {
+        assert_eq!(choose_jobs(Some(32), 8, Some(GIB), GIB).0, 32);
+        assert_eq!(choose_jobs(Some(0), 8, Some(64 * GIB), GIB).0, 8);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_before_work_begins_also_for_folders_to_come() {
+        let folder = tempfile::tempdir().unwrap();
+        let later = folder.path().join("not/yet");
+        let needs = Needs { disk: u64::MAX, memory: 0, memory_per_job: GIB };
+        assert!(matches!(check(needs, &[&later]), Err(Error::Disk { .. })));
+        check(Needs { disk: 1, ..needs }, &[&later]).unwrap();
+    }
+
+    #[test]
+    fn too_little_memory_is_told_before_work_begins() {
+        let needs = Needs { disk: 0, memory: u64::MAX, memory_per_job: GIB };
+        assert!(matches!(check(needs, &[]), Err(Error::Memory { .. })));
+    }
+
+    #[test]
+    fn available_memory_is_read_in_bytes() {
+        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:    1024 kB\n"), Some(1 << 20));
+    }
+}

@@ -1,0 +1,63 @@
+//! Cuts a stream of bytes into lines of text.
+
+/// Lines beyond this many bytes are handed over in pieces, so that a program cannot fill our memory with one.
+const LONGEST: usize = 256 * 1024;
+
+/// What is left of a line whose end has not come yet.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    pending: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes more bytes and hands over each line that they complete, without its end.
+    pub(crate) fn push(&mut self, bytes: &[u8], line: &mut impl FnMut(&str)) {
+        let mut rest = bytes;
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            self.pending.extend_from_slice(&rest[..end]);
+            self.finish(line);
+            rest = &rest[end + 1..];
+        }
+        self.pending.extend_from_slice(rest);
+        if self.pending.len() > LONGEST {
+            self.finish(line);
+        }
+    }
+
+    /// Hands over what is left, if anything is.
+    pub(crate) fn finish(&mut self, line: &mut impl FnMut(&str)) {
+        if !self.pending.is_empty() {
+            line(String::from_utf8_lossy(&self.pending).trim_end_matches('\r'));
+            self.pending.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(chunks: &[&[u8]]) -> Vec<String> {
+        let (mut lines, mut found) = (Lines::default(), Vec::new());
+        for chunk in chunks {
+            lines.push(chunk, &mut |line: &str| found.push(line.to_owned()));
+        }
+        lines.finish(&mut |line: &str| found.push(line.to_owned()));
+        found
+    }
+
+    #[test]
+    fn lines_are_joined_across_chunks() {
+        assert_eq!(cut(&[b"on", b"e\ntw", b"o\r\nthree"]), ["one", "two", "three"]);
+    }
+
+    #[test]
+    fn bytes_that_are_not_text_are_replaced() {
+        assert_eq!(cut(&[b"a\xffb\n"]), ["a\u{fffd}b"]);
+    }
+
+    #[test]
+    fn a_line_without_end_is_handed_over_in_pieces() {
+        assert_eq!(cut(&[&vec![b'x'; LONGEST + 1], b"y\n"]), ["x".repeat(LONGEST + 1), "y".to_owned()]);
+    }
+}

@@ -1,0 +1,152 @@
+//! Runs one child program: in a process group of its own, its output line by line, and gone when we want it gone.
+//!
+//! ```text
+//!  spawn -> reads lines -> exits -> status
+//!              | cancelled
+//!              v
+//!           TERM to the group -> grace -> KILL to the group and to every descendant -> Cancelled
+//! ```
+//!
+//! A future that is dropped kills the group and the descendants at once. It never reads settings and never prints.
+
+mod lines;
+mod tree;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
+
+use lines::Lines;
+
+/// What a program gets between TERM and KILL: ninja removes half-written files in this time.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long output may follow after the end of a program: a helper that outlives it may hold the pipe for ever.
+const LINGER: Duration = Duration::from_millis(200);
+
+/// How a program ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// By itself, or by a signal that was not ours.
+    Exited(ExitStatus),
+    /// Because we were cancelled. Nothing of it is left.
+    Cancelled,
+}
+
+/// Runs a program to its end and hands over each line of its standard output and standard error, in their order.
+pub(crate) async fn run(
+    mut command: Command,
+    cancel: &CancellationToken,
+    mut line: impl FnMut(&str),
+) -> io::Result<Ended> {
+    let (reader, writer) = io::pipe()?;
+    command.stdin(Stdio::null()).stdout(OwnedFd::from(writer.try_clone()?)).stderr(OwnedFd::from(writer));
+    let mut family = Family::spawn(command)?;
+    let mut output = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
+    let mut lines = Lines::default();
+    let mut chunk = vec![0; 64 * 1024];
+    let mut open = true;
+    let status = loop {
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => {
+                family.stop(GRACE).await?;
+                return Ok(Ended::Cancelled);
+            }
+            read = output.read(&mut chunk), if open => match read? {
+                0 => open = false,
+                count => lines.push(&chunk[..count], &mut line),
+            },
+            status = family.wait() => break status?,
+        }
+    };
+    let rest = async {
+        while let Ok(count @ 1..) = output.read(&mut chunk).await {
+            lines.push(&chunk[..count], &mut line);
+        }
+    };
+    if open {
+        tokio::time::timeout(LINGER, rest).await.ok();
+    }
+    lines.finish(&mut line);
+    Ok(Ended::Exited(status))
+}
+
+/// Runs a program that is over soon, and returns its output, both kinds together.
+pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::Result<(Ended, String)> {
+    let mut text = String::new();
+    let ended = run(command, cancel, |line| {
+        text.push_str(line);
+        text.push('\n');
+    })
+    .await?;
+    Ok((ended, text))
+}
+
+/// A child with all that it starts. Dropped while alive, it takes them all along.
+#[derive(Debug)]
+pub(crate) struct Family {
+    child: Child,
+    /// The child's id, which is also its group's; `None` once the child is reaped.
+    leader: Option<i32>,
+}
+
+impl Family {
+    /// Starts a program as the leader of a new process group.
+    ///
+    /// Takes the command by value: it holds our copies of the pipe's writing end, which must close.
+    pub(crate) fn spawn(mut command: Command) -> io::Result<Self> {
+        let child = command.process_group(0).kill_on_drop(true).spawn()?;
+        let leader = child.id().and_then(|id| i32::try_from(id).ok());
+        Ok(Self { child, leader })
+    }
+
+    /// Waits for the child's own end. Cancel safe.
+    pub(crate) async fn wait(&mut self) -> io::Result<ExitStatus> {
+        let status = self.child.wait().await?;
+        self.leader = None;
+        Ok(status)
+    }
+
+    /// TERM, a grace, then KILL for whatever is left. Returns when the child is reaped.
+    pub(crate) async fn stop(&mut self, grace: Duration) -> io::Result<()> {
+        let Some(leader) = self.leader else { return Ok(()) };
+        let descendants = tree::descendants(leader);
+        signal_group(leader, Signal::TERM);
+        if tokio::time::timeout(grace, self.child.wait()).await.is_err() {
+            signal_group(leader, Signal::KILL);
+            self.child.wait().await?;
+        }
+        // Members that outlived the leader. The kernel hands ids out in turn, so this number is not another's yet.
+        signal_group(leader, Signal::KILL);
+        tree::kill(&descendants);
+        self.leader = None;
+        Ok(())
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        if let Some(leader) = self.leader {
+            let descendants = tree::descendants(leader);
+            signal_group(leader, Signal::KILL);
+            tree::kill(&descendants);
+        }
+    }
+}
+
+fn signal_group(leader: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(leader) {
+        // No such group any more: it ended by itself.
+        kill_process_group(pid, signal).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests;

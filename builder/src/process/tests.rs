@@ -1,0 +1,101 @@
+//! Children of every temper: quick, chatty, deaf to TERM, and with children of their own.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+
+fn shell(script: &str) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.arg("-c").arg(script);
+    command
+}
+
+/// Waits until a file has a line, for at most ten seconds.
+async fn line_of(path: &Path) -> String {
+    let wait = async {
+        loop {
+            match fs::read_to_string(path) {
+                Ok(text) if text.ends_with('\n') => return text.trim().to_owned(),
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), wait).await.unwrap()
+}
+
+/// Waits until a process is gone or only a zombie, for at most ten seconds.
+async fn gone(pid: &str) {
+    let wait = async {
+        while fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), wait).await.unwrap();
+}
+
+#[tokio::test]
+async fn both_outputs_arrive_in_their_order_with_the_status() {
+    let cancel = CancellationToken::new();
+    let (ended, text) = output(shell("echo one; echo two >&2; printf three; exit 3"), &cancel).await.unwrap();
+    assert_eq!(text, "one\ntwo\nthree\n");
+    assert!(matches!(ended, Ended::Exited(status) if status.code() == Some(3)));
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_exist_is_an_error() {
+    let failed = output(Command::new("/nonexistent/program"), &CancellationToken::new()).await.unwrap_err();
+    assert_eq!(failed.kind(), io::ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn a_helper_that_keeps_the_pipe_does_not_keep_us() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid");
+    let script = format!("sleep 600 & echo $! > {}; echo done", file.display());
+    let (ended, text) = output(shell(&script), &CancellationToken::new()).await.unwrap();
+    assert_eq!(text, "done\n");
+    assert!(matches!(ended, Ended::Exited(status) if status.success()));
+    let pid: i32 = line_of(&file).await.parse().unwrap();
+    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn cancelling_ends_descendants_in_other_groups_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid");
+    // `setsid` leaves the group, as ninja's compilers do.
+    let script = format!("setsid sleep 600 & echo $! > {}; wait", file.display());
+    let cancel = CancellationToken::new();
+    let (ended, pid) = tokio::join!(output(shell(&script), &cancel), async {
+        let pid = line_of(&file).await;
+        cancel.cancel();
+        pid
+    });
+    assert!(matches!(ended.unwrap().0, Ended::Cancelled));
+    gone(&pid).await;
+}
+
+#[tokio::test]
+async fn a_child_that_is_deaf_to_term_is_killed_after_the_grace() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid");
+    let script = format!("trap '' TERM; echo $$ > {}; while :; do sleep 0.01; done", file.display());
+    let mut family = Family::spawn(shell(&script)).unwrap();
+    let pid = line_of(&file).await;
+    family.stop(Duration::from_millis(50)).await.unwrap();
+    gone(&pid).await;
+}
+
+#[tokio::test]
+async fn dropping_the_future_ends_the_child() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid");
+    let script = format!("echo $$ > {}; sleep 600", file.display());
+    let cancel = CancellationToken::new();
+    let pid = tokio::select! {
+        _ = output(shell(&script), &cancel) => unreachable!("sleeps for minutes"),
+        pid = line_of(&file) => pid,
+    };
+    gone(&pid).await;
+}

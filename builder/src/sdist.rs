@@ -1,0 +1,131 @@
+//! Obtains the source archive of llama-cpp-python through pip: a copy of llama.cpp that any Python index can serve.
+//!
+//! The version and the bytes are pinned by the caller, so whatever index answers, the source is the same. pip wants to know a
+//! source package's metadata before it hands it over, and that asks for the package's build backend; it is installed
+//! first and build isolation is off, which saves building cmake.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::environment::Environment;
+use crate::error::{Error, Result, io_error};
+use crate::event::{Event, Reporter};
+use crate::lock::Lock;
+use crate::process::output;
+use crate::source::file_sha256;
+use crate::toolchain::finish;
+use crate::toolchain::venv::Venv;
+
+/// The package's name.
+const PROJECT: &str = "llama-cpp-python";
+/// What its build backend needs to tell the metadata.
+const BACKEND: [&str; 2] = ["scikit-build-core>=0.9.2", "pathspec"];
+
+/// Which archive is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// The package's version, such as `0.3.36`.
+    pub version: String,
+    /// sha256 of the archive, 64 hexadecimal digits.
+    pub sha256: String,
+}
+
+/// The archive's path in the cache: at once if it is there, else through pip (some 80 MB).
+pub async fn obtain(
+    pin: &Pin,
+    cache: &Path,
+    env: &Environment,
+    reporter: &Reporter,
+    cancel: &CancellationToken,
+) -> Result<PathBuf> {
+    let folder = cache.join("sources");
+    let path = folder.join(format!("{PROJECT}-{}.tar.gz", pin.version));
+    let lock = cache.join("locks").join(format!("sdist-{}.lock", pin.version));
+    let _lock = Lock::take(&lock, cancel, || ()).await?;
+    if path.exists() {
+        check(&path, pin, cancel).await?;
+        return Ok(path);
+    }
+    let venv = Venv::new(cache, "sdist");
+    venv.with(env, "the build backend of llama-cpp-python", &BACKEND, reporter, cancel).await?;
+    let what = format!("the source of {PROJECT} {}, some 80 MB", pin.version);
+    reporter.tell(Event::Obtaining { what, from: "PyPI", into: path.clone() });
+
+    fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
+    let work = tempfile::Builder::new()
+        .prefix(".download-")
+        .tempdir_in(&folder)
+        .map_err(io_error("creating", &folder))?;
+    let requirement = work.path().join("requirement.txt");
+    let text = format!("--no-binary {PROJECT}\n{PROJECT}=={} --hash=sha256:{}\n", pin.version, pin.sha256);
+    fs::write(&requirement, text).map_err(io_error("writing", &requirement))?;
+    let into = work.path().join("got");
+    let mut download = venv.pip(env);
+    download
+        .args(["download", "--no-deps", "--no-build-isolation", "--require-hashes", "-r"])
+        .arg(&requirement)
+        .arg("-d")
+        .arg(&into)
+        // The unpacked package is some 200 MB: the cache's disk was meant for that, /tmp may be memory.
+        .env("TMPDIR", work.path());
+    let doing = format!("downloading {PROJECT} {}", pin.version);
+    finish(Path::new("pip download"), &doing, output(download, cancel).await)?;
+
+    let got = only_file(&into)?;
+    check(&got, pin, cancel).await?;
+    fs::rename(&got, &path).map_err(io_error("moving", got))?;
+    Ok(path)
+}
+
+async fn check(path: &Path, pin: &Pin, cancel: &CancellationToken) -> Result<()> {
+    let (file, token) = (path.to_owned(), cancel.clone());
+    let hashed = tokio::task::spawn_blocking(move || file_sha256(&file, &token)).await;
+    let found = hashed.map_err(|_| Error::Cancelled)??;
+    if found == pin.sha256 {
+        return Ok(());
+    }
+    Err(Error::WrongHash { path: path.to_owned(), found, expected: pin.sha256.clone() })
+}
+
+fn only_file(folder: &Path) -> Result<PathBuf> {
+    let mut entries = fs::read_dir(folder).map_err(io_error("reading", folder))?.flatten();
+    entries.next().map(|entry| entry.path()).ok_or_else(|| Error::Program {
+        command: "pip download".into(),
+        doing: "downloading the source".into(),
+        why: "it said it succeeded and left nothing".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pin(sha256: &str) -> Pin {
+        Pin { version: "1.2.3".into(), sha256: sha256.into() }
+    }
+
+    async fn obtained(cache: &Path, pin: &Pin) -> Result<PathBuf> {
+        obtain(pin, cache, &Environment::default(), &Reporter::silent(), &CancellationToken::new()).await
+    }
+
+    #[tokio::test]
+    async fn an_archive_in_the_cache_is_used_if_its_bytes_are_the_pinned_ones() {
+        let cache = tempfile::tempdir().unwrap();
+        let path = cache.path().join("sources/llama-cpp-python-1.2.3.tar.gz");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "abc").unwrap();
+        let right = pin("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(obtained(cache.path(), &right).await.unwrap(), path);
+        let error = obtained(cache.path(), &pin("00")).await.unwrap_err();
+        assert!(matches!(error, Error::WrongHash { .. }));
+    }
+
+    #[tokio::test]
+    async fn without_python_the_package_is_named() {
+        let cache = tempfile::tempdir().unwrap();
+        let error = obtained(cache.path(), &pin("00")).await.unwrap_err();
+        assert_eq!(error.hint().unwrap(), "install it: apt install python3 python3-venv");
+    }
+}

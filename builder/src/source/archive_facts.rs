@@ -1,0 +1,122 @@
+//! What is known about an archive, and remembered: reading 70 MB twice to hit the store would be silly.
+//!
+//! A record is kept per path, beside the size, the time of change and the inode that it holds for. It is written only when the file
+//! is old enough that another change would show in its time.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio_util::sync::CancellationToken;
+
+use super::tree::Search;
+use super::{Found, file_sha256, revision};
+use crate::archive::{Bounds, Kind, walk};
+use crate::clock;
+use crate::error::{Error, Result, io_error};
+
+/// Raised when the record's meaning changes, so that older ones are ignored.
+const SCHEMA: u32 = 1;
+/// Evidence of a revision is small; `packed-refs` with all of upstream's tags is under 1 MiB.
+const LARGEST_EVIDENCE: u64 = 4 << 20;
+/// Coarsest time stamps of file systems in use (FAT: 2 s).
+const TIME_GRAIN: i64 = 2;
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Record {
+    schema: u32,
+    stamp: Stamp,
+    found: Found,
+}
+
+/// What changes when a file does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Stamp {
+    size: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Result<Self> {
+        let metadata = fs::metadata(path).map_err(io_error("reading", path))?;
+        // The change time, not the modification time: no program can set it back.
+        let changed = (metadata.ctime(), metadata.ctime_nsec());
+        Ok(Self { size: metadata.len(), inode: metadata.ino(), changed })
+    }
+}
+
+pub(super) fn examine(path: &Path, cache: &Path, cancel: &CancellationToken) -> Result<Found> {
+    let stamp = Stamp::of(path)?;
+    let record = record_path(cache, path);
+    if let Some(found) = remembered(&record, &stamp) {
+        return Ok(found);
+    }
+    let found = read(path, cancel)?;
+    let settled = stamp.changed.0 < clock::unix_seconds() - TIME_GRAIN;
+    if settled && Stamp::of(path)? == stamp {
+        // A cache that cannot be written costs time, nothing else.
+        remember(&record, &Record { schema: SCHEMA, stamp, found: found.clone() }).ok();
+    }
+    Ok(found)
+}
+
+fn record_path(cache: &Path, path: &Path) -> PathBuf {
+    let name = Sha256::digest(path.as_os_str().as_encoded_bytes());
+    cache.join("archives").join(format!("{}.json", hex::encode(&name[..16])))
+}
+
+fn remembered(record: &Path, stamp: &Stamp) -> Option<Found> {
+    let record: Record = serde_json::from_slice(&fs::read(record).ok()?).ok()?;
+    (record.schema == SCHEMA && record.stamp == *stamp).then_some(record.found)
+}
+
+fn remember(path: &Path, record: &Record) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    fs::create_dir_all(folder)?;
+    let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
+    serde_json::to_writer(&mut temporary, record)?;
+    temporary.persist(path)?;
+    Ok(())
+}
+
+fn read(path: &Path, cancel: &CancellationToken) -> Result<Found> {
+    let mut search = Search::default();
+    let mut evidence = HashMap::new();
+    let mut remark = None;
+    walk(path, Bounds::SOURCE, cancel, &mut |entry| {
+        match entry.kind {
+            Kind::Remark(text) => remark = Some(text),
+            Kind::File { .. } => {
+                search.see(entry.name, true);
+                if revision::is_evidence(entry.name) {
+                    let mut text = String::new();
+                    // Not text, or cut off: then it is no evidence.
+                    if entry.data.take(LARGEST_EVIDENCE).read_to_string(&mut text).is_ok() {
+                        evidence.insert(entry.name.to_owned(), text);
+                    }
+                }
+            }
+            Kind::Folder | Kind::Link(_) | Kind::Other => search.see(entry.name, false),
+        }
+        Ok(())
+    })?;
+    let Some(tree) = search.tree() else {
+        return Err(Error::NoLlamaCpp { path: path.to_owned(), top: search.top() });
+    };
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let revision =
+        revision::revision(&tree.root, &name, remark.as_deref(), &|name| evidence.get(name).cloned());
+    Ok(Found {
+        given: path.to_owned(),
+        kind: "archive".into(),
+        identity: format!("archive-sha256:{}", file_sha256(path, cancel)?),
+        root: tree.root,
+        server: tree.server.into(),
+        revision,
+    })
+}

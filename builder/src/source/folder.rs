@@ -1,0 +1,189 @@
+//! Sources that are folders: finding, hashing and copying.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use sha2::{Digest, Sha256};
+use tokio_util::sync::CancellationToken;
+
+use super::tree::{DEEPEST, Search, join};
+use super::{Found, file_sha256, is_source, revision};
+use crate::archive::stays_inside;
+use crate::error::{Error, Result, io_error};
+
+/// Folders that are never searched for a tree: they are large, and a tree in them is somebody's work copy.
+const SKIPPED: [&str; 4] = [".git", "node_modules", "target", "build"];
+/// Entries that a search looks at before it gives up: somebody gave their home folder.
+const MOST_ENTRIES: usize = 200_000;
+/// Evidence of a revision is small; `packed-refs` with all of upstream's tags is under 1 MiB.
+const LARGEST_EVIDENCE: u64 = 4 << 20;
+
+pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> {
+    let mut search = Search::default();
+    let mut left = MOST_ENTRIES;
+    look(path, "", 0, &mut left, &mut search, cancel)?;
+    let Some(tree) = search.tree() else {
+        return Err(Error::NoLlamaCpp { path: path.to_owned(), top: search.top() });
+    };
+    let read = |name: &str| {
+        // A worktree's metadata may lie anywhere: then the name is absolute, and joining leaves it so.
+        let file = path.join(name);
+        fs::metadata(&file)
+            .ok()
+            .filter(|metadata| metadata.is_file() && metadata.len() <= LARGEST_EVIDENCE)?;
+        fs::read_to_string(file).ok()
+    };
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let revision = revision::revision(&tree.root, &name, None, &read);
+    let identity = format!("tree-sha256:{}", hash(&path.join(&tree.root), cancel)?);
+    Ok(Found {
+        given: path.to_owned(),
+        kind: "directory".into(),
+        identity,
+        root: tree.root,
+        server: tree.server.into(),
+        revision,
+    })
+}
+
+/// Shows the search what is there, as deep as it wants to know.
+fn look(
+    path: &Path,
+    name: &str,
+    depth: usize,
+    left: &mut usize,
+    search: &mut Search,
+    cancel: &CancellationToken,
+) -> Result<()> {
+    if cancel.is_cancelled() {
+        return Err(Error::Cancelled);
+    }
+    let folder = path.join(name);
+    for entry in fs::read_dir(&folder).map_err(io_error("reading", &folder))? {
+        let entry = entry.map_err(io_error("reading", &folder))?;
+        let Some(next) = left.checked_sub(1) else { return Ok(()) };
+        *left = next;
+        let Ok(file_name) = entry.file_name().into_string() else { continue };
+        let below = join(name, &file_name);
+        let kind = entry.file_type().map_err(io_error("reading", entry.path()))?;
+        search.see(&below, kind.is_file());
+        // Two more than the deepest root, for `tools/server`.
+        if kind.is_dir() && depth < DEEPEST + 2 && !SKIPPED.contains(&file_name.as_str()) {
+            // What may not be read cannot be built either: as good as absent.
+            match look(path, &below, depth + 1, left, search, cancel) {
+                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
+                other => other?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a tree consists of, as paths relative to it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Item {
+    File(PathBuf),
+    /// With its target.
+    Link(PathBuf, PathBuf),
+}
+
+/// Everything that belongs to the source, sorted. Folders that cmake builds in are left out, as are links that lead outside.
+fn items(root: &Path, cancel: &CancellationToken) -> Result<Vec<Item>> {
+    let mut found = Vec::new();
+    let mut folders = vec![PathBuf::new()];
+    while let Some(folder) = folders.pop() {
+        if cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let path = root.join(&folder);
+        if path.join("CMakeCache.txt").exists() {
+            continue;
+        }
+        for entry in fs::read_dir(&path).map_err(io_error("reading", &path))? {
+            let entry = entry.map_err(io_error("reading", &path))?;
+            let name = folder.join(entry.file_name());
+            let kind = entry.file_type().map_err(io_error("reading", entry.path()))?;
+            if !is_source(&name.to_string_lossy()) {
+                continue;
+            }
+            if kind.is_dir() {
+                folders.push(name);
+            } else if kind.is_file() {
+                found.push(Item::File(name));
+            } else if kind.is_symlink() {
+                let target = fs::read_link(entry.path()).map_err(io_error("reading", entry.path()))?;
+                if stays_inside(&name.to_string_lossy(), &target.to_string_lossy()) {
+                    found.push(Item::Link(name, target));
+                }
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// sha256 over the items' names and contents, in their order. Files are hashed on all cores.
+fn hash(root: &Path, cancel: &CancellationToken) -> Result<String> {
+    let items = items(root, cancel)?;
+    let next = AtomicUsize::new(0);
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    let work = || -> Result<Vec<(usize, String)>> {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            match items.get(index) {
+                Some(Item::File(name)) => done.push((index, file_sha256(&root.join(name), cancel)?)),
+                Some(Item::Link(..)) => {}
+                None => return Ok(done),
+            }
+        }
+    };
+    let parts = thread::scope(|scope| {
+        let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap_or(Err(Error::Cancelled))).collect::<Vec<_>>()
+    });
+    let mut contents = vec![String::new(); items.len()];
+    for part in parts {
+        for (index, content) in part? {
+            contents[index] = content;
+        }
+    }
+    let mut hash = Sha256::new();
+    for (item, content) in items.iter().zip(&contents) {
+        // A name cannot hold a zero byte, so the parts cannot run into each other.
+        let (kind, name, content) = match item {
+            Item::File(name) => (b"f\0", name, content.as_bytes()),
+            Item::Link(name, target) => (b"l\0", name, target.as_os_str().as_bytes()),
+        };
+        hash.update(kind);
+        hash.update(name.as_os_str().as_bytes());
+        hash.update(b"\0");
+        hash.update(content);
+        hash.update(b"\0");
+    }
+    Ok(hex::encode(hash.finalize()))
+}
+
+/// Copies what belongs to the source. The original is never built in: cmake and patches write into their tree.
+pub(super) fn copy(root: &Path, into: &Path, cancel: &CancellationToken) -> Result<()> {
+    for item in items(root, cancel)? {
+        if cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let (Item::File(name) | Item::Link(name, _)) = &item;
+        let (from, to) = (root.join(name), into.join(name));
+        if let Some(parent) = to.parent() {
+            fs::create_dir_all(parent).map_err(io_error("creating", parent))?;
+        }
+        match &item {
+            Item::File(_) => fs::copy(&from, &to).map(drop).map_err(io_error("copying", from))?,
+            Item::Link(_, target) => symlink(target, &to).map_err(io_error("copying", from))?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! Which commit and build number a tree believes it is, from whatever remained of its history.
+//!
+//! In this order, the first that speaks wins, for the commit and for the number each: git metadata (a checkout, a
+//! worktree, a submodule, also in an archive), generated version files, the archive's remark, the folder's name.
+//! Nothing is computed: a build number is the count of commits, and a shallow copy cannot be counted.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::tree::join;
+
+/// Upstream abbreviates commits to nine digits.
+const SHORT: usize = 9;
+
+/// What a tree believes it is. Both parts may be unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revision {
+    /// The commit as far as it was given, up to 40 hexadecimal digits.
+    pub commit: Option<String>,
+    /// Upstream's build number, as in the tag `b9976`.
+    pub build_number: Option<u32>,
+}
+
+impl Revision {
+    /// The commit in nine digits, or `unknown`.
+    pub fn short_commit(&self) -> &str {
+        self.commit.as_deref().map_or("unknown", |commit| commit.get(..SHORT).unwrap_or(commit))
+    }
+
+    fn or(self, other: Self) -> Self {
+        Self { commit: self.commit.or(other.commit), build_number: self.build_number.or(other.build_number) }
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.build_number {
+            Some(number) => write!(f, "build {number}, commit {}", self.short_commit()),
+            None => write!(f, "build unknown, commit {}", self.short_commit()),
+        }
+    }
+}
+
+/// Whether a file of an archive may matter here, so that its content is to be kept. `name` may be below anything.
+pub(crate) fn is_evidence(name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    let in_git = name.split('/').any(|part| part == ".git");
+    file == ".git"
+        || (in_git && matches!(file, "HEAD" | "packed-refs" | "commondir"))
+        || (in_git && name.contains("/refs/heads/"))
+        || file == "build-info.cpp"
+}
+
+/// Reads the evidence. `read` gives the content of a file by its name relative to what was searched; `top` is the name
+/// of the folder or archive that was searched.
+pub(crate) fn revision(
+    root: &str,
+    top: &str,
+    remark: Option<&str>,
+    read: &dyn Fn(&str) -> Option<String>,
+) -> Revision {
+    let folder = if root.is_empty() { top } else { root.rsplit('/').next().unwrap_or(root) };
+    let remark =
+        Revision { commit: remark.filter(|text| is_commit(text)).map(str::to_owned), build_number: None };
+    from_git(root, read)
+        .unwrap_or_default()
+        .or(read(&join(root, "common/build-info.cpp"))
+            .map_or_else(Revision::default, |text| from_generated(&text)))
+        .or(remark)
+        .or(from_name(folder))
+}
+
+fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Revision> {
+    let dot_git = join(root, ".git");
+    let git = match read(&dot_git) {
+        // A submodule or a worktree: the file says where the metadata is.
+        Some(pointer) => resolve(root, pointer.trim().strip_prefix("gitdir:")?.trim()),
+        None => dot_git,
+    };
+    let head = read(&join(&git, "HEAD"))?;
+    // A worktree keeps its own HEAD and shares the rest.
+    let common =
+        read(&join(&git, "commondir")).map_or_else(|| git.clone(), |path| resolve(&git, path.trim()));
+    let packed = read(&join(&common, "packed-refs")).unwrap_or_default();
+    let commit = match head.trim().strip_prefix("ref:") {
+        Some(name) => read(&join(&common, name.trim()))
+            .or_else(|| packed_ref(&packed, name.trim()))
+            .map(|text| text.trim().to_owned())?,
+        None => head.trim().to_owned(),
+    };
+    if !is_commit(&commit) {
+        return None;
+    }
+    let build_number = tag_of(&packed, &commit);
+    Some(Revision { commit: Some(commit), build_number })
+}
+
+/// Joins a path that may climb, as a pointer does. An absolute one stays as it is, for folders on disk.
+fn resolve(from: &str, path: &str) -> String {
+    if path.starts_with('/') {
+        return path.to_owned();
+    }
+    let mut parts: Vec<&str> = from.split('/').filter(|part| !part.is_empty()).collect();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            // Above the top: on disk that is a real folder, in an archive it is nothing.
+            ".." if parts.last().is_none_or(|last| *last == "..") => parts.push(".."),
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    let start = if from.starts_with('/') { "/" } else { "" };
+    format!("{start}{}", parts.join("/"))
+}
+
+fn packed_ref(packed: &str, name: &str) -> Option<String> {
+    packed
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .find(|(_, other)| *other == name)
+        .map(|(id, _)| id.to_owned())
+}
+
+/// The number of the build tag on a commit. An annotated tag has the commit on the next line, after `^`.
+fn tag_of(packed: &str, commit: &str) -> Option<u32> {
+    let mut last = None;
+    for line in packed.lines() {
+        if let Some(peeled) = line.strip_prefix('^') {
+            if peeled == commit && last.is_some() {
+                return last;
+            }
+        } else if let Some((id, name)) = line.split_once(' ') {
+            last = name.strip_prefix("refs/tags/").and_then(tag_number);
+            if id == commit && last.is_some() {
+                return last;
+            }
+        }
+    }
+    None
+}
+
+fn tag_number(tag: &str) -> Option<u32> {
+    tag.strip_prefix('b')
+        .filter(|digits| digits.starts_with(|first: char| first.is_ascii_digit()))?
+        .parse()
+        .ok()
+}
+
+/// `int LLAMA_BUILD_NUMBER = 4447;` and `char const *LLAMA_COMMIT = "f7cd1330";`
+fn from_generated(text: &str) -> Revision {
+    let value = |name: &str| {
+        let line = text.lines().find(|line| line.contains(name))?;
+        Some(line.split_once('=')?.1.trim().trim_end_matches(';').trim_matches('"').to_owned())
+    };
+    Revision {
+        commit: value("LLAMA_COMMIT").filter(|text| is_commit(text)),
+        build_number: value("LLAMA_BUILD_NUMBER")
+            .and_then(|number| number.parse().ok())
+            .filter(|number| *number > 1),
+    }
+}
+
+/// `llama.cpp-b9976` and `llama.cpp-0c1e57098...`, as archives of tags and commits unpack; also with a file extension.
+fn from_name(name: &str) -> Revision {
+    let stem = ["tar.gz", "tgz", "tar.xz", "zip"]
+        .iter()
+        .find_map(|extension| name.strip_suffix(extension)?.strip_suffix('.'))
+        .unwrap_or(name);
+    let last = stem.rsplit('-').next().unwrap_or(stem);
+    Revision {
+        // Shorter hexadecimal words are too often something else.
+        commit: (last.len() == 40 && is_commit(last)).then(|| last.to_owned()),
+        build_number: tag_number(last),
+    }
+}
+
+fn is_commit(text: &str) -> bool {
+    (7..=40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests;

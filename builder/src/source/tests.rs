@@ -1,0 +1,124 @@
+//! Sources made by hand: trees on disk and in archives.
+
+use std::fs;
+
+use super::*;
+use crate::archive::tests::{Made, tar_gz};
+
+const COMMIT: &str = "0c1e570980000000000000000000000000000abc";
+
+fn put(root: &Path, name: &str, text: &str) {
+    let path = root.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn tree(root: &Path) {
+    for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt", "src/llama.cpp"] {
+        put(root, name, name);
+    }
+}
+
+fn examine(path: &Path) -> Result<Found> {
+    Source::at(path)?.examine(&path.with_file_name("cache"), &CancellationToken::new())
+}
+
+#[test]
+fn a_tree_in_a_subfolder_is_found_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("given");
+    tree(&root.join("vendor/llama.cpp"));
+    put(&root, "vendor/llama.cpp/.git/HEAD", COMMIT);
+    let found = examine(&root).unwrap();
+    assert_eq!((found.root.as_str(), found.server.as_str()), ("vendor/llama.cpp", "tools/server"));
+    assert_eq!(found.revision.short_commit(), "0c1e57098");
+    assert!(found.to_string().ends_with("(vendor/llama.cpp)"), "{found}");
+}
+
+#[test]
+fn a_submodule_on_disk_is_followed_above_the_given_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    tree(&folder.path().join("vendor/llama.cpp"));
+    put(folder.path(), "vendor/llama.cpp/.git", "gitdir: ../../.git/modules/x");
+    put(folder.path(), ".git/modules/x/HEAD", COMMIT);
+    assert_eq!(examine(&folder.path().join("vendor/llama.cpp")).unwrap().revision.commit.unwrap(), COMMIT);
+}
+
+#[test]
+fn identity_follows_content_and_names_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("given");
+    tree(&root);
+    let identity = || examine(&root).unwrap().identity;
+    let first = identity();
+    put(&root, ".git/HEAD", COMMIT);
+    put(&root, "models/vocab.gguf", "large");
+    put(&root, "out/CMakeCache.txt", "built here");
+    assert_eq!(identity(), first);
+    put(&root, "src/llama.cpp", "changed");
+    let changed = identity();
+    assert_ne!(changed, first);
+    fs::rename(root.join("src/llama.cpp"), root.join("src/other.cpp")).unwrap();
+    assert_ne!(identity(), changed);
+}
+
+#[test]
+fn a_copied_tree_has_the_identity_of_its_original() {
+    let folder = tempfile::tempdir().unwrap();
+    let (root, copy) = (folder.path().join("given"), folder.path().join("copy"));
+    tree(&root);
+    std::os::unix::fs::symlink("../src/llama.cpp", root.join("ggml/link.cpp")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", root.join("ggml/out")).unwrap();
+    let found = examine(&root).unwrap();
+    fs::create_dir(&copy).unwrap();
+    Source::at(&root).unwrap().place(&found, &copy, &CancellationToken::new()).unwrap();
+    assert_eq!(examine(&copy).unwrap().identity, found.identity);
+    assert!(!copy.join("ggml/out").exists());
+}
+
+#[test]
+fn an_archive_without_llama_cpp_is_refused_with_what_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = tar_gz(folder.path(), &[Made::File("numpy/setup.py", b""), Made::File("README", b"")]);
+    let message = examine(&path).unwrap_err().to_string();
+    assert!(message.contains("there is no llama.cpp in") && message.ends_with("README, numpy"), "{message}");
+}
+
+#[test]
+fn a_folder_without_llama_cpp_is_refused_with_what_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "photos/cat.jpg", "");
+    assert!(examine(folder.path()).unwrap_err().to_string().ends_with("at its top are: photos"));
+}
+
+#[test]
+fn a_missing_path_is_told_apart_from_a_bad_file() {
+    assert!(matches!(Source::at(Path::new("/nonexistent/x.zip")), Err(Error::SourceMissing { .. })));
+    assert!(matches!(Source::at(Path::new("/dev/null")), Err(Error::NotAnArchive { .. })));
+}
+
+#[test]
+fn an_archive_is_examined_placed_and_remembered() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = tar_gz(
+        folder.path(),
+        &[
+            Made::File("p-1/.git/modules/v/HEAD", COMMIT.as_bytes()),
+            Made::File("p-1/v/.git", b"gitdir: ../.git/modules/v"),
+            Made::File("p-1/v/CMakeLists.txt", b""),
+            Made::File("p-1/v/ggml/CMakeLists.txt", b""),
+            Made::File("p-1/v/tools/server/CMakeLists.txt", b""),
+            Made::File("p-1/v/models/x.gguf", b""),
+        ],
+    );
+    let found = examine(&path).unwrap();
+    assert_eq!(found.root, "p-1/v");
+    assert_eq!(found.revision.commit.as_deref(), Some(COMMIT));
+    let into = tempfile::tempdir().unwrap();
+    Source::at(&path).unwrap().place(&found, into.path(), &CancellationToken::new()).unwrap();
+    assert!(into.path().join("tools/server/CMakeLists.txt").exists());
+    assert!(!into.path().join("models").exists());
+    assert!(!into.path().join(".git").exists());
+    // Examined again, the same is said, whether from memory or not.
+    assert_eq!(examine(&path).unwrap(), found);
+}

@@ -1,0 +1,119 @@
+//! Finds llama.cpp among paths, by what it consists of and not by its name.
+
+use std::collections::BTreeSet;
+
+/// Deepest folder that is looked into: `sdist-1.2.3/vendor/llama.cpp` is three deep.
+pub(crate) const DEEPEST: usize = 4;
+
+/// Where llama-server's own sources are, newest layout first.
+const SERVER: [&str; 2] = ["tools/server", "examples/server"];
+
+/// Where a tree was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tree {
+    /// Relative to what was searched; empty when that is the tree itself.
+    pub(crate) root: String,
+    /// Relative to the root.
+    pub(crate) server: &'static str,
+}
+
+/// Collects what an archive holds, one name after the other, and remembers only what matters.
+#[derive(Debug, Default)]
+pub(crate) struct Search {
+    /// Folders with a CMakeLists.txt, at most as deep as a server inside the deepest root.
+    cmake: BTreeSet<String>,
+    /// Names at the top level.
+    top: BTreeSet<String>,
+}
+
+impl Search {
+    /// Takes the name of one entry; `is_file` tells files from folders.
+    pub(crate) fn see(&mut self, name: &str, is_file: bool) {
+        if let Some(first) = name.split('/').next() {
+            self.top.insert(first.to_owned());
+        }
+        let Some(folder) = name.strip_suffix("CMakeLists.txt").filter(|_| is_file) else { return };
+        if folder.is_empty() || folder.ends_with('/') {
+            // Two more for `tools/server`.
+            if folder.matches('/').count() <= DEEPEST + 2 {
+                self.cmake.insert(folder.trim_end_matches('/').to_owned());
+            }
+        }
+    }
+
+    /// The tree nearest to the top; of several equally near, the first by name.
+    pub(crate) fn tree(&self) -> Option<Tree> {
+        let has = |root: &str, part: &str| self.cmake.contains(join(root, part).as_str());
+        let depth = |root: &str| if root.is_empty() { 0 } else { root.matches('/').count() + 1 };
+        self.cmake
+            .iter()
+            .filter(|root| depth(root) <= DEEPEST && has(root, "ggml"))
+            .filter_map(|root| {
+                let server = SERVER.into_iter().find(|server| has(root, server))?;
+                Some(Tree { root: root.clone(), server })
+            })
+            .min_by_key(|tree| depth(&tree.root))
+    }
+
+    /// Names at the top level, to tell what this is instead.
+    pub(crate) fn top(self) -> Vec<String> {
+        self.top.into_iter().collect()
+    }
+}
+
+/// Joins two relative names, either of which may be empty.
+pub(crate) fn join(folder: &str, name: &str) -> String {
+    match (folder, name) {
+        ("", name) => name.to_owned(),
+        (folder, "") => folder.to_owned(),
+        (folder, name) => format!("{folder}/{name}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(names: &[&str]) -> Option<Tree> {
+        let mut search = Search::default();
+        for name in names {
+            search.see(name, true);
+        }
+        search.tree()
+    }
+
+    fn tree(root: &str) -> [String; 3] {
+        ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"].map(|name| join(root, name))
+    }
+
+    fn find_owned(names: &[String]) -> Option<Tree> {
+        find(&names.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_tree_is_found_at_the_top_and_four_deep_and_not_deeper() {
+        assert_eq!(find_owned(&tree("")).unwrap().root, "");
+        assert_eq!(find_owned(&tree("a/b/c/d")).unwrap().root, "a/b/c/d");
+        assert_eq!(find_owned(&tree("a/b/c/d/e")), None);
+    }
+
+    #[test]
+    fn an_old_tree_has_its_server_among_the_examples() {
+        let found = find(&["x/CMakeLists.txt", "x/ggml/CMakeLists.txt", "x/examples/server/CMakeLists.txt"]);
+        assert_eq!(found, Some(Tree { root: "x".into(), server: "examples/server" }));
+    }
+
+    #[test]
+    fn a_part_of_a_tree_is_no_tree() {
+        assert_eq!(find(&["CMakeLists.txt", "ggml/CMakeLists.txt"]), None);
+        assert_eq!(find(&["CMakeLists.txt", "tools/server/CMakeLists.txt"]), None);
+        assert_eq!(find(&["ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"]), None);
+        assert_eq!(find(&["notCMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"]), None);
+    }
+
+    #[test]
+    fn the_nearest_of_several_trees_wins() {
+        let names = [tree("z/vendor/llama.cpp"), tree("b/llama"), tree("a/llama")].concat();
+        assert_eq!(find_owned(&names).unwrap().root, "a/llama");
+    }
+}

@@ -1,0 +1,65 @@
+//! The name of a build.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Hexadecimal digits in a name: 64 bits, so that two of a million builds share one with a chance of one in 10^7.
+const DIGITS: usize = 16;
+
+/// Names a build by the hash of its recipe: 16 lower-case hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BuildId(String);
+
+impl BuildId {
+    /// From a hash.
+    pub(crate) fn of_hash(hash: &[u8; 32]) -> Self {
+        Self(hex::encode(&hash[..DIGITS / 2]))
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Text that is no build's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not the id of a build: that has 16 hexadecimal digits")]
+pub struct NotAnId(String);
+
+impl FromStr for BuildId {
+    type Err = NotAnId;
+
+    fn from_str(text: &str) -> Result<Self, NotAnId> {
+        let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if text.len() == DIGITS && text.bytes().all(digit) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NotAnId(text.to_owned()))
+        }
+    }
+}
+
+impl TryFrom<String> for BuildId {
+    type Error = NotAnId;
+
+    fn try_from(text: String) -> Result<Self, NotAnId> {
+        text.parse()
+    }
+}
+
+impl From<BuildId> for String {
+    fn from(id: BuildId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not write_str: tables want to pad it.
+        self.0.fmt(f)
+    }
+}

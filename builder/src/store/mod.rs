@@ -1,0 +1,205 @@
+//! The store: one folder per build, named by the hash of what was planned. A build is in it whole or not at all.
+//!
+//! ```text
+//!  builds/0123456789abcdef/llama-server        the binary
+//!                          provenance.json     its papers
+//!  builds/.incoming-0123456789abcdef/          being written; becomes the above by one rename
+//! ```
+//!
+//! What does not look like a build is reported and never touched. Removing a build that runs is harmless: its process keeps the file.
+
+mod gc;
+mod id;
+mod provenance;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use gc::Keep;
+pub use id::{BuildId, NotAnId};
+pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
+
+use crate::error::{Error, Result, io_error};
+
+/// The binary's name in each build.
+const BINARY: &str = "llama-server";
+/// The papers' name in each build.
+const PAPERS: &str = "provenance.json";
+/// Begins the names of folders that are still being written.
+const INCOMING: &str = ".incoming-";
+
+/// A folder of builds. Cheap to make: nothing is read or written before a method is called. Methods block briefly.
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+}
+
+/// Everything in a store.
+#[derive(Clone, Debug, Default)]
+pub struct Listing {
+    /// Usable builds, newest first.
+    pub builds: Vec<Provenance>,
+    /// Folders with a build's name that cannot be used, and why.
+    pub damaged: Vec<(PathBuf, String)>,
+    /// What is none of our business.
+    pub foreign: Vec<PathBuf>,
+}
+
+impl Store {
+    /// The store under a data folder.
+    pub fn new(data: &Path) -> Self {
+        Self { root: data.join("builds") }
+    }
+
+    /// Its folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Everything that is there. A store that does not exist yet is empty.
+    pub fn list(&self) -> Result<Listing> {
+        let mut listing = Listing::default();
+        let entries = match fs::read_dir(&self.root) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(listing),
+            Err(error) => return Err(io_error("reading", &self.root)(error)),
+        };
+        for entry in entries {
+            let path = entry.map_err(io_error("reading", &self.root))?.path();
+            match name_of(&path).parse::<BuildId>() {
+                Ok(id) => match self.show(&id) {
+                    Ok(build) => listing.builds.push(build),
+                    Err(error) => listing.damaged.push((path, error.to_string())),
+                },
+                Err(_) if name_of(&path).starts_with(INCOMING) => {}
+                Err(_) => listing.foreign.push(path),
+            }
+        }
+        listing.builds.sort_by(|one, other| (&other.built_at, &other.id).cmp(&(&one.built_at, &one.id)));
+        listing.damaged.sort();
+        listing.foreign.sort();
+        Ok(listing)
+    }
+
+    /// The id that begins so. Folders count even when damaged, so that they can be removed.
+    pub fn resolve(&self, prefix: &str) -> Result<BuildId> {
+        let wanted = prefix.to_ascii_lowercase();
+        let mut ids: Vec<BuildId> = match fs::read_dir(&self.root) {
+            Ok(entries) => {
+                entries.flatten().filter_map(|entry| name_of(&entry.path()).parse().ok()).collect()
+            }
+            Err(_) => Vec::new(),
+        };
+        ids.retain(|id| !wanted.is_empty() && id.as_str().starts_with(&wanted));
+        ids.sort();
+        match ids.len() {
+            0 => Err(Error::NoSuchBuild { id: prefix.to_owned(), store: self.root.clone() }),
+            1 => Ok(ids.remove(0)),
+            _ => Err(Error::AmbiguousBuild { prefix: prefix.to_owned(), ids }),
+        }
+    }
+
+    /// A build's papers, checked against its folder.
+    pub fn show(&self, id: &BuildId) -> Result<Provenance> {
+        let folder = self.folder(id);
+        let damaged = |why: String| Err(Error::DamagedBuild { path: folder.clone(), why });
+        if !folder.exists() {
+            return Err(Error::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
+        }
+        let text = match fs::read(folder.join(PAPERS)) {
+            Ok(text) => text,
+            Err(error) => return damaged(format!("{PAPERS} cannot be read ({error})")),
+        };
+        let papers: Provenance = match serde_json::from_slice(&text) {
+            Ok(papers) => papers,
+            Err(error) => return damaged(format!("{PAPERS} cannot be understood ({error})")),
+        };
+        if papers.schema != SCHEMA || papers.id != *id {
+            return damaged(format!("{PAPERS} is that of {} in version {}", papers.id, papers.schema));
+        }
+        match fs::metadata(folder.join(BINARY)) {
+            Ok(metadata) if metadata.is_file() && metadata.len() == papers.binary.size => Ok(papers),
+            Ok(_) => damaged(format!("{BINARY} has not the size that it was built with")),
+            Err(error) => damaged(format!("{BINARY} cannot be read ({error})")),
+        }
+    }
+
+    /// The path of a build's llama-server, which is there.
+    pub fn binary(&self, id: &BuildId) -> Result<PathBuf> {
+        self.show(id).map(|_| self.folder(id).join(BINARY))
+    }
+
+    /// The newest usable build, if there is one.
+    pub fn newest(&self) -> Result<Option<Provenance>> {
+        Ok(self.list()?.builds.into_iter().next())
+    }
+
+    /// Removes a build, damaged or not.
+    pub fn remove(&self, id: &BuildId) -> Result<()> {
+        let folder = self.folder(id);
+        if !folder.exists() {
+            return Err(Error::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
+        }
+        // Renamed first: nobody finds half a build while the files go.
+        let going = self.incoming(id);
+        clear(&going)?;
+        fs::rename(&folder, &going).map_err(io_error("removing", folder))?;
+        fs::remove_dir_all(&going).map_err(io_error("removing", going))
+    }
+
+    /// Puts a binary into the store. The caller holds the build's lock. A damaged build of the same name is replaced.
+    pub(crate) fn install(&self, binary: &Path, papers: &Provenance) -> Result<PathBuf> {
+        let (incoming, folder) = (self.incoming(&papers.id), self.folder(&papers.id));
+        clear(&incoming)?;
+        fs::create_dir_all(&incoming).map_err(io_error("creating", &incoming))?;
+        let done = self.fill(&incoming, binary, papers).and_then(|()| {
+            clear(&folder)?;
+            fs::rename(&incoming, &folder).map_err(io_error("moving", &incoming))
+        });
+        if done.is_err() {
+            // The first error is the one to tell.
+            clear(&incoming).ok();
+        }
+        done.map(|()| folder.join(BINARY))
+    }
+
+    #[expect(clippy::unused_self, reason = "part of installing into this store")]
+    fn fill(&self, folder: &Path, binary: &Path, papers: &Provenance) -> Result<()> {
+        let to = folder.join(BINARY);
+        fs::copy(binary, &to).map_err(io_error("copying", binary))?;
+        let file = folder.join(PAPERS);
+        let mut text =
+            serde_json::to_vec_pretty(papers).map_err(|error| io_error("writing", &file)(error.into()))?;
+        text.push(b'\n');
+        fs::write(&file, text).map_err(io_error("writing", &file))?;
+        // A build that is there after a power failure must be whole.
+        for path in [to.as_path(), &file, folder] {
+            File::open(path).and_then(|file| file.sync_all()).map_err(io_error("writing", path))?;
+        }
+        Ok(())
+    }
+
+    fn folder(&self, id: &BuildId) -> PathBuf {
+        self.root.join(id.as_str())
+    }
+
+    fn incoming(&self, id: &BuildId) -> PathBuf {
+        self.root.join(format!("{INCOMING}{id}"))
+    }
+}
+
+/// Removes a folder that may not be there.
+fn clear(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("removing", folder)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

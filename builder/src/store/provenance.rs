@@ -1,0 +1,88 @@
+//! What is written beside a binary, so that years later it is known where it came from.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::BuildId;
+use crate::plan::Plan;
+use crate::toolchain::Drivers;
+use crate::verify::Verified;
+
+/// Raised when the file's shape changes; readers refuse newer ones.
+pub const SCHEMA: u32 = 1;
+
+/// A build's papers: `provenance.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Version of this shape.
+    pub schema: u32,
+    /// The build's name, as its folder.
+    pub id: BuildId,
+    /// When it was finished, RFC 3339 in UTC.
+    pub built_at: String,
+    /// What was planned: source, options, compilers.
+    pub plan: Plan,
+    /// What drove the compilers.
+    pub drivers: Drivers,
+    /// How long each part took.
+    pub timings: Timings,
+    /// The binary.
+    pub binary: Binary,
+    /// What it did to prove itself.
+    pub verified: Verified,
+    /// The machine that built it.
+    pub host: Host,
+}
+
+/// Seconds by phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    /// Unpacking or copying the source.
+    pub unpack: f64,
+    /// cmake.
+    pub configure: f64,
+    /// The compilers.
+    pub compile: f64,
+    /// The checks.
+    pub verify: f64,
+}
+
+/// The one file of a build.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Binary {
+    /// Bytes.
+    pub size: u64,
+    /// In hexadecimal digits.
+    pub sha256: String,
+}
+
+/// Where a build was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// The machine's name.
+    pub name: String,
+    /// The kernel's name and release.
+    pub kernel: String,
+    /// The architecture, such as `x86_64`.
+    pub machine: String,
+    /// The CPU's name, or empty.
+    pub cpu: String,
+}
+
+impl Host {
+    /// This machine.
+    pub(crate) fn here() -> Self {
+        let system = rustix::system::uname();
+        let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
+        let info = fs::read_to_string(Path::new("/proc/cpuinfo")).unwrap_or_default();
+        let cpu = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        Self {
+            name: text(system.nodename()),
+            kernel: format!("{} {}", text(system.sysname()), text(system.release())),
+            machine: text(system.machine()),
+            cpu: cpu.map(|(_, name)| name.trim().to_owned()).unwrap_or_default(),
+        }
+    }
+}

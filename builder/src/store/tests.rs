@@ -1,0 +1,136 @@
+//! Stores with good builds, bad ones and strangers.
+
+use super::*;
+use crate::plan::tests::plan;
+use crate::toolchain::{Drivers, Tool};
+use crate::verify::Verified;
+
+/// Papers of a build that never was.
+pub(crate) fn papers(options: &[&str], built_at: &str, size: u64) -> Provenance {
+    let plan = plan(options).unwrap();
+    let tool = Tool { path: "/usr/bin/true".into(), version: "1".into() };
+    Provenance {
+        schema: SCHEMA,
+        id: plan.id.clone(),
+        built_at: built_at.into(),
+        plan,
+        drivers: Drivers { cmake: tool.clone(), ninja: tool, launcher: None },
+        timings: Timings::default(),
+        binary: Binary { size, sha256: String::new() },
+        verified: Verified::default(),
+        host: Host::here(),
+    }
+}
+
+/// A store with builds made at these times, oldest first.
+fn store(folder: &Path, times: &[&str]) -> (Store, Vec<BuildId>) {
+    let store = Store::new(folder);
+    let binary = folder.join("binary");
+    fs::write(&binary, "12345").unwrap();
+    let ids = times.iter().map(|time| {
+        let papers = papers(&[&format!("TIME={time}")], time, 5);
+        store.install(&binary, &papers).unwrap();
+        papers.id
+    });
+    let ids = ids.collect();
+    (store, ids)
+}
+
+#[test]
+fn an_installed_build_is_listed_shown_and_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"]);
+    let listed: Vec<BuildId> = store.list().unwrap().builds.into_iter().map(|build| build.id).collect();
+    assert_eq!(listed, [ids[1].clone(), ids[0].clone()]);
+    assert_eq!(store.newest().unwrap().unwrap().id, ids[1]);
+    assert_eq!(fs::read(store.binary(&ids[0]).unwrap()).unwrap(), b"12345");
+    assert_eq!(fs::read_dir(store.root()).unwrap().count(), 2, "nothing half-made is left");
+}
+
+#[test]
+fn a_store_that_does_not_exist_is_empty() {
+    let store = Store::new(Path::new("/nonexistent"));
+    assert!(store.list().unwrap().builds.is_empty());
+    assert!(store.newest().unwrap().is_none());
+    assert!(matches!(store.resolve("00"), Err(Error::NoSuchBuild { .. })));
+}
+
+#[test]
+fn a_prefix_finds_one_build_or_tells_the_candidates() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path());
+    for name in ["aa00000000000000", "aa00000000000001", "bb00000000000000"] {
+        fs::create_dir_all(store.root().join(name)).unwrap();
+    }
+    assert_eq!(store.resolve("BB").unwrap().as_str(), "bb00000000000000");
+    let message = store.resolve("aa").unwrap_err().to_string();
+    assert_eq!(message, "`aa` is the beginning of 2 builds: aa00000000000000, aa00000000000001");
+    assert!(matches!(store.resolve(""), Err(Error::NoSuchBuild { .. })));
+}
+
+#[test]
+fn damaged_and_foreign_folders_are_reported_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"]);
+    fs::write(store.folder(&ids[0]).join(BINARY), "cut").unwrap();
+    fs::create_dir(store.root().join("cc00000000000000")).unwrap();
+    fs::create_dir(store.root().join("my notes")).unwrap();
+    let listing = store.list().unwrap();
+    assert_eq!(listing.builds.len(), 1);
+    assert_eq!(listing.foreign, [store.root().join("my notes")]);
+    let whys: Vec<&str> = listing.damaged.iter().map(|(_, why)| why.as_str()).collect();
+    assert!(whys.iter().any(|why| why.contains("has not the size")), "{whys:?}");
+    assert!(whys.iter().any(|why| why.contains("provenance.json cannot be read")), "{whys:?}");
+    assert!(matches!(store.binary(&ids[0]), Err(Error::DamagedBuild { .. })));
+    assert!(store.gc(&Keep::default()).unwrap() == [ids[1].clone()]);
+    assert!(store.root().join("my notes").exists() && store.folder(&ids[0]).exists());
+    store.remove(&ids[0]).unwrap();
+    assert!(!store.folder(&ids[0]).exists());
+}
+
+#[test]
+fn papers_of_another_build_do_not_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
+    let other: BuildId = "dd00000000000000".parse().unwrap();
+    fs::rename(store.folder(&ids[0]), store.folder(&other)).unwrap();
+    assert!(store.show(&other).unwrap_err().to_string().contains(ids[0].as_str()));
+}
+
+#[test]
+fn gc_keeps_the_newest_and_the_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let times =
+        ["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z", "2026-04-01T00:00:00Z"];
+    let (store, ids) = store(folder.path(), &times);
+    let keep = Keep { newest: 1, ids: vec![ids[0].clone()] };
+    assert_eq!(store.superfluous(&keep).unwrap(), [ids[2].clone(), ids[1].clone()]);
+    store.gc(&keep).unwrap();
+    let left: Vec<BuildId> = store.list().unwrap().builds.into_iter().map(|build| build.id).collect();
+    assert_eq!(left, [ids[3].clone(), ids[0].clone()]);
+}
+
+#[test]
+fn installing_replaces_a_damaged_build_of_the_same_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
+    fs::write(store.folder(&ids[0]).join(PAPERS), "{").unwrap();
+    assert!(store.show(&ids[0]).is_err());
+    store.install(&folder.path().join("binary"), &papers(&["TIME=2026-01-01T00:00:00Z"], "x", 5)).unwrap();
+    store.show(&ids[0]).unwrap();
+}
+
+#[test]
+fn removing_what_is_not_there_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let id = "ee00000000000000".parse().unwrap();
+    assert!(matches!(Store::new(folder.path()).remove(&id), Err(Error::NoSuchBuild { .. })));
+}
+
+#[test]
+fn only_sixteen_small_hexadecimal_digits_are_an_id() {
+    assert!("0123456789abcdef".parse::<BuildId>().is_ok());
+    for bad in ["0123456789abcde", "0123456789ABCDEF", "../../etc/passwd", "0123456789abcdefa"] {
+        assert!(bad.parse::<BuildId>().unwrap_err().to_string().contains(bad));
+    }
+}

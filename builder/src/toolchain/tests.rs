@@ -1,0 +1,103 @@
+//! Finding programs, in folders made for it.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// A folder with programs that print something.
+fn path_with(programs: &[(&str, &str)]) -> (tempfile::TempDir, Environment) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, script) in programs {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let env = Environment { path: folder.path().into(), ..Environment::default() };
+    (folder, env)
+}
+
+async fn found(env: &Environment) -> Result<Compilers> {
+    compilers(env, Arch::Portable, &CancellationToken::new()).await
+}
+
+#[tokio::test]
+async fn a_missing_compiler_names_its_debian_package() {
+    let (_folder, env) = path_with(&[("cc", "echo cc 1")]);
+    let error = found(&env).await.unwrap_err();
+    assert_eq!(error.to_string(), "a C++ compiler (c++, g++, clang++) was not found");
+    assert_eq!(error.hint().unwrap(), "install it: apt install g++");
+}
+
+#[tokio::test]
+async fn a_compiler_named_by_the_user_must_be_there() {
+    let (_folder, mut env) = path_with(&[("cc", "echo cc 1"), ("c++", "echo c++ 1")]);
+    env.cxx = Some("g++-99".into());
+    assert!(found(&env).await.unwrap_err().to_string().contains("`g++-99`, named by CC or CXX"));
+    env.cxx = Some("c++ -O0".into());
+    assert!(found(&env).await.unwrap_err().to_string().contains("may name a program only"));
+    env.cxx = Some("ccache c++".into());
+    assert_eq!(found(&env).await.unwrap().cxx.version, "c++ 1");
+}
+
+#[tokio::test]
+async fn a_compiler_that_fails_is_told_with_its_last_words() {
+    let (_folder, env) = path_with(&[("cc", "echo cc 1"), ("c++", "echo broken >&2; exit 7")]);
+    let message = found(&env).await.unwrap_err().to_string();
+    assert!(message.contains("broken") && message.contains("exit status: 7"), "{message}");
+}
+
+#[tokio::test]
+async fn another_cpu_is_another_toolchain_for_native_builds_only() {
+    let script = |macros: &str| format!("case $1 in -march=native) echo '{macros}';; *) echo 1;; esac");
+    let mut seen = Vec::new();
+    for (macros, arch) in [
+        ("AVX2", Arch::Native),
+        ("AVX512", Arch::Native),
+        ("AVX2", Arch::Portable),
+        ("AVX512", Arch::Portable),
+    ] {
+        let (_folder, env) = path_with(&[("cc", "echo cc 1"), ("c++", &script(macros))]);
+        seen.push(compilers(&env, arch, &CancellationToken::new()).await.unwrap().cpu);
+    }
+    assert_ne!(seen[0], seen[1]);
+    assert_eq!(seen[2..], [String::new(), String::new()]);
+}
+
+#[tokio::test]
+async fn cmake_and_ninja_in_the_path_are_used() {
+    let (folder, env) =
+        path_with(&[("cmake", "echo cmake version 3.25.1"), ("ninja", "echo 1.11.1"), ("sccache", "")]);
+    let found = drivers(&env, Path::new("/nonexistent"), &Reporter::silent(), &CancellationToken::new())
+        .await
+        .unwrap();
+    assert_eq!(
+        (found.cmake.version.as_str(), found.ninja.version.as_str()),
+        ("cmake version 3.25.1", "1.11.1")
+    );
+    assert_eq!(found.launcher.unwrap(), folder.path().join("sccache"));
+}
+
+#[tokio::test]
+async fn without_cmake_and_without_python_the_package_is_named() {
+    let (folder, env) = path_with(&[("cmake", "echo cmake version 3.13.4"), ("ninja", "echo 1.11.1")]);
+    let cancel = CancellationToken::new();
+    let error = drivers(&env, folder.path(), &Reporter::silent(), &cancel).await.unwrap_err();
+    assert_eq!(error.hint().unwrap(), "install it: apt install python3 python3-venv");
+}
+
+#[tokio::test]
+async fn python_without_its_venv_module_names_the_package() {
+    let (folder, env) = path_with(&[("python3", "echo 'ensurepip is not available' ; exit 1")]);
+    let cancel = CancellationToken::new();
+    let error = drivers(&env, folder.path(), &Reporter::silent(), &cancel).await.unwrap_err();
+    assert_eq!(error.hint().unwrap(), "install it: apt install python3-venv");
+}
+
+#[test]
+fn versions_of_cmake_are_compared_by_number() {
+    assert!(new_enough("cmake version 3.18.4"));
+    assert!(new_enough("cmake version 4.0.0-rc1"));
+    assert!(new_enough("something else"));
+    assert!(!new_enough("cmake version 3.9.1"));
+}
