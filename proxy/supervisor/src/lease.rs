@@ -1,12 +1,19 @@
 //! The right to send one request to one generation of one model.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work};
+
+use crate::shared::Shared;
+use crate::sync::lock;
 
 /// Where a generation listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -19,22 +26,25 @@ pub enum Endpoint {
 /// exchange: the response body.
 #[derive(Debug)]
 pub struct Lease {
-    pub(crate) model: ModelName,
-    pub(crate) generation: GenerationId,
-    pub(crate) kind: LeaseKind,
-    pub(crate) endpoint: Endpoint,
-    pub(crate) queued_for: Duration,
+    shared: Arc<Shared>,
+    cell: Arc<Cell>,
+    kind: LeaseKind,
+    queued_for: Duration,
 }
 
 impl Lease {
+    pub(crate) fn new(shared: Arc<Shared>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Self {
+        Self { shared, cell, kind, queued_for }
+    }
+
     /// The model.
     pub fn model(&self) -> &ModelName {
-        &self.model
+        self.shared.name()
     }
 
     /// The generation.
     pub fn generation(&self) -> GenerationId {
-        self.generation
+        self.cell.id
     }
 
     /// What it is for.
@@ -44,7 +54,7 @@ impl Lease {
 
     /// Where to send the request.
     pub fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        &self.cell.endpoint
     }
 
     /// How long the caller waited for it.
@@ -54,21 +64,92 @@ impl Lease {
 
     /// Adds work that this request caused, as the answer told it. May be called more than once.
     pub fn add_work(&self, work: Work) {
-        let _ = work;
+        *lock(&self.cell.work) += work;
     }
 
-    /// Bytes came from the backend: it lives, whatever its probes say.
-    pub fn note_progress(&self) {}
+    /// Bytes came from the backend: it lives, whatever its probes say. Cheap enough for every chunk.
+    pub fn note_progress(&self) {
+        self.cell.note_progress();
+    }
 
     /// One value per generation and type, made at the first call and dropped with the generation: the gateway's pool of
-    /// connections. `init` runs under a lock and must not block or take a lease.
+    /// connections. `init` runs under a lock: it must not block and must not take or drop a lease.
     pub fn attachment<T: Any + Send + Sync>(&self, init: impl FnOnce() -> T) -> Arc<T> {
-        Arc::new(init())
+        let mut attachments = lock(&self.cell.attachments);
+        let known = attachments.get(&TypeId::of::<T>()).cloned();
+        if let Some(Ok(known)) = known.map(Arc::downcast) {
+            return known;
+        }
+        let made = Arc::new(init());
+        let stored: Arc<dyn Any + Send + Sync> = Arc::<T>::clone(&made);
+        attachments.insert(TypeId::of::<T>(), stored);
+        made
     }
 
     /// Resolves when the generation is told to end although this lease is held: the drain deadline has passed, or the
     /// process is killed. A request cut then has no better end to wait for.
     pub async fn revoked(&self) {
-        std::future::pending::<()>().await;
+        self.cell.revoked.cancelled().await;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.shared.release(self.cell.id, self.kind);
+    }
+}
+
+/// What belongs to one generation and is touched by its leases.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(crate) id: GenerationId,
+    pub(crate) endpoint: Endpoint,
+    born: Instant,
+    work: Mutex<Work>,
+    /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
+    progress: AtomicU64,
+    attachments: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    revoked: CancellationToken,
+}
+
+impl Cell {
+    pub(crate) fn new(id: GenerationId, endpoint: Endpoint) -> Self {
+        Self {
+            id,
+            endpoint,
+            born: Instant::now(),
+            work: Mutex::default(),
+            progress: AtomicU64::new(0),
+            attachments: Mutex::default(),
+            revoked: CancellationToken::new(),
+        }
+    }
+
+    pub(crate) fn work(&self) -> Work {
+        *lock(&self.work)
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.born).as_micros()).unwrap_or(u64::MAX - 1)
+    }
+
+    fn note_progress(&self) {
+        self.progress.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
+    }
+
+    /// Whether a byte was seen at or after this moment.
+    pub(crate) fn progressed_since(&self, moment: Instant) -> bool {
+        self.progress.load(Ordering::Relaxed) > self.micros(moment)
+    }
+
+    pub(crate) fn revoke(&self) {
+        self.revoked.cancel();
+    }
+
+    /// The process is gone: what was attached to it is dropped even if a lease is still held.
+    pub(crate) fn bury(&self) {
+        self.revoked.cancel();
+        let attachments = std::mem::take(&mut *lock(&self.attachments));
+        drop(attachments);
     }
 }

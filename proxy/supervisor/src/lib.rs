@@ -50,6 +50,7 @@ mod clock;
 mod failure;
 mod lines;
 mod process;
+mod shared;
 mod spawn;
 mod sync;
 

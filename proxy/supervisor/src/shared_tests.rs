@@ -1,0 +1,164 @@
+use std::path::PathBuf;
+
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use super::*;
+use crate::lease::Endpoint;
+
+const WAIT: Duration = Duration::from_secs(300);
+
+fn shared(depth: usize) -> Arc<Shared> {
+    Arc::new(Shared::new(ModelName::new("m"), Arc::new(Journal::new(10)), depth, WAIT))
+}
+
+fn cell(id: u64) -> Arc<Cell> {
+    Arc::new(Cell::new(GenerationId(id), Endpoint::Unix(PathBuf::from("/x.sock"))))
+}
+
+fn failure() -> Failure {
+    let kind = crate::view::FailureKind::BadModel;
+    Failure { kind, message: "bad".to_owned(), lines: Vec::new(), failures: 1 }
+}
+
+/// A caller in a task of its own, in the queue when this returns.
+async fn queued(shared: &Arc<Shared>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
+    let before = shared.waiting();
+    let ours = Arc::clone(shared);
+    let task = TaskTracker::new().spawn(async move { ours.lease(kind).await });
+    while shared.waiting() == before {
+        tokio::task::yield_now().await;
+    }
+    AbortOnDropHandle::new(task)
+}
+
+#[tokio::test]
+async fn an_open_generation_is_leased_at_once_and_given_back_by_dropping() {
+    let shared = shared(4);
+    let cell = cell(1);
+    shared.open(&cell, 1);
+    let lease = shared.lease(LeaseKind::Slot).await.unwrap();
+    assert_eq!((lease.generation(), shared.in_flight(cell.id)), (GenerationId(1), 1));
+    assert_eq!(shared.idle_since(cell.id), None);
+    drop(lease);
+    assert_eq!(shared.in_flight(cell.id), 0);
+    assert!(shared.idle_since(cell.id).is_some());
+    tokio::time::timeout(WAIT, shared.wake.notified()).await.expect("the idle edge wakes the task");
+}
+
+#[tokio::test]
+async fn callers_wait_for_a_generation_to_open_and_wake_the_task() {
+    let shared = shared(4);
+    let waiting = queued(&shared, LeaseKind::Slot).await;
+    assert!(shared.in_need());
+    tokio::time::timeout(WAIT, shared.wake.notified()).await.unwrap();
+    let opened = shared.open(&cell(1), 1);
+    assert_eq!((opened.waiting, opened.gap), (1, None));
+    assert!(waiting.await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_waits_no_longer_than_it_may() {
+    let shared = shared(4);
+    let denied = shared.lease(LeaseKind::Slot).await.unwrap_err();
+    assert_eq!(denied, Denied::Deadline { waited: WAIT });
+    assert_eq!(shared.waiting(), 0);
+}
+
+#[tokio::test]
+async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
+    let shared = shared(1);
+    let waiting = queued(&shared, LeaseKind::Slot).await;
+    for _ in 0..3 {
+        let denied = shared.lease(LeaseKind::Slot).await.unwrap_err();
+        assert_eq!(denied, Denied::QueueFull { waiting: 1, depth: 1 });
+    }
+    assert_eq!(shared.journal.tail().events.len(), 1);
+    shared.dismiss(&Denied::Removed);
+    assert_eq!(waiting.await.unwrap().unwrap_err(), Denied::Removed);
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_frees_its_place() {
+    let shared = shared(4);
+    let mut leaving = Box::pin(shared.lease(LeaseKind::Slot));
+    assert!(futures_util::poll!(leaving.as_mut()).is_pending());
+    assert_eq!(shared.waiting(), 1);
+    drop(leaving);
+    assert_eq!(shared.waiting(), 0);
+    assert!(lock(&shared.state).waiters.is_empty());
+}
+
+#[tokio::test]
+async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
+    let shared = shared(4);
+    let mut leaving = Box::pin(shared.lease(LeaseKind::Slot));
+    assert!(futures_util::poll!(leaving.as_mut()).is_pending());
+    let next = queued(&shared, LeaseKind::Slot).await;
+    let cell = cell(1);
+    shared.open(&cell, 1);
+    // Granted, not yet taken.
+    assert_eq!(shared.in_flight(cell.id), 1);
+    drop(leaving);
+    let lease = next.await.unwrap().unwrap();
+    assert_eq!(shared.in_flight(cell.id), 1);
+    drop(lease);
+    assert_eq!(shared.in_flight(cell.id), 0);
+}
+
+#[tokio::test]
+async fn a_lease_that_outlives_its_process_is_harmless() {
+    let shared = shared(4);
+    let (old, new) = (cell(1), cell(2));
+    shared.open(&old, 1);
+    let lease = shared.lease(LeaseKind::Slot).await.unwrap();
+    assert_eq!(*lease.attachment(|| 7_u32), 7);
+    assert_eq!(*lease.attachment(|| 8_u32), 7, "one per generation");
+    shared.forget(old.id);
+    old.bury();
+    lease.revoked().await;
+    shared.open(&new, 1);
+    drop(lease);
+    assert_eq!(shared.in_flight(new.id), 0);
+    assert!(shared.lease(LeaseKind::Slot).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_gap_runs_from_the_last_close_to_the_next_open() {
+    let shared = shared(4);
+    let (one, two) = (cell(1), cell(2));
+    assert!(shared.open(&one, 1).gap.is_none());
+    assert!(shared.open(&two, 1).gap.is_none());
+    shared.close(one.id);
+    assert!(shared.open(&one, 1).gap.is_none(), "the other one was open");
+    shared.close(one.id);
+    shared.close(two.id);
+    tokio::time::advance(Duration::from_secs(3)).await;
+    let gap = shared.open(&two, 1).gap.unwrap();
+    assert_eq!(gap.elapsed(), Duration::from_secs(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_start_is_told_at_once_with_the_time_to_the_next_attempt() {
+    let shared = shared(4);
+    let waiting = queued(&shared, LeaseKind::Slot).await;
+    let again = Instant::now() + Duration::from_millis(1500);
+    shared.refuse(Some(Refusal::StartFailed(failure(), again)));
+    let expected = Denied::StartFailed(failure(), Some(Duration::from_secs(2)));
+    assert_eq!(waiting.await.unwrap().unwrap_err(), expected);
+    assert_eq!(shared.lease(LeaseKind::Slot).await.unwrap_err(), expected);
+    shared.open(&cell(1), 1);
+    assert!(shared.lease(LeaseKind::Slot).await.is_ok(), "what serves is not refused");
+}
+
+#[tokio::test]
+async fn the_end_lets_those_wait_on_who_can_still_be_served() {
+    let shared = shared(4);
+    shared.open(&cell(1), 1);
+    let lease = shared.lease(LeaseKind::Slot).await.unwrap();
+    let waiting = queued(&shared, LeaseKind::Slot).await;
+    shared.refuse(Some(Refusal::ShuttingDown));
+    shared.refuse(None);
+    assert_eq!(shared.lease(LeaseKind::Slot).await.unwrap_err(), Denied::ShuttingDown);
+    drop(lease);
+    assert!(waiting.await.unwrap().is_ok());
+}
