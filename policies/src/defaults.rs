@@ -293,6 +293,8 @@ section!(
         memory_per_job: ByteSize,
         /// A sample request of the verification has to be answered within this time.
         verify_timeout: Duration = "duration",
+        /// Builds that `builds gc` keeps.
+        keep: usize,
     }
 );
 

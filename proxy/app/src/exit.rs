@@ -114,11 +114,28 @@ impl From<ControlError> for Failure {
     }
 }
 
+impl From<warden_builder::Error> for Failure {
+    fn from(error: warden_builder::Error) -> Self {
+        let (message, hint) = (error.to_string(), error.hint());
+        match error.kind() {
+            warden_builder::Kind::Input => Self::usage(message, hint.unwrap_or_default()),
+            warden_builder::Kind::Machine | warden_builder::Kind::Build | warden_builder::Kind::Cancelled => {
+                Self::Failed { message, hint }
+            }
+        }
+    }
+}
+
 /// A panic is a bug of ours: one line and how to report it, instead of a stack trace.
 pub(crate) fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
-        let text = info.payload_as_str().unwrap_or("no message");
+        let payload = info.payload();
+        let text = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let text = text.unwrap_or("no message");
         let text = text.lines().next().unwrap_or_default();
         out::error_line(&format!("error: internal error{place}: {text}"));
         out::error_line(&format!(

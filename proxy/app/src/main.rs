@@ -2,16 +2,18 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
+mod admin;
 mod cli;
+mod clock;
 mod config;
 mod exit;
+mod logging;
 mod out;
+mod serve;
 
 fn main() -> ExitCode {
     exit::install_panic_hook();
-    match cli::run(cli::Cli::parse()) {
+    match cli::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -15,6 +15,12 @@ pub(crate) fn write(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|_| Failure::Pipe)
 }
 
+/// A result for programs.
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value);
+    line(&text.map_err(|error| Failure::failed(format!("cannot write the result as JSON: {error}")))?)
+}
+
 /// A line for people. If nobody reads it, nothing is lost.
 pub(crate) fn error_line(text: &str) {
     let mut out = io::stderr().lock();

@@ -60,11 +60,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             config.config = file.or(config.config);
             out::write(&show::show(&config.load(&Machine::read(), Vec::new())?))
         }
-        ConfigCommand::Schema => {
-            let text = serde_json::to_string_pretty(schema::root())
-                .map_err(|error| Failure::failed(format!("the schema cannot be written: {error}")))?;
-            out::line(&text)
-        }
+        ConfigCommand::Schema => out::json(schema::root()),
     }
 }
 

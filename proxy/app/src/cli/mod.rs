@@ -9,9 +9,15 @@ use crate::config::layers::{FlagSetting, Loaded, Sources, load};
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 
+pub(crate) mod build;
+mod builds;
 mod config;
+mod control;
 mod dropin;
+pub(crate) mod progress;
 mod quickstart;
+mod serve;
+mod status;
 
 /// Keeps llama-server up: proxy, supervisor, builder.
 #[derive(Debug, Parser)]
@@ -25,6 +31,25 @@ pub(crate) struct Cli {
 enum Command {
     /// Builds llama-server, serves a sample model and shows a recycle under load.
     Quickstart(quickstart::QuickstartArgs),
+    /// Serves models: starts, watches and replaces the llama-servers behind one address.
+    Serve(Box<serve::ServeArgs>),
+    /// Builds llama-server from source into the store, and verifies it.
+    Build(build::BuildArgs),
+    /// Lists, shows and removes builds.
+    #[command(subcommand)]
+    Builds(builds::BuildsCommand),
+    /// Writes a tiny model with random weights, to try things with.
+    SampleModel(builds::SampleModelArgs),
+    /// Shows the models of a running instance.
+    Status(control::StatusArgs),
+    /// Replaces the processes of a model; requests wait or go to the next one.
+    Restart(control::ModelArgs),
+    /// Drains and stops a model; the next request starts it again.
+    Drain(control::ModelArgs),
+    /// Shows the output of a model's processes.
+    Logs(control::LogsArgs),
+    /// Shows what happened to the models.
+    Events(control::EventsArgs),
     /// Checks, shows or describes the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -36,7 +61,7 @@ enum Command {
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigArgs {
     /// Configuration file (TOML).
-    #[arg(long, short = 'f', value_name = "FILE", env = "LLAMA_WARDEN_CONFIG")]
+    #[arg(long, value_name = "FILE", env = "LLAMA_WARDEN_CONFIG")]
     pub(crate) config: Option<std::path::PathBuf>,
     /// Sets one key, over file and environment: `--set server.port=9000`. May be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
@@ -73,10 +98,28 @@ pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, Failure> {
     Ok(runtime.block_on(future))
 }
 
-/// Does what was asked.
-pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
-    match cli.command {
+/// Does what was asked on the command line: of us, or of llama-server if that is the name we were started under.
+pub(crate) fn run() -> Result<(), Failure> {
+    let mut words = std::env::args_os();
+    if dropin::is_alias(words.next().as_deref()) {
+        let args = words.map(|word| {
+            word.into_string().map_err(|word| {
+                Failure::usage(format!("the argument {} is not text", word.display()), "use UTF-8")
+            })
+        });
+        return serve::run_as_llama_server(args.collect::<Result<_, _>>()?);
+    }
+    match Cli::parse().command {
         Command::Quickstart(args) => quickstart::run(args),
+        Command::Serve(args) => serve::run(*args),
+        Command::Build(args) => build::run(args),
+        Command::Builds(command) => builds::run(command),
+        Command::SampleModel(args) => builds::sample_model(&args),
+        Command::Status(args) => control::status(&args),
+        Command::Restart(args) => control::restart(&args),
+        Command::Drain(args) => control::drain(&args),
+        Command::Logs(args) => control::logs(&args),
+        Command::Events(args) => control::events(&args),
         Command::Config(command) => config::run(command),
         Command::Version => crate::out::line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
     }

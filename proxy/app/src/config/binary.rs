@@ -26,7 +26,7 @@ pub(crate) enum Choice {
 }
 
 /// Finds builds by id or prefix; with `None`, the newest.
-pub(crate) type FindBuild<'a> = &'a dyn Fn(Option<&str>) -> Result<Option<PathBuf>, String>;
+pub(crate) type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<PathBuf>, String> + Sync);
 
 /// Fills in the binaries of all models, and tries each of them once.
 pub(crate) async fn fill(

@@ -31,8 +31,6 @@ pub(crate) struct Resolved {
     pub(crate) upstream: defaults::Upstream,
     /// Our own log.
     pub(crate) log: defaults::Log,
-    /// Building.
-    pub(crate) build: defaults::Build,
     /// The children.
     pub(crate) child: defaults::Child,
     /// Where things are kept.
@@ -62,10 +60,33 @@ pub(crate) struct Dirs {
     pub(crate) cache: PathBuf,
 }
 
+impl Loaded {
+    /// A path as written. Paths in the file are relative to the file, so that it means the same from wherever we are
+    /// started.
+    pub(crate) fn absolute(&self, machine: &Machine, path: &Path) -> PathBuf {
+        let base = self.file.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new(""));
+        machine.cwd.join(base).join(path)
+    }
+
+    /// Where things are kept.
+    pub(crate) fn dirs(&self, machine: &Machine) -> Dirs {
+        let paths = &self.settings.paths;
+        let or = |given: &Option<PathBuf>, default: PathBuf| {
+            given.as_ref().map_or(default, |path| self.absolute(machine, path))
+        };
+        Dirs {
+            state: or(&paths.state_dir, machine.state_dir()),
+            runtime: or(&paths.runtime_dir, machine.runtime_dir()),
+            data: or(&paths.data_dir, machine.data_dir()),
+            cache: or(&paths.cache_dir, machine.cache_dir()),
+        }
+    }
+}
+
 /// Resolves a configuration. `any_name`: the one model answers to every name.
 pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Resolved, Problems> {
     let mut resolver = Resolver { loaded, machine, problems: Vec::new(), warnings: Vec::new() };
-    let dirs = resolver.dirs();
+    let dirs = loaded.dirs(machine);
     let (models, choices): (Vec<_>, Vec<_>) =
         loaded.models.iter().map(|(name, model, _)| resolver.model(name, model)).unzip();
     resolver.names();
@@ -103,7 +124,6 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         server: settings.server.clone(),
         upstream: settings.upstream.clone(),
         log: settings.log.clone(),
-        build: settings.build.clone(),
         child: settings.child.clone(),
         dirs,
         admin_socket,
@@ -127,23 +147,8 @@ impl Resolver<'_> {
         self.loaded.place(&path)
     }
 
-    /// Paths in the file are relative to the file, so that it means the same from wherever we are started.
     fn absolute(&self, path: &Path) -> PathBuf {
-        let base = self.loaded.file.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new(""));
-        self.machine.cwd.join(base).join(path)
-    }
-
-    fn dirs(&self) -> Dirs {
-        let paths = &self.loaded.settings.paths;
-        let or = |given: &Option<PathBuf>, default: PathBuf| {
-            given.as_ref().map_or(default, |path| self.absolute(path))
-        };
-        Dirs {
-            state: or(&paths.state_dir, self.machine.state_dir()),
-            runtime: or(&paths.runtime_dir, self.machine.runtime_dir()),
-            data: or(&paths.data_dir, self.machine.data_dir()),
-            cache: or(&paths.cache_dir, self.machine.cache_dir()),
-        }
+        self.loaded.absolute(self.machine, path)
     }
 
     fn admin_address(&mut self) -> Option<SocketAddr> {

@@ -66,6 +66,7 @@ pub(crate) struct Admin {
 
 /// Where things are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[expect(clippy::struct_field_names, reason = "the fields are the keys of the file")]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Paths {
     /// Ledger, and which instances run. Default: `$XDG_STATE_HOME/llama-warden`.
@@ -80,6 +81,7 @@ pub(crate) struct Paths {
 
 /// One model with the defaults for all models beneath it.
 #[derive(Clone, Debug, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "the fields are the keys of the file")]
 pub(crate) struct Model {
     /// Model file, short for `-m` in `args`.
     pub(crate) model: Option<PathBuf>,

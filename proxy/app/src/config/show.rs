@@ -36,12 +36,18 @@ fn table(text: &mut String, loaded: &Loaded, path: &[String], dict: &Dict) {
         if !text.is_empty() {
             text.push('\n');
         }
-        text.push_str(&format!("[{}]\n", dotted(path)));
+        text.extend(["[", &dotted(path), "]\n"]);
         for (line, place) in lines {
-            text.push_str(&match place {
-                Place::Nowhere => format!("{line}\n"),
-                place => format!("{line}  # {place}\n"),
-            });
+            let comment = match place {
+                Place::Nowhere => String::new(),
+                place => format!("  # {place}"),
+            };
+            text.extend([
+                line.as_str(),
+                &comment,
+                "
+",
+            ]);
         }
     }
     for (key, value) in dict.iter().filter(|(key, value)| is_table(key, value)) {

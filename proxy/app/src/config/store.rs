@@ -2,10 +2,35 @@
 
 use std::path::{Path, PathBuf};
 
+use warden_builder::{Error, Store};
+
 /// The binary of a build: by id or the beginning of one, or the newest. `Ok(None)` if there is none; an error if the
-/// beginning fits several.
+/// beginning fits several, or the build is damaged.
 pub(crate) fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<PathBuf>, String> {
-    // The store comes with the builder.
-    let _ = (data_dir, id);
-    Ok(None)
+    let store = Store::new(data_dir);
+    let found = match id {
+        Some(prefix) => store.resolve(prefix),
+        None => match store.newest() {
+            Ok(Some(build)) => Ok(build.id),
+            Ok(None) => return Ok(None),
+            Err(error) => Err(error),
+        },
+    };
+    match found.and_then(|id| store.binary(&id)) {
+        Ok(binary) => Ok(Some(binary)),
+        Err(Error::NoSuchBuild { .. }) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_store_has_no_build_by_any_name() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(find(dir.path(), None), Ok(None));
+        assert_eq!(find(dir.path(), Some("abc")), Ok(None));
+    }
 }

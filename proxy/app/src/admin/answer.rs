@@ -1,0 +1,243 @@
+//! What each admin route answers: JSON, JSON lines, or the text for Prometheus.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream::{self, Stream, StreamExt};
+use http::{Method, Response, StatusCode, header};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio_util::sync::CancellationToken;
+use warden_gateway::Gauges;
+use warden_supervisor::{ControlError, Fleet, FleetView};
+
+use super::metrics::Metrics;
+use super::route::{self, Mismatch, ROUTES, Route};
+
+/// The body of an answer.
+pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// What `GET /status` answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// The instance.
+    pub(crate) instance: Instance,
+    /// The models.
+    pub(crate) fleet: FleetView,
+}
+
+/// One running llama-warden.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Instance {
+    /// Its process id.
+    pub(crate) pid: u32,
+    /// Its version.
+    pub(crate) version: String,
+    /// The public address.
+    pub(crate) address: String,
+    /// The admin socket.
+    pub(crate) admin_socket: String,
+    /// When it started, RFC 3339.
+    pub(crate) started_at: String,
+    /// Its record of replacements.
+    pub(crate) ledger: String,
+    /// Its own memory in bytes (`RssAnon`), where it can be read.
+    #[serde(default)]
+    pub(crate) memory_anon: Option<u64>,
+}
+
+/// What the answers are made of. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Admin {
+    /// The models.
+    pub(crate) fleet: Fleet,
+    /// Numbers.
+    pub(crate) metrics: Arc<Metrics>,
+    /// Numbers of the gateway.
+    pub(crate) gauges: Arc<Gauges>,
+    /// Who we are.
+    pub(crate) instance: Arc<Instance>,
+    /// Ends answers that would go on for ever.
+    pub(crate) stop: CancellationToken,
+}
+
+impl Admin {
+    /// Answers one request.
+    pub(crate) async fn answer(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Body> {
+        match route::route(method, path, query) {
+            Ok(Route::Status) => json(StatusCode::OK, &self.status()),
+            Ok(Route::Metrics) => {
+                let text = self.metrics.text(&self.fleet.view(), &self.gauges, own_memory());
+                respond(
+                    StatusCode::OK,
+                    "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                    full(text),
+                )
+            }
+            Ok(Route::Events { follow }) => {
+                let tail = self.fleet.events();
+                lines(tail.events, follow.then_some(tail.receiver), self.stop.clone())
+            }
+            Ok(Route::Logs { model, follow }) => match self.fleet.logs(&model) {
+                Some(tail) => lines(tail.lines, follow.then_some(tail.receiver), self.stop.clone()),
+                None => self.unknown(&model),
+            },
+            Ok(Route::Restart(model)) => match self.fleet.restart(&model).await {
+                Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
+                Err(error) => control_error(&error),
+            },
+            Ok(Route::Drain(model)) => match self.fleet.drain(&model).await {
+                Ok(()) => json(StatusCode::OK, &serde_json::json!({ "drained": model })),
+                Err(error) => control_error(&error),
+            },
+            Err(Mismatch::NotFound) => {
+                error(StatusCode::NOT_FOUND, &format!("there is no route {path}: the routes are {ROUTES}"))
+            }
+            Err(Mismatch::Method(wanted)) => {
+                error(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is for {wanted}, not for {method}"))
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        let instance = Instance { memory_anon: own_memory(), ..(*self.instance).clone() };
+        Status { instance, fleet: (*self.fleet.view()).clone() }
+    }
+
+    fn unknown(&self, model: &str) -> Response<Body> {
+        match self.fleet.resolve(Some(model)) {
+            Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
+            Ok(_) => error(StatusCode::NOT_FOUND, &format!("there are no logs of `{model}`")),
+        }
+    }
+}
+
+/// An answer that says what is wrong.
+pub(crate) fn error(status: StatusCode, message: &str) -> Response<Body> {
+    json(status, &serde_json::json!({ "error": message }))
+}
+
+fn own_memory() -> Option<u64> {
+    warden_sensors::host_memory(std::process::id()).ok().map(|memory| memory.anon)
+}
+
+fn control_error(failure: &ControlError) -> Response<Body> {
+    let status = match failure {
+        ControlError::Unknown(_) => StatusCode::NOT_FOUND,
+        ControlError::StartFailed { .. } => StatusCode::BAD_GATEWAY,
+        ControlError::GivenUp { .. } => StatusCode::CONFLICT,
+        ControlError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let lines = match failure {
+        ControlError::StartFailed { failure, .. } => failure.lines.clone(),
+        _ => Vec::new(),
+    };
+    json(status, &serde_json::json!({ "error": failure.to_string(), "lines": lines }))
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+    match serde_json::to_string(value) {
+        Ok(text) => respond(status, "application/json", full(text + "\n")),
+        Err(problem) => respond(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "text/plain",
+            full(format!("cannot write the answer: {problem}\n")),
+        ),
+    }
+}
+
+fn full(text: String) -> Body {
+    Full::new(Bytes::from(text)).boxed_unsync()
+}
+
+fn respond(status: StatusCode, kind: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
+    response
+}
+
+/// JSON lines: those kept, then those to come until the listener or we end.
+fn lines<T>(kept: Vec<T>, more: Option<Receiver<T>>, stop: CancellationToken) -> Response<Body>
+where
+    T: Serialize + Clone + Send + 'static,
+{
+    let kept = stream::iter(kept).map(|item| line(&item));
+    let body = match more {
+        None => StreamBody::new(kept).boxed_unsync(),
+        Some(receiver) => StreamBody::new(kept.chain(following(receiver, stop))).boxed_unsync(),
+    };
+    respond(StatusCode::OK, "application/jsonl", body)
+}
+
+fn following<T>(
+    receiver: Receiver<T>,
+    stop: CancellationToken,
+) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>>
+where
+    T: Serialize + Clone + Send + 'static,
+{
+    stream::unfold((receiver, stop), |(mut receiver, stop)| async move {
+        let next = tokio::select! {
+            next = receiver.recv() => next,
+            () = stop.cancelled() => return None,
+        };
+        match next {
+            Ok(item) => Some((line(&item), (receiver, stop))),
+            // A slow reader is told what it missed instead of holding up everybody.
+            Err(RecvError::Lagged(missed)) => {
+                Some((line(&serde_json::json!({ "missed": missed })), (receiver, stop)))
+            }
+            Err(RecvError::Closed) => None,
+        }
+    })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the shape that a streamed body asks for")]
+fn line(item: &impl Serialize) -> Result<Frame<Bytes>, Infallible> {
+    let text = serde_json::to_string(item)
+        .map(|text| {
+            text + "
+"
+        })
+        .unwrap_or_default();
+    Ok(Frame::data(Bytes::from(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_tail_is_the_kept_lines_then_the_new_ones_and_ends_when_we_end() {
+        let (sender, receiver) = tokio::sync::broadcast::channel(2);
+        let stop = CancellationToken::new();
+        let mut body = lines(vec![1, 2], Some(receiver), stop.clone()).into_body();
+        let mut next = async || {
+            let frame = body.frame().await?.unwrap();
+            Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
+        };
+        assert_eq!(next().await.unwrap(), "1\n");
+        assert_eq!(next().await.unwrap(), "2\n");
+        sender.send(3).unwrap();
+        assert_eq!(next().await.unwrap(), "3\n");
+        for item in 4..8 {
+            sender.send(item).unwrap();
+        }
+        assert_eq!(next().await.unwrap(), "{\"missed\":2}\n");
+        assert_eq!(next().await.unwrap(), "6\n");
+        assert_eq!(next().await.unwrap(), "7\n");
+        stop.cancel();
+        assert_eq!(next().await, None);
+    }
+
+    #[tokio::test]
+    async fn without_follow_the_tail_ends() {
+        let body = lines(vec!["a"], None, CancellationToken::new()).into_body();
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "\"a\"\n");
+    }
+}

@@ -1,0 +1,400 @@
+//! Numbers for Prometheus: what requests came to, what replacements cost, what processes hold.
+//!
+//! Counters and histograms are fed as things happen; what is true *now* is read from the fleet at each scrape. The names
+//! are listed in `docs/metrics.md`.
+
+use std::sync::atomic::Ordering;
+
+use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use warden_gateway::{Gauges, Record};
+use warden_policies::lifecycle::Phase;
+use warden_supervisor::{EventKind, FleetView};
+
+/// From the answer of a tokenizer to a generation of half an hour.
+const REQUEST_SECONDS: [f64; 14] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
+/// From a tiny model's restart to that of a model of hundreds of gigabytes.
+const GAP_SECONDS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    model: String,
+    route: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RouteLabels {
+    model: String,
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabel {
+    model: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    model: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    model: String,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModeLabels {
+    model: String,
+    mode: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReplicaLabels {
+    model: String,
+    replica: u32,
+}
+
+/// All of them.
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    outcomes: Family<OutcomeLabels, Counter>,
+    retries: Family<ModelLabel, Counter>,
+    request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    ttfb_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    queue_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>,
+    prompt_tokens: Family<ModelLabel, Counter>,
+    output_tokens: Family<ModelLabel, Counter>,
+    images: Family<ModelLabel, Counter>,
+    restarts: Family<ReasonLabels, Counter>,
+    gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>,
+    crashes: Family<ModelLabel, Counter>,
+    carried_over: Family<ModelLabel, Counter>,
+    in_flight: Family<ModelLabel, Gauge>,
+    waiting: Family<ModelLabel, Gauge>,
+    ready: Family<ReplicaLabels, Gauge>,
+    generation: Family<ReplicaLabels, Gauge>,
+    anon: Family<ReplicaLabels, Gauge>,
+    swap: Family<ReplicaLabels, Gauge>,
+    connections: Gauge,
+    held_bytes: Gauge,
+    own_anon: Gauge,
+}
+
+fn request_histogram() -> Histogram {
+    Histogram::new(REQUEST_SECONDS)
+}
+
+fn gap_histogram() -> Histogram {
+    Histogram::new(GAP_SECONDS)
+}
+
+impl Metrics {
+    /// All at zero.
+    pub(crate) fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("llama_warden"),
+            requests: Family::default(),
+            outcomes: Family::default(),
+            retries: Family::default(),
+            request_seconds: Family::new_with_constructor(request_histogram),
+            ttfb_seconds: Family::new_with_constructor(request_histogram),
+            queue_seconds: Family::new_with_constructor(request_histogram),
+            prompt_tokens: Family::default(),
+            output_tokens: Family::default(),
+            images: Family::default(),
+            restarts: Family::default(),
+            gap_seconds: Family::new_with_constructor(gap_histogram),
+            crashes: Family::default(),
+            carried_over: Family::default(),
+            in_flight: Family::default(),
+            waiting: Family::default(),
+            ready: Family::default(),
+            generation: Family::default(),
+            anon: Family::default(),
+            swap: Family::default(),
+            connections: Gauge::default(),
+            held_bytes: Gauge::default(),
+            own_anon: Gauge::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&mut self) {
+        // The library adds `_total` to counters and the unit to what has one.
+        let registry = &mut self.registry;
+        registry.register("requests", "Requests that ended", self.requests.clone());
+        registry.register("request_outcomes", "Requests by how they ended", self.outcomes.clone());
+        registry.register("request_retries", "Further attempts to find a backend", self.retries.clone());
+        registry.register_with_unit(
+            "request",
+            "From request head to end",
+            Unit::Seconds,
+            self.request_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "ttfb",
+            "From request head to the first byte of the answer",
+            Unit::Seconds,
+            self.ttfb_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "queue",
+            "Time spent waiting for a backend",
+            Unit::Seconds,
+            self.queue_seconds.clone(),
+        );
+        registry.register("prompt_tokens", "Prompt tokens evaluated", self.prompt_tokens.clone());
+        registry.register("output_tokens", "Tokens generated", self.output_tokens.clone());
+        registry.register("images", "Images in requests", self.images.clone());
+        registry.register("backend_restarts", "Replacements of a backend", self.restarts.clone());
+        registry.register_with_unit(
+            "backend_restart_gap",
+            "Time without a backend that takes requests, per replacement",
+            Unit::Seconds,
+            self.gap_seconds.clone(),
+        );
+        registry.register("crashes", "Unexpected ends of a backend", self.crashes.clone());
+        registry.register(
+            "requests_carried_over",
+            "Requests that waited through a replacement",
+            self.carried_over.clone(),
+        );
+        registry.register("in_flight", "Requests on a backend", self.in_flight.clone());
+        registry.register("queue_waiting", "Requests waiting for a backend", self.waiting.clone());
+        registry.register("backend_ready", "1 if a backend takes requests", self.ready.clone());
+        registry.register("backend_generation", "Newest generation of a replica", self.generation.clone());
+        registry.register_with_unit(
+            "backend_memory_anon",
+            "RssAnon of the process group",
+            Unit::Bytes,
+            self.anon.clone(),
+        );
+        registry.register_with_unit(
+            "backend_memory_swap",
+            "VmSwap of the process group",
+            Unit::Bytes,
+            self.swap.clone(),
+        );
+        registry.register("connections", "Client connections open", self.connections.clone());
+        registry.register_with_unit(
+            "held",
+            "Request bodies held in memory",
+            Unit::Bytes,
+            self.held_bytes.clone(),
+        );
+        registry.register_with_unit(
+            "memory_anon",
+            "RssAnon of llama-warden itself",
+            Unit::Bytes,
+            self.own_anon.clone(),
+        );
+    }
+
+    /// A request ended.
+    pub(crate) fn request_done(&self, record: &Record) {
+        let model = record.model.as_ref().map(|model| model.as_str().to_owned()).unwrap_or_default();
+        let label = ModelLabel { model: model.clone() };
+        let route = RouteLabels { model: model.clone(), route: record.route };
+        self.requests
+            .get_or_create(&RequestLabels {
+                model: model.clone(),
+                route: record.route,
+                status: record.status,
+            })
+            .inc();
+        self.outcomes.get_or_create(&OutcomeLabels { model, outcome: record.outcome.as_str() }).inc();
+        self.request_seconds.get_or_create(&route).observe(record.total.as_secs_f64());
+        if let Some(first) = record.first_byte {
+            self.ttfb_seconds.get_or_create(&route).observe(first.as_secs_f64());
+        }
+        if record.model.is_some() {
+            self.queue_seconds.get_or_create(&label).observe(record.queued.as_secs_f64());
+            self.retries.get_or_create(&label).inc_by(u64::from(record.retries));
+            self.prompt_tokens.get_or_create(&label).inc_by(record.work.prompt_tokens);
+            self.output_tokens.get_or_create(&label).inc_by(record.work.output_tokens);
+            self.images.get_or_create(&label).inc_by(record.work.images);
+        }
+    }
+
+    /// Something happened in the fleet.
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds of a gap: 52 bits are enough")]
+    pub(crate) fn event(&self, event: &warden_supervisor::Event) {
+        let Some(model) = event.model.as_ref().map(|model| model.as_str().to_owned()) else { return };
+        match &event.kind {
+            EventKind::RecycleDone { entry } => {
+                let reason = entry.reason.as_str();
+                self.restarts.get_or_create(&ReasonLabels { model: model.clone(), reason }).inc();
+                self.carried_over
+                    .get_or_create(&ModelLabel { model: model.clone() })
+                    .inc_by(entry.carried_over);
+                if entry.failed.is_none() {
+                    let mode = entry.mode.as_str();
+                    self.gap_seconds
+                        .get_or_create(&ModeLabels { model, mode })
+                        .observe(entry.gap_ms as f64 / 1000.0);
+                }
+            }
+            EventKind::Crashed { .. } => {
+                self.crashes.get_or_create(&ModelLabel { model }).inc();
+            }
+            _ => {}
+        }
+    }
+
+    /// The text for Prometheus.
+    pub(crate) fn text(&self, view: &FleetView, gateway: &Gauges, own_anon: Option<u64>) -> String {
+        self.read(view);
+        self.connections.set(whole(gateway.connections.load(Ordering::Relaxed) as u64));
+        self.held_bytes.set(whole(gateway.held_bytes.load(Ordering::Relaxed) as u64));
+        self.own_anon.set(whole(own_anon.unwrap_or_default()));
+        let mut text = String::new();
+        match encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            Err(error) => format!("# {error}\n"),
+        }
+    }
+
+    /// Gauges are made anew at each scrape, so that a removed model leaves no line behind.
+    fn read(&self, view: &FleetView) {
+        self.in_flight.clear();
+        self.waiting.clear();
+        self.ready.clear();
+        self.generation.clear();
+        self.anon.clear();
+        self.swap.clear();
+        for model in &view.models {
+            let label = ModelLabel { model: model.name.as_str().to_owned() };
+            let in_flight = model.backends.iter().map(|backend| i64::from(backend.in_flight)).sum();
+            self.in_flight.get_or_create(&label).set(in_flight);
+            self.waiting.get_or_create(&label).set(whole(model.waiting as u64));
+            for backend in &model.backends {
+                // While one generation replaces another, a replica has two processes: its memory is that of both.
+                let label = ReplicaLabels { model: label.model.clone(), replica: backend.replica };
+                let ready = self.ready.get_or_create(&label);
+                ready.set(ready.get().max(i64::from(backend.phase == Phase::Ready)));
+                let newest = self.generation.get_or_create(&label);
+                newest.set(newest.get().max(backend.generation.map_or(0, |generation| whole(generation.0))));
+                if let Some(host) = backend.host {
+                    self.anon.get_or_create(&label).inc_by(whole(host.anon));
+                    self.swap.get_or_create(&label).inc_by(whole(host.swap));
+                }
+            }
+        }
+    }
+}
+
+fn whole(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use warden_gateway::Outcome;
+    use warden_policies::sample::HostMemory;
+    use warden_policies::{GenerationId, ModelName, Work};
+    use warden_supervisor::{BackendView, ModelState, ModelView};
+
+    fn record() -> Record {
+        Record {
+            request_id: "r".into(),
+            peer: std::net::IpAddr::from([127, 0, 0, 1]),
+            method: http::Method::POST,
+            route: "chat",
+            model: Some(ModelName::new("m")),
+            generation: Some(GenerationId(2)),
+            status: 200,
+            outcome: Outcome::Ok,
+            stream: false,
+            queued: Duration::from_millis(20),
+            first_byte: Some(Duration::from_millis(30)),
+            total: Duration::from_millis(40),
+            bytes_in: 10,
+            bytes_out: 20,
+            work: Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0 },
+            retries: 0,
+        }
+    }
+
+    fn backend(generation: u64, phase: Phase) -> BackendView {
+        BackendView {
+            replica: 0,
+            generation: Some(GenerationId(generation)),
+            phase,
+            pid: Some(1),
+            ready_for: None,
+            in_flight: 1,
+            slots: Some(1),
+            host: Some(HostMemory { anon: 100, swap: 1, rss: 200 }),
+            host_at_ready: None,
+            work: Work::default(),
+        }
+    }
+
+    fn view() -> FleetView {
+        let model = ModelView {
+            name: ModelName::new("m"),
+            aliases: Vec::new(),
+            state: ModelState::Loaded,
+            waiting: 3,
+            queue_depth: 9,
+            backends: vec![backend(4, Phase::Draining), backend(5, Phase::Ready)],
+            recycles: Vec::new(),
+            crashes: 0,
+            n_ctx: None,
+            policy: None,
+            last_failure: None,
+            replace_note: None,
+        };
+        FleetView { number: 1, models: vec![model] }
+    }
+
+    #[test]
+    fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
+        let metrics = Metrics::new();
+        metrics.request_done(&record());
+        for _ in 0..2 {
+            let text = metrics.text(&view(), &Gauges::default(), Some(77));
+            for line in [
+                "llama_warden_requests_total{model=\"m\",route=\"chat\",status=\"200\"} 1",
+                "llama_warden_output_tokens_total{model=\"m\"} 7",
+                "llama_warden_request_seconds_count{model=\"m\",route=\"chat\"} 1",
+                "llama_warden_in_flight{model=\"m\"} 2",
+                "llama_warden_queue_waiting{model=\"m\"} 3",
+                "llama_warden_backend_ready{model=\"m\",replica=\"0\"} 1",
+                "llama_warden_backend_generation{model=\"m\",replica=\"0\"} 5",
+                "llama_warden_backend_memory_anon_bytes{model=\"m\",replica=\"0\"} 200",
+                "llama_warden_backend_memory_swap_bytes{model=\"m\",replica=\"0\"} 2",
+                "llama_warden_memory_anon_bytes 77",
+            ] {
+                assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+            }
+        }
+        let text = metrics.text(&FleetView::default(), &Gauges::default(), None);
+        assert!(!text.contains("llama_warden_backend_ready{"), "a removed model leaves no line");
+    }
+
+    #[test]
+    fn every_metric_is_in_the_documentation() {
+        let documentation = include_str!("../../../../docs/metrics.md");
+        let text = Metrics::new().text(&FleetView::default(), &Gauges::default(), None);
+        let names: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        assert!(names.len() > 20, "{text}");
+        for name in names {
+            assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
+        }
+    }
+}

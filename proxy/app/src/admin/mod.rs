@@ -1,0 +1,18 @@
+//! The operator's side: status, restart, drain, logs, events and metrics, over a Unix socket that only its owner can
+//! open, and over a loopback address if configured. None of it is ever on the public listener.
+//!
+//! | module | job |
+//! |---|---|
+//! | [`route`] | which request means what; pure |
+//! | [`answer`] | what each route answers |
+//! | [`server`] | the listeners |
+//! | [`metrics`] | numbers for Prometheus |
+//! | [`instance`] | directories of one instance, and how the command line finds it |
+//! | [`client`] | the command line's end |
+
+pub(crate) mod answer;
+pub(crate) mod client;
+pub(crate) mod instance;
+pub(crate) mod metrics;
+pub(crate) mod route;
+pub(crate) mod server;

@@ -1,0 +1,148 @@
+//! The admin routes: a method and a path become one value, or a reason why not. Pure.
+
+use http::{HeaderMap, Method, header};
+
+/// What was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// `GET /status`
+    Status,
+    /// `GET /metrics`
+    Metrics,
+    /// `GET /events`
+    Events {
+        /// Whether to wait for more.
+        follow: bool,
+    },
+    /// `GET /models/{name}/logs`
+    Logs {
+        /// The model.
+        model: String,
+        /// Whether to wait for more.
+        follow: bool,
+    },
+    /// `POST /models/{name}/restart`
+    Restart(String),
+    /// `POST /models/{name}/drain`
+    Drain(String),
+}
+
+/// Why a request means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mismatch {
+    /// No such route.
+    NotFound,
+    /// The route exists for another method, which is given.
+    Method(&'static str),
+}
+
+/// The routes, for the answer to a wrong one.
+pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], GET /models/NAME/logs[?follow=1], \
+                                 POST /models/NAME/restart, POST /models/NAME/drain";
+
+/// Reads a request. A model's name may hold slashes, plain or percent-encoded.
+pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
+    let follow = query.is_some_and(|query| {
+        query.split('&').any(|pair| matches!(pair, "follow" | "follow=1" | "follow=true"))
+    });
+    let (route, wanted) = match path {
+        "/status" => (Route::Status, "GET"),
+        "/metrics" => (Route::Metrics, "GET"),
+        "/events" => (Route::Events { follow }, "GET"),
+        _ => {
+            let rest = path.strip_prefix("/models/").ok_or(Mismatch::NotFound)?;
+            let (name, verb) = rest.rsplit_once('/').ok_or(Mismatch::NotFound)?;
+            let model = percent_decoded(name).filter(|name| !name.is_empty()).ok_or(Mismatch::NotFound)?;
+            match verb {
+                "logs" => (Route::Logs { model, follow }, "GET"),
+                "restart" => (Route::Restart(model), "POST"),
+                "drain" => (Route::Drain(model), "POST"),
+                _ => return Err(Mismatch::NotFound),
+            }
+        }
+    };
+    if method.as_str() == wanted { Ok(route) } else { Err(Mismatch::Method(wanted)) }
+}
+
+/// Whether a request over TCP may come from a page in a browser: such a page can reach loopback addresses, and there is
+/// no key to stop it. A page's requests carry `Origin`, or a host name of the page's own choosing.
+pub(crate) fn from_a_browser_page(headers: &HeaderMap) -> bool {
+    if headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site") {
+        return true;
+    }
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((v6, _)) => v6,
+        None => host.split_once(':').map_or(host, |(name, _)| name),
+    };
+    let loopback = name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    !(loopback || name == "localhost")
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let pair = [rest.next()?, rest.next()?];
+            bytes.push(u8::from_str_radix(std::str::from_utf8(&pair).ok()?, 16).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(path: &str) -> Result<Route, Mismatch> {
+        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+        route(&Method::GET, path, query)
+    }
+
+    #[test]
+    fn routes_are_read_and_names_may_hold_anything() {
+        assert_eq!(get("/status"), Ok(Route::Status));
+        assert_eq!(get("/events?follow=1"), Ok(Route::Events { follow: true }));
+        assert_eq!(get("/models/org/a%20b/logs"), Ok(Route::Logs { model: "org/a b".into(), follow: false }));
+        assert_eq!(
+            get("/models/org%2Fa/logs?x=1&follow"),
+            Ok(Route::Logs { model: "org/a".into(), follow: true })
+        );
+        assert_eq!(
+            route(&Method::POST, "/models/restart/restart", None),
+            Ok(Route::Restart("restart".into()))
+        );
+    }
+
+    #[test]
+    fn what_is_no_route_says_so_and_a_wrong_method_names_the_right_one() {
+        assert_eq!(get("/models/a/restart"), Err(Mismatch::Method("POST")));
+        assert_eq!(route(&Method::POST, "/status", None), Err(Mismatch::Method("GET")));
+        for path in
+            ["/", "/models", "/models/a", "/models//logs", "/models/%zz/logs", "/models/%/logs", "/v1/models"]
+        {
+            assert_eq!(get(path), Err(Mismatch::NotFound), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_page_in_a_browser_is_told_from_a_program() {
+        let headers = |pairs: &[(&'static str, &'static str)]| -> HeaderMap {
+            pairs
+                .iter()
+                .map(|(name, value)| {
+                    (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
+                })
+                .collect()
+        };
+        assert!(!from_a_browser_page(&headers(&[("host", "127.0.0.1:9090")])));
+        assert!(!from_a_browser_page(&headers(&[("host", "[::1]:9090")])));
+        assert!(!from_a_browser_page(&headers(&[("host", "localhost")])));
+        assert!(from_a_browser_page(&headers(&[("host", "evil.example:9090")])));
+        assert!(from_a_browser_page(&headers(&[])));
+        assert!(from_a_browser_page(&headers(&[("host", "localhost"), ("origin", "http://evil.example")])));
+    }
+}

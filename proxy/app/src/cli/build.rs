@@ -1,0 +1,170 @@
+//! `llama-warden build`: source in, a verified llama-server in the store out.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use warden_builder::{
+    Arch, Backend, Builder, Built, Dirs, Environment, Needs, Reporter, Request, Source, sdist,
+};
+use warden_policies::defaults::Build;
+
+use super::{ConfigArgs, block_on, progress};
+use crate::config::layers::Loaded;
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::out;
+
+/// What `build` takes.
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// Folder or archive (.tar.gz, .tar.xz, .zip) with llama.cpp somewhere in it.
+    #[arg(long, value_name = "PATH", conflicts_with = "sdist")]
+    source: Option<PathBuf>,
+    /// Takes the pinned source archive of llama-cpp-python, through pip.
+    #[arg(long)]
+    sdist: bool,
+    /// Which CPUs it is for.
+    #[arg(long, value_enum, default_value_t = ArchArg::Native)]
+    arch: ArchArg,
+    /// Compilers at once. Default: as many as cores and memory allow.
+    #[arg(long, short, value_name = "N")]
+    jobs: Option<std::num::NonZeroUsize>,
+    /// An option for cmake, as NAME=VALUE. May be repeated.
+    #[arg(short = 'D', value_name = "NAME=VALUE")]
+    options: Vec<String>,
+    /// Shows what would be built, and builds nothing.
+    #[arg(long)]
+    plan: bool,
+    /// Prints the result as JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ArchArg {
+    /// This machine's, with everything it can do.
+    Native,
+    /// The common ones of today.
+    Portable,
+}
+
+impl From<ArchArg> for Arch {
+    fn from(arch: ArchArg) -> Self {
+        match arch {
+            ArchArg::Native => Self::Native,
+            ArchArg::Portable => Self::Portable,
+        }
+    }
+}
+
+/// Where builds are kept.
+pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Dirs {
+    let paths = loaded.dirs(machine);
+    Dirs { cache: paths.cache, data: paths.data }
+}
+
+/// The archive that the defaults pin.
+pub(crate) fn pin(build: &Build) -> sdist::Pin {
+    sdist::Pin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
+}
+
+/// A request with the numbers of the configuration.
+pub(crate) fn request(source: Source, build: &Build) -> Request {
+    Request {
+        source,
+        backend: Backend::Cpu,
+        arch: Arch::Native,
+        options: Vec::new(),
+        jobs: None,
+        needs: Needs {
+            disk: build.min_disk.0,
+            memory: build.min_memory.0,
+            memory_per_job: build.memory_per_job.0,
+        },
+        verify_timeout: build.verify_timeout,
+    }
+}
+
+/// Runs it.
+pub(crate) fn run(args: BuildArgs) -> Result<(), Failure> {
+    block_on(build(args))?
+}
+
+async fn build(args: BuildArgs) -> Result<(), Failure> {
+    if args.source.is_none() && !args.sdist {
+        return Err(Failure::usage(
+            "no source is given",
+            "give a folder or an archive with --source PATH, or take the pinned release with --sdist",
+        ));
+    }
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let numbers = loaded.settings.build.clone();
+    let (reporter, events) = Reporter::channel();
+    let builder = Builder {
+        dirs: dirs(&loaded, &machine),
+        env: Environment::from_process(),
+        reporter,
+        cancel: cancel_on_signal()?,
+    };
+    let shown = progress::show(events);
+    let work = async move {
+        let source = match &args.source {
+            Some(path) => Source::at(path)?,
+            None => Source::at(&builder.sdist(&pin(&numbers)).await?)?,
+        };
+        let request = Request {
+            arch: args.arch.into(),
+            options: args.options.clone(),
+            jobs: args.jobs.map(std::num::NonZeroUsize::get),
+            ..request(source, &numbers)
+        };
+        if args.plan {
+            return print_plan(&builder.plan(&request).await?, args.json);
+        }
+        print_built(&builder.build(&request).await?, args.json)
+        // The builder goes here, and with it the sender of events: the display ends.
+    };
+    let (done, ()) = tokio::join!(work, shown);
+    done
+}
+
+fn print_plan(plan: &warden_builder::Plan, json: bool) -> Result<(), Failure> {
+    if json { out::json(plan) } else { out::line(&plan.to_string()) }
+}
+
+fn print_built(built: &Built, json: bool) -> Result<(), Failure> {
+    if json {
+        return out::json(&serde_json::json!({
+            "id": built.id,
+            "binary": built.binary,
+            "hit": built.hit,
+            "provenance": built.provenance,
+        }));
+    }
+    let how = if built.hit { " (already in the store)" } else { "" };
+    out::line(&format!("build {}{how}", built.id))?;
+    out::line(&built.binary.to_string_lossy())
+}
+
+/// A token that the first Ctrl-C or TERM cancels: everything that runs is then ended and cleaned up.
+pub(crate) fn cancel_on_signal() -> Result<CancellationToken, Failure> {
+    let cancel = CancellationToken::new();
+    let listen =
+        |kind| signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")));
+    let (mut int, mut term) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let token = cancel.clone();
+    // It ends with the runtime, or with the signal: there is nothing to wait for.
+    tokio_util::task::TaskTracker::new().spawn(async move {
+        tokio::select! {
+            _ = int.recv() => {}
+            _ = term.recv() => {}
+        }
+        token.cancel();
+    });
+    Ok(cancel)
+}

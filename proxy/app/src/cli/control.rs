@@ -1,0 +1,140 @@
+//! `status`, `restart`, `drain`, `logs`, `events`: what an operator asks of a running instance.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use reqwest::Method;
+use warden_supervisor::{Event, LedgerEntry, LogLine};
+
+use super::{ConfigArgs, block_on};
+use crate::admin::answer::Status;
+use crate::admin::client::{Client, find};
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::out;
+use crate::serve::describe;
+
+use super::status::table;
+
+/// Which instance.
+#[derive(Debug, Args)]
+pub(crate) struct InstanceArgs {
+    /// Unix socket of the instance's admin routes. Default: the only instance that runs.
+    #[arg(long, value_name = "PATH", env = "LLAMA_WARDEN_ADMIN_SOCKET")]
+    admin_socket: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+impl InstanceArgs {
+    fn client(&self) -> Result<Client, Failure> {
+        if let Some(socket) = &self.admin_socket {
+            return Client::new(socket.clone());
+        }
+        let machine = Machine::read();
+        let loaded = self.config.load(&machine, Vec::new())?;
+        let named = loaded.settings.admin.socket.as_ref().map(|path| loaded.absolute(&machine, path));
+        find(named, &loaded.dirs(&machine).state)
+    }
+}
+
+/// What `status` takes.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What `restart` and `drain` take.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// The model, by its name or an alias.
+    model: String,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What `logs` takes.
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// The model, by its name or an alias.
+    model: String,
+    /// Waits for more.
+    #[arg(long, short)]
+    follow: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What `events` takes.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Waits for more.
+    #[arg(long, short)]
+    follow: bool,
+    /// JSON lines, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// `status`
+pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
+    let client = args.instance.client()?;
+    if args.json {
+        let status: serde_json::Value = block_on(client.json(Method::GET, &["status"]))??;
+        return out::json(&status);
+    }
+    let status: Status = block_on(client.json(Method::GET, &["status"]))??;
+    out::write(&table(&status))
+}
+
+/// `restart`
+pub(crate) fn restart(args: &ModelArgs) -> Result<(), Failure> {
+    #[derive(serde::Deserialize)]
+    struct Answer {
+        entries: Vec<LedgerEntry>,
+    }
+    let client = args.instance.client()?;
+    let answer: Answer = block_on(client.json(Method::POST, &["models", &args.model, "restart"]))??;
+    for entry in answer.entries {
+        let text = describe(&warden_supervisor::EventKind::RecycleDone { entry: Box::new(entry) });
+        out::line(&format!("{}: {text}", args.model))?;
+    }
+    out::line(&format!("{}: restarted", args.model))
+}
+
+/// `drain`
+pub(crate) fn drain(args: &ModelArgs) -> Result<(), Failure> {
+    let client = args.instance.client()?;
+    block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", &args.model, "drain"]))??;
+    out::line(&format!("{}: drained and stopped; the next request starts it again", args.model))
+}
+
+/// `logs`
+pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {
+    let client = args.instance.client()?;
+    let each = |line: &str, log: Option<LogLine>| match log {
+        Some(log) => out::line(&format!("[{} {}] {}", log.model, log.generation, log.text)),
+        None => out::line(line),
+    };
+    block_on(client.lines(&["models", &args.model, "logs"], args.follow, each))?
+}
+
+/// `events`
+pub(crate) fn events(args: &EventsArgs) -> Result<(), Failure> {
+    let client = args.instance.client()?;
+    let each = |line: &str, event: Option<Event>| match event {
+        Some(event) if !args.json => {
+            let model = event.model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
+            let generation = event.generation.map(|generation| format!("{generation} ")).unwrap_or_default();
+            out::line(&format!("{} {model}{generation}{}", event.at, describe(&event.kind)))
+        }
+        _ => out::line(line),
+    };
+    block_on(client.lines(&["events"], args.follow, each))?
+}

@@ -1,0 +1,113 @@
+//! Shows what the builder tells: one line that changes on a terminal, plain lines elsewhere.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+use warden_builder::Event;
+
+use crate::out;
+
+/// In plain lines, progress is told at most this often: a build log should not be mostly that.
+const PLAIN_EVERY: Duration = Duration::from_secs(10);
+/// Columns of a terminal that a changing line may take without wrapping.
+const COLUMNS: usize = 79;
+
+/// Shows events until the sender is gone.
+pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
+    let mut display = Display {
+        terminal: out::stderr_is_terminal(),
+        started: Instant::now(),
+        phase: "",
+        told: None,
+        open: false,
+    };
+    while let Some(event) = events.recv().await {
+        display.see(&event);
+    }
+    display.close();
+}
+
+struct Display {
+    terminal: bool,
+    started: Instant,
+    phase: &'static str,
+    told: Option<Instant>,
+    /// A changing line is on the terminal.
+    open: bool,
+}
+
+impl Display {
+    fn see(&mut self, event: &Event) {
+        match event {
+            Event::Progress { done, total, item } => self.progress(*done, *total, item),
+            Event::Phase(phase) => {
+                self.told = None;
+                self.phase = name(*phase);
+                self.line(self.phase);
+            }
+            other => {
+                if let Some(text) = text(other) {
+                    self.line(&text);
+                }
+            }
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        self.close();
+        for line in text.lines() {
+            out::error_line(&format!("{}  {line}", self.elapsed()));
+        }
+    }
+
+    fn progress(&mut self, done: u32, total: u32, item: &str) {
+        let text = format!("{}  {} {done}/{total} {item}", self.elapsed(), self.phase);
+        if self.terminal {
+            let cut: String = text.chars().take(COLUMNS).collect();
+            out::error_text(&format!("\r\x1b[K{cut}"));
+            self.open = true;
+        } else if self.told.is_none_or(|told| told.elapsed() >= PLAIN_EVERY) || done == total {
+            self.told = Some(Instant::now());
+            out::error_line(&text);
+        }
+    }
+
+    fn close(&mut self) {
+        if std::mem::take(&mut self.open) {
+            out::error_text("\n");
+        }
+    }
+
+    fn elapsed(&self) -> String {
+        let seconds = self.started.elapsed().as_secs();
+        format!("{:02}:{:02}", seconds / 60, seconds % 60)
+    }
+}
+
+fn name(phase: warden_builder::Phase) -> &'static str {
+    use warden_builder::Phase;
+    match phase {
+        Phase::Unpack => "unpacking",
+        Phase::Configure => "configuring",
+        Phase::Compile => "compiling",
+        Phase::Verify => "verifying",
+        Phase::Install => "installing",
+    }
+}
+
+fn text(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::Obtaining { what, from, into } => {
+            format!("obtaining {what} from {from} into {}", into.display())
+        }
+        Event::Planned(plan) => format!("found {}\nbuild {}", plan.source, plan.id),
+        Event::Hit(id) => format!("build {id} is in the store already"),
+        Event::Waiting(id) => format!("another llama-warden builds {id}; waiting for it"),
+        Event::Note(note) => note.clone(),
+        Event::Log(path) => format!("full log: {}", path.display()),
+        Event::Checked(check) => format!("checked: {check}"),
+        Event::Installed(id) => format!("build {id} is in the store"),
+        Event::Phase(_) | Event::Progress { .. } => return None,
+    })
+}

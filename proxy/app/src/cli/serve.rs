@@ -1,0 +1,183 @@
+//! `llama-warden serve`, and the same under llama-server's name.
+
+use std::os::unix::process::CommandExt;
+
+use clap::Args;
+
+use super::{ConfigArgs, dropin};
+use crate::config::layers::FlagSetting;
+use crate::config::machine::Machine;
+use crate::config::store;
+use crate::exit::Failure;
+use crate::serve::Plan;
+
+/// What `serve` takes.
+#[derive(Debug, Default, Args)]
+#[command(
+    after_help = "Drop-in: `llama-warden serve -- -m model.gguf -c 4096 --port 9000` takes what llama-server takes."
+)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Address to listen on [`server.host`].
+    #[arg(long)]
+    host: Option<String>,
+    /// Port to listen on, 0 for any [`server.port`].
+    #[arg(long)]
+    port: Option<String>,
+    /// Unix socket of the admin routes [`admin.socket`].
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<String>,
+    /// Loopback address of the admin routes [`admin.address`].
+    #[arg(long, value_name = "HOST:PORT")]
+    admin_address: Option<String>,
+    /// Directory of ledger and instances [`paths.state_dir`].
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<String>,
+    /// The llama-server to run, for models that name none [`defaults.binary`].
+    #[arg(long, value_name = "PATH")]
+    binary: Option<String>,
+    /// The build to run, for models that name none [`defaults.build`].
+    #[arg(long, value_name = "ID")]
+    build: Option<String>,
+    /// Memory above which a backend is replaced when quiet [`defaults.policy.host.soft`].
+    #[arg(long, value_name = "SIZE")]
+    memory_soft: Option<String>,
+    /// Memory above which a backend is drained now [`defaults.policy.host.hard`].
+    #[arg(long, value_name = "SIZE")]
+    memory_hard: Option<String>,
+    /// How a generation is replaced: auto, sequential, overlap [`defaults.replace`].
+    #[arg(long, value_name = "WAY")]
+    replace: Option<String>,
+    /// Log as `text` or `json` [`log.format`].
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+    /// Log level or filter [`log.level`].
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// llama-server's own flags: one model, no configuration file needed.
+    #[arg(last = true, value_name = "LLAMA-SERVER FLAGS")]
+    flags: Vec<String>,
+}
+
+impl ServeArgs {
+    /// What the flags set, over the environment.
+    fn settings(&self) -> Vec<FlagSetting> {
+        let table: [(&str, &[&str], &Option<String>); 12] = [
+            ("--host", &["server", "host"], &self.host),
+            ("--port", &["server", "port"], &self.port),
+            ("--admin-socket", &["admin", "socket"], &self.admin_socket),
+            ("--admin-address", &["admin", "address"], &self.admin_address),
+            ("--state-dir", &["paths", "state_dir"], &self.state_dir),
+            ("--binary", &["defaults", "binary"], &self.binary),
+            ("--build", &["defaults", "build"], &self.build),
+            ("--memory-soft", &["defaults", "policy", "host", "soft"], &self.memory_soft),
+            ("--memory-hard", &["defaults", "policy", "host", "hard"], &self.memory_hard),
+            ("--replace", &["defaults", "replace"], &self.replace),
+            ("--log-format", &["log", "format"], &self.log_format),
+            ("--log-level", &["log", "level"], &self.log_level),
+        ];
+        let given = table.into_iter().filter_map(|(flag, path, value)| {
+            value.as_ref().map(|value| FlagSetting::raw(flag, path, value))
+        });
+        given.collect()
+    }
+
+    /// How to read the configuration.
+    fn plan(self, machine: &Machine) -> Result<Plan, Failure> {
+        let any_name = !self.flags.is_empty();
+        if !any_name && self.config.config.is_none() {
+            return Err(Failure::usage(
+                "nothing to serve: neither --config nor llama-server's flags are given",
+                "use `llama-warden serve -- -m model.gguf` or `llama-warden serve --config warden.toml`",
+            ));
+        }
+        let mut flags = if any_name { dropin::settings(&self.flags, machine)? } else { Vec::new() };
+        flags.extend(self.settings());
+        Ok(Plan { config: self.config, flags, any_name })
+    }
+}
+
+/// Serves until told to end.
+pub(crate) fn run(args: ServeArgs) -> Result<(), Failure> {
+    crate::serve::run(args.plan(&Machine::read())?)
+}
+
+/// Does what llama-server would do with these arguments.
+pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
+    let machine = Machine::read();
+    if dropin::is_question(&args) {
+        return ask_the_binary(&args, &machine);
+    }
+    // Without any flag llama-server serves nothing of its own either, but it takes its model from the environment.
+    run(ServeArgs {
+        flags: if args.is_empty() { vec!["--jinja".to_owned()] } else { args },
+        ..ServeArgs::default()
+    })
+}
+
+/// Becomes the real llama-server: questions like `--help` are its own to answer.
+fn ask_the_binary(args: &[String], machine: &Machine) -> Result<(), Failure> {
+    let built = store::find(&machine.data_dir(), None).map_err(Failure::failed)?;
+    let binary = built.or_else(|| machine.find_in_path("llama-server")).ok_or_else(|| {
+        Failure::hinted(
+            "there is no llama-server: no build in the store, and none in PATH but ourselves",
+            "build one with `llama-warden build`",
+        )
+    })?;
+    let error = std::process::Command::new(&binary).args(args).exec();
+    Err(Failure::failed(format!("cannot run {}: {error}", binary.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::layers::{Sources, load};
+    use clap::Parser;
+
+    fn parse(args: &[&str]) -> ServeArgs {
+        #[derive(Parser)]
+        struct Wrap {
+            #[command(flatten)]
+            args: ServeArgs,
+        }
+        Wrap::parse_from(std::iter::once(&"serve").chain(args)).args
+    }
+
+    #[test]
+    fn everything_after_the_dashes_is_llama_servers() {
+        let args = parse(&["--port", "1", "--", "-m", "a.gguf", "--port", "2", "--set", "x"]);
+        assert_eq!(args.flags, ["-m", "a.gguf", "--port", "2", "--set", "x"]);
+        let plan = args.plan(&Machine::read()).unwrap();
+        assert!(plan.any_name);
+        let loaded = load(Sources { flags: plan.flags, ..Sources::default() }).unwrap();
+        assert_eq!(loaded.settings.server.port, 1, "our own flag comes over llama-server's");
+        assert_eq!(loaded.models[0].1.args, ["-m", "a.gguf", "--set", "x"]);
+    }
+
+    #[test]
+    fn each_flag_sets_the_key_that_its_help_names() {
+        let args = parse(&[
+            "--memory-soft",
+            "1GiB",
+            "--replace",
+            "overlap",
+            "--log-format",
+            "json",
+            "--",
+            "-m",
+            "a",
+        ]);
+        let plan = args.plan(&Machine::read()).unwrap();
+        let loaded = load(Sources { flags: plan.flags, ..Sources::default() }).unwrap();
+        assert_eq!(loaded.settings.log.format, "json");
+        assert_eq!(loaded.models[0].1.policy.host.soft, "1GiB".parse().ok());
+    }
+
+    #[test]
+    fn with_nothing_to_serve_the_hint_shows_both_ways() {
+        let failure = ServeArgs::default().plan(&Machine::read()).unwrap_err();
+        assert_eq!(failure.code(), 2);
+        assert!(failure.lines()[1].contains("-- -m"));
+    }
+}

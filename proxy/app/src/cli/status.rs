@@ -1,0 +1,179 @@
+//! The table of `llama-warden status`. Pure: a status in, text out.
+
+use std::time::Duration;
+
+use warden_policies::{Action, ByteSize};
+use warden_supervisor::{BackendView, ModelView};
+
+use crate::admin::answer::Status;
+use crate::out;
+
+const HEAD: [&str; 11] =
+    ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "RESTARTS", "AGE", "NOTE"];
+
+/// The whole text.
+pub(crate) fn table(status: &Status) -> String {
+    let instance = &status.instance;
+    let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
+    let mut text = format!(
+        "llama-warden {} (pid {}{memory}) on http://{} since {}\n\n",
+        instance.version, instance.pid, instance.address, instance.started_at
+    );
+    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+    rows.extend(status.fleet.models.iter().flat_map(model_rows));
+    text.push_str(&out::table(&rows));
+    text
+}
+
+/// One row per process; a model without one has a row, too.
+fn model_rows(model: &ModelView) -> Vec<Vec<String>> {
+    let with_process: Vec<&BackendView> =
+        model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
+    if with_process.is_empty() {
+        return vec![row(model, None, true)];
+    }
+    with_process.iter().enumerate().map(|(index, backend)| row(model, Some(backend), index == 0)).collect()
+}
+
+fn row(model: &ModelView, backend: Option<&BackendView>, first: bool) -> Vec<String> {
+    let dash = || "-".to_owned();
+    let of = |value: Option<String>| value.unwrap_or_else(dash);
+    let restarts: u64 = model.recycles.iter().map(|(_, count)| count).sum();
+    let once = |text: String| if first { text } else { String::new() };
+    let state = match backend {
+        Some(backend) if model.backends.len() > 1 => backend.phase.as_str().to_owned(),
+        _ => model.state.as_str().to_owned(),
+    };
+    vec![
+        once(model.name.to_string()),
+        state,
+        of(backend.and_then(|backend| backend.pid).map(|pid| pid.to_string())),
+        of(backend.and_then(|backend| backend.generation).map(|generation| generation.to_string())),
+        of(backend.map(|backend| match backend.slots {
+            Some(slots) => format!("{}/{slots}", backend.in_flight),
+            None => backend.in_flight.to_string(),
+        })),
+        once(format!("{}/{}", model.waiting, model.queue_depth)),
+        of(backend.and_then(|backend| backend.host).map(|host| ByteSize(host.charged()).to_string())),
+        of(backend.map(|backend| backend.work.requests.to_string())),
+        once(if model.crashes == 0 {
+            restarts.to_string()
+        } else {
+            format!("{restarts} (+{} crashes)", model.crashes)
+        }),
+        of(backend.and_then(|backend| backend.ready_for).map(age)),
+        once(note(model)),
+    ]
+}
+
+/// What an operator should know first.
+fn note(model: &ModelView) -> String {
+    if let Some(failure) = &model.last_failure {
+        return failure.message.clone();
+    }
+    let Some(policy) = &model.policy else { return String::new() };
+    if let Some(held) = &policy.held {
+        return held.to_string();
+    }
+    match (policy.decision.action, policy.decision.reason) {
+        (Action::Observe, _) | (_, None) => String::new(),
+        (Action::RecycleWhenQuiet, Some(reason)) => format!("will be replaced when quiet: {reason}"),
+        (_, Some(reason)) => format!("is replaced: {reason}"),
+    }
+}
+
+fn age(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::answer::Instance;
+    use warden_policies::lifecycle::Phase;
+    use warden_policies::sample::HostMemory;
+    use warden_policies::{GenerationId, ModelName, Reason, Work};
+    use warden_supervisor::{Failure, FailureKind, FleetView, ModelState};
+
+    fn model(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView {
+        ModelView {
+            name: ModelName::new(name),
+            aliases: Vec::new(),
+            state,
+            waiting: 1,
+            queue_depth: 9,
+            backends,
+            recycles: vec![(Reason::HostSoft, 2), (Reason::Operator, 1)],
+            crashes: 0,
+            n_ctx: None,
+            policy: None,
+            last_failure: None,
+            replace_note: None,
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_row_per_process_and_one_for_a_model_without() {
+        let backend = |generation: u64, phase: Phase| BackendView {
+            replica: 0,
+            generation: Some(GenerationId(generation)),
+            phase,
+            pid: Some(4000),
+            ready_for: Some(Duration::from_secs(3700)),
+            in_flight: 2,
+            slots: Some(4),
+            host: Some(HostMemory { anon: 3 << 30, swap: 0, rss: 0 }),
+            host_at_ready: None,
+            work: Work { requests: 12, ..Work::default() },
+        };
+        let mut failed = model("b", ModelState::Failed, Vec::new());
+        failed.crashes = 5;
+        failed.last_failure = Some(Failure {
+            kind: FailureKind::BadModel,
+            message: "no such file".into(),
+            lines: Vec::new(),
+            failures: 5,
+        });
+        let two = vec![backend(7, Phase::Draining), backend(8, Phase::Ready)];
+        let status = Status {
+            instance: Instance {
+                pid: 1,
+                version: "0.1.0".into(),
+                address: "127.0.0.1:8080".into(),
+                admin_socket: String::new(),
+                started_at: "2026-01-01T00:00:00Z".into(),
+                ledger: String::new(),
+                memory_anon: Some(5 << 20),
+            },
+            fleet: FleetView { number: 1, models: vec![model("a", ModelState::Loaded, two), failed] },
+        };
+        let text = table(&status);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "llama-warden 0.1.0 (pid 1, 5.0 MiB) on http://127.0.0.1:8080 since 2026-01-01T00:00:00Z"
+        );
+        let words = |line: usize| lines[line].split_whitespace().collect::<Vec<_>>();
+        assert_eq!(words(3), ["a", "draining", "4000", "g7", "2/4", "1/9", "3.0", "GiB", "12", "3", "1h01m"]);
+        assert_eq!(words(4), ["ready", "4000", "g8", "2/4", "3.0", "GiB", "12", "1h01m"]);
+        assert_eq!(
+            words(5),
+            [
+                "b", "failed", "-", "-", "-", "1/9", "-", "-", "3", "(+5", "crashes)", "-", "no", "such",
+                "file"
+            ]
+        );
+    }
+
+    #[test]
+    fn ages_are_short() {
+        let texts = [5, 65, 3700, 90_000].map(|seconds| age(Duration::from_secs(seconds)));
+        assert_eq!(texts, ["5s", "1m05s", "1h01m", "1d01h"]);
+    }
+}

@@ -1,0 +1,45 @@
+//! Our own log, on standard error: text for people or JSON for programs.
+//!
+//! Targets: `access` has one line per request, `event` one per event of the fleet, `child` the output of the children;
+//! everything else is under the name of its crate.
+
+use std::io;
+
+use tracing_subscriber::EnvFilter;
+use warden_policies::defaults::Log;
+
+use crate::exit::Failure;
+
+/// Checks a level or filter.
+pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {
+    let hint = "write a level (`error`, `warn`, `info`, `debug`, `trace`) or a filter like `info,access=off`";
+    EnvFilter::try_new(level).map_err(|problem| format!("`{level}` is not a log level: {problem}; {hint}"))
+}
+
+/// Starts logging. Only the first call in a process counts.
+pub(crate) fn init(log: &Log) -> Result<(), Failure> {
+    let filter = filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let started = if log.format == "json" {
+        builder.json().flatten_event(true).try_init()
+    } else {
+        use io::IsTerminal;
+        builder.with_ansi(io::stderr().is_terminal()).try_init()
+    };
+    // Somebody has started logging before: theirs stays.
+    drop(started);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_or_a_filter_is_taken_and_anything_else_is_named() {
+        assert!(filter("info").is_ok());
+        assert!(filter("info,access=off,warden_gateway=debug").is_ok());
+        let error = filter("info,access=loud").unwrap_err();
+        assert!(error.contains("`info,access=loud`") && error.contains("`debug`"), "{error}");
+    }
+}

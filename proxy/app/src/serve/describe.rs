@@ -1,0 +1,84 @@
+//! Events of the fleet in one line each, for the log and for `llama-warden events`.
+
+use warden_policies::ByteSize;
+use warden_policies::sample::HostMemory;
+use warden_supervisor::{EventKind, LedgerEntry};
+
+/// What happened, without model and generation: the caller has those.
+pub(crate) fn describe(kind: &EventKind) -> String {
+    match kind {
+        EventKind::Starting { pid, replica } => format!("starting: process {pid}, replica {replica}"),
+        EventKind::Ready { start_ms, slots } => match slots {
+            Some(slots) => format!("ready after {start_ms} ms with {slots} slots"),
+            None => format!("ready after {start_ms} ms"),
+        },
+        EventKind::Suspect => "suspect: probes are lost, no new requests".to_owned(),
+        EventKind::Recovered => "recovered: probes are answered again".to_owned(),
+        EventKind::Draining { in_flight } => format!("draining: {in_flight} requests running"),
+        EventKind::Stopped { exit } => format!("stopped: {exit}"),
+        EventKind::Crashed { failure } => format!("crashed: {}", failure.message),
+        EventKind::Backoff { delay_ms, failures } => {
+            format!("the next start waits {delay_ms} ms after {failures} failure(s) in a row")
+        }
+        EventKind::Failed { failure } => {
+            format!(
+                "failed too often and stays down: {}; `llama-warden restart` tries again",
+                failure.message
+            )
+        }
+        EventKind::RecycleWanted { decision, host_bytes } => {
+            let reason = decision.reason.map_or("?", warden_policies::Reason::as_str);
+            let held = host_bytes.map(|bytes| format!(" at {}", ByteSize(bytes))).unwrap_or_default();
+            format!("recycle wanted ({reason}){held}, at the next quiet moment")
+        }
+        EventKind::RecycleHeld { message, .. } => format!("recycle held back: {message}"),
+        EventKind::RecycleBegan { reason, mode, note } => {
+            let note = note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+            format!("recycle began: {reason}, {}{note}", mode.as_str())
+        }
+        EventKind::RecycleDone { entry } => done(entry),
+        EventKind::PolicyOff { message } => format!("recycling by policy is off: {message}"),
+        EventKind::ConfigApplied { report } => {
+            let count = |what: &str, names: &[warden_policies::ModelName]| {
+                (!names.is_empty()).then(|| {
+                    let names: Vec<&str> = names.iter().map(warden_policies::ModelName::as_str).collect();
+                    format!("{what}: {}", names.join(", "))
+                })
+            };
+            let parts: Vec<String> = [
+                count("added", &report.added),
+                count("removed", &report.removed),
+                count("restarted", &report.restarted),
+                count("updated", &report.updated),
+            ]
+            .into_iter()
+            .flatten()
+            .collect();
+            format!(
+                "configuration applied; {}",
+                if parts.is_empty() { "nothing changed".to_owned() } else { parts.join("; ") }
+            )
+        }
+        EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
+    }
+}
+
+fn done(entry: &LedgerEntry) -> String {
+    let memory = |memory: Option<HostMemory>| {
+        memory.map_or_else(|| "?".to_owned(), |memory| ByteSize(memory.charged()).to_string())
+    };
+    if let Some(failed) = &entry.failed {
+        return format!("recycle failed ({}): {failed}", entry.reason);
+    }
+    format!(
+        "recycle done: {}, {}, gap {} ms, {} carried over, {} drained, {} cut, memory {} -> {}",
+        entry.reason,
+        entry.mode.as_str(),
+        entry.gap_ms,
+        entry.carried_over,
+        entry.drained,
+        entry.cut,
+        memory(entry.host_before),
+        memory(entry.host_after)
+    )
+}

@@ -1,0 +1,205 @@
+//! `serve`: everything wired together, from the first check to the last child reaped.
+//!
+//! ```text
+//!   main thread      Nursery::run: forks, and so must live as long as the children
+//!   tokio threads    check -> claim directories -> bind port -> fleet -> admin -> "listening on" -> signals
+//!
+//!   TERM, INT        stop accepting -> requests end, up to the deadline -> children stop -> exit 0
+//!   a second one     exit 1 at once; the children die with the main thread
+//!   HUP              read the configuration again; what is wrong keeps the old one
+//! ```
+
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use warden_supervisor::nursery::{self, NurseryHandle};
+
+use crate::cli::ConfigArgs;
+use crate::config::layers::FlagSetting;
+use crate::config::machine::Machine;
+use crate::config::problem::{Place, Problem};
+use crate::config::resolve::{Resolved, resolve};
+use crate::config::{binary, store};
+use crate::exit::Failure;
+use crate::{logging, out};
+
+mod describe;
+mod observe;
+mod reload;
+mod server;
+
+pub(crate) use describe::describe;
+pub(crate) use server::Server;
+
+/// How to read the configuration, now and at every reload.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// File and `--set`.
+    pub(crate) config: ConfigArgs,
+    /// Other flags.
+    pub(crate) flags: Vec<FlagSetting>,
+    /// Drop-in: the one model answers to every name.
+    pub(crate) any_name: bool,
+}
+
+impl Plan {
+    /// Reads and resolves it all, and tries the binaries.
+    pub(crate) async fn resolve(&self, machine: &Machine) -> Result<Resolved, Failure> {
+        let loaded = self.config.load(machine, self.flags.clone())?;
+        if loaded.models.is_empty() {
+            let place = self
+                .config
+                .config
+                .as_ref()
+                .map_or(Place::Nowhere, |path| Place::File { path: path.clone(), line: 0 });
+            let problem = Problem::new(place, "no model is configured");
+            let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use `llama-warden serve -- -m file.gguf`";
+            return Err(Failure::Config(problem.hint(hint).into()));
+        }
+        let mut resolved = resolve(&loaded, machine, self.any_name)?;
+        let data = resolved.dirs.data.clone();
+        binary::fill(&mut resolved, machine, &|id| store::find(&data, id)).await?;
+        Ok(resolved)
+    }
+}
+
+/// Serves until told to end. Call it on the main thread.
+pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
+    with_nursery(|nursery| serve(plan, nursery))
+}
+
+/// Gives the main thread to the nursery and the work to other threads, until the work is done.
+pub(crate) fn with_nursery<F, W>(work: F) -> Result<(), Failure>
+where
+    F: FnOnce(NurseryHandle) -> W + Send + 'static,
+    W: Future<Output = Result<(), Failure>> + Send + 'static,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
+    let (nursery, handle) = nursery::channel();
+    let stop = StopOnDrop(handle.clone());
+    let work = runtime.spawn(async move {
+        let _stop = stop;
+        work(handle).await
+    });
+    nursery.run();
+    let done = runtime.block_on(work);
+    // Whatever still runs was told to end and did not: it must not hold up the exit.
+    runtime.shutdown_background();
+    done.unwrap_or_else(|_| Err(Failure::failed("llama-warden ended because of the internal error above")))
+}
+
+/// However the work ends, the main thread must go on to the exit.
+struct StopOnDrop(NurseryHandle);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
+    // Before anything is started, so that no signal finds us half-way with the default action.
+    let mut signals = Signals::new()?;
+    let machine = Machine::read();
+    let resolved = tokio::select! {
+        resolved = plan.resolve(&machine) => resolved?,
+        () = signals.end() => return Ok(()),
+    };
+    logging::init(&resolved.log)?;
+    warn(&resolved.warnings);
+    let deadline = resolved.server.shutdown_deadline;
+    let mut server = Server::start(resolved, &machine, nursery).await?;
+    out::line(&format!("listening on http://{}", server.address()))?;
+    out::line(&format!("admin socket {}", server.admin_socket().display()))?;
+    loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::End => break,
+                Asked::Reload => reload(&plan, &machine, &mut server).await,
+            },
+            problem = server.ended() => return Err(problem),
+        }
+    }
+    stop(server, deadline, &mut signals).await
+}
+
+async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Result<(), Failure> {
+    tracing::info!(
+        in_flight = server.in_flight(),
+        ?deadline,
+        "stopping: no new requests; running ones may end"
+    );
+    tokio::select! {
+        () = server.stop(deadline) => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        () = signals.end() => Err(Failure::failed("ended at once by a second signal")),
+    }
+}
+
+async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) {
+    match plan.resolve(machine).await {
+        Ok(resolved) => {
+            warn(&resolved.warnings);
+            if let Err(problem) = server.reload(resolved).await {
+                for line in problem.lines() {
+                    tracing::error!("reload: {line}");
+                }
+            }
+        }
+        Err(problem) => {
+            tracing::error!("the configuration was not reloaded; the old one stays");
+            for line in problem.lines() {
+                tracing::error!("reload: {line}");
+            }
+        }
+    }
+}
+
+fn warn(warnings: &[Problem]) {
+    for warning in warnings {
+        let hint = warning.hint.as_deref().unwrap_or_default();
+        tracing::warn!(target: "config", hint, "{warning}");
+    }
+}
+
+enum Asked {
+    End,
+    Reload,
+}
+
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
+        };
+        Ok(Self {
+            term: listen(SignalKind::terminate())?,
+            int: listen(SignalKind::interrupt())?,
+            hup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+
+    async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.term.recv() => Asked::End,
+            _ = self.int.recv() => Asked::End,
+            _ = self.hup.recv() => Asked::Reload,
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What is written down while we serve: a line and numbers for each request, event and child's line.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use warden_gateway::{Observer, Record};
+use warden_supervisor::{Event, EventKind, Fleet, LogLine};
+
+use super::describe::describe;
+use crate::admin::metrics::Metrics;
+
+/// Takes the gateway's records.
+pub(crate) struct Watcher(pub(crate) Arc<Metrics>);
+
+impl Observer for Watcher {
+    fn request_done(&self, record: &Record) {
+        self.0.request_done(record);
+        let ms = |time: std::time::Duration| time.as_secs_f64() * 1000.0;
+        tracing::info!(
+            target: "access",
+            id = record.request_id,
+            model = record.model.as_ref().map(tracing::field::display),
+            generation = record.generation.map(|generation| generation.0),
+            method = record.method.as_str(),
+            route = record.route,
+            status = record.status,
+            outcome = record.outcome.as_str(),
+            stream = record.stream,
+            queue_ms = ms(record.queued),
+            ttfb_ms = record.first_byte.map(ms),
+            total_ms = ms(record.total),
+            prompt_tokens = record.work.prompt_tokens,
+            output_tokens = record.work.output_tokens,
+            bytes_in = record.bytes_in,
+            bytes_out = record.bytes_out,
+            retries = record.retries,
+            peer = %record.peer,
+        );
+    }
+}
+
+/// Logs and counts events until the end, and follows the output of models as they appear.
+pub(crate) async fn events(fleet: Fleet, metrics: Arc<Metrics>, children: bool, stop: CancellationToken) {
+    let tail = fleet.events();
+    let mut receiver = tail.receiver;
+    let followers = TaskTracker::new();
+    let mut followed = HashSet::new();
+    let mut see = |event: &Event| {
+        metrics.event(event);
+        log_event(event);
+        // A model of a reloaded configuration is followed from its first process on.
+        if children
+            && let (EventKind::Starting { .. }, Some(model)) = (&event.kind, &event.model)
+            && followed.insert(model.clone())
+            && let Some(log) = fleet.logs(model.as_str())
+        {
+            log.lines.iter().for_each(log_child);
+            let stop = stop.clone();
+            followers.spawn(follow(log.receiver, log_child, stop));
+        }
+    };
+    tail.events.iter().for_each(&mut see);
+    loop {
+        let next = tokio::select! {
+            next = receiver.recv() => next,
+            () = stop.cancelled() => break,
+        };
+        match next {
+            Ok(event) => see(&event),
+            Err(RecvError::Lagged(missed)) => {
+                tracing::warn!(target: "event", missed, "events came faster than they could be counted; some are missing in the metrics");
+            }
+            Err(RecvError::Closed) => break,
+        }
+    }
+    followers.close();
+    followers.wait().await;
+}
+
+async fn follow(
+    mut receiver: tokio::sync::broadcast::Receiver<LogLine>,
+    each: fn(&LogLine),
+    stop: CancellationToken,
+) {
+    loop {
+        let next = tokio::select! {
+            next = receiver.recv() => next,
+            () = stop.cancelled() => return,
+        };
+        match next {
+            Ok(line) => each(&line),
+            Err(RecvError::Lagged(missed)) => {
+                tracing::warn!(target: "child", missed, "lines of output are missing here");
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+fn log_child(line: &LogLine) {
+    tracing::info!(target: "child", "[{} {}] {}", line.model, line.generation, line.text);
+}
+
+fn log_event(event: &Event) {
+    let model = event.model.as_ref().map(tracing::field::display);
+    let generation = event.generation.map(|generation| generation.0);
+    let text = describe(&event.kind);
+    let loud = matches!(
+        event.kind,
+        EventKind::Suspect
+            | EventKind::Crashed { .. }
+            | EventKind::Failed { .. }
+            | EventKind::RecycleHeld { .. }
+            | EventKind::PolicyOff { .. }
+            | EventKind::QueueFull { .. }
+    );
+    if loud {
+        tracing::warn!(target: "event", model, generation, "{text}");
+    } else {
+        tracing::info!(target: "event", model, generation, "{text}");
+    }
+    if let EventKind::Crashed { failure } = &event.kind {
+        for line in &failure.lines {
+            tracing::warn!(target: "event", model, generation, "| {line}");
+        }
+    }
+}

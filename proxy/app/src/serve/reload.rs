@@ -1,0 +1,21 @@
+//! What a new configuration changes that only a restart of llama-warden can take over. Pure.
+
+use crate::config::resolve::Resolved;
+
+/// The sections that changed and stay as they were until a restart.
+pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str> {
+    // These types come from the defaults and have no equality of their own; their text says all they hold.
+    let differs = |a: &dyn std::fmt::Debug, b: &dyn std::fmt::Debug| format!("{a:?}") != format!("{b:?}");
+    let mut sections = Vec::new();
+    let mut note = |section, differs| {
+        if differs {
+            sections.push(section);
+        }
+    };
+    note("server", differs(&old.server, &new.server));
+    note("upstream", differs(&old.upstream, &new.upstream));
+    note("log", differs(&old.log, &new.log));
+    note("admin", old.admin_socket != new.admin_socket || old.admin_address != new.admin_address);
+    note("paths", old.dirs != new.dirs);
+    sections
+}

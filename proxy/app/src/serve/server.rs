@@ -1,0 +1,159 @@
+//! One running instance: gateway, fleet and admin, started in the order in which failures are cheapest to tell.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use warden_gateway::{Gateway, GatewayConfig, GatewayError, Gauges};
+use warden_policies::defaults;
+use warden_supervisor::Fleet;
+use warden_supervisor::nursery::NurseryHandle;
+
+use super::observe::{Watcher, events};
+use super::reload::needs_restart;
+use crate::admin::answer::{Admin, Instance};
+use crate::admin::instance::Claim;
+use crate::admin::metrics::Metrics;
+use crate::admin::server::bind;
+use crate::clock;
+use crate::config::machine::Machine;
+use crate::config::resolve::Resolved;
+use crate::exit::Failure;
+
+/// A running instance.
+pub(crate) struct Server {
+    resolved: Resolved,
+    address: SocketAddr,
+    fleet: Fleet,
+    gauges: Arc<Gauges>,
+    /// Ends the gateway: no new connections, running requests go on.
+    accepting: CancellationToken,
+    gateway_done: CancellationToken,
+    /// Ends admin and watchers.
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    claim: Claim,
+}
+
+impl Server {
+    /// Claims the directories, binds the port, starts the fleet, opens the admin routes.
+    pub(crate) async fn start(
+        resolved: Resolved,
+        machine: &Machine,
+        nursery: NurseryHandle,
+    ) -> Result<Self, Failure> {
+        let mut claim = Claim::take(&resolved.dirs, machine.uid)?;
+        let gateway =
+            Gateway::bind(gateway_config(&resolved)).await.map_err(|error| gateway_failure(&error))?;
+        let address = gateway.local_addr();
+        let gauges = gateway.gauges();
+        let listeners = bind(&resolved.admin_socket, resolved.admin_address).await?;
+        let fleet = Fleet::start(resolved.fleet.clone(), nursery).await?;
+        let metrics = Arc::new(Metrics::new());
+        let (stop, accepting, gateway_done) =
+            (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+        let instance = Instance {
+            pid: machine.pid,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            address: address.to_string(),
+            admin_socket: resolved.admin_socket.to_string_lossy().into_owned(),
+            started_at: clock::now_text(),
+            ledger: fleet.ledger_path().to_string_lossy().into_owned(),
+            memory_anon: None,
+        };
+        claim.announce(&resolved.dirs.state, &instance)?;
+        let tasks = TaskTracker::new();
+        tasks.spawn(events(fleet.clone(), metrics.clone(), resolved.log.children, stop.clone()));
+        let admin = Admin {
+            fleet: fleet.clone(),
+            metrics: metrics.clone(),
+            gauges: gauges.clone(),
+            instance: Arc::new(instance),
+            stop: stop.clone(),
+        };
+        tasks.spawn(listeners.serve(admin));
+        let served = gateway.serve(fleet.clone(), Arc::new(Watcher(metrics)), accepting.clone());
+        let done = gateway_done.clone().drop_guard();
+        tasks.spawn(async move {
+            let _done = done;
+            served.await;
+        });
+        Ok(Self { resolved, address, fleet, gauges, accepting, gateway_done, stop, tasks, claim })
+    }
+
+    /// The public address, with the port that was really bound.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The admin socket.
+    pub(crate) fn admin_socket(&self) -> &Path {
+        &self.resolved.admin_socket
+    }
+
+    /// The models.
+    pub(crate) fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// Where replacements are recorded.
+    pub(crate) fn ledger(&self) -> PathBuf {
+        self.fleet.ledger_path().to_owned()
+    }
+
+    /// Requests between their head and the end of their answer.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.gauges.in_flight.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Resolves if the gateway ends without having been told to: there is nothing left to serve with.
+    pub(crate) async fn ended(&self) -> Failure {
+        self.gateway_done.cancelled().await;
+        Failure::failed("the listener ended unexpectedly")
+    }
+
+    /// Takes over a new configuration, as far as that goes without a restart.
+    pub(crate) async fn reload(&mut self, new: Resolved) -> Result<(), Failure> {
+        let kept = needs_restart(&self.resolved, &new);
+        for section in &kept {
+            tracing::warn!(target: "config", "[{section}] has changed: that takes effect at the next start of llama-warden");
+        }
+        let mut fleet = new.fleet.clone();
+        fleet.runtime_dir.clone_from(&self.resolved.fleet.runtime_dir);
+        fleet.state_dir.clone_from(&self.resolved.fleet.state_dir);
+        let report = self.fleet.apply(fleet.clone()).await?;
+        for setting in &report.needs_restart {
+            tracing::warn!(target: "config", "{setting}: that takes effect at the next start of llama-warden");
+        }
+        self.resolved.fleet = fleet;
+        Ok(())
+    }
+
+    /// Stops accepting, lets running requests end up to the deadline, stops the children.
+    pub(crate) async fn stop(self, deadline: Duration) {
+        self.accepting.cancel();
+        // The fleet waits for leases; the gateway's own last bytes to clients get the same time.
+        let fleet = self.fleet.shutdown(deadline);
+        let gateway = tokio::time::timeout(deadline, self.gateway_done.cancelled());
+        let _ = tokio::join!(fleet, gateway);
+        self.stop.cancel();
+        self.tasks.close();
+        // Admin answers and watchers end by the token; a client that does not read must not hold us.
+        let _ = tokio::time::timeout(self.resolved.upstream.connect_timeout, self.tasks.wait()).await;
+        drop(self.claim);
+    }
+}
+
+fn gateway_config(resolved: &Resolved) -> GatewayConfig {
+    let mut all = defaults().clone();
+    all.server = resolved.server.clone();
+    all.upstream = resolved.upstream.clone();
+    GatewayConfig::from(&all)
+}
+
+fn gateway_failure(error: &GatewayError) -> Failure {
+    Failure::failed(error.to_string())
+}
