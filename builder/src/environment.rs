@@ -60,8 +60,8 @@ impl Environment {
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.env("PATH", &self.path);
-        // Messages are parsed: they must not be translated.
-        command.env("LC_ALL", "C.UTF-8");
+        // Messages are parsed: they must not be translated. Not by LC_ALL, which ccache takes for a reason to compile anew.
+        command.env("LANGUAGE", "C");
         for name in SHAPING {
             command.env_remove(name);
         }
