@@ -86,11 +86,11 @@ async fn an_archive_without_llama_cpp_in_it_is_named() -> Outcome {
     std::fs::create_dir(&empty)?;
     let ran = home.run("tar".as_ref(), ["czf", "x.tar.gz", "empty"], SOON).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
-    refused(&home, &["build", "--source", "x.tar.gz"], 1, &["x.tar.gz", "llama.cpp"]).await?;
-    refused(&home, &["build", "--source", "empty"], 1, &["empty", "llama.cpp"]).await?;
+    refused(&home, &["build", "--source", "x.tar.gz"], 2, &["x.tar.gz", "llama.cpp"]).await?;
+    refused(&home, &["build", "--source", "empty"], 2, &["empty", "llama.cpp"]).await?;
     home.file("no.tar.gz", "this is no archive")?;
-    refused(&home, &["build", "--source", "no.tar.gz"], 1, &["no.tar.gz"]).await?;
-    refused(&home, &["build", "--source", "/no/such/thing"], 1, &["/no/such/thing"]).await
+    refused(&home, &["build", "--source", "no.tar.gz"], 2, &["no.tar.gz"]).await?;
+    refused(&home, &["build", "--source", "/no/such/thing"], 2, &["/no/such/thing"]).await
 }
 
 #[tokio::test]

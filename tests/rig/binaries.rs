@@ -7,13 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+pub use crate::real::llama_server;
 use crate::{Context as _, Trouble};
 
 /// Takes the place of the built `llama-warden`.
 pub const WARDEN_VARIABLE: &str = "WARDEN_TEST_LLAMA_WARDEN";
-
-/// Takes the place of a llama-server built from source.
-pub const SERVER_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER";
 
 /// Path of `llama-warden`.
 ///

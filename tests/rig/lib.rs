@@ -3,7 +3,7 @@
 //! | module | gives |
 //! |---|---|
 //! | [`wait`] | [`wait_until`]: a predicate and a deadline instead of a sleep |
-//! | [`binaries`] | paths to `llama-warden`, `fake-llama` and a real llama-server, built when needed |
+//! | [`binaries`] | paths to `llama-warden` and `fake-llama`, built when needed |
 //! | [`process`] | a child in its own process group that cannot outlive the test, and looks into `/proc` |
 //! | [`warden`] | a running `llama-warden serve` with its own home and configuration |
 //! | [`fake`] | a running `fake-llama`, to talk to directly |
@@ -12,6 +12,7 @@
 //! | [`sse`] | events out of bytes, and answers out of events |
 //! | [`load`] | closed loops for benchmarks, and what the times say |
 //! | [`swarm`] | many requests at once, and the comparison with an undisturbed run |
+//! | [`real`] | a real llama-server built from the pinned source, and sample models |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
 //!
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
@@ -23,6 +24,7 @@ pub mod http;
 pub mod ledger;
 pub mod load;
 pub mod process;
+pub mod real;
 pub mod sse;
 pub mod swarm;
 pub mod trouble;

@@ -110,8 +110,16 @@ impl Setup {
     /// # Errors
     /// As [`Self::start`].
     pub async fn start_with(self, args: &[OsString]) -> Result<Warden, Trouble> {
+        self.start_program(&binaries::llama_warden()?, args).await
+    }
+
+    /// Starts another program that behaves like `llama-warden serve`: a link to it.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_program(self, program: &Path, args: &[OsString]) -> Result<Warden, Trouble> {
         let log = self.home.path().join("warden.log");
-        let mut kid = Kid::start(&binaries::llama_warden()?, args, &self.home.env, self.home.path(), log)?;
+        let mut kid = Kid::start(program, args, &self.home.env, self.home.path(), log)?;
         let output = kid.says(LISTENING, SOON).await?;
         let address = wait_for("a whole line with the address", SOON, async || {
             let output = if output.contains('\n') { kid.output() } else { output.clone() };
@@ -186,14 +194,13 @@ impl Warden {
         self.home().path().join("state/llama-warden/ledger.jsonl")
     }
 
-    /// What `llama-warden status --json` says about one model.
+    /// What `GET /status` of the operator's side says about one model.
     ///
     /// # Errors
     /// It fails, or knows no such model.
     pub async fn status(&self, model: &str) -> Result<Value, Trouble> {
-        let ran = self.cli(&["status", "--json"]).await?;
-        let status: Value = serde_json::from_str(&ran.stdout).context(format!("{ran:?}"))?;
-        let models = status["models"].as_array().context("no models in the status")?;
+        let status = self.admin().get("/status").await?.json()?;
+        let models = status["fleet"]["models"].as_array().context("no models in the status")?;
         let found = models.iter().find(|entry| entry["name"] == model);
         found.cloned().context(format!("no model {model} in {status}"))
     }
@@ -268,7 +275,7 @@ impl Warden {
         Ok(())
     }
 
-    /// Runs another `llama-warden` in the same home, with the admin socket given where the command takes one.
+    /// Runs another `llama-warden` in the same home, where it finds this one by itself.
     ///
     /// # Errors
     /// It does not end.

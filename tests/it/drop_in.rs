@@ -1,0 +1,116 @@
+//! Replace `llama-server` by `llama-warden serve --`, or by a link of that name, and nothing else changes.
+
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use serde_json::json;
+use warden_rig::warden::{CHAT, SOON, Setup, chat};
+use warden_rig::{Context as _, Outcome, Trouble, binaries};
+
+/// A home where `llama-server` in PATH is a fake one.
+fn setup() -> Result<Setup, Trouble> {
+    let mut setup = Setup::new()?;
+    let bin = setup.home.path().join("bin");
+    std::fs::create_dir(&bin)?;
+    symlink(binaries::fake_llama()?, bin.join("llama-server"))?;
+    let mut path = bin.into_os_string();
+    path.push(":");
+    path.push(setup.home.env.get("PATH".as_ref() as &std::ffi::OsStr).context("no PATH")?);
+    setup.home.env.insert("PATH".into(), path);
+    // The rig looks for the operator's side there.
+    let admin = setup.home.path().join("admin.sock");
+    setup.home.env.insert("LLAMA_WARDEN_ADMIN__SOCKET".into(), admin.into());
+    Ok(setup)
+}
+
+fn words(text: &[&str]) -> Vec<OsString> {
+    text.iter().map(OsString::from).collect()
+}
+
+#[tokio::test]
+async fn llama_servers_flags_after_the_dashes_serve_one_model() -> Outcome {
+    let args =
+        words(&["serve", "--", "-m", "model.gguf", "-c", "2048", "-np", "2", "--port", "0", "-a", "nick"]);
+    let warden = setup()?.start_with(&args).await?;
+    let backend = warden.until_ready(1).await?[0];
+    let line = backend.command_line();
+    for passed in ["-c", "2048", "-np", "2"] {
+        assert!(line.contains(&passed.to_owned()), "{passed} is not in {line:?}");
+    }
+    assert!(!line.contains(&"--port".to_owned()), "listening is ours: {line:?}");
+    // As llama-server: any name means the model, and none does too.
+    for model in ["nick", "gpt-4o"] {
+        let answer = warden.http.post(CHAT, &chat("x", model, "hi", 3, true)).await?;
+        assert!(answer.answer()?.is_whole(), "{model}: {}", answer.text());
+    }
+    let nameless = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3});
+    assert!(warden.http.post(CHAT, &nameless).await?.answer()?.is_whole());
+    assert!(warden.http.get("/props").await?.status.is_success());
+    assert_eq!(warden.http.get("/v1/models").await?.json()?["data"][0]["id"], "nick");
+    Ok(())
+}
+
+#[tokio::test]
+async fn under_llama_servers_name_it_takes_its_flags_directly() -> Outcome {
+    let setup = setup()?;
+    let link = setup.home.path().join("llama-server");
+    symlink(binaries::llama_warden()?, &link)?;
+    let args = words(&["-m", "model.gguf", "--port", "0", "--host", "127.0.0.1", "-np", "3"]);
+    let warden = setup.start_program(&link, &args).await?;
+    warden.until_ready(1).await?;
+    let answer = warden.http.post("/completion", &json!({"prompt": "hi", "n_predict": 3})).await?;
+    assert!(answer.answer()?.is_whole(), "{}", answer.text());
+    Ok(())
+}
+
+#[tokio::test]
+async fn questions_that_llama_server_answers_itself_are_passed_on() -> Outcome {
+    let setup = setup()?;
+    let link = setup.home.path().join("llama-server");
+    symlink(binaries::llama_warden()?, &link)?;
+    let ran = setup.home.run(&link, ["--version"], SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.all().contains("0.0.0-fake"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_variable_of_the_environment_comes_over_the_file_and_a_flag_over_both() -> Outcome {
+    let mut setup = Setup::new()?.fake("m", &json!({}), "preload = false\nqueue.depth = 11\n")?;
+    setup.home.env.insert("LLAMA_WARDEN_MODELS__M__QUEUE__DEPTH".into(), "12".into());
+    let config = setup.home.file("warden.toml", setup.config())?;
+    let ran = setup
+        .home
+        .warden([OsString::from("config"), "show".into(), "--config".into(), config.into()], SOON)
+        .await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let line = ran.stdout.lines().find(|line| line.contains("depth") && line.contains("12"));
+    let line = line.context(format!("the variable's value is not shown: {}", ran.stdout))?;
+    assert!(line.contains("LLAMA_WARDEN_MODELS__M__QUEUE__DEPTH"), "where it comes from: {line}");
+    let warden = setup.start().await?;
+    assert_eq!(warden.status("m").await?["queue_depth"], 12);
+    Ok(())
+}
+
+#[tokio::test]
+async fn children_get_a_private_socket_a_group_of_their_own_and_an_oom_score() -> Outcome {
+    use std::os::unix::fs::PermissionsExt as _;
+    let warden = Setup::new()?.fake("m", &json!({}), "")?.start().await?;
+    let backend = warden.until_ready(1).await?[0];
+    let socket = backend.socket().context("no socket")?;
+    let folder = socket.parent().context("no folder")?;
+    assert_eq!(std::fs::metadata(folder)?.permissions().mode() & 0o777, 0o700);
+    let stat = procfs::process::Process::new(backend.pid)?.stat()?;
+    assert_eq!(stat.pgrp, backend.pid, "it leads a process group of its own");
+    let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", backend.pid))?;
+    assert_eq!(score.trim(), "500");
+    // Its output is kept, with its name in front.
+    warden_rig::wait_until("its output is in `logs`", Duration::from_secs(10), async || {
+        warden
+            .cli(&["logs", "m"])
+            .await
+            .is_ok_and(|ran| ran.stdout.contains("model loaded") && ran.stdout.contains("[m "))
+    })
+    .await
+}

@@ -1,0 +1,138 @@
+//! A real llama-server, built from the pinned source as a user's would be, and sample models for it. Both are kept in
+//! the target directory's `warden-test-store`, so that they are paid for once.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+use warden_builder::sample_model::{self, Options, Preset};
+use warden_builder::sdist::Pin;
+use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Event, Needs, Reporter, Request, Source};
+
+use crate::process::Kid;
+use crate::{Context as _, Home, Http, Trouble, binaries, wait_until};
+
+/// Takes the place of a llama-server built from source, for quick runs by hand.
+pub const SERVER_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER";
+
+/// With these its output is bit-reproducible: after a restart, with other requests beside it, with a cached prompt.
+pub const REPRODUCIBLE: [&str; 8] = ["-t", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32"];
+
+/// A loaded build machine may need it.
+const READY: Duration = Duration::from_secs(60);
+
+/// Path of a real llama-server. The first call ever takes minutes; it says so.
+///
+/// # Errors
+/// No source, no compiler, or the build fails.
+pub async fn llama_server() -> Result<PathBuf, Trouble> {
+    static PATH: OnceCell<PathBuf> = OnceCell::const_new();
+    if let Some(path) = std::env::var_os(SERVER_VARIABLE) {
+        return Ok(PathBuf::from(path));
+    }
+    PATH.get_or_try_init(build).await.cloned().context("a real llama-server for the tests")
+}
+
+async fn build() -> Result<PathBuf, Trouble> {
+    let store = binaries::store()?;
+    let (reporter, mut events) = Reporter::channel();
+    let builder = Builder {
+        dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
+        env: Environment::from_process(),
+        reporter,
+        cancel: CancellationToken::new(),
+    };
+    let told = tokio::task::JoinSet::from_iter([async move {
+        let mut last = String::new();
+        while let Some(event) = events.recv().await {
+            if matches!(event, Event::Phase(_) | Event::Obtaining { .. } | Event::Waiting(_)) {
+                say(&format!("building llama-server for the tests: {event:?}"));
+            }
+            last = format!("{event:?}");
+        }
+        last
+    }]);
+    let defaults = &warden_policies::defaults().build;
+    let pin = Pin { version: defaults.sdist_version.clone(), sha256: defaults.sdist_sha256.clone() };
+    let archive = builder.sdist(&pin).await?;
+    let request = Request {
+        source: Source::at(&archive)?,
+        backend: Backend::Cpu,
+        // The store may be a cache that several machines share.
+        arch: Arch::Portable,
+        options: Vec::new(),
+        jobs: None,
+        needs: Needs {
+            disk: defaults.min_disk.0,
+            memory: defaults.min_memory.0,
+            memory_per_job: defaults.memory_per_job.0,
+        },
+        verify_timeout: defaults.verify_timeout,
+    };
+    let built = builder.build(&request).await?;
+    drop(builder);
+    drop(told);
+    Ok(built.binary)
+}
+
+/// A sample model of this kind, whole at its path whoever else writes it at the same time.
+///
+/// # Errors
+/// It cannot be written.
+pub fn sample_model(preset: Preset) -> Result<PathBuf, Trouble> {
+    let path = binaries::store()?.join(format!("{}.gguf", preset.name()));
+    sample_model::write(&path, &Options { preset, ..Options::default() }).context(path.display())?;
+    Ok(path)
+}
+
+/// A real llama-server without anything in front of it: the undisturbed run that others are compared with.
+#[derive(Debug)]
+pub struct Undisturbed {
+    /// The process.
+    pub kid: Kid,
+    /// Its Unix socket.
+    pub http: Http,
+    _home: Home,
+}
+
+impl Undisturbed {
+    /// Starts one and waits until it is ready.
+    ///
+    /// # Errors
+    /// It does not get ready.
+    pub async fn start(preset: Preset, flags: &[&str]) -> Result<Self, Trouble> {
+        let home = Home::new()?;
+        let socket = home.path().join("real.sock");
+        let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), sample_model(preset)?.into()];
+        args.extend(["--host".into(), socket.clone().into()]);
+        args.extend(flags.iter().map(std::ffi::OsString::from));
+        let log = home.path().join("log");
+        let kid = Kid::start(&llama_server().await?, &args, &home.env, home.path(), log)?;
+        let http = Http::Unix(socket);
+        wait_until("the undisturbed llama-server is ready", READY, async || {
+            http.get("/health").await.is_ok_and(|answer| answer.status.is_success())
+        })
+        .await?;
+        Ok(Self { kid, http, _home: home })
+    }
+}
+
+/// The lines of a `[models."..."]` table for a real llama-server.
+///
+/// # Errors
+/// There is none, or the sample model cannot be written.
+pub async fn model_lines(preset: Preset, flags: &[&str]) -> Result<String, Trouble> {
+    Ok(format!(
+        "binary = '{}'\nmodel = '{}'\nargs = {}\npreload = true\n",
+        llama_server().await?.display(),
+        sample_model(preset)?.display(),
+        json!(flags)
+    ))
+}
+
+#[expect(clippy::print_stderr, reason = "minutes without a word look like a hang")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}
