@@ -66,7 +66,7 @@ pub enum Error {
         limit: String,
     },
     /// A program that has to be there is not.
-    #[error("{program} was not found")]
+    #[error("not found: {program}")]
     MissingProgram {
         /// Its usual name, or what it is.
         program: String,
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn a_missing_program_names_the_package_that_has_it() {
         let error = Error::MissingProgram { program: "a C++ compiler".into(), package: "g++" };
-        assert_eq!(error.to_string(), "a C++ compiler was not found");
+        assert_eq!(error.to_string(), "not found: a C++ compiler");
         assert_eq!(error.hint().unwrap(), "install it: apt install g++");
         assert_eq!(error.kind(), Kind::Machine);
     }

@@ -20,8 +20,6 @@ use crate::toolchain::venv::Venv;
 
 /// The package's name.
 const PROJECT: &str = "llama-cpp-python";
-/// What its build backend needs to tell the metadata.
-const BACKEND: [&str; 2] = ["scikit-build-core>=0.9.2", "pathspec"];
 
 /// Which archive is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +46,8 @@ pub async fn obtain(
         check(&path, pin, cancel).await?;
         return Ok(path);
     }
-    let venv = Venv::new(cache, "sdist");
-    venv.with(env, "the build backend of llama-cpp-python", &BACKEND, reporter, cancel).await?;
+    let venv = Venv::new(cache);
+    venv.ready(env, reporter, cancel).await?;
     let what = format!("the source of {PROJECT} {}, some 80 MB", pin.version);
     reporter.tell(Event::Obtaining { what, from: "PyPI", into: path.clone() });
 

@@ -133,9 +133,15 @@ pub(crate) async fn drivers(
             Err(broken) => reporter.tell(Event::Note(broken.to_string())),
         }
     }
-    let venv = Venv::new(cache, "cmake-ninja");
-    let what = "cmake and ninja";
-    venv.with(env, what, &["--only-binary", ":all:", "cmake>=3.18", "ninja>=1.10"], reporter, cancel).await?;
+    let venv = Venv::new(cache);
+    venv.ready(env, reporter, cancel).await.map_err(|error| match error {
+        // The shorter way out than a Python that installs them.
+        Error::MissingProgram { program, package: "python3 python3-venv" } => Error::MissingProgram {
+            program: format!("cmake and ninja, and {program} to install them"),
+            package: "cmake ninja-build",
+        },
+        other => other,
+    })?;
     let (cmake, ninja) = (venv.program("cmake"), venv.program("ninja"));
     let (cmake, ninja) = tokio::try_join!(versioned(env, cmake, cancel), versioned(env, ninja, cancel))?;
     Ok(Drivers { cmake, ninja, launcher })

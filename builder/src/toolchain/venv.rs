@@ -31,6 +31,12 @@ const INDEX_SETTINGS: [&str; 12] = [
     "PIP_RETRIES",
     "PIP_KEYRING_PROVIDER",
 ];
+/// What the one environment holds: cmake and ninja, and what llama-cpp-python's source package asks for before it tells
+/// its metadata (that wants cmake 3.21, too). Ready-made packages only: compiling cmake takes ten minutes.
+const PACKAGES: [&str; 6] =
+    ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
+/// The same in words.
+const CONTENT: &str = "cmake, ninja and a Python build backend";
 /// Written last, so that an environment whose making was cut short is made anew.
 const COMPLETE: &str = ".complete";
 
@@ -42,12 +48,9 @@ pub(crate) struct Venv {
 }
 
 impl Venv {
-    /// That of a name under the cache folder. Makes nothing.
-    pub(crate) fn new(cache: &Path, name: &str) -> Self {
-        Self {
-            folder: cache.join("tools").join(name),
-            lock: cache.join("locks").join(format!("tool-{name}.lock")),
-        }
+    /// The one under a cache folder. Makes nothing.
+    pub(crate) fn new(cache: &Path) -> Self {
+        Self { folder: cache.join("tools"), lock: cache.join("locks").join("tools.lock") }
     }
 
     /// One of its programs.
@@ -55,59 +58,55 @@ impl Venv {
         self.folder.join("bin").join(name)
     }
 
-    /// Makes it with these packages (arguments of `pip install`), unless that was done before.
-    pub(crate) async fn with(
+    /// Makes it, unless that was done before.
+    pub(crate) async fn ready(
         &self,
         env: &Environment,
-        what: &str,
-        packages: &[&str],
         reporter: &Reporter,
         cancel: &CancellationToken,
     ) -> Result<()> {
-        let wanted = packages.join(" ");
-        if self.has(&wanted) {
+        if self.is_ready() {
             return Ok(());
         }
         let _lock = Lock::take(&self.lock, cancel, || ()).await?;
-        if self.has(&wanted) {
+        if self.is_ready() {
             return Ok(());
         }
-        let from = "PyPI";
-        reporter.tell(Event::Obtaining { what: what.to_owned(), from, into: self.folder.clone() });
+        let python = env.find("python3").ok_or_else(|| Error::MissingProgram {
+            program: "python3".into(),
+            package: "python3 python3-venv",
+        })?;
+        reporter.tell(Event::Obtaining { what: CONTENT.into(), from: "PyPI", into: self.folder.clone() });
         match fs::remove_dir_all(&self.folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(io_error("removing", &self.folder)(error));
             }
             _ => {}
         }
-        self.create(env, cancel).await?;
+        self.create(&python, env, cancel).await?;
         let mut install = self.pip(env);
-        install.arg("install").args(packages);
-        let doing = format!("installing {what} into {}", self.folder.display());
+        install.arg("install").args(PACKAGES);
+        let doing = format!("installing {CONTENT} into {}", self.folder.display());
         finish(Path::new("pip install"), &doing, output(install, cancel).await)?;
         let mark = self.folder.join(COMPLETE);
-        fs::write(&mark, wanted).map_err(io_error("writing", mark))
+        fs::write(&mark, PACKAGES.join(" ")).map_err(io_error("writing", mark))
     }
 
-    fn has(&self, wanted: &str) -> bool {
+    fn is_ready(&self) -> bool {
         // The interpreter is a link to the system's, which may have been removed since.
-        fs::read_to_string(self.folder.join(COMPLETE)).is_ok_and(|mark| mark == wanted)
+        fs::read_to_string(self.folder.join(COMPLETE)).is_ok_and(|mark| mark == PACKAGES.join(" "))
             && self.program("python3").exists()
     }
 
-    async fn create(&self, env: &Environment, cancel: &CancellationToken) -> Result<()> {
-        let python = env.find("python3").ok_or_else(|| Error::MissingProgram {
-            program: "python3".into(),
-            package: "python3 python3-venv",
-        })?;
+    async fn create(&self, python: &Path, env: &Environment, cancel: &CancellationToken) -> Result<()> {
         if let Some(parent) = self.folder.parent() {
             fs::create_dir_all(parent).map_err(io_error("creating", parent))?;
         }
-        let mut command = env.command(&python);
+        let mut command = env.command(python);
         isolate(&mut command);
         command.args(["-I", "-m", "venv"]).arg(&self.folder);
         let doing = format!("making the virtual environment {}", self.folder.display());
-        finish(&python, &doing, output(command, cancel).await).map(drop).map_err(|error| match error {
+        finish(python, &doing, output(command, cancel).await).map(drop).map_err(|error| match error {
             // Debian splits the module: `venv` is there, what it needs is not.
             Error::Program { why, .. }
                 if why.contains("ensurepip") || why.contains("No module named venv") =>
