@@ -1,1 +1,55 @@
-//! Placeholder: replaced in the next commits.
+//! The data plane: it listens, limits, chooses the model, waits for the right to use a backend, forwards, and says what
+//! went wrong. It owns no backend and decides nothing about one: that is the supervisor's.
+//!
+//! ```text
+//!   client --TCP--> connection --> exchange --> intake (which model?) --> lease --> pool --Unix socket--> llama-server
+//!                                     ^                                               |
+//!                                     +------------- relay (holds the lease) <--------+
+//! ```
+//!
+//! Promises, each with its test:
+//! - Bytes pass unchanged, both ways, as they come; a slow reader stalls its own backend and nobody else's.
+//! - No request is executed twice. It is sent again only with proof that nothing was executed ([`exchange`]).
+//! - A client that leaves gives up everything at once: its place in the queue, its lease, its backend's generation.
+//! - Every error is one of ours with a cure, or the backend's own ([`errors`]).
+//! - Memory is bounded: connections, heads, and one budget for bodies that are held.
+//!
+//! | module | job |
+//! |---|---|
+//! | [`gateway`], [`connection`], [`client_io`] | listening, limits and clocks of client connections |
+//! | [`exchange`] | one request's life |
+//! | [`routes`], [`own`], [`errors`] | what is served by whom; our own answers |
+//! | [`intake`], [`scan`], [`multipart`], [`query`], [`budget`] | which model a request names; held bodies |
+//! | [`backends`], [`pool`], [`request_body`], [`headers`] | the way to a backend |
+//! | [`relay`], [`sse`], [`meter`] | the way back: whole events, counted work |
+//! | [`observe`] | what is told: records and gauges |
+
+mod backends;
+mod budget;
+mod client_io;
+mod clock;
+mod config;
+mod connection;
+mod errors;
+mod exchange;
+mod gateway;
+mod headers;
+mod intake;
+mod meter;
+mod multipart;
+mod observe;
+mod own;
+mod pool;
+mod query;
+mod relay;
+mod request_body;
+mod routes;
+mod scan;
+mod sse;
+
+pub use config::GatewayConfig;
+pub use gateway::{Bound, Gateway, GatewayError};
+pub use observe::{Gauges, Observer, Outcome, Record};
+
+#[cfg(test)]
+mod tests;

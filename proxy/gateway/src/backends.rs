@@ -1,0 +1,93 @@
+//! The seam between the gateway and the supervisor, so that tests can put their own backends behind it. The product's
+//! only implementation is [`Fleet`].
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use warden_policies::dispatch::LeaseKind;
+use warden_policies::{GenerationId, ModelName, Work};
+use warden_supervisor::{Denied, Endpoint, Fleet, FleetView, Lease, ResolveError};
+
+use crate::pool::Pool;
+
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Who knows models and gives leases.
+pub(crate) trait Backends: Send + Sync + 'static {
+    /// The model that a name means.
+    fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
+    /// Waits for the right to send one request.
+    fn lease<'a>(
+        &'a self,
+        model: &'a ModelName,
+        kind: LeaseKind,
+    ) -> BoxFuture<'a, Result<Arc<dyn Right>, Denied>>;
+    /// What to list.
+    fn view(&self) -> Arc<FleetView>;
+}
+
+/// A lease. It ends when the last handle is dropped.
+pub(crate) trait Right: Send + Sync + 'static {
+    fn generation(&self) -> GenerationId;
+    fn endpoint(&self) -> &Endpoint;
+    fn queued_for(&self) -> Duration;
+    fn add_work(&self, work: Work);
+    fn note_progress(&self);
+    /// The connections to this generation, made with `init` at its first use.
+    fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool>;
+    /// Resolves when the generation is told to end in spite of this lease.
+    fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
+}
+
+impl Backends for Fleet {
+    fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
+        Fleet::resolve(self, name)
+    }
+
+    fn lease<'a>(
+        &'a self,
+        model: &'a ModelName,
+        kind: LeaseKind,
+    ) -> BoxFuture<'a, Result<Arc<dyn Right>, Denied>> {
+        Box::pin(async move {
+            let lease = Fleet::lease(self, model, kind).await?;
+            Ok(Arc::new(lease) as Arc<dyn Right>)
+        })
+    }
+
+    fn view(&self) -> Arc<FleetView> {
+        Fleet::view(self)
+    }
+}
+
+impl Right for Lease {
+    fn generation(&self) -> GenerationId {
+        Lease::generation(self)
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        Lease::endpoint(self)
+    }
+
+    fn queued_for(&self) -> Duration {
+        Lease::queued_for(self)
+    }
+
+    fn add_work(&self, work: Work) {
+        Lease::add_work(self, work);
+    }
+
+    fn note_progress(&self) {
+        Lease::note_progress(self);
+    }
+
+    fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
+        self.attachment(init)
+    }
+
+    fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move { Lease::revoked(&self).await })
+    }
+}

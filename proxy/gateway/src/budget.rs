@@ -1,0 +1,123 @@
+//! The bytes of request bodies that all requests together may hold in memory. A request reserves before it holds and
+//! gives back when it lets go, also by being dropped.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use crate::observe::Gauges;
+
+/// What a held piece costs beside its bytes: its handle, and a share of the buffer it is cut from. Without it, a body
+/// in pieces of one byte would cost many times its budget.
+const PER_PIECE: usize = 64;
+
+/// The common budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    gauges: Arc<Gauges>,
+    limit: usize,
+}
+
+impl Budget {
+    pub(crate) fn new(gauges: Arc<Gauges>, limit: usize) -> Self {
+        Self { gauges, limit }
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let used = &self.gauges.held_bytes;
+        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|sum| *sum <= self.limit)
+        })
+        .is_ok()
+    }
+
+    fn give(&self, bytes: usize) {
+        self.gauges.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Pieces of one body, in order, under the budget. Never one contiguous copy.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pieces: VecDeque<Bytes>,
+    bytes: u64,
+    reserved: usize,
+    budget: Budget,
+}
+
+impl Held {
+    pub(crate) fn new(budget: Budget) -> Self {
+        Self { pieces: VecDeque::new(), bytes: 0, reserved: 0, budget }
+    }
+
+    /// Bytes held.
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Keeps a piece; the piece comes back if the budget is used up.
+    pub(crate) fn push(&mut self, piece: Bytes) -> Result<(), Bytes> {
+        let cost = piece.len() + PER_PIECE;
+        if !self.budget.take(cost) {
+            return Err(piece);
+        }
+        self.reserved += cost;
+        self.push_unreserved(piece);
+        Ok(())
+    }
+
+    /// Keeps a piece that is at hand anyway and will be the last, whatever the budget says.
+    pub(crate) fn push_unreserved(&mut self, piece: Bytes) {
+        self.bytes += piece.len() as u64;
+        self.pieces.push_back(piece);
+    }
+
+    /// Lets the first piece go.
+    pub(crate) fn pop(&mut self) -> Option<Bytes> {
+        let piece = self.pieces.pop_front()?;
+        self.bytes -= piece.len() as u64;
+        let back = (piece.len() + PER_PIECE).min(self.reserved);
+        self.reserved -= back;
+        self.budget.give(back);
+        Some(piece)
+    }
+
+    /// The same pieces again, sharing their bytes and therefore outside the budget: whoever asks keeps `self` as long.
+    pub(crate) fn again(&self) -> VecDeque<Bytes> {
+        self.pieces.clone()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.give(self.reserved);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_common_and_comes_back() {
+        let gauges = Arc::new(Gauges::default());
+        let budget = Budget::new(gauges.clone(), 300);
+        let mut one = Held::new(budget.clone());
+        let mut two = Held::new(budget.clone());
+        assert!(one.push(Bytes::from_static(&[0; 100])).is_ok());
+        assert!(two.push(Bytes::from_static(&[0; 50])).is_ok());
+        assert_eq!(two.push(Bytes::from_static(&[0; 50])).unwrap_err().len(), 50);
+        two.push_unreserved(Bytes::from_static(&[0; 50]));
+        assert_eq!((one.len(), two.len()), (100, 100));
+        assert_eq!(one.pop().unwrap().len(), 100);
+        assert!(one.pop().is_none());
+        assert_eq!(gauges.held_bytes.load(Ordering::Relaxed), 50 + PER_PIECE);
+        while two.pop().is_some() {}
+        drop(one);
+        assert_eq!(gauges.held_bytes.load(Ordering::Relaxed), 0);
+        drop(two);
+        assert_eq!(gauges.held_bytes.load(Ordering::Relaxed), 0);
+    }
+}

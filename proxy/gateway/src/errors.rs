@@ -1,0 +1,266 @@
+//! Every error that a client can get from us, and how it is spelled: the only place that maps errors to HTTP.
+//!
+//! The shape is llama-server's, `{"error":{"code":503,"message":"...","type":"unavailable_error"}}`, with `param` where one
+//! is at fault, `details` where there is more to see, and `source` so that nobody mistakes us for the model. On
+//! Anthropic's routes it is Anthropic's. `x-warden-executed` says whether a client may safely send again.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use serde_json::{Value, json};
+use warden_policies::ModelName;
+use warden_supervisor::{Denied, Failure, ResolveError};
+
+use crate::headers::EXECUTED;
+use crate::observe::Outcome;
+use crate::request_body::BodyFault;
+
+/// Told to clients where nobody knows better: long enough for a queue to move, short enough not to be noticed.
+const RETRY_SOON: Duration = Duration::from_secs(1);
+
+/// Who speaks.
+const SOURCE: &str = "llama-warden";
+
+/// Why a request gets no answer from a backend.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("the request needs exactly one Host header")]
+    Host,
+    #[error("the method {0} is not served")]
+    Method(http::Method),
+    #[error("the request body is larger than {limit} bytes, the limit `server.body_bytes`")]
+    BodyTooLarge { limit: u64 },
+    #[error("the request body did not arrive in time: nothing came for longer than `server.body_timeout`")]
+    BodyTooSlow,
+    #[error("the request body broke off")]
+    BodyBroken,
+    #[error(
+        "too many large requests are being received at the moment (`server.buffered_bytes`); send again soon"
+    )]
+    Busy,
+    #[error(
+        "no `model` was found in the first {limit} bytes of the body (`server.model_scan_bytes`): put `model` first, or name the model in the query as `?model=NAME`"
+    )]
+    ModelTooFar { limit: usize },
+    #[error("the body is not a JSON object, so no model could be read from it; name one in the query as `?model=NAME` ({})", models(.known))]
+    NotJson { known: Vec<String> },
+    #[error("`model` must be a string ({})", models(.known))]
+    ModelNotText { known: Vec<String> },
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    #[error("model `{model}`: {denied}")]
+    Denied { model: ModelName, denied: Denied },
+    #[error("model `{model}`: its process could not be reached in {attempts} attempts; nothing was executed")]
+    Unreachable { model: ModelName, attempts: u32 },
+    #[error("model `{model}`: its process ended before it answered; the request may have been executed")]
+    Died { model: ModelName },
+    #[error(
+        "model `{model}`: its process was stopped before it answered; the request may have been executed"
+    )]
+    Revoked { model: ModelName },
+    #[error("model `{model}`: no answer within {} s (`upstream.exchange_timeout`)", .after.as_secs())]
+    TimedOut { model: ModelName, after: Duration },
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+fn models(known: &[String]) -> String {
+    format!("the models are `{}`", known.join("`, `"))
+}
+
+impl Refusal {
+    /// For a body that failed; `limit` is the number of bytes allowed.
+    pub(crate) fn of_body(fault: BodyFault, limit: u64) -> Self {
+        match fault {
+            BodyFault::TooLarge => Self::BodyTooLarge { limit },
+            BodyFault::TooSlow => Self::BodyTooSlow,
+            BodyFault::Broken => Self::BodyBroken,
+        }
+    }
+}
+
+/// An error, ready to be sent.
+pub(crate) struct ErrorAnswer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: Vec<(http::HeaderName, HeaderValue)>,
+    pub(crate) body: Bytes,
+}
+
+impl Refusal {
+    /// Status and type, as llama-server pairs them.
+    fn class(&self) -> (StatusCode, &'static str) {
+        const INVALID: &str = "invalid_request_error";
+        const UNAVAILABLE: &str = "unavailable_error";
+        match self {
+            Self::Host | Self::BodyBroken | Self::ModelTooFar { .. } => (StatusCode::BAD_REQUEST, INVALID),
+            Self::NotJson { .. } | Self::ModelNotText { .. } => (StatusCode::BAD_REQUEST, INVALID),
+            Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
+            Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
+            Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
+            Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
+            Self::Resolve(ResolveError::Unknown { .. }) | Self::Denied { denied: Denied::Removed, .. } => {
+                (StatusCode::NOT_FOUND, "not_found_error")
+            }
+            Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
+                (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE)
+            }
+            Self::Died { .. } | Self::Revoked { .. } => (StatusCode::BAD_GATEWAY, "server_error"),
+            Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
+        }
+    }
+
+    /// Which parameter is at fault.
+    fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::ModelTooFar { .. }
+            | Self::NotJson { .. }
+            | Self::ModelNotText { .. }
+            | Self::Resolve(_) => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// Whether a backend may have executed the request.
+    fn may_have_executed(&self) -> bool {
+        matches!(self, Self::Died { .. } | Self::Revoked { .. } | Self::TimedOut { .. })
+    }
+
+    /// When to send again, for errors that pass by themselves.
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(RETRY_SOON)),
+            Self::Denied { denied: Denied::Removed, .. } => None,
+            Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
+                Some(RETRY_SOON)
+            }
+            _ => None,
+        }
+    }
+
+    /// More to see than fits a sentence.
+    fn details(&self) -> Option<Value> {
+        match self {
+            Self::Denied { denied: Denied::StartFailed(failure, _) | Denied::Failed(failure), .. } => {
+                let Failure { kind, lines, failures, .. } = failure;
+                Some(json!({ "kind": kind, "failures": failures, "lines": lines }))
+            }
+            _ => None,
+        }
+    }
+
+    /// How the request ended, for the record.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Host => Outcome::Rejected("host"),
+            Self::Method(_) => Outcome::Rejected("method"),
+            Self::BodyTooLarge { .. } => Outcome::Rejected("body_too_large"),
+            Self::BodyTooSlow => Outcome::Rejected("body_too_slow"),
+            Self::BodyBroken => Outcome::ClientGone,
+            Self::Busy => Outcome::Rejected("buffers_full"),
+            Self::ModelTooFar { .. } | Self::NotJson { .. } | Self::ModelNotText { .. } => {
+                Outcome::Rejected("no_model")
+            }
+            Self::Resolve(ResolveError::Missing { .. }) => Outcome::Rejected("no_model"),
+            Self::Resolve(ResolveError::Unknown { .. }) => Outcome::Rejected("unknown_model"),
+            Self::Denied { denied, .. } => Outcome::Denied(match denied {
+                Denied::QueueFull { .. } => "queue_full",
+                Denied::Deadline { .. } => "queue_deadline",
+                Denied::StartFailed(..) => "start_failed",
+                Denied::Failed(_) => "failed",
+                Denied::ShuttingDown => "shutting_down",
+                Denied::Removed => "removed",
+            }),
+            Self::Unreachable { .. } => Outcome::Denied("unreachable"),
+            Self::Died { .. } => Outcome::UpstreamDied,
+            Self::Revoked { .. } => Outcome::Revoked,
+            Self::TimedOut { .. } => Outcome::TimedOut,
+            Self::ShuttingDown => Outcome::Denied("shutting_down"),
+        }
+    }
+
+    /// The answer.
+    pub(crate) fn answer(&self, anthropic: bool) -> ErrorAnswer {
+        let (status, kind) = self.class();
+        let message = self.to_string();
+        let body = if anthropic {
+            anthropic_error(anthropic_kind(status), &message)
+        } else {
+            openai_error(status.as_u16(), kind, &message, self.param(), self.details())
+        };
+        let executed = if self.may_have_executed() { "maybe" } else { "no" };
+        let mut headers = vec![
+            (CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8")),
+            (EXECUTED, HeaderValue::from_static(executed)),
+        ];
+        if let Some(after) = self.retry_after() {
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            headers.push((RETRY_AFTER, HeaderValue::from(seconds.max(1))));
+        }
+        ErrorAnswer { status, headers, body: Bytes::from(body.to_string()) }
+    }
+}
+
+/// The event that ends a stream which cannot go on. No `[DONE]` follows, so that nobody takes the answer for complete.
+pub(crate) fn stream_error(message: &str, anthropic: bool) -> String {
+    if anthropic {
+        format!("event: error\ndata: {}\n\n", anthropic_error("api_error", message))
+    } else {
+        format!("data: {}\n\n", openai_error(502, "server_error", message, None, None))
+    }
+}
+
+/// An answer to a head that hyper does not let through to us, with a body that says what to do. `None` for a status
+/// that needs no words of ours.
+pub(crate) fn unreadable_head(status: u16, header_bytes: usize, header_count: usize) -> Option<String> {
+    let message = match status {
+        400 => "the request head is not valid HTTP/1.1".to_owned(),
+        408 => "the request head did not arrive in time (`server.header_timeout`)".to_owned(),
+        414 => "the request target is too long; send parameters in the body".to_owned(),
+        431 => format!(
+            "the request head is larger than {header_bytes} bytes (`server.header_bytes`) or has more than {header_count} fields (`server.header_count`); send fewer or smaller headers"
+        ),
+        503 => "too many connections (`server.connections`, `server.connections_per_peer`); send again soon"
+            .to_owned(),
+        _ => return None,
+    };
+    let kind = if status == 503 { "unavailable_error" } else { "invalid_request_error" };
+    let reason = StatusCode::from_u16(status).ok()?.canonical_reason()?;
+    let retry = if status == 503 { "retry-after: 1\r\n" } else { "" };
+    let body = openai_error(status, kind, &message, None, None).to_string();
+    Some(format!(
+        "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json; charset=utf-8\r\nx-warden-executed: no\r\n{retry}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    ))
+}
+
+fn openai_error(code: u16, kind: &str, message: &str, param: Option<&str>, details: Option<Value>) -> Value {
+    let mut error = json!({ "code": code, "message": message, "type": kind, "source": SOURCE });
+    if let Some(param) = param {
+        error["param"] = json!(param);
+    }
+    if let Some(details) = details {
+        error["details"] = details;
+    }
+    json!({ "error": error })
+}
+
+fn anthropic_error(kind: &str, message: &str) -> Value {
+    json!({ "type": "error", "error": { "type": kind, "message": message, "source": SOURCE } })
+}
+
+/// Anthropic's own names for what a status means.
+fn anthropic_kind(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        404 => "not_found_error",
+        413 => "request_too_large",
+        503 => "overloaded_error",
+        400..=499 => "invalid_request_error",
+        _ => "api_error",
+    }
+}
+
+#[cfg(test)]
+#[path = "errors_tests.rs"]
+mod tests;

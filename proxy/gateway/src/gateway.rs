@@ -1,0 +1,271 @@
+//! Listening and serving: the entry point.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use warden_supervisor::Fleet;
+
+use crate::backends::Backends;
+use crate::budget::Budget;
+use crate::client_io::{ClientIo, ConnState, HeadLimits};
+use crate::clock;
+use crate::config::GatewayConfig;
+use crate::connection;
+use crate::observe::{Gauges, Observer};
+use crate::pool::{Pool, PoolLimits};
+
+/// Why the gateway cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// The host name means nothing.
+    #[error(
+        "cannot listen on {host}:{port}: the host name does not resolve ({source}); use an address of this machine, like 127.0.0.1, or 0.0.0.0 for all of them"
+    )]
+    Resolve {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// Why.
+        source: io::Error,
+    },
+    /// Somebody else listens there.
+    #[error(
+        "cannot listen on {address}: another program already does; stop it (`ss -ltnp sport = :{}` shows it) or choose another port with --port", address.port()
+    )]
+    InUse {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The address is not this machine's.
+    #[error(
+        "cannot listen on {address}: it is not an address of this machine; choose another with --host (`ip addr` lists them)"
+    )]
+    NotOurs {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The port needs rights.
+    #[error(
+        "cannot listen on {address}: not permitted; ports below 1024 need CAP_NET_BIND_SERVICE, choose a higher one with --port"
+    )]
+    NotPermitted {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Anything else.
+    #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The data plane.
+#[derive(Debug)]
+pub struct Gateway;
+
+impl Gateway {
+    /// Opens the listening socket. Clients can connect from now on, and are served when [`Bound::serve`] runs.
+    pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
+        let (host, port) = (config.host.trim().trim_start_matches('[').trim_end_matches(']'), config.port);
+        let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
+        let addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(unresolved)?.collect();
+        let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
+        for address in addresses {
+            match TcpListener::bind(address).await {
+                Ok(listener) => return Ok(Bound::new(config, listener, address)),
+                Err(source) => failure = not_bound(address, source),
+            }
+        }
+        Err(failure)
+    }
+}
+
+fn not_bound(address: SocketAddr, source: io::Error) -> GatewayError {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => GatewayError::InUse { address },
+        io::ErrorKind::AddrNotAvailable => GatewayError::NotOurs { address },
+        io::ErrorKind::PermissionDenied => GatewayError::NotPermitted { address },
+        _ => GatewayError::Listen { address, source },
+    }
+}
+
+/// A gateway that listens.
+#[derive(Debug)]
+pub struct Bound {
+    config: GatewayConfig,
+    listener: TcpListener,
+    address: SocketAddr,
+    gauges: Arc<Gauges>,
+}
+
+/// What all requests share.
+pub(crate) struct Shared {
+    pub(crate) config: GatewayConfig,
+    pub(crate) backends: Arc<dyn Backends>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) gauges: Arc<Gauges>,
+    pub(crate) budget: Budget,
+    pub(crate) stop: CancellationToken,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+    upstream: TaskTracker,
+    peers: Mutex<HashMap<IpAddr, usize>>,
+}
+
+impl Shared {
+    /// The connections to one generation.
+    pub(crate) fn new_pool(&self) -> Pool {
+        let limits = PoolLimits {
+            connect: self.config.connect_timeout,
+            idle: self.config.idle_timeout,
+            kept: self.config.idle_connections,
+            head: self.config.header_bytes,
+        };
+        Pool::new(limits, self.upstream.clone())
+    }
+}
+
+impl Bound {
+    fn new(config: GatewayConfig, listener: TcpListener, asked: SocketAddr) -> Self {
+        let address = listener.local_addr().unwrap_or(asked);
+        Self { config, listener, address, gauges: Arc::default() }
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What is going on now.
+    pub fn gauges(&self) -> Arc<Gauges> {
+        self.gauges.clone()
+    }
+
+    /// Serves until `stop` is cancelled. Then it accepts nobody any more, closes idle connections, lets running requests
+    /// finish, and returns when the last one has. The caller bounds that wait by dropping the future, which cuts what
+    /// still runs.
+    pub async fn serve(self, fleet: Fleet, observer: Arc<dyn Observer>, stop: CancellationToken) {
+        self.serve_backends(Arc::new(fleet), observer, stop).await;
+    }
+
+    pub(crate) async fn serve_backends(
+        self,
+        backends: Arc<dyn Backends>,
+        observer: Arc<dyn Observer>,
+        stop: CancellationToken,
+    ) {
+        let shared = Arc::new(Shared {
+            budget: Budget::new(self.gauges.clone(), self.config.buffered_bytes),
+            backends,
+            observer,
+            gauges: self.gauges,
+            stop: stop.clone(),
+            started: clock::unix_seconds(),
+            upstream: TaskTracker::new(),
+            peers: Mutex::default(),
+            config: self.config,
+        });
+        let connections = TaskTracker::new();
+        // Dropped with this future: then everything that still runs is cut.
+        let cut = CancellationToken::new();
+        let _cut_on_drop = cut.clone().drop_guard();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, peer)) => accept(&shared, &connections, &cut, stream, peer.ip().to_canonical()),
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections at the moment");
+                    tokio::time::sleep(shared.config.accept_pause).await;
+                }
+            }
+        }
+        drop(self.listener);
+        connections.close();
+        connections.wait().await;
+    }
+}
+
+/// The client was gone before it was accepted; others are not affected.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+fn accept(
+    shared: &Arc<Shared>,
+    connections: &TaskTracker,
+    cut: &CancellationToken,
+    stream: TcpStream,
+    peer: IpAddr,
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    }
+    let config = &shared.config;
+    let state = ConnState::new();
+    let limits = HeadLimits { bytes: config.header_bytes, count: config.header_count };
+    let io = ClientIo::new(stream, state.clone(), limits);
+    let admitted = Admitted::try_new(shared, peer);
+    let (shared, cut) = (shared.clone(), cut.clone());
+    connections.spawn(async move {
+        let serving = async {
+            match admitted {
+                Some(_admitted) => connection::serve(shared, state, peer, io).await,
+                None => io.refuse(503, shared.config.linger).await,
+            }
+        };
+        tokio::select! {
+            () = serving => {}
+            () = cut.cancelled() => {}
+        }
+    });
+}
+
+/// A connection counted in all and for its peer.
+struct Admitted {
+    shared: Arc<Shared>,
+    peer: IpAddr,
+}
+
+impl Admitted {
+    fn try_new(shared: &Arc<Shared>, peer: IpAddr) -> Option<Self> {
+        let config = &shared.config;
+        let mut peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = &shared.gauges.connections;
+        let of_peer = peers.get(&peer).copied().unwrap_or(0);
+        if open.load(Ordering::Relaxed) >= config.connections || of_peer >= config.connections_per_peer {
+            return None;
+        }
+        open.fetch_add(1, Ordering::Relaxed);
+        peers.insert(peer, of_peer + 1);
+        Some(Self { shared: shared.clone(), peer })
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.shared.gauges.connections.fetch_sub(1, Ordering::Relaxed);
+        let mut peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = peers.get_mut(&self.peer) {
+            *open -= 1;
+            if *open == 0 {
+                peers.remove(&self.peer);
+            }
+        }
+    }
+}

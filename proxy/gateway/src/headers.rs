@@ -1,0 +1,164 @@
+//! What of a message head goes on to the other side, and what ends with the connection it came on.
+//!
+//! Framing (`Content-Length`, `Transfer-Encoding`) is never copied: hyper writes it anew from the parsed message, so that
+//! no two parties can read one message differently.
+
+use http::header::{
+    self, CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
+
+/// `Keep-Alive`, not in the `http` crate.
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+/// `Proxy-Connection`, a relic that some clients still send.
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+/// Makes llama-server go on generating after its client has left, which would defeat cancellation.
+const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
+/// Names one request through client, gateway, log and backend.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// `no`: nothing was executed, the client may send again. `maybe`: that is not known.
+pub(crate) const EXECUTED: HeaderName = HeaderName::from_static("x-warden-executed");
+
+/// Removes what belongs to one connection only (RFC 9110 section 7.6.1): every field named in `Connection`, and those
+/// that are of a connection by definition. For both directions.
+pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        let named: Vec<HeaderName> = headers
+            .get_all(CONNECTION)
+            .iter()
+            .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+            .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+            .collect();
+        for name in named {
+            headers.remove(name);
+        }
+    }
+    for name in [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE] {
+        headers.remove(name);
+    }
+}
+
+/// Makes a client's head ready for the backend.
+pub(crate) fn to_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
+    strip_hop_by_hop(headers);
+    for name in [CONTENT_LENGTH, EXPECT, CONVERSATION_ID] {
+        headers.remove(name);
+    }
+    // The backend listens for us alone; the name under which clients know us means nothing to it.
+    headers.insert(header::HOST, HeaderValue::from_static("localhost"));
+    headers.insert(REQUEST_ID, request_id.clone());
+}
+
+/// Makes a backend's head ready for the client. The length of an answer without a body (to `HEAD`, or 304) is a fact
+/// about the resource and stays.
+pub(crate) fn to_client(headers: &mut HeaderMap, request_id: &HeaderValue, has_body: bool) {
+    strip_hop_by_hop(headers);
+    if has_body {
+        headers.remove(CONTENT_LENGTH);
+    }
+    headers.insert(REQUEST_ID, request_id.clone());
+}
+
+/// The client's own request id if it is fit to be logged and sent on: 1 to 128 visible ASCII characters.
+pub(crate) fn given_request_id(headers: &HeaderMap) -> Option<HeaderValue> {
+    let value = headers.get(REQUEST_ID)?;
+    let bytes = value.as_bytes();
+    ((1..=128).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)).then(|| value.clone())
+}
+
+/// A fresh request id: 32 hexadecimal digits.
+pub(crate) fn fresh_request_id() -> HeaderValue {
+    HeaderValue::from_str(&format!("{:032x}", rand::random::<u128>()))
+        .unwrap_or_else(|_| HeaderValue::from_static("unknown"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn map(fields: &[(&str, &str)]) -> HeaderMap {
+        fields
+            .iter()
+            .map(|(name, value)| {
+                (HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_belongs_to_the_connection_ends_with_it() {
+        let mut headers = map(&[
+            ("connection", "keep-alive, X-Secret"),
+            ("Connection", "x-other ,, te"),
+            ("x-secret", "1"),
+            ("x-other", "2"),
+            ("keep-alive", "timeout=5"),
+            ("proxy-connection", "keep-alive"),
+            ("te", "trailers"),
+            ("trailer", "x-sum"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("accept", "*/*"),
+            ("x-kept", "3"),
+        ]);
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(headers, map(&[("accept", "*/*"), ("x-kept", "3")]));
+    }
+
+    #[test]
+    fn the_backend_gets_our_host_and_id_and_no_framing() {
+        let id = HeaderValue::from_static("r1");
+        let mut headers = map(&[
+            ("host", "evil.example"),
+            ("host", "second.example"),
+            ("content-length", "5"),
+            ("expect", "100-continue"),
+            ("x-conversation-id", "c"),
+            ("x-request-id", "theirs"),
+            ("authorization", "Bearer k"),
+        ]);
+        to_backend(&mut headers, &id);
+        let expected = map(&[("authorization", "Bearer k"), ("host", "localhost"), ("x-request-id", "r1")]);
+        assert_eq!(headers, expected);
+    }
+
+    #[test]
+    fn the_length_stays_only_where_there_is_no_body() {
+        let id = HeaderValue::from_static("r1");
+        let mut headers = map(&[("content-length", "5"), ("connection", "close")]);
+        to_client(&mut headers, &id, false);
+        assert_eq!(headers, map(&[("content-length", "5"), ("x-request-id", "r1")]));
+        to_client(&mut headers, &id, true);
+        assert_eq!(headers, map(&[("x-request-id", "r1")]));
+    }
+
+    #[test]
+    fn only_a_sane_request_id_is_taken_over() {
+        for (given, taken) in
+            [("abc-123", true), ("", false), ("a b", false), ("\u{fc}", false), (&"x".repeat(129), false)]
+        {
+            assert_eq!(given_request_id(&map(&[("x-request-id", given)])).is_some(), taken, "{given:?}");
+        }
+        assert_ne!(fresh_request_id(), fresh_request_id());
+        assert_eq!(fresh_request_id().len(), 32);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_named_in_connection_survives(
+            names in proptest::collection::vec("[a-z][a-z0-9-]{0,8}", 1..6), junk in "[ -~]{0,40}",
+        ) {
+            let mut headers = HeaderMap::new();
+            for name in &names {
+                headers.insert(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_static("v"));
+            }
+            let list = format!("{},{junk}", names.join(" , "));
+            headers.insert(CONNECTION, HeaderValue::from_str(&list).unwrap());
+            strip_hop_by_hop(&mut headers);
+            for name in &names {
+                prop_assert!(!headers.contains_key(name.as_str()), "{} in {}", name, list);
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Takes in as much of a request body as is needed before a backend is asked for: small bodies whole, because
+//! llama-server begins only when it has everything, and a body held whole can be sent again; large ones until their
+//! model is known.
+//!
+//! ```text
+//!   head -> [ model from the query, or any name will do, and the body is large? ] --yes--> streamed from the start
+//!                  | no
+//!                  v
+//!           pieces are held and scanned -- whole, or model known and large --> the rest is streamed
+//!                  | limit, silence, no budget
+//!                  v
+//!               refused
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use http_body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::timeout;
+
+use crate::budget::{Budget, Held};
+use crate::config::GatewayConfig;
+use crate::errors::Refusal;
+use crate::multipart::Multipart;
+use crate::request_body::{BodyFault, Limits, RequestBody, Sent};
+use crate::scan::{Model, Scanner};
+
+/// A body being taken in.
+pub(crate) struct Intake {
+    held: Held,
+    rest: Option<Incoming>,
+    finder: Finder,
+    limits: Limits,
+    pub(crate) sent: Arc<Sent>,
+}
+
+enum Finder {
+    Json(Scanner),
+    Form(Multipart),
+}
+
+/// What the body says about its model.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// This name.
+    Model(String),
+    /// None, and the body is in order or there is none.
+    Nothing,
+    /// None, because this is no JSON object.
+    NotJson,
+    /// There is one that is not a text.
+    NotText,
+}
+
+impl Intake {
+    /// Begins with a request's body; `Err` if it declares more bytes than allowed. Reads nothing yet, so that a client
+    /// which waits for `100 Continue` is not told to go on before the limits were checked.
+    pub(crate) fn begin(
+        headers: &HeaderMap,
+        body: Incoming,
+        budget: Budget,
+        config: &GatewayConfig,
+    ) -> Result<Self, Refusal> {
+        if body.size_hint().lower() > config.body_bytes {
+            return Err(Refusal::BodyTooLarge { limit: config.body_bytes });
+        }
+        let form = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(Multipart::of);
+        Ok(Self {
+            held: Held::new(budget),
+            rest: (!body.is_end_stream()).then_some(body),
+            finder: form.map_or_else(|| Finder::Json(Scanner::new()), Finder::Form),
+            limits: Limits { bytes: config.body_bytes, silence: config.body_timeout },
+            sent: Arc::default(),
+        })
+    }
+
+    /// Takes in what is needed. With `search`, all of the body until the model is known.
+    pub(crate) async fn take(&mut self, search: bool, config: &GatewayConfig) -> Result<(), Refusal> {
+        let small = u64::try_from(config.replay_bytes).unwrap_or(u64::MAX);
+        let declared = self.rest.as_ref().and_then(|rest| rest.size_hint().exact());
+        let may_be_small = declared.is_none_or(|declared| declared <= small);
+        loop {
+            let searching = search && !self.settled();
+            if self.rest.is_none() || !(searching || (may_be_small && self.held.len() < small)) {
+                return Ok(());
+            }
+            if searching && self.held.len() >= config.model_scan_bytes as u64 {
+                return Err(Refusal::ModelTooFar { limit: config.model_scan_bytes });
+            }
+            let Ok(piece) = timeout(self.limits.silence, self.next()).await else {
+                return Err(Refusal::BodyTooSlow);
+            };
+            let Some(piece) = piece.map_err(|fault| Refusal::of_body(fault, self.limits.bytes))? else {
+                return Ok(());
+            };
+            if let Err(piece) = self.held.push(piece) {
+                if searching && !self.settled() {
+                    return Err(Refusal::Busy);
+                }
+                self.held.push_unreserved(piece);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes in one piece more while waiting for a backend, so that a client's leaving is noticed behind its unread
+    /// bytes. Resolves only if the body fails; it rests when there is nothing more to take or the budget is used up.
+    pub(crate) async fn ahead(&mut self) -> Refusal {
+        while self.rest.is_some() {
+            match self.next().await {
+                Err(fault) => return Refusal::of_body(fault, self.limits.bytes),
+                Ok(None) => break,
+                Ok(Some(piece)) => {
+                    if let Err(piece) = self.held.push(piece) {
+                        self.held.push_unreserved(piece);
+                        break;
+                    }
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// The next piece; `None` at the end. Dropping the future loses nothing.
+    async fn next(&mut self) -> Result<Option<Bytes>, BodyFault> {
+        while let Some(rest) = &mut self.rest {
+            let Some(frame) = rest.frame().await else {
+                self.rest = None;
+                break;
+            };
+            let Ok(piece) = frame.map_err(|_| BodyFault::Broken)?.into_data() else { continue };
+            if rest.is_end_stream() {
+                self.rest = None;
+            }
+            let total = self.sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
+            if total > self.limits.bytes {
+                return Err(BodyFault::TooLarge);
+            }
+            match &mut self.finder {
+                Finder::Json(scanner) => scanner.feed(&piece),
+                Finder::Form(form) => form.feed(&piece),
+            }
+            return Ok(Some(piece));
+        }
+        Ok(None)
+    }
+
+    fn settled(&self) -> bool {
+        match &self.finder {
+            Finder::Json(scanner) => scanner.settled(),
+            Finder::Form(form) => form.settled(),
+        }
+    }
+
+    /// What the part taken in says about the model.
+    pub(crate) fn named(&self) -> Named {
+        match &self.finder {
+            Finder::Form(form) => form.model().map_or(Named::Nothing, |name| Named::Model(name.to_owned())),
+            Finder::Json(scanner) => match scanner.model() {
+                Model::Named(name) => Named::Model(name.clone()),
+                Model::NotText => Named::NotText,
+                Model::Absent
+                    if scanner.is_complete_object() || self.sent.bytes.load(Ordering::Relaxed) == 0 =>
+                {
+                    Named::Nothing
+                }
+                Model::Absent => Named::NotJson,
+            },
+        }
+    }
+
+    /// Whether the client has sent everything.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    /// Whether the body, all of it, asks for a stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.is_whole() && matches!(&self.finder, Finder::Json(scanner) if scanner.is_stream())
+    }
+
+    /// Bytes taken in.
+    pub(crate) fn len(&self) -> u64 {
+        self.held.len()
+    }
+
+    /// A body to send while this one is kept, to be sent again if need be.
+    pub(crate) fn copy(&mut self) -> RequestBody {
+        self.count_images();
+        self.sent = Arc::new(Sent::again(&self.sent));
+        RequestBody::again(self.held.again(), self.sent.clone())
+    }
+
+    /// The body to send, once.
+    pub(crate) fn into_body(self) -> RequestBody {
+        self.count_images();
+        if self.held.len() == 0 && self.rest.is_none() {
+            return RequestBody::nothing(self.sent);
+        }
+        let scanner = match self.finder {
+            Finder::Json(scanner) => Some(scanner),
+            Finder::Form(_) => None,
+        };
+        RequestBody::live(self.held, self.rest, scanner, self.limits, self.sent)
+    }
+
+    fn count_images(&self) {
+        if let Finder::Json(scanner) = &self.finder {
+            self.sent.images.store(scanner.images(), Ordering::Relaxed);
+        }
+    }
+}

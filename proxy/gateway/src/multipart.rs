@@ -1,0 +1,199 @@
+//! Finds the field `model` of a `multipart/form-data` body as it passes, in pieces of any size. It never changes the
+//! body and gives up on what it does not understand: then the body names no model.
+//!
+//! ```text
+//!   Preamble --delimiter--> Head --blank line--> Value (of `model`) --delimiter--> found
+//!                            ^  \--blank line--> Skip (any other field)
+//!                            +--- delimiter ------+
+//! ```
+
+use memchr::memmem;
+
+/// Longest head of a part; real ones have two short lines.
+const HEAD: usize = 8192;
+/// Longest model name.
+const NAME: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Preamble,
+    Head,
+    Value,
+    Skip,
+    Done,
+}
+
+/// The scanner of one body.
+#[derive(Debug)]
+pub(crate) struct Multipart {
+    /// `\r\n--boundary`.
+    delimiter: Vec<u8>,
+    at: At,
+    carry: Vec<u8>,
+    model: Option<String>,
+}
+
+impl Multipart {
+    /// A scanner, if the content type is `multipart/form-data` with a boundary.
+    pub(crate) fn of(content_type: &str) -> Option<Self> {
+        let (kind, parameters) = content_type.split_once(';')?;
+        if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
+            return None;
+        }
+        let boundary = parameters.split(';').find_map(|parameter| {
+            let (name, value) = parameter.split_once('=')?;
+            name.trim().eq_ignore_ascii_case("boundary").then(|| value.trim().trim_matches('"'))
+        })?;
+        if boundary.is_empty() || boundary.len() > 200 {
+            return None;
+        }
+        let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
+        // The first delimiter stands at the start of the body, without a line end before it.
+        Some(Self { delimiter, at: At::Preamble, carry: b"\r\n".to_vec(), model: None })
+    }
+
+    /// The model, if its field was seen to its end.
+    pub(crate) fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
+    /// Whether nothing that follows can name the model.
+    pub(crate) fn settled(&self) -> bool {
+        self.at == At::Done
+    }
+
+    /// Reads the next piece.
+    pub(crate) fn feed(&mut self, piece: &[u8]) {
+        if self.at == At::Done {
+            return;
+        }
+        self.carry.extend_from_slice(piece);
+        let mut from = 0;
+        while let Some(next) = self.step(from) {
+            from = next;
+        }
+        self.carry.drain(..from);
+        if self.at == At::Done {
+            self.carry = Vec::new();
+        }
+    }
+
+    /// One transition over `carry[from..]`; the new start, or `None` if more bytes are needed.
+    fn step(&mut self, from: usize) -> Option<usize> {
+        let rest = &self.carry[from..];
+        match self.at {
+            At::Done => None,
+            At::Preamble | At::Skip => {
+                if let Some(end) = memmem::find(rest, &self.delimiter) {
+                    self.at = At::Head;
+                    return Some(from + end + self.delimiter.len());
+                }
+                // Keeps what may be the first half of a delimiter.
+                let keep = rest.len().min(self.delimiter.len() - 1);
+                let next = from + rest.len() - keep;
+                (next > from).then_some(next)
+            }
+            At::Head => {
+                if rest.starts_with(b"--") {
+                    self.at = At::Done;
+                    return None;
+                }
+                let Some(end) = memmem::find(rest, b"\r\n\r\n") else {
+                    if rest.len() > HEAD {
+                        self.at = At::Done;
+                    }
+                    return None;
+                };
+                self.at = if names_model(&rest[..end]) { At::Value } else { At::Skip };
+                // The delimiter of an empty field begins with the last line end of the head.
+                Some(from + end + 2)
+            }
+            At::Value => {
+                // `rest` begins with the line end that closed the head.
+                if let Some(end) = memmem::find(rest, &self.delimiter) {
+                    self.model =
+                        rest.get(2..end).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned);
+                    self.at = At::Done;
+                } else if rest.len() > NAME + self.delimiter.len() {
+                    self.at = At::Done;
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Whether a part's head has `Content-Disposition: form-data; name="model"`.
+fn names_model(head: &[u8]) -> bool {
+    let Ok(head) = std::str::from_utf8(head) else { return false };
+    head.split("\r\n").filter_map(|line| line.split_once(':')).any(|(name, value)| {
+        name.trim().eq_ignore_ascii_case("content-disposition")
+            && value.split(';').skip(1).any(|parameter| {
+                parameter.split_once('=').is_some_and(|(name, value)| {
+                    name.trim().eq_ignore_ascii_case("name") && matches!(value.trim(), "\"model\"" | "model")
+                })
+            })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model_of(body: &str) -> Option<String> {
+        let scan = |cut: usize| {
+            let mut scanner = Multipart::of("multipart/form-data; boundary=XX").unwrap();
+            scanner.feed(&body.as_bytes()[..cut]);
+            scanner.feed(&body.as_bytes()[cut..]);
+            scanner.model().map(str::to_owned)
+        };
+        let whole = scan(0);
+        for cut in 1..=body.len() {
+            assert_eq!(scan(cut), whole, "cut at {cut}");
+        }
+        let mut bytewise = Multipart::of("multipart/form-data; boundary=XX").unwrap();
+        body.bytes().for_each(|byte| bytewise.feed(&[byte]));
+        assert_eq!(bytewise.model(), whole.as_deref());
+        whole
+    }
+
+    #[test]
+    fn the_model_field_is_found_in_any_position() {
+        let file = "--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"model\"\r\nContent-Type: audio/wav\r\n\r\nRIFF\r\n--X\r\n\r\nname=\"model\"\r\n";
+        let model = "--XX\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\norg/whisper\r\n";
+        let end = "--XX--\r\n";
+        assert_eq!(model_of(&[model, file, end].concat()).as_deref(), Some("org/whisper"));
+        assert_eq!(model_of(&[file, model, end].concat()).as_deref(), Some("org/whisper"));
+        assert_eq!(model_of(&["preamble\r\n", model, end].concat()).as_deref(), Some("org/whisper"));
+        assert_eq!(model_of(&[file, end, model].concat()), None, "behind the end");
+        assert_eq!(model_of(&[file, file].concat()), None);
+        assert_eq!(
+            model_of("--XX\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n\r\n--XX--"),
+            Some(String::new())
+        );
+        assert_eq!(model_of("no multipart at all"), None);
+    }
+
+    #[test]
+    fn only_form_data_with_a_boundary_is_scanned() {
+        assert!(Multipart::of("multipart/form-data; charset=x; boundary=\"a b\"").is_some());
+        for other in [
+            "multipart/form-data",
+            "multipart/mixed; boundary=x",
+            "application/json",
+            "multipart/form-data; boundary=",
+        ] {
+            assert!(Multipart::of(other).is_none(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_large_file_is_not_held() {
+        let mut scanner = Multipart::of("multipart/form-data; boundary=XX").unwrap();
+        scanner.feed(b"--XX\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\n");
+        for _ in 0..100 {
+            scanner.feed(&[b'x'; 10_000]);
+            assert!(scanner.carry.len() < 20);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What the gateway tells about its work: one record for each request, and gauges. Never a prompt, a body or a key.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::Method;
+use tokio::time::Instant;
+use warden_policies::{GenerationId, ModelName, Work};
+
+/// Told about every request when it has ended, however it ended. Called in the request's task: it must not block.
+pub trait Observer: Send + Sync + 'static {
+    /// A request has ended.
+    fn request_done(&self, record: &Record);
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The client's `X-Request-Id`, or ours.
+    pub request_id: String,
+    /// The client's address.
+    pub peer: IpAddr,
+    /// The method.
+    pub method: Method,
+    /// Label of the route, one of a bounded set: `chat`, `embeddings`, `health`, `other` ...
+    pub route: &'static str,
+    /// The model, once it is known.
+    pub model: Option<ModelName>,
+    /// The generation that answered, or the last one tried.
+    pub generation: Option<GenerationId>,
+    /// The status sent to the client; 0 if the client left before there was one.
+    pub status: u16,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Whether the answer was an event stream.
+    pub stream: bool,
+    /// Time spent in queues, all attempts together.
+    pub queued: Duration,
+    /// From the end of the request head to the first byte of the answer's body, if there was one.
+    pub first_byte: Option<Duration>,
+    /// From the end of the request head to the end.
+    pub total: Duration,
+    /// Bytes of the request body taken.
+    pub bytes_in: u64,
+    /// Bytes of the answer's body passed on.
+    pub bytes_out: u64,
+    /// Work that the answer told of.
+    pub work: Work,
+    /// Attempts after the first.
+    pub retries: u32,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The backend's answer was passed on whole, whatever its status; or we answered ourselves, as asked.
+    Ok,
+    /// The client left first.
+    ClientGone,
+    /// The backend's connection ended before its answer did.
+    UpstreamDied,
+    /// The backend's event stream was silent for too long.
+    UpstreamStalled,
+    /// The exchange took longer than allowed.
+    TimedOut,
+    /// The generation was stopped while it answered.
+    Revoked,
+    /// No backend took it; the label says why.
+    Denied(&'static str),
+    /// The request was refused; the label says why.
+    Rejected(&'static str),
+}
+
+impl Outcome {
+    /// A label for logs and metrics, one of a bounded set.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::ClientGone => "client_gone",
+            Self::UpstreamDied => "upstream_died",
+            Self::UpstreamStalled => "upstream_stalled",
+            Self::TimedOut => "timed_out",
+            Self::Revoked => "revoked",
+            Self::Denied(why) | Self::Rejected(why) => why,
+        }
+    }
+}
+
+/// What is going on now.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    /// Client connections open.
+    pub connections: AtomicUsize,
+    /// Requests between their head and the end of their answer.
+    pub in_flight: AtomicUsize,
+    /// Bytes of request bodies held in memory.
+    pub held_bytes: AtomicUsize,
+}
+
+/// A request on its way. Whoever drops it without [`Flight::finish`] was dropped by the client's leaving.
+pub(crate) struct Flight {
+    pub(crate) record: Record,
+    started: Instant,
+    observer: Arc<dyn Observer>,
+    gauges: Arc<Gauges>,
+    told: bool,
+}
+
+impl Flight {
+    pub(crate) fn begin(
+        observer: Arc<dyn Observer>,
+        gauges: Arc<Gauges>,
+        request_id: String,
+        peer: IpAddr,
+        method: Method,
+        route: &'static str,
+    ) -> Self {
+        gauges.in_flight.fetch_add(1, Ordering::Relaxed);
+        let record = Record {
+            request_id,
+            peer,
+            method,
+            route,
+            model: None,
+            generation: None,
+            status: 0,
+            outcome: Outcome::ClientGone,
+            stream: false,
+            queued: Duration::ZERO,
+            first_byte: None,
+            total: Duration::ZERO,
+            bytes_in: 0,
+            bytes_out: 0,
+            work: Work::default(),
+            retries: 0,
+        };
+        Self { record, started: Instant::now(), observer, gauges, told: false }
+    }
+
+    /// Counts bytes of the answer passed on.
+    pub(crate) fn passed(&mut self, bytes: usize) {
+        self.record.bytes_out += bytes as u64;
+        if self.record.first_byte.is_none() {
+            self.record.first_byte = Some(self.started.elapsed());
+        }
+    }
+
+    /// Tells the observer, once.
+    pub(crate) fn finish(&mut self, outcome: Outcome) {
+        if !std::mem::replace(&mut self.told, true) {
+            self.record.outcome = outcome;
+            self.record.total = self.started.elapsed();
+            self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
+            self.observer.request_done(&self.record);
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.finish(Outcome::ClientGone);
+    }
+}

@@ -1,0 +1,324 @@
+//! The body of an answer on its way to the client. The lease, the backend's connection and the record live in it and end
+//! with it, however it ends.
+//!
+//! ```text
+//!   Passing --end--> done: work counted, connection kept if it may be, lease given back
+//!      | backend died, stalled, was stopped, took too long
+//!      |---- event stream --> error event, then a proper end (without [DONE])
+//!      |---- anything else -> the client's connection breaks off, so that the cut is seen
+//!      | dropped (client left)
+//!      +---> connection closed at once, lease given back
+//! ```
+//!
+//! It asks for the next piece only when the client has taken the last one, so a slow reader stalls its own backend.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep_until};
+use warden_policies::Work;
+
+use crate::backends::{BoxFuture, Right};
+use crate::client_io::Busy;
+use crate::errors::stream_error;
+use crate::meter::Meter;
+use crate::observe::{Flight, Outcome};
+use crate::pool::{Link, Pool};
+use crate::request_body::Sent;
+use crate::sse::Events;
+
+/// The body of any answer.
+pub(crate) struct AnswerBody {
+    kind: Kind,
+    _busy: Option<Busy>,
+}
+
+enum Kind {
+    /// Our own words.
+    Fixed { bytes: Option<Bytes>, flight: Option<Box<Flight>>, outcome: Outcome },
+    /// A backend's.
+    Relay(Box<Relay>),
+}
+
+impl AnswerBody {
+    /// Our own words.
+    pub(crate) fn fixed(bytes: Bytes, flight: Flight, outcome: Outcome, busy: Busy) -> Self {
+        let bytes = (!bytes.is_empty()).then_some(bytes);
+        Self { kind: Kind::Fixed { bytes, flight: Some(Box::new(flight)), outcome }, _busy: Some(busy) }
+    }
+
+    /// A backend's answer.
+    pub(crate) fn relay(relay: Relay, busy: Busy) -> Self {
+        Self { kind: Kind::Relay(Box::new(relay)), _busy: Some(busy) }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match &mut self.kind {
+            Kind::Fixed { bytes, flight, .. } => {
+                let bytes = bytes.take();
+                if let (Some(bytes), Some(flight)) = (&bytes, flight) {
+                    flight.passed(bytes.len());
+                }
+                Poll::Ready(bytes.map(|bytes| Ok(Frame::data(bytes))))
+            }
+            Kind::Relay(relay) => relay.poll(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Fixed { bytes, .. } => bytes.is_none(),
+            Kind::Relay(relay) => relay.ended && relay.last_words.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Fixed { bytes, .. } => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Kind::Relay(relay) if relay.ended => SizeHint::new(),
+            Kind::Relay(relay) => relay.incoming.size_hint(),
+        }
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        if let Kind::Fixed { flight: Some(flight), outcome, .. } = &mut self.kind {
+            // A client that leaves before our own few bytes is of no interest.
+            flight.finish(*outcome);
+        }
+    }
+}
+
+/// Numbers and manner of a relay.
+pub(crate) struct RelayTerms {
+    /// Count the work that the answer tells of.
+    pub(crate) tail_bytes: Option<usize>,
+    /// For an event stream: bytes held of an incomplete event, and the longest silence.
+    pub(crate) events: Option<(usize, Duration)>,
+    /// When the exchange must be over.
+    pub(crate) deadline: Instant,
+    /// Spell errors as Anthropic does.
+    pub(crate) anthropic: bool,
+    /// The connection may carry another request afterwards.
+    pub(crate) reusable: bool,
+}
+
+/// A backend's answer.
+pub(crate) struct Relay {
+    incoming: Incoming,
+    flight: Flight,
+    right: Option<Arc<dyn Right>>,
+    revoked: BoxFuture<'static, ()>,
+    link: Option<Link>,
+    pool: Arc<Pool>,
+    sent: Arc<Sent>,
+    meter: Option<Meter>,
+    events: Option<Events>,
+    silence: Option<Duration>,
+    /// Since when the next piece is awaited; `None` while the client is at work on the last one. So a client that does
+    /// not read is never taken for the backend's silence.
+    waiting: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+    deadline: Instant,
+    anthropic: bool,
+    reusable: bool,
+    ended: bool,
+    last_words: Option<Bytes>,
+}
+
+impl Relay {
+    pub(crate) fn new(
+        incoming: Incoming,
+        flight: Flight,
+        right: Arc<dyn Right>,
+        link: Link,
+        pool: Arc<Pool>,
+        sent: Arc<Sent>,
+        terms: &RelayTerms,
+    ) -> Self {
+        let mut relay = Self {
+            incoming,
+            flight,
+            revoked: right.clone().revoked(),
+            right: Some(right),
+            link: Some(link),
+            pool,
+            sent,
+            meter: terms.tail_bytes.map(Meter::new),
+            events: terms.events.map(|(limit, _)| Events::new(limit)),
+            silence: terms.events.map(|(_, silence)| silence),
+            waiting: None,
+            timer: None,
+            deadline: terms.deadline,
+            anthropic: terms.anthropic,
+            reusable: terms.reusable,
+            ended: false,
+            last_words: None,
+        };
+        if relay.incoming.is_end_stream() {
+            relay.end(Outcome::Ok);
+        }
+        relay
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        loop {
+            if let Some(words) = self.last_words.take() {
+                return Poll::Ready(Some(Ok(Frame::data(words))));
+            }
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            let piece = match Pin::new(&mut self.incoming).poll_frame(context) {
+                // Trailers are dropped: no client of llama-server expects any.
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(piece) => self.piece(piece),
+                    Err(_) => continue,
+                },
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::debug!(%error, "a backend's answer broke off");
+                    if let Err(error) =
+                        self.cut(Outcome::UpstreamDied, "its process ended in the middle of the answer")
+                    {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                    continue;
+                }
+                Poll::Ready(None) => {
+                    self.last_words =
+                        self.events.as_mut().map(Events::finish).filter(|rest| !rest.is_empty());
+                    self.end(Outcome::Ok);
+                    continue;
+                }
+                Poll::Pending => match self.overdue(context) {
+                    None => return Poll::Pending,
+                    Some((outcome, why)) => {
+                        if let Err(error) = self.cut(outcome, why) {
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                        continue;
+                    }
+                },
+            };
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+        }
+    }
+
+    /// A piece came: what of it may pass now.
+    fn piece(&mut self, piece: Bytes) -> Bytes {
+        if let Some(right) = &self.right {
+            right.note_progress();
+        }
+        self.waiting = None;
+        if let Some(meter) = &mut self.meter {
+            meter.feed(&piece);
+        }
+        let piece = match &mut self.events {
+            Some(events) => events.pass(piece),
+            None => piece,
+        };
+        if !piece.is_empty() {
+            self.flight.passed(piece.len());
+        }
+        // A body of known length ends with its last byte: the client's side may never ask for more.
+        if self.events.is_none() && self.incoming.is_end_stream() {
+            self.end(Outcome::Ok);
+        }
+        piece
+    }
+
+    /// Nothing came: whether that has lasted too long, or has no end to wait for.
+    fn overdue(&mut self, context: &mut Context<'_>) -> Option<(Outcome, &'static str)> {
+        if self.revoked.as_mut().poll(context).is_ready() {
+            return Some((Outcome::Revoked, "its process was stopped in the middle of the answer"));
+        }
+        let due = match self.silence {
+            Some(silence) => (*self.waiting.get_or_insert_with(Instant::now) + silence).min(self.deadline),
+            None => self.deadline,
+        };
+        // The timer is set anew only when it has fired too early, not for every piece.
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        while timer.as_mut().poll(context).is_ready() {
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Some((Outcome::TimedOut, "the answer took longer than `upstream.exchange_timeout`"));
+            }
+            if now >= due {
+                return Some((
+                    Outcome::UpstreamStalled,
+                    "nothing came for longer than `upstream.stream_idle`",
+                ));
+            }
+            timer.as_mut().reset(due);
+        }
+        None
+    }
+
+    /// The answer cannot go on. An event stream gets an error event; everything else breaks off.
+    fn cut(&mut self, outcome: Outcome, why: &str) -> io::Result<()> {
+        self.reusable = false;
+        if let Some(events) = &mut self.events {
+            let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
+            let message = format!("model `{model}`: {why}");
+            let words = format!("{}{}", events.cut(), stream_error(&message, self.anthropic));
+            self.flight.passed(words.len());
+            self.last_words = Some(Bytes::from(words));
+        }
+        let in_band = self.last_words.is_some();
+        self.end(outcome);
+        if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
+    }
+
+    /// Counts, gives everything back, tells. The first call counts.
+    fn end(&mut self, outcome: Outcome) {
+        self.ended = true;
+        let Some(right) = self.right.take() else { return };
+        // The connection first: once the lease is back, its generation may be stopped.
+        if let Some(link) = self.link.take()
+            && outcome == Outcome::Ok
+            && self.reusable
+            && self.sent.is_whole()
+        {
+            self.pool.put(link);
+        }
+        self.revoked = Box::pin(std::future::pending());
+        let record = &mut self.flight.record;
+        if let Some(meter) = &self.meter
+            && (200..300).contains(&record.status)
+        {
+            let cut_after = (outcome != Outcome::Ok).then(|| self.events.as_ref().map_or(0, Events::seen));
+            let images = u64::from(self.sent.images.load(std::sync::atomic::Ordering::Relaxed));
+            record.work = Work { images, ..meter.work(cut_after) };
+            right.add_work(record.work);
+        }
+        record.bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
+        drop(right);
+        self.flight.finish(outcome);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.reusable = false;
+        self.end(Outcome::ClientGone);
+    }
+}

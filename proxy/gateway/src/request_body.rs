@@ -1,0 +1,216 @@
+//! The body of a request on its way to the backend: the pieces that were held, then the rest as it arrives. It counts,
+//! keeps the limits, and notes why it failed, because the connection that carries it can only say *that* it failed.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
+
+use crate::budget::Held;
+use crate::scan::Scanner;
+
+/// Why a body ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BodyFault {
+    #[error("the request body is larger than allowed")]
+    TooLarge = 1,
+    #[error("the request body did not arrive in time")]
+    TooSlow = 2,
+    #[error("the request body broke off")]
+    Broken = 3,
+}
+
+/// What became of the body, readable while a connection owns it.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    whole: AtomicBool,
+    fault: AtomicU8,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) images: AtomicU32,
+}
+
+impl Sent {
+    /// For the same body sent once more.
+    pub(crate) fn again(before: &Self) -> Self {
+        Self {
+            bytes: AtomicU64::new(before.bytes.load(Ordering::Relaxed)),
+            images: AtomicU32::new(before.images.load(Ordering::Relaxed)),
+            ..Self::default()
+        }
+    }
+
+    /// Whether the connection took the body to its end.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.whole.load(Ordering::Acquire)
+    }
+
+    /// Why it ended early, if it did.
+    pub(crate) fn fault(&self) -> Option<BodyFault> {
+        match self.fault.load(Ordering::Acquire) {
+            1 => Some(BodyFault::TooLarge),
+            2 => Some(BodyFault::TooSlow),
+            3 => Some(BodyFault::Broken),
+            _ => None,
+        }
+    }
+}
+
+/// Limits of what is still to come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of the whole body.
+    pub(crate) bytes: u64,
+    /// Longest silence.
+    pub(crate) silence: Duration,
+}
+
+/// The body.
+pub(crate) struct RequestBody {
+    from: From,
+    sent: Arc<Sent>,
+}
+
+enum From {
+    Nothing,
+    Again(VecDeque<Bytes>),
+    Live(Box<Live>),
+}
+
+struct Live {
+    held: Held,
+    rest: Option<Incoming>,
+    scanner: Option<Scanner>,
+    limits: Limits,
+    silence: Option<Pin<Box<Sleep>>>,
+}
+
+impl RequestBody {
+    /// No body.
+    pub(crate) fn nothing(sent: Arc<Sent>) -> Self {
+        sent.whole.store(true, Ordering::Release);
+        Self { from: From::Nothing, sent }
+    }
+
+    /// A body of which every piece is held elsewhere.
+    pub(crate) fn again(pieces: VecDeque<Bytes>, sent: Arc<Sent>) -> Self {
+        Self { from: From::Again(pieces), sent }
+    }
+
+    /// Held pieces, then the rest. `scanner` goes on counting images.
+    pub(crate) fn live(
+        held: Held,
+        rest: Option<Incoming>,
+        scanner: Option<Scanner>,
+        limits: Limits,
+        sent: Arc<Sent>,
+    ) -> Self {
+        Self { from: From::Live(Box::new(Live { held, rest, scanner, limits, silence: None })), sent }
+    }
+
+    fn ended(&self) -> bool {
+        match &self.from {
+            From::Nothing => true,
+            From::Again(pieces) => pieces.is_empty(),
+            From::Live(live) => live.held.len() == 0 && live.rest.as_ref().is_none_or(Body::is_end_stream),
+        }
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyFault;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
+        let this = &mut *self;
+        let item = match &mut this.from {
+            From::Nothing => None,
+            From::Again(pieces) => pieces.pop_front().map(Ok),
+            From::Live(live) => match live.held.pop() {
+                Some(piece) => Some(Ok(piece)),
+                None => ready!(live.poll_rest(context, &this.sent)),
+            },
+        };
+        match item {
+            Some(Ok(piece)) => {
+                if this.ended() {
+                    this.sent.whole.store(true, Ordering::Release);
+                }
+                Poll::Ready(Some(Ok(Frame::data(piece))))
+            }
+            Some(Err(fault)) => {
+                this.sent.fault.store(fault as u8, Ordering::Release);
+                this.from = From::Nothing;
+                Poll::Ready(Some(Err(fault)))
+            }
+            None => {
+                this.sent.whole.store(this.sent.fault().is_none(), Ordering::Release);
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.from {
+            From::Nothing => SizeHint::with_exact(0),
+            From::Again(pieces) => SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum()),
+            From::Live(live) => match live.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact()) {
+                Some(rest) => SizeHint::with_exact(live.held.len() + rest),
+                None => SizeHint::new(),
+            },
+        }
+    }
+}
+
+impl Live {
+    fn poll_rest(
+        &mut self,
+        context: &mut Context<'_>,
+        sent: &Sent,
+    ) -> Poll<Option<Result<Bytes, BodyFault>>> {
+        let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
+        loop {
+            let frame = match Pin::new(&mut *rest).poll_frame(context) {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => {
+                    let limit = self.limits.silence;
+                    let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(limit)));
+                    ready!(silence.as_mut().poll(context));
+                    return Poll::Ready(Some(Err(BodyFault::TooSlow)));
+                }
+            };
+            self.silence = None;
+            let piece = match frame {
+                None => return Poll::Ready(None),
+                Some(Err(_)) => return Poll::Ready(Some(Err(BodyFault::Broken))),
+                // Trailers of a request mean nothing to llama-server.
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(piece) => piece,
+                    Err(_) => continue,
+                },
+            };
+            let total = sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
+            if total > self.limits.bytes {
+                return Poll::Ready(Some(Err(BodyFault::TooLarge)));
+            }
+            if let Some(scanner) = &mut self.scanner {
+                scanner.feed(&piece);
+                sent.images.store(scanner.images(), Ordering::Relaxed);
+            }
+            return Poll::Ready(Some(Ok(piece)));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Reads a JSON body as it passes, in pieces of any size: which model it names, whether it asks for a stream, and how
+//! many images it holds. It never changes, copies or delays the body, and never judges its syntax: the backend does.
+//!
+//! What it finds agrees with a full parser on every valid body:
+//! - `model` and `stream` count only as keys of the outermost object, in any spelling (`"mod\u0065l"`).
+//! - The first `model` wins. Only we read it (a backend serves one model, whatever the body says), so a second one
+//!   cannot be understood differently by somebody else.
+//! - `stream` counts as true only if it occurs once and is the literal `true`, because "this is a stream" is part of
+//!   the proof that a request may be sent again.
+//! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, which is how OpenAI
+//!   chat, OpenAI responses and Anthropic messages spell one.
+
+use memchr::memchr2;
+
+/// Longest raw spelling that is compared: `input_image` with every letter escaped takes 66 bytes.
+const SPELLING: usize = 72;
+/// Longest raw model name that is read; no file system or registry has longer ones.
+const NAME: usize = 4096;
+
+/// What the body says about its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Model {
+    /// Not seen yet; at the end of the body: not there.
+    Absent,
+    /// This name.
+    Named(String),
+    /// There is a `model`, but it is not a string.
+    NotText,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lex {
+    /// Between tokens.
+    Between,
+    /// In a string.
+    Text { escaped: bool },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Key,
+    Colon,
+    Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Model,
+    Stream,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TypeKey {
+    No,
+    Seen,
+    Colon,
+}
+
+/// The scanner. Feed it the body in order.
+#[derive(Debug)]
+pub(crate) struct Scanner {
+    lex: Lex,
+    depth: u32,
+    slot: Slot,
+    key: Key,
+    type_key: TypeKey,
+    raw: Vec<u8>,
+    raw_limit: usize,
+    raw_over: bool,
+    raw_escaped: bool,
+    object: Option<bool>,
+    closed: bool,
+    model: Model,
+    streams: u32,
+    stream_true: bool,
+    images: u32,
+}
+
+impl Scanner {
+    pub(crate) fn new() -> Self {
+        Self {
+            lex: Lex::Between,
+            depth: 0,
+            slot: Slot::Key,
+            key: Key::Other,
+            type_key: TypeKey::No,
+            raw: Vec::new(),
+            raw_limit: SPELLING,
+            raw_over: false,
+            raw_escaped: false,
+            object: None,
+            closed: false,
+            model: Model::Absent,
+            streams: 0,
+            stream_true: false,
+            images: 0,
+        }
+    }
+
+    /// The model, as far as it is known.
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Whether nothing that follows can name the model: it was found, the object ended, or this is no object.
+    pub(crate) fn settled(&self) -> bool {
+        self.model != Model::Absent || self.closed || self.object == Some(false)
+    }
+
+    /// Whether the body is an object that was seen to its end.
+    pub(crate) fn is_complete_object(&self) -> bool {
+        self.closed && self.object == Some(true)
+    }
+
+    /// Whether the body asks for a stream. Final once the whole body was fed.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.is_complete_object() && self.streams == 1 && self.stream_true
+    }
+
+    /// Images seen so far.
+    pub(crate) fn images(&self) -> u32 {
+        self.images
+    }
+
+    /// Reads the next piece.
+    pub(crate) fn feed(&mut self, piece: &[u8]) {
+        let mut at = 0;
+        while at < piece.len() && !self.closed && self.object != Some(false) {
+            at = match self.lex {
+                Lex::Text { escaped } => self.text(piece, at, escaped),
+                Lex::Between => self.between(piece, at),
+            };
+        }
+    }
+
+    /// In a string: jumps to its end or the next backslash.
+    fn text(&mut self, piece: &[u8], at: usize, escaped: bool) -> usize {
+        if escaped {
+            self.keep(&piece[at..=at]);
+            self.lex = Lex::Text { escaped: false };
+            return at + 1;
+        }
+        let rest = &piece[at..];
+        match memchr2(b'"', b'\\', rest) {
+            None => {
+                self.keep(rest);
+                piece.len()
+            }
+            Some(n) if rest[n] == b'\\' => {
+                self.keep(&rest[..=n]);
+                self.raw_escaped = true;
+                self.lex = Lex::Text { escaped: true };
+                at + n + 1
+            }
+            Some(n) => {
+                self.keep(&rest[..n]);
+                self.lex = Lex::Between;
+                self.text_ends();
+                at + n + 1
+            }
+        }
+    }
+
+    fn between(&mut self, piece: &[u8], at: usize) -> usize {
+        let byte = piece[at];
+        if matches!(byte, b' ' | b'\t' | b'\r' | b'\n') {
+            return at + 1;
+        }
+        if self.object.is_none() {
+            // A byte order mark is skipped, as llama-server's parser does.
+            if matches!(byte, 0xEF | 0xBB | 0xBF) {
+                return at + 1;
+            }
+            self.object = Some(byte == b'{');
+            if byte == b'{' {
+                self.depth = 1;
+            }
+            return at + 1;
+        }
+        match byte {
+            b'"' => {
+                self.raw.clear();
+                self.raw_over = false;
+                self.raw_escaped = false;
+                let is_name = self.depth == 1 && self.slot == Slot::Value && self.key == Key::Model;
+                self.raw_limit = if is_name { NAME } else { SPELLING };
+                self.lex = Lex::Text { escaped: false };
+                return at + 1;
+            }
+            b'{' | b'[' => {
+                self.value_begins(false);
+                self.depth += 1;
+            }
+            b'}' | b']' => {
+                self.depth = self.depth.saturating_sub(1);
+                self.closed = self.depth == 0;
+            }
+            b':' => {
+                if self.depth == 1 && self.slot == Slot::Colon {
+                    self.slot = Slot::Value;
+                }
+                self.type_key = if self.type_key == TypeKey::Seen { TypeKey::Colon } else { TypeKey::No };
+                return at + 1;
+            }
+            b',' => {
+                if self.depth == 1 {
+                    self.slot = Slot::Key;
+                    self.key = Key::Other;
+                }
+            }
+            first => self.value_begins(first == b't'),
+        }
+        self.type_key = TypeKey::No;
+        at + 1
+    }
+
+    /// A value of the outermost object begins that is not a string. Later bytes of a literal or number do not count.
+    fn value_begins(&mut self, is_true: bool) {
+        if self.depth == 1 && self.slot == Slot::Value {
+            match self.key {
+                Key::Model if self.model == Model::Absent => self.model = Model::NotText,
+                Key::Stream => {
+                    self.streams += 1;
+                    self.stream_true = is_true;
+                }
+                Key::Model | Key::Other => {}
+            }
+            self.key = Key::Other;
+        }
+    }
+
+    fn text_ends(&mut self) {
+        let of_type = std::mem::replace(&mut self.type_key, TypeKey::No) == TypeKey::Colon;
+        if self.depth == 1 && self.slot == Slot::Value {
+            match self.key {
+                Key::Model if self.model == Model::Absent => {
+                    self.model = match self.decoded() {
+                        Some(name) => Model::Named(name),
+                        None => Model::NotText,
+                    };
+                }
+                Key::Stream => {
+                    self.streams += 1;
+                    self.stream_true = false;
+                }
+                Key::Model | Key::Other => {}
+            }
+            self.key = Key::Other;
+            if !of_type {
+                return;
+            }
+        }
+        if of_type {
+            if ["image_url", "input_image", "image"].iter().any(|word| self.spells(word)) {
+                self.images = self.images.saturating_add(1);
+            }
+            return;
+        }
+        if self.spells("type") {
+            self.type_key = TypeKey::Seen;
+        }
+        if self.depth == 1 && self.slot == Slot::Key {
+            self.slot = Slot::Colon;
+            self.key = if self.spells("model") {
+                Key::Model
+            } else if self.spells("stream") {
+                Key::Stream
+            } else {
+                Key::Other
+            };
+        }
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        if self.raw.len() + bytes.len() <= self.raw_limit && !self.raw_over {
+            self.raw.extend_from_slice(bytes);
+        } else {
+            self.raw_over = true;
+        }
+    }
+
+    fn spells(&self, word: &str) -> bool {
+        if self.raw_over {
+            false
+        } else if self.raw_escaped {
+            self.decoded().as_deref() == Some(word)
+        } else {
+            self.raw == word.as_bytes()
+        }
+    }
+
+    /// The string just read, unescaped; `None` if it is too long or not valid.
+    fn decoded(&self) -> Option<String> {
+        if self.raw_over {
+            return None;
+        }
+        let mut quoted = Vec::with_capacity(self.raw.len() + 2);
+        quoted.push(b'"');
+        quoted.extend_from_slice(&self.raw);
+        quoted.push(b'"');
+        serde_json::from_slice(&quoted).ok()
+    }
+}
+
+#[cfg(test)]
+#[path = "scan_tests.rs"]
+mod tests;

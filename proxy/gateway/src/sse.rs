@@ -1,0 +1,193 @@
+//! Lets an event stream pass in whole events, so that a backend which dies in the middle of one leaves no half event
+//! with the client, and an error event can follow that every client can read.
+//!
+//! ```text
+//!   piece --> [ ends with an event? ] --yes--> passes as it is (the usual case: no copy)
+//!                    | no
+//!                    v
+//!             whole events pass, the rest is held --- next piece ---> joined
+//!                    | more than the limit held
+//!                    v
+//!             passes in pieces until the next end of an event
+//! ```
+//!
+//! Holding the beginning of an event delays nobody: no client can use an event before its last byte.
+
+use bytes::{Bytes, BytesMut};
+
+/// The splitter of one stream.
+#[derive(Debug)]
+pub(crate) struct Events {
+    held: BytesMut,
+    limit: usize,
+    torn: bool,
+    seen: u64,
+}
+
+impl Events {
+    /// Holds at most `limit` bytes of an incomplete event, and one piece more.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { held: BytesMut::new(), limit, torn: false, seen: 0 }
+    }
+
+    /// Takes a piece of the stream, gives what may pass now; empty if nothing may.
+    pub(crate) fn pass(&mut self, piece: Bytes) -> Bytes {
+        if self.held.is_empty() {
+            let Some(end) = last_end(&piece, 0) else {
+                self.held.extend_from_slice(&piece);
+                return self.overflow();
+            };
+            self.torn = false;
+            self.seen += count_ends(&piece[..end]);
+            if end == piece.len() {
+                return piece;
+            }
+            self.held.extend_from_slice(&piece[end..]);
+            return piece.slice(..end);
+        }
+        // An end may consist of bytes on both sides of the seam.
+        let from = self.held.len().saturating_sub(3);
+        self.held.extend_from_slice(&piece);
+        match last_end(&self.held, from) {
+            Some(end) => {
+                self.torn = false;
+                let whole = self.held.split_to(end).freeze();
+                self.seen += count_ends(&whole);
+                whole
+            }
+            None => self.overflow(),
+        }
+    }
+
+    /// What is held at the end of a stream that ended properly: it passes, whatever it is.
+    pub(crate) fn finish(&mut self) -> Bytes {
+        self.held.split().freeze()
+    }
+
+    /// The stream was cut: what is held is dropped. Returns what must precede another event: nothing, or, after an
+    /// event too large to be held passed in part, the end of that event.
+    pub(crate) fn cut(&mut self) -> &'static str {
+        self.held.clear();
+        if self.torn { "\n\n" } else { "" }
+    }
+
+    /// Whole events passed so far.
+    pub(crate) fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    fn overflow(&mut self) -> Bytes {
+        if self.held.len() <= self.limit {
+            return Bytes::new();
+        }
+        // The last bytes stay: they may be the first half of an end.
+        self.torn = true;
+        let pass = self.held.len().saturating_sub(3);
+        self.held.split_to(pass).freeze()
+    }
+}
+
+/// Where the last blank line of `bytes` ends, if it ends behind `from`. Lines end with `\n`, `\r\n` or `\r`.
+fn last_end(bytes: &[u8], from: usize) -> Option<usize> {
+    let mut until = bytes.len();
+    while let Some(at) = memchr::memrchr2(b'\n', b'\r', &bytes[..until]) {
+        if at < from {
+            return None;
+        }
+        if is_end(bytes, at) {
+            return Some(at + 1);
+        }
+        until = at;
+    }
+    None
+}
+
+/// Whether a blank line ends with the byte at `at`.
+fn is_end(bytes: &[u8], at: usize) -> bool {
+    let before = &bytes[..=at];
+    before.ends_with(b"\n\n") || before.ends_with(b"\r\n\r\n") || before.ends_with(b"\r\r")
+}
+
+fn count_ends(bytes: &[u8]) -> u64 {
+    memchr::memchr2_iter(b'\n', b'\r', bytes).filter(|at| is_end(bytes, *at)).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pass(events: &mut Events, piece: &str) -> String {
+        String::from_utf8(events.pass(Bytes::copy_from_slice(piece.as_bytes())).to_vec()).unwrap()
+    }
+
+    #[test]
+    fn whole_events_pass_untouched_and_halves_wait() {
+        let mut events = Events::new(1000);
+        let piece = Bytes::from_static(b"data: 1\n\ndata: 2\n\n");
+        assert_eq!(events.pass(piece.clone()).as_ptr(), piece.as_ptr(), "no copy");
+        assert_eq!(pass(&mut events, "data: 3\n\ndata: 4"), "data: 3\n\n");
+        assert_eq!(pass(&mut events, "4\n"), "");
+        assert_eq!(pass(&mut events, "\n: ping\n"), "data: 44\n\n");
+        assert_eq!(pass(&mut events, "\n"), ": ping\n\n");
+        assert_eq!(events.seen(), 5);
+        assert_eq!(events.finish(), "");
+    }
+
+    #[test]
+    fn the_half_of_an_event_is_dropped_when_the_stream_is_cut() {
+        let mut events = Events::new(1000);
+        assert_eq!(pass(&mut events, "data: 1\r\n\r\ndata: {\"ha"), "data: 1\r\n\r\n");
+        assert_eq!(events.cut(), "");
+        assert_eq!(events.finish(), "");
+    }
+
+    #[test]
+    fn an_event_beyond_the_limit_passes_in_pieces_and_is_ended_before_another() {
+        let mut events = Events::new(10);
+        assert_eq!(pass(&mut events, "data: 0123456789\n"), "data: 01234567");
+        assert_eq!(pass(&mut events, "\n"), "89\n\n");
+        assert_eq!(events.cut(), "");
+        assert_eq!(pass(&mut events, "data: 0123456789"), "data: 0123456");
+        assert_eq!(events.cut(), "\n\n");
+        assert_eq!(pass(&mut events, "x\n\n"), "x\n\n");
+        assert_eq!(events.cut(), "");
+        let mut slow = Events::new(10);
+        let mut out = String::new();
+        for _ in 0..20 {
+            out += &pass(&mut slow, "abc");
+            assert!(slow.held.len() <= 10);
+        }
+        assert_eq!(slow.cut(), "\n\n");
+        assert!("abc".repeat(20).starts_with(&out) && out.len() >= 50, "{out}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_passes_once_in_order_however_it_is_split(
+            parts in proptest::collection::vec("(data: [a-z]{0,5}|:|\n|\r\n|\r|\n\n|\r\n\r\n){0,8}", 0..8),
+            limit in 4usize..40,
+        ) {
+            let mut events = Events::new(limit);
+            let mut out = Vec::new();
+            for part in &parts {
+                let passed = events.pass(Bytes::copy_from_slice(part.as_bytes()));
+                out.extend_from_slice(&passed);
+                prop_assert!(events.held.len() <= limit.max(part.len()));
+            }
+            out.extend_from_slice(&events.finish());
+            prop_assert_eq!(out, parts.concat().into_bytes());
+        }
+
+        #[test]
+        fn below_the_limit_only_whole_events_pass(text in "[ab\n\r]{0,60}", cut in 0usize..60) {
+            let cut = cut.min(text.len());
+            let mut events = Events::new(1000);
+            for part in [&text[..cut], &text[cut..]] {
+                let passed = events.pass(Bytes::copy_from_slice(part.as_bytes()));
+                prop_assert!(passed.is_empty() || is_end(&passed, passed.len() - 1), "{:?}", passed);
+            }
+            prop_assert_eq!(events.cut(), "");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! A client that leaves gives up everything at once.
+
+use super::*;
+use crate::Outcome;
+
+/// The promise: from the client's leaving to the close of the backend's connection.
+const PROMISE: Duration = Duration::from_millis(100);
+
+async fn closes_within_the_promise(rig: &Rig, upstream: &Upstream) {
+    let left = Instant::now();
+    eventually("the backend's connection is closed", || upstream.open() == 0).await;
+    assert!(left.elapsed() < PROMISE, "after {:?}", left.elapsed());
+    assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_head_cancels_upstream() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.to_end().await;
+    });
+    for body in ["{}", r#"{"stream":true}"#] {
+        let rig = Rig::start(&[&upstream]).await;
+        let mut client = rig.client().await;
+        client.send(&post("/v1/chat/completions", body)).await;
+        eventually("the backend has the request", || upstream.open() == 1).await;
+        drop(client);
+        closes_within_the_promise(&rig, &upstream).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_a_stream_cancels_upstream() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(EVENTS).await;
+        peer.send_chunk(b"data: 1\n\n").await;
+        // Silent from now on: nothing that the backend sends helps to find out.
+        peer.to_end().await;
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+    client.until("data: 1\n\n").await;
+    drop(client);
+    closes_within_the_promise(&rig, &upstream).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_the_queue_frees_its_place() {
+    let upstream = Upstream::answering(|_, _| json_answer("{}"));
+    let rig = Rig::with(Plan { room: 0, any_name: true, ..Plan::default() }, &[&upstream]).await;
+    let waiting = rig.backends.waiting.clone();
+    // A small body, one whose end has not come, and a large one that is streamed.
+    let unfinished = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n{".to_vec();
+    for request in [post("/x", "{}"), unfinished, post("/x", &"x".repeat(3_000_000))] {
+        let mut client = rig.client().await;
+        let sending = request.clone();
+        client.send(&sending).await;
+        eventually("it waits", || waiting.load(Ordering::SeqCst) == 1).await;
+        let left = Instant::now();
+        drop(client);
+        eventually("its place is free", || waiting.load(Ordering::SeqCst) == 0).await;
+        assert!(left.elapsed() < PROMISE, "after {:?}", left.elapsed());
+    }
+    assert_eq!(upstream.accepted(), 0);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_body_cancels_upstream() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.to_end().await;
+    });
+    let rig = Rig::with(Plan { any_name: true, ..Plan::default() }, &[&upstream]).await;
+    let mut client = rig.client().await;
+    client
+        .send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 9000000\r\n\r\n{\"x\":")
+        .await;
+    eventually("the backend is reached", || upstream.open() == 1).await;
+    drop(client);
+    closes_within_the_promise(&rig, &upstream).await;
+}
+
+#[tokio::test]
+async fn a_slow_reader_stalls_its_own_backend_and_nobody_else() {
+    let written = Arc::new(AtomicUsize::new(0));
+    let count = written.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let count = count.clone();
+        async move {
+            let Some((head, _)) = peer.request().await else { return };
+            if head.contains("/quick") {
+                peer.send(&json_answer("{}")).await;
+                return;
+            }
+            peer.send(EVENTS).await;
+            let chunk = [b"2000\r\n".as_slice(), &[b'x'; 0x1ffe], b"\n\n\r\n"].concat();
+            while peer.stream.write_all(&chunk).await.is_ok() {
+                count.fetch_add(chunk.len(), Ordering::SeqCst);
+            }
+        }
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut slow = rig.client().await;
+    slow.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+    // Stalled: no byte more in 200 ms.
+    let mut before = usize::MAX;
+    let until = Instant::now() + PATIENCE;
+    while written.load(Ordering::SeqCst) != before || before == 0 {
+        assert!(Instant::now() < until, "never stalls");
+        before = written.load(Ordering::SeqCst);
+        sleep(Duration::from_millis(200)).await;
+    }
+    // What the kernel buffers for both sockets, and little of ours.
+    assert!(before < 16 * 1024 * 1024, "{before} bytes were taken");
+    let (head, _) = rig.ask(&post("/quick", "{}")).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    // It goes on when the reader does.
+    slow.until("\r\n\r\n").await;
+    let mut taken = 0;
+    while taken < before + 1_000_000 {
+        taken += slow.chunk().await.unwrap().len();
+    }
+    drop(slow);
+    rig.is_clean().await;
+    eventually("the stream is cancelled", || upstream.open() == 0).await;
+}

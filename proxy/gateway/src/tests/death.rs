@@ -1,0 +1,216 @@
+//! Backends that die, at every moment.
+
+use super::*;
+use crate::Outcome;
+
+fn rotating() -> Plan {
+    Plan { rotates: true, ..Plan::default() }
+}
+
+fn gone() -> Upstream {
+    let mut upstream = Upstream::start(|_| async {});
+    upstream._tasks.abort_all();
+    std::fs::remove_file(&upstream.path).unwrap();
+    upstream
+}
+
+#[tokio::test]
+async fn a_backend_that_is_gone_is_replaced_by_the_next() {
+    let (dead, alive) =
+        (gone(), Upstream::answering(|_, body| json_answer(std::str::from_utf8(body).unwrap())));
+    for size in [10, 1_000_000] {
+        let rig = Rig::with(rotating(), &[&dead, &alive]).await;
+        let body = format!(r#"{{"model":"m","x":"{}"}}"#, "y".repeat(size));
+        let (head, answer) = rig.ask(&post("/v1/chat/completions", &body)).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        assert!(answer == body);
+        let record = rig.record(0).await;
+        assert_eq!((record.retries, record.generation), (1, Some(GenerationId(1))));
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn when_no_backend_can_be_reached_nothing_was_executed() {
+    let dead = gone();
+    let mut plan = Plan::default();
+    plan.config.connect_timeout = Duration::from_millis(100);
+    let rig = Rig::with(plan, &[&dead]).await;
+    let (head, body) = rig.ask(&post("/v1/chat/completions", "{}")).await;
+    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("x-warden-executed: no\r\n"), "{head}{body}");
+    assert!(head.contains("retry-after: 1\r\n"), "{head}");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_never_began_is_sent_again_and_anything_else_is_not() {
+    let taken = Arc::new(AtomicUsize::new(0));
+    let count = taken.clone();
+    let dying = Upstream::start(move |mut peer| {
+        let count = count.clone();
+        async move {
+            peer.request().await;
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let alive = Upstream::answering(|_, _| json_answer("{}"));
+    let big = format!(r#"{{"stream":true,"x":"{}"}}"#, "y".repeat(1_000_000));
+    for (path, body, again) in [
+        ("/v1/chat/completions", r#"{"stream":true}"#, true),
+        ("/v1/messages", r#"{"messages":[],"stream":true}"#, true),
+        ("/v1/chat/completions", r#"{"stream":false}"#, false),
+        ("/v1/chat/completions", r#"{"stream":true,"stream":true}"#, false),
+        ("/v1/chat/completions", "{}", false),
+        ("/v1/embeddings", r#"{"stream":true}"#, false),
+        // Not held, so it cannot be sent again.
+        ("/v1/chat/completions", &big, false),
+    ] {
+        taken.store(0, Ordering::SeqCst);
+        let rig = Rig::with(rotating(), &[&dying, &alive]).await;
+        let (head, answer) = rig.ask(&post(path, body)).await;
+        let record = rig.record(0).await;
+        if again {
+            assert!(head.starts_with("HTTP/1.1 200 "), "{body}: {head}{answer}");
+            assert_eq!((record.retries, record.outcome), (1, Outcome::Ok));
+        } else {
+            assert!(head.starts_with("HTTP/1.1 502 "), "{head}{answer}");
+            assert!(head.contains("x-warden-executed: maybe\r\n"), "{head}");
+            assert_eq!((record.retries, record.outcome), (0, Outcome::UpstreamDied));
+        }
+        assert_eq!(taken.load(Ordering::SeqCst), 1);
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_off_ends_with_an_error_event_and_no_half_one() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(EVENTS).await;
+        peer.send_chunk(b"data: {\"n\":1}\n\ndata: {\"half").await;
+    });
+    for (path, prefix) in [
+        ("/v1/chat/completions", "data: {\"n\":1}\n\ndata: {\"error\":{\"code\":502"),
+        ("/v1/messages", "data: {\"n\":1}\n\nevent: error\ndata: {\"type\":\"error\""),
+    ] {
+        let rig = Rig::start(&[&upstream]).await;
+        let mut client = rig.client().await;
+        client.send(&post(path, r#"{"stream":true}"#)).await;
+        // The body ends as HTTP demands: the terminal chunk was read.
+        let (_, body) = client.response().await;
+        let text = String::from_utf8(body).unwrap();
+        assert!(text.starts_with(prefix) && text.ends_with("}\n\n"), "{text}");
+        assert!(!text.contains("[DONE]") && !text.contains("half"), "{text}");
+        let last = text.trim_end().rsplit("data: ").next().unwrap();
+        assert!(serde_json::from_str::<serde_json::Value>(last).is_ok(), "{last}");
+        let record = rig.record(0).await;
+        assert_eq!(
+            (record.outcome, record.status, record.work.output_tokens),
+            (Outcome::UpstreamDied, 200, 1)
+        );
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_seen_to_be_cut() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"half\":").await;
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/chat/completions", "{}")).await;
+    let all = String::from_utf8(client.to_end().await).unwrap();
+    assert!(all.contains("content-length: 100\r\n") && all.ends_with("{\"half\":"), "{all}");
+    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamDied);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_silent_stream_is_ended() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(EVENTS).await;
+        peer.send_chunk(b"data: 1\n\n").await;
+        peer.to_end().await;
+    });
+    let mut plan = Plan::default();
+    plan.config.stream_idle = Duration::from_millis(150);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+    let (_, body) = client.response().await;
+    assert!(String::from_utf8(body).unwrap().contains("upstream.stream_idle"));
+    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamStalled);
+    eventually("the backend's connection is closed", || upstream.open() == 0).await;
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn an_exchange_has_an_end() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.to_end().await;
+    });
+    let mut plan = Plan::default();
+    plan.config.exchange_timeout = Duration::from_millis(150);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let (head, body) = rig.ask(&post("/v1/chat/completions", "{}")).await;
+    assert!(head.starts_with("HTTP/1.1 504 ") && head.contains("x-warden-executed: maybe"), "{head}{body}");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_revoked_lease_ends_its_exchange() {
+    let upstream = Upstream::start(|mut peer| async move {
+        let Some((head, _)) = peer.request().await else { return };
+        if head.contains("/v1/chat") {
+            peer.send(EVENTS).await;
+            peer.send_chunk(b"data: 1\n\n").await;
+        }
+        peer.to_end().await;
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let (mut streaming, mut waiting) = (rig.client().await, rig.client().await);
+    streaming.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+    streaming.until("data: 1\n\n").await;
+    waiting.send(&post("/v1/completions", "{}")).await;
+    eventually("both are at the backend", || upstream.open() == 2).await;
+    rig.backends.revoke.cancel();
+    assert!(streaming.until("}\n\n").await.contains("was stopped"));
+    let (head, _) = waiting.response().await;
+    assert!(head.starts_with("HTTP/1.1 502 ") && head.contains("x-warden-executed: maybe"), "{head}");
+    eventually("the backend's connections are closed", || upstream.open() == 0).await;
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn an_idle_connection_that_was_closed_costs_nothing() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(&json_answer("{}")).await;
+        // Closes although it promised to keep the connection.
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    for n in 0..20 {
+        let (head, _) = rig.ask(&post("/v1/completions", "{}")).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        assert_eq!(rig.record(n).await.retries, 0);
+        eventually("the backend closed", || upstream.open() == 0).await;
+    }
+    assert_eq!(upstream.accepted(), 20);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_backend_with_a_dirty_answer_is_a_502() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!").await;
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let (head, _) = rig.ask(&post("/v1/completions", "{}")).await;
+    assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
+    rig.is_clean().await;
+}

@@ -1,0 +1,186 @@
+//! What passes, and how it is counted.
+
+use super::*;
+use crate::Outcome;
+
+#[tokio::test]
+async fn a_request_and_its_answer_pass_unchanged() {
+    let upstream = Upstream::answering(|head, body| {
+        let head = head.to_ascii_lowercase();
+        assert!(head.starts_with("post /v1/chat/completions?x=%20y http/1.1\r\n"), "{head}");
+        for line in [
+            "host: localhost\r\n",
+            "authorization: bearer k\r\n",
+            "x-request-id: mine\r\n",
+            "x-unknown: 1\r\n",
+        ] {
+            assert!(head.contains(line), "{line} in {head}");
+        }
+        for name in ["x-conversation-id", "expect", "te:", "connection", "x-hop", "keep-alive", "upgrade"] {
+            assert!(!head.contains(name), "{name} in {head}");
+        }
+        json_answer(std::str::from_utf8(body).unwrap())
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let body = r#"{"unknown" : [1, 2.50, 1e400], "model":"alias-of-m"   }"#;
+    let request = format!(
+        "POST /v1/chat/completions?x=%20y HTTP/1.1\r\nHost: any\r\nAuthorization: Bearer k\r\nX-Request-Id: mine\r\nX-Unknown: 1\r\nX-Conversation-Id: c\r\nTE: trailers\r\nConnection: keep-alive, x-hop\r\nX-Hop: 1\r\nUpgrade: h2c\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let (head, answer) = rig.ask(request.as_bytes()).await;
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert_eq!(answer, body);
+    assert!(head.contains("x-request-id: mine\r\n") && !head.contains("keep-alive"), "{head}");
+    assert!(head.contains("content-type: application/json; charset=utf-8\r\n"), "{head}");
+    let record = rig.record(0).await;
+    assert_eq!((record.outcome, record.status, record.route), (Outcome::Ok, 200, "chat"));
+    assert_eq!((record.bytes_in, record.bytes_out), (body.len() as u64, body.len() as u64));
+    assert_eq!((record.request_id.as_str(), record.retries), ("mine", 0));
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_stream_passes_event_by_event_and_its_work_is_counted() {
+    let go = Arc::new(Semaphore::new(0));
+    let signal = go.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let go = signal.clone();
+        async move {
+            let Some(_) = peer.request().await else { return };
+            peer.send(EVENTS).await;
+            for event in ["data: {\"a\":1}\n\n", "data: {\"b\":2}\n\n: ping\n\n"] {
+                peer.send_chunk(event.as_bytes()).await;
+                go.acquire().await.unwrap().forget();
+            }
+            peer.send_chunk(b"data: {\"timings\":{\"prompt_n\":5,\"predicted_n\":7}}\n\ndata: [DONE]\n\n")
+                .await;
+            peer.send(b"0\r\n\r\n").await;
+            peer.to_end().await;
+        }
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    let body = r#"{"model":"m","stream":true,"messages":[{"content":[{"type":"image_url"}]}]}"#;
+    client.send(&post("/v1/chat/completions", body)).await;
+    let head = client.until("\r\n\r\n").await;
+    assert!(head.contains("content-type: text/event-stream\r\n"), "{head}");
+    // Each event is here before the backend sends the next: nothing is held for anything.
+    assert_eq!(client.chunk().await.unwrap(), b"data: {\"a\":1}\n\n");
+    go.add_permits(1);
+    assert_eq!(client.chunk().await.unwrap(), b"data: {\"b\":2}\n\n: ping\n\n");
+    go.add_permits(1);
+    assert!(client.chunk().await.unwrap().ends_with(b"data: [DONE]\n\n"));
+    assert_eq!(client.chunk().await, None);
+    let record = rig.record(0).await;
+    assert_eq!((record.outcome, record.stream), (Outcome::Ok, true));
+    assert_eq!(record.work, Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 1 });
+    assert!(record.first_byte.unwrap() < record.total);
+    rig.is_clean().await;
+    assert_eq!(*rig.backends.work.lock().unwrap(), [record.work]);
+}
+
+#[tokio::test]
+async fn work_is_counted_once_from_the_answer() {
+    let upstream = Upstream::answering(|_, _| {
+        json_answer(
+            r#"{"usage":{"prompt_tokens":9,"completion_tokens":4},"timings":{"prompt_n":3,"predicted_n":4}}"#,
+        )
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    rig.ask(&post("/v1/chat/completions", "{}")).await;
+    rig.ask(&post("/tokenize", "{}")).await;
+    rig.is_clean().await;
+    let work = rig.backends.work.lock().unwrap().clone();
+    assert_eq!(
+        work,
+        [Work { requests: 1, prompt_tokens: 3, output_tokens: 4, images: 0 }],
+        "tokenize is no work"
+    );
+}
+
+#[tokio::test]
+async fn connections_are_reused_but_not_after_a_stream_or_an_error() {
+    let upstream = Upstream::answering(|head, _| match head {
+        _ if head.contains("/stream") => [EVENTS, b"b\r\ndata: {}\n\n \r\n0\r\n\r\n"].concat(),
+        _ if head.contains("/bad") => b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}".to_vec(),
+        _ => json_answer("{}"),
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    let mut accepted = Vec::new();
+    for path in ["/a", "/b", "/stream", "/c", "/bad", "/d", "/e"] {
+        client.send(&post(path, "{}")).await;
+        client.response().await;
+        rig.is_clean().await;
+        accepted.push(upstream.accepted());
+    }
+    assert_eq!(accepted, [1, 1, 1, 2, 2, 3, 3], "one client connection, three to the backend");
+    assert_eq!(rig.gauges.connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn head_and_http_1_0_and_chunked_requests_work() {
+    let upstream = Upstream::answering(|head, body| {
+        if head.starts_with("HEAD") {
+            return b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n".to_vec();
+        }
+        if head.starts_with("POST /empty") {
+            assert!(head.contains("content-length: 0"), "{head}");
+        }
+        json_answer(std::str::from_utf8(body).unwrap())
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(b"HEAD /props HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    let head = client.until("\r\n\r\n").await;
+    assert!(head.contains("content-length: 1234\r\n"), "{head}");
+
+    client.send(b"POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{\"a\r\n4\r\n\":1}\r\n0\r\n\r\n").await;
+    assert_eq!(client.response().await.1, b"{\"a\":1}");
+
+    client.send(b"POST /empty HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n").await;
+    assert_eq!(client.response().await.1, b"");
+
+    client.send(b"POST /x HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}").await;
+    let all = String::from_utf8(client.to_end().await).unwrap();
+    assert!(all.starts_with("HTTP/1.0 200 OK\r\n") && all.ends_with("\r\n\r\n{}"), "{all}");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn expect_is_answered_by_us_and_only_when_the_body_is_wanted() {
+    let upstream = Upstream::answering(|head, body| {
+        assert!(!head.to_ascii_lowercase().contains("expect"), "{head}");
+        json_answer(std::str::from_utf8(body).unwrap())
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(b"POST /x HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n").await;
+    assert_eq!(client.until("\r\n\r\n").await, "HTTP/1.1 100 Continue\r\n\r\n");
+    client.send(b"{}").await;
+    assert_eq!(client.response().await.1, b"{}");
+    let mut other = rig.client().await;
+    other
+        .send(b"POST /x HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 999999999999\r\n\r\n")
+        .await;
+    let (head, _) = other.response().await;
+    assert!(head.starts_with("HTTP/1.1 413 "), "no 100 first: {head}");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_large_body_streams_through_without_being_held() {
+    let upstream = Upstream::answering(|_, body| json_answer(&body.len().to_string()));
+    let rig = Rig::with(Plan { any_name: true, ..Plan::default() }, &[&upstream]).await;
+    let mut client = rig.client().await;
+    let size = 8 * 1024 * 1024;
+    client.send(format!("POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: {size}\r\n\r\n").as_bytes()).await;
+    let mut most = 0;
+    for _ in 0..size / 65536 {
+        client.send(&[b'x'; 65536]).await;
+        most = most.max(rig.gauges.held_bytes.load(Ordering::SeqCst));
+    }
+    assert_eq!(client.response().await.1, size.to_string().as_bytes());
+    assert!(most < 1024 * 1024, "{most} bytes were held");
+    rig.is_clean().await;
+}

@@ -1,0 +1,83 @@
+//! Beginning and ending.
+
+use super::*;
+use crate::GatewayError;
+
+#[tokio::test]
+async fn a_stop_closes_what_is_idle_and_lets_the_rest_finish() {
+    let go = Arc::new(Semaphore::new(0));
+    let signal = go.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let go = signal.clone();
+        async move {
+            while peer.request().await.is_some() {
+                go.acquire().await.unwrap().forget();
+                peer.send(&json_answer(r#"{"late":true}"#)).await;
+            }
+        }
+    });
+    let mut rig = Rig::start(&[&upstream]).await;
+    let (mut used, mut fresh, mut running) = (rig.client().await, rig.client().await, rig.client().await);
+    used.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    used.response().await;
+    running.send(&post("/v1/completions", "{}")).await;
+    eventually("it runs", || upstream.open() == 1).await;
+    eventually("all are there", || rig.gauges.connections.load(Ordering::SeqCst) == 3).await;
+    rig.stop.cancel();
+    assert!(used.to_end().await.is_empty());
+    assert!(fresh.to_end().await.is_empty());
+    eventually("nobody is accepted", || rig.gauges.connections.load(Ordering::SeqCst) == 1).await;
+    assert!(TcpStream::connect(rig.address).await.is_err());
+    assert_eq!(rig.serving.len(), 1, "it waits for the running one");
+    go.add_permits(1);
+    let (head, body) = running.response().await;
+    assert!(head.starts_with("HTTP/1.1 200 ") && body == br#"{"late":true}"#, "{head}");
+    timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn dropping_the_server_cuts_what_runs() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.to_end().await;
+    });
+    let mut rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/completions", "{}")).await;
+    eventually("it runs", || upstream.open() == 1).await;
+    rig.serving.shutdown().await;
+    assert!(client.to_end().await.is_empty());
+    eventually("the backend's connection is closed", || upstream.open() == 0).await;
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_had_is_named_with_its_cure() {
+    let at = |host: &str, port: u16| {
+        let mut config = GatewayConfig::from(defaults());
+        config.host = host.to_owned();
+        config.port = port;
+        config
+    };
+    let bound = Gateway::bind(at("127.0.0.1", 0)).await.unwrap();
+    let taken = bound.local_addr().port();
+    let error = Gateway::bind(at("127.0.0.1", taken)).await.unwrap_err();
+    assert!(matches!(error, GatewayError::InUse { .. }));
+    let text = error.to_string();
+    assert!(text.contains(&format!("127.0.0.1:{taken}")) && text.contains("--port"), "{text}");
+    let error = Gateway::bind(at("192.0.2.1", 0)).await.unwrap_err();
+    assert!(matches!(error, GatewayError::NotOurs { .. }), "{error}");
+    let error = Gateway::bind(at("no such host", 0)).await.unwrap_err();
+    assert!(matches!(error, GatewayError::Resolve { .. }), "{error}");
+    for host in ["localhost", "[::1]", "::1"] {
+        // A machine may have no IPv6; then the error must say so and not something else.
+        match Gateway::bind(at(host, 0)).await {
+            Ok(bound) => assert_ne!(bound.local_addr().port(), 0),
+            Err(error) => assert!(
+                matches!(error, GatewayError::NotOurs { .. } | GatewayError::Listen { .. }),
+                "{error}"
+            ),
+        }
+    }
+}
