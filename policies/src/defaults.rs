@@ -64,11 +64,16 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::E
 }
 
 macro_rules! section {
-    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident : $type:ty $(= $with:literal)?),* $(,)? }) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])* $field:ident : $type:ty $(= $with:literal)?),* $(,)? }) => {
         $(#[$meta])*
         #[derive(Clone, Debug, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
-        pub struct $name { $($(#[$field_meta])* $(#[serde(deserialize_with = $with)])? pub $field: $type),* }
+        pub struct $name { $($(#[doc = $doc])* $(#[serde(deserialize_with = $with)])? pub $field: $type),* }
+
+        impl $name {
+            /// Each key and what it means, for the JSON Schema and the documentation.
+            pub const KEYS: &'static [(&'static str, &'static str)] = &[$((stringify!($field), concat!($($doc),*))),*];
+        }
     };
 }
 

@@ -305,7 +305,9 @@ mod tests {
     use warden_gateway::Outcome;
     use warden_policies::sample::HostMemory;
     use warden_policies::{GenerationId, ModelName, Work};
-    use warden_supervisor::{BackendView, ModelState, ModelView};
+    use warden_supervisor::{
+        BackendView, Event, Evidence, Failure, FailureKind, LedgerEntry, Mode, ModelState, ModelView,
+    };
 
     fn record() -> Record {
         Record {
@@ -341,6 +343,37 @@ mod tests {
             host_at_ready: None,
             work: Work::default(),
         }
+    }
+
+    fn recycled() -> EventKind {
+        let entry = LedgerEntry {
+            id: 1,
+            at: String::new(),
+            model: ModelName::new("m"),
+            replica: 0,
+            reason: warden_policies::Reason::HostSoft,
+            evidence: Evidence::default(),
+            mode: Mode::Sequential,
+            from: None,
+            to: None,
+            carried_over: 3,
+            drained: 0,
+            cut: 0,
+            gap_ms: 30,
+            drain_ms: 0,
+            start_ms: None,
+            host_before: None,
+            host_after: None,
+            helped: None,
+            failed: None,
+        };
+        EventKind::RecycleDone { entry: Box::new(entry) }
+    }
+
+    fn crashed() -> EventKind {
+        let failure =
+            Failure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 1 };
+        EventKind::Crashed { failure }
     }
 
     fn view() -> FleetView {
@@ -387,12 +420,43 @@ mod tests {
     }
 
     #[test]
+    fn a_replacement_counts_by_reason_with_its_gap_and_what_it_carried_over() {
+        let metrics = Metrics::new();
+        metrics.event(&Event {
+            id: 1,
+            at: String::new(),
+            model: Some(ModelName::new("m")),
+            generation: None,
+            kind: recycled(),
+        });
+        let text = metrics.text(&FleetView::default(), &Gauges::default(), None);
+        for line in [
+            "llama_warden_backend_restarts_total{model=\"m\",reason=\"host_soft\"} 1",
+            "llama_warden_backend_restart_gap_seconds_bucket{le=\"0.05\",model=\"m\",mode=\"sequential\"} 1",
+            "llama_warden_requests_carried_over_total{model=\"m\"} 3",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+        }
+    }
+
+    #[test]
     fn every_metric_is_in_the_documentation() {
         let documentation = include_str!("../../../../docs/metrics.md");
-        let text = Metrics::new().text(&FleetView::default(), &Gauges::default(), None);
+        let metrics = Metrics::new();
+        metrics.request_done(&record());
+        for kind in [recycled(), crashed()] {
+            metrics.event(&Event {
+                id: 1,
+                at: String::new(),
+                model: Some(ModelName::new("m")),
+                generation: None,
+                kind,
+            });
+        }
+        let text = metrics.text(&view(), &Gauges::default(), None);
         let names: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        assert!(names.len() > 20, "{text}");
+        assert!(names.len() == 22, "{} {text}", names.len());
         for name in names {
             assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
         }

@@ -65,7 +65,7 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
     set("aliases", Node::new(Kind::List(names.map(text).collect())));
     set("preload", Node::new(Kind::Bool(true)));
     settings.push(FlagSetting {
-        flag: "-- (llama-server's flags)".to_owned(),
+        flag: "command line".to_owned(),
         path: vec!["models".to_owned(), name],
         value: model,
     });
@@ -82,7 +82,8 @@ fn from_environment(machine: &Machine) -> Vec<FlagSetting> {
     theirs
         .filter_map(|(name, _, key)| {
             let value = machine.var(name)?.to_string_lossy().into_owned();
-            Some(FlagSetting::raw(&format!("(environment variable {name})"), &["server", key], value))
+            let setting = FlagSetting::raw(name, &["server", key], value);
+            Some(FlagSetting { flag: format!("environment variable {name}"), ..setting })
         })
         .collect()
 }

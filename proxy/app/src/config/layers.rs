@@ -31,7 +31,7 @@ pub(crate) struct Sources {
 /// One setting from a flag.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FlagSetting {
-    /// How the flag was written, for people.
+    /// Where it was written, for people: `flag --port`.
     pub(crate) flag: String,
     /// What it sets.
     pub(crate) path: Vec<String>,
@@ -40,10 +40,10 @@ pub(crate) struct FlagSetting {
 }
 
 impl FlagSetting {
-    /// Text, whose type the schema decides.
+    /// Text of a flag; the schema decides its type.
     pub(crate) fn raw(flag: &str, path: &[&str], value: impl Into<String>) -> Self {
         Self {
-            flag: flag.to_owned(),
+            flag: format!("flag {flag}"),
             path: path.iter().map(|&key| key.to_owned()).collect(),
             value: Node::new(Kind::Raw(value.into())),
         }
@@ -117,27 +117,28 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Where the value under a path comes from. For a model, that may be the section for all models.
     pub(crate) fn place(&self, path: &[String]) -> Place {
-        if let Some(place) = self.written(path) {
-            return place;
-        }
-        match path {
-            [models, _, rest @ ..] if models == "models" && !rest.is_empty() => {
-                let inherited: Vec<String> =
-                    std::iter::once("defaults".to_owned()).chain(rest.to_vec()).collect();
-                self.written(&inherited).unwrap_or(Place::Nowhere)
-            }
-            _ => Place::Nowhere,
-        }
+        place(&self.layers, path).unwrap_or(Place::Nowhere)
     }
+}
 
-    fn written(&self, path: &[String]) -> Option<Place> {
-        self.layers.iter().rev().find_map(|layer| {
-            let node = layer.tree.find(path)?;
-            let (last, parent) = path.split_last()?;
-            let key = layer.tree.find(parent)?.entry(last)?.key_span.as_ref().map(|span| span.start);
-            Some(layer.place(key.or(node.span.as_ref().map(|span| span.start))))
-        })
-    }
+fn place(layers: &[Layer], path: &[String]) -> Option<Place> {
+    let inherited = || match path {
+        [models, _, rest @ ..] if models == "models" && !rest.is_empty() => {
+            let path: Vec<String> = std::iter::once("defaults".to_owned()).chain(rest.to_vec()).collect();
+            written(layers, &path)
+        }
+        _ => None,
+    };
+    written(layers, path).or_else(inherited)
+}
+
+fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
+    layers.iter().rev().find_map(|layer| {
+        let node = layer.tree.find(path)?;
+        let (last, parent) = path.split_last()?;
+        let key = layer.tree.find(parent)?.entry(last)?.key_span.as_ref().map(|span| span.start);
+        Some(layer.place(key.or(node.span.as_ref().map(|span| span.start))))
+    })
 }
 
 /// Reads all layers and merges them.
@@ -166,11 +167,12 @@ pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
 
 fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
-    let settings: Settings = merged.extract().map_err(|error| problem(&error, &[]))?;
-    let all: Dict = merged.extract().map_err(|error| problem(&error, &[]))?;
+    let problem = |error: figment::Error, under: &[&str]| problem(&layers, &error, under);
+    let settings: Settings = merged.extract().map_err(|error| problem(error, &[]))?;
+    let all: Dict = merged.extract().map_err(|error| problem(error, &[]))?;
     let defaults = Figment::from(Plain(settings.defaults.clone()))
         .extract()
-        .map_err(|error| problem(&error, &["defaults"]))?;
+        .map_err(|error| problem(error, &["defaults"]))?;
     let mut models = Vec::new();
     for name in names_in_order(&layers) {
         let own = settings.models.get(&name).cloned().unwrap_or_default();
@@ -184,8 +186,8 @@ fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> 
             beneath.remove("build");
         }
         let figment = Figment::from(Plain(beneath)).merge(Plain(own));
-        let model = figment.extract().map_err(|error| problem(&error, &["models", &name]))?;
-        let table = figment.extract().map_err(|error| problem(&error, &["models", &name]))?;
+        let model = figment.extract().map_err(|error| problem(error, &["models", &name]))?;
+        let table = figment.extract().map_err(|error| problem(error, &["models", &name]))?;
         models.push((name, model, table));
     }
     Ok(Loaded { settings, defaults, models, file, merged: all, layers })
@@ -207,9 +209,19 @@ fn names_in_order(layers: &[Layer]) -> Vec<String> {
 }
 
 /// What the schema let through and the types did not take; a number too large for its type, for one.
-fn problem(error: &figment::Error, under: &[&str]) -> Problems {
+fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> Problems {
     let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
-    Problem::new(Place::Nowhere, format!("`{}`: {}", super::problem::dotted(&path), error.kind)).into()
+    let place = place(layers, &path).unwrap_or(Place::Nowhere);
+    let what = match &error.kind {
+        figment::error::Kind::InvalidValue(figment::error::Actual::Signed(number), _) => {
+            format!("`{number}` is too large")
+        }
+        figment::error::Kind::InvalidValue(figment::error::Actual::Unsigned(number), _) => {
+            format!("`{number}` is too large")
+        }
+        kind => kind.to_string(),
+    };
+    Problem::new(place, format!("`{}`: {what}", super::problem::dotted(&path))).into()
 }
 
 /// The compiled-in defaults in the shape of a configuration file: sections about models go under `[defaults]`.
@@ -308,7 +320,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!(loaded.settings.server.port, 3);
-        assert_eq!(loaded.place(&path("server.port")), Place::Flag("--port".into()));
+        assert_eq!(loaded.place(&path("server.port")), Place::Flag("flag --port".into()));
         assert_eq!(loaded.settings.server.host, "::1");
         assert_eq!(loaded.place(&path("server.host")), Place::Env("LLAMA_WARDEN_SERVER__HOST".into()));
         assert_eq!(loaded.settings.server.connections, 7);

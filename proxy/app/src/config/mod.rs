@@ -18,6 +18,8 @@ pub(crate) mod layers;
 pub(crate) mod machine;
 pub(crate) mod problem;
 pub(crate) mod resolve;
+#[cfg(test)]
+mod samples;
 pub(crate) mod schema;
 pub(crate) mod settings;
 pub(crate) mod show;

@@ -15,7 +15,7 @@ pub(crate) enum Place {
     },
     /// In an environment variable.
     Env(String),
-    /// In a flag.
+    /// On the command line: a flag, or the flags of llama-server.
     Flag(String),
     /// Compiled in.
     Default,
@@ -38,7 +38,7 @@ impl fmt::Display for Place {
             Self::File { path, line: 0 } => write!(f, "{}", path.display()),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Env(name) => write!(f, "environment variable {name}"),
-            Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Flag(name) => f.write_str(name),
             Self::Default => f.write_str("default"),
             Self::Nowhere => f.write_str("configuration"),
         }

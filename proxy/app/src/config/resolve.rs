@@ -90,6 +90,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     let (models, choices): (Vec<_>, Vec<_>) =
         loaded.models.iter().map(|(name, model, _)| resolver.model(name, model)).unzip();
     resolver.names();
+    resolver.log_level();
     let settings = &loaded.settings;
     let admin_address = resolver.admin_address();
     let admin_socket = settings
@@ -167,6 +168,13 @@ impl Resolver<'_> {
                 .push(Problem::new(place, message).hint("use a loopback address like `127.0.0.1:9090`"));
         }
         Some(address)
+    }
+
+    fn log_level(&mut self) {
+        if let Err(problem) = crate::logging::filter(&self.loaded.settings.log.level) {
+            let place = self.place(&["log", "level"]);
+            self.problems.push(Problem::new(place, format!("`log.level`: {problem}")));
+        }
     }
 
     /// Two models must not share a name or an alias.

@@ -12,7 +12,7 @@ use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 use warden_policies::ByteSize;
-use warden_policies::defaults::{TEXT, parse_duration};
+use warden_policies::defaults::{self, TEXT, parse_duration};
 
 /// Keys of `[lifecycle]` and `[recycle]` in the defaults that hold for all models at once, so that they are taken in
 /// `[defaults.lifecycle]` and `[defaults.policy]` but not under one model.
@@ -73,7 +73,7 @@ pub(crate) fn replace(_: &mut SchemaGenerator) -> Schema {
 
 /// Defines a type whose schema is a section of `defaults.toml`.
 macro_rules! default_sections {
-    ($($name:ident = $section:literal without $left_out:expr;)*) => { $(
+    ($($name:ident = $section:literal in $type:ident without $left_out:expr;)*) => { $(
         /// The schema of one section of the defaults.
         pub(crate) struct $name;
         impl JsonSchema for $name {
@@ -84,37 +84,38 @@ macro_rules! default_sections {
                 true
             }
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                section($section, &$left_out)
+                section($section, defaults::$type::KEYS, &$left_out)
             }
         }
     )* };
 }
 
 default_sections! {
-    Server = "server" without [];
-    Upstream = "upstream" without [];
-    Sensors = "sensors" without [];
-    Child = "child" without [];
-    Build = "build" without [];
-    Log = "log" without [];
-    Queue = "queue" without [];
-    Lifecycle = "lifecycle" without [];
-    ModelLifecycle = "lifecycle" without FLEET_WIDE;
-    Recycle = "recycle" without [];
-    ModelRecycle = "recycle" without FLEET_WIDE;
+    Server = "server" in Server without [];
+    Upstream = "upstream" in Upstream without [];
+    Sensors = "sensors" in Sensors without [];
+    Child = "child" in Child without [];
+    Build = "build" in Build without [];
+    Log = "log" in Log without [];
+    Queue = "queue" in Queue without [];
+    Lifecycle = "lifecycle" in Lifecycle without [];
+    ModelLifecycle = "lifecycle" in Lifecycle without FLEET_WIDE;
+    Recycle = "recycle" in Recycle without [];
+    ModelRecycle = "recycle" in Recycle without FLEET_WIDE;
 }
 
-fn section(name: &str, left_out: &[&str]) -> Schema {
+fn section(name: &str, meanings: &[(&str, &str)], left_out: &[&str]) -> Schema {
     let mut properties = Map::new();
     if let Some(table) = defaults_document().get(name).and_then(toml_edit::Item::as_table) {
         for (key, item) in table {
             let Some(value) = item.as_value().filter(|_| !left_out.contains(&key)) else { continue };
             let reason = table.key(key).map(reason).unwrap_or_default();
+            let meaning =
+                meanings.iter().find(|(name, _)| *name == key).map_or("", |(_, meaning)| meaning.trim());
             let mut schema = value_schema(name, key, value);
-            schema.insert(
-                "description".to_owned(),
-                json!(format!("Default: {value}. {reason}", value = value.to_string().trim())),
-            );
+            let value_text = value.to_string();
+            let text = format!("{meaning} Default: {}. {reason}", value_text.trim());
+            schema.insert("description".to_owned(), json!(text));
             schema.insert("default".to_owned(), plain(value));
             properties.insert(key.to_owned(), Value::Object(schema));
         }

@@ -167,13 +167,13 @@ struct ModelKeys {
     directory: Option<PathBuf>,
     /// Other names that clients may use.
     aliases: Option<Vec<String>>,
-    /// Default: 1. How many processes; each needs the memory of the whole model.
+    /// How many processes; each needs the memory of the whole model. Default: 1.
     #[schemars(range(min = 1))]
     replicas: Option<u32>,
-    /// Default: false. Start at once, instead of at the first request.
+    /// Start at once, instead of at the first request. Default: false.
     preload: Option<bool>,
-    /// Default: "auto". How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap`
-    /// starts the next one first; `auto` overlaps where memory allows.
+    /// How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap` starts the next one
+    /// first; `auto` overlaps where memory allows. Default: "auto".
     #[schemars(schema_with = "schema::replace")]
     replace: Option<Replace>,
     /// Requests at a time on one process. Default: its number of slots.
@@ -205,13 +205,13 @@ struct ModelDefaults {
     env: Option<BTreeMap<String, String>>,
     /// Working directory of the processes. Relative to the configuration file. Default: ours.
     directory: Option<PathBuf>,
-    /// Default: 1. How many processes; each needs the memory of the whole model.
+    /// How many processes; each needs the memory of the whole model. Default: 1.
     #[schemars(range(min = 1))]
     replicas: Option<u32>,
-    /// Default: false. Start at once, instead of at the first request.
+    /// Start at once, instead of at the first request. Default: false.
     preload: Option<bool>,
-    /// Default: "auto". How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap`
-    /// starts the next one first; `auto` overlaps where memory allows.
+    /// How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap` starts the next one
+    /// first; `auto` overlaps where memory allows. Default: "auto".
     #[schemars(schema_with = "schema::replace")]
     replace: Option<Replace>,
     /// Requests at a time on one process. Default: its number of slots.

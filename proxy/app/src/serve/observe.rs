@@ -18,7 +18,8 @@ pub(crate) struct Watcher(pub(crate) Arc<Metrics>);
 impl Observer for Watcher {
     fn request_done(&self, record: &Record) {
         self.0.request_done(record);
-        let ms = |time: std::time::Duration| time.as_secs_f64() * 1000.0;
+        // Whole microseconds: more digits are noise.
+        let ms = |time: std::time::Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         tracing::info!(
             target: "access",
             id = record.request_id,

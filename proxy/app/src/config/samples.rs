@@ -1,0 +1,88 @@
+//! Sample configurations as tests: each file's name says what it shows. Files in `invalid` say in their first lines,
+//! after `#!`, what has to be told about them.
+
+use std::path::{Path, PathBuf};
+
+use super::layers::{Sources, load};
+use super::machine::Machine;
+use super::problem::Problems;
+use super::resolve::{Resolved, resolve};
+
+fn samples(folder: &str) -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config/samples").join(folder);
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 4, "{folder}: the samples are gone");
+    files
+}
+
+fn read(file: &Path) -> Result<Resolved, Problems> {
+    let loaded = load(Sources { file: Some(file.to_owned()), ..Sources::default() })?;
+    let mut machine = Machine::read();
+    machine.env.clear();
+    resolve(&loaded, &machine, false)
+}
+
+#[test]
+fn valid_samples_are_taken() {
+    for file in samples("valid") {
+        if let Err(problems) = read(&file) {
+            panic!("{}: {problems}", file.display());
+        }
+    }
+}
+
+#[test]
+fn invalid_samples_are_refused_with_place_and_cure() {
+    for file in samples("invalid") {
+        let Err(problems) = read(&file) else { panic!("{} was taken", file.display()) };
+        let told = crate::exit::Failure::Config(problems).lines().join("\n");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let wanted: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("#! ")).collect();
+        assert!(!wanted.is_empty(), "{} does not say what is wrong with it", file.display());
+        for part in wanted {
+            assert!(told.contains(part), "{}: `{part}` is missing in\n{told}", file.display());
+        }
+    }
+}
+
+#[test]
+fn what_a_valid_sample_says_reaches_the_fleet() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config/samples/valid");
+    let resolved = read(&dir.join("two_models_with_budgets_and_aliases.toml")).unwrap();
+    let [big, small] = resolved.fleet.models.as_slice() else { panic!("{:?}", resolved.fleet.models) };
+    assert_eq!(big.name.as_str(), "org/big-GGUF:Q4");
+    assert_eq!(big.command.args[0], "-m");
+    assert!(big.command.args[1].ends_with("any.gguf") && Path::new(&big.command.args[1]).is_absolute());
+    assert_eq!(big.command.args[2..], ["-np", "2", "--cache-ram", "512"]);
+    assert_eq!(big.command.env, [("GGML_CUDA_DISABLE_GRAPHS".to_owned(), "1".to_owned())]);
+    assert_eq!((big.queue_depth, big.queue_wait.as_secs()), (64, 120));
+    assert!(big.recycle.host_soft < big.recycle.host_hard && big.preload && !small.preload);
+    assert_eq!(small.recycle.host_hard.map(|size| size.0), Some(16 << 30));
+    assert_eq!(small.timing.start_timeout.as_secs(), 60);
+    assert_eq!((small.replicas, small.max_in_flight, small.recycle.max_requests), (2, Some(4), Some(10_000)));
+    assert!((resolved.fleet.watch.overlap_headroom - 2.0).abs() < f64::EPSILON);
+}
+
+#[test]
+fn a_budget_below_the_prompt_cache_is_warned_about() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("m.gguf"), "").unwrap();
+    let file = dir.path().join("w.toml");
+    let warnings = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let told = read(&file).unwrap().warnings;
+        told.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let small = "[models.a]\nmodel = \"m.gguf\"\npolicy.host.soft = \"4GiB\"\n";
+    let told = warnings(small);
+    assert!(
+        told[0].contains(
+            "w.toml:3: model `a`: the budget of 4.0 GiB is below the prompt cache, which may grow to 8.0 GiB"
+        ),
+        "{told:?}"
+    );
+    assert!(warnings(&format!("{small}args = [\"--cache-ram\", \"100\"]\n")).is_empty());
+    assert!(warnings(&format!("{small}args = [\"--cache-ram\", \"-1\"]\n"))[0].contains("has no bound"));
+}
