@@ -1,21 +1,33 @@
 //! All models by name: the entry point of everything.
 
-use std::path::{Path, PathBuf};
+mod roster;
+
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Mutex, oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 
+use self::roster::{Handle, Roster};
+use crate::context::Context;
+use crate::directories;
 use crate::error::{ControlError, Denied, FleetError, ResolveError};
-use crate::event::{Event, EventTail};
+use crate::event::{EventKind, EventTail, Journal};
 use crate::lease::Lease;
-use crate::ledger::LedgerEntry;
-use crate::log::LogTail;
+use crate::ledger::{Ledger, LedgerEntry};
+use crate::log::{LogRing, LogTail};
+use crate::model::{Control, Message, Model};
 use crate::nursery::NurseryHandle;
-use crate::spec::FleetConfig;
+use crate::process::{Host, World};
+use crate::shared::Shared;
+use crate::spec::{FleetConfig, ModelSpec, Watch};
 use crate::view::FleetView;
 
 /// What a reload changed.
@@ -43,27 +55,51 @@ pub struct Fleet {
 
 #[derive(Debug)]
 struct Inner {
-    ledger: PathBuf,
-    views: watch::Sender<Arc<FleetView>>,
-    events: broadcast::Sender<Event>,
+    context: Arc<Context>,
+    roster: ArcSwap<Roster>,
+    tasks: TaskTracker,
+    ending: AtomicBool,
+    /// Held by whoever changes the roster.
+    change: Mutex<Change>,
+}
+
+#[derive(Debug)]
+struct Change {
+    config: FleetConfig,
+    /// Tasks of removed models, which may still have processes.
+    leaving: Vec<Arc<Handle>>,
 }
 
 impl Fleet {
     /// Makes the directories, opens the ledger and starts a task for each model. Preloading begins in the background.
     pub async fn start(config: FleetConfig, nursery: NurseryHandle) -> Result<Self, FleetError> {
-        drop(nursery);
-        let views = watch::Sender::new(Arc::default());
-        let inner =
-            Inner { ledger: config.state_dir.join("ledger.jsonl"), views, events: broadcast::Sender::new(1) };
-        Ok(Self { inner: Arc::new(inner) })
+        Self::start_in(config, Arc::new(Host::new(nursery))).await
+    }
+
+    pub(crate) async fn start_in(config: FleetConfig, world: Arc<dyn World>) -> Result<Self, FleetError> {
+        check(&config)?;
+        directories::prepare_runtime(&config.runtime_dir)?;
+        let ledger = Ledger::open(&config.state_dir)
+            .map_err(|(path, source)| FleetError::StateDir { path, source })?;
+        let journal = Arc::new(Journal::new(config.watch.events_kept));
+        let context = Context::new(world, journal, ledger, config.runtime_dir.clone());
+        let empty = FleetConfig { models: Vec::new(), ..config.clone() };
+        let fleet = Self {
+            inner: Arc::new(Inner {
+                context: Arc::new(context),
+                roster: ArcSwap::from_pointee(Roster::default()),
+                tasks: TaskTracker::new(),
+                ending: AtomicBool::new(false),
+                change: Mutex::new(Change { config: empty, leaving: Vec::new() }),
+            }),
+        };
+        fleet.take_over(config).await?;
+        Ok(fleet)
     }
 
     /// The model that a client's name means: a name, an alias, or with `any_name` anything. Without a name, the only model.
     pub fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
-        Err(match name {
-            Some(name) => ResolveError::Unknown { name: name.to_owned(), known: Vec::new() },
-            None => ResolveError::Missing { known: Vec::new() },
-        })
+        self.inner.roster.load().resolve(name)
     }
 
     /// Waits for the right to send one request to the model. Starts the model if need be.
@@ -71,58 +107,183 @@ impl Fleet {
     /// Callers of one kind are served in the order in which they came. Dropping the future gives up the place, or the
     /// lease if it was granted meanwhile.
     pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, Denied> {
-        let _ = (model, kind);
-        Err(Denied::Removed)
+        let shared = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.shared));
+        shared.ok_or(Denied::Removed)?.lease(kind).await
     }
 
-    /// The fleet now.
+    /// The fleet now: the last published picture, with the counts of this moment.
     pub fn view(&self) -> Arc<FleetView> {
-        self.inner.views.borrow().clone()
+        let mut view = FleetView::clone(&self.inner.context.publisher.view());
+        let roster = self.inner.roster.load();
+        for model in &mut view.models {
+            let Some(handle) = roster.get(&model.name) else { continue };
+            model.waiting = handle.shared.waiting();
+            for backend in &mut model.backends {
+                let Some(generation) = backend.generation else { continue };
+                backend.in_flight = handle.shared.in_flight(generation);
+                backend.work = handle.shared.work(generation).unwrap_or(backend.work);
+            }
+        }
+        Arc::new(view)
     }
 
     /// The fleet at every change.
     pub fn subscribe(&self) -> watch::Receiver<Arc<FleetView>> {
-        self.inner.views.subscribe()
+        self.inner.context.publisher.subscribe()
     }
 
     /// Replaces every process of a model, one after another. Resolves when the new ones serve and the old ones are gone.
-    /// Clears `failed`, the backoff and what holds the policy back.
+    /// Clears `failed`, the backoff and what holds the policy back. A replacement that is under way counts if its new
+    /// process is made after this call.
     pub async fn restart(&self, model: &str) -> Result<Vec<LedgerEntry>, ControlError> {
-        self.resolve(Some(model))?;
-        Ok(Vec::new())
+        let handle = self.handle(model)?;
+        let (reply, answer) = oneshot::channel();
+        handle.send(Control::Restart(reply));
+        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 
     /// Drains and stops a model; resolves when its processes are gone. The next request starts it again.
     pub async fn drain(&self, model: &str) -> Result<(), ControlError> {
-        self.resolve(Some(model))?;
-        Ok(())
+        let handle = self.handle(model)?;
+        let (reply, answer) = oneshot::channel();
+        handle.send(Control::Drain(reply));
+        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 
-    /// Takes over a new configuration.
+    fn handle(&self, name: &str) -> Result<Arc<Handle>, ControlError> {
+        let roster = self.inner.roster.load();
+        let model = roster.resolve(Some(name))?;
+        roster.get(&model).cloned().ok_or(ControlError::ShuttingDown)
+    }
+
+    /// Takes over a new configuration. Only models whose command changed get new processes; other settings apply in
+    /// place. Nothing is taken over if anything in it is wrong.
     pub async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
-        drop(config);
-        Ok(ApplyReport::default())
+        check(&config)?;
+        let report = self.take_over(config).await?;
+        self.inner.context.journal.tell(None, None, EventKind::ConfigApplied { report: report.clone() });
+        Ok(report)
+    }
+
+    async fn take_over(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
+        let inner = &self.inner;
+        let mut change = inner.change.lock().await;
+        if inner.ending.load(Ordering::SeqCst) {
+            return Err(FleetError::ShuttingDown);
+        }
+        let mut report = ApplyReport::default();
+        for (name, changed) in [
+            ("runtime_dir", config.runtime_dir != change.config.runtime_dir),
+            ("state_dir", config.state_dir != change.config.state_dir),
+            ("events_kept", config.watch.events_kept != change.config.watch.events_kept),
+            ("log_lines", config.watch.log_lines != change.config.watch.log_lines),
+        ] {
+            if changed {
+                report.needs_restart.push(name.to_owned());
+            }
+        }
+        let old = inner.roster.load_full();
+        let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
+        let mut handles = Vec::with_capacity(config.models.len());
+        inner.context.publisher.set_order(config.models.iter().map(|spec| spec.name.clone()).collect());
+        for spec in &config.models {
+            let (name, known) = (spec.name.clone(), old.get(&spec.name).cloned());
+            let handle = known.unwrap_or_else(|| self.launch(spec, config.watch));
+            match before(&name) {
+                None => report.added.push(name),
+                Some(before) if before == *spec => {
+                    if config.watch != change.config.watch {
+                        handle.apply(spec, config.watch).await;
+                    }
+                    report.unchanged.push(name);
+                }
+                Some(_) if handle.apply(spec, config.watch).await => report.restarted.push(name),
+                Some(_) => report.updated.push(name),
+            }
+            handles.push(handle);
+        }
+        // Callers find the new roster before the old models refuse, so that they are told that the model is unknown.
+        inner.roster.store(Arc::new(Roster::new(&config, handles)));
+        let gone = old
+            .handles()
+            .filter(|handle| config.models.iter().all(|spec| spec.name != *handle.shared.name()));
+        for handle in gone {
+            handle.send(Control::Remove);
+            report.removed.push(handle.shared.name().clone());
+            change.leaving.push(Arc::clone(handle));
+        }
+        change.leaving.retain(|handle| !handle.is_gone());
+        change.config = config;
+        Ok(report)
+    }
+
+    /// Starts the task of a model.
+    fn launch(&self, spec: &ModelSpec, watch: Watch) -> Arc<Handle> {
+        let context = &self.inner.context;
+        let journal = Arc::clone(&context.journal);
+        let shared = Arc::new(Shared::new(spec.name.clone(), journal, spec.queue_depth, spec.queue_wait));
+        let logs = Arc::new(LogRing::new(spec.name.clone(), watch.log_lines));
+        let (model, sender) =
+            Model::new(Arc::clone(context), Arc::clone(&shared), Arc::clone(&logs), spec.clone(), watch);
+        self.inner.tasks.spawn(model.run());
+        Arc::new(Handle { shared, logs, sender })
     }
 
     /// Ends everything: no new leases, running ones (and queued ones that a backend can take) go on until the deadline,
     /// then TERM, the grace, KILL. All children are reaped when it returns.
     pub async fn shutdown(&self, deadline: Duration) {
-        let _ = deadline;
+        let until = Instant::now() + deadline;
+        let inner = &self.inner;
+        inner.ending.store(true, Ordering::SeqCst);
+        // Whoever changes the roster now is waited for, so that no model starts after we have looked.
+        let change = inner.change.lock().await;
+        let roster = inner.roster.load_full();
+        for handle in roster.handles().chain(&change.leaving) {
+            handle.send(Control::Shutdown(until));
+        }
+        inner.tasks.close();
+        drop(change);
+        inner.tasks.wait().await;
     }
 
     /// The output of a model's processes; `None` if there is no such model.
     pub fn logs(&self, model: &str) -> Option<LogTail> {
-        self.resolve(Some(model)).ok()?;
-        None
+        Some(self.handle(model).ok()?.logs.tail())
     }
 
     /// What happened and what will.
     pub fn events(&self) -> EventTail {
-        EventTail { events: Vec::new(), receiver: self.inner.events.subscribe() }
+        self.inner.context.journal.tail()
     }
 
     /// Where the ledger is.
     pub fn ledger_path(&self) -> &Path {
-        &self.inner.ledger
+        self.inner.context.ledger.path()
+    }
+}
+
+/// What can be wrong with a configuration, whatever the machine.
+fn check(config: &FleetConfig) -> Result<(), FleetError> {
+    if let Some(spec) = config.models.iter().find(|spec| spec.replicas == 0) {
+        return Err(FleetError::NoReplicas(spec.name.clone()));
+    }
+    roster::check_names(config)?;
+    directories::check_sockets(config)
+}
+
+impl Handle {
+    fn send(&self, control: Control) {
+        // Fails only when the task has ended; then there is nothing to be controlled.
+        drop(self.sender.send(Message::Control(control)));
+    }
+
+    fn is_gone(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    async fn apply(&self, spec: &ModelSpec, watch: Watch) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.send(Control::Apply(Box::new(spec.clone()), watch, reply));
+        answer.await.unwrap_or(false)
     }
 }

@@ -47,9 +47,13 @@ pub mod view;
 
 mod child;
 mod clock;
+mod context;
+mod directories;
 mod failure;
 mod lines;
+mod model;
 mod process;
+mod publish;
 mod shared;
 mod spawn;
 mod sync;

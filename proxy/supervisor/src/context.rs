@@ -1,0 +1,92 @@
+//! What all models of a fleet share: the outside world, the journal, the ledger, the picture, the generation counter.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::{GenerationId, ModelName};
+
+use crate::event::Journal;
+use crate::ledger::Ledger;
+use crate::process::World;
+use crate::publish::Publisher;
+
+/// The longest path of a Unix socket on Linux: `sun_path` has 108 bytes, and one ends the text.
+pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) world: Arc<dyn World>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) ledger: Ledger,
+    pub(crate) publisher: Publisher,
+    pub(crate) runtime_dir: PathBuf,
+    pub(crate) epoch: Instant,
+    generations: AtomicU64,
+}
+
+impl Context {
+    pub(crate) fn new(
+        world: Arc<dyn World>,
+        journal: Arc<Journal>,
+        ledger: Ledger,
+        runtime_dir: PathBuf,
+    ) -> Self {
+        let publisher = Publisher::default();
+        let generations = AtomicU64::new(0);
+        Self { world, journal, ledger, publisher, runtime_dir, epoch: Instant::now(), generations }
+    }
+
+    /// Time since the fleet started: the clock of all policies.
+    pub(crate) fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    pub(crate) fn next_generation(&self) -> GenerationId {
+        GenerationId(self.generations.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// The last generation made: every later one has a greater number.
+    pub(crate) fn last_generation(&self) -> GenerationId {
+        GenerationId(self.generations.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn socket(&self, model: &ModelName, generation: GenerationId) -> PathBuf {
+        socket(&self.runtime_dir, model, generation)
+    }
+}
+
+/// The socket of a generation: a name that no other process ever had, because llama-server cannot listen on a socket file
+/// that exists. Our process id keeps runs apart that end without cleaning up.
+pub(crate) fn socket(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
+    const SHORT: usize = 12;
+    let last = model.as_str().rsplit('/').next().unwrap_or_default();
+    let tame = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
+    let short: String = last.chars().take(SHORT).map(tame).collect();
+    directory.join(format!("{short}-{}-{generation}.sock", std::process::id()))
+}
+
+/// The process id in the name of a socket that [`socket`] made.
+pub(crate) fn maker(file_name: &str) -> Option<u32> {
+    let mut parts = file_name.strip_suffix(".sock")?.rsplit('-');
+    parts.next()?.strip_prefix('g')?.parse::<u64>().ok()?;
+    parts.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_name_is_short_tame_and_tells_its_maker() {
+        let path = socket(Path::new("/run/w"), &ModelName::new("org/Some Long-Model.gguf"), GenerationId(12));
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert_eq!(name, format!("Some-Long-Mo-{}-g12.sock", std::process::id()));
+        assert_eq!(maker(name), Some(std::process::id()));
+        assert_eq!(maker("else.sock"), None);
+        assert_eq!(maker("a-1-g2.txt"), None);
+    }
+}

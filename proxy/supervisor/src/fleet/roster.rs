@@ -1,0 +1,93 @@
+//! Which name means which model. Immutable: a reload makes a new one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use warden_policies::ModelName;
+
+use crate::error::{FleetError, ResolveError};
+use crate::log::LogRing;
+use crate::model::Message;
+use crate::shared::Shared;
+use crate::spec::FleetConfig;
+
+/// What the fleet holds of one model.
+#[derive(Debug)]
+pub(super) struct Handle {
+    pub(super) shared: Arc<Shared>,
+    pub(super) logs: Arc<LogRing>,
+    pub(super) sender: mpsc::UnboundedSender<Message>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Roster {
+    handles: Vec<Arc<Handle>>,
+    /// Names and aliases.
+    by_name: HashMap<String, usize>,
+    any_name: bool,
+}
+
+impl Roster {
+    /// `handles` belong to the models of the configuration, in order.
+    pub(super) fn new(config: &FleetConfig, handles: Vec<Arc<Handle>>) -> Self {
+        let names = config.models.iter().enumerate().flat_map(|(index, spec)| {
+            let names = std::iter::once(spec.name.as_str()).chain(spec.aliases.iter().map(String::as_str));
+            names.map(move |name| (name.to_owned(), index))
+        });
+        Self { by_name: names.collect(), handles, any_name: config.any_name }
+    }
+
+    pub(super) fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
+        let only = || if let [only] = self.handles.as_slice() { Some(only) } else { None };
+        let found = match name {
+            Some(name) => match self.by_name.get(name) {
+                Some(index) => self.handles.get(*index),
+                None => only().filter(|_| self.any_name),
+            },
+            None => only(),
+        };
+        found.map(|handle| handle.shared.name().clone()).ok_or_else(|| {
+            let known = self.handles.iter().map(|handle| handle.shared.name().to_string()).collect();
+            match name {
+                Some(name) => ResolveError::Unknown { name: name.to_owned(), known },
+                None => ResolveError::Missing { known },
+            }
+        })
+    }
+
+    /// By its own name only.
+    pub(super) fn get(&self, name: &ModelName) -> Option<&Arc<Handle>> {
+        let index = self.by_name.get(name.as_str())?;
+        self.handles.get(*index).filter(|handle| handle.shared.name() == name)
+    }
+
+    pub(super) fn handles(&self) -> impl Iterator<Item = &Arc<Handle>> {
+        self.handles.iter()
+    }
+}
+
+/// No name means two models.
+pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
+    let mut seen: HashMap<&str, &ModelName> = HashMap::new();
+    for spec in &config.models {
+        for name in std::iter::once(spec.name.as_str()).chain(spec.aliases.iter().map(String::as_str)) {
+            match seen.insert(name, &spec.name) {
+                // An alias that repeats the model's own name or another alias of it does no harm.
+                Some(first)
+                    if *first != spec.name || (name == spec.name.as_str() && is_twice(config, name)) =>
+                {
+                    let (name, first) = (name.to_owned(), first.clone());
+                    return Err(FleetError::DuplicateName { name, first, second: spec.name.clone() });
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_twice(config: &FleetConfig, name: &str) -> bool {
+    config.models.iter().filter(|spec| spec.name.as_str() == name).count() > 1
+}

@@ -1,0 +1,192 @@
+//! Carries out what the life-cycle machine asks for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
+use warden_policies::{GenerationId, backoff};
+
+use super::unit::{Live, Unit, UnitId};
+use super::{Message, Model, Report, millis};
+use crate::context::SOCKET_PATH_LIMIT;
+use crate::error::SpawnError;
+use crate::event::EventKind;
+use crate::lease::{Cell, Endpoint};
+use crate::nursery::SpawnRequest;
+use crate::process::Sink;
+use crate::spec::ModelSpec;
+
+impl Model {
+    /// Gives an event to a unit's machine and carries out what it answers.
+    pub(super) fn step(&mut self, id: UnitId, event: Event) {
+        let now = self.context.now();
+        let policy = self.spec.lifecycle;
+        let Some(unit) = self.unit_mut(id) else { return };
+        let before = unit.machine.clone();
+        let effects = unit.machine.step(event, now, &policy);
+        let (changed, phase) = (unit.machine != before, unit.phase());
+        if phase != before.phase() && matches!(phase, Phase::Draining | Phase::Stopping | Phase::Starting) {
+            unit.stop_watching();
+        }
+        if changed || !effects.is_empty() {
+            self.changed();
+        }
+        for effect in effects {
+            self.carry_out(id, effect);
+        }
+        if phase != before.phase() {
+            self.tell_phase(id, before.phase(), phase);
+        }
+    }
+
+    fn tell_phase(&mut self, id: UnitId, before: Phase, phase: Phase) {
+        let Some(unit) = self.unit(id) else { return };
+        let generation = unit.generation();
+        match (before, phase) {
+            (_, Phase::Suspect) => self.tell(generation, EventKind::Suspect),
+            (Phase::Suspect, Phase::Ready) => self.tell(generation, EventKind::Recovered),
+            (_, Phase::Draining) => {
+                let in_flight = generation.map_or(0, |generation| self.shared.in_flight(generation));
+                self.tell(generation, EventKind::Draining { in_flight });
+            }
+            (_, Phase::Failed) => {
+                if let Some(failure) = unit.failure.clone() {
+                    self.tell(None, EventKind::Failed { failure });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn carry_out(&mut self, id: UnitId, effect: Effect) {
+        match effect {
+            Effect::Spawn => self.spawn(id),
+            Effect::OpenGate => self.open(id),
+            Effect::CloseGate => {
+                if let Some(generation) = self.unit(id).and_then(Unit::generation) {
+                    let running = self.shared.close(generation);
+                    self.note_closed(generation, running);
+                }
+            }
+            Effect::Term => self.signal(id, Live::terminate),
+            Effect::Kill => self.signal(id, Live::kill),
+            Effect::Arm(timer) => self.arm(id, timer),
+            Effect::Disarm => {
+                if let Some(unit) = self.unit_mut(id) {
+                    unit.timer = None;
+                }
+            }
+            // The phase says it, and `settle` acts on that.
+            Effect::GiveUp => {}
+        }
+    }
+
+    fn arm(&mut self, id: UnitId, timer: Timer) {
+        let timing = self.spec.timing;
+        let after = match timer {
+            Timer::Start => timing.start_timeout,
+            Timer::Suspect => timing.suspect_timeout,
+            Timer::Drain => timing.drain_deadline,
+            Timer::Grace => timing.stop_grace,
+            Timer::Backoff { failures } => {
+                let delay = backoff::delay(&self.spec.lifecycle.backoff, failures, rand::random());
+                self.tell(None, EventKind::Backoff { delay_ms: millis(delay), failures });
+                delay
+            }
+        };
+        if let Some(unit) = self.unit_mut(id) {
+            unit.timer = Some((timer, Instant::now() + after));
+        }
+    }
+
+    fn signal(&mut self, id: UnitId, signal: impl FnOnce(&mut Live)) {
+        let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) else { return };
+        let generation = live.id;
+        signal(live);
+        let running = self.shared.in_flight(generation);
+        self.note_stopped(generation, running);
+    }
+
+    fn open(&mut self, id: UnitId) {
+        let Some(unit) = self.unit(id) else { return };
+        let (replica, role) = (unit.replica, unit.role);
+        let Some(live) = &unit.live else { return };
+        let limit = self.limit(live.slots);
+        let start = live.ready.unwrap_or(live.spawned).saturating_duration_since(live.spawned);
+        let (generation, cell) = (live.id, Arc::clone(&live.cell));
+        let opened = self.shared.open(&cell, limit);
+        self.note_opened(replica, role, generation, opened, start);
+    }
+
+    pub(super) fn limit(&self, slots: Option<u32>) -> u32 {
+        self.spec.max_in_flight.or(slots).unwrap_or(self.watch.unknown_slots)
+    }
+
+    fn spawn(&mut self, id: UnitId) {
+        let generation = self.context.next_generation();
+        let socket = self.context.socket(&self.spec.name, generation);
+        let cell = Arc::new(Cell::new(generation, Endpoint::Unix(socket.clone())));
+        let request = request(&self.spec);
+        let live = Live::new(generation, socket.clone(), cell, request.clone());
+        let Some(unit) = self.unit_mut(id) else { return };
+        unit.live = Some(live);
+
+        let mut with_socket = request;
+        with_socket.command.args.extend(["--host".to_owned(), socket.to_string_lossy().into_owned()]);
+        let world = Arc::clone(&self.context.world);
+        let longest = self.watch.log_line_bytes;
+        let logs = Arc::clone(&self.logs);
+        let sink: Sink = Arc::new(move |stream, text| logs.push(generation, stream, text));
+        self.help(generation, async move {
+            let length = socket.as_os_str().len();
+            if length > SOCKET_PATH_LIMIT {
+                let error = std::io::Error::other(format!(
+                    "the socket path {} has {length} bytes, more than a Unix socket's path may have \
+                     ({SOCKET_PATH_LIMIT}): choose a shorter runtime_dir",
+                    socket.display()
+                ));
+                let binary = with_socket.command.binary;
+                return Report::Spawned(Err(SpawnError::Exec { binary, source: error }));
+            }
+            // Left by a supervisor with our process id that could not clean up.
+            drop(std::fs::remove_file(&socket));
+            Report::Spawned(world.spawn(with_socket, socket, longest, sink).await)
+        });
+    }
+
+    /// Runs a helper that reports about a generation.
+    pub(super) fn help(
+        &mut self,
+        generation: GenerationId,
+        work: impl Future<Output = Report> + Send + 'static,
+    ) {
+        let outbox = self.outbox.clone();
+        self.helpers.spawn(async move {
+            drop(outbox.send(Message::Report(generation, work.await)));
+        });
+    }
+
+    /// The longest time until the end of the process once it is told to stop.
+    pub(super) fn patience(&self) -> Duration {
+        self.spec.timing.stop_grace * 2
+    }
+}
+
+impl Unit {
+    /// No more probes and samples.
+    fn stop_watching(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.probe_at = None;
+            live.sample_at = None;
+            live.idle_sample_at = None;
+            live.judge_at = None;
+            live.policy = None;
+        }
+    }
+}
+
+/// What a process of this model is made of. Two equal ones mean that nothing needs a new process.
+pub(super) fn request(spec: &ModelSpec) -> SpawnRequest {
+    SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj }
+}

@@ -1,0 +1,194 @@
+//! What operators ask for: restart, drain, new settings, removal, the end.
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use warden_policies::GenerationId;
+use warden_policies::lifecycle::{Event, Phase};
+
+use super::act::request;
+use super::unit::{Role, Unit};
+use super::{Control, End, Model};
+use crate::error::ControlError;
+use crate::ledger::LedgerEntry;
+use crate::shared::Refusal;
+use crate::spec::{ModelSpec, Watch};
+
+/// A restart that an operator waits for: every replica is to have a process made after this generation.
+#[derive(Debug)]
+pub(super) struct Restart {
+    pub(super) after: GenerationId,
+    pub(super) reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
+}
+
+/// A drain that an operator waits for: these generations are to be gone.
+#[derive(Debug)]
+pub(super) struct Drain {
+    pub(super) generations: Vec<GenerationId>,
+    pub(super) reply: oneshot::Sender<Result<(), ControlError>>,
+}
+
+impl Model {
+    pub(super) fn control(&mut self, control: Control) {
+        match control {
+            Control::Restart(reply) => self.restart(reply),
+            Control::Drain(reply) => self.drain(reply),
+            Control::Apply(spec, watch, reply) => {
+                let _ = reply.send(self.apply(*spec, watch));
+            }
+            Control::Remove => self.remove(),
+            Control::Shutdown(deadline) => self.shut_down(deadline),
+        }
+        self.changed();
+    }
+
+    fn restart(&mut self, reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>) {
+        if self.end.is_some() {
+            drop(reply.send(Err(ControlError::ShuttingDown)));
+            return;
+        }
+        self.restraint.reset();
+        self.wanted = true;
+        let after = self.context.last_generation();
+        self.restarts.push(Restart { after, reply });
+    }
+
+    fn drain(&mut self, reply: oneshot::Sender<Result<(), ControlError>>) {
+        if self.end.is_some() {
+            drop(reply.send(Err(ControlError::ShuttingDown)));
+            return;
+        }
+        self.give_up_replacements("the model was drained");
+        self.wanted = false;
+        let generations = self.units.iter().filter_map(Unit::generation).collect();
+        self.all_down();
+        self.drains.push(Drain { generations, reply });
+    }
+
+    /// Everything stops, and nothing takes another's place any more.
+    fn all_down(&mut self) {
+        for unit in &mut self.units {
+            if unit.role == Role::Successor {
+                unit.role = Role::Retiring;
+            }
+        }
+        for id in self.ids() {
+            self.step(id, Event::Down);
+        }
+    }
+
+    /// Returns whether processes are replaced.
+    fn apply(&mut self, spec: ModelSpec, watch: Watch) -> bool {
+        let old = std::mem::replace(&mut self.spec, spec);
+        self.watch = watch;
+        self.shared.set_queue(self.spec.queue_depth, self.spec.queue_wait);
+        if self.spec.recycle != old.recycle || self.spec.restraint != old.restraint {
+            self.restraint.reset();
+        }
+        if self.spec.preload {
+            self.wanted |= !old.preload;
+        }
+        if self.spec.max_in_flight != old.max_in_flight {
+            self.reopen();
+        }
+        self.set_replicas();
+        let remade = request(&self.spec) != request(&old);
+        if remade {
+            self.configuration_at = None;
+            // What does not start gets a new chance with the new command.
+            for id in self.ids() {
+                if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
+                    self.step(id, Event::Reset);
+                    if let Some(unit) = self.unit_mut(id) {
+                        unit.failure = None;
+                        unit.start_failures = 0;
+                    }
+                }
+            }
+        }
+        remade && self.units.iter().any(|unit| unit.live.is_some())
+    }
+
+    /// A new limit of leases, for what is open.
+    fn reopen(&mut self) {
+        for unit in &self.units {
+            if let (Phase::Ready, Some(live)) = (unit.phase(), &unit.live) {
+                self.shared.open(&live.cell, self.limit(live.slots));
+            }
+        }
+    }
+
+    /// As many replicas as configured: new ones are added, the last ones retire.
+    pub(super) fn set_replicas(&mut self) {
+        for replica in 0..self.spec.replicas {
+            if self.current(replica).is_none() {
+                self.add_unit(replica, Role::Current);
+            }
+        }
+        let surplus = self.units.iter().filter(|unit| unit.replica >= self.spec.replicas);
+        let surplus: Vec<_> = surplus.map(|unit| unit.id).collect();
+        for id in surplus {
+            if let Some(unit) = self.unit_mut(id) {
+                unit.role = Role::Retiring;
+            }
+            self.step(id, Event::Down);
+        }
+        let replicas = self.spec.replicas;
+        self.replacements.retain(|known| known.replica < replicas);
+        self.replaced.retain(|entry| entry.replica < replicas);
+    }
+
+    fn remove(&mut self) {
+        self.shown = false;
+        if self.end.is_none() {
+            self.end = Some(End::Removed);
+        }
+        self.shared.refuse(Some(Refusal::Removed));
+        self.shared.dismiss(&crate::error::Denied::Removed);
+        self.give_up_replacements("the model was removed from the configuration");
+        self.all_down();
+    }
+
+    fn shut_down(&mut self, deadline: Instant) {
+        self.end = Some(End::Shutdown(deadline));
+        self.shared.refuse(Some(Refusal::ShuttingDown));
+        self.give_up_replacements("the fleet is shutting down");
+        for unit in &mut self.units {
+            if unit.role == Role::Successor && unit.phase() != Phase::Ready {
+                unit.role = Role::Retiring;
+            }
+        }
+        // Those that serve go on as long as somebody needs them; `settle` ends them.
+        for id in self.ids() {
+            if self.unit(id).is_some_and(|unit| unit.phase() != Phase::Ready) {
+                self.step(id, Event::Down);
+            }
+        }
+    }
+
+    /// Whether the task has nothing left to do.
+    pub(super) fn is_over(&self) -> bool {
+        let Some(end) = self.end else { return false };
+        if !self.units.iter().any(|unit| unit.live.is_some()) {
+            return true;
+        }
+        let late = match end {
+            End::Removed => false,
+            End::Shutdown(deadline) => deadline + self.patience() <= Instant::now(),
+        };
+        if late {
+            let pids = self.units.iter().filter_map(|unit| unit.live.as_ref()?.process.as_ref());
+            let pids: Vec<u32> = pids.map(|process| process.pid()).collect();
+            tracing::error!(model = %self.spec.name, ?pids, "processes do not end although they were killed");
+        }
+        late
+    }
+
+    /// When the end has something to do by itself.
+    pub(super) fn end_deadline(&self) -> Option<Instant> {
+        match self.end? {
+            End::Removed => None,
+            End::Shutdown(deadline) if deadline > Instant::now() => Some(deadline),
+            End::Shutdown(deadline) => Some(deadline + self.patience()),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Handles what helpers report. A report about a generation that no unit has any more is ignored, except that a process
+//! that nobody wants is killed.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use warden_policies::GenerationId;
+use warden_policies::lifecycle::{Event, Phase};
+
+use super::unit::{Pending, UnitId};
+use super::{Model, Report, millis};
+use crate::child::Exit;
+use crate::error::SpawnError;
+use crate::event::EventKind;
+use crate::failure::{self, End};
+use crate::process::{Health, Process, Props};
+
+impl Model {
+    pub(super) fn hear(&mut self, generation: GenerationId, report: Report) {
+        let Some(id) =
+            self.units.iter().find(|unit| unit.generation() == Some(generation)).map(|unit| unit.id)
+        else {
+            if let Report::Spawned(Ok(process)) = report {
+                process.kill();
+            }
+            return;
+        };
+        match report {
+            Report::Spawned(Ok(process)) => self.spawned(id, generation, process),
+            Report::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
+            Report::Probed { sent, health, props } => self.probed(id, sent, health, props),
+            Report::Exited(exit) => self.exited(id, generation, exit),
+            Report::Sampled { edge, host } => self.sampled(id, edge, host),
+        }
+    }
+
+    fn spawned(&mut self, id: UnitId, generation: GenerationId, process: Arc<dyn Process>) {
+        let Some(unit) = self.unit_mut(id) else { return };
+        let replica = unit.replica;
+        let starting = unit.phase() == Phase::Starting;
+        let Some(live) = &mut unit.live else { return };
+        live.process = Some(Arc::clone(&process));
+        live.spawned = Instant::now();
+        match live.pending {
+            Some(Pending::Kill) => process.kill(),
+            Some(Pending::Terminate) => process.terminate(),
+            None => {}
+        }
+        if starting {
+            live.probe_at = Some(Instant::now());
+        }
+        self.tell(Some(generation), EventKind::Starting { pid: process.pid(), replica });
+        self.changed();
+        self.help(generation, async move { Report::Exited(process.wait().await) });
+    }
+
+    fn not_spawned(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
+        self.bury(id, generation);
+        // A stop that was asked for meanwhile has what it wanted.
+        let stopping = self.unit(id).is_some_and(|unit| unit.phase() == Phase::Stopping);
+        let event = if stopping { Event::Exited } else { Event::SpawnFailed };
+        self.ended(id, generation, event, &End::NotSpawned(error), "not created");
+    }
+
+    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit) {
+        let timed_out = self.unit(id).and_then(|unit| unit.live.as_ref()).is_some_and(|live| live.timed_out);
+        self.bury(id, generation);
+        let end = if timed_out { End::TimedOut(self.spec.timing.start_timeout) } else { End::Exited(exit) };
+        self.ended(id, generation, Event::Exited, &end, &exit.to_string());
+    }
+
+    /// Takes a dead generation out of everything that knows it.
+    fn bury(&mut self, id: UnitId, generation: GenerationId) {
+        let running = self.shared.close(generation);
+        self.note_closed(generation, running);
+        self.shared.forget(generation);
+        let never_ready = self.unit_mut(id).and_then(|unit| {
+            let live = unit.live.take()?;
+            live.cell.bury();
+            drop(std::fs::remove_file(&live.socket));
+            Some(live.ready.is_none())
+        });
+        if never_ready == Some(true)
+            && let Some(unit) = self.unit_mut(id)
+        {
+            unit.start_failures += 1;
+        }
+        self.note_gone(generation, running);
+        self.changed();
+    }
+
+    /// The machine says whether this end was asked for; only then is it known what to tell.
+    fn ended(&mut self, id: UnitId, generation: GenerationId, event: Event, end: &End<'_>, exit: &str) {
+        let now = self.context.now();
+        let Some(unit) = self.unit(id) else { return };
+        let mut after = unit.machine.clone();
+        after.step(event, now, &self.spec.lifecycle);
+        if matches!(after.phase(), Phase::Backoff | Phase::Failed) {
+            let lines = self.logs.of(generation);
+            let failure = failure::judge(end, &lines, self.watch.failure_lines, after.failures());
+            self.crashes += 1;
+            if let Some(unit) = self.unit_mut(id) {
+                unit.failure = Some(failure.clone());
+            }
+            self.tell(Some(generation), EventKind::Crashed { failure });
+        } else {
+            if let Some(unit) = self.unit_mut(id) {
+                unit.start_failures = 0;
+            }
+            self.tell(Some(generation), EventKind::Stopped { exit: exit.to_owned() });
+        }
+        self.step(id, event);
+    }
+
+    pub(super) fn fire_probe(&mut self, id: UnitId, now: Instant) {
+        let timeout = self.spec.timing.probe_timeout;
+        let Some(unit) = self.unit_mut(id) else { return };
+        let starting = unit.phase() == Phase::Starting;
+        let Some(live) = &mut unit.live else { return };
+        if live.probe_at.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        let Some(process) = live.process.clone() else { return };
+        let generation = live.id;
+        self.help(generation, async move {
+            let health = process.probe(timeout).await;
+            let props = match health {
+                Health::Ready if starting => Some(process.props(timeout).await),
+                _ => None,
+            };
+            Report::Probed { sent: now, health, props }
+        });
+    }
+
+    fn probed(&mut self, id: UnitId, sent: Instant, health: Health, props: Option<Props>) {
+        let timing = self.spec.timing;
+        let Some(unit) = self.unit_mut(id) else { return };
+        let phase = unit.phase();
+        let Some(live) = &mut unit.live else { return };
+        let now = Instant::now();
+        match phase {
+            Phase::Starting if health == Health::Ready => self.ready(id, props.unwrap_or_default()),
+            Phase::Starting => live.probe_at = Some(now + timing.start_probe_interval),
+            Phase::Ready | Phase::Suspect => {
+                live.probe_at = Some(now + timing.probe_interval);
+                // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests.
+                if health != Health::Lost || live.cell.progressed_since(sent) {
+                    live.probes_lost = 0;
+                    if phase == Phase::Suspect {
+                        self.step(id, Event::ProbesBack);
+                    }
+                } else {
+                    live.probes_lost += 1;
+                    if phase == Phase::Ready && live.probes_lost >= timing.probes_lost {
+                        self.step(id, Event::ProbesLost);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn ready(&mut self, id: UnitId, props: Props) {
+        let timing = self.spec.timing;
+        let Some(unit) = self.unit_mut(id) else { return };
+        unit.start_failures = 0;
+        unit.failure = None;
+        let Some(live) = &mut unit.live else { return };
+        let now = Instant::now();
+        live.ready = Some(now);
+        live.slots = props.slots;
+        live.probe_at = Some(now + timing.probe_interval);
+        // At once: what a fresh process holds is what the next replacement will be compared with.
+        live.sample_at = Some(now);
+        let start_ms = millis(now.saturating_duration_since(live.spawned));
+        let generation = live.id;
+        self.n_ctx = props.n_ctx.or(self.n_ctx);
+        // The lease gate opens in here, before anybody is told.
+        self.step(id, Event::ProbeReady);
+        self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
+    }
+}

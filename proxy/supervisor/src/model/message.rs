@@ -1,0 +1,53 @@
+//! What a model's task is told: by its helpers, about one generation each, and by operators.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use warden_policies::GenerationId;
+use warden_policies::sample::{Edge, HostMemory};
+
+use crate::child::Exit;
+use crate::error::{ControlError, SpawnError};
+use crate::ledger::LedgerEntry;
+use crate::process::{Health, Process, Props};
+use crate::spec::{ModelSpec, Watch};
+
+/// A message to a model's task.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// A helper reports about a generation. Those about one that is gone are ignored.
+    Report(GenerationId, Report),
+    /// An operator, a reload or the end.
+    Control(Control),
+}
+
+/// What helpers report.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// The process was created, or not.
+    Spawned(Result<Arc<dyn Process>, SpawnError>),
+    /// A probe that was sent at this time has ended.
+    Probed {
+        sent: Instant,
+        health: Health,
+        /// Asked for by the probe that finds it ready for the first time.
+        props: Option<Props>,
+    },
+    /// The process is reaped.
+    Exited(Exit),
+    /// Memory was read, or could not be.
+    Sampled { edge: Edge, host: Option<HostMemory> },
+}
+
+/// What operators want.
+#[derive(Debug)]
+pub(crate) enum Control {
+    Restart(oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>),
+    Drain(oneshot::Sender<Result<(), ControlError>>),
+    /// New settings. Answered with whether processes are replaced because of them.
+    Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
+    Remove,
+    /// End by this time, as far as leases are concerned.
+    Shutdown(Instant),
+}

@@ -1,0 +1,267 @@
+//! The task of one model: the only owner of its processes' life-cycle machines.
+//!
+//! ```text
+//!   helpers --reports--+                         +--> Shared: open, close, forget, refuse
+//!   operators --control+--> turn: handle one     +--> processes: spawn, probe, TERM, KILL
+//!   Shared --wake------+    message or timer,    +--> journal, ledger, view
+//!   timers ------------+    then settle
+//! ```
+//!
+//! A turn handles one thing and then *settles*: it looks at the whole state and does what it asks for, until nothing is
+//! left to do. So nothing depends on having seen an edge: a lease that ended while a generation was being closed, a
+//! caller that came between two steps, a wake-up that was merged with another are all found by looking.
+//!
+//! Nothing is awaited within a turn. Whatever takes time is a helper task, which reports by a message with the generation
+//! that it was about.
+//!
+//! | file | job |
+//! |---|---|
+//! | `unit` | one machine and its process |
+//! | `act` | carries out the machine's effects |
+//! | `hear` | handles the helpers' reports |
+//! | `judge` | memory samples, the recycle policy |
+//! | `replace` | replacements from decision to ledger entry |
+//! | `settle` | what the whole state asks for |
+//! | `control` | restart, drain, reload, removal, end |
+//! | `show` | the view |
+
+mod act;
+mod control;
+mod hear;
+mod judge;
+mod message;
+mod replace;
+mod settle;
+mod show;
+mod unit;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use warden_policies::Reason;
+use warden_policies::lifecycle::{Event, Timer};
+use warden_policies::restraint::Restraint;
+
+pub(crate) use self::message::{Control, Message, Report};
+use self::replace::Replacement;
+use self::unit::{Role, Unit, UnitId};
+use crate::context::Context;
+use crate::event::EventKind;
+use crate::ledger::LedgerEntry;
+use crate::log::LogRing;
+use crate::shared::Shared;
+use crate::spec::{ModelSpec, Watch};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Model {
+    context: Arc<Context>,
+    shared: Arc<Shared>,
+    logs: Arc<LogRing>,
+    spec: ModelSpec,
+    watch: Watch,
+    inbox: mpsc::UnboundedReceiver<Message>,
+    /// For helpers to report with.
+    outbox: mpsc::UnboundedSender<Message>,
+    helpers: JoinSet<()>,
+    units: Vec<Unit>,
+    next_unit: u64,
+    /// Processes are to run even if nobody waits.
+    wanted: bool,
+    end: Option<End>,
+    replacements: Vec<Replacement>,
+    /// The last complete replacement of each replica.
+    replaced: Vec<LedgerEntry>,
+    restarts: Vec<control::Restart>,
+    drains: Vec<control::Drain>,
+    restraint: Restraint,
+    /// No replacement because of the configuration before this time: the last one failed.
+    configuration_at: Option<Instant>,
+    recycles: Vec<(Reason, u64)>,
+    crashes: u64,
+    n_ctx: Option<u64>,
+    note: Option<String>,
+    /// The fleet's picture shows us; not after a removal, when another model may have taken the name.
+    shown: bool,
+    /// Something worth showing has changed.
+    dirty: bool,
+    /// Grows with everything done in a turn, to see when nothing is left to do.
+    steps: u64,
+}
+
+/// Why the task ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The model is no longer configured.
+    Removed,
+    /// Everything ends; leases may run until this time.
+    Shutdown(Instant),
+}
+
+/// More rounds than any state can need: a bound that keeps a mistake here from taking a core for ever.
+const ROUNDS: usize = 64;
+
+impl Model {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        shared: Arc<Shared>,
+        logs: Arc<LogRing>,
+        spec: ModelSpec,
+        watch: Watch,
+    ) -> (Self, mpsc::UnboundedSender<Message>) {
+        let (outbox, inbox) = mpsc::unbounded_channel();
+        let mut model = Self {
+            context,
+            shared,
+            logs,
+            wanted: spec.preload,
+            spec,
+            watch,
+            inbox,
+            outbox: outbox.clone(),
+            helpers: JoinSet::new(),
+            units: Vec::new(),
+            next_unit: 0,
+            end: None,
+            replacements: Vec::new(),
+            replaced: Vec::new(),
+            restarts: Vec::new(),
+            drains: Vec::new(),
+            restraint: Restraint::default(),
+            configuration_at: None,
+            recycles: Vec::new(),
+            crashes: 0,
+            n_ctx: None,
+            note: None,
+            shown: true,
+            dirty: true,
+            steps: 0,
+        };
+        model.set_replicas();
+        (model, outbox)
+    }
+
+    /// Runs until the model is removed or the fleet ends, and all its processes are reaped.
+    pub(crate) async fn run(mut self) {
+        loop {
+            self.settle();
+            if std::mem::take(&mut self.dirty) && self.shown {
+                self.context.publisher.update(self.show());
+            }
+            if self.is_over() {
+                return;
+            }
+            let deadline = self.next_deadline();
+            let shared = Arc::clone(&self.shared);
+            tokio::select! {
+                message = self.inbox.recv() => match message {
+                    Some(Message::Report(generation, report)) => self.hear(generation, report),
+                    Some(Message::Control(control)) => self.control(control),
+                    // Cannot be: we hold a sender ourselves.
+                    None => return,
+                },
+                () = shared.wake.notified() => {}
+                () = sleep_until(deadline) => self.fire(Instant::now()),
+                Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..ROUNDS {
+            let before = self.steps;
+            self.settle_once();
+            if self.steps == before {
+                return;
+            }
+        }
+        tracing::error!(model = %self.spec.name, "the state of the model does not settle");
+    }
+
+    /// Ours at least; `None` if nothing is timed.
+    fn next_deadline(&self) -> Option<Instant> {
+        let of_units = self.units.iter().flat_map(|unit| {
+            let live = unit.live.as_ref();
+            [
+                unit.timer.map(|(_, at)| at),
+                live.and_then(|live| live.probe_at),
+                live.and_then(|live| live.sample_at),
+                live.and_then(|live| live.idle_sample_at).map(|(at, _)| at),
+                live.and_then(|live| live.judge_at),
+            ]
+        });
+        of_units.flatten().chain(self.end_deadline()).chain(self.configuration_at).min()
+    }
+
+    /// Does what is due.
+    fn fire(&mut self, now: Instant) {
+        for id in self.ids() {
+            let Some(unit) = self.unit_mut(id) else { continue };
+            if let Some((timer, _)) = unit.timer.take_if(|(_, at)| *at <= now) {
+                if timer == Timer::Start
+                    && let Some(live) = &mut unit.live
+                {
+                    live.timed_out = true;
+                }
+                self.step(id, Event::Timer(timer));
+            }
+            self.fire_probe(id, now);
+            self.fire_samples(id, now);
+        }
+        if self.configuration_at.is_some_and(|at| at <= now) {
+            self.configuration_at = None;
+        }
+    }
+
+    fn ids(&self) -> Vec<UnitId> {
+        self.units.iter().map(|unit| unit.id).collect()
+    }
+
+    fn unit(&self, id: UnitId) -> Option<&Unit> {
+        self.units.iter().find(|unit| unit.id == id)
+    }
+
+    fn unit_mut(&mut self, id: UnitId) -> Option<&mut Unit> {
+        self.units.iter_mut().find(|unit| unit.id == id)
+    }
+
+    fn current(&self, replica: u32) -> Option<&Unit> {
+        self.units.iter().find(|unit| unit.role == Role::Current && unit.replica == replica)
+    }
+
+    fn add_unit(&mut self, replica: u32, role: Role) -> UnitId {
+        let id = UnitId(self.next_unit);
+        self.next_unit += 1;
+        self.units.push(Unit::new(id, replica, role));
+        self.changed();
+        id
+    }
+
+    /// Something was done: look again, and show it.
+    fn changed(&mut self) {
+        self.steps += 1;
+        self.dirty = true;
+    }
+
+    fn tell(&self, generation: Option<warden_policies::GenerationId>, kind: EventKind) {
+        self.context.journal.tell(Some(&self.spec.name), generation, kind);
+    }
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whole milliseconds, for the ledger and events.
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! What the whole state asks for, whatever led to it.
+
+use tokio::time::Instant;
+use warden_policies::lifecycle::{Event, Phase, Then};
+use warden_policies::{GenerationId, Reason};
+
+use super::act::request;
+use super::unit::{Role, UnitId};
+use super::{End, Model};
+use crate::ledger::Mode;
+use crate::shared::Refusal;
+use crate::view::Failure;
+
+impl Model {
+    pub(super) fn settle_once(&mut self) {
+        self.finish_drains();
+        self.switch_over();
+        self.replace_the_unresponsive();
+        self.clear_away();
+        self.watch_idle();
+        self.fail_replacements();
+        self.complete();
+        self.settle_restarts();
+        self.settle_drains();
+        if self.end.is_some() {
+            self.settle_end();
+            return;
+        }
+        self.settle_configuration();
+        self.start_the_needed();
+        self.settle_refusal();
+    }
+
+    /// A closed generation without leases has drained.
+    fn finish_drains(&mut self) {
+        for id in self.ids() {
+            let Some(unit) = self.unit(id) else { continue };
+            let empty = unit.generation().is_none_or(|generation| self.shared.in_flight(generation) == 0);
+            if unit.phase() == Phase::Draining && empty {
+                self.step(id, Event::Drained);
+            }
+        }
+    }
+
+    /// The new half of an overlap is ready, or the old half has ended first: they change places.
+    fn switch_over(&mut self) {
+        let successors = self.units.iter().filter(|unit| unit.role == Role::Successor);
+        let pairs: Vec<(UnitId, u32)> = successors.map(|unit| (unit.id, unit.replica)).collect();
+        for (new, replica) in pairs {
+            let Some(old) = self.current(replica) else { continue };
+            let (old, phase, then) = (old.id, old.phase(), old.machine.then());
+            let ready = self.unit(new).is_some_and(|unit| unit.phase() == Phase::Ready);
+            // Its place is taken: it must not come back by itself.
+            if ready || then == Some(Then::Restart) || phase == Phase::Backoff {
+                self.step(old, Event::Down);
+            }
+            let gone = self.unit(old).is_some_and(|unit| !unit.machine.has_process());
+            if ready || gone {
+                self.set_role(old, Role::Retiring);
+                self.set_role(new, Role::Current);
+            }
+        }
+    }
+
+    fn set_role(&mut self, id: UnitId, role: Role) {
+        if let Some(unit) = self.unit_mut(id) {
+            unit.role = role;
+        }
+        self.changed();
+    }
+
+    /// A suspect process that the machine has given up is being replaced: that is worth an entry.
+    fn replace_the_unresponsive(&mut self) {
+        let given_up = self.units.iter().filter(|unit| {
+            unit.role == Role::Current
+                && unit.machine.then() == Some(Then::Restart)
+                && unit.live.as_ref().is_some_and(|live| live.ready.is_some())
+        });
+        let given_up: Vec<u32> = given_up.map(|unit| unit.replica).collect();
+        for replica in given_up {
+            if self.end.is_none() && !self.replacements.iter().any(|known| known.replica == replica) {
+                let note = "sequential: the process does not answer".to_owned();
+                self.record(replica, Reason::Unresponsive, Mode::Sequential, Some(note));
+            }
+        }
+    }
+
+    /// Retired units without a process are of no more use.
+    fn clear_away(&mut self) {
+        let before = self.units.len();
+        self.units.retain(|unit| unit.role != Role::Retiring || unit.machine.has_process());
+        if self.units.len() < before {
+            self.changed();
+        }
+    }
+
+    /// A new process that does not get ready fails its replacement.
+    fn fail_replacements(&mut self) {
+        let told = self.watch.failures_told;
+        let failed = self.units.iter().filter(|unit| match unit.role {
+            // The old process serves: no need to try again and again.
+            Role::Successor => !unit.machine.has_process(),
+            Role::Current => unit.is_hopeless(told),
+            Role::Retiring => false,
+        });
+        let failed: Vec<(UnitId, u32, Role, Option<Failure>)> =
+            failed.map(|unit| (unit.id, unit.replica, unit.role, unit.failure.clone())).collect();
+        for (id, replica, role, failure) in failed {
+            if let Some(failure) = failure {
+                self.fail(replica, &failure);
+            }
+            if role == Role::Successor {
+                self.units.retain(|unit| unit.id != id);
+                self.changed();
+            }
+        }
+    }
+
+    /// Replaces processes that were made of an older configuration, one after another, as long as that goes well.
+    fn settle_configuration(&mut self) {
+        if !self.replacements.is_empty() || self.configuration_at.is_some_and(|at| at > Instant::now()) {
+            return;
+        }
+        let made_of = request(&self.spec);
+        let stumbled = |phase| matches!(phase, Phase::Backoff | Phase::Failed);
+        let current = || self.units.iter().filter(|unit| unit.role == Role::Current);
+        if current().any(|unit| stumbled(unit.phase())) {
+            return;
+        }
+        let stale = current().find(|unit| {
+            let live = unit.live.as_ref().filter(|live| live.made_of != made_of);
+            live.is_some() && matches!(unit.phase(), Phase::Starting | Phase::Ready | Phase::Suspect)
+        });
+        if let Some(replica) = stale.map(|unit| unit.replica) {
+            self.replace(replica, Reason::Configuration);
+        }
+    }
+
+    /// Starts what is wanted, or needed by somebody who waits.
+    fn start_the_needed(&mut self) {
+        if self.shared.in_need() {
+            self.wanted = true;
+        }
+        if !self.wanted {
+            return;
+        }
+        for id in self.ids() {
+            let idle = |unit: &&super::Unit| unit.role == Role::Current && unit.phase() == Phase::Idle;
+            if self.unit(id).filter(idle).is_some() {
+                self.step(id, Event::Up);
+            }
+        }
+    }
+
+    /// Callers are turned away at once while no process can be hoped for.
+    fn settle_refusal(&mut self) {
+        let told = self.watch.failures_told;
+        let units = || self.units.iter().filter(|unit| unit.role != Role::Retiring);
+        let hopeless = units().next().is_some() && units().all(|unit| unit.is_hopeless(told));
+        let failure = units().filter_map(|unit| unit.failure.clone()).next_back();
+        let refusal = failure.filter(|_| hopeless).map(|failure| {
+            match units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min() {
+                Some(next) => Refusal::StartFailed(failure, next),
+                None => Refusal::Failed(failure),
+            }
+        });
+        self.shared.refuse(refusal);
+    }
+
+    /// Restarts that operators asked for: done when every replica has a younger process that serves.
+    fn settle_restarts(&mut self) {
+        let Some(oldest) = self.restarts.first().map(|restart| restart.after) else { return };
+        let todo = |after: GenerationId| {
+            move |unit: &&super::Unit| {
+                unit.role == Role::Current && unit.generation().is_none_or(|generation| generation <= after)
+            }
+        };
+        let serves = |unit: &super::Unit| unit.role != Role::Current || unit.phase() == Phase::Ready;
+        if self.replacements.is_empty() && self.units.iter().all(serves) {
+            let done = |after| !self.units.iter().any(|unit| todo(after)(&unit));
+            let count = self.restarts.iter().take_while(|restart| done(restart.after)).count();
+            for restart in self.restarts.drain(..count).collect::<Vec<_>>() {
+                let current = |id| self.units.iter().any(|unit| unit.generation() == id);
+                let entries = self.replaced.iter().filter(|entry| entry.to.is_some() && current(entry.to));
+                drop(restart.reply.send(Ok(entries.cloned().collect())));
+                self.steps += 1;
+            }
+            if count > 0 {
+                return;
+            }
+        }
+        if self.replacements.is_empty()
+            && let Some(replica) = self.units.iter().find(todo(oldest)).map(|unit| unit.replica)
+        {
+            self.replace(replica, Reason::Operator);
+        }
+    }
+
+    /// Drains that operators asked for: done when the processes of that time are gone.
+    fn settle_drains(&mut self) {
+        let lives = |id: &GenerationId| self.units.iter().any(|unit| unit.generation() == Some(*id));
+        let (waiting, done) = std::mem::take(&mut self.drains)
+            .into_iter()
+            .partition(|drain| drain.generations.iter().any(lives));
+        self.drains = waiting;
+        let done: Vec<super::control::Drain> = done;
+        for drain in done {
+            drop(drain.reply.send(Ok(())));
+            self.steps += 1;
+        }
+    }
+
+    /// The end: what can still be served is served until the deadline.
+    fn settle_end(&mut self) {
+        let Some(End::Shutdown(deadline)) = self.end else { return };
+        let late = deadline <= Instant::now();
+        if !self.shared.any_open() || late {
+            self.shared.dismiss(&crate::error::Denied::ShuttingDown);
+        }
+        if late || self.shared.is_still() {
+            for id in self.ids() {
+                if self.unit(id).is_some_and(|unit| unit.phase() == Phase::Ready) {
+                    self.step(id, Event::Down);
+                }
+            }
+        }
+        if late {
+            for id in self.ids() {
+                if self.unit(id).is_some_and(|unit| unit.phase() == Phase::Draining) {
+                    self.step(id, Event::Timer(warden_policies::lifecycle::Timer::Drain));
+                }
+            }
+        }
+    }
+}

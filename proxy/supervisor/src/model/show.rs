@@ -1,0 +1,69 @@
+//! The model's picture for status, metrics and `/v1/models`.
+
+use tokio::time::Instant;
+use warden_policies::lifecycle::Phase;
+
+use super::Model;
+use super::unit::{Role, Unit};
+use crate::view::{BackendView, ModelState, ModelView, PolicyView};
+
+impl Model {
+    pub(super) fn show(&self) -> ModelView {
+        let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.show_unit(unit)).collect();
+        backends.sort_by_key(|backend| (backend.replica, backend.generation));
+        let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.policy);
+        let neediest = policy.max_by_key(|(decision, _)| decision.action);
+        ModelView {
+            name: self.spec.name.clone(),
+            aliases: self.spec.aliases.clone(),
+            state: self.state(),
+            waiting: self.shared.waiting(),
+            queue_depth: self.spec.queue_depth,
+            backends,
+            recycles: self.recycles.clone(),
+            crashes: self.crashes,
+            n_ctx: self.n_ctx,
+            policy: neediest.map(|(decision, held)| PolicyView { decision, held }),
+            last_failure: self.units.iter().filter_map(|unit| unit.failure.clone()).next_back(),
+            replace_note: self.note.clone(),
+        }
+    }
+
+    fn state(&self) -> ModelState {
+        let has = |phases: &[Phase]| {
+            let shown = self.units.iter().filter(|unit| unit.role != Role::Retiring);
+            shown.map(Unit::phase).any(|phase| phases.contains(&phase))
+        };
+        let retiring = self.units.iter().any(|unit| unit.role == Role::Retiring);
+        if has(&[Phase::Ready]) {
+            ModelState::Loaded
+        } else if has(&[Phase::Starting]) {
+            ModelState::Loading
+        } else if has(&[Phase::Suspect, Phase::Draining, Phase::Stopping]) || retiring {
+            ModelState::Draining
+        } else if has(&[Phase::Backoff]) {
+            ModelState::Backoff
+        } else if has(&[Phase::Failed]) {
+            ModelState::Failed
+        } else {
+            ModelState::Unloaded
+        }
+    }
+
+    fn show_unit(&self, unit: &Unit) -> BackendView {
+        let live = unit.live.as_ref();
+        let now = Instant::now();
+        BackendView {
+            replica: unit.replica,
+            generation: unit.generation(),
+            phase: unit.phase(),
+            pid: live.and_then(|live| live.process.as_ref()).map(|process| process.pid()),
+            ready_for: live.and_then(|live| live.ready).map(|ready| now.saturating_duration_since(ready)),
+            in_flight: unit.generation().map_or(0, |generation| self.shared.in_flight(generation)),
+            slots: live.and_then(|live| live.slots),
+            host: live.and_then(|live| live.host),
+            host_at_ready: live.and_then(|live| live.host_at_ready),
+            work: live.map(|live| live.cell.work()).unwrap_or_default(),
+        }
+    }
+}

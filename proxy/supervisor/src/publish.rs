@@ -1,0 +1,59 @@
+//! Puts the models' pictures together into one numbered picture of the fleet.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::watch;
+use warden_policies::ModelName;
+
+use crate::sync::lock;
+use crate::view::{FleetView, ModelView};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Publisher {
+    desk: Mutex<Desk>,
+    sender: watch::Sender<Arc<FleetView>>,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    number: u64,
+    order: Vec<ModelName>,
+    models: HashMap<ModelName, Arc<ModelView>>,
+}
+
+impl Publisher {
+    /// The models that are shown, in this order. Others are forgotten.
+    pub(crate) fn set_order(&self, order: Vec<ModelName>) {
+        let mut desk = lock(&self.desk);
+        desk.models.retain(|name, _| order.contains(name));
+        desk.order = order;
+        self.publish(&mut desk);
+    }
+
+    /// A model has changed.
+    pub(crate) fn update(&self, view: ModelView) {
+        let mut desk = lock(&self.desk);
+        if desk.order.contains(&view.name) {
+            desk.models.insert(view.name.clone(), Arc::new(view));
+            self.publish(&mut desk);
+        }
+    }
+
+    /// Under the lock of the desk, so that numbers go out in order.
+    fn publish(&self, desk: &mut Desk) {
+        desk.number += 1;
+        let models =
+            desk.order.iter().filter_map(|name| desk.models.get(name)).map(|view| (**view).clone()).collect();
+        self.sender.send_replace(Arc::new(FleetView { number: desk.number, models }));
+    }
+
+    pub(crate) fn view(&self) -> Arc<FleetView> {
+        Arc::clone(&self.sender.borrow())
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<FleetView>> {
+        self.sender.subscribe()
+    }
+}
