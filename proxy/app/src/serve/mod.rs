@@ -170,14 +170,16 @@ enum Asked {
     Reload,
 }
 
-struct Signals {
+/// The signals that we listen to from the start on.
+pub(crate) struct Signals {
     term: Signal,
     int: Signal,
     hup: Signal,
 }
 
 impl Signals {
-    fn new() -> Result<Self, Failure> {
+    /// Takes them from their default actions.
+    pub(crate) fn new() -> Result<Self, Failure> {
         let listen = |kind| {
             signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
         };
@@ -188,7 +190,8 @@ impl Signals {
         })
     }
 
-    async fn end(&mut self) {
+    /// TERM or INT.
+    pub(crate) async fn end(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}

@@ -1,0 +1,56 @@
+//! The configuration file that the demonstration runs with. It stays, as an example that works.
+
+use std::path::{Path, PathBuf};
+
+use warden_policies::ByteSize;
+use warden_policies::units::MIB;
+
+use super::MODEL;
+use crate::exit::Failure;
+
+/// What is in the file.
+pub(super) struct ConfigFile {
+    /// Where it is.
+    pub(super) path: PathBuf,
+    /// Port to listen on.
+    pub(super) port: u16,
+    /// The llama-server.
+    pub(super) binary: PathBuf,
+    /// The sample model.
+    pub(super) model: PathBuf,
+    /// The budget; none but during the demonstration.
+    pub(super) hard: Option<ByteSize>,
+}
+
+impl ConfigFile {
+    fn text(&self) -> String {
+        let text = |path: &Path| toml::Value::String(path.display().to_string());
+        let budget = self.hard.map_or_else(String::new, |hard| {
+            format!(
+                "\n[models.{MODEL}.policy]\n# Above this the backend is drained and replaced.\n\
+                 host.hard = \"{}MiB\"\n# For the demonstration: no pause between replacements.\n\
+                 min_interval_hard = \"0s\"\n",
+                hard.0 / MIB
+            )
+        });
+        format!(
+            "# Written by `llama-warden quickstart`; every key: docs/configuration.md.\n\
+             [server]\nport = {}\n\n[log]\nlevel = \"warn\"\n\n[sensors]\ninterval = \"500ms\"\n\n\
+             [models.{MODEL}]\nbinary = {}\nmodel = {}\n\
+             args = [\"-c\", \"4096\", \"-np\", \"2\", \"-t\", \"1\", \"--cache-ram\", \"2048\"]\n\
+             preload = true\n{budget}",
+            self.port,
+            text(&self.binary),
+            text(&self.model),
+        )
+    }
+
+    /// Writes it, whole.
+    pub(super) fn write(&self) -> Result<(), Failure> {
+        let failed = |error| Failure::failed(format!("writing {}: {error}", self.path.display()));
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        std::fs::write(&self.path, self.text()).map_err(failed)
+    }
+}

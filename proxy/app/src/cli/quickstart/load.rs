@@ -1,0 +1,173 @@
+//! The clients of the demonstration: they ask for tokens, half of them streamed, and count what fails.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::MODEL;
+use crate::exit::Failure;
+
+/// Clients at a time: more than the two slots of the sample server, so that some always wait.
+const CLIENTS: u64 = 4;
+/// Words of a prompt: enough for some MiB of KV cache.
+const WORDS: u64 = 150;
+
+/// What the clients saw.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Requests sent.
+    pub(super) sent: u64,
+    /// What went wrong, one text each.
+    pub(super) failures: Vec<String>,
+    /// The longest time of one request.
+    pub(super) longest: Duration,
+}
+
+/// Clients at work.
+pub(super) struct Load {
+    stop: CancellationToken,
+    clients: JoinSet<Tally>,
+}
+
+impl Load {
+    /// Starts them.
+    pub(super) fn start(url: &str) -> Self {
+        let stop = CancellationToken::new();
+        let mut clients = JoinSet::new();
+        for client in 0..CLIENTS {
+            clients.spawn(work(url.to_owned(), client, stop.clone()));
+        }
+        Self { stop, clients }
+    }
+
+    /// Lets running requests end, sends no more.
+    pub(super) async fn stop(mut self) -> Tally {
+        self.stop.cancel();
+        let mut all = Tally::default();
+        while let Some(joined) = self.clients.join_next().await {
+            match joined {
+                Ok(one) => {
+                    all.sent += one.sent;
+                    all.failures.extend(one.failures);
+                    all.longest = all.longest.max(one.longest);
+                }
+                Err(error) => all.failures.push(error.to_string()),
+            }
+        }
+        all
+    }
+}
+
+async fn work(url: String, client: u64, stop: CancellationToken) -> Tally {
+    let mut tally = Tally::default();
+    while !stop.is_cancelled() {
+        let number = tally.sent * CLIENTS + client;
+        let begun = Instant::now();
+        tally.sent += 1;
+        if let Err(failure) = send(&url, &prompt(number), number.is_multiple_of(2)).await {
+            tally.failures.push(failure);
+        }
+        tally.longest = tally.longest.max(begun.elapsed());
+    }
+    tally
+}
+
+/// Words that no other request has: each prompt is new to the server's prompt cache.
+fn prompt(number: u64) -> String {
+    let syllables = ["ba", "do", "ki", "lu", "me", "no", "pi", "ra"];
+    let mut state = number + 1;
+    let mut text = format!("request {number}");
+    for _ in 0..WORDS {
+        // Knuth's multiplicative generator: any that gives other words each time would do.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        for shift in [33, 43] {
+            let pick = usize::try_from((state >> shift) % 8).unwrap_or_default();
+            text.push_str(if shift == 33 { " " } else { "" });
+            text.push_str(syllables.get(pick).copied().unwrap_or_default());
+        }
+    }
+    text
+}
+
+/// An answer to one question.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// The generated text.
+    pub(super) text: String,
+}
+
+/// Asks one question.
+pub(super) async fn ask(url: &str, question: &str) -> Result<Answer, Failure> {
+    let text = send(url, question, false)
+        .await
+        .map_err(|error| Failure::failed(format!("the first request failed: {error}")))?;
+    Ok(Answer { text })
+}
+
+/// Sends a request; the generated text, or what was wrong with the answer.
+async fn send(url: &str, question: &str, stream: bool) -> Result<String, String> {
+    let body = json!({
+        "model": MODEL, "stream": stream, "max_tokens": 16, "temperature": 0,
+        "messages": [{"role": "user", "content": question}],
+    });
+    let client = reqwest::Client::builder().no_proxy().build().map_err(|error| error.to_string())?;
+    let answer = client
+        .post(format!("{url}/v1/chat/completions"))
+        .json(&body)
+        .send()
+        .await
+        .map_err(|error| error.to_string())?;
+    let status = answer.status();
+    let text = answer.text().await.map_err(|error| format!("the answer broke off: {error}"))?;
+    if !status.is_success() {
+        return Err(format!("{status}: {text}"));
+    }
+    if stream { streamed(&text) } else { whole(&text) }
+}
+
+fn whole(text: &str) -> Result<String, String> {
+    let answer: Value = serde_json::from_str(text).map_err(|error| format!("{error}: {text}"))?;
+    answer["choices"][0]["message"]["content"]
+        .as_str()
+        .map(str::to_owned)
+        .ok_or_else(|| format!("no content: {text}"))
+}
+
+fn streamed(text: &str) -> Result<String, String> {
+    let mut content = String::new();
+    let mut ended = false;
+    for data in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
+        if data == "[DONE]" {
+            ended = true;
+            continue;
+        }
+        let event: Value = serde_json::from_str(data).map_err(|error| format!("{error}: {data}"))?;
+        if !event["error"].is_null() {
+            return Err(format!("an error within the stream: {data}"));
+        }
+        content.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    if ended { Ok(content) } else { Err("the stream ended without [DONE]".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_counts_only_with_its_end_and_without_an_error() {
+        let event = r#"data: {"choices":[{"delta":{"content":" a"}}]}"#;
+        assert_eq!(streamed(&format!("{event}\n\n{event}\n\ndata: [DONE]\n\n")), Ok(" a a".to_owned()));
+        streamed(&format!("{event}\n\n")).unwrap_err();
+        streamed("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n").unwrap_err();
+    }
+
+    #[test]
+    fn prompts_differ() {
+        assert_ne!(prompt(1), prompt(2));
+        assert_eq!(prompt(3).split(' ').count() as u64, WORDS + 2);
+    }
+}

@@ -1,0 +1,308 @@
+//! `llama-warden quickstart`: from source to a replacement under load, in one command.
+//!
+//! ```text
+//!   source -> build -> sample model -> serve -> one request -> lower the budget -> load -> one replacement, 0 failed
+//! ```
+//!
+//! Every step says what it does and how to do the same by hand. It uses the parts that the other commands use and
+//! nothing of its own: a configuration file that one can keep, the same builder, the same server, the same reload.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use warden_builder::sample_model::{self, Options, Preset};
+use warden_builder::{Builder, Built, Environment, Reporter, Request, Source};
+use warden_policies::ByteSize;
+use warden_policies::units::MIB;
+use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::{Fleet, LedgerEntry};
+
+use super::ConfigArgs;
+use super::{build, progress};
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::serve::{self, Plan, Server, Signals};
+use crate::{logging, out};
+
+mod file;
+mod load;
+
+use file::ConfigFile;
+
+/// What `quickstart` takes.
+#[derive(Debug, Args)]
+pub(crate) struct QuickstartArgs {
+    /// llama.cpp source: a folder or an archive. Without it, a pinned release is obtained through pip.
+    #[arg(long, value_name = "PATH")]
+    source: Option<PathBuf>,
+    /// Port to listen on, 0 for any. Without it 8080, or any if that is taken.
+    #[arg(long)]
+    port: Option<u16>,
+    /// Compilers at once. Without it as many as cores and memory allow.
+    #[arg(long)]
+    jobs: Option<std::num::NonZeroUsize>,
+    /// End when everything was shown, instead of leaving the server running.
+    #[arg(long)]
+    exit: bool,
+}
+
+/// The name of the sample model.
+const MODEL: &str = "sample";
+/// How much the backend may grow in the demonstration: a few requests' worth of prompt cache.
+const GROWTH: u64 = 64 * MIB;
+/// A replacement that has not happened by then does not happen.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// The way this command's steps are counted.
+const STEPS: u32 = 6;
+
+/// Runs it, on the main thread.
+pub(crate) fn run(args: QuickstartArgs) -> Result<(), Failure> {
+    serve::with_nursery(|nursery| quickstart(args, nursery))
+}
+
+async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), Failure> {
+    let machine = Machine::read();
+    let (data, state) = (machine.data_dir(), machine.state_dir());
+
+    step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
+    let by_hand = match &args.source {
+        Some(path) => format!("llama-warden build --source {}", path.display()),
+        None => "llama-warden build --sdist".to_owned(),
+    };
+    hand(&by_hand)?;
+    let built = make(&args, &machine).await?;
+    done(&format!(
+        "build {} ({}): {}",
+        built.id,
+        if built.hit { "was in the store" } else { "built and verified" },
+        built.binary.display()
+    ))?;
+
+    // From here on signals are ours: what runs has to be ended in order.
+    let mut signals = Signals::new()?;
+
+    step(2, "Model: writes a tiny model with random weights, so that nothing needs to be downloaded")?;
+    let model = data.join("quickstart").join("sample.gguf");
+    hand(&format!("llama-warden sample-model --preset fat-kv -o {}", model.display()))?;
+    write_model(&model)?;
+    done(&format!("{}", model.display()))?;
+
+    step(3, "Serve: one OpenAI-compatible endpoint in front of a supervised llama-server")?;
+    let config = state.join("quickstart.toml");
+    let mut file = ConfigFile {
+        path: config.clone(),
+        port: args.port.unwrap_or(8080),
+        binary: built.binary,
+        model,
+        hard: None,
+    };
+    file.write()?;
+    hand(&format!("llama-warden serve --config {}", config.display()))?;
+    let plan = Plan {
+        config: ConfigArgs { config: Some(config), set: Vec::new() },
+        flags: Vec::new(),
+        any_name: false,
+    };
+    let mut server = start(&plan, &machine, nursery, &mut file, args.port.is_none()).await?;
+    done(&format!("listening on http://{}", server.address()))?;
+
+    let deadline = warden_policies::defaults().server.shutdown_deadline;
+    let shown = tokio::select! {
+        shown = show(&plan, &machine, &mut server, &mut file) => Some(shown),
+        () = signals.end() => None,
+    };
+    let Some(shown) = shown else {
+        out::line("stopping")?;
+        server.stop(deadline).await;
+        return Ok(());
+    };
+    if shown.is_ok() && !args.exit {
+        leave_running(&server)?;
+        tokio::select! {
+            () = signals.end() => out::line("stopping")?,
+            problem = server.ended() => return Err(problem),
+        }
+    }
+    server.stop(deadline).await;
+    shown
+}
+
+/// Step 1.
+async fn make(args: &QuickstartArgs, machine: &Machine) -> Result<Built, Failure> {
+    let loaded = ConfigArgs::default().load(machine, Vec::new())?;
+    let numbers = &loaded.settings.build;
+    let (reporter, events) = Reporter::channel();
+    let builder = Builder {
+        dirs: build::dirs(&loaded, machine),
+        env: Environment::from_process(),
+        reporter,
+        cancel: build::cancel_on_signal()?,
+    };
+    let work = async move {
+        let source = match &args.source {
+            Some(path) => Source::at(path)?,
+            None => Source::at(&builder.sdist(&build::pin(numbers)).await?)?,
+        };
+        let jobs = args.jobs.map(std::num::NonZeroUsize::get);
+        Ok(builder.build(&Request { jobs, ..build::request(source, numbers) }).await?)
+    };
+    let (built, ()) = tokio::join!(work, progress::show(events));
+    built
+}
+
+/// Steps 4 to 6, against a running server.
+async fn show(
+    plan: &Plan,
+    machine: &Machine,
+    server: &mut Server,
+    file: &mut ConfigFile,
+) -> Result<(), Failure> {
+    let url = format!("http://{}", server.address());
+
+    step(4, "Request: the endpoint answers with generated tokens")?;
+    hand(&format!(
+        "curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n             \
+         -d '{{\"model\":\"{MODEL}\",\"max_tokens\":16,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'"
+    ))?;
+    let answer = load::ask(&url, "hello").await?;
+    done(&format!("it said:{}", answer.text))?;
+
+    step(5, "Budget: allows the backend a little more memory than it holds now, and reloads")?;
+    let now = host_bytes(server.fleet()).await?;
+    let budget = ByteSize(now + GROWTH);
+    file.hard = Some(budget);
+    file.write()?;
+    hand(&format!(
+        "edit policy.host.hard in {}, then: kill -HUP {}",
+        file.path.display(),
+        std::process::id()
+    ))?;
+    let resolved = plan.resolve(machine).await?;
+    server.reload(resolved).await?;
+    done(&format!("it holds {} now; the budget is {budget}", ByteSize(now)))?;
+
+    step(6, "Load: four clients send requests until the budget is passed and the backend is replaced")?;
+    hand("llama-warden status; llama-warden events -f")?;
+    let (tally, entry) = under_load(&url, server).await?;
+    let text = serde_json::to_string(&entry)
+        .map_err(|error| Failure::failed(format!("cannot print the ledger entry: {error}")))?;
+    done(&format!("one replacement, in the ledger {}:", server.ledger().display()))?;
+    out::line(&format!("      {text}"))?;
+    let charged = |memory: Option<warden_policies::sample::HostMemory>| {
+        memory.map_or_else(|| "?".to_owned(), |memory| ByteSize(memory.charged()).to_string())
+    };
+    out::line(&format!(
+        "      memory {} -> {}, {} requests waited or drained, longest request {} ms",
+        charged(entry.host_before),
+        charged(entry.host_after),
+        entry.carried_over + entry.drained,
+        tally.longest.as_millis()
+    ))?;
+    for failure in &tally.failures {
+        out::error_line(&format!("      failed: {failure}"));
+    }
+    out::line(&format!("\n{} requests sent, {} requests failed", tally.sent, tally.failures.len()))?;
+    if !tally.failures.is_empty() {
+        return Err(Failure::failed(
+            "requests failed during the replacement: this must not happen, please report it",
+        ));
+    }
+    // What follows is for the user: the demonstration's budget would replace the backend again and again.
+    file.hard = None;
+    file.write()?;
+    server.reload(plan.resolve(machine).await?).await
+}
+
+/// Sends requests until the ledger has a replacement, then lets those that run end.
+async fn under_load(url: &str, server: &Server) -> Result<(load::Tally, LedgerEntry), Failure> {
+    let mut events = server.fleet().events().receiver;
+    let clients = load::Load::start(url);
+    let replaced = tokio::time::timeout(PATIENCE, async {
+        loop {
+            match events.recv().await {
+                Ok(event) => {
+                    if let warden_supervisor::EventKind::RecycleDone { entry } = event.kind {
+                        return Some(entry);
+                    }
+                }
+                Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+                Err(tokio::sync::broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    });
+    let replaced = replaced.await;
+    let tally = clients.stop().await;
+    match replaced {
+        Ok(Some(entry)) => match &entry.failed {
+            Some(why) => Err(Failure::failed(format!("the replacement failed: {why}"))),
+            None => Ok((tally, *entry)),
+        },
+        _ => Err(Failure::hinted(
+            format!("no replacement within {} s, after {} requests", PATIENCE.as_secs(), tally.sent),
+            "`llama-warden status` and `llama-warden events` show what holds it back",
+        )),
+    }
+}
+
+/// Starts the server; where 8080 was our idea and is taken, on any port.
+async fn start(
+    plan: &Plan,
+    machine: &Machine,
+    nursery: NurseryHandle,
+    file: &mut ConfigFile,
+    any_port: bool,
+) -> Result<Server, Failure> {
+    if any_port && std::net::TcpListener::bind(("127.0.0.1", file.port)).is_err() {
+        out::line(&format!("      port {} is taken, so the system chooses one", file.port))?;
+        file.port = 0;
+        file.write()?;
+    }
+    let resolved = plan.resolve(machine).await?;
+    logging::init(&resolved.log)?;
+    Server::start(resolved, machine, nursery).await
+}
+
+/// The memory that the backend holds, once it has been read.
+async fn host_bytes(fleet: &Fleet) -> Result<u64, Failure> {
+    let mut views = fleet.subscribe();
+    let read = views.wait_for(|view| {
+        view.models.iter().flat_map(|model| &model.backends).any(|backend| backend.host.is_some())
+    });
+    let missing = || Failure::failed("the backend's memory could not be read");
+    let view = tokio::time::timeout(PATIENCE, read).await.map_err(|_| missing())?.map_err(|_| missing())?;
+    let backends = view.models.iter().flat_map(|model| &model.backends);
+    backends
+        .filter_map(|backend| backend.host)
+        .map(warden_policies::sample::HostMemory::charged)
+        .max()
+        .ok_or_else(missing)
+}
+
+fn leave_running(server: &Server) -> Result<(), Failure> {
+    let url = format!("http://{}", server.address());
+    out::line(&format!(
+        "\nThe server goes on at {url} until Ctrl-C. In another terminal:\n  llama-warden status\n  \
+         curl {url}/v1/models\nWith your own model: llama-warden serve -- -m model.gguf -c 8192"
+    ))
+}
+
+fn write_model(path: &Path) -> Result<(), Failure> {
+    let failed = |error| Failure::failed(format!("writing the sample model to {}: {error}", path.display()));
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    sample_model::write(path, &Options { preset: Preset::FatKv, ..Options::default() }).map_err(failed)
+}
+
+fn step(number: u32, what: &str) -> Result<(), Failure> {
+    out::line(&format!("\n[{number}/{STEPS}] {what}"))
+}
+
+fn hand(command: &str) -> Result<(), Failure> {
+    out::line(&format!("      by hand: {command}"))
+}
+
+fn done(what: &str) -> Result<(), Failure> {
+    out::line(&format!("      {what}"))
+}
