@@ -28,6 +28,8 @@ const SOURCE: &str = "llama-warden";
 pub(crate) enum Refusal {
     #[error("the request needs exactly one Host header")]
     Host,
+    #[error("the request head is larger than {limit} bytes (`server.header_bytes`); send fewer or smaller headers")]
+    HeadTooLarge { limit: usize },
     #[error("the method {0} is not served")]
     Method(http::Method),
     #[error("the request body is larger than {limit} bytes, the limit `server.body_bytes`")]
@@ -98,6 +100,7 @@ impl Refusal {
             Self::NotJson { .. } | Self::ModelNotText { .. } => (StatusCode::BAD_REQUEST, INVALID),
             Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
             Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
+            Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID),
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
             Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
             Self::Resolve(ResolveError::Unknown { .. }) | Self::Denied { denied: Denied::Removed, .. } => {
@@ -155,6 +158,7 @@ impl Refusal {
         match self {
             Self::Host => Outcome::Rejected("host"),
             Self::Method(_) => Outcome::Rejected("method"),
+            Self::HeadTooLarge { .. } => Outcome::Rejected("head_too_large"),
             Self::BodyTooLarge { .. } => Outcome::Rejected("body_too_large"),
             Self::BodyTooSlow => Outcome::Rejected("body_too_slow"),
             Self::BodyBroken => Outcome::ClientGone,

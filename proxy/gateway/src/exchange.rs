@@ -78,6 +78,9 @@ pub(crate) async fn answer(
     let origin = parts.headers.get(ORIGIN).cloned();
     let mut exchange = Exchange { shared, conn, route, request_id, origin, flight, body_left: true };
     let result = match own {
+        _ if head_bytes(&parts) > exchange.shared.config.header_bytes => {
+            Err(Refusal::HeadTooLarge { limit: exchange.shared.config.header_bytes })
+        }
         _ if !has_one_host(&parts) => Err(Refusal::Host),
         Some(own) => exchange.own(&parts, &own),
         None => match exchange.forward(parts, body).await {
@@ -95,6 +98,14 @@ pub(crate) async fn answer(
 fn has_one_host(parts: &Parts) -> bool {
     let hosts = parts.headers.get_all(HOST).iter().count();
     hosts == 1 || (hosts == 0 && parts.version < Version::HTTP_11)
+}
+
+/// Bytes of a request head. hyper looks at its limit only while a head is incomplete, so one that comes in few large
+/// pieces passes there.
+fn head_bytes(parts: &Parts) -> usize {
+    let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    let fields: usize = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    target + fields
 }
 
 struct Exchange {
