@@ -226,6 +226,37 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_has_every_key_with_its_default() {
+        let documentation = include_str!("../../../../docs/configuration.md");
+        let mut missing = Vec::new();
+        let mut see = |section: &str, prefix: &str, schema: &Value| {
+            for (key, schema) in schema["properties"].as_object().unwrap() {
+                if schema["properties"].is_object() {
+                    continue;
+                }
+                let row = documentation.lines().find(|line| {
+                    let default = &schema["default"];
+                    line.starts_with(&format!("| `{prefix}{key}` |"))
+                        && (default.is_null() || line.contains(&format!("| `{default}` |")))
+                });
+                if row.is_none() {
+                    missing.push(format!("[{section}] {prefix}{key} = {}", schema["default"]));
+                }
+            }
+        };
+        for section in ["server", "admin", "paths", "log", "upstream", "sensors", "child", "build"] {
+            see(section, "", at(&[section]));
+        }
+        let model = &at(&["models"])["additionalProperties"];
+        see("models.name", "", model);
+        for part in ["queue", "lifecycle", "policy"] {
+            see(part, "", &model["properties"][part]);
+        }
+        see("policy.host", "host.", &model["properties"]["policy"]["properties"]["host"]);
+        assert_eq!(missing, Vec::<String>::new(), "docs/configuration.md lacks these rows");
+    }
+
+    #[test]
     fn nothing_is_required() {
         assert!(!root().to_string().contains("\"required\""));
     }
