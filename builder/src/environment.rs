@@ -69,6 +69,14 @@ impl Environment {
     }
 }
 
+/// Where short-lived files go whose paths must be short: a socket's may have 107 bytes.
+pub(crate) fn short_temporary_folder() -> PathBuf {
+    const LONGEST: usize = 50;
+    Some(std::env::temp_dir())
+        .filter(|path| path.as_os_str().len() <= LONGEST)
+        .unwrap_or_else(|| "/tmp".into())
+}
+
 /// Keeps from a command every variable of ours that `foreign` names.
 pub(crate) fn without(command: &mut Command, foreign: impl Fn(&str) -> bool) {
     for (name, _) in std::env::vars_os() {

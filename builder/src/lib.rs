@@ -19,7 +19,7 @@
 //! | [`machine`] | disk, memory and cores |
 //! | [`plan`] | what will be built, as a value with a hash |
 //! | [`build`] | makes it |
-//! | [`verify`] | makes the result prove itself |
+//! | [`mod@verify`] | makes the result prove itself |
 //! | [`store`] | keeps it, with its papers |
 //! | [`sample_model`], [`gguf`] | a tiny model with random weights, the same bytes for the same seed |
 //!

@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
 use crate::environment::Environment;
@@ -14,7 +15,7 @@ use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
 use crate::lock::Lock;
 use crate::process::output;
-use crate::source::file_sha256;
+use crate::source::{Source, file_sha256};
 use crate::toolchain::finish;
 use crate::toolchain::venv::Venv;
 
@@ -30,6 +31,17 @@ pub struct Pin {
     pub sha256: String,
 }
 
+impl Pin {
+    /// The identity that a source has which is this archive.
+    fn identity(&self) -> String {
+        format!("archive-sha256:{}", self.sha256)
+    }
+
+    fn mismatch(&self, path: PathBuf, found: String) -> Error {
+        Error::WrongHash { path, found, expected: self.sha256.clone() }
+    }
+}
+
 /// The archive's path in the cache: at once if it is there, else through pip (some 80 MB).
 pub async fn obtain(
     pin: &Pin,
@@ -43,8 +55,11 @@ pub async fn obtain(
     let lock = cache.join("locks").join(format!("sdist-{}.lock", pin.version));
     let _lock = Lock::take(&lock, cancel, || ()).await?;
     if path.exists() {
-        check(&path, pin, cancel).await?;
-        return Ok(path);
+        // Found and hashed as any archive is, so the bytes are read once and then remembered.
+        let (source, facts, token) = (Source::Archive(path.clone()), cache.to_owned(), cancel.clone());
+        let examined = spawn_blocking(move || source.examine(&facts, &token)).await;
+        let found = examined.unwrap_or(Err(Error::Cancelled))?.identity;
+        return if found == pin.identity() { Ok(path) } else { Err(pin.mismatch(path, found)) };
     }
     let venv = Venv::new(cache);
     venv.ready(env, reporter, cancel).await?;
@@ -72,19 +87,14 @@ pub async fn obtain(
     finish(Path::new("pip download"), &doing, output(download, cancel).await)?;
 
     let got = only_file(&into)?;
-    check(&got, pin, cancel).await?;
+    let (file, token) = (got.clone(), cancel.clone());
+    let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
+    let found = hashed.unwrap_or(Err(Error::Cancelled))?;
+    if found != pin.sha256 {
+        return Err(pin.mismatch(got, found));
+    }
     fs::rename(&got, &path).map_err(io_error("moving", got))?;
     Ok(path)
-}
-
-async fn check(path: &Path, pin: &Pin, cancel: &CancellationToken) -> Result<()> {
-    let (file, token) = (path.to_owned(), cancel.clone());
-    let hashed = tokio::task::spawn_blocking(move || file_sha256(&file, &token)).await;
-    let found = hashed.map_err(|_| Error::Cancelled)??;
-    if found == pin.sha256 {
-        return Ok(());
-    }
-    Err(Error::WrongHash { path: path.to_owned(), found, expected: pin.sha256.clone() })
 }
 
 fn only_file(folder: &Path) -> Result<PathBuf> {
@@ -99,6 +109,7 @@ fn only_file(folder: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::archive::tests::{Made, tar_gz};
 
     fn pin(sha256: &str) -> Pin {
         Pin { version: "1.2.3".into(), sha256: sha256.into() }
@@ -111,10 +122,12 @@ mod tests {
     #[tokio::test]
     async fn an_archive_in_the_cache_is_used_if_its_bytes_are_the_pinned_ones() {
         let cache = tempfile::tempdir().unwrap();
+        let names = ["x/CMakeLists.txt", "x/ggml/CMakeLists.txt", "x/tools/server/CMakeLists.txt"];
+        let made = tar_gz(cache.path(), &names.map(|name| Made::File(name, b"")));
+        let right = pin(&file_sha256(&made, &CancellationToken::new()).unwrap());
         let path = cache.path().join("sources/llama-cpp-python-1.2.3.tar.gz");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, "abc").unwrap();
-        let right = pin("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        fs::rename(made, &path).unwrap();
         assert_eq!(obtained(cache.path(), &right).await.unwrap(), path);
         let error = obtained(cache.path(), &pin("00")).await.unwrap_err();
         assert!(matches!(error, Error::WrongHash { .. }));

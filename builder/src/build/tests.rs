@@ -1,6 +1,6 @@
 //! Whole builds with cmake, ninja and compilers that are shell scripts, so that they take no time and fail on demand.
 //!
-//! The real ones are used by the end-to-end test that `WARDEN_SDIST` switches on.
+//! The real ones take minutes: `examples/build.rs` runs them by hand.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

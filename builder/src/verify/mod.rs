@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::environment::short_temporary_folder;
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
 use crate::sample_model;
@@ -50,12 +51,12 @@ pub async fn verify(
     reporter: &Reporter,
     cancel: &CancellationToken,
 ) -> Result<Verified> {
-    // A socket's path may have 107 bytes: the system's folder for temporary files is short, ours may not be.
+    let base = short_temporary_folder();
     let folder = tempfile::Builder::new()
         .prefix("llama-warden-verify-")
         .permissions(fs::Permissions::from_mode(0o700))
-        .tempdir()
-        .map_err(io_error("creating", std::env::temp_dir()))?;
+        .tempdir_in(&base)
+        .map_err(io_error("creating a folder in", base))?;
     let model = folder.path().join("sample.gguf");
     sample_model::write(&model, &sample_model::Options::default()).map_err(io_error("writing", &model))?;
     let mut verified = Verified::default();

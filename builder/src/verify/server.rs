@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::process::Command;
 
+use crate::environment::without;
 use crate::error::{Error, Result, io_error};
 use crate::process::Family;
 
@@ -47,6 +48,8 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(second);
+        // The server takes flags from its environment, a key and another model among them: what is checked is the binary.
+        without(&mut command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
         let family = Family::spawn(command).map_err(|error| Error::Verify {
             check: "start",
             why: format!("{} cannot be run: {error}", binary.display()),
