@@ -1,7 +1,7 @@
 //! Our own log, on standard error: text for people or JSON for programs.
 //!
-//! Targets: `access` has one line per request, `event` one per event of the fleet, `child` the output of the children;
-//! everything else is under the name of its crate.
+//! Targets: `access` has one line per request, `event` one per event of the fleet, `llama_server` the output of the
+//! children; everything else is under the name of its crate.
 
 use std::io;
 
@@ -18,7 +18,14 @@ pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {
 
 /// Starts logging. Only the first call in a process counts.
 pub(crate) fn init(log: &Log) -> Result<(), Failure> {
-    let filter = filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
+    let mut filter =
+        filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
+    // The supervisor tells its events as they are, we tell them in sentences: once is enough.
+    let silent =
+        ["warden_supervisor::event=off"].into_iter().chain((!log.children).then_some("llama_server=off"));
+    for directive in silent.filter_map(|text| text.parse().ok()) {
+        filter = filter.add_directive(directive);
+    }
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     let started = if log.format == "json" {
         builder.json().flatten_event(true).try_init()

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
@@ -20,6 +20,7 @@ use crate::exit::Failure;
 
 /// The listeners, bound.
 pub(crate) struct Listeners {
+    path: PathBuf,
     unix: UnixListener,
     tcp: Option<TcpListener>,
 }
@@ -36,7 +37,7 @@ pub(crate) async fn bind(socket: &Path, address: Option<SocketAddr>) -> Result<L
             )
         })?),
     };
-    Ok(Listeners { unix, tcp })
+    Ok(Listeners { path: socket.to_owned(), unix, tcp })
 }
 
 async fn bind_unix(socket: &Path) -> Result<UnixListener, Failure> {
@@ -82,6 +83,8 @@ impl Listeners {
                 tokio::task::yield_now().await;
             }
         }
+        // Whoever looks for a running instance should not find the file of one that has ended.
+        drop(std::fs::remove_file(&self.path));
         tasks.close();
         tasks.wait().await;
     }

@@ -1,13 +1,11 @@
-//! What is written down while we serve: a line and numbers for each request, event and child's line.
+//! What is written down while we serve: a line and numbers for each request and each event.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use warden_gateway::{Observer, Record};
-use warden_supervisor::{Event, EventKind, Fleet, LogLine};
+use warden_supervisor::{Event, EventKind, Fleet};
 
 use super::describe::describe;
 use crate::admin::metrics::Metrics;
@@ -43,66 +41,28 @@ impl Observer for Watcher {
     }
 }
 
-/// Logs and counts events until the end, and follows the output of models as they appear.
-pub(crate) async fn events(fleet: Fleet, metrics: Arc<Metrics>, children: bool, stop: CancellationToken) {
+/// Logs and counts events until the end.
+pub(crate) async fn events(fleet: Fleet, metrics: Arc<Metrics>, stop: CancellationToken) {
     let tail = fleet.events();
     let mut receiver = tail.receiver;
-    let followers = TaskTracker::new();
-    let mut followed = HashSet::new();
-    let mut see = |event: &Event| {
+    let see = |event: &Event| {
         metrics.event(event);
         log_event(event);
-        // A model of a reloaded configuration is followed from its first process on.
-        if children
-            && let (EventKind::Starting { .. }, Some(model)) = (&event.kind, &event.model)
-            && followed.insert(model.clone())
-            && let Some(log) = fleet.logs(model.as_str())
-        {
-            log.lines.iter().for_each(log_child);
-            let stop = stop.clone();
-            followers.spawn(follow(log.receiver, log_child, stop));
-        }
     };
-    tail.events.iter().for_each(&mut see);
-    loop {
-        let next = tokio::select! {
-            next = receiver.recv() => next,
-            () = stop.cancelled() => break,
-        };
-        match next {
-            Ok(event) => see(&event),
-            Err(RecvError::Lagged(missed)) => {
-                tracing::warn!(target: "event", missed, "events came faster than they could be counted; some are missing in the metrics");
-            }
-            Err(RecvError::Closed) => break,
-        }
-    }
-    followers.close();
-    followers.wait().await;
-}
-
-async fn follow(
-    mut receiver: tokio::sync::broadcast::Receiver<LogLine>,
-    each: fn(&LogLine),
-    stop: CancellationToken,
-) {
+    tail.events.iter().for_each(see);
     loop {
         let next = tokio::select! {
             next = receiver.recv() => next,
             () = stop.cancelled() => return,
         };
         match next {
-            Ok(line) => each(&line),
+            Ok(event) => see(&event),
             Err(RecvError::Lagged(missed)) => {
-                tracing::warn!(target: "child", missed, "lines of output are missing here");
+                tracing::warn!(target: "event", missed, "events came faster than they could be counted; some are missing in the metrics");
             }
             Err(RecvError::Closed) => return,
         }
     }
-}
-
-fn log_child(line: &LogLine) {
-    tracing::info!(target: "child", "[{} {}] {}", line.model, line.generation, line.text);
 }
 
 fn log_event(event: &Event) {

@@ -66,7 +66,7 @@ impl Server {
         };
         claim.announce(&resolved.dirs.state, &instance)?;
         let tasks = TaskTracker::new();
-        tasks.spawn(events(fleet.clone(), metrics.clone(), resolved.log.children, stop.clone()));
+        tasks.spawn(events(fleet.clone(), metrics.clone(), stop.clone()));
         let admin = Admin {
             fleet: fleet.clone(),
             metrics: metrics.clone(),
