@@ -180,7 +180,6 @@ async fn ambiguous_framing_is_refused_before_it_reaches_a_backend() -> Outcome {
     warden.until_ready(1).await?;
     for head in [
         "POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        "POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         "POST /completion HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n",
         "POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         "GET /health HTTP/1.1\r\nHost: x\r\nBad Name: y\r\n\r\n",
@@ -195,5 +194,23 @@ async fn ambiguous_framing_is_refused_before_it_reaches_a_backend() -> Outcome {
         );
     }
     assert!(warden.ledger().lines()?.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_length_beside_chunks_is_refused_or_ignored_and_the_connection_ends() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    let body = chat("both", "m", "hi", 2, false).to_string();
+    let head = "Host: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked";
+    let mut raw = warden.http.raw().await?;
+    // What follows the last chunk would be a second request to whoever believes the length.
+    let smuggled = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+    let all =
+        format!("POST {CHAT} HTTP/1.1\r\n{head}\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n{smuggled}", body.len());
+    raw.write(all.as_bytes()).await?;
+    let answer = raw.to_end(Duration::from_secs(15)).await?;
+    assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "one answer, then the end (RFC 9112 6.1): {answer}");
+    assert!(answer.starts_with("HTTP/1.1 400") || answer.starts_with("HTTP/1.1 200"), "{answer}");
     Ok(())
 }

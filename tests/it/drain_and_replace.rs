@@ -94,7 +94,7 @@ async fn a_slowly_loading_next_generation_makes_requests_wait_and_none_fail() ->
 async fn a_backend_is_replaced_after_its_share_of_requests() -> Outcome {
     let all = requests("r", "m", 100, 6);
     let toml = format!("policy.max_requests = 20\n{EAGER}");
-    let warden = Setup::new()?.fake("m", &paced(), &toml)?.start().await?;
+    let warden = Setup::new()?.top("sensors.interval = \"20ms\"").fake("m", &paced(), &toml)?.start().await?;
     let answers = swarm(&warden.http, &all, 4).await;
     all_whole(&answers)?;
     warden.ledger().each_finished_once(names(&all))?;

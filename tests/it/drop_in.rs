@@ -85,7 +85,7 @@ async fn a_variable_of_the_environment_comes_over_the_file_and_a_flag_over_both(
         .warden([OsString::from("config"), "show".into(), "--config".into(), config.into()], SOON)
         .await?;
     assert_eq!(ran.code, 0, "{ran:?}");
-    let line = ran.stdout.lines().find(|line| line.contains("depth") && line.contains("12"));
+    let line = ran.stdout.lines().find(|line| line.contains("depth = 12"));
     let line = line.context(format!("the variable's value is not shown: {}", ran.stdout))?;
     assert!(line.contains("LLAMA_WARDEN_MODELS__M__QUEUE__DEPTH"), "where it comes from: {line}");
     let warden = setup.start().await?;

@@ -59,7 +59,7 @@ async fn metrics_count_requests_tokens_and_replacements() -> Outcome {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
     assert!(sum("llama_warden_requests_total", "model=\"m\"") >= 5.0, "{text}");
-    assert!(sum("llama_warden_recycles_total", "operator") >= 1.0, "{text}");
+    assert!(sum("llama_warden_backend_restarts_total", "operator") >= 1.0, "{text}");
     assert!(text.trim_end().ends_with("# EOF"), "OpenMetrics ends with a mark");
     Ok(())
 }

@@ -25,7 +25,7 @@ async fn a_model_starts_with_its_first_request_and_that_waits_for_it() -> Outcom
 async fn more_requests_than_slots_are_served_in_the_order_of_their_coming() -> Outcome {
     let warden = Setup::new()?.fake("m", &json!({"ms_per_token": 5}), ONE_SLOT)?.start().await?;
     warden.until_ready(1).await?;
-    let first = chat("0", "m", "go", 40, false);
+    let mut first = warden.http.stream(CHAT, &chat("0", "m", "go", 60, true)).await?;
     let queued = async {
         let mut all = tokio::task::JoinSet::new();
         for n in 1..6_usize {
@@ -39,8 +39,8 @@ async fn more_requests_than_slots_are_served_in_the_order_of_their_coming() -> O
         }
         Ok::<_, warden_rig::Trouble>(all.join_all().await)
     };
-    let (head, queued) = tokio::join!(warden.http.post(CHAT, &first), queued);
-    assert!(head?.status.is_success());
+    let (head, queued) = tokio::join!(first.rest(), queued);
+    assert!(head.0.is_whole(), "{head:?}");
     for status in queued? {
         assert_eq!(status?, 200);
     }

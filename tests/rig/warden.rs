@@ -231,7 +231,7 @@ impl Warden {
         self.setup.start().await
     }
 
-    /// Waits until there are as many backends and all answer /health with 200.
+    /// Waits until there are as many backends, all answer /health with 200, and the warden knows that they are ready.
     ///
     /// # Errors
     /// Not within [`SOON`].
@@ -246,7 +246,12 @@ impl Warden {
                 let health = Http::Unix(backend.socket()?).get("/health").await.ok()?;
                 health.status.is_success().then_some(())?;
             }
-            Some(found)
+            let status = self.admin().get("/status").await.ok()?.json().ok()?;
+            let models = status["fleet"]["models"].as_array()?.iter();
+            let processes =
+                models.flat_map(|model| model["backends"].as_array().cloned().unwrap_or_default());
+            let ready = processes.filter(|process| process["phase"] == "ready").count();
+            (ready == backends).then_some(found)
         })
         .await
     }
