@@ -1,6 +1,8 @@
-//! Builds llama-server: `cargo run --release -p warden-builder --example build -- SOURCE FOLDER [portable|native] [NAME=VALUE ...]`.
+//! Builds llama-server: `cargo run --release -p warden-builder --example build -- SOURCE FOLDER [portable|native]
+//! [NAME=VALUE ...]`.
 //!
-//! SOURCE is a folder or an archive, or `sdist:VERSION:SHA256` for a pinned llama-cpp-python. Everything goes into FOLDER.
+//! SOURCE is a folder or an archive, or `sdist:VERSION:SHA256` for a pinned llama-cpp-python. Everything goes into
+//! FOLDER.
 
 use std::io::Write;
 use std::path::Path;

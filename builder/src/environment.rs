@@ -1,7 +1,7 @@
 //! The one place that reads environment variables, and the search for programs.
 //!
-//! Variables that would change what a compiler makes (`CFLAGS` and its like) are kept from the children: a plan's hash
-//! covers the cmake options, so flags come in as those or not at all.
+//! Variables that would change what a compiler makes (`CFLAGS` and its like) are kept from the children: a plan's
+//! hash covers the cmake options, so flags come in as those or not at all.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,8 @@ impl Environment {
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.env("PATH", &self.path);
-        // Messages are parsed: they must not be translated. Not by LC_ALL, which ccache takes for a reason to compile anew.
+        // Messages are parsed: they must not be translated. Not by LC_ALL, which ccache takes for a reason to
+        // compile anew.
         command.env("LANGUAGE", "C");
         for name in SHAPING {
             command.env_remove(name);

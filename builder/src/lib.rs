@@ -1,8 +1,8 @@
 //! Makes a verified llama-server out of upstream source, and the sample model that it verifies with.
 //!
 //! This crate prints nothing and reads no settings: folders, limits and pinned versions come in as values, progress
-//! goes out as [`Event`]s, and a [`CancellationToken`](tokio_util::sync::CancellationToken) ends whatever runs. It depends on no other
-//! crate of the workspace.
+//! goes out as [`Event`]s, and a [`CancellationToken`](tokio_util::sync::CancellationToken) ends whatever runs. It
+//! depends on no other crate of the workspace.
 //!
 //! ```text
 //!  Source --examine--> Found --+

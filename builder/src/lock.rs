@@ -1,4 +1,5 @@
-//! Locks between processes: a file that one of them holds with flock(2). The kernel lets go of it however its holder ends.
+//! Locks between processes: a file that one of them holds with flock(2). The kernel lets go of it however its
+//! holder ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
@@ -13,7 +14,8 @@ use crate::error::{Error, Result, io_error};
 /// How often a lock that another process holds is tried again: a person would not notice less.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A held lock. Dropping it lets go. The file stays: removing it would let two processes hold two files of one name.
+/// A held lock. Dropping it lets go. The file stays: removing it would let two processes hold two files of one
+/// name.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,

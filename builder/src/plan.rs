@@ -1,7 +1,7 @@
 //! What will be built, as a value that can be printed, stored and hashed. The hash names the build.
 //!
-//! Everything in a [`Recipe`] shapes the binary; nothing else is in it. So two builds of one recipe are the same build,
-//! wherever the source lay and whatever drove the compilers.
+//! Everything in a [`Recipe`] shapes the binary; nothing else is in it. So two builds of one recipe are the same
+//! build, wherever the source lay and whatever drove the compilers.
 
 use std::fmt;
 
@@ -29,12 +29,13 @@ pub enum Backend {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arch {
-    /// This machine's, with everything it can do (`-march=native`). The default, as upstream's: most builds run where they
-    /// are made, and on ARM the difference is a multiple. What the compiler knows of the CPU is part of the recipe,
-    /// so a store that moves to another kind of machine is not hit there by mistake.
+    /// This machine's, with everything it can do (`-march=native`). The default, as upstream's: most builds run
+    /// where they are made, and on ARM the difference is a multiple. What the compiler knows of the CPU is part of
+    /// the recipe, so a store that moves to another kind of machine is not hit there by mistake.
     #[default]
     Native,
-    /// The common ones of today: x86-64 with AVX2, plain aarch64. For stores and compiler caches that several machines share.
+    /// The common ones of today: x86-64 with AVX2, plain aarch64. For stores and compiler caches that several
+    /// machines share.
     Portable,
 }
 
@@ -109,7 +110,8 @@ impl Plan {
 }
 
 impl Recipe {
-    /// The recipe's name: the first 16 hexadecimal digits of the sha256 of its JSON, whose fields have a fixed order.
+    /// The recipe's name: the first 16 hexadecimal digits of the sha256 of its JSON, whose fields have a fixed
+    /// order.
     pub fn id(&self) -> Result<BuildId> {
         let json = serde_json::to_vec(self)
             .map_err(|error| crate::error::io_error("hashing", "the plan")(error.into()))?;
@@ -117,7 +119,8 @@ impl Recipe {
     }
 }
 
-/// A static Release server and nothing else; no network is used while building, and no TLS is needed behind a proxy.
+/// A static Release server and nothing else; no network is used while building, and no TLS is needed behind a
+/// proxy.
 fn fixed_options(source: &Found, arch: Arch) -> Vec<String> {
     let native = match arch {
         Arch::Native => "ON",

@@ -1,8 +1,8 @@
 //! Obtains the source archive of llama-cpp-python through pip: a copy of llama.cpp that any Python index can serve.
 //!
-//! The version and the bytes are pinned by the caller, so whatever index answers, the source is the same. pip wants to know a
-//! source package's metadata before it hands it over, and that asks for the package's build backend; it is installed
-//! first and build isolation is off, which saves building cmake.
+//! The version and the bytes are pinned by the caller, so whatever index answers, the source is the same. pip wants
+//! to know a source package's metadata before it hands it over, and that asks for the package's build backend; it
+//! is installed first and build isolation is off, which saves building cmake.
 
 use std::fs;
 use std::path::{Path, PathBuf};

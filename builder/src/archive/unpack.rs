@@ -1,8 +1,9 @@
 //! Writes the part of an archive below one folder to disk, and nothing outside of the destination.
 //!
 //! Three rules make that hold. Names are normal (see [`super::normal_name`]). Nothing is written through a link
-//! of the archive. A link's target climbs (`..`) only at its beginning, and not above the part that is unpacked: since the
-//! link's own folder is a real one, those steps are exact, and every later component is inside by the same rule.
+//! of the archive. A link's target climbs (`..`) only at its beginning, and not above the part that is unpacked:
+//! since the link's own folder is a real one, those steps are exact, and every later component is inside by the
+//! same rule.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};

@@ -1,4 +1,5 @@
-//! Finds the error that matters in the output of cmake or of compilers: the first one, with the lines that explain it.
+//! Finds the error that matters in the output of cmake or of compilers: the first one, with the lines that explain
+//! it.
 
 /// Lines shown after the first of an error.
 const CONTEXT: usize = 5;

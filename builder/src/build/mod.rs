@@ -158,7 +158,8 @@ impl Builder {
         self.blocking(move |cancel| source.examine(&cache, &cancel)).await
     }
 
-    /// Runs blocking work on another thread. It is told to end when we are cancelled, and when nobody waits any more.
+    /// Runs blocking work on another thread. It is told to end when we are cancelled, and when nobody waits any
+    /// more.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(CancellationToken) -> Result<T> + Send + 'static,
@@ -266,8 +267,8 @@ impl Making<'_> {
         .await
     }
 
-    /// A command of this build: our compilers, the compiler cache blind for where the work folder is, and no repository
-    /// in sight but what is in the source itself.
+    /// A command of this build: our compilers, the compiler cache blind for where the work folder is, and no
+    /// repository in sight but what is in the source itself.
     fn command(&self, program: &Path, folder: &Path) -> Command {
         let mut command = self.builder.env.command(program);
         command

@@ -1,4 +1,5 @@
-//! Whole builds with cmake, ninja and compilers that are shell scripts, so that they take no time and fail on demand.
+//! Whole builds with cmake, ninja and compilers that are shell scripts, so that they take no time and fail on
+//! demand.
 //!
 //! The real ones take minutes: `examples/build.rs` runs them by hand.
 

@@ -1,7 +1,7 @@
 //! The folder that a build happens in, which is gone when the build is over, however it ended.
 //!
-//! `work/<BuildId>/{src,build}` under the cache folder. A build that was killed hard leaves it behind; the next build removes whatever
-//! no living process holds the lock of.
+//! `work/<BuildId>/{src,build}` under the cache folder. A build that was killed hard leaves it behind; the next
+//! build removes whatever no living process holds the lock of.
 
 use std::fs;
 use std::io;
@@ -37,7 +37,8 @@ impl Work {
         &self.folder
     }
 
-    /// The source tree. Source and build folder lie beside each other always, so that a compiler cache sees one layout.
+    /// The source tree. Source and build folder lie beside each other always, so that a compiler cache sees one
+    /// layout.
     pub(super) fn source(&self) -> PathBuf {
         self.folder.join("src")
     }

@@ -52,8 +52,8 @@ fn read(pid: i32) -> Option<Process> {
     parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The line is `pid (name) state parent ...`, start time at place 22 (`proc_pid_stat(5)`). The name may hold spaces and
-/// parentheses, so what follows the last one counts.
+/// The line is `pid (name) state parent ...`, start time at place 22 (`proc_pid_stat(5)`). The name may hold spaces
+/// and parentheses, so what follows the last one counts.
 fn parse(pid: i32, line: &str) -> Option<Process> {
     let mut fields = line.rsplit_once(')')?.1.split_ascii_whitespace();
     if fields.next()? == "Z" {

@@ -6,7 +6,8 @@
 //!
 //! Two ideas make that work. The vocabulary round-trips (see `vocab.rs`), and channel 0 of the embedding is a
 //! constant that no layer writes to, so that after the last norm it is an input of known sign: column 0 of the
-//! output matrix is then a bias per token, which forbids byte and control tokens and makes the end as likely as wanted.
+//! output matrix is then a bias per token, which forbids byte and control tokens and makes the end as likely as
+//! wanted.
 
 mod noise;
 mod vocab;

@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn a_word_cannot_be_the_beginning_of_two_others_by_accident() {
-        // Words of one length: a longer one may start with a shorter one, but the space before each tells them apart.
+        // Words of one length: a longer one may start with a shorter one, but the space before each tells them
+        // apart.
         assert!((0..256).all(|index| word(index).len() == 4));
         assert!((256..WORDS).all(|index| word(index).len() == 6));
     }

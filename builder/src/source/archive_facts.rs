@@ -1,7 +1,7 @@
 //! What is known about an archive, and remembered: reading 70 MB twice to hit the store would be silly.
 //!
-//! A record is kept per path, beside the size, the time of change and the inode that it holds for. It is written only when the file
-//! is old enough that another change would show in its time.
+//! A record is kept per path, beside the size, the time of change and the inode that it holds for. It is written
+//! only when the file is old enough that another change would show in its time.
 
 use std::collections::HashMap;
 use std::fs;

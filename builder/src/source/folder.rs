@@ -92,7 +92,8 @@ enum Item {
     Link(PathBuf, PathBuf),
 }
 
-/// Everything that belongs to the source, sorted. Folders that cmake builds in are left out, as are links that lead outside.
+/// Everything that belongs to the source, sorted. Folders that cmake builds in are left out, as are links that lead
+/// outside.
 fn items(root: &Path, cancel: &CancellationToken) -> Result<Vec<Item>> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];

@@ -1,8 +1,8 @@
 //! Where the source comes from, what it is, and how it gets into the work folder.
 //!
-//! A source is a folder or an archive that has llama.cpp somewhere in it. [`Source::examine`] finds it and gives it an
-//! identity; that is all a plan needs, and for an archive that was seen before it reads nothing but two small facts from the
-//! cache. Git URLs join here as one more variant, with the commit as identity.
+//! A source is a folder or an archive that has llama.cpp somewhere in it. [`Source::examine`] finds it and gives it
+//! an identity; that is all a plan needs, and for an archive that was seen before it reads nothing but two small
+//! facts from the cache. Git URLs join here as one more variant, with the commit as identity.
 //!
 //! | source | identity | costs |
 //! |---|---|---|
@@ -79,8 +79,8 @@ impl Source {
         }
     }
 
-    /// Finds llama.cpp in it and computes its identity. Blocks: reads up to the whole source. `cache` is the folder for what
-    /// is remembered about archives.
+    /// Finds llama.cpp in it and computes its identity. Blocks: reads up to the whole source. `cache` is the folder
+    /// for what is remembered about archives.
     pub fn examine(&self, cache: &Path, cancel: &CancellationToken) -> Result<Found> {
         match self {
             Self::Directory(path) => folder::examine(path, cancel),
@@ -99,8 +99,8 @@ impl Source {
     }
 }
 
-/// Whether a file, by its name relative to the tree, belongs to what is built. Git metadata would make cmake ask git for
-/// a version that we know better; the models are for tests and are half of an archive's bytes.
+/// Whether a file, by its name relative to the tree, belongs to what is built. Git metadata would make cmake ask
+/// git for a version that we know better; the models are for tests and are half of an archive's bytes.
 fn is_source(name: &str) -> bool {
     let model = Path::new(name).extension().is_some_and(|extension| extension == "gguf");
     !model && name.split('/').all(|part| part != ".git")

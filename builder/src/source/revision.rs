@@ -52,8 +52,8 @@ pub(crate) fn is_evidence(name: &str) -> bool {
         || file == "build-info.cpp"
 }
 
-/// Reads the evidence. `read` gives the content of a file by its name relative to what was searched; `top` is the name
-/// of the folder or archive that was searched.
+/// Reads the evidence. `read` gives the content of a file by its name relative to what was searched; `top` is the
+/// name of the folder or archive that was searched.
 pub(crate) fn revision(
     root: &str,
     top: &str,
@@ -164,7 +164,8 @@ fn from_generated(text: &str) -> Revision {
     }
 }
 
-/// `llama.cpp-b9976` and `llama.cpp-0c1e57098...`, as archives of tags and commits unpack; also with a file extension.
+/// `llama.cpp-b9976` and `llama.cpp-0c1e57098...`, as archives of tags and commits unpack; also with a file
+/// extension.
 fn from_name(name: &str) -> Revision {
     let stem = ["tar.gz", "tgz", "tar.xz", "zip"]
         .iter()

@@ -1,7 +1,7 @@
 //! The programs that make a build: compilers, which must be there, and cmake and ninja, which can be obtained.
 //!
-//! Compilers shape the binary, so their versions are part of a plan's hash. cmake and ninja only drive them; they are
-//! recorded with the build, not hashed, so a plan can be made before they are there.
+//! Compilers shape the binary, so their versions are part of a plan's hash. cmake and ninja only drive them; they
+//! are recorded with the build, not hashed, so a plan can be made before they are there.
 
 pub(crate) mod venv;
 

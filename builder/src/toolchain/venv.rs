@@ -1,7 +1,7 @@
 //! A private Python virtual environment under the cache folder, for programs that come as Python packages.
 //!
-//! pip runs with the user's index settings (which index, which certificates, which proxy) and with nothing else of theirs:
-//! no other `PIP_*` option, no `PYTHON*` variable, no site of the user.
+//! pip runs with the user's index settings (which index, which certificates, which proxy) and with nothing else of
+//! theirs: no other `PIP_*` option, no `PYTHON*` variable, no site of the user.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -31,8 +31,8 @@ const INDEX_SETTINGS: [&str; 12] = [
     "PIP_RETRIES",
     "PIP_KEYRING_PROVIDER",
 ];
-/// What the one environment holds: cmake and ninja, and what llama-cpp-python's source package asks for before it tells
-/// its metadata (that wants cmake 3.21, too). Ready-made packages only: compiling cmake takes ten minutes.
+/// What the one environment holds: cmake and ninja, and what llama-cpp-python's source package asks for before it
+/// tells its metadata (that wants cmake 3.21, too). Ready-made packages only: compiling cmake takes ten minutes.
 const PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
 /// The same in words.

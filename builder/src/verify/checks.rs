@@ -1,4 +1,5 @@
-//! The questions, and what counts as an answer. The sample model talks nonsense, so form is checked and not content.
+//! The questions, and what counts as an answer. The sample model talks nonsense, so form is checked and not
+//! content.
 
 use std::time::Duration;
 

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Two starts, because older servers refuse completions when embeddings are on. The server listens on a Unix socket
-//! in a private folder, so no port is taken and nobody else can reach it; it is gone when this returns, however it returns.
+//! in a private folder, so no port is taken and nobody else can reach it; it is gone when this returns, however it
+//! returns.
 
 mod checks;
 mod server;
@@ -43,8 +44,8 @@ pub struct Check {
     pub seconds: f64,
 }
 
-/// Checks one server binary. `timeout` bounds each start and each answer. On failure the error names the check and tells
-/// the answer, or the last lines of a server that died.
+/// Checks one server binary. `timeout` bounds each start and each answer. On failure the error names the check and
+/// tells the answer, or the last lines of a server that died.
 pub async fn verify(
     binary: &Path,
     timeout: Duration,

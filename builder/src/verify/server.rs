@@ -29,7 +29,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts it on a socket in `folder`. `name` keeps the files of two starts apart: a socket's file outlives its server.
+    /// Starts it on a socket in `folder`. `name` keeps the files of two starts apart: a socket's file outlives its
+    /// server.
     pub(super) fn start(binary: &Path, folder: &Path, name: &str, arguments: &[&str]) -> Result<Self> {
         let socket = folder.join(format!("{name}.sock"));
         let log = folder.join(format!("{name}.log"));
@@ -48,7 +49,8 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(second);
-        // The server takes flags from its environment, a key and another model among them: what is checked is the binary.
+        // The server takes flags from its environment, a key and another model among them: what is checked is the
+        // binary.
         without(&mut command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
         let family = Family::spawn(command).map_err(|error| Error::Verify {
             check: "start",
