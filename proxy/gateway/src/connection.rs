@@ -61,7 +61,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
     let look = config.header_timeout.min(config.keep_alive);
     let watch = sleep_until(Instant::now() + look);
     tokio::pin!(watch);
-    let mut stopping = false;
+    let (mut stopping, mut closing) = (false, false);
     let end = loop {
         tokio::select! {
             result = poll_fn(|context| connection.poll_without_shutdown(context)) => break End::Done(result),
@@ -80,7 +80,10 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
                 match phase {
                     Phase::Head(_) => break End::SlowHead,
                     Phase::Busy(_) => break End::Overdue,
+                    // Asked before, and still not closed: its client does not take the rest of an answer.
+                    Phase::Idle(_) if closing => break End::Overdue,
                     Phase::Idle(_) => {
+                        closing = true;
                         watch.as_mut().reset(now + look);
                         Pin::new(&mut connection).graceful_shutdown();
                     }

@@ -28,7 +28,9 @@ const SOURCE: &str = "llama-warden";
 pub(crate) enum Refusal {
     #[error("the request needs exactly one Host header")]
     Host,
-    #[error("the request head is larger than {limit} bytes (`server.header_bytes`); send fewer or smaller headers")]
+    #[error(
+        "the request head is larger than {limit} bytes (`server.header_bytes`); send fewer or smaller headers"
+    )]
     HeadTooLarge { limit: usize },
     #[error("the method {0} is not served")]
     Method(http::Method),
@@ -96,9 +98,12 @@ impl Refusal {
         const INVALID: &str = "invalid_request_error";
         const UNAVAILABLE: &str = "unavailable_error";
         match self {
-            Self::Host | Self::BodyBroken | Self::ModelTooFar { .. } => (StatusCode::BAD_REQUEST, INVALID),
-            Self::NotJson { .. } | Self::ModelNotText { .. } => (StatusCode::BAD_REQUEST, INVALID),
-            Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
+            Self::Host
+            | Self::BodyBroken
+            | Self::ModelTooFar { .. }
+            | Self::NotJson { .. }
+            | Self::ModelNotText { .. }
+            | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
             Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
             Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID),
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
@@ -163,10 +168,10 @@ impl Refusal {
             Self::BodyTooSlow => Outcome::Rejected("body_too_slow"),
             Self::BodyBroken => Outcome::ClientGone,
             Self::Busy => Outcome::Rejected("buffers_full"),
-            Self::ModelTooFar { .. } | Self::NotJson { .. } | Self::ModelNotText { .. } => {
-                Outcome::Rejected("no_model")
-            }
-            Self::Resolve(ResolveError::Missing { .. }) => Outcome::Rejected("no_model"),
+            Self::ModelTooFar { .. }
+            | Self::NotJson { .. }
+            | Self::ModelNotText { .. }
+            | Self::Resolve(ResolveError::Missing { .. }) => Outcome::Rejected("no_model"),
             Self::Resolve(ResolveError::Unknown { .. }) => Outcome::Rejected("unknown_model"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",

@@ -12,28 +12,26 @@
 //!   Streaming -> see `relay`
 //! ```
 //!
-//! A request is sent again only with proof that nothing was executed: the three arrows on the right. The third rests on
-//! llama-server sending the head of a streamed answer at the moment when the request gets its slot.
+//! From the lease to the head: [`crate::attempts`]. Everything else of it is here.
 //!
 //! The whole life is one future. Dropping it, which is what happens when the client leaves, gives back the place in the
 //! queue, the lease, the held bytes, and closes the connection to the backend.
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN,
 };
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
-use tokio::time::{Instant, sleep, timeout_at};
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_supervisor::ResolveError;
 
+use crate::attempts::{Message, Relayed};
 use crate::backends::Right;
 use crate::client_io::{Busy, ConnState};
 use crate::errors::Refusal;
@@ -42,10 +40,8 @@ use crate::headers;
 use crate::intake::{Intake, Named};
 use crate::observe::{Flight, Outcome};
 use crate::own;
-use crate::pool::{Link, Pool, SendError};
 use crate::query;
 use crate::relay::{AnswerBody, Relay, RelayTerms};
-use crate::request_body::{RequestBody, Sent};
 use crate::routes::{self, Own, Route};
 
 /// Answers one request.
@@ -108,39 +104,15 @@ fn head_bytes(parts: &Parts) -> usize {
     target + fields
 }
 
-struct Exchange {
-    shared: Arc<Shared>,
-    conn: Arc<ConnState>,
-    route: Route,
+pub(crate) struct Exchange {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) conn: Arc<ConnState>,
+    pub(crate) route: Route,
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
-    flight: Flight,
+    pub(crate) flight: Flight,
     /// The client may still be sending its body.
     body_left: bool,
-}
-
-/// A backend's answer has begun.
-struct Relayed {
-    response: Response<Incoming>,
-    right: Arc<dyn Right>,
-    link: Link,
-    pool: Arc<Pool>,
-    sent: Arc<Sent>,
-    deadline: Instant,
-    is_head: bool,
-}
-
-/// What goes to a backend, once or again.
-struct Message {
-    head: Request<()>,
-    body: Outgoing,
-}
-
-enum Outgoing {
-    /// Held whole: each attempt sends a copy that shares the bytes.
-    Replay(Intake),
-    /// Ready to be sent, once.
-    Once(Option<RequestBody>, Arc<Sent>),
 }
 
 impl Exchange {
@@ -172,16 +144,18 @@ impl Exchange {
         let asked = parts.uri.query().and_then(|query| query::parameter(query, "model"));
         // With `any_name`, every name means the only model, so that a large body need not be searched for one.
         let search = asked.is_none() && self.shared.backends.resolve(Some("")).is_err();
-        intake.take(search, config).await?;
+        let taken = intake.take(search, config).await;
+        self.body_left = !intake.is_whole();
+        self.flight.record.bytes_in = intake.len();
+        taken?;
         let model = self.model(asked, &intake, search)?;
         self.flight.record.model = Some(model.clone());
 
         headers::to_backend(&mut parts.headers, &self.request_id);
-        let is_head = parts.method == Method::HEAD;
         let right = self.lease(&model, &mut intake).await?;
         self.body_left = !intake.is_whole();
-        let message = self.message(parts, intake)?;
-        self.attempts(model, right, message, is_head).await
+        let message = Message::new(parts, intake, self.route, self.shared.config.replay_bytes)?;
+        self.attempts(model, right, message).await
     }
 
     fn model(&self, asked: Option<String>, intake: &Intake, search: bool) -> Result<ModelName, Refusal> {
@@ -216,160 +190,15 @@ impl Exchange {
         self.granted(model, granted)
     }
 
-    fn granted(
-        &mut self,
-        model: &ModelName,
-        granted: Result<Arc<dyn Right>, warden_supervisor::Denied>,
-    ) -> Result<Arc<dyn Right>, Refusal> {
-        let right = granted.map_err(|denied| Refusal::Denied { model: model.clone(), denied })?;
-        self.flight.record.queued += right.queued_for();
-        self.flight.record.generation = Some(right.generation());
-        Ok(right)
-    }
-
-    fn message(&self, parts: Parts, intake: Intake) -> Result<Message, Refusal> {
-        let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
-        let target = if target.starts_with('/') { target.to_owned() } else { "/".to_owned() };
-        let mut head = Request::new(());
-        *head.uri_mut() = Uri::try_from(target).map_err(|_| Refusal::Host)?;
-        *head.headers_mut() = parts.headers;
-        let takes_body =
-            !matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::DELETE);
-        if takes_body && intake.is_whole() && intake.len() == 0 {
-            // Without it, llama-server would wait for a body until the connection ends.
-            head.headers_mut().insert(http::header::CONTENT_LENGTH, HeaderValue::from(0));
-        }
-        *head.method_mut() = parts.method;
-        let replay = intake.is_whole() && intake.len() <= self.shared.config.replay_bytes as u64;
-        let body = if replay {
-            Outgoing::Replay(intake)
-        } else {
-            let sent = intake.sent.clone();
-            Outgoing::Once(Some(intake.into_body()), sent)
-        };
-        Ok(Message { head, body })
-    }
-
-    async fn attempts(
-        &mut self,
-        model: ModelName,
-        mut right: Arc<dyn Right>,
-        mut message: Message,
-        is_head: bool,
-    ) -> Result<Relayed, Refusal> {
-        let shared = self.shared.clone();
-        let config = &shared.config;
-        let deadline = Instant::now() + config.exchange_timeout;
-        self.conn.bound(deadline + config.keep_alive);
-        // A stream's head comes with its slot, so without one nothing was executed.
-        let provable = self.route.head_with_slot && message.is_stream();
-        let mut attempt = 1;
-        loop {
-            let one = self.once(&right, &mut message);
-            let revoked = right.clone().revoked();
-            let result = tokio::select! {
-                biased;
-                result = timeout_at(deadline, one) => result,
-                () = revoked => {
-                    return Err(Refusal::Revoked { model });
-                }
-            };
-            let failed = match result {
-                Err(_) => return Err(Refusal::TimedOut { model, after: config.exchange_timeout }),
-                Ok(Ok((response, link, pool))) => {
-                    let sent = message.sent();
-                    return Ok(Relayed { response, right, link, pool, sent, deadline, is_head });
-                }
-                Ok(Err(failed)) => failed,
-            };
-            if let Some(fault) = message.sent().fault() {
-                return Err(Refusal::of_body(fault, config.body_bytes));
-            }
-            let proved = match failed {
-                Failed::Refused | Failed::Unsent => true,
-                Failed::Sent => provable && message.can_repeat(),
-            };
-            if !proved {
-                return Err(Refusal::Died { model });
-            }
-            if attempt >= config.attempts {
-                return Err(Refusal::Unreachable { model, attempts: attempt });
-            }
-            attempt += 1;
-            self.flight.record.retries += 1;
-            right = self.again(&model, right, config.connect_timeout).await?;
-        }
-    }
-
-    /// A lease on another generation than the one that failed. Until the supervisor has noticed that the old one is
-    /// gone it may be offered again; that is worth waiting for, but not for ever: it may also be alive and odd.
-    async fn again(
-        &mut self,
-        model: &ModelName,
-        failed: Arc<dyn Right>,
-        patience: Duration,
-    ) -> Result<Arc<dyn Right>, Refusal> {
-        let shared = self.shared.clone();
-        let generation = failed.generation();
-        drop(failed);
-        let until = Instant::now() + patience;
-        loop {
-            let granted = shared.backends.lease(model, self.route.kind).await;
-            let right = self.granted(model, granted)?;
-            if right.generation() != generation || Instant::now() >= until {
-                return Ok(right);
-            }
-            drop(right);
-            sleep(patience / 50).await;
-        }
-    }
-
-    /// One attempt on one generation. An idle connection that turns out to be closed costs a second connection, not an
-    /// attempt.
-    async fn once(
-        &self,
-        right: &Arc<dyn Right>,
-        message: &mut Message,
-    ) -> Result<(Response<Incoming>, Link, Arc<Pool>), Failed> {
-        let pool = right.pool(&|| self.shared.new_pool());
-        let mut request = None;
-        if let Some(mut link) = pool.reuse().await {
-            match link.send(message.request()).await {
-                Ok(response) => return Ok((response, link, pool)),
-                Err(SendError::Sent(error)) => return Err(Failed::sent(&error)),
-                Err(SendError::Unsent(unsent)) => request = Some(*unsent),
-            }
-        }
-        let mut link = match pool.connect(right.endpoint()).await {
-            Ok(link) => link,
-            Err(error) => {
-                tracing::debug!(%error, "cannot connect to a backend");
-                if let Some(request) = request {
-                    message.put_back(request);
-                }
-                return Err(Failed::Refused);
-            }
-        };
-        let request = request.unwrap_or_else(|| message.request());
-        match link.send(request).await {
-            Ok(response) => Ok((response, link, pool)),
-            Err(SendError::Sent(error)) => Err(Failed::sent(&error)),
-            Err(SendError::Unsent(request)) => {
-                message.put_back(*request);
-                Err(Failed::Unsent)
-            }
-        }
-    }
-
     fn relay(mut self, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
-        let Relayed { response, right, link, pool, sent, deadline, is_head } = relayed;
+        let Relayed { response, right, link, pool, sent, deadline } = relayed;
         let (mut parts, incoming) = response.into_parts();
         let config = &self.shared.config;
         let is_events = parts
             .headers
             .get(CONTENT_TYPE)
             .is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(b"text/event-stream"));
-        let has_body = !is_head && parts.status != StatusCode::NOT_MODIFIED;
+        let has_body = self.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
         headers::to_client(&mut parts.headers, &self.request_id, has_body);
         self.flight.record.status = parts.status.as_u16();
         self.flight.record.stream = is_events;
@@ -427,60 +256,5 @@ impl Exchange {
         *answer.status_mut() = status;
         *answer.headers_mut() = headers;
         answer
-    }
-}
-
-/// Why an attempt failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failed {
-    /// No connection.
-    Refused,
-    /// The connection was closed before a byte was sent.
-    Unsent,
-    /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
-    Sent,
-}
-
-impl Failed {
-    fn sent(error: &hyper::Error) -> Self {
-        tracing::debug!(%error, "a backend's connection ended before its answer");
-        Self::Sent
-    }
-}
-
-impl Message {
-    /// A request to send. A body that cannot be repeated is given away by the first call.
-    fn request(&mut self) -> Request<RequestBody> {
-        let body = match &mut self.body {
-            Outgoing::Replay(intake) => intake.copy(),
-            Outgoing::Once(body, sent) => body.take().unwrap_or_else(|| RequestBody::nothing(sent.clone())),
-        };
-        let mut request = Request::new(body);
-        *request.method_mut() = self.head.method().clone();
-        *request.uri_mut() = self.head.uri().clone();
-        *request.headers_mut() = self.head.headers().clone();
-        request
-    }
-
-    /// Takes back what was not sent.
-    fn put_back(&mut self, request: Request<RequestBody>) {
-        if let Outgoing::Once(body, _) = &mut self.body {
-            *body = Some(request.into_body());
-        }
-    }
-
-    fn can_repeat(&self) -> bool {
-        matches!(&self.body, Outgoing::Replay(_))
-    }
-
-    fn is_stream(&self) -> bool {
-        matches!(&self.body, Outgoing::Replay(intake) if intake.is_stream())
-    }
-
-    fn sent(&self) -> Arc<Sent> {
-        match &self.body {
-            Outgoing::Replay(intake) => intake.sent.clone(),
-            Outgoing::Once(_, sent) => sent.clone(),
-        }
     }
 }

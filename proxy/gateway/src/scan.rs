@@ -57,6 +57,15 @@ enum TypeKey {
     Colon,
 }
 
+/// A string as it is spelled, as far as it is kept.
+#[derive(Debug)]
+struct Raw {
+    bytes: Vec<u8>,
+    limit: usize,
+    over: bool,
+    escaped: bool,
+}
+
 /// The scanner. Feed it the body in order.
 #[derive(Debug)]
 pub(crate) struct Scanner {
@@ -65,10 +74,7 @@ pub(crate) struct Scanner {
     slot: Slot,
     key: Key,
     type_key: TypeKey,
-    raw: Vec<u8>,
-    raw_limit: usize,
-    raw_over: bool,
-    raw_escaped: bool,
+    raw: Raw,
     object: Option<bool>,
     closed: bool,
     model: Model,
@@ -85,10 +91,7 @@ impl Scanner {
             slot: Slot::Key,
             key: Key::Other,
             type_key: TypeKey::No,
-            raw: Vec::new(),
-            raw_limit: SPELLING,
-            raw_over: false,
-            raw_escaped: false,
+            raw: Raw { bytes: Vec::new(), limit: SPELLING, over: false, escaped: false },
             object: None,
             closed: false,
             model: Model::Absent,
@@ -137,24 +140,24 @@ impl Scanner {
     /// In a string: jumps to its end or the next backslash.
     fn text(&mut self, piece: &[u8], at: usize, escaped: bool) -> usize {
         if escaped {
-            self.keep(&piece[at..=at]);
+            self.raw.keep(&piece[at..=at]);
             self.lex = Lex::Text { escaped: false };
             return at + 1;
         }
         let rest = &piece[at..];
         match memchr2(b'"', b'\\', rest) {
             None => {
-                self.keep(rest);
+                self.raw.keep(rest);
                 piece.len()
             }
             Some(n) if rest[n] == b'\\' => {
-                self.keep(&rest[..=n]);
-                self.raw_escaped = true;
+                self.raw.keep(&rest[..=n]);
+                self.raw.escaped = true;
                 self.lex = Lex::Text { escaped: true };
                 at + n + 1
             }
             Some(n) => {
-                self.keep(&rest[..n]);
+                self.raw.keep(&rest[..n]);
                 self.lex = Lex::Between;
                 self.text_ends();
                 at + n + 1
@@ -180,11 +183,11 @@ impl Scanner {
         }
         match byte {
             b'"' => {
-                self.raw.clear();
-                self.raw_over = false;
-                self.raw_escaped = false;
+                self.raw.bytes.clear();
+                self.raw.over = false;
+                self.raw.escaped = false;
                 let is_name = self.depth == 1 && self.slot == Slot::Value && self.key == Key::Model;
-                self.raw_limit = if is_name { NAME } else { SPELLING };
+                self.raw.limit = if is_name { NAME } else { SPELLING };
                 self.lex = Lex::Text { escaped: false };
                 return at + 1;
             }
@@ -235,7 +238,7 @@ impl Scanner {
         if self.depth == 1 && self.slot == Slot::Value {
             match self.key {
                 Key::Model if self.model == Model::Absent => {
-                    self.model = match self.decoded() {
+                    self.model = match self.raw.decoded() {
                         Some(name) => Model::Named(name),
                         None => Model::NotText,
                     };
@@ -252,52 +255,54 @@ impl Scanner {
             }
         }
         if of_type {
-            if ["image_url", "input_image", "image"].iter().any(|word| self.spells(word)) {
+            if ["image_url", "input_image", "image"].iter().any(|word| self.raw.spells(word)) {
                 self.images = self.images.saturating_add(1);
             }
             return;
         }
-        if self.spells("type") {
+        if self.raw.spells("type") {
             self.type_key = TypeKey::Seen;
         }
         if self.depth == 1 && self.slot == Slot::Key {
             self.slot = Slot::Colon;
-            self.key = if self.spells("model") {
+            self.key = if self.raw.spells("model") {
                 Key::Model
-            } else if self.spells("stream") {
+            } else if self.raw.spells("stream") {
                 Key::Stream
             } else {
                 Key::Other
             };
         }
     }
+}
 
+impl Raw {
     fn keep(&mut self, bytes: &[u8]) {
-        if self.raw.len() + bytes.len() <= self.raw_limit && !self.raw_over {
-            self.raw.extend_from_slice(bytes);
+        if self.bytes.len() + bytes.len() <= self.limit && !self.over {
+            self.bytes.extend_from_slice(bytes);
         } else {
-            self.raw_over = true;
+            self.over = true;
         }
     }
 
     fn spells(&self, word: &str) -> bool {
-        if self.raw_over {
+        if self.over {
             false
-        } else if self.raw_escaped {
+        } else if self.escaped {
             self.decoded().as_deref() == Some(word)
         } else {
-            self.raw == word.as_bytes()
+            self.bytes == word.as_bytes()
         }
     }
 
     /// The string just read, unescaped; `None` if it is too long or not valid.
     fn decoded(&self) -> Option<String> {
-        if self.raw_over {
+        if self.over {
             return None;
         }
-        let mut quoted = Vec::with_capacity(self.raw.len() + 2);
+        let mut quoted = Vec::with_capacity(self.bytes.len() + 2);
         quoted.push(b'"');
-        quoted.extend_from_slice(&self.raw);
+        quoted.extend_from_slice(&self.bytes);
         quoted.push(b'"');
         serde_json::from_slice(&quoted).ok()
     }

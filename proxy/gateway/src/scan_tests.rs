@@ -90,7 +90,7 @@ fn a_long_name_is_not_kept_without_bound() {
     let mut scanner = Scanner::new();
     scanner.feed(body.as_bytes());
     assert_eq!(*scanner.model(), Model::NotText);
-    assert!(scanner.raw.capacity() <= 2 * NAME);
+    assert!(scanner.raw.bytes.capacity() <= 2 * NAME);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn escaped(text: &str) -> String {
                 }
             }
             c if in_text && at % 2 == 0 && c.is_ascii_alphabetic() => {
-                out.push_str(&format!("\\u{:04x}", c as u32))
+                out.extend(format!("\\u{:04x}", c as u32).chars());
             }
             c => out.push(c),
         }

@@ -18,7 +18,7 @@ async fn closes_within_the_promise(rig: &Rig, upstream: &Upstream) {
 async fn a_client_that_leaves_before_the_head_cancels_upstream() {
     let upstream = Upstream::start(|mut peer| async move {
         peer.request().await;
-        peer.to_end().await;
+        peer.rest().await;
     });
     for body in ["{}", r#"{"stream":true}"#] {
         let rig = Rig::start(&[&upstream]).await;
@@ -37,7 +37,7 @@ async fn a_client_that_leaves_in_the_middle_of_a_stream_cancels_upstream() {
         peer.send(EVENTS).await;
         peer.send_chunk(b"data: 1\n\n").await;
         // Silent from now on: nothing that the backend sends helps to find out.
-        peer.to_end().await;
+        peer.rest().await;
     });
     let rig = Rig::start(&[&upstream]).await;
     let mut client = rig.client().await;
@@ -71,7 +71,7 @@ async fn a_client_that_leaves_the_queue_frees_its_place() {
 #[tokio::test]
 async fn a_client_that_leaves_in_the_middle_of_its_body_cancels_upstream() {
     let upstream = Upstream::start(|mut peer| async move {
-        peer.to_end().await;
+        peer.rest().await;
     });
     let rig = Rig::with(Plan { any_name: true, ..Plan::default() }, &[&upstream]).await;
     let mut client = rig.client().await;

@@ -9,7 +9,7 @@ fn rotating() -> Plan {
 
 fn gone() -> Upstream {
     let mut upstream = Upstream::start(|_| async {});
-    upstream._tasks.abort_all();
+    upstream.tasks.abort_all();
     std::fs::remove_file(&upstream.path).unwrap();
     upstream
 }
@@ -121,7 +121,7 @@ async fn an_answer_that_breaks_off_is_seen_to_be_cut() {
     let rig = Rig::start(&[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&post("/v1/chat/completions", "{}")).await;
-    let all = String::from_utf8(client.to_end().await).unwrap();
+    let all = String::from_utf8(client.rest().await).unwrap();
     assert!(all.contains("content-length: 100\r\n") && all.ends_with("{\"half\":"), "{all}");
     assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamDied);
     rig.is_clean().await;
@@ -133,7 +133,7 @@ async fn a_silent_stream_is_ended() {
         peer.request().await;
         peer.send(EVENTS).await;
         peer.send_chunk(b"data: 1\n\n").await;
-        peer.to_end().await;
+        peer.rest().await;
     });
     let mut plan = Plan::default();
     plan.config.stream_idle = Duration::from_millis(150);
@@ -151,7 +151,7 @@ async fn a_silent_stream_is_ended() {
 async fn an_exchange_has_an_end() {
     let upstream = Upstream::start(|mut peer| async move {
         peer.request().await;
-        peer.to_end().await;
+        peer.rest().await;
     });
     let mut plan = Plan::default();
     plan.config.exchange_timeout = Duration::from_millis(150);
@@ -169,7 +169,7 @@ async fn a_revoked_lease_ends_its_exchange() {
             peer.send(EVENTS).await;
             peer.send_chunk(b"data: 1\n\n").await;
         }
-        peer.to_end().await;
+        peer.rest().await;
     });
     let rig = Rig::start(&[&upstream]).await;
     let (mut streaming, mut waiting) = (rig.client().await, rig.client().await);

@@ -53,7 +53,7 @@ async fn a_body_that_is_too_large_is_refused_declared_or_not() {
 
     let mut client = rig.client().await;
     client.send(b"POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n").await;
-    let chunk = [b"10000\r\n".as_slice(), &[b'x'; 0x10000], b"\r\n"].concat();
+    let chunk = [b"10000\r\n".as_slice(), &vec![b'x'; 0x10000], b"\r\n"].concat();
     for _ in 0..40 {
         client.send(&chunk).await;
     }
@@ -111,7 +111,7 @@ async fn slow_heads_and_slow_bodies_are_given_up() {
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut head = rig.client().await;
     head.send(b"GET /health HTTP/1.1\r\nHo").await;
-    let answer = String::from_utf8(head.to_end().await).unwrap();
+    let answer = String::from_utf8(head.rest().await).unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("server.header_timeout"), "{answer}");
     // After a first request too, and not for what only waits between requests.
     let mut second = rig.client().await;
@@ -121,7 +121,7 @@ async fn slow_heads_and_slow_bodies_are_given_up() {
     second.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
     assert!(second.response().await.0.starts_with("HTTP/1.1 200 "));
     second.send(b"GET /hea").await;
-    assert!(String::from_utf8(second.to_end().await).unwrap().starts_with("HTTP/1.1 408 "));
+    assert!(String::from_utf8(second.rest().await).unwrap().starts_with("HTTP/1.1 408 "));
     let mut body = rig.client().await;
     body.send(b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n{").await;
     let (answer, _) = body.response().await;
@@ -138,7 +138,7 @@ async fn idle_connections_are_closed_in_time() {
     let mut client = rig.client().await;
     client.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
     client.response().await;
-    assert!(client.to_end().await.is_empty());
+    assert!(client.rest().await.is_empty());
     eventually("no connection is counted", || rig.gauges.connections.load(Ordering::SeqCst) == 0).await;
 }
 

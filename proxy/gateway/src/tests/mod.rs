@@ -48,7 +48,7 @@ struct Upstream {
     path: PathBuf,
     open: Arc<AtomicUsize>,
     accepted: Arc<AtomicUsize>,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
     _dir: TempDir,
 }
 
@@ -77,7 +77,7 @@ impl Upstream {
                 });
             }
         });
-        Self { path, open, accepted, _tasks: tasks, _dir: dir }
+        Self { path, open, accepted, tasks, _dir: dir }
     }
 
     /// Answers every request on a connection with what `answer` makes of its head and body.
@@ -125,7 +125,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
     }
 
     /// Reads until the connection ends.
-    async fn to_end(&mut self) -> Vec<u8> {
+    async fn rest(&mut self) -> Vec<u8> {
         while self.more().await {}
         std::mem::take(&mut self.buffer)
     }

@@ -55,7 +55,7 @@ async fn a_stream_passes_event_by_event_and_its_work_is_counted() {
             peer.send_chunk(b"data: {\"timings\":{\"prompt_n\":5,\"predicted_n\":7}}\n\ndata: [DONE]\n\n")
                 .await;
             peer.send(b"0\r\n\r\n").await;
-            peer.to_end().await;
+            peer.rest().await;
         }
     });
     let rig = Rig::start(&[&upstream]).await;
@@ -142,7 +142,7 @@ async fn head_and_http_1_0_and_chunked_requests_work() {
     assert_eq!(client.response().await.1, b"");
 
     client.send(b"POST /x HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}").await;
-    let all = String::from_utf8(client.to_end().await).unwrap();
+    let all = String::from_utf8(client.rest().await).unwrap();
     assert!(all.starts_with("HTTP/1.0 200 OK\r\n") && all.ends_with("\r\n\r\n{}"), "{all}");
     rig.is_clean().await;
 }
@@ -177,7 +177,7 @@ async fn a_large_body_streams_through_without_being_held() {
     client.send(format!("POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: {size}\r\n\r\n").as_bytes()).await;
     let mut most = 0;
     for _ in 0..size / 65536 {
-        client.send(&[b'x'; 65536]).await;
+        client.send(&vec![b'x'; 65536]).await;
         most = most.max(rig.gauges.held_bytes.load(Ordering::SeqCst));
     }
     assert_eq!(client.response().await.1, size.to_string().as_bytes());

@@ -24,8 +24,8 @@ async fn a_stop_closes_what_is_idle_and_lets_the_rest_finish() {
     eventually("it runs", || upstream.open() == 1).await;
     eventually("all are there", || rig.gauges.connections.load(Ordering::SeqCst) == 3).await;
     rig.stop.cancel();
-    assert!(used.to_end().await.is_empty());
-    assert!(fresh.to_end().await.is_empty());
+    assert!(used.rest().await.is_empty());
+    assert!(fresh.rest().await.is_empty());
     eventually("nobody is accepted", || rig.gauges.connections.load(Ordering::SeqCst) == 1).await;
     assert!(TcpStream::connect(rig.address).await.is_err());
     assert_eq!(rig.serving.len(), 1, "it waits for the running one");
@@ -40,14 +40,14 @@ async fn a_stop_closes_what_is_idle_and_lets_the_rest_finish() {
 async fn dropping_the_server_cuts_what_runs() {
     let upstream = Upstream::start(|mut peer| async move {
         peer.request().await;
-        peer.to_end().await;
+        peer.rest().await;
     });
     let mut rig = Rig::start(&[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&post("/v1/completions", "{}")).await;
     eventually("it runs", || upstream.open() == 1).await;
     rig.serving.shutdown().await;
-    assert!(client.to_end().await.is_empty());
+    assert!(client.rest().await.is_empty());
     eventually("the backend's connection is closed", || upstream.open() == 0).await;
     rig.is_clean().await;
 }

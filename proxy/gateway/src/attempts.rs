@@ -1,0 +1,257 @@
+//! From the lease to the head of the answer: connect, send, and if that fails, try again where that is safe.
+//!
+//! A request is sent again only if nothing can have been executed:
+//! - no connection was made, or the request came back from it unsent;
+//! - the connection ended before any byte of an answer, the request asks for a stream on a route where llama-server
+//!   sends the head at the moment when the request gets its slot, and its whole body is still held;
+//! - it is a `GET` or `HEAD`, which executes nothing.
+//!
+//! Each new attempt takes a new lease: the generation that failed is dead or dying.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{CONTENT_LENGTH, HeaderValue};
+use http::request::Parts;
+use http::{Method, Request, Response, Uri};
+use hyper::body::Incoming;
+use tokio::time::{Instant, sleep, timeout_at};
+use warden_policies::ModelName;
+use warden_supervisor::Denied;
+
+use crate::backends::Right;
+use crate::errors::Refusal;
+use crate::exchange::Exchange;
+use crate::intake::Intake;
+use crate::pool::{Link, Pool, SendError};
+use crate::request_body::{RequestBody, Sent};
+use crate::routes::Route;
+
+/// While the supervisor has not noticed that a generation is gone, it is asked this many times within the time to
+/// connect.
+const ASKS: u32 = 50;
+
+/// A backend's answer has begun.
+pub(crate) struct Relayed {
+    pub(crate) response: Response<Incoming>,
+    pub(crate) right: Arc<dyn Right>,
+    pub(crate) link: Link,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) sent: Arc<Sent>,
+    pub(crate) deadline: Instant,
+}
+
+/// What goes to a backend.
+pub(crate) struct Message {
+    head: Request<()>,
+    body: Outgoing,
+}
+
+enum Outgoing {
+    /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
+    Again(Intake),
+    /// Sent once, unless it comes back unsent.
+    Once(Option<RequestBody>, Arc<Sent>),
+}
+
+impl Exchange {
+    /// Notes what was granted.
+    pub(crate) fn granted(
+        &mut self,
+        model: &ModelName,
+        granted: Result<Arc<dyn Right>, Denied>,
+    ) -> Result<Arc<dyn Right>, Refusal> {
+        let right = granted.map_err(|denied| Refusal::Denied { model: model.clone(), denied })?;
+        self.flight.record.queued += right.queued_for();
+        self.flight.record.generation = Some(right.generation());
+        Ok(right)
+    }
+
+    /// Tries until a backend answers.
+    pub(crate) async fn attempts(
+        &mut self,
+        model: ModelName,
+        mut right: Arc<dyn Right>,
+        mut message: Message,
+    ) -> Result<Relayed, Refusal> {
+        let shared = self.shared.clone();
+        let config = &shared.config;
+        let deadline = Instant::now() + config.exchange_timeout;
+        self.conn.bound(deadline + config.keep_alive);
+        let mut attempt = 1;
+        loop {
+            let one = self.once(&right, &mut message);
+            let revoked = right.clone().revoked();
+            let result = tokio::select! {
+                biased;
+                result = timeout_at(deadline, one) => result,
+                () = revoked => return Err(Refusal::Revoked { model }),
+            };
+            let failed = match result {
+                Err(_) => return Err(Refusal::TimedOut { model, after: config.exchange_timeout }),
+                Ok(Ok((response, link, pool))) => {
+                    let sent = message.sent();
+                    return Ok(Relayed { response, right, link, pool, sent, deadline });
+                }
+                Ok(Err(failed)) => failed,
+            };
+            if let Some(fault) = message.sent().fault() {
+                return Err(Refusal::of_body(fault, config.body_bytes));
+            }
+            let proved = match failed {
+                Failed::Refused | Failed::Unsent => true,
+                Failed::Sent => matches!(message.body, Outgoing::Again(_)),
+            };
+            if !proved {
+                return Err(Refusal::Died { model });
+            }
+            if attempt >= config.attempts {
+                return Err(Refusal::Unreachable { model, attempts: attempt });
+            }
+            attempt += 1;
+            self.flight.record.retries += 1;
+            right = self.again(&model, right, config.connect_timeout).await?;
+        }
+    }
+
+    /// A lease on another generation than the one that failed. Until the supervisor has noticed that the old one is
+    /// gone it may be offered again; that is worth waiting for, but not for ever: it may also be alive and odd.
+    async fn again(
+        &mut self,
+        model: &ModelName,
+        failed: Arc<dyn Right>,
+        patience: Duration,
+    ) -> Result<Arc<dyn Right>, Refusal> {
+        let shared = self.shared.clone();
+        let generation = failed.generation();
+        drop(failed);
+        let until = Instant::now() + patience;
+        loop {
+            let granted = shared.backends.lease(model, self.route.kind).await;
+            let right = self.granted(model, granted)?;
+            if right.generation() != generation || Instant::now() >= until {
+                return Ok(right);
+            }
+            drop(right);
+            sleep(patience / ASKS).await;
+        }
+    }
+
+    /// One attempt on one generation. An idle connection that turns out to be closed costs a second connection, not an
+    /// attempt.
+    async fn once(
+        &self,
+        right: &Arc<dyn Right>,
+        message: &mut Message,
+    ) -> Result<(Response<Incoming>, Link, Arc<Pool>), Failed> {
+        let pool = right.pool(&|| self.shared.new_pool());
+        let mut request = None;
+        if let Some(mut link) = pool.reuse().await {
+            match link.send(message.request()).await {
+                Ok(response) => return Ok((response, link, pool)),
+                Err(SendError::Sent(error)) => return Err(Failed::sent(&error)),
+                Err(SendError::Unsent(unsent)) => request = Some(*unsent),
+            }
+        }
+        let mut link = match pool.connect(right.endpoint()).await {
+            Ok(link) => link,
+            Err(error) => {
+                tracing::debug!(%error, "cannot connect to a backend");
+                if let Some(request) = request {
+                    message.put_back(request);
+                }
+                return Err(Failed::Refused);
+            }
+        };
+        let request = request.unwrap_or_else(|| message.request());
+        match link.send(request).await {
+            Ok(response) => Ok((response, link, pool)),
+            Err(SendError::Sent(error)) => Err(Failed::sent(&error)),
+            Err(SendError::Unsent(request)) => {
+                message.put_back(*request);
+                Err(Failed::Unsent)
+            }
+        }
+    }
+}
+
+/// Why an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failed {
+    /// No connection.
+    Refused,
+    /// The connection was closed before a byte was sent.
+    Unsent,
+    /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
+    Sent,
+}
+
+impl Failed {
+    fn sent(error: &hyper::Error) -> Self {
+        tracing::debug!(%error, "a backend's connection ended before its answer");
+        Self::Sent
+    }
+}
+
+impl Message {
+    /// A request with its body, as far as that was taken in. A body of at most `replay_bytes` may be kept to be sent again.
+    pub(crate) fn new(
+        parts: Parts,
+        intake: Intake,
+        route: Route,
+        replay_bytes: usize,
+    ) -> Result<Self, Refusal> {
+        let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+        // `OPTIONS *` and its like are answered by us; the path of an absolute target may be empty.
+        let target = if target.starts_with('/') { target } else { "/" };
+        let mut head = Request::new(());
+        *head.uri_mut() = Uri::try_from(target).map_err(|_| Refusal::Host)?;
+        let is_safe = matches!(parts.method, Method::GET | Method::HEAD);
+        let provable = is_safe || (route.head_with_slot && intake.is_stream());
+        *head.headers_mut() = parts.headers;
+        if !is_safe && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
+            // Without it, llama-server would wait for a body until the connection ends.
+            head.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
+        }
+        *head.method_mut() = parts.method;
+        let body = if provable && intake.is_whole() && intake.len() <= replay_bytes as u64 {
+            Outgoing::Again(intake)
+        } else {
+            let sent = intake.sent.clone();
+            Outgoing::Once(Some(intake.into_body()), sent)
+        };
+        Ok(Self { head, body })
+    }
+
+    /// A request to send. One that is sent once is given away by the first call.
+    fn request(&mut self) -> Request<RequestBody> {
+        let (headers, body) = match &mut self.body {
+            Outgoing::Again(intake) => (self.head.headers().clone(), intake.copy()),
+            Outgoing::Once(body, sent) => {
+                let body = body.take().unwrap_or_else(|| RequestBody::nothing(sent.clone()));
+                (std::mem::take(self.head.headers_mut()), body)
+            }
+        };
+        let mut request = Request::new(body);
+        *request.method_mut() = self.head.method().clone();
+        *request.uri_mut() = self.head.uri().clone();
+        *request.headers_mut() = headers;
+        request
+    }
+
+    /// Takes back what was not sent.
+    fn put_back(&mut self, request: Request<RequestBody>) {
+        if let Outgoing::Once(kept, _) = &mut self.body {
+            let (parts, body) = request.into_parts();
+            *self.head.headers_mut() = parts.headers;
+            *kept = Some(body);
+        }
+    }
+
+    fn sent(&self) -> Arc<Sent> {
+        match &self.body {
+            Outgoing::Again(intake) => intake.sent.clone(),
+            Outgoing::Once(_, sent) => sent.clone(),
+        }
+    }
+}
