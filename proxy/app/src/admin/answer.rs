@@ -1,5 +1,6 @@
 //! What each admin route answers: JSON, JSON lines, or the text for Prometheus.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -11,9 +12,10 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use warden_gateway::Gauges;
-use warden_supervisor::{ControlError, Fleet, FleetView};
+use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
 use super::metrics::Metrics;
 use super::route::{self, Mismatch, ROUTES, Route};
@@ -26,8 +28,33 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 pub(crate) struct Status {
     /// The instance.
     pub(crate) instance: Instance,
+    /// Budgets by model; models without one are left out.
+    #[serde(default)]
+    pub(crate) budgets: Budgets,
     /// The models.
     pub(crate) fleet: FleetView,
+}
+
+/// Budgets by model.
+pub(crate) type Budgets = BTreeMap<String, Budget>;
+
+/// The budgets of one model on host memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Budget {
+    /// Replaced when quiet above this.
+    pub(crate) soft: Option<u64>,
+    /// Drained now above this.
+    pub(crate) hard: Option<u64>,
+}
+
+/// The budgets of a fleet.
+pub(crate) fn budgets(models: &[ModelSpec]) -> Budgets {
+    let budget = |model: &ModelSpec| Budget {
+        soft: model.recycle.host_soft.map(|size| size.0),
+        hard: model.recycle.host_hard.map(|size| size.0),
+    };
+    let all = models.iter().map(|model| (model.name.as_str().to_owned(), budget(model)));
+    all.filter(|(_, budget)| *budget != Budget::default()).collect()
 }
 
 /// One running llama-warden.
@@ -57,6 +84,8 @@ pub(crate) struct Admin {
     pub(crate) fleet: Fleet,
     /// Numbers.
     pub(crate) metrics: Arc<Metrics>,
+    /// Budgets, as last configured.
+    pub(crate) budgets: watch::Receiver<Budgets>,
     /// Numbers of the gateway.
     pub(crate) gauges: Arc<Gauges>,
     /// Who we are.
@@ -71,7 +100,10 @@ impl Admin {
         match route::route(method, path, query) {
             Ok(Route::Status) => json(StatusCode::OK, &self.status()),
             Ok(Route::Metrics) => {
-                let text = self.metrics.text(&self.fleet.view(), &self.gauges, own_memory());
+                let text = {
+                    let budgets = self.budgets.borrow().clone();
+                    self.metrics.text(&self.fleet.view(), &budgets, &self.gauges, own_memory())
+                };
                 respond(
                     StatusCode::OK,
                     "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -105,7 +137,7 @@ impl Admin {
 
     fn status(&self) -> Status {
         let instance = Instance { memory_anon: own_memory(), ..(*self.instance).clone() };
-        Status { instance, fleet: (*self.fleet.view()).clone() }
+        Status { instance, budgets: self.budgets.borrow().clone(), fleet: (*self.fleet.view()).clone() }
     }
 
     fn unknown(&self, model: &str) -> Response<Body> {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use warden_policies::sample::HostMemory;
 use warden_policies::{Action, ByteSize};
 use warden_supervisor::{BackendView, ModelView};
 
-use crate::admin::answer::Status;
+use crate::admin::answer::{Budget, Status};
 use crate::out;
 
 const HEAD: [&str; 11] =
@@ -20,25 +21,35 @@ pub(crate) fn table(status: &Status) -> String {
         instance.version, instance.pid, instance.address, instance.started_at
     );
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
-    rows.extend(status.fleet.models.iter().flat_map(model_rows));
+    rows.extend(status.fleet.models.iter().flat_map(|model| {
+        let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
+        model_rows(model, budget)
+    }));
     text.push_str(&out::table(&rows));
     text
 }
 
 /// One row per process; a model without one has a row, too.
-fn model_rows(model: &ModelView) -> Vec<Vec<String>> {
+fn model_rows(model: &ModelView, budget: Budget) -> Vec<Vec<String>> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
     if with_process.is_empty() {
-        return vec![row(model, None, true)];
+        return vec![row(model, budget, None, true)];
     }
-    with_process.iter().enumerate().map(|(index, backend)| row(model, Some(backend), index == 0)).collect()
+    with_process
+        .iter()
+        .enumerate()
+        .map(|(index, backend)| row(model, budget, Some(backend), index == 0))
+        .collect()
 }
 
-fn row(model: &ModelView, backend: Option<&BackendView>, first: bool) -> Vec<String> {
+fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, first: bool) -> Vec<String> {
     let dash = || "-".to_owned();
     let of = |value: Option<String>| value.unwrap_or_else(dash);
     let restarts: u64 = model.recycles.iter().map(|(_, count)| count).sum();
+    let limit =
+        budget.soft.or(budget.hard).map(|bytes| format!(" of {}", ByteSize(bytes))).unwrap_or_default();
+    let memory = |host: HostMemory| format!("{}{limit}", ByteSize(host.charged()));
     let once = |text: String| if first { text } else { String::new() };
     let state = match backend {
         Some(backend) if model.backends.len() > 1 => backend.phase.as_str().to_owned(),
@@ -54,7 +65,7 @@ fn row(model: &ModelView, backend: Option<&BackendView>, first: bool) -> Vec<Str
             None => backend.in_flight.to_string(),
         })),
         once(format!("{}/{}", model.waiting, model.queue_depth)),
-        of(backend.and_then(|backend| backend.host).map(|host| ByteSize(host.charged()).to_string())),
+        of(backend.and_then(|backend| backend.host).map(memory)),
         of(backend.map(|backend| backend.work.requests.to_string())),
         once(if model.crashes == 0 {
             restarts.to_string()
@@ -96,8 +107,8 @@ fn age(time: Duration) -> String {
 mod tests {
     use super::*;
     use crate::admin::answer::Instance;
+    use std::collections::BTreeMap;
     use warden_policies::lifecycle::Phase;
-    use warden_policies::sample::HostMemory;
     use warden_policies::{GenerationId, ModelName, Reason, Work};
     use warden_supervisor::{Failure, FailureKind, FleetView, ModelState};
 
@@ -151,6 +162,7 @@ mod tests {
                 ledger: String::new(),
                 memory_anon: Some(5 << 20),
             },
+            budgets: BTreeMap::from([("a".into(), Budget { soft: Some(4 << 30), hard: Some(5 << 30) })]),
             fleet: FleetView { number: 1, models: vec![model("a", ModelState::Loaded, two), failed] },
         };
         let text = table(&status);
@@ -160,8 +172,14 @@ mod tests {
             "llama-warden 0.1.0 (pid 1, 5.0 MiB) on http://127.0.0.1:8080 since 2026-01-01T00:00:00Z"
         );
         let words = |line: usize| lines[line].split_whitespace().collect::<Vec<_>>();
-        assert_eq!(words(3), ["a", "draining", "4000", "g7", "2/4", "1/9", "3.0", "GiB", "12", "3", "1h01m"]);
-        assert_eq!(words(4), ["ready", "4000", "g8", "2/4", "3.0", "GiB", "12", "1h01m"]);
+        assert_eq!(
+            words(3),
+            [
+                "a", "draining", "4000", "g7", "2/4", "1/9", "3.0", "GiB", "of", "4.0", "GiB", "12", "3",
+                "1h01m"
+            ]
+        );
+        assert_eq!(words(4), ["ready", "4000", "g8", "2/4", "3.0", "GiB", "of", "4.0", "GiB", "12", "1h01m"]);
         assert_eq!(
             words(5),
             [

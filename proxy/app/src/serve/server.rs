@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_gateway::{Gateway, GatewayConfig, GatewayError, Gauges};
@@ -14,7 +15,7 @@ use warden_supervisor::nursery::NurseryHandle;
 
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
-use crate::admin::answer::{Admin, Instance};
+use crate::admin::answer::{Admin, Budgets, Instance, budgets};
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
 use crate::admin::server::bind;
@@ -29,6 +30,7 @@ pub(crate) struct Server {
     address: SocketAddr,
     fleet: Fleet,
     gauges: Arc<Gauges>,
+    budgets: watch::Sender<Budgets>,
     /// Ends the gateway: no new connections, running requests go on.
     accepting: CancellationToken,
     gateway_done: CancellationToken,
@@ -67,9 +69,11 @@ impl Server {
         claim.announce(&resolved.dirs.state, &instance)?;
         let tasks = TaskTracker::new();
         tasks.spawn(events(fleet.clone(), metrics.clone(), stop.clone()));
+        let (budgets, told) = watch::channel(budgets(&resolved.fleet.models));
         let admin = Admin {
             fleet: fleet.clone(),
             metrics: metrics.clone(),
+            budgets: told,
             gauges: gauges.clone(),
             instance: Arc::new(instance),
             stop: stop.clone(),
@@ -81,7 +85,7 @@ impl Server {
             let _done = done;
             served.await;
         });
-        Ok(Self { resolved, address, fleet, gauges, accepting, gateway_done, stop, tasks, claim })
+        Ok(Self { resolved, address, fleet, gauges, budgets, accepting, gateway_done, stop, tasks, claim })
     }
 
     /// The public address, with the port that was really bound.
@@ -128,6 +132,7 @@ impl Server {
         for setting in &report.needs_restart {
             tracing::warn!(target: "config", "{setting}: that takes effect at the next start of llama-warden");
         }
+        self.budgets.send_replace(budgets(&fleet.models));
         self.resolved.fleet = fleet;
         Ok(())
     }

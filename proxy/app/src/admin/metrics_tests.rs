@@ -1,0 +1,169 @@
+//! What Prometheus is told, as text.
+
+use super::*;
+use std::time::Duration;
+use warden_gateway::Outcome;
+use warden_policies::sample::HostMemory;
+use warden_policies::{GenerationId, ModelName, Work};
+use warden_supervisor::{
+    BackendView, Event, Evidence, Failure, FailureKind, LedgerEntry, Mode, ModelState, ModelView,
+};
+
+fn record() -> Record {
+    Record {
+        request_id: "r".into(),
+        peer: std::net::IpAddr::from([127, 0, 0, 1]),
+        method: http::Method::POST,
+        route: "chat",
+        model: Some(ModelName::new("m")),
+        generation: Some(GenerationId(2)),
+        status: 200,
+        outcome: Outcome::Ok,
+        stream: false,
+        queued: Duration::from_millis(20),
+        first_byte: Some(Duration::from_millis(30)),
+        total: Duration::from_millis(40),
+        bytes_in: 10,
+        bytes_out: 20,
+        work: Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0 },
+        retries: 0,
+    }
+}
+
+fn backend(generation: u64, phase: Phase) -> BackendView {
+    BackendView {
+        replica: 0,
+        generation: Some(GenerationId(generation)),
+        phase,
+        pid: Some(1),
+        ready_for: None,
+        in_flight: 1,
+        slots: Some(1),
+        host: Some(HostMemory { anon: 100, swap: 1, rss: 200 }),
+        host_at_ready: None,
+        work: Work::default(),
+    }
+}
+
+fn budgets() -> Budgets {
+    let budget = crate::admin::answer::Budget { soft: Some(1000), hard: None };
+    Budgets::from([("m".to_owned(), budget)])
+}
+
+fn recycled() -> EventKind {
+    let entry = LedgerEntry {
+        id: 1,
+        at: String::new(),
+        model: ModelName::new("m"),
+        replica: 0,
+        reason: warden_policies::Reason::HostSoft,
+        evidence: Evidence::default(),
+        mode: Mode::Sequential,
+        from: None,
+        to: None,
+        carried_over: 3,
+        drained: 0,
+        cut: 0,
+        gap_ms: 30,
+        drain_ms: 0,
+        start_ms: None,
+        host_before: None,
+        host_after: None,
+        helped: None,
+        failed: None,
+    };
+    EventKind::RecycleDone { entry: Box::new(entry) }
+}
+
+fn crashed() -> EventKind {
+    let failure =
+        Failure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 1 };
+    EventKind::Crashed { failure }
+}
+
+fn view() -> FleetView {
+    let model = ModelView {
+        name: ModelName::new("m"),
+        aliases: Vec::new(),
+        state: ModelState::Loaded,
+        waiting: 3,
+        queue_depth: 9,
+        backends: vec![backend(4, Phase::Draining), backend(5, Phase::Ready)],
+        recycles: Vec::new(),
+        crashes: 0,
+        n_ctx: None,
+        policy: None,
+        last_failure: None,
+        replace_note: None,
+    };
+    FleetView { number: 1, models: vec![model] }
+}
+
+#[test]
+fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
+    let metrics = Metrics::new();
+    metrics.request_done(&record());
+    for _ in 0..2 {
+        let text = metrics.text(&view(), &budgets(), &Gauges::default(), Some(77));
+        for line in [
+            "llama_warden_requests_total{model=\"m\",route=\"chat\",status=\"200\"} 1",
+            "llama_warden_output_tokens_total{model=\"m\"} 7",
+            "llama_warden_request_seconds_count{model=\"m\",route=\"chat\"} 1",
+            "llama_warden_in_flight{model=\"m\"} 2",
+            "llama_warden_queue_waiting{model=\"m\"} 3",
+            "llama_warden_backend_ready{model=\"m\",replica=\"0\"} 1",
+            "llama_warden_backend_generation{model=\"m\",replica=\"0\"} 5",
+            "llama_warden_backend_memory_anon_bytes{model=\"m\",replica=\"0\"} 200",
+            "llama_warden_backend_memory_swap_bytes{model=\"m\",replica=\"0\"} 2",
+            "llama_warden_backend_budget_bytes{model=\"m\",kind=\"soft\"} 1000",
+            "llama_warden_memory_anon_bytes 77",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+        }
+    }
+    let text = metrics.text(&FleetView::default(), &Budgets::new(), &Gauges::default(), None);
+    assert!(!text.contains("llama_warden_backend_ready{"), "a removed model leaves no line");
+}
+
+#[test]
+fn a_replacement_counts_by_reason_with_its_gap_and_what_it_carried_over() {
+    let metrics = Metrics::new();
+    metrics.event(&Event {
+        id: 1,
+        at: String::new(),
+        model: Some(ModelName::new("m")),
+        generation: None,
+        kind: recycled(),
+    });
+    let text = metrics.text(&FleetView::default(), &Budgets::new(), &Gauges::default(), None);
+    for line in [
+        "llama_warden_backend_restarts_total{model=\"m\",reason=\"host_soft\"} 1",
+        "llama_warden_backend_restart_gap_seconds_bucket{le=\"0.05\",model=\"m\",mode=\"sequential\"} 1",
+        "llama_warden_requests_carried_over_total{model=\"m\"} 3",
+    ] {
+        assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn every_metric_is_in_the_documentation() {
+    let documentation = include_str!("../../../../docs/metrics.md");
+    let metrics = Metrics::new();
+    metrics.request_done(&record());
+    for kind in [recycled(), crashed()] {
+        metrics.event(&Event {
+            id: 1,
+            at: String::new(),
+            model: Some(ModelName::new("m")),
+            generation: None,
+            kind,
+        });
+    }
+    let text = metrics.text(&view(), &budgets(), &Gauges::default(), None);
+    let names: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    assert!(names.len() == 23, "{} {text}", names.len());
+    for name in names {
+        assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
+    }
+}
