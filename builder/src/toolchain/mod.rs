@@ -107,8 +107,15 @@ fn compiler(
 
 /// Hashes what the compiler predefines for this very CPU: two machines with one hash get the same code.
 async fn cpu(env: &Environment, cxx: &Path, cancel: &CancellationToken) -> Result<String> {
-    let arguments = ["-march=native", "-dM", "-E", "-x", "c++", "/dev/null"];
-    let macros = said(env, cxx, &arguments, "asking what -march=native means", cancel).await?;
+    let ask = async |flag| {
+        let arguments = [flag, "-dM", "-E", "-x", "c++", "/dev/null"];
+        said(env, cxx, &arguments, "asking what a native build means", cancel).await
+    };
+    let macros = match ask("-march=native").await {
+        // On ARM, older versions of clang know the other name only.
+        Err(Error::Program { .. }) => ask("-mcpu=native").await?,
+        other => other?,
+    };
     let mut lines: Vec<&str> = macros.lines().collect();
     lines.sort_unstable();
     Ok(hex::encode(&Sha256::digest(lines.join("\n"))[..8]))
