@@ -14,6 +14,7 @@
 
 pub(crate) mod arguments;
 pub(crate) mod binary;
+mod judge;
 pub(crate) mod layers;
 pub(crate) mod machine;
 pub(crate) mod problem;

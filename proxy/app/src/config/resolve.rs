@@ -7,20 +7,16 @@ use std::path::{Path, PathBuf};
 
 use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
-use warden_policies::recycle::RecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
-use warden_policies::{ByteSize, ModelName, defaults};
+use warden_policies::{ModelName, defaults};
 use warden_supervisor::spec::{Command, FleetConfig, ModelSpec, Timing, Watch};
 
-use super::arguments::{self, Listening};
+use super::arguments;
 use super::binary::Choice;
 use super::layers::Loaded;
 use super::machine::Machine;
 use super::problem::{Place, Problem, Problems};
 use super::settings::Model;
-
-/// The prompt cache of llama-server when `--cache-ram` is not given, in MiB (`--help` of llama-server).
-const CACHE_RAM_DEFAULT_MIB: u64 = 8192;
 
 /// What the parts of the program are told.
 #[derive(Clone, Debug)]
@@ -85,7 +81,7 @@ impl Loaded {
 
 /// Resolves a configuration. `any_name`: the one model answers to every name.
 pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Resolved, Problems> {
-    let mut resolver = Resolver { loaded, machine, problems: Vec::new(), warnings: Vec::new() };
+    let mut resolver = Resolver { loaded, machine, any_name, problems: Vec::new(), warnings: Vec::new() };
     let dirs = loaded.dirs(machine);
     let (models, choices): (Vec<_>, Vec<_>) =
         loaded.models.iter().map(|(name, model, _)| resolver.model(name, model)).unzip();
@@ -135,15 +131,17 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     })
 }
 
-struct Resolver<'a> {
-    loaded: &'a Loaded,
-    machine: &'a Machine,
-    problems: Vec<Problem>,
-    warnings: Vec<Problem>,
+/// A resolution under way.
+pub(super) struct Resolver<'a> {
+    pub(super) loaded: &'a Loaded,
+    pub(super) machine: &'a Machine,
+    pub(super) any_name: bool,
+    pub(super) problems: Vec<Problem>,
+    pub(super) warnings: Vec<Problem>,
 }
 
 impl Resolver<'_> {
-    fn place(&self, path: &[&str]) -> Place {
+    pub(super) fn place(&self, path: &[&str]) -> Place {
         let path: Vec<String> = path.iter().map(|&key| key.to_owned()).collect();
         self.loaded.place(&path)
     }
@@ -291,132 +289,5 @@ impl Resolver<'_> {
             (None, Some(build)) => (Choice::Build(build.clone()), self.place(&["models", name, "build"])),
             (None, None) => (Choice::Newest, self.place(&["models", name])),
         }
-    }
-
-    fn check_directory(&mut self, name: &str, directory: Option<&Path>) {
-        if let Some(path) = directory.filter(|path| !path.is_dir()) {
-            let place = self.place(&["models", name, "directory"]);
-            self.problems.push(Problem::new(
-                place,
-                format!("model `{name}`: there is no directory {}", path.display()),
-            ));
-        }
-    }
-
-    fn check_file(&mut self, name: &str, model: &Model, args: &[String], directory: Option<&Path>) {
-        let key = if model.model.is_some() { "model" } else { "args" };
-        let Some(file) = arguments::model(args) else {
-            let in_env =
-                model.env.contains_key("LLAMA_ARG_MODEL") || self.machine.var("LLAMA_ARG_MODEL").is_some();
-            if arguments::remote_model(args).is_none() && !in_env {
-                let place = self.place(&["models", name]);
-                let problem = Problem::new(place, format!("model `{name}`: no model file is given"));
-                self.warnings.push(problem.hint(format!(
-                    "set `model = \"file.gguf\"` in [models.{}]",
-                    super::problem::quoted(name)
-                )));
-            }
-            return;
-        };
-        let path = directory.unwrap_or(&self.machine.cwd).join(file);
-        let complaint = match std::fs::metadata(&path) {
-            Ok(facts) if facts.is_file() => return,
-            Ok(_) => format!("model `{name}`: {} is not a file", path.display()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                format!("model `{name}`: there is no file {}", path.display())
-            }
-            Err(error) => format!("model `{name}`: {} cannot be read: {error}", path.display()),
-        };
-        let place = self.place(&["models", name, key]);
-        let hint =
-            "check the path; `llama-warden sample-model -o FILE` writes a small model to try things with";
-        self.problems.push(Problem::new(place, complaint).hint(hint));
-    }
-
-    fn check_listening(&mut self, name: &str, model: &Model, args: &[String]) {
-        let place = self.place(&["models", name, "args"]);
-        let in_env =
-            ["LLAMA_ARG_HOST", "LLAMA_ARG_PORT"].into_iter().find(|key| model.env.contains_key(*key));
-        if let Some(key) = in_env {
-            let place = self.place(&["models", name, "env", key]);
-            let problem = Problem::new(
-                place,
-                format!("model `{name}`: {key} in `env` says where to listen, and that is ours"),
-            );
-            self.problems.push(problem.hint("set `host` and `port` in [server]"));
-        }
-        let Some((flag, what)) = arguments::first_listening(args) else { return };
-        let (why, hint) = match what {
-            Listening::Host | Listening::Port => ("listening is ours", "set `host` and `port` in [server]"),
-            Listening::Pointless => ("listening is ours", "remove it: each process has a socket of its own"),
-            Listening::Harmful => (
-                "we could not reach the process with it",
-                "remove it, and put a TLS or path proxy in front of llama-warden",
-            ),
-            // In drop-in mode the key is the child's to check; with many models it would have to be in each.
-            Listening::Key if self.loaded.file.is_none() => return,
-            Listening::Key => (
-                "keys per process are not supported with a configuration file",
-                "remove it, and check keys in front of llama-warden",
-            ),
-        };
-        let problem = Problem::new(place, format!("model `{name}`: `{flag}` in `args`: {why}"));
-        self.problems.push(problem.hint(hint));
-    }
-
-    fn recycle(&mut self, name: &str, model: &Model, args: &[String]) -> RecyclePolicy {
-        let policy = &model.policy;
-        let bytes = |limit: Option<warden_policies::MemoryLimit>| {
-            limit.map(|limit| limit.resolve(self.machine.memory))
-        };
-        let (soft, hard) = (bytes(policy.host.soft), bytes(policy.host.hard));
-        if let (Some(soft), Some(hard)) = (soft, hard)
-            && hard < soft
-        {
-            let place = self.place(&["models", name, "policy", "host", "hard"]);
-            let message = format!("model `{name}`: the hard budget ({hard}) is below the soft one ({soft})");
-            self.problems
-                .push(Problem::new(place, message).hint("`host.hard` has to be the larger of the two"));
-        }
-        self.warn_about_cache(name, soft.or(hard), args);
-        RecyclePolicy {
-            host_soft: soft,
-            host_hard: hard,
-            max_requests: policy.max_requests,
-            max_age: policy.max_age,
-            jitter: policy.common.jitter,
-            quiet_for: policy.common.quiet_for,
-            quiet_within: policy.common.quiet_within,
-        }
-    }
-
-    /// The prompt cache fills up by design: a budget below its bound is passed without any leak.
-    fn warn_about_cache(&mut self, name: &str, budget: Option<ByteSize>, args: &[String]) {
-        let cache = match arguments::cache_ram_mib(args) {
-            Some(mib) => u64::try_from(mib).ok(),
-            None => Some(CACHE_RAM_DEFAULT_MIB),
-        };
-        let (Some(budget), cache) = (budget, cache.map(ByteSize::mib)) else { return };
-        if cache.is_some_and(|cache| cache < budget) {
-            return;
-        }
-        let bound = cache.map_or("has no bound".to_owned(), |cache| format!("may grow to {cache}"));
-        let key = if self
-            .loaded
-            .models
-            .iter()
-            .any(|(own, model, _)| own == name && model.policy.host.soft.is_some())
-        {
-            "soft"
-        } else {
-            "hard"
-        };
-        let place = self.place(&["models", name, "policy", "host", key]);
-        let message =
-            format!("model `{name}`: the budget of {budget} is below the prompt cache, which {bound}");
-        self.warnings.push(
-            Problem::new(place, message)
-                .hint("lower the cache with `--cache-ram MIB` in `args`, or raise the budget"),
-        );
     }
 }
