@@ -205,7 +205,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             tracing::info!(model, generation, reason = ?decision.reason, host_bytes, "to be replaced when quiet");
         }
         EventKind::RecycleHeld { message, .. } => {
-            tracing::warn!(model, generation, "not replaced: {message}")
+            tracing::warn!(model, generation, "not replaced: {message}");
         }
         EventKind::RecycleBegan { reason, mode, note } => {
             tracing::info!(model, generation, %reason, mode = mode.as_str(), note, "replacement began");

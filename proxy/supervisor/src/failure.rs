@@ -44,6 +44,8 @@ const BAD_MODEL: &[&str] = &[
     "unknown model architecture",
 ];
 
+const ABORTED: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "what():", "cuda error"];
+
 /// Judges the end of a process that did not become ready, or that crashed.
 ///
 /// `lines` are all its lines that are still known; `keep` of them, the last ones, are shown.
@@ -118,8 +120,11 @@ fn exited(exit: Exit, lines: &[String]) -> (FailureKind, String) {
         let hint = "check the path and that the file is a whole GGUF model that this llama-server knows";
         return (FailureKind::BadModel, format!("the model could not be loaded ({line}): {hint}"));
     }
-    match exit {
-        Exit::Signal(_) => (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why")),
+    match (exit, find(ABORTED)) {
+        (Exit::Signal(_), Some(line)) => (FailureKind::Signal, format!("it died of {exit} ({line})")),
+        (Exit::Signal(_), None) => {
+            (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why"))
+        }
         _ => (FailureKind::Exit, format!("it ended by itself with {exit}; its last lines may tell why")),
     }
 }
@@ -216,7 +221,11 @@ mod tests {
         assert_eq!(of(Exit::Signal(9), "loading").kind, FailureKind::OutOfMemory);
         let failure = of(Exit::Signal(6), "GGML_ASSERT(n > 1) failed");
         assert_eq!(failure.kind, FailureKind::Signal);
-        assert!(failure.message.contains("SIGABRT"), "{}", failure.message);
+        assert!(
+            failure.message.contains("SIGABRT") && failure.message.contains("n > 1"),
+            "{}",
+            failure.message
+        );
     }
 
     #[test]

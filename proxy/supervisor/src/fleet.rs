@@ -26,7 +26,7 @@ use crate::log::{LogRing, LogTail};
 use crate::model::{Control, Message, Model};
 use crate::nursery::NurseryHandle;
 use crate::process::{Host, World};
-use crate::shared::Shared;
+use crate::shared::{Refusal, Shared};
 use crate::spec::{FleetConfig, ModelSpec, Watch};
 use crate::view::FleetView;
 
@@ -208,6 +208,9 @@ impl Fleet {
             .handles()
             .filter(|handle| config.models.iter().all(|spec| spec.name != *handle.shared.name()));
         for handle in gone {
+            // Here and not by its task, so that nobody is let in after this call.
+            handle.shared.refuse(Some(Refusal::Removed));
+            handle.shared.dismiss(&Denied::Removed);
             handle.send(Control::Remove);
             report.removed.push(handle.shared.name().clone());
             change.leaving.push(Arc::clone(handle));
@@ -239,6 +242,7 @@ impl Fleet {
         let change = inner.change.lock().await;
         let roster = inner.roster.load_full();
         for handle in roster.handles().chain(&change.leaving) {
+            handle.shared.refuse(Some(Refusal::ShuttingDown));
             handle.send(Control::Shutdown(until));
         }
         inner.tasks.close();

@@ -24,7 +24,6 @@ pub enum Endpoint {
 
 /// The right to send one request to one generation. Dropping it gives it back, so it belongs into whatever ends with the
 /// exchange: the response body.
-#[derive(Debug)]
 pub struct Lease {
     shared: Arc<Shared>,
     cell: Arc<Cell>,
@@ -72,6 +71,13 @@ impl Lease {
         self.cell.note_progress();
     }
 
+    /// The backend refused a connection: nobody listens. No more leases are granted on it until it has answered a probe,
+    /// which is sent at once; if it is dead, that is found out meanwhile. So a caller may give this lease back and ask for
+    /// another without meeting the same corpse. Not for a connection that was taken and then failed.
+    pub fn refused(&self) {
+        self.shared.doubt(self.cell.id);
+    }
+
     /// One value per generation and type, made at the first call and dropped with the generation: the gateway's pool of
     /// connections. `init` runs under a lock: it must not block and must not take or drop a lease.
     pub fn attachment<T: Any + Send + Sync>(&self, init: impl FnOnce() -> T) -> Arc<T> {
@@ -90,6 +96,13 @@ impl Lease {
     /// process is killed. A request cut then has no better end to wait for.
     pub async fn revoked(&self) {
         self.cell.revoked.cancelled().await;
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (model, generation) = (self.model(), self.generation());
+        write!(f, "Lease({model}, {generation}, {:?})", self.kind)
     }
 }
 

@@ -81,6 +81,8 @@ struct State {
     /// Since when nothing is open, after something was.
     gap: Option<Instant>,
     full_told: bool,
+    /// Generations that were found deaf and are closed until the task has looked.
+    doubted: Vec<GenerationId>,
 }
 
 #[derive(Debug)]
@@ -122,11 +124,11 @@ impl Place<'_> {
     /// Gives up the place. False if there is none any more: an answer is on its way or has been taken.
     fn leave(&self) -> bool {
         let mut state = lock(&self.shared.state);
-        let waiter = state.waiters.remove(&self.ticket);
-        let waited = state.dispatch.cancel(self.ticket);
+        let channel = state.waiters.remove(&self.ticket);
+        let had_place = state.dispatch.cancel(self.ticket);
         drop(state);
-        drop(waiter);
-        waited
+        drop(channel);
+        had_place
     }
 }
 
@@ -147,6 +149,7 @@ impl Shared {
             refusal: None,
             gap: None,
             full_told: false,
+            doubted: Vec::new(),
         };
         Self { name, journal, wake: Notify::new(), state: Mutex::new(state) }
     }
@@ -269,6 +272,22 @@ impl Shared {
         let mut state = lock(&self.state);
         state.close(generation);
         state.dispatch.in_flight(generation)
+    }
+
+    /// A caller found that the generation takes no connections: closes it and has the task look.
+    pub(crate) fn doubt(&self, generation: GenerationId) {
+        let mut state = lock(&self.state);
+        if state.generations.contains_key(&generation) {
+            state.close(generation);
+            state.doubted.push(generation);
+        }
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// The generations that were doubted since the last call.
+    pub(crate) fn take_doubts(&self) -> Vec<GenerationId> {
+        std::mem::take(&mut lock(&self.state).doubted)
     }
 
     /// The generation's process is gone.

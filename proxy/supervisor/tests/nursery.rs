@@ -1,4 +1,5 @@
 //! The nursery with real processes: `/bin/sh` children, a thread standing in for main.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "the helpers of a test fail the test")]
 
 use std::path::PathBuf;
 use std::thread::JoinHandle;

@@ -10,7 +10,6 @@ use super::unit::{Role, Unit};
 use super::{Control, End, Model};
 use crate::error::ControlError;
 use crate::ledger::LedgerEntry;
-use crate::shared::Refusal;
 use crate::spec::{ModelSpec, Watch};
 
 /// A restart that an operator waits for: every replica is to have a process made after this generation.
@@ -137,20 +136,19 @@ impl Model {
         self.replaced.retain(|entry| entry.replica < replicas);
     }
 
+    /// Callers have been turned away already, by the fleet.
     fn remove(&mut self) {
         self.shown = false;
         if self.end.is_none() {
             self.end = Some(End::Removed);
         }
-        self.shared.refuse(Some(Refusal::Removed));
-        self.shared.dismiss(&crate::error::Denied::Removed);
         self.give_up_replacements("the model was removed from the configuration");
         self.all_down();
     }
 
+    /// New callers have been turned away already, by the fleet.
     fn shut_down(&mut self, deadline: Instant) {
         self.end = Some(End::Shutdown(deadline));
-        self.shared.refuse(Some(Refusal::ShuttingDown));
         self.give_up_replacements("the fleet is shutting down");
         for unit in &mut self.units {
             if unit.role == Role::Successor && unit.phase() != Phase::Ready {

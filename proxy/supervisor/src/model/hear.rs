@@ -141,6 +141,9 @@ impl Model {
         match phase {
             Phase::Starting if health == Health::Ready => self.ready(id, props.unwrap_or_default()),
             Phase::Starting => live.probe_at = Some(now + timing.start_probe_interval),
+            Phase::Ready | Phase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
+                live.probe_at = Some(now);
+            }
             Phase::Ready | Phase::Suspect => {
                 live.probe_at = Some(now + timing.probe_interval);
                 // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests.

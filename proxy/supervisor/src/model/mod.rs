@@ -141,6 +141,7 @@ impl Model {
             steps: 0,
         };
         model.set_replicas();
+        model.context.publisher.update(model.show());
         (model, outbox)
     }
 

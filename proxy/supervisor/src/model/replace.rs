@@ -47,12 +47,13 @@ pub(super) struct Replacement {
     opened: Opened,
     gap: Duration,
     start: Option<Duration>,
-    host_after: Option<Option<HostMemory>>,
+    sampled: bool,
+    host_after: Option<HostMemory>,
 }
 
 impl Replacement {
     fn is_complete(&self) -> bool {
-        self.to.is_some() && self.from_gone && self.host_after.is_some()
+        self.to.is_some() && self.from_gone && self.sampled
     }
 }
 
@@ -116,6 +117,7 @@ impl Model {
             opened: Opened::default(),
             gap: Duration::ZERO,
             start: None,
+            sampled: false,
             host_after: None,
         });
         self.note.clone_from(&note);
@@ -159,9 +161,9 @@ impl Model {
         };
         let held = unit.live.as_ref().and_then(|live| live.host).map_or(0, HostMemory::charged);
         let needed = scale(held.max(self.watch.overlap_floor.0), self.watch.overlap_headroom);
-        let (mode, word) =
-            if available >= needed { (Mode::Overlap, "overlap") } else { (Mode::Sequential, "sequential") };
-        (mode, format!("{word}: {} available, {} needed", ByteSize(available), ByteSize(needed)))
+        let mode = if available >= needed { Mode::Overlap } else { Mode::Sequential };
+        let (available, needed) = (ByteSize(available), ByteSize(needed));
+        (mode, format!("{}: {available} available, {needed} needed", mode.as_str()))
     }
 
     // --- what happens to the generations ---
@@ -225,7 +227,8 @@ impl Model {
     pub(super) fn note_sampled(&mut self, generation: GenerationId, host: Option<HostMemory>) {
         let of = |replacement: &&mut Replacement| replacement.to == Some(generation);
         if let Some(replacement) = self.replacements.iter_mut().find(of) {
-            replacement.host_after.get_or_insert(host);
+            replacement.sampled = true;
+            replacement.host_after = replacement.host_after.or(host);
         }
     }
 
@@ -274,7 +277,7 @@ impl Model {
 
     fn enter(&mut self, replacement: Replacement, failed: Option<String>) -> LedgerEntry {
         let of_memory = matches!(replacement.reason, Reason::HostSoft | Reason::HostHard);
-        let host_after = replacement.host_after.flatten();
+        let host_after = replacement.host_after;
         let helped = match (&failed, replacement.host_before, host_after) {
             (Some(_), _, _) if of_memory => Some(false),
             (None, Some(before), Some(after)) if of_memory => {

@@ -1,18 +1,21 @@
 //! What the whole state asks for, whatever led to it.
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{Event, Phase, Then};
+use warden_policies::lifecycle::{Event, Phase, Then, Timer};
 use warden_policies::{GenerationId, Reason};
 
 use super::act::request;
-use super::unit::{Role, UnitId};
+use super::control::Drain;
+use super::unit::{Role, Unit, UnitId};
 use super::{End, Model};
+use crate::error::Denied;
 use crate::ledger::Mode;
 use crate::shared::Refusal;
 use crate::view::Failure;
 
 impl Model {
     pub(super) fn settle_once(&mut self) {
+        self.look_at_the_doubted();
         self.finish_drains();
         self.switch_over();
         self.replace_the_unresponsive();
@@ -29,6 +32,23 @@ impl Model {
         self.settle_configuration();
         self.start_the_needed();
         self.settle_refusal();
+    }
+
+    /// A generation that refused a connection takes no leases until it answers a probe.
+    fn look_at_the_doubted(&mut self) {
+        for generation in self.shared.take_doubts() {
+            let of = |unit: &&mut Unit| unit.generation() == Some(generation);
+            let Some(unit) = self.units.iter_mut().find(of) else { continue };
+            let (id, phase) = (unit.id, unit.phase());
+            if matches!(phase, Phase::Ready | Phase::Suspect)
+                && let Some(live) = &mut unit.live
+            {
+                let now = Instant::now();
+                live.doubted = Some(now);
+                live.probe_at = live.probe_at.map(|_| now);
+                self.step(id, Event::ProbesLost);
+            }
+        }
     }
 
     /// A closed generation without leases has drained.
@@ -145,8 +165,8 @@ impl Model {
             return;
         }
         for id in self.ids() {
-            let idle = |unit: &&super::Unit| unit.role == Role::Current && unit.phase() == Phase::Idle;
-            if self.unit(id).filter(idle).is_some() {
+            let idle = |unit: &Unit| unit.role == Role::Current && unit.phase() == Phase::Idle;
+            if self.unit(id).is_some_and(idle) {
                 self.step(id, Event::Up);
             }
         }
@@ -171,11 +191,11 @@ impl Model {
     fn settle_restarts(&mut self) {
         let Some(oldest) = self.restarts.first().map(|restart| restart.after) else { return };
         let todo = |after: GenerationId| {
-            move |unit: &&super::Unit| {
+            move |unit: &&Unit| {
                 unit.role == Role::Current && unit.generation().is_none_or(|generation| generation <= after)
             }
         };
-        let serves = |unit: &super::Unit| unit.role != Role::Current || unit.phase() == Phase::Ready;
+        let serves = |unit: &Unit| unit.role != Role::Current || unit.phase() == Phase::Ready;
         if self.replacements.is_empty() && self.units.iter().all(serves) {
             let done = |after| !self.units.iter().any(|unit| todo(after)(&unit));
             let count = self.restarts.iter().take_while(|restart| done(restart.after)).count();
@@ -203,7 +223,7 @@ impl Model {
             .into_iter()
             .partition(|drain| drain.generations.iter().any(lives));
         self.drains = waiting;
-        let done: Vec<super::control::Drain> = done;
+        let done: Vec<Drain> = done;
         for drain in done {
             drop(drain.reply.send(Ok(())));
             self.steps += 1;
@@ -215,7 +235,7 @@ impl Model {
         let Some(End::Shutdown(deadline)) = self.end else { return };
         let late = deadline <= Instant::now();
         if !self.shared.any_open() || late {
-            self.shared.dismiss(&crate::error::Denied::ShuttingDown);
+            self.shared.dismiss(&Denied::ShuttingDown);
         }
         if late || self.shared.is_still() {
             for id in self.ids() {
@@ -227,7 +247,7 @@ impl Model {
         if late {
             for id in self.ids() {
                 if self.unit(id).is_some_and(|unit| unit.phase() == Phase::Draining) {
-                    self.step(id, Event::Timer(warden_policies::lifecycle::Timer::Drain));
+                    self.step(id, Event::Timer(Timer::Drain));
                 }
             }
         }

@@ -95,6 +95,8 @@ pub(super) struct Live {
     /// When to probe next; `None` while a probe is out or none is wanted.
     pub(super) probe_at: Option<Instant>,
     pub(super) probes_lost: u32,
+    /// Probes sent before this time prove nothing: it refused a connection since.
+    pub(super) doubted: Option<Instant>,
     /// When to read memory next.
     pub(super) sample_at: Option<Instant>,
     /// When to read memory because of the idle edge at the second moment, if it is idle since then.
@@ -126,6 +128,7 @@ impl Live {
             slots: None,
             probe_at: None,
             probes_lost: 0,
+            doubted: None,
             sample_at: None,
             idle_sample_at: None,
             idle_seen: None,

@@ -1,0 +1,229 @@
+//! Starting, crashing, probing.
+
+use std::sync::atomic::Ordering;
+
+use super::script::Role;
+use super::*;
+use crate::child::Exit;
+use crate::{FailureKind, ResolveError};
+
+#[tokio::test(start_paused = true)]
+async fn a_model_starts_at_the_first_request_and_the_caller_waits_for_it() {
+    let rig = Rig::new(|_, _| {}).await;
+    pass(secs(60)).await;
+    assert_eq!((rig.script.alive(), rig.state()), (0, ModelState::Unloaded));
+    let lease = rig.lease().await.unwrap();
+    assert_eq!(lease.generation(), GenerationId(1));
+    assert!(lease.queued_for() >= Duration::from_millis(100), "{:?}", lease.queued_for());
+    assert_eq!(rig.kinds(), ["starting", "ready"]);
+    let view = rig.fleet.view();
+    let backend = &view.models[0].backends[0];
+    assert_eq!((backend.in_flight, backend.slots, backend.pid), (1, Some(2), Some(1000)));
+    assert_eq!((view.models[0].state, view.models[0].n_ctx), (ModelState::Loaded, Some(4096)));
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_preloaded_model_starts_by_itself_with_its_socket_as_the_last_argument() {
+    let rig = Rig::new(|config, _| config.models[0].preload = true).await;
+    rig.until(ModelState::Loaded).await;
+    let args = rig.script.last().request.command.args.clone();
+    assert_eq!(args[..3], ["-m", "m.gguf", "--host"]);
+    assert!(args[3].ends_with("-g1.sock"), "{args:?}");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_aliases_and_any_name_resolve() {
+    let mut rig = Rig::new(|config, _| config.models[0].aliases = vec!["a".to_owned()]).await;
+    let m = ModelName::new("m");
+    for name in [Some("m"), Some("a"), None] {
+        assert_eq!(rig.fleet.resolve(name), Ok(m.clone()));
+    }
+    let known = vec!["m".to_owned()];
+    assert_eq!(rig.fleet.resolve(Some("x")), Err(ResolveError::Unknown { name: "x".to_owned(), known }));
+    rig.apply(|config| config.any_name = true).await;
+    assert_eq!(rig.fleet.resolve(Some("x")), Ok(m));
+    rig.apply(|config| config.models.push(spec("n"))).await;
+    assert!(matches!(rig.fleet.resolve(Some("x")), Err(ResolveError::Unknown { .. })));
+    let known = vec!["m".to_owned(), "n".to_owned()];
+    assert_eq!(rig.fleet.resolve(None), Err(ResolveError::Missing { known }));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_crash_callers_wait_through_the_backoff() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.last().crash();
+    rig.until(ModelState::Backoff).await;
+    let lease = rig.lease().await.unwrap();
+    assert_eq!(lease.generation(), GenerationId(2));
+    assert!(lease.queued_for() >= Duration::from_millis(500), "{:?}", lease.queued_for());
+    assert_eq!(rig.fleet.view().models[0].crashes, 1);
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_cannot_succeed_is_told_at_once() {
+    let bad = || Role::failing(Exit::Code(1), "E gguf_init_from_file: failed to open GGUF file 'm.gguf'");
+    let rig = Rig::new(|_, script| script.all([bad(), bad()])).await;
+    let Err(Denied::StartFailed(failure, Some(after))) = rig.lease().await else { panic!("told") };
+    assert_eq!((failure.kind, failure.failures), (FailureKind::BadModel, 1));
+    assert!(failure.lines[0].contains("m.gguf") && after == secs(1), "{failure:?} {after:?}");
+    assert_eq!(rig.state(), ModelState::Backoff);
+    // Nobody waits for what cannot come; the next attempt is made anyway.
+    assert!(matches!(rig.lease().await, Err(Denied::StartFailed(..))));
+    rig.until(ModelState::Loaded).await;
+    drop(rig.lease().await.unwrap());
+    assert_eq!(rig.fleet.view().models[0].last_failure, None);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_binary_that_is_missing_is_told_at_once() {
+    let role = Role { cannot_spawn: true, ..Role::default() };
+    let rig = Rig::new(|_, script| script.next(role)).await;
+    let Err(Denied::StartFailed(failure, _)) = rig.lease().await else { panic!("told") };
+    assert_eq!(failure.kind, FailureKind::NotExecutable);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_may_succeed_next_time_is_tried_again_before_callers_are_told() {
+    let ill = || Role::failing(Exit::Code(1), "something odd");
+    let rig = Rig::new(|_, script| script.next(ill())).await;
+    assert!(rig.lease().await.is_ok());
+    let rig2 = Rig::new(|_, script| script.all([ill(), ill()])).await;
+    let Err(Denied::StartFailed(failure, _)) = rig2.lease().await else { panic!("told") };
+    assert_eq!((failure.kind, failure.failures), (FailureKind::Exit, 2));
+    rig.end().await;
+    rig2.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_failures_open_the_breaker_until_an_operator_restarts() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].preload = true;
+        for _ in 0..5 {
+            script.next(Role::failing(Exit::Signal(6), "GGML_ASSERT(x) failed"));
+        }
+    })
+    .await;
+    rig.until(ModelState::Failed).await;
+    pass(secs(3600)).await;
+    assert_eq!((rig.script.children().len(), rig.count("failed")), (5, 1));
+    let Err(Denied::Failed(failure)) = rig.lease().await else { panic!("failed") };
+    assert_eq!((failure.kind, failure.failures), (FailureKind::Signal, 5));
+    let entries = rig.fleet.restart("m").await.unwrap();
+    assert_eq!((entries[0].from, entries[0].to), (None, Some(GenerationId(6))));
+    assert!(rig.lease().await.is_ok());
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_takes_too_long_is_killed() {
+    let slow = Role { ready_after: secs(9999), ..Role::default() };
+    let rig = Rig::new(|config, script| {
+        config.models[0].queue_wait = secs(9999);
+        script.next(slow);
+    })
+    .await;
+    assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
+    let first = &rig.script.children()[0];
+    assert_eq!((first.terms.load(Ordering::SeqCst), first.kills.load(Ordering::SeqCst)), (0, 1));
+    let told = rig.events().into_iter().find_map(|(_, event)| match event {
+        EventKind::Crashed { failure } => Some(failure.kind),
+        _ => None,
+    });
+    assert_eq!(told, Some(FailureKind::Timeout));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_answers_no_probes_gets_no_requests_until_it_does_again() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.last().set_deaf(true);
+    rig.until(ModelState::Draining).await;
+    let waiting = rig.lease_later().await;
+    assert!(!waiting.is_finished());
+    rig.script.last().set_deaf(false);
+    assert_eq!(waiting.await.unwrap().unwrap().generation(), GenerationId(1));
+    assert_eq!(rig.kinds(), ["starting", "ready", "suspect", "recovered"]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_stays_deaf_is_replaced_and_the_ledger_says_why() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.last().set_deaf(true);
+    rig.until(ModelState::Draining).await;
+    let lease = rig.lease().await.unwrap();
+    assert_eq!(lease.generation(), GenerationId(2));
+    pass(secs(1)).await;
+    let entry = &rig.ledger()[0];
+    assert_eq!(entry.reason, warden_policies::Reason::Unresponsive);
+    assert_eq!((entry.from, entry.to), (Some(GenerationId(1)), Some(GenerationId(2))));
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_on_a_lease_prove_life_when_probes_are_lost() {
+    let rig = Rig::new(|_, _| {}).await;
+    let lease = rig.lease().await.unwrap();
+    rig.script.last().set_deaf(true);
+    for _ in 0..120 {
+        pass(secs(1)).await;
+        lease.note_progress();
+    }
+    assert_eq!(rig.count("suspect"), 0);
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_connection_closes_the_backend_until_it_has_answered() {
+    let rig = Rig::new(|_, _| {}).await;
+    let lease = rig.lease().await.unwrap();
+    lease.refused();
+    drop(lease);
+    let again = rig.lease().await.unwrap();
+    assert_eq!(rig.kinds(), ["starting", "ready", "suspect", "recovered"]);
+    // Now it is really dead, and nobody has noticed yet.
+    rig.script.last().crash();
+    again.refused();
+    drop(again);
+    assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_are_limited_by_the_slots_and_the_setting() {
+    let mut rig = Rig::new(|_, _| {}).await;
+    let held = [rig.lease().await.unwrap(), rig.lease().await.unwrap()];
+    let waiting = rig.lease_later().await;
+    pass(secs(1)).await;
+    assert!(!waiting.is_finished(), "two slots");
+    rig.apply(|config| config.models[0].max_in_flight = Some(3)).await;
+    let third = waiting.await.unwrap().unwrap();
+    drop((held, third));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_replicas_start_and_share_the_requests() {
+    let rig = Rig::new(|config, _| config.models[0].replicas = 3).await;
+    let first = rig.lease().await.unwrap();
+    pass(secs(1)).await;
+    let (second, third) = (rig.lease().await.unwrap(), rig.lease().await.unwrap());
+    let mut generations = [first.generation(), second.generation(), third.generation()];
+    generations.sort_unstable();
+    assert_eq!(generations, [1, 2, 3].map(GenerationId));
+    drop((first, second, third));
+    rig.end().await;
+}

@@ -1,0 +1,206 @@
+//! The model's task with scripted processes and a paused clock.
+
+mod end;
+mod life;
+mod policy;
+mod reload;
+mod replace;
+mod script;
+mod storm;
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use warden_policies::backoff::BackoffPolicy;
+use warden_policies::lifecycle::LifecyclePolicy;
+use warden_policies::recycle::RecyclePolicy;
+use warden_policies::restraint::RestraintPolicy;
+use warden_policies::{ByteSize, GenerationId, ModelName, defaults};
+
+use self::script::Script;
+use crate::{
+    Command, ControlError, Denied, EventKind, Fleet, FleetConfig, Lease, LeaseKind, LedgerEntry, ModelSpec,
+    ModelState, Replace, Timing, Watch,
+};
+
+/// A fleet of scripted processes.
+struct Rig {
+    fleet: Fleet,
+    script: Script,
+    config: FleetConfig,
+    _directory: tempfile::TempDir,
+}
+
+impl Rig {
+    /// One model `m`, started on demand, with the product's defaults and what `change` says.
+    async fn new(change: impl FnOnce(&mut FleetConfig, &Script)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config(directory.path());
+        let script = Script::default();
+        change(&mut config, &script);
+        let world = std::sync::Arc::new(script.clone());
+        let fleet = Fleet::start_in(config.clone(), world).await.unwrap();
+        Self { fleet, script, config, _directory: directory }
+    }
+
+    async fn lease(&self) -> Result<Lease, Denied> {
+        self.fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await
+    }
+
+    /// A lease, waited for in a task of its own. The task has begun when this returns.
+    async fn lease_later(&self) -> AbortOnDropHandle<Result<Lease, Denied>> {
+        let fleet = self.fleet.clone();
+        let lease = async move { fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await };
+        begun(lease).await
+    }
+
+    async fn restart_later(&self) -> AbortOnDropHandle<Result<Vec<LedgerEntry>, ControlError>> {
+        let fleet = self.fleet.clone();
+        begun(async move { fleet.restart("m").await }).await
+    }
+
+    async fn apply(&mut self, change: impl FnOnce(&mut FleetConfig)) -> crate::ApplyReport {
+        change(&mut self.config);
+        self.fleet.apply(self.config.clone()).await.unwrap()
+    }
+
+    fn state(&self) -> ModelState {
+        self.fleet.view().models[0].state
+    }
+
+    /// Waits for a state of the model. The clock is paused, so this takes no real time.
+    async fn until(&self, state: ModelState) {
+        let reached = async {
+            while self.state() != state {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let limit = Duration::from_secs(3600);
+        if tokio::time::timeout(limit, reached).await.is_err() {
+            panic!("not {state:?} but {:#?}\n{:#?}", self.fleet.view(), self.kinds());
+        }
+    }
+
+    fn events(&self) -> Vec<(Option<GenerationId>, EventKind)> {
+        self.fleet.events().events.into_iter().map(|event| (event.generation, event.kind)).collect()
+    }
+
+    /// The names of the events so far.
+    fn kinds(&self) -> Vec<String> {
+        let kind = |kind: EventKind| serde_json::to_value(kind).unwrap()["kind"].as_str().unwrap().to_owned();
+        self.events().into_iter().map(|(_, event)| kind(event)).collect()
+    }
+
+    fn count(&self, kind: &str) -> usize {
+        self.kinds().iter().filter(|known| *known == kind).count()
+    }
+
+    fn ledger(&self) -> Vec<LedgerEntry> {
+        let text = std::fs::read_to_string(self.fleet.ledger_path()).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Ends the fleet and checks that nothing is left of it.
+    async fn end(self) {
+        self.fleet.shutdown(Duration::from_secs(30)).await;
+        self.script.assert_all_reaped();
+    }
+}
+
+async fn begun<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> AbortOnDropHandle<T> {
+    let task = AbortOnDropHandle::new(TaskTracker::new().spawn(future));
+    // One turn for the task, some for the model's.
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+    }
+    task
+}
+
+async fn pass(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
+const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn spec(name: &str) -> ModelSpec {
+    let defaults = defaults();
+    let (life, recycle) = (&defaults.lifecycle, &defaults.recycle);
+    ModelSpec {
+        name: ModelName::new(name),
+        aliases: Vec::new(),
+        command: Command {
+            binary: "/opt/llama-server".into(),
+            args: vec!["-m".to_owned(), format!("{name}.gguf")],
+            env: Vec::new(),
+            directory: None,
+        },
+        replicas: 1,
+        preload: false,
+        replace: Replace::Sequential,
+        queue_depth: defaults.queue.depth,
+        queue_wait: defaults.queue.wait,
+        max_in_flight: None,
+        lifecycle: LifecyclePolicy {
+            backoff: BackoffPolicy { first: life.backoff_first, cap: life.backoff_cap },
+            breaker_failures: life.breaker_failures,
+            breaker_window: life.breaker_window,
+            stable_after: life.stable_after,
+        },
+        timing: Timing {
+            start_timeout: life.start_timeout,
+            start_probe_interval: life.start_probe_interval,
+            probe_interval: life.probe_interval,
+            probe_timeout: life.probe_timeout,
+            probes_lost: life.probes_lost,
+            suspect_timeout: life.suspect_timeout,
+            drain_deadline: life.drain_deadline,
+            stop_grace: life.stop_grace,
+        },
+        recycle: RecyclePolicy {
+            host_soft: None,
+            host_hard: None,
+            max_requests: None,
+            max_age: None,
+            jitter: 0.0,
+            quiet_for: recycle.quiet_for,
+            quiet_within: recycle.quiet_within,
+        },
+        restraint: RestraintPolicy {
+            min_interval: recycle.min_interval,
+            min_interval_hard: recycle.min_interval_hard,
+            max_futile: recycle.max_futile,
+        },
+        oom_score_adj: defaults.child.oom_score_adj,
+    }
+}
+
+fn config(directory: &Path) -> FleetConfig {
+    let defaults = defaults();
+    FleetConfig {
+        models: vec![spec("m")],
+        any_name: false,
+        runtime_dir: directory.join("run"),
+        state_dir: directory.join("state"),
+        watch: Watch {
+            interval: defaults.sensors.interval,
+            idle_settle: defaults.sensors.idle_settle,
+            log_lines: defaults.child.log_lines,
+            log_line_bytes: defaults.child.log_line_bytes,
+            failure_lines: defaults.child.failure_lines,
+            events_kept: defaults.child.events_kept,
+            failures_told: defaults.lifecycle.failures_told,
+            unknown_slots: defaults.lifecycle.unknown_slots,
+            overlap_headroom: defaults.recycle.overlap_headroom,
+            overlap_floor: defaults.recycle.overlap_floor,
+        },
+    }
+}
+
+const MIB: u64 = 1024 * 1024;
+
+fn mib(n: u64) -> Option<ByteSize> {
+    Some(ByteSize::mib(n))
+}

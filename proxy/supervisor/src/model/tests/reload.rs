@@ -1,0 +1,164 @@
+//! New configurations.
+
+use warden_policies::Reason;
+
+use super::script::Role;
+use super::*;
+use crate::child::Exit;
+use crate::{FleetError, ResolveError};
+
+fn names(names: &[&str]) -> Vec<ModelName> {
+    names.iter().map(ModelName::new).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_models_whose_command_changed_get_new_processes() {
+    let mut rig = Rig::new(|config, _| {
+        config.models = ["m", "b", "c"].map(spec).to_vec();
+        for model in &mut config.models {
+            model.preload = true;
+        }
+    })
+    .await;
+    pass(secs(1)).await;
+    let report = rig
+        .apply(|config| {
+            config.models[0].command.args.push("-fa".to_owned());
+            config.models[1].queue_depth = 7;
+        })
+        .await;
+    assert_eq!(report.restarted, names(&["m"]));
+    assert_eq!(report.updated, names(&["b"]));
+    assert_eq!(report.unchanged, names(&["c"]));
+    pass(secs(1)).await;
+    assert_eq!(rig.script.children().len(), 4);
+    assert!(rig.script.last().request.command.args.contains(&"-fa".to_owned()));
+    let entry = &rig.ledger()[0];
+    assert_eq!((entry.reason, entry.model.as_str()), (Reason::Configuration, "m"));
+    assert_eq!(rig.fleet.view().models[1].queue_depth, 7);
+    assert_eq!(rig.count("config_applied"), 1);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_back_while_the_old_process_drains_ends_with_the_last_configuration() {
+    let mut rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    rig.apply(|config| config.models[0].command.args.push("-x".to_owned())).await;
+    pass(secs(1)).await;
+    rig.apply(|config| config.models[0].command.args[2] = "-y".to_owned()).await;
+    drop(held);
+    pass(secs(5)).await;
+    assert_eq!((rig.script.children().len(), rig.script.alive()), (2, 1));
+    assert_eq!(rig.script.last().request.command.args[2], "-y");
+    rig.apply(|config| config.models[0].command.args[2] = "-z".to_owned()).await;
+    rig.apply(|config| config.models[0].command.args[2] = "-y".to_owned()).await;
+    pass(secs(5)).await;
+    assert_eq!((rig.script.last().request.command.args[2].as_str(), rig.script.alive()), ("-y", 1));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn models_come_and_go() {
+    let mut rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    let waiting = {
+        let _other = rig.lease().await.unwrap();
+        let waiting = rig.lease_later().await;
+        assert!(!waiting.is_finished());
+        let report = rig.apply(|config| config.models = vec![spec("n")]).await;
+        assert_eq!((report.added, report.removed), (names(&["n"]), names(&["m"])));
+        waiting
+    };
+    assert_eq!(waiting.await.unwrap().unwrap_err(), Denied::Removed);
+    assert!(matches!(rig.fleet.resolve(Some("m")), Err(ResolveError::Unknown { .. })));
+    assert_eq!(rig.lease().await.unwrap_err(), Denied::Removed);
+    assert_eq!(rig.script.alive(), 1, "it finishes what it has");
+    assert_eq!(rig.fleet.view().models.len(), 1);
+    drop(held);
+    pass(secs(1)).await;
+    assert_eq!(rig.script.alive(), 0);
+    let n = rig.fleet.lease(&ModelName::new("n"), LeaseKind::Slot).await.unwrap();
+    assert_eq!(n.model().as_str(), "n");
+    drop(n);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_comes_back_while_it_still_drains_is_a_new_one() {
+    let mut rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    rig.apply(|config| config.models.clear()).await;
+    rig.apply(|config| config.models = vec![spec("m")]).await;
+    assert_eq!(rig.state(), ModelState::Unloaded);
+    let new = rig.lease().await.unwrap();
+    assert_eq!((new.generation(), rig.script.alive()), (GenerationId(2), 2));
+    drop((held, new));
+    pass(secs(1)).await;
+    assert_eq!((rig.script.alive(), rig.state()), (1, ModelState::Loaded));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_does_not_start_stops_the_rollout_and_a_better_one_is_taken_at_once() {
+    let mut rig = Rig::new(|config, _| {
+        config.models[0].replicas = 2;
+        config.models[0].preload = true;
+    })
+    .await;
+    pass(secs(1)).await;
+    for _ in 0..9 {
+        rig.script.next(Role::failing(Exit::Code(1), "error: invalid argument: --x"));
+    }
+    rig.apply(|config| config.models[0].command.args.push("--x".to_owned())).await;
+    pass(secs(600)).await;
+    assert_eq!((rig.script.alive(), rig.state()), (1, ModelState::Loaded), "the other replica serves on");
+    // The breaker is open; roles that are left would fail as well.
+    while rig.script.children().len() < 2 + 5 {
+        pass(secs(1)).await;
+    }
+    rig.script.clear();
+    rig.apply(|config| config.models[0].command.args[2] = "--y".to_owned()).await;
+    pass(secs(5)).await;
+    let last = rig.script.children().into_iter().rev().take(2);
+    assert!(last.into_iter().all(|child| child.request.command.args[2] == "--y"));
+    assert_eq!(rig.script.alive(), 2);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_are_added_and_taken_away_without_touching_the_others() {
+    let mut rig = Rig::new(|config, _| config.models[0].preload = true).await;
+    pass(secs(1)).await;
+    rig.apply(|config| config.models[0].replicas = 3).await;
+    pass(secs(1)).await;
+    assert_eq!(rig.script.alive(), 3);
+    rig.apply(|config| config.models[0].replicas = 1).await;
+    pass(secs(1)).await;
+    assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 3));
+    assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(1));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_wrong_with_a_configuration_is_named_and_nothing_is_taken_over() {
+    let mut rig = Rig::new(|_, _| {}).await;
+    let good = rig.config.clone();
+    let mut bad = good.clone();
+    bad.models.push(ModelSpec { aliases: vec!["m".to_owned()], ..spec("n") });
+    let error = rig.fleet.apply(bad).await.unwrap_err();
+    assert!(matches!(&error, FleetError::DuplicateName { name, .. } if name == "m"), "{error}");
+    let mut bad = good.clone();
+    bad.models.push(spec("m"));
+    assert!(matches!(rig.fleet.apply(bad).await, Err(FleetError::DuplicateName { .. })));
+    let mut bad = good.clone();
+    bad.models[0].replicas = 0;
+    assert!(matches!(rig.fleet.apply(bad).await, Err(FleetError::NoReplicas(_))));
+    let mut bad = good.clone();
+    bad.runtime_dir = bad.runtime_dir.join("x".repeat(90));
+    let error = rig.fleet.apply(bad).await.unwrap_err();
+    assert!(matches!(error, FleetError::SocketPath { .. }) && error.to_string().contains("xxx"), "{error}");
+    let report = rig.apply(|config| config.state_dir = "/elsewhere".into()).await;
+    assert_eq!(report.needs_restart, ["state_dir"]);
+    rig.end().await;
+}

@@ -1,0 +1,240 @@
+//! Replacing, in both ways, by operators.
+
+use std::sync::atomic::Ordering;
+
+use warden_policies::Reason;
+
+use super::script::Role;
+use super::*;
+use crate::Mode;
+use crate::child::Exit;
+
+#[tokio::test(start_paused = true)]
+async fn a_sequential_restart_waits_for_its_leases_and_carries_the_queue_over() {
+    let rig = Rig::new(|_, _| {}).await;
+    let old = rig.lease().await.unwrap();
+    old.add_work(warden_policies::Work { requests: 5, ..Default::default() });
+    pass(secs(6)).await;
+    let restart = rig.restart_later().await;
+    let waiting = [rig.lease_later().await, rig.lease_later().await];
+    pass(secs(10)).await;
+    assert!(waiting.iter().all(|lease| !lease.is_finished()) && rig.script.alive() == 1);
+    assert_eq!(rig.script.last().terms.load(Ordering::SeqCst), 0, "TERM would abort what runs");
+    drop(old);
+    for lease in waiting {
+        assert_eq!(lease.await.unwrap().unwrap().generation(), GenerationId(2));
+    }
+    let entries = restart.await.unwrap().unwrap();
+    let [entry] = entries.as_slice() else { panic!("one entry") };
+    assert_eq!((entry.reason, entry.mode, entry.replica), (Reason::Operator, Mode::Sequential, 0));
+    assert_eq!((entry.from, entry.to), (Some(GenerationId(1)), Some(GenerationId(2))));
+    assert_eq!((entry.carried_over, entry.drained, entry.cut), (2, 1, 0));
+    assert_eq!(entry.drain_ms, 10_000);
+    assert!((10_100..10_300).contains(&entry.gap_ms), "{}", entry.gap_ms);
+    assert!(entry.start_ms.is_some_and(|ms| (100..150).contains(&ms)), "{:?}", entry.start_ms);
+    assert_eq!(entry.evidence.requests, 5);
+    assert_eq!(entry.host_after.unwrap().anon, 100 * MIB);
+    assert_eq!(rig.ledger(), entries);
+    assert_eq!(rig.fleet.view().models[0].recycles, [(Reason::Operator, 1)]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_beyond_the_drain_deadline_are_cut_and_told() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].timing.drain_deadline = secs(20);
+        // Ignores TERM, as llama-server does while a request hangs.
+        script.next(Role { term_takes: None, ..Role::default() });
+    })
+    .await;
+    let held = rig.lease().await.unwrap();
+    let restart = rig.restart_later().await;
+    tokio::time::timeout(secs(19), held.revoked()).await.expect_err("too early");
+    tokio::time::timeout(secs(2), held.revoked()).await.expect("the deadline has passed");
+    let entry = restart.await.unwrap().unwrap().remove(0);
+    assert_eq!((entry.cut, entry.drained, entry.drain_ms), (1, 0, 20_000));
+    let old = &rig.script.children()[0];
+    assert_eq!((old.terms.load(Ordering::SeqCst), old.kills.load(Ordering::SeqCst)), (1, 1));
+    assert!(entry.gap_ms >= 30_000, "the grace: {}", entry.gap_ms);
+    drop(held);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_overlap_has_no_gap_and_the_old_one_drains_while_the_new_one_serves() {
+    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Overlap).await;
+    let old = rig.lease().await.unwrap();
+    let restart = rig.restart_later().await;
+    assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(1), "until the new one is ready");
+    pass(secs(1)).await;
+    assert_eq!((rig.script.alive(), rig.state()), (2, ModelState::Loaded));
+    let new = rig.lease().await.unwrap();
+    assert_eq!((new.generation(), new.queued_for()), (GenerationId(2), Duration::ZERO));
+    assert!(!restart.is_finished());
+    drop(old);
+    let entry = restart.await.unwrap().unwrap().remove(0);
+    assert_eq!((entry.mode, entry.gap_ms, entry.carried_over, entry.drained), (Mode::Overlap, 0, 0, 1));
+    assert_eq!(rig.script.alive(), 1);
+    drop(new);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_overlap_whose_new_process_fails_leaves_the_old_one_in_service() {
+    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Overlap).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.next(Role::failing(Exit::Code(1), "error: invalid argument: --x"));
+    let error = rig.fleet.restart("m").await.unwrap_err();
+    assert!(matches!(error, ControlError::StartFailed { .. }), "{error}");
+    let lease = rig.lease().await.unwrap();
+    assert_eq!((lease.generation(), lease.queued_for()), (GenerationId(1), Duration::ZERO));
+    let entry = &rig.ledger()[0];
+    assert!(entry.failed.as_ref().unwrap().contains("--x") && entry.to.is_none(), "{entry:?}");
+    assert_eq!(rig.fleet.view().models[0].backends.len(), 1);
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_old_process_dies_in_an_overlap_the_new_one_takes_its_place() {
+    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Overlap).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.next(Role { ready_after: secs(30), ..Role::default() });
+    let restart = rig.restart_later().await;
+    pass(secs(1)).await;
+    rig.script.children()[0].crash();
+    rig.until(ModelState::Loading).await;
+    let lease = rig.lease().await.unwrap();
+    assert_eq!(lease.generation(), GenerationId(2));
+    let entry = restart.await.unwrap().unwrap().remove(0);
+    assert!(entry.failed.is_none() && entry.gap_ms > 20_000, "{entry:?}");
+    assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 2));
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_both_halves_of_an_overlap_die_the_model_recovers() {
+    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Overlap).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.next(Role {
+        ready_after: secs(30),
+        dies: Some((secs(5), Exit::Signal(11))),
+        ..Role::default()
+    });
+    let restart = rig.restart_later().await;
+    pass(secs(5)).await;
+    rig.script.children()[0].crash();
+    rig.until(ModelState::Backoff).await;
+    assert!(matches!(rig.lease().await.unwrap().generation(), GenerationId(3)));
+    restart.await.unwrap().unwrap();
+    assert_eq!(rig.script.alive(), 1);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_are_replaced_one_after_another() {
+    let rig = Rig::new(|config, _| {
+        config.models[0].replicas = 3;
+        config.models[0].preload = true;
+    })
+    .await;
+    pass(secs(1)).await;
+    let restart = rig.restart_later().await;
+    let mut fewest = 3;
+    while !restart.is_finished() {
+        pass(Duration::from_millis(5)).await;
+        let ready = |backend: &&crate::BackendView| backend.phase == warden_policies::lifecycle::Phase::Ready;
+        fewest = fewest.min(rig.fleet.view().models[0].backends.iter().filter(ready).count());
+    }
+    let entries = restart.await.unwrap().unwrap();
+    assert_eq!(entries.iter().map(|entry| entry.gap_ms).collect::<Vec<_>>(), [0, 0, 0]);
+    assert_eq!((fewest, entries.iter().map(|entry| entry.replica).collect::<Vec<_>>()), (2, vec![0, 1, 2]));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn restarts_that_come_together_share_what_is_not_begun_yet() {
+    let rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    let all = [rig.restart_later().await, rig.restart_later().await, rig.restart_later().await];
+    pass(secs(1)).await;
+    drop(held);
+    for restart in all {
+        assert_eq!(restart.await.unwrap().unwrap()[0].to, Some(GenerationId(2)));
+    }
+    assert_eq!(rig.script.children().len(), 2);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_that_cannot_succeed_says_why_and_keeps_trying_in_the_background() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.next(Role::failing(Exit::Code(1), "error: invalid argument: --x"));
+    let error = rig.fleet.restart("m").await.unwrap_err();
+    assert!(error.to_string().contains("--x"), "{error}");
+    assert!(rig.ledger()[0].failed.is_some());
+    rig.until(ModelState::Loaded).await;
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_while_draining_still_leads_to_the_next_generation() {
+    let rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    let restart = rig.restart_later().await;
+    pass(secs(1)).await;
+    rig.script.last().crash();
+    let entry = restart.await.unwrap().unwrap().remove(0);
+    assert_eq!((entry.cut, entry.drained, entry.to), (1, 0, Some(GenerationId(2))));
+    drop(held);
+    assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drained_model_stays_down_until_it_is_needed() {
+    let rig = Rig::new(|config, _| config.models[0].preload = true).await;
+    let held = rig.lease().await.unwrap();
+    let fleet = rig.fleet.clone();
+    let drain = begun(async move { fleet.drain("m").await }).await;
+    pass(secs(5)).await;
+    assert!(!drain.is_finished());
+    drop(held);
+    drain.await.unwrap().unwrap();
+    pass(secs(600)).await;
+    assert_eq!((rig.script.alive(), rig.state()), (0, ModelState::Unloaded));
+    assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_during_a_drain_starts_the_model_again_after_it() {
+    let rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    let fleet = rig.fleet.clone();
+    let drain = begun(async move { fleet.drain("m").await }).await;
+    let waiting = rig.lease_later().await;
+    pass(secs(5)).await;
+    drop(held);
+    drain.await.unwrap().unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap().generation(), GenerationId(2));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_gives_up_a_restart_in_either_way() {
+    for way in [Replace::Sequential, Replace::Overlap] {
+        let rig = Rig::new(|config, _| config.models[0].replace = way).await;
+        let held = rig.lease().await.unwrap();
+        rig.script.next(Role { ready_after: secs(30), ..Role::default() });
+        let restart = rig.restart_later().await;
+        pass(secs(2)).await;
+        drop(held);
+        rig.fleet.drain("m").await.unwrap();
+        assert!(matches!(restart.await.unwrap(), Err(ControlError::GivenUp { .. })));
+        assert_eq!(rig.script.alive(), 0);
+        rig.end().await;
+    }
+}

@@ -1,0 +1,279 @@
+//! Processes that do what they are told to, on tokio's clock.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use warden_policies::sample::HostMemory;
+
+use crate::child::Exit;
+use crate::error::SpawnError;
+use crate::log::Stream;
+use crate::nursery::SpawnRequest;
+use crate::process::{Health, Process, Props, Sink, World};
+use crate::sync::lock;
+
+/// How one process behaves.
+#[derive(Clone, Debug)]
+pub(super) struct Role {
+    pub(super) spawn_takes: Duration,
+    pub(super) cannot_spawn: bool,
+    pub(super) ready_after: Duration,
+    pub(super) dies: Option<(Duration, Exit)>,
+    pub(super) says: Vec<String>,
+    /// From TERM to its end; `None` ignores TERM.
+    pub(super) term_takes: Option<Duration>,
+    pub(super) slots: Option<u32>,
+    pub(super) anon: u64,
+}
+
+impl Default for Role {
+    fn default() -> Self {
+        Self {
+            spawn_takes: Duration::from_millis(1),
+            cannot_spawn: false,
+            ready_after: Duration::from_millis(100),
+            dies: None,
+            says: Vec::new(),
+            term_takes: Some(Duration::from_millis(50)),
+            slots: Some(2),
+            anon: 100 * super::MIB,
+        }
+    }
+}
+
+impl Role {
+    /// Ends soon after its start, with these words.
+    pub(super) fn failing(exit: Exit, says: &str) -> Self {
+        Self {
+            dies: Some((Duration::from_millis(20), exit)),
+            says: vec![says.to_owned()],
+            ready_after: Duration::from_secs(9999),
+            ..Self::default()
+        }
+    }
+}
+
+/// A world whose processes take their roles from a list, and behave well when it is empty.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Script {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    roles: Mutex<VecDeque<Role>>,
+    children: Mutex<Vec<Arc<Actor>>>,
+    available: AtomicU64,
+    gpu: AtomicBool,
+}
+
+impl Script {
+    /// The role of the next process, after those already given.
+    pub(super) fn next(&self, role: Role) {
+        self.all([role]);
+    }
+
+    pub(super) fn all(&self, roles: impl IntoIterator<Item = Role>) {
+        lock(&self.inner.roles).extend(roles);
+    }
+
+    /// From now on all behave well.
+    pub(super) fn clear(&self) {
+        lock(&self.inner.roles).clear();
+    }
+
+    pub(super) fn set_available(&self, bytes: u64) {
+        self.inner.available.store(bytes, Ordering::SeqCst);
+    }
+
+    pub(super) fn set_gpu(&self) {
+        self.inner.gpu.store(true, Ordering::SeqCst);
+    }
+
+    /// The processes so far, in order.
+    pub(super) fn children(&self) -> Vec<Arc<Actor>> {
+        lock(&self.inner.children).clone()
+    }
+
+    pub(super) fn last(&self) -> Arc<Actor> {
+        self.children().pop().unwrap()
+    }
+
+    /// Processes that live now.
+    pub(super) fn alive(&self) -> usize {
+        self.children().iter().filter(|child| !child.reaped.load(Ordering::SeqCst)).count()
+    }
+
+    pub(super) fn assert_all_reaped(&self) {
+        for child in self.children() {
+            assert!(child.reaped.load(Ordering::SeqCst), "process {} is left: {child:?}", child.pid);
+        }
+    }
+}
+
+impl World for Script {
+    fn spawn(
+        &self,
+        request: SpawnRequest,
+        _socket: PathBuf,
+        _longest: usize,
+        sink: Sink,
+    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
+        Box::pin(async move {
+            let role = lock(&self.inner.roles).pop_front().unwrap_or_default();
+            tokio::time::sleep(role.spawn_takes).await;
+            if role.cannot_spawn {
+                let source = std::io::ErrorKind::NotFound.into();
+                return Err(SpawnError::Exec { binary: request.command.binary, source });
+            }
+            for line in &role.says {
+                sink(Stream::Stderr, line.clone());
+            }
+            let mut children = lock(&self.inner.children);
+            let pid = 1000 + u32::try_from(children.len()).unwrap();
+            let child = Arc::new(Actor::new(pid, role, request));
+            children.push(Arc::clone(&child));
+            Ok(child as Arc<dyn Process>)
+        })
+    }
+
+    fn available(&self) -> Option<u64> {
+        Some(self.inner.available.load(Ordering::SeqCst))
+    }
+
+    fn has_gpu(&self) -> bool {
+        self.inner.gpu.load(Ordering::SeqCst)
+    }
+}
+
+/// A scripted process.
+#[derive(Debug)]
+pub(super) struct Actor {
+    pub(super) pid: u32,
+    pub(super) request: SpawnRequest,
+    role: Role,
+    born: Instant,
+    death: Mutex<Option<(Instant, Exit)>>,
+    sooner: Notify,
+    pub(super) terms: AtomicU32,
+    pub(super) kills: AtomicU32,
+    pub(super) reaped: AtomicBool,
+    deaf: AtomicBool,
+    anon: AtomicU64,
+}
+
+impl Actor {
+    fn new(pid: u32, role: Role, request: SpawnRequest) -> Self {
+        let born = Instant::now();
+        Self {
+            pid,
+            request,
+            born,
+            death: Mutex::new(role.dies.map(|(after, exit)| (born + after, exit))),
+            sooner: Notify::new(),
+            terms: AtomicU32::new(0),
+            kills: AtomicU32::new(0),
+            reaped: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
+            anon: AtomicU64::new(role.anon),
+            role,
+        }
+    }
+
+    /// It will end after this time, unless it ends sooner.
+    pub(super) fn dies_after(&self, after: Duration, exit: Exit) {
+        let at = Instant::now() + after;
+        let mut death = lock(&self.death);
+        if death.is_none_or(|(known, _)| at < known) {
+            *death = Some((at, exit));
+        }
+        drop(death);
+        self.sooner.notify_one();
+    }
+
+    pub(super) fn crash(&self) {
+        self.dies_after(Duration::ZERO, Exit::Signal(11));
+    }
+
+    /// Whether it answers probes.
+    pub(super) fn set_deaf(&self, deaf: bool) {
+        self.deaf.store(deaf, Ordering::SeqCst);
+    }
+
+    pub(super) fn set_anon(&self, bytes: u64) {
+        self.anon.store(bytes, Ordering::SeqCst);
+    }
+
+    fn is_dead(&self) -> bool {
+        lock(&self.death).is_some_and(|(at, _)| at <= Instant::now())
+    }
+}
+
+impl Process for Actor {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn terminate(&self) {
+        self.terms.fetch_add(1, Ordering::SeqCst);
+        if let Some(after) = self.role.term_takes {
+            self.dies_after(after, Exit::Code(0));
+        }
+    }
+
+    fn kill(&self) {
+        self.kills.fetch_add(1, Ordering::SeqCst);
+        self.dies_after(Duration::ZERO, Exit::Signal(9));
+    }
+
+    fn wait(&self) -> BoxFuture<'_, Exit> {
+        Box::pin(async {
+            loop {
+                let death = *lock(&self.death);
+                match death {
+                    Some((at, exit)) if at <= Instant::now() => {
+                        self.reaped.store(true, Ordering::SeqCst);
+                        return exit;
+                    }
+                    Some((at, _)) => {
+                        tokio::select! {
+                            () = tokio::time::sleep_until(at) => {}
+                            () = self.sooner.notified() => {}
+                        }
+                    }
+                    None => self.sooner.notified().await,
+                }
+            }
+        })
+    }
+
+    fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
+        Box::pin(async move {
+            if self.deaf.load(Ordering::SeqCst) {
+                tokio::time::sleep(timeout).await;
+                return Health::Lost;
+            }
+            if self.is_dead() {
+                return Health::Lost;
+            }
+            if self.born.elapsed() >= self.role.ready_after { Health::Ready } else { Health::Loading }
+        })
+    }
+
+    fn props(&self, _timeout: Duration) -> BoxFuture<'_, Props> {
+        Box::pin(async { Props { slots: self.role.slots, n_ctx: Some(4096) } })
+    }
+
+    fn memory(&self) -> BoxFuture<'_, Option<HostMemory>> {
+        Box::pin(async {
+            let anon = self.anon.load(Ordering::SeqCst);
+            (!self.is_dead()).then_some(HostMemory { anon, swap: 0, rss: anon })
+        })
+    }
+}
