@@ -196,15 +196,12 @@ impl Dispatch {
         while index < self.queue.len() && !(blocked[0] && blocked[1]) {
             let (ticket, kind) = self.queue[index];
             let class = usize::from(kind == LeaseKind::Aux);
-            match (!blocked[class]).then(|| self.place(kind)).flatten() {
-                Some(generation) => {
-                    self.queue.remove(index);
-                    grants.push(Grant { ticket, generation, kind });
-                }
-                None => {
-                    blocked[class] = true;
-                    index += 1;
-                }
+            if let Some(generation) = (!blocked[class]).then(|| self.place(kind)).flatten() {
+                self.queue.remove(index);
+                grants.push(Grant { ticket, generation, kind });
+            } else {
+                blocked[class] = true;
+                index += 1;
             }
         }
         grants

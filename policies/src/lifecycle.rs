@@ -221,8 +221,9 @@ impl Machine {
     pub fn step(&mut self, event: Event, now: Duration, policy: &LifecyclePolicy) -> Vec<Effect> {
         use Phase::{Backoff, Draining, Failed, Idle, Ready, Starting, Stopping, Suspect};
         match (self.phase, event) {
-            (Idle, Event::Up | Event::Recycle) => self.start(),
-            (Backoff, Event::Timer(Timer::Backoff { .. })) => self.start(),
+            (Idle, Event::Up | Event::Recycle) | (Backoff, Event::Timer(Timer::Backoff { .. })) => {
+                self.start()
+            }
             (Backoff | Failed, Event::Recycle) => {
                 self.forgive();
                 self.start()
@@ -260,8 +261,9 @@ impl Machine {
                 self.phase = Suspect;
                 vec![Effect::CloseGate, Effect::Arm(Timer::Suspect)]
             }
-            (Suspect, Event::Timer(Timer::Suspect)) => self.drain(Then::Restart),
-            (Ready | Suspect, Event::Recycle) => self.drain(Then::Restart),
+            (Suspect, Event::Timer(Timer::Suspect)) | (Ready | Suspect, Event::Recycle) => {
+                self.drain(Then::Restart)
+            }
             (Ready | Suspect, Event::Down) => self.drain(Then::Idle),
 
             (Draining, Event::Drained | Event::Timer(Timer::Drain)) => self.stop(self.then),
