@@ -126,7 +126,6 @@ struct World {
     gate: bool,
     termed: bool,
     armed: Option<Timer>,
-    may_kill: bool,
 }
 
 proptest! {
@@ -154,7 +153,7 @@ proptest! {
                 world.alive = false;
                 world.termed = false;
             }
-            world.may_kill = matches!(event, Event::KillNow(_) | Event::Timer(Timer::Grace | Timer::Start));
+            let may_kill = matches!(event, Event::KillNow(_) | Event::Timer(Timer::Grace | Timer::Start));
             for effect in machine.step(event, Duration::from_secs(now), &POLICY) {
                 match effect {
                     Effect::Spawn => { prop_assert!(!world.alive, "two children"); world.alive = true; }
@@ -164,7 +163,7 @@ proptest! {
                         prop_assert!(world.alive && !world.termed, "TERM twice, or to nobody");
                         world.termed = true;
                     }
-                    Effect::Kill => prop_assert!(world.alive && world.may_kill, "KILL without cause"),
+                    Effect::Kill => prop_assert!(world.alive && may_kill, "KILL without cause"),
                     Effect::Arm(timer) => world.armed = Some(timer),
                     Effect::Disarm | Effect::GiveUp => world.armed = None,
                 }
