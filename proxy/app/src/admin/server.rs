@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
@@ -21,12 +22,17 @@ use crate::exit::Failure;
 /// The listeners, bound.
 pub(crate) struct Listeners {
     path: PathBuf,
+    pause: Duration,
     unix: UnixListener,
     tcp: Option<TcpListener>,
 }
 
-/// Binds them. A socket file that nobody listens on any more is replaced.
-pub(crate) async fn bind(socket: &Path, address: Option<SocketAddr>) -> Result<Listeners, Failure> {
+/// Binds them. `pause` follows a failure to accept. A socket file that nobody listens on any more is replaced.
+pub(crate) async fn bind(
+    socket: &Path,
+    address: Option<SocketAddr>,
+    pause: Duration,
+) -> Result<Listeners, Failure> {
     let unix = bind_unix(socket).await?;
     let tcp = match address {
         None => None,
@@ -37,7 +43,7 @@ pub(crate) async fn bind(socket: &Path, address: Option<SocketAddr>) -> Result<L
             )
         })?),
     };
-    Ok(Listeners { path: socket.to_owned(), unix, tcp })
+    Ok(Listeners { path: socket.to_owned(), unix, tcp, pause })
 }
 
 async fn bind_unix(socket: &Path) -> Result<UnixListener, Failure> {
@@ -80,7 +86,7 @@ impl Listeners {
             if let Err(problem) = accepted {
                 tracing::warn!(%problem, "the admin listener cannot accept a connection");
                 // Out of files, most likely: a busy loop would not free any.
-                tokio::task::yield_now().await;
+                tokio::time::sleep(self.pause).await;
             }
         }
         // Whoever looks for a running instance should not find the file of one that has ended.

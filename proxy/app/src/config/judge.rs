@@ -8,12 +8,16 @@ use warden_policies::recycle::RecyclePolicy;
 use warden_policies::{ByteSize, MemoryLimit};
 
 use super::arguments::{self, Listening};
-use super::problem::{Problem, quoted};
+use super::problem::{Place, Problem, quoted};
 use super::resolve::Resolver;
 use super::settings::Model;
 
 /// The prompt cache of llama-server when `--cache-ram` is not given, in MiB (`--help` of llama-server).
 const CACHE_RAM_DEFAULT_MIB: u64 = 8192;
+
+/// Variables of llama-server with which the process would not answer as we ask.
+const HARMFUL_VARIABLES: [&str; 3] =
+    ["LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"];
 
 impl Resolver<'_> {
     pub(super) fn check_directory(&mut self, name: &str, directory: Option<&Path>) {
@@ -72,6 +76,11 @@ impl Resolver<'_> {
             );
             self.problems.push(problem.hint("set `host` and `port` in [server]"));
         }
+        if let Some((key, place)) = self.harmful_variable(name, model) {
+            let message = format!("model `{name}`: with {key} we could not reach the process");
+            let hint = "remove it, and put a TLS or path proxy in front of llama-warden";
+            self.problems.push(Problem::new(place, message).hint(hint));
+        }
         let Some((flag, what)) = arguments::first_listening(args) else { return };
         let (why, hint) = match what {
             Listening::Host | Listening::Port => ("listening is ours", "set `host` and `port` in [server]"),
@@ -89,6 +98,15 @@ impl Resolver<'_> {
         };
         let problem = Problem::new(place, format!("model `{name}`: `{flag}` in `args`: {why}"));
         self.problems.push(problem.hint(hint));
+    }
+
+    /// Variables are inherited, so llama-server's own count wherever they were set.
+    fn harmful_variable(&self, name: &str, model: &Model) -> Option<(&'static str, Place)> {
+        let mut own = HARMFUL_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
+        let mut inherited = HARMFUL_VARIABLES.into_iter().filter(|key| self.machine.var(key).is_some());
+        own.next()
+            .map(|key| (key, self.place(&["models", name, "env", key])))
+            .or_else(|| inherited.next().map(|key| (key, Place::Env(key.to_owned()))))
     }
 
     pub(super) fn recycle(&mut self, name: &str, model: &Model, args: &[String]) -> RecyclePolicy {

@@ -107,11 +107,13 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
         () = signals.end() => return Ok(()),
     };
     logging::init(&resolved.log)?;
+    raise_file_limit();
     warn(&resolved.warnings);
     let deadline = resolved.server.shutdown_deadline;
     let mut server = Server::start(resolved, &machine, nursery).await?;
-    out::line(&format!("listening on http://{}", server.address()))?;
-    out::line(&format!("admin socket {}", server.admin_socket().display()))?;
+    // Whoever started us may have closed our output: that is no reason not to serve.
+    drop(out::line(&format!("listening on http://{}", server.address())));
+    drop(out::line(&format!("admin socket {}", server.admin_socket().display())));
     loop {
         tokio::select! {
             asked = signals.next() => match asked {
@@ -155,6 +157,17 @@ async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) {
                 tracing::error!("reload: {line}");
             }
         }
+    }
+}
+
+/// Every client takes a file, and often a second one to its backend: the soft limit of 1024 that shells give is for
+/// programs that use select(2), and we do not.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, limit = limit.current, "cannot raise the limit of open files");
     }
 }
 

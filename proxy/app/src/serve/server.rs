@@ -52,7 +52,8 @@ impl Server {
             Gateway::bind(gateway_config(&resolved)).await.map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
         let gauges = gateway.gauges();
-        let listeners = bind(&resolved.admin_socket, resolved.admin_address).await?;
+        let listeners =
+            bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
         let fleet = Fleet::start(resolved.fleet.clone(), nursery).await?;
         let metrics = Arc::new(Metrics::new());
         let (stop, accepting, gateway_done) =
