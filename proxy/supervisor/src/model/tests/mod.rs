@@ -77,9 +77,8 @@ impl Rig {
             }
         };
         let limit = Duration::from_secs(3600);
-        if tokio::time::timeout(limit, reached).await.is_err() {
-            panic!("not {state:?} but {:#?}\n{:#?}", self.fleet.view(), self.kinds());
-        }
+        let reached = tokio::time::timeout(limit, reached).await;
+        assert!(reached.is_ok(), "not {state:?} but {:#?}\n{:#?}", self.fleet.view(), self.kinds());
     }
 
     fn events(&self) -> Vec<(Option<GenerationId>, EventKind)> {
@@ -201,6 +200,7 @@ fn config(directory: &Path) -> FleetConfig {
 
 const MIB: u64 = 1024 * 1024;
 
+#[expect(clippy::unnecessary_wraps, reason = "every budget is optional")]
 fn mib(n: u64) -> Option<ByteSize> {
     Some(ByteSize::mib(n))
 }

@@ -1,1 +1,219 @@
+//! Everything at once, in any order: requests that are served, cut or given up, operators, reloads, crashes, hangs,
+//! processes that do not start or do not end. Whatever happens, every caller is answered, no lease is granted on a
+//! process that was told to end, the end comes in time and no process is left.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use proptest::prelude::*;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::script::{Actor, Role};
+use super::*;
+use crate::child::Exit;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Pass(u64),
+    /// Holds its lease for so many milliseconds.
+    Request(u64),
+    /// Leaves after so many milliseconds, served or not.
+    Impatient(u64),
+    Refused,
+    Restart,
+    Drain,
+    Command(u8),
+    Replicas(u32),
+    Remove,
+    Way(bool),
+    Crash(usize),
+    Deaf(usize, bool),
+    Grow(usize),
+    Next(Fate),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Fails,
+    CannotSpawn,
+    SpawnsSlowly,
+    NeverReady,
+    IgnoresTerm,
+    DiesSoon,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let fate = prop_oneof![
+        Just(Fate::Fails),
+        Just(Fate::CannotSpawn),
+        Just(Fate::SpawnsSlowly),
+        Just(Fate::NeverReady),
+        Just(Fate::IgnoresTerm),
+        Just(Fate::DiesSoon),
+    ];
+    prop_oneof![
+        8 => prop_oneof![0u64..20, 0u64..2000, 0u64..30_000].prop_map(Op::Pass),
+        8 => (0u64..4000).prop_map(Op::Request),
+        4 => (0u64..400).prop_map(Op::Impatient),
+        1 => Just(Op::Refused),
+        4 => Just(Op::Restart),
+        2 => Just(Op::Drain),
+        2 => (0u8..3).prop_map(Op::Command),
+        1 => (1u32..4).prop_map(Op::Replicas),
+        1 => Just(Op::Remove),
+        1 => any::<bool>().prop_map(Op::Way),
+        3 => any::<usize>().prop_map(Op::Crash),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(n, deaf)| Op::Deaf(n, deaf)),
+        2 => any::<usize>().prop_map(Op::Grow),
+        3 => fate.prop_map(Op::Next),
+    ]
+}
+
+fn role(fate: Fate) -> Role {
+    let good = Role::default();
+    match fate {
+        Fate::Fails => Role::failing(Exit::Code(1), "something odd"),
+        Fate::CannotSpawn => Role { cannot_spawn: true, ..good },
+        Fate::SpawnsSlowly => Role { spawn_takes: secs(3), ..good },
+        Fate::NeverReady => Role { ready_after: secs(99_999), ..good },
+        Fate::IgnoresTerm => Role { term_takes: None, ..good },
+        Fate::DiesSoon => Role { dies: Some((Duration::from_millis(700), Exit::Signal(11))), ..good },
+    }
+}
+
+/// The process behind a generation: its number is in the name of its socket.
+fn actor(rig: &Script, generation: GenerationId) -> Arc<Actor> {
+    let ends = format!("-{generation}.sock");
+    let of = |child: &Arc<Actor>| child.request.command.args.last().unwrap().ends_with(&ends);
+    rig.children().into_iter().find(of).unwrap()
+}
+
+async fn storm(ops: Vec<Op>, calm: bool) {
+    let mut rig = Rig::new(|config, _| {
+        let model = &mut config.models[0];
+        model.queue_wait = secs(60);
+        model.queue_depth = 6;
+        model.recycle.host_soft = mib(500);
+        model.recycle.host_hard = mib(900);
+        model.timing.start_timeout = secs(20);
+        model.timing.drain_deadline = secs(8);
+        model.timing.suspect_timeout = secs(10);
+        model.timing.probe_timeout = secs(1);
+        model.restraint.min_interval = secs(5);
+        model.restraint.min_interval_hard = secs(1);
+    })
+    .await;
+    let mut tasks = JoinSet::new();
+    for op in ops {
+        let (fleet, script) = (rig.fleet.clone(), rig.script.clone());
+        let child = |n: usize| {
+            let children = rig.script.children();
+            (!children.is_empty()).then(|| Arc::clone(&children[n % children.len()]))
+        };
+        match op {
+            Op::Pass(ms) => pass(Duration::from_millis(ms)).await,
+            Op::Request(ms) => {
+                drop(tasks.spawn(async move {
+                    if let Ok(lease) = fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await {
+                        let actor = actor(&script, lease.generation());
+                        assert_eq!(actor.terms.load(Ordering::SeqCst), 0, "a lease on a process told to end");
+                        tokio::select! {
+                            () = pass(Duration::from_millis(ms)) => lease.note_progress(),
+                            () = lease.revoked() => {}
+                        }
+                    }
+                }));
+            }
+            Op::Impatient(ms) => {
+                drop(tasks.spawn(async move {
+                    let name = ModelName::new("m");
+                    let lease = fleet.lease(&name, LeaseKind::Slot);
+                    drop(tokio::time::timeout(Duration::from_millis(ms), lease).await);
+                }));
+            }
+            Op::Refused => {
+                drop(tasks.spawn(async move {
+                    if let Ok(lease) = fleet.lease(&ModelName::new("m"), LeaseKind::Aux).await {
+                        lease.refused();
+                    }
+                }));
+            }
+            Op::Restart => drop(tasks.spawn(async move { drop(fleet.restart("m").await) })),
+            Op::Drain => drop(tasks.spawn(async move { drop(fleet.drain("m").await) })),
+            Op::Command(n) => drop(rig.apply(|config| model(config).command.args[1] = n.to_string()).await),
+            Op::Replicas(n) => drop(rig.apply(|config| model(config).replicas = n).await),
+            Op::Remove => {
+                let models = rig.config.models.clone();
+                rig.apply(|config| config.models.clear()).await;
+                pass(Duration::from_millis(1)).await;
+                rig.apply(|config| config.models = models).await;
+            }
+            Op::Way(overlap) => {
+                let way = if overlap { Replace::Overlap } else { Replace::Sequential };
+                rig.apply(|config| model(config).replace = way).await;
+            }
+            Op::Crash(n) => drop(child(n).inspect(|child| child.crash())),
+            Op::Deaf(n, deaf) => drop(child(n).inspect(|child| child.set_deaf(deaf))),
+            Op::Grow(n) => drop(
+                child(n).inspect(|child| child.set_anon(if n % 2 == 0 { 600 * MIB } else { 1000 * MIB })),
+            ),
+            Op::Next(fate) => rig.script.next(role(fate)),
+        }
+        let alive = rig.script.alive();
+        assert!(alive <= 24, "{alive} processes");
+    }
+    if calm {
+        recover(&rig).await;
+    }
+    let began = Instant::now();
+    rig.fleet.shutdown(secs(5)).await;
+    let took = began.elapsed();
+    // A process that is being created is waited for.
+    assert!(took <= secs(5) + secs(10) + secs(4), "the end took {took:?}");
+    rig.script.assert_all_reaped();
+    let answered = async {
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap()
+        }
+    };
+    // Those that were granted a lease before may still sleep on it.
+    tokio::time::timeout(secs(5), answered).await.expect("a caller is not answered");
+}
+
+/// When the weather is good again, one restart is enough, and everything is as if nothing had been.
+async fn recover(rig: &Rig) {
+    rig.script.clear();
+    for child in rig.script.children() {
+        child.set_deaf(false);
+        child.set_anon(MIB);
+    }
+    let served = async {
+        while rig.fleet.restart("m").await.is_err() {
+            pass(secs(1)).await;
+        }
+        rig.lease().await.unwrap();
+    };
+    tokio::time::timeout(secs(300), served).await.expect("it does not recover");
+    pass(secs(120)).await;
+    let view = rig.fleet.view();
+    let model = &view.models[0];
+    let backends =
+        model.backends.iter().filter(|backend| backend.in_flight == 0 && backend.pid.is_some()).count();
+    let all = rig.config.models[0].replicas as usize;
+    assert_eq!((model.state, model.waiting, backends), (ModelState::Loaded, 0, all), "{model:#?}");
+    assert_eq!((model.backends.len(), rig.script.alive()), (all, all), "{model:#?}");
+}
+
+fn model(config: &mut FleetConfig) -> &mut ModelSpec {
+    &mut config.models[0]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn every_storm_is_weathered(ops in proptest::collection::vec(op(), 1..60), calm: bool) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(storm(ops, calm));
+    }
+}
