@@ -241,35 +241,5 @@ fn line(item: &impl Serialize) -> Result<Frame<Bytes>, Infallible> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_tail_is_the_kept_lines_then_the_new_ones_and_ends_when_we_end() {
-        let (sender, receiver) = tokio::sync::broadcast::channel(2);
-        let stop = CancellationToken::new();
-        let mut body = lines(vec![1, 2], Some(receiver), stop.clone()).into_body();
-        let mut next = async || {
-            let frame = body.frame().await?.unwrap();
-            Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
-        };
-        assert_eq!(next().await.unwrap(), "1\n");
-        assert_eq!(next().await.unwrap(), "2\n");
-        sender.send(3).unwrap();
-        assert_eq!(next().await.unwrap(), "3\n");
-        for item in 4..8 {
-            sender.send(item).unwrap();
-        }
-        assert_eq!(next().await.unwrap(), "{\"missed\":2}\n");
-        assert_eq!(next().await.unwrap(), "6\n");
-        assert_eq!(next().await.unwrap(), "7\n");
-        stop.cancel();
-        assert_eq!(next().await, None);
-    }
-
-    #[tokio::test]
-    async fn without_follow_the_tail_ends() {
-        let body = lines(vec!["a"], None, CancellationToken::new()).into_body();
-        assert_eq!(body.collect().await.unwrap().to_bytes(), "\"a\"\n");
-    }
-}
+#[path = "answer_tests.rs"]
+pub(super) mod tests;

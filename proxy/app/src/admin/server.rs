@@ -134,3 +134,66 @@ where
         tracing::debug!(%problem, "an admin connection broke");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::answer::Status;
+    use crate::admin::answer::tests::{admin, config};
+    use crate::admin::client::Client;
+
+    const PAUSE: Duration = Duration::from_millis(1);
+
+    #[tokio::test]
+    async fn a_dead_socket_is_replaced_a_living_one_is_not_and_only_its_owner_can_open_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("admin.sock");
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let living = bind(&socket, None, PAUSE).await.unwrap();
+        assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+        let Err(failure) = bind(&socket, None, PAUSE).await else { panic!("bound twice") };
+        assert!(failure.to_string().contains("already running"), "{failure}");
+        drop(living);
+    }
+
+    #[tokio::test]
+    async fn the_client_gets_its_answers_and_the_end_ends_it_all() {
+        let (admin, dir) = admin().await;
+        let socket = dir.path().join("admin.sock");
+        let (stop, fleet) = (admin.stop.clone(), admin.fleet.clone());
+        let serving = TaskTracker::new().spawn(bind(&socket, None, PAUSE).await.unwrap().serve(admin));
+        let client = Client::new(socket.clone()).unwrap();
+        let status: Status = client.json(reqwest::Method::GET, &["status"]).await.unwrap();
+        assert_eq!(status.instance.pid, 1);
+        let failure =
+            client.json::<Status>(reqwest::Method::POST, &["models", "no/body", "drain"]).await.unwrap_err();
+        assert!(failure.to_string().contains("there is no model `no/body`"), "{failure}");
+        fleet.apply(config(dir.path())).await.unwrap();
+        let mut seen = Vec::new();
+        let see = |line: &str, _: Option<serde_json::Value>| {
+            seen.push(line.to_owned());
+            stop.cancel();
+            Ok(())
+        };
+        client.lines(&["events"], true, see).await.unwrap();
+        assert!(seen[0].contains("\"config_applied\""), "{seen:?}");
+        serving.await.unwrap();
+        assert!(!socket.exists());
+    }
+
+    #[tokio::test]
+    async fn over_tcp_a_page_in_a_browser_gets_nothing() {
+        let (admin, dir) = admin().await;
+        let (stop, _guard) = (admin.stop.clone(), admin.stop.clone().drop_guard());
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listeners = bind(&dir.path().join("a.sock"), Some(address), PAUSE).await.unwrap();
+        let url = format!("http://{}/status", listeners.tcp.as_ref().unwrap().local_addr().unwrap());
+        let serving = TaskTracker::new().spawn(listeners.serve(admin));
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        assert_eq!(client.get(&url).send().await.unwrap().status(), 200);
+        let from_page = client.get(&url).header("origin", "http://evil.example");
+        assert_eq!(from_page.send().await.unwrap().status(), 403);
+        stop.cancel();
+        serving.await.unwrap();
+    }
+}

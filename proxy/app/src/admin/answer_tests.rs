@@ -1,0 +1,127 @@
+//! Answers of the admin routes, for a fleet without models.
+
+use std::time::Duration;
+
+use warden_policies::ByteSize;
+use warden_supervisor::{FleetConfig, Watch, nursery};
+
+use super::*;
+
+/// An admin whose fleet has no model; the directory keeps its ledger.
+pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let (nursery, handle) = nursery::channel();
+    drop(nursery);
+    let fleet = Fleet::start(config(dir.path()), handle).await.unwrap();
+    let instance = Instance {
+        pid: 1,
+        version: "0".into(),
+        address: "127.0.0.1:1".into(),
+        admin_socket: "s".into(),
+        started_at: "t".into(),
+        ledger: "l".into(),
+        memory_anon: None,
+    };
+    let admin = Admin {
+        fleet,
+        metrics: Arc::new(Metrics::new()),
+        budgets: watch::channel(Budgets::new()).1,
+        gauges: Arc::default(),
+        instance: Arc::new(instance),
+        stop: CancellationToken::new(),
+    };
+    (admin, dir)
+}
+
+/// A fleet without models.
+pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
+    FleetConfig {
+        models: Vec::new(),
+        any_name: false,
+        runtime_dir: dir.join("run"),
+        state_dir: dir.join("state"),
+        watch: Watch {
+            interval: Duration::from_secs(5),
+            idle_settle: Duration::from_millis(1),
+            log_lines: 1,
+            log_line_bytes: 1,
+            failure_lines: 1,
+            events_kept: 1,
+            failures_told: 1,
+            unknown_slots: 1,
+            overlap_headroom: 1.0,
+            overlap_floor: ByteSize(1),
+        },
+    }
+}
+
+async fn ask(admin: &Admin, method: Method, path: &str) -> (u16, String) {
+    let answer = admin.answer(&method, path, None).await;
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn status_tells_who_we_are_and_what_runs() {
+    let (admin, _dir) = admin().await;
+    let (status, body) = ask(&admin, Method::GET, "/status").await;
+    let told: Status = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, told.instance.pid, told.fleet.models.len()), (200, 1, 0));
+    assert!(told.instance.memory_anon.is_some_and(|bytes| bytes > 0), "our own memory can be read");
+}
+
+#[tokio::test]
+async fn metrics_are_text_for_prometheus() {
+    let (admin, _dir) = admin().await;
+    let (status, body) = ask(&admin, Method::GET, "/metrics").await;
+    assert!(status == 200 && body.ends_with("# EOF\n"), "{body}");
+}
+
+#[tokio::test]
+async fn an_unknown_model_is_404_by_every_route() {
+    let (admin, _dir) = admin().await;
+    for (method, verb) in [(Method::POST, "restart"), (Method::POST, "drain"), (Method::GET, "logs")] {
+        let (status, body) = ask(&admin, method, &format!("/models/nobody/{verb}")).await;
+        assert_eq!(status, 404, "{verb}");
+        assert!(body.contains("there is no model `nobody`"), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_route_lists_the_right_ones_and_a_wrong_method_names_the_right_one() {
+    let (admin, _dir) = admin().await;
+    let (status, body) = ask(&admin, Method::GET, "/v1/models").await;
+    assert!(status == 404 && body.contains("GET /status"), "{body}");
+    let (status, body) = ask(&admin, Method::GET, "/models/a/restart").await;
+    assert!(status == 405 && body.contains("is for POST"), "{body}");
+}
+
+#[tokio::test]
+async fn a_tail_is_the_kept_lines_then_the_new_ones_and_ends_when_we_end() {
+    let (sender, receiver) = tokio::sync::broadcast::channel(2);
+    let stop = CancellationToken::new();
+    let mut body = lines(vec![1, 2], Some(receiver), stop.clone()).into_body();
+    let mut next = async || {
+        let frame = body.frame().await?.unwrap();
+        Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
+    };
+    assert_eq!(next().await.unwrap(), "1\n");
+    assert_eq!(next().await.unwrap(), "2\n");
+    sender.send(3).unwrap();
+    assert_eq!(next().await.unwrap(), "3\n");
+    for item in 4..8 {
+        sender.send(item).unwrap();
+    }
+    assert_eq!(next().await.unwrap(), "{\"missed\":2}\n");
+    assert_eq!(next().await.unwrap(), "6\n");
+    assert_eq!(next().await.unwrap(), "7\n");
+    stop.cancel();
+    assert_eq!(next().await, None);
+}
+
+#[tokio::test]
+async fn without_follow_the_tail_ends() {
+    let body = lines(vec!["a"], None, CancellationToken::new()).into_body();
+    assert_eq!(body.collect().await.unwrap().to_bytes(), "\"a\"\n");
+}
