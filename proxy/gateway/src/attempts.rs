@@ -106,7 +106,12 @@ impl Exchange {
                 return Err(Refusal::Died { model });
             }
             if attempt >= config.attempts {
-                return Err(Refusal::Unreachable { model, attempts: attempt });
+                let nothing_ran = failed != Failed::Sent || self.route.head_with_slot;
+                return Err(if nothing_ran {
+                    Refusal::Unreachable { model, attempts: attempt }
+                } else {
+                    Refusal::Died { model }
+                });
             }
             attempt += 1;
             self.flight.record.retries += 1;

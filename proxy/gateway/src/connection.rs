@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::net::IpAddr;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -17,8 +18,11 @@ use crate::backends::BoxFuture;
 use crate::client_io::{ClientIo, ConnState, Phase};
 use crate::config::GatewayConfig;
 use crate::exchange;
-use crate::gateway::Shared;
+use crate::gateway::{LEAST_BUFFER, Shared};
 use crate::relay::AnswerBody;
+
+/// The clock is looked at no more often, whatever is configured.
+const LEAST_LOOK: Duration = Duration::from_millis(10);
 
 struct PerRequest {
     shared: Arc<Shared>,
@@ -53,12 +57,12 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
     let stop = shared.stop.clone();
     let service = PerRequest { shared, state: state.clone(), peer };
     let mut connection = Builder::new()
-        .max_buf_size(config.header_bytes)
+        .max_buf_size(config.header_bytes.max(LEAST_BUFFER))
         .max_headers(config.header_count)
         // The times of a head and of an idle connection differ, and hyper has one for both.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(io), service);
-    let look = config.header_timeout.min(config.keep_alive);
+    let look = config.header_timeout.min(config.keep_alive).max(LEAST_LOOK);
     let watch = sleep_until(Instant::now() + look);
     tokio::pin!(watch);
     let (mut stopping, mut closing) = (false, false);

@@ -69,6 +69,9 @@ pub enum GatewayError {
     },
 }
 
+/// hyper works with no smaller buffer.
+pub(crate) const LEAST_BUFFER: usize = 8192;
+
 /// The data plane.
 #[derive(Debug)]
 pub struct Gateway;
@@ -78,7 +81,9 @@ impl Gateway {
     pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
         let (host, port) = (config.host.trim().trim_start_matches('[').trim_end_matches(']'), config.port);
         let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
-        let addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(unresolved)?.collect();
+        let mut addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(unresolved)?.collect();
+        // `localhost` means both ::1 and 127.0.0.1; clients that name an address name the latter.
+        addresses.sort_by_key(SocketAddr::is_ipv6);
         let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
         for address in addresses {
             match TcpListener::bind(address).await {
@@ -129,7 +134,7 @@ impl Shared {
             connect: self.config.connect_timeout,
             idle: self.config.idle_timeout,
             kept: self.config.idle_connections,
-            head: self.config.header_bytes,
+            head: self.config.header_bytes.max(LEAST_BUFFER),
         };
         Pool::new(limits, self.upstream.clone())
     }

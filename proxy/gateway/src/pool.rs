@@ -19,11 +19,14 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_supervisor::Endpoint;
 
 use crate::request_body::RequestBody;
+
+/// A server takes a connection off its backlog within microseconds, unless the machine is busy.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
 /// The idle connections of one generation.
 #[derive(Debug)]
@@ -96,8 +99,7 @@ impl Pool {
 
     /// A new connection.
     pub(crate) async fn connect(&self, endpoint: &Endpoint) -> io::Result<Link> {
-        let Endpoint::Unix(path) = endpoint;
-        let stream = timeout(self.limits.connect, UnixStream::connect(path))
+        let stream = timeout(self.limits.connect, open(endpoint))
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let (sender, connection) = Builder::new()
@@ -124,6 +126,18 @@ impl Pool {
         }
         if idle.len() < self.limits.kept {
             idle.push(Idle { link, since: Instant::now() });
+        }
+    }
+}
+
+/// Connects. A Unix socket whose backlog is full (llama-server's has 128 places) says so at once instead of letting the
+/// caller wait: that is no refusal.
+async fn open(endpoint: &Endpoint) -> io::Result<UnixStream> {
+    let Endpoint::Unix(path) = endpoint;
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_PAUSE).await,
+            done => return done,
         }
     }
 }

@@ -214,3 +214,67 @@ async fn a_backend_with_a_dirty_answer_is_a_502() {
     assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
     rig.is_clean().await;
 }
+
+#[tokio::test]
+async fn a_stream_of_declared_length_gets_its_error_event_too() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000\r\n\r\ndata: 1\n\n",
+        )
+        .await;
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+    let (head, body) = client.response().await;
+    assert!(head.contains("transfer-encoding: chunked"), "{head}");
+    assert!(body.starts_with(b"data: 1\n\ndata: {\"error\"") && body.ends_with(b"}\n\n"));
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_full_backlog_is_waited_for() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("s.sock");
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 1).unwrap();
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    // Fill it.
+    let mut waiting = Vec::new();
+    loop {
+        let next = UnixStream::connect(&path).await;
+        match next {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                break;
+            }
+        }
+    }
+    let upstream = Upstream::start(|_| async {});
+    let rig = Rig::start(&[&Upstream { path, ..upstream }]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/completions", "{}")).await;
+    eventually("the lease is held", || rig.live() == 1).await;
+    listener.set_nonblocking(true).unwrap();
+    let listener = UnixListener::from_std(listener).unwrap();
+    let mut served = JoinSet::new();
+    served.spawn(async move {
+        let mut tasks = JoinSet::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            tasks.spawn(async move {
+                let mut peer = Peer::new(stream);
+                if peer.request().await.is_some() {
+                    peer.send(&json_answer("{}")).await;
+                }
+            });
+        }
+    });
+    let (head, _) = client.response().await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert_eq!(rig.record(0).await.retries, 0);
+    rig.is_clean().await;
+}

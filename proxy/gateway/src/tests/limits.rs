@@ -160,13 +160,17 @@ async fn connections_beyond_the_limit_are_told_so() {
 
 #[tokio::test]
 async fn a_thousand_idle_connections_do_not_hurt_the_next() {
+    // Both ends are in this process.
+    let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    files.current = files.maximum;
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();
     let upstream = echo();
     let rig = Rig::start(&[&upstream]).await;
     let mut idle = Vec::new();
-    for _ in 0..400 {
+    for _ in 0..1000 {
         idle.push(rig.client().await);
     }
-    eventually("all are open", || rig.gauges.connections.load(Ordering::SeqCst) == 400).await;
+    eventually("all are open", || rig.gauges.connections.load(Ordering::SeqCst) == 1000).await;
     let (head, _) = rig.ask(&post("/v1/completions", "{}")).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     drop(idle);

@@ -7,6 +7,7 @@ mod death;
 mod limits;
 mod passing;
 mod stopping;
+mod storm;
 
 use std::collections::HashMap;
 use std::future::Future;
