@@ -9,20 +9,20 @@
 //!
 //! Promises, each with its test:
 //! - Bytes pass unchanged, both ways, as they come; a slow reader stalls its own backend and nobody else's.
-//! - No request is executed twice. It is sent again only with proof that nothing was executed ([`attempts`]).
+//! - No request is executed twice. It is sent again only with proof that nothing was executed (`attempts`).
 //! - A client that leaves gives up everything at once: its place in the queue, its lease, its backend's generation.
-//! - Every error is one of ours with a cure, or the backend's own ([`errors`]).
+//! - Every error is one of ours with a cure, or the backend's own (`errors`).
 //! - Memory is bounded: connections, heads, and one budget for bodies that are held.
 //!
 //! | module | job |
 //! |---|---|
-//! | [`gateway`], [`connection`], [`client_io`] | listening, limits and clocks of client connections |
-//! | [`exchange`], [`attempts`] | one request's life; its way to an answer |
-//! | [`routes`], [`own`], [`errors`] | what is served by whom; our own answers |
-//! | [`intake`], [`scan`], [`multipart`], [`query`], [`budget`] | which model a request names; held bodies |
-//! | [`backends`], [`pool`], [`request_body`], [`headers`] | the way to a backend |
-//! | [`relay`], [`sse`], [`meter`] | the way back: whole events, counted work |
-//! | [`observe`] | what is told: records and gauges |
+//! | `gateway`, `connection`, `client_io` | listening, limits and clocks of client connections |
+//! | `exchange`, `attempts` | one request's life; its way to an answer |
+//! | `routes`, `own`, `errors` | what is served by whom; our own answers |
+//! | `intake`, `scan`, `multipart`, `query`, `budget` | which model a request names; held bodies |
+//! | `backends`, `pool`, `request_body`, `headers` | the way to a backend |
+//! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
+//! | `observe` | what is told: records and gauges |
 
 mod attempts;
 mod backends;

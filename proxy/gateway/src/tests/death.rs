@@ -254,8 +254,9 @@ async fn a_full_backlog_is_waited_for() {
             }
         }
     }
-    let upstream = Upstream::start(|_| async {});
-    let rig = Rig::start(&[&Upstream { path, ..upstream }]).await;
+    let mut upstream = Upstream::start(|_| async {});
+    upstream.path = path;
+    let rig = Rig::start(&[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&post("/v1/completions", "{}")).await;
     eventually("the lease is held", || rig.live() == 1).await;

@@ -6,11 +6,11 @@ mod choice;
 mod death;
 mod limits;
 mod passing;
+mod peer;
 mod stopping;
 mod storm;
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -28,6 +28,7 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work, defaults};
 use warden_supervisor::{Denied, Endpoint, FleetView, ModelState, ModelView, ResolveError};
 
+use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
 use crate::backends::{Backends, BoxFuture, Right};
 use crate::pool::Pool;
 use crate::{Gateway, GatewayConfig, Gauges, Observer, Record};
@@ -42,179 +43,6 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
         assert!(Instant::now() < until, "never: {what}");
         sleep(Duration::from_millis(2)).await;
     }
-}
-
-/// One generation: a socket, and what its connections do.
-struct Upstream {
-    path: PathBuf,
-    open: Arc<AtomicUsize>,
-    accepted: Arc<AtomicUsize>,
-    tasks: JoinSet<()>,
-    _dir: TempDir,
-}
-
-impl Upstream {
-    /// Each connection is given to `handle`; it counts as open until `handle` returns.
-    fn start<F, R>(handle: F) -> Self
-    where
-        F: Fn(Peer<UnixStream>) -> R + Send + Sync + 'static,
-        R: Future<Output = ()> + Send + 'static,
-    {
-        let dir = TempDir::new().unwrap();
-        let path = dir.path().join("s.sock");
-        let listener = UnixListener::bind(&path).unwrap();
-        let (open, accepted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (open_inside, accepted_inside) = (open.clone(), accepted.clone());
-        let mut tasks = JoinSet::new();
-        tasks.spawn(async move {
-            let mut connections = JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                accepted_inside.fetch_add(1, Ordering::SeqCst);
-                open_inside.fetch_add(1, Ordering::SeqCst);
-                let (handling, done) = (handle(Peer::new(stream)), open_inside.clone());
-                connections.spawn(async move {
-                    handling.await;
-                    done.fetch_sub(1, Ordering::SeqCst);
-                });
-            }
-        });
-        Self { path, open, accepted, tasks, _dir: dir }
-    }
-
-    /// Answers every request on a connection with what `answer` makes of its head and body.
-    fn answering(answer: impl Fn(&str, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
-        let answer = Arc::new(answer);
-        Self::start(move |mut peer| {
-            let answer = answer.clone();
-            async move {
-                while let Some((head, body)) = peer.request().await {
-                    peer.send(&answer(&head, &body)).await;
-                }
-            }
-        })
-    }
-
-    fn open(&self) -> usize {
-        self.open.load(Ordering::SeqCst)
-    }
-
-    fn accepted(&self) -> usize {
-        self.accepted.load(Ordering::SeqCst)
-    }
-}
-
-/// One end of a connection, read message by message.
-struct Peer<S> {
-    stream: S,
-    buffer: Vec<u8>,
-}
-
-impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
-    fn new(stream: S) -> Self {
-        Self { stream, buffer: Vec::new() }
-    }
-
-    async fn send(&mut self, bytes: &[u8]) {
-        // A peer that has left is the test's business.
-        let _left = self.stream.write_all(bytes).await;
-    }
-
-    /// Reads more; false at the end.
-    async fn more(&mut self) -> bool {
-        let read = timeout(PATIENCE, self.stream.read_buf(&mut self.buffer)).await.expect("bytes or an end");
-        read.unwrap_or(0) > 0
-    }
-
-    /// Reads until the connection ends.
-    async fn rest(&mut self) -> Vec<u8> {
-        while self.more().await {}
-        std::mem::take(&mut self.buffer)
-    }
-
-    /// Reads until `text` was received; everything up to and with it.
-    async fn until(&mut self, text: &str) -> String {
-        loop {
-            if let Some(at) = memchr::memmem::find(&self.buffer, text.as_bytes()) {
-                let rest = self.buffer.split_off(at + text.len());
-                return String::from_utf8(std::mem::replace(&mut self.buffer, rest)).unwrap();
-            }
-            assert!(self.more().await, "no {text:?} in {:?}", String::from_utf8_lossy(&self.buffer));
-        }
-    }
-
-    /// A request with its body; `None` when the peer has closed.
-    async fn request(&mut self) -> Option<(String, Vec<u8>)> {
-        while memchr::memmem::find(&self.buffer, b"\r\n\r\n").is_none() {
-            if self.stream.read_buf(&mut self.buffer).await.unwrap_or(0) == 0 {
-                return None;
-            }
-        }
-        let head = self.until("\r\n\r\n").await;
-        let body = self.body(&head).await;
-        Some((head, body))
-    }
-
-    /// A response with its body.
-    async fn response(&mut self) -> (String, Vec<u8>) {
-        let head = self.until("\r\n\r\n").await;
-        let body = self.body(&head).await;
-        (head, body)
-    }
-
-    async fn body(&mut self, head: &str) -> Vec<u8> {
-        let field = |name: &str| {
-            let line =
-                head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}:")))?;
-            Some(line.split_once(':')?.1.trim().to_owned())
-        };
-        if let Some(length) = field("content-length") {
-            let length: usize = length.parse().unwrap();
-            while self.buffer.len() < length && self.more().await {}
-            let rest = self.buffer.split_off(length.min(self.buffer.len()));
-            return std::mem::replace(&mut self.buffer, rest);
-        }
-        let mut body = Vec::new();
-        if field("transfer-encoding").is_some() {
-            while let Some(piece) = self.chunk().await {
-                body.extend(piece);
-            }
-        }
-        body
-    }
-
-    /// One chunk; `None` for the last one.
-    async fn chunk(&mut self) -> Option<Vec<u8>> {
-        let size = self.until("\r\n").await;
-        let size = usize::from_str_radix(size.trim(), 16).unwrap();
-        while self.buffer.len() < size + 2 && self.more().await {}
-        let mut rest = self.buffer.split_off(size);
-        rest.drain(..2);
-        let piece = std::mem::replace(&mut self.buffer, rest);
-        (size > 0).then_some(piece)
-    }
-
-    async fn send_chunk(&mut self, bytes: &[u8]) {
-        let mut chunk = format!("{:x}\r\n", bytes.len()).into_bytes();
-        chunk.extend_from_slice(bytes);
-        chunk.extend_from_slice(b"\r\n");
-        self.send(&chunk).await;
-    }
-}
-
-const EVENTS: &[u8] =
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n";
-
-fn json_answer(body: &str) -> Vec<u8> {
-    format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nKeep-Alive: timeout=5, max=100\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .into_bytes()
-}
-
-fn post(path: &str, body: &str) -> Vec<u8> {
-    format!("POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-        .into_bytes()
 }
 
 /// Models whose generations are the given sockets, in order: each lease after a failed one gets the next.
