@@ -1,7 +1,41 @@
-//! The only place where wall-clock time enters this crate: the timestamps that people read.
-//! Decisions never use it; they use tokio's clock.
+//! Time: the only place where the wall clock enters this crate, for the timestamps that people read (decisions use tokio's
+//! clock), and sums of moments and configured times that cannot overflow.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::backoff::MINIMUM;
 
 /// Now, as RFC 3339 in UTC with milliseconds.
 pub(crate) fn wall() -> String {
     format!("{:.3}", jiff::Timestamp::now())
+}
+
+/// `moment + by`. A sum that no clock can hold becomes a moment that nobody lives to see.
+pub(crate) fn after(moment: Instant, by: Duration) -> Instant {
+    const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    moment.checked_add(by.min(AGES)).unwrap_or(moment)
+}
+
+/// When to do something again: [`after`], but never so soon that a pause configured as 0 takes a core.
+pub(crate) fn again(moment: Instant, pause: Duration) -> Instant {
+    after(moment, pause.max(MINIMUM))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_stamp_has_milliseconds_and_a_zone() {
+        let text = wall();
+        assert!(text.len() == "2026-01-02T03:04:05.678Z".len() && text.ends_with('Z'), "{text}");
+    }
+
+    #[test]
+    fn absurd_times_do_not_overflow_and_pauses_are_never_zero() {
+        let now = Instant::now();
+        assert!(after(now, Duration::MAX) > now);
+        assert!(again(now, Duration::ZERO) > now);
+    }
 }

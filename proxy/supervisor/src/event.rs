@@ -11,6 +11,7 @@ use warden_policies::{Decision, GenerationId, ModelName, Reason};
 use crate::clock;
 use crate::fleet::ApplyReport;
 use crate::ledger::{LedgerEntry, Mode};
+use crate::log::LISTENERS_LAG;
 use crate::sync::lock;
 use crate::view::Failure;
 
@@ -155,7 +156,7 @@ impl Journal {
     /// A journal that keeps `keep` events, 1 or more.
     pub(crate) fn new(keep: usize) -> Self {
         let keep = keep.max(1);
-        Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep) }
+        Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep.min(LISTENERS_LAG)) }
     }
 
     /// Keeps and sends an event. What concerns an operator is also logged.

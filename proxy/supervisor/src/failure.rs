@@ -51,7 +51,7 @@ const ABORTED: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "wha
 /// `lines` are all its lines that are still known; `keep` of them, the last ones, are shown.
 pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32) -> Failure {
     let (kind, message) = match end {
-        End::NotSpawned(error) => (FailureKind::NotExecutable, not_spawned(error)),
+        End::NotSpawned(error) => not_spawned(error),
         End::TimedOut(after) => (
             FailureKind::Timeout,
             format!(
@@ -66,22 +66,27 @@ pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32)
     Failure { kind, message, lines, failures }
 }
 
-fn not_spawned(error: &SpawnError) -> String {
-    use std::io::ErrorKind::{NotFound, PermissionDenied};
-    let hint = match error {
-        SpawnError::Exec { source, .. } if source.kind() == NotFound => {
-            "the file, or the loader it names, does not exist: check the path of the binary"
+fn not_spawned(error: &SpawnError) -> (FailureKind, String) {
+    use FailureKind::{Exit, NotExecutable, OutOfMemory};
+    let errno = if let SpawnError::Exec { source, .. } = error { source.raw_os_error() } else { None };
+    let (kind, hint) = match (error, errno) {
+        (SpawnError::Directory { .. }, _) => (NotExecutable, "check the working directory"),
+        (_, Some(libc::ENOENT)) => {
+            (NotExecutable, "the file, or the loader it names, does not exist: check the path of the binary")
         }
-        SpawnError::Exec { source, .. } if source.kind() == PermissionDenied => {
-            "make it executable (chmod +x) and its directories accessible"
+        (_, Some(libc::EACCES | libc::EPERM)) => {
+            (NotExecutable, "make it executable (chmod +x) and its directories accessible")
         }
-        SpawnError::Exec { source, .. } if source.raw_os_error() == Some(libc::ENOEXEC) => {
-            "it is not a program for this machine"
+        (_, Some(libc::ENOEXEC)) => (NotExecutable, "it is not a program for this machine"),
+        (_, Some(libc::ENOTDIR | libc::EISDIR | libc::ELOOP)) => {
+            (NotExecutable, "check the path of the binary")
         }
-        SpawnError::Directory { .. } => "check the working directory",
-        _ => "check the binary and the limits of this account",
+        (_, Some(libc::ENOMEM)) => (OutOfMemory, "there is no memory for another process"),
+        (_, Some(libc::EAGAIN)) => (Exit, "this account may not have more processes (ulimit -u)"),
+        (_, Some(libc::EMFILE | libc::ENFILE)) => (Exit, "too many files are open (ulimit -n)"),
+        _ => (Exit, "it is tried again"),
     };
-    format!("{error}; {hint}")
+    (kind, format!("{error}; {hint}"))
 }
 
 fn exited(exit: Exit, lines: &[String]) -> (FailureKind, String) {
@@ -236,11 +241,10 @@ mod tests {
 
     #[test]
     fn a_binary_that_cannot_run_is_a_permanent_failure_with_a_hint() {
-        for (source, hint) in [
-            (std::io::ErrorKind::NotFound.into(), "does not exist"),
-            (std::io::ErrorKind::PermissionDenied.into(), "chmod +x"),
-            (std::io::Error::from_raw_os_error(libc::ENOEXEC), "not a program"),
-        ] {
+        for (source, hint) in
+            [(libc::ENOENT, "does not exist"), (libc::EACCES, "chmod +x"), (libc::ENOEXEC, "not a program")]
+        {
+            let source = std::io::Error::from_raw_os_error(source);
             let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
             let failure = judge(&End::NotSpawned(&error), &[], 5, 1);
             assert!(failure.kind.is_permanent());
@@ -250,6 +254,9 @@ mod tests {
                 failure.message
             );
         }
+        let source = std::io::Error::from_raw_os_error(libc::EMFILE);
+        let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
+        assert!(!judge(&End::NotSpawned(&error), &[], 5, 1).kind.is_permanent(), "that may pass");
         let failure = judge(&End::TimedOut(Duration::from_secs(900)), &[], 5, 1);
         assert!(failure.message.contains("900 s"), "{}", failure.message);
     }

@@ -16,6 +16,7 @@ use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 
 use self::roster::{Handle, Roster};
+use crate::clock;
 use crate::context::Context;
 use crate::directories;
 use crate::error::{ControlError, Denied, FleetError, ResolveError};
@@ -77,6 +78,7 @@ impl Fleet {
     }
 
     pub(crate) async fn start_in(config: FleetConfig, world: Arc<dyn World>) -> Result<Self, FleetError> {
+        let config = absolute(config);
         check(&config)?;
         directories::prepare_runtime(&config.runtime_dir)?;
         let ledger = Ledger::open(&config.state_dir)
@@ -159,10 +161,16 @@ impl Fleet {
     /// Takes over a new configuration. Only models whose command changed get new processes; other settings apply in
     /// place. Nothing is taken over if anything in it is wrong.
     pub async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
+        let config = absolute(config);
         check(&config)?;
-        let report = self.take_over(config).await?;
-        self.inner.context.journal.tell(None, None, EventKind::ConfigApplied { report: report.clone() });
-        Ok(report)
+        let fleet = self.clone();
+        // In a task of its own: a caller that leaves must not leave half a configuration behind.
+        let task = self.inner.tasks.spawn(async move {
+            let report = fleet.take_over(config).await?;
+            fleet.inner.context.journal.tell(None, None, EventKind::ConfigApplied { report: report.clone() });
+            Ok(report)
+        });
+        task.await.unwrap_or(Err(FleetError::ShuttingDown))
     }
 
     async fn take_over(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
@@ -216,7 +224,9 @@ impl Fleet {
             change.leaving.push(Arc::clone(handle));
         }
         change.leaving.retain(|handle| !handle.is_gone());
-        change.config = config;
+        // What is not taken over stays to be told at the next reload.
+        let (runtime_dir, state_dir) = (change.config.runtime_dir.clone(), change.config.state_dir.clone());
+        change.config = FleetConfig { runtime_dir, state_dir, ..config };
         Ok(report)
     }
 
@@ -235,7 +245,7 @@ impl Fleet {
     /// Ends everything: no new leases, running ones (and queued ones that a backend can take) go on until the deadline,
     /// then TERM, the grace, KILL. All children are reaped when it returns.
     pub async fn shutdown(&self, deadline: Duration) {
-        let until = Instant::now() + deadline;
+        let until = clock::after(Instant::now(), deadline);
         let inner = &self.inner;
         inner.ending.store(true, Ordering::SeqCst);
         // Whoever changes the roster now is waited for, so that no model starts after we have looked.
@@ -264,6 +274,14 @@ impl Fleet {
     pub fn ledger_path(&self) -> &Path {
         self.inner.context.ledger.path()
     }
+}
+
+/// With a runtime directory that means the same from wherever a child is started.
+fn absolute(mut config: FleetConfig) -> FleetConfig {
+    if let Ok(path) = std::path::absolute(&config.runtime_dir) {
+        config.runtime_dir = path;
+    }
+    config
 }
 
 /// What can be wrong with a configuration, whatever the machine.

@@ -78,8 +78,8 @@ impl Lease {
         self.shared.doubt(self.cell.id);
     }
 
-    /// One value per generation and type, made at the first call and dropped with the generation: the gateway's pool of
-    /// connections. `init` runs under a lock: it must not block and must not take or drop a lease.
+    /// One value per generation and type, made at the first call and dropped when the process is told to end: the
+    /// gateway's pool of connections. `init` runs under a lock: it must not block and must not take or drop a lease.
     pub fn attachment<T: Any + Send + Sync>(&self, init: impl FnOnce() -> T) -> Arc<T> {
         let mut attachments = lock(&self.cell.attachments);
         let known = attachments.get(&TypeId::of::<T>()).cloned();
@@ -155,12 +155,9 @@ impl Cell {
         self.progress.load(Ordering::Relaxed) > self.micros(moment)
     }
 
+    /// The process is told to end, or has ended: its leases are told, and what was attached is dropped, because
+    /// llama-server ends sooner when nobody keeps a connection open.
     pub(crate) fn revoke(&self) {
-        self.revoked.cancel();
-    }
-
-    /// The process is gone: what was attached to it is dropped even if a lease is still held.
-    pub(crate) fn bury(&self) {
         self.revoked.cancel();
         let attachments = std::mem::take(&mut *lock(&self.attachments));
         drop(attachments);

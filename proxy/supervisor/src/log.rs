@@ -44,6 +44,9 @@ pub struct LogTail {
     pub receiver: broadcast::Receiver<LogLine>,
 }
 
+/// The most lines that a slow listener may be behind, so that a long ring does not reserve memory for listeners.
+pub(crate) const LISTENERS_LAG: usize = 4096;
+
 /// The ring of one model.
 #[derive(Debug)]
 pub(crate) struct LogRing {
@@ -57,7 +60,7 @@ impl LogRing {
     /// A ring of `keep` lines, 1 or more.
     pub(crate) fn new(model: ModelName, keep: usize) -> Self {
         let keep = keep.max(1);
-        Self { model, keep, lines: Mutex::default(), sender: broadcast::Sender::new(keep) }
+        Self { model, keep, lines: Mutex::default(), sender: broadcast::Sender::new(keep.min(LISTENERS_LAG)) }
     }
 
     /// Keeps a line, sends it, and repeats it in our own log under the target `llama_server`.

@@ -15,6 +15,7 @@ use crate::error::SpawnError;
 use crate::lines;
 use crate::log::Stream;
 use crate::nursery::{NurseryHandle, SpawnRequest};
+use crate::spec::Command;
 
 /// Takes each line of a child's output.
 pub(crate) type Sink = Arc<dyn Fn(Stream, String) + Send + Sync>;
@@ -93,6 +94,7 @@ impl World for Host {
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
+            let key = api_key(&request.command);
             let child = self.nursery.spawn(request).await?;
             let mut readers = JoinSet::new();
             if let Some((stdout, stderr)) = child.take_output() {
@@ -102,7 +104,7 @@ impl World for Host {
             }
             let http = client(&socket);
             let readers = tokio::sync::Mutex::new(readers);
-            Ok(Arc::new(HostProcess { child, readers, http }) as Arc<dyn Process>)
+            Ok(Arc::new(HostProcess { child, readers, http, key }) as Arc<dyn Process>)
         })
     }
 
@@ -124,8 +126,23 @@ impl World for Host {
                 })
             })
         };
-        numbered("/dev", "nvidia") || Path::new("/dev/kfd").exists() || numbered("/dev/dri", "renderD")
+        numbered("/dev", "nvidia")
+            || ["/dev/kfd", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+            || numbered("/dev/dri", "renderD")
     }
+}
+
+/// The first key that the command line or the environment gives llama-server: `/props` asks for one.
+fn api_key(command: &Command) -> Option<String> {
+    let keys = command
+        .args
+        .iter()
+        .position(|arg| arg == "--api-key")
+        .and_then(|at| command.args.get(at + 1))
+        .cloned();
+    let given = |name: &str| command.env.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+    let keys = keys.or_else(|| given("LLAMA_API_KEY")).or_else(|| std::env::var("LLAMA_API_KEY").ok())?;
+    keys.split(',').next().map(str::to_owned).filter(|key| !key.is_empty())
 }
 
 /// No pool: llama-server closes an idle connection after 5 s, and probes are further apart than a pool would help.
@@ -144,11 +161,15 @@ struct HostProcess {
     child: Child,
     readers: tokio::sync::Mutex<JoinSet<()>>,
     http: Option<reqwest::Client>,
+    key: Option<String>,
 }
 
 impl HostProcess {
     async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
-        let request = self.http.as_ref()?.get(format!("http://backend{path}")).timeout(timeout);
+        let mut request = self.http.as_ref()?.get(format!("http://backend{path}")).timeout(timeout);
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
         request.send().await.inspect_err(|error| tracing::trace!(path, %error, "probe lost")).ok()
     }
 }

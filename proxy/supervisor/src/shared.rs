@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use warden_policies::dispatch::{Answer, Dispatch, Grant, LeaseKind, Ticket};
 use warden_policies::{GenerationId, ModelName, Work};
 
+use crate::clock;
 use crate::error::Denied;
 use crate::event::{EventKind, Journal};
 use crate::lease::{Cell, Lease};
@@ -193,7 +194,7 @@ impl Shared {
             Answer::Queued(ticket) => {
                 let (sender, answer) = oneshot::channel();
                 state.waiters.insert(ticket, Waiter { answer: sender, since: now });
-                let until = now + state.wait;
+                let until = clock::after(now, state.wait);
                 drop(state);
                 if !open {
                     self.wake.notify_one();

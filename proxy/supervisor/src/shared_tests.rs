@@ -114,7 +114,7 @@ async fn a_lease_that_outlives_its_process_is_harmless() {
     assert_eq!(*lease.attachment(|| 7_u32), 7);
     assert_eq!(*lease.attachment(|| 8_u32), 7, "one per generation");
     shared.forget(old.id);
-    old.bury();
+    old.revoke();
     lease.revoked().await;
     shared.open(&new, 1);
     drop(lease);
@@ -161,4 +161,45 @@ async fn the_end_lets_those_wait_on_who_can_still_be_served() {
     assert_eq!(shared.lease(LeaseKind::Slot).await.unwrap_err(), Denied::ShuttingDown);
     drop(lease);
     assert!(waiting.await.unwrap().is_ok());
+}
+
+/// Real threads: callers that are served, that leave at any moment, and a generation that comes and goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() {
+    const CALLERS: u64 = 2000;
+    let shared = shared(usize::MAX);
+    let callers = TaskTracker::new();
+    for n in 0..CALLERS {
+        let shared = Arc::clone(&shared);
+        callers.spawn(async move {
+            let kind = if n % 5 == 0 { LeaseKind::Aux } else { LeaseKind::Slot };
+            let patience = if n % 3 == 0 { Duration::from_micros(n * 7 % 900) } else { WAIT };
+            if let Ok(lease) = tokio::time::timeout(patience, shared.lease(kind)).await {
+                let lease = lease.unwrap();
+                tokio::task::yield_now().await;
+                lease.note_progress();
+                drop(lease);
+            }
+        });
+    }
+    callers.close();
+    let mut id = 0;
+    while !callers.is_empty() {
+        id += 1;
+        let cell = cell(id);
+        shared.open(&cell, 3);
+        tokio::task::yield_now().await;
+        shared.close(cell.id);
+        if id % 7 == 0 {
+            // Its process died.
+            shared.forget(cell.id);
+        } else {
+            while shared.in_flight(cell.id) > 0 {
+                tokio::task::yield_now().await;
+            }
+            shared.forget(cell.id);
+        }
+    }
+    tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
+    assert!(shared.is_still() && lock(&shared.state).waiters.is_empty());
 }

@@ -9,6 +9,7 @@ use warden_policies::{GenerationId, backoff};
 
 use super::unit::{Live, Unit, UnitId};
 use super::{Message, Model, Report, millis};
+use crate::clock;
 use crate::context::SOCKET_PATH_LIMIT;
 use crate::error::SpawnError;
 use crate::event::EventKind;
@@ -96,7 +97,7 @@ impl Model {
             }
         };
         if let Some(unit) = self.unit_mut(id) {
-            unit.timer = Some((timer, Instant::now() + after));
+            unit.timer = Some((timer, clock::after(Instant::now(), after)));
         }
     }
 
@@ -169,7 +170,7 @@ impl Model {
 
     /// The longest time until the end of the process once it is told to stop.
     pub(super) fn patience(&self) -> Duration {
-        self.spec.timing.stop_grace * 2
+        self.spec.timing.stop_grace.saturating_mul(2)
     }
 }
 

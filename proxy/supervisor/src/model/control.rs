@@ -8,6 +8,7 @@ use warden_policies::lifecycle::{Event, Phase};
 use super::act::request;
 use super::unit::{Role, Unit};
 use super::{Control, End, Model};
+use crate::clock;
 use crate::error::ControlError;
 use crate::ledger::LedgerEntry;
 use crate::spec::{ModelSpec, Watch};
@@ -171,7 +172,7 @@ impl Model {
         }
         let late = match end {
             End::Removed => false,
-            End::Shutdown(deadline) => deadline + self.patience() <= Instant::now(),
+            End::Shutdown(deadline) => clock::after(deadline, self.patience()) <= Instant::now(),
         };
         if late {
             let pids = self.units.iter().filter_map(|unit| unit.live.as_ref()?.process.as_ref());
@@ -186,7 +187,7 @@ impl Model {
         match self.end? {
             End::Removed => None,
             End::Shutdown(deadline) if deadline > Instant::now() => Some(deadline),
-            End::Shutdown(deadline) => Some(deadline + self.patience()),
+            End::Shutdown(deadline) => Some(clock::after(deadline, self.patience())),
         }
     }
 }

@@ -10,6 +10,7 @@ use warden_policies::lifecycle::{Event, Phase};
 use super::unit::{Pending, UnitId};
 use super::{Model, Report, millis};
 use crate::child::Exit;
+use crate::clock;
 use crate::error::SpawnError;
 use crate::event::EventKind;
 use crate::failure::{self, End};
@@ -21,7 +22,9 @@ impl Model {
             self.units.iter().find(|unit| unit.generation() == Some(generation)).map(|unit| unit.id)
         else {
             if let Report::Spawned(Ok(process)) = report {
+                // Nobody wants it, but it has to be reaped.
                 process.kill();
+                self.help(generation, async move { Report::Exited(process.wait().await) });
             }
             return;
         };
@@ -76,7 +79,7 @@ impl Model {
         self.shared.forget(generation);
         let never_ready = self.unit_mut(id).and_then(|unit| {
             let live = unit.live.take()?;
-            live.cell.bury();
+            live.cell.revoke();
             drop(std::fs::remove_file(&live.socket));
             Some(live.ready.is_none())
         });
@@ -140,12 +143,12 @@ impl Model {
         let now = Instant::now();
         match phase {
             Phase::Starting if health == Health::Ready => self.ready(id, props.unwrap_or_default()),
-            Phase::Starting => live.probe_at = Some(now + timing.start_probe_interval),
+            Phase::Starting => live.probe_at = Some(clock::again(now, timing.start_probe_interval)),
             Phase::Ready | Phase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
                 live.probe_at = Some(now);
             }
             Phase::Ready | Phase::Suspect => {
-                live.probe_at = Some(now + timing.probe_interval);
+                live.probe_at = Some(clock::again(now, timing.probe_interval));
                 // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests.
                 if health != Health::Lost || live.cell.progressed_since(sent) {
                     live.probes_lost = 0;
@@ -172,7 +175,7 @@ impl Model {
         let now = Instant::now();
         live.ready = Some(now);
         live.slots = props.slots;
-        live.probe_at = Some(now + timing.probe_interval);
+        live.probe_at = Some(clock::again(now, timing.probe_interval));
         // At once: what a fresh process holds is what the next replacement will be compared with.
         live.sample_at = Some(now);
         let start_ms = millis(now.saturating_duration_since(live.spawned));

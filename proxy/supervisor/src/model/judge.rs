@@ -13,6 +13,7 @@ use warden_policies::{Action, Decision};
 
 use super::unit::{Role, UnitId};
 use super::{Model, Report};
+use crate::clock;
 use crate::event::EventKind;
 
 impl Model {
@@ -30,11 +31,11 @@ impl Model {
                 continue;
             }
             live.idle_seen = idle;
-            live.idle_sample_at = idle.map(|since| (since + settle, since));
+            live.idle_sample_at = idle.map(|since| (clock::after(since, settle), since));
             if let Some(since) = idle
                 && live.wanted_since.is_some()
             {
-                live.judge_at = Some(since + quiet_for);
+                live.judge_at = Some(clock::after(since, quiet_for));
             }
         }
     }
@@ -50,7 +51,7 @@ impl Model {
         let idle = live.idle_sample_at.take_if(|(at, _)| *at <= now).map(|(_, since)| since);
         let tick = live.sample_at.take_if(|at| *at <= now).is_some();
         if tick {
-            live.sample_at = Some(now + interval);
+            live.sample_at = Some(clock::again(now, interval));
         }
         let judge = live.judge_at.take_if(|at| *at <= now).is_some();
         let Some(process) = live.process.clone() else { return };
@@ -115,8 +116,8 @@ impl Model {
         live.policy = wanted.then_some((decision, held));
         live.wanted_since = if wanted { live.wanted_since.or(Some(now)) } else { None };
         if wanted && !due {
-            let within = live.wanted_since.map(|since| since + policy.quiet_within);
-            let quiet = idle_since.map(|since| since + policy.quiet_for);
+            let within = live.wanted_since.map(|since| clock::after(since, policy.quiet_within));
+            let quiet = idle_since.map(|since| clock::after(since, policy.quiet_for));
             live.judge_at = quiet.into_iter().chain(within).filter(|at| *at > now).min();
         }
 

@@ -255,7 +255,7 @@ impl Model {
         let Some(index) = self.replacements.iter().position(|known| known.replica == replica) else { return };
         let replacement = self.replacements.remove(index);
         if replacement.reason == Reason::Configuration {
-            self.configuration_at = Some(Instant::now() + self.spec.restraint.min_interval);
+            self.configuration_at = Some(clock::again(Instant::now(), self.spec.restraint.min_interval));
         }
         self.enter(replacement, Some(failure.message.clone()));
         for restart in self.restarts.drain(..) {

@@ -129,7 +129,7 @@ impl World for Script {
             let role = lock(&self.inner.roles).pop_front().unwrap_or_default();
             tokio::time::sleep(role.spawn_takes).await;
             if role.cannot_spawn {
-                let source = std::io::ErrorKind::NotFound.into();
+                let source = std::io::Error::from_raw_os_error(libc::ENOENT);
                 return Err(SpawnError::Exec { binary: request.command.binary, source });
             }
             for line in &role.says {

@@ -174,7 +174,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
     rig.script.assert_all_reaped();
     let answered = async {
         while let Some(done) = tasks.join_next().await {
-            done.unwrap()
+            done.unwrap();
         }
     };
     // Those that were granted a lease before may still sleep on it.
