@@ -170,6 +170,8 @@ section!(
         level: String,
         /// Whether the lines of the children are repeated in it.
         children: bool,
+        /// Lines that may wait for a slow reader; what comes beyond them is left out, and counted.
+        buffered_lines: usize,
     }
 );
 

@@ -4,16 +4,31 @@
 //! children; everything else is under the name of its crate.
 
 use std::io;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
 use warden_policies::defaults::Log;
 
 use crate::exit::Failure;
+use crate::log_writer::LogWriter;
+
+/// At the end of the process: longer than any reader that reads needs.
+const FLUSH: Duration = Duration::from_secs(1);
 
 /// Checks a level or filter.
 pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {
     let hint = "write a level (`error`, `warn`, `info`, `debug`, `trace`) or a filter like `info,access=off`";
     EnvFilter::try_new(level).map_err(|problem| format!("`{level}` is not a log level: {problem}; {hint}"))
+}
+
+static WRITER: OnceLock<LogWriter> = OnceLock::new();
+
+/// Waits until what was logged is written, but not for a reader that has stopped reading.
+pub(crate) fn flush() {
+    if let Some(writer) = WRITER.get() {
+        writer.flush(FLUSH);
+    }
 }
 
 /// Starts logging. Only the first call in a process counts.
@@ -26,7 +41,10 @@ pub(crate) fn init(log: &Log) -> Result<(), Failure> {
     for directive in silent.filter_map(|text| text.parse().ok()) {
         filter = filter.add_directive(directive);
     }
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let writer = LogWriter::start(log.buffered_lines, io::stderr())
+        .map_err(|problem| Failure::failed(format!("cannot start the thread of the log: {problem}")))?;
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(WRITER.get_or_init(|| writer).clone());
     let started = if log.format == "json" {
         builder.json().flatten_event(true).try_init()
     } else {

@@ -7,13 +7,16 @@ mod cli;
 mod clock;
 mod config;
 mod exit;
+mod log_writer;
 mod logging;
 mod out;
 mod serve;
 
 fn main() -> ExitCode {
     exit::install_panic_hook();
-    match cli::run() {
+    let done = cli::run();
+    logging::flush();
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -44,8 +44,9 @@ pub(crate) struct BuildArgs {
     config: ConfigArgs,
 }
 
+/// Which CPUs a build is for.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum ArchArg {
+pub(crate) enum ArchArg {
     /// This machine's, with everything it can do.
     Native,
     /// The common ones of today.

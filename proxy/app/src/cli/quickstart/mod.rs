@@ -19,7 +19,8 @@ use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Fleet, LedgerEntry};
 
 use super::ConfigArgs;
-use super::{build, progress};
+use super::build::{self, ArchArg};
+use super::progress;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::serve::{self, Plan, Server, Signals};
@@ -42,6 +43,9 @@ pub(crate) struct QuickstartArgs {
     /// Compilers at once. Without it as many as cores and memory allow.
     #[arg(long)]
     jobs: Option<std::num::NonZeroUsize>,
+    /// Which CPUs the build is for.
+    #[arg(long, value_enum, default_value_t = ArchArg::Native)]
+    arch: ArchArg,
     /// End when everything was shown, instead of leaving the server running.
     #[arg(long)]
     exit: bool,
@@ -145,7 +149,9 @@ async fn make(args: &QuickstartArgs, machine: &Machine) -> Result<Built, Failure
             None => Source::at(&builder.sdist(&build::pin(numbers)).await?)?,
         };
         let jobs = args.jobs.map(std::num::NonZeroUsize::get);
-        Ok(builder.build(&Request { jobs, ..build::request(source, numbers) }).await?)
+        Ok(builder
+            .build(&Request { arch: args.arch.into(), jobs, ..build::request(source, numbers) })
+            .await?)
     };
     let (built, ()) = tokio::join!(work, progress::show(events));
     built
