@@ -235,3 +235,7 @@ impl Process for HostProcess {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "process_tests.rs"]
+mod tests;

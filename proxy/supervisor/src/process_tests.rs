@@ -1,0 +1,99 @@
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixListener;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use super::*;
+use crate::sync::lock;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A child that only sleeps, while the test itself answers on its socket.
+async fn sleeper(
+    directory: &Path,
+    script: &str,
+    key: Option<&str>,
+) -> (Arc<dyn Process>, PathBuf, Arc<Heard>) {
+    let (nursery, handle) = crate::nursery::channel();
+    std::thread::spawn(|| nursery.run());
+    let socket = directory.join("x.sock");
+    let mut args = vec!["-c".to_owned(), script.to_owned()];
+    args.extend(key.iter().flat_map(|key| ["--api-key".to_owned(), (*key).to_owned()]));
+    let command = Command { binary: "/bin/sh".into(), args, env: Vec::new(), directory: None };
+    let heard = Arc::new(Heard::default());
+    let ears = Arc::clone(&heard);
+    let sink: Sink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));
+    let host = Host::new(handle.clone());
+    let request = SpawnRequest { command, oom_score_adj: 0 };
+    let process = host.spawn(request, socket.clone(), 100, sink).await.unwrap();
+    // The nursery's thread has to outlive the child.
+    std::mem::forget(handle);
+    (process, socket, heard)
+}
+
+#[derive(Default)]
+struct Heard(std::sync::Mutex<Vec<(Stream, String)>>);
+
+/// Answers every connection with `answer` if the request contains `wanted`, with 401 otherwise.
+fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> AbortOnDropHandle<()> {
+    let listener = UnixListener::bind(socket).unwrap();
+    AbortOnDropHandle::new(TaskTracker::new().spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = vec![0; 4096];
+            let length = stream.read(&mut head).await.unwrap();
+            let head = String::from_utf8_lossy(&head[..length]).to_lowercase();
+            let answer =
+                if head.contains(wanted) { answer } else { "HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n" };
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    }))
+}
+
+#[tokio::test]
+async fn probes_tell_ready_loading_and_lost_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", None).await;
+    assert_eq!(process.probe(PATIENCE).await, Health::Lost, "no socket yet");
+    let loading = answering(&socket, "get /health ", "HTTP/1.1 503 Loading\r\ncontent-length: 0\r\n\r\n");
+    assert_eq!(process.probe(PATIENCE).await, Health::Loading);
+    drop(loading);
+    std::fs::remove_file(&socket).unwrap();
+    let ready = answering(&socket, "get /health ", "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}");
+    assert_eq!(process.probe(PATIENCE).await, Health::Ready);
+    drop(ready);
+    std::fs::remove_file(&socket).unwrap();
+    // Connected and never answered.
+    let _deaf = UnixListener::bind(&socket).unwrap();
+    assert_eq!(process.probe(Duration::from_millis(50)).await, Health::Lost);
+    process.kill();
+    assert_eq!(process.wait().await, Exit::Signal(9));
+}
+
+#[tokio::test]
+async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", Some("first,second")).await;
+    let answer = "HTTP/1.1 200 OK\r\ncontent-length: 65\r\n\r\n\
+                  {\"total_slots\":3,\"default_generation_settings\":{\"n_ctx\":1024}}   ";
+    let answers = answering(&socket, "authorization: bearer first", answer);
+    assert_eq!(process.props(PATIENCE).await, Props { slots: Some(3), n_ctx: Some(1024) });
+    drop(answers);
+    assert_eq!(process.props(PATIENCE).await, Props::default());
+}
+
+#[tokio::test]
+async fn the_end_is_told_after_the_last_words_and_memory_is_read_while_it_lives() {
+    let directory = tempfile::tempdir().unwrap();
+    let (process, _, heard) =
+        sleeper(directory.path(), "read x < /dev/zero; echo out; echo err >&2; exit 3", None).await;
+    drop(process.memory().await);
+    process.terminate();
+    assert_eq!(process.wait().await, Exit::Signal(15));
+    assert_eq!(process.memory().await, None);
+    let (process, _, heard_too) = sleeper(directory.path(), "echo out; echo err >&2; exit 3", None).await;
+    assert_eq!(process.wait().await, Exit::Code(3));
+    let mut words = lock(&heard_too.0).clone();
+    words.sort_by_key(|(_, line)| line.clone());
+    assert_eq!(words, [(Stream::Stderr, "err".to_owned()), (Stream::Stdout, "out".to_owned())]);
+    assert!(lock(&heard.0).is_empty());
+}
