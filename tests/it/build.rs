@@ -1,0 +1,170 @@
+//! Promise: `build` puts a verified llama-server into the store, whole or not at all; a second build is a hit; what is
+//! in the store can be listed, shown and removed. `quickstart` shows it all in one command.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::time::Instant;
+use warden_rig::process::{Kid, ProcessId};
+use warden_rig::real::{SERVER_VARIABLE, llama_server};
+use warden_rig::warden::SOON;
+use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
+
+/// A build from a warm compiler cache, a server that starts and a replacement, on a loaded machine.
+const LONG: Duration = Duration::from_secs(600);
+
+/// A home whose store and cache are those of the tests' own llama-server, which is there afterwards.
+async fn home_with_store() -> Result<Option<Home>, Trouble> {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        // By hand, with a server from elsewhere: there is no store to look into.
+        return Ok(None);
+    }
+    llama_server().await?;
+    let mut home = Home::new()?;
+    for (name, folder) in [("DATA", "data"), ("CACHE", "cache")] {
+        let name = format!("LLAMA_WARDEN_PATHS__{name}_DIR");
+        home.env.insert(name.into(), binaries::store()?.join(folder).into());
+    }
+    for name in ["PIP_CERT", "PIP_FIND_LINKS", "CCACHE_DIR", "SSL_CERT_FILE", "CARGO_HOME"] {
+        if let Some(value) = std::env::var_os(name) {
+            home.env.insert(name.into(), value);
+        }
+    }
+    Ok(Some(home))
+}
+
+/// Names in a folder; none if there is no folder.
+fn names(folder: &Path) -> BTreeSet<OsString> {
+    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
+}
+
+/// Processes whose command line mentions the folder.
+fn working_in(folder: &Path) -> Vec<ProcessId> {
+    let Ok(all) = procfs::process::all_processes() else { return Vec::new() };
+    let found = all.flatten().filter_map(|process| ProcessId::of(process.pid));
+    let mentions = |process: &ProcessId| {
+        process.command_line().iter().any(|word| word.contains(&*folder.to_string_lossy()))
+    };
+    found.filter(mentions).collect()
+}
+
+#[tokio::test]
+async fn a_second_build_of_the_same_plan_is_a_hit_in_under_a_second() -> Outcome {
+    let Some(home) = home_with_store().await? else { return Ok(()) };
+    let args = ["build", "--sdist", "--arch", "portable", "--json"];
+    let mut quickest = Duration::MAX;
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let ran = home.warden(args, LONG).await?;
+        quickest = quickest.min(begun.elapsed());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        let built: Value = serde_json::from_str(&ran.stdout)?;
+        assert_eq!(built["hit"], true, "{built}");
+        assert_eq!(built["binary"].as_str(), llama_server().await?.to_str());
+    }
+    assert!(quickest < Duration::from_secs(1), "{quickest:?}");
+    let ran = home.warden(["build", "--sdist", "--arch", "portable", "--plan", "--json"], LONG).await?;
+    let plan: Value = serde_json::from_str(&ran.stdout)?;
+    let id = plan["id"].as_str().context("a plan has an id")?.to_owned();
+
+    let ran = home.warden(["builds", "list", "--json"], SOON).await?;
+    assert!(ran.stdout.contains(&id), "{ran:?}");
+    let ran = home.warden(["builds", "show", &id[..6]], SOON).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("0c1e57098"), "the commit is shown: {ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn builds_are_removed_by_id_and_by_gc_and_others_stay() -> Outcome {
+    let Some(mut home) = home_with_store().await? else { return Ok(()) };
+    let original = llama_server().await?;
+    let build = original.parent().context("a build has a folder")?;
+    let store = home.path().join("own-store");
+    let copy = store.join("builds").join(build.file_name().context("a build has a name")?);
+    std::fs::create_dir_all(&copy)?;
+    for name in names(build) {
+        std::fs::copy(build.join(&name), copy.join(&name))?;
+    }
+    home.env.insert("LLAMA_WARDEN_PATHS__DATA_DIR".into(), store.into());
+    let id = copy.file_name().and_then(|name| name.to_str()).context("an id is text")?;
+
+    let ran = home.warden(["builds", "rm", "0000000000"], SOON).await?;
+    assert!(ran.code == 2 && ran.stderr.contains("0000000000"), "{ran:?}");
+    let ran = home.warden(["builds", "gc", "--keep", "1"], SOON).await?;
+    assert!(ran.code == 0 && copy.exists(), "the newest stays: {ran:?}");
+    let ran = home.warden(["builds", "rm", &id[..8]], SOON).await?;
+    assert!(ran.code == 0 && !copy.exists(), "{ran:?}");
+    assert!(original.exists(), "another store is not touched");
+    Ok(())
+}
+
+#[tokio::test]
+async fn ctrl_c_stops_the_compilers_and_leaves_nothing_half_made() -> Outcome {
+    let Some(home) = home_with_store().await? else { return Ok(()) };
+    let (data, cache) = (binaries::store()?.join("data"), binaries::store()?.join("cache"));
+    let before = names(&data.join("builds"));
+    // An option that no other build has, so that there is something to compile.
+    let option = format!("WARDEN_TEST_MARK={}", std::process::id());
+    let args: Vec<OsString> =
+        ["build", "--sdist", "--arch", "portable", "-D", &option].map(OsString::from).to_vec();
+    let log = home.path().join("build.log");
+    let mut kid = Kid::start(&binaries::llama_warden()?, &args, &home.env, home.path(), log)?;
+    kid.says("compiling 1", LONG).await?;
+    let id = id_in(&kid.output()).context(kid.output())?;
+    let work = || {
+        names(&cache.join("work"))
+            .into_iter()
+            .filter(|name| name.to_string_lossy().contains(&id))
+            .collect::<Vec<_>>()
+    };
+    assert!(!work().is_empty(), "the build has a work folder with its id: {:?}", names(&cache));
+    kid.signal(Signal::INT);
+    let code = kid.exit(LONG).await?;
+    assert_eq!(code, 1, "{}", kid.output());
+    assert_eq!(work(), Vec::<OsString>::new(), "the work folder is gone");
+    assert!(!names(&data.join("builds")).contains(&OsString::from(&id)), "not in the store");
+    assert!(before.is_subset(&names(&data.join("builds"))), "other builds stay");
+    wait_until("no compiler is left", SOON, async || working_in(&PathBuf::from(&id)).is_empty()).await
+}
+
+/// The id in `build 0123456789abcdef`.
+fn id_in(output: &str) -> Option<String> {
+    let words: Vec<&str> = output.split_whitespace().collect();
+    let is_id = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    words.windows(2).find(|two| two[0] == "build" && is_id(two[1])).map(|two| two[1].to_owned())
+}
+
+#[tokio::test]
+async fn a_sample_model_is_small_and_the_same_for_the_same_seed() -> Outcome {
+    let home = Home::new()?;
+    let write = async |name: &str, seed: &str| {
+        let ran = home.warden(["sample-model", "-o", name, "--seed", seed], SOON).await?;
+        assert_eq!(ran.code, 0, "{ran:?}");
+        Ok::<_, Trouble>(std::fs::read(home.path().join(name))?)
+    };
+    let (one, same, other) = (write("a", "1").await?, write("b", "1").await?, write("c", "2").await?);
+    assert!(one == same && one != other && one.len() < 2_000_000 && one.starts_with(b"GGUF"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn quickstart_builds_serves_answers_and_replaces_without_a_failed_request() -> Outcome {
+    let Some(home) = home_with_store().await? else { return Ok(()) };
+    let ran = home.warden(["quickstart", "--exit", "--arch", "portable", "--port", "0"], LONG).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    for told in [
+        "was in the store",
+        "by hand: llama-warden build --sdist",
+        "it said: ",
+        "\"reason\":\"host_hard\"",
+        " 0 requests failed",
+    ] {
+        assert!(ran.stdout.contains(told), "{told:?} is not told: {ran:?}");
+    }
+    assert!(working_in(home.path()).is_empty(), "nothing is left running");
+    Ok(())
+}
