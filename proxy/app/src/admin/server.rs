@@ -70,6 +70,11 @@ async fn bind_unix(socket: &Path) -> Result<UnixListener, Failure> {
 }
 
 impl Listeners {
+    /// The TCP address, with the port that was really bound.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.tcp.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
     /// Answers until `admin.stop`; ends when the last answer has.
     pub(crate) async fn serve(self, admin: Admin) {
         let tasks = TaskTracker::new();
@@ -187,7 +192,7 @@ mod tests {
         let (stop, _guard) = (admin.stop.clone(), admin.stop.clone().drop_guard());
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let listeners = bind(&dir.path().join("a.sock"), Some(address), PAUSE).await.unwrap();
-        let url = format!("http://{}/status", listeners.tcp.as_ref().unwrap().local_addr().unwrap());
+        let url = format!("http://{}/status", listeners.address().unwrap());
         let serving = TaskTracker::new().spawn(listeners.serve(admin));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         assert_eq!(client.get(&url).send().await.unwrap().status(), 200);

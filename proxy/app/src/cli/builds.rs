@@ -40,7 +40,7 @@ pub(crate) enum BuildsCommand {
     },
     /// Removes all but the newest, and those that the configuration names.
     Gc {
-        /// How many of the newest stay [`build.keep`].
+        /// How many of the newest stay (`build.keep`).
         #[arg(long, value_name = "N")]
         keep: Option<usize>,
         /// Only says what would go.

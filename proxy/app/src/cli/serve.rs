@@ -19,40 +19,40 @@ use crate::serve::Plan;
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Address to listen on [`server.host`].
+    /// Address to listen on (`server.host`).
     #[arg(long)]
     host: Option<String>,
-    /// Port to listen on, 0 for any [`server.port`].
+    /// Port to listen on, 0 for any (`server.port`).
     #[arg(long)]
     port: Option<String>,
-    /// Unix socket of the admin routes [`admin.socket`].
+    /// Unix socket of the admin routes (`admin.socket`).
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<String>,
-    /// Loopback address of the admin routes [`admin.address`].
+    /// Loopback address of the admin routes (`admin.address`).
     #[arg(long, value_name = "HOST:PORT")]
     admin_address: Option<String>,
-    /// Directory of ledger and instances [`paths.state_dir`].
+    /// Directory of ledger and instances (`paths.state_dir`).
     #[arg(long, value_name = "DIR")]
     state_dir: Option<String>,
-    /// The llama-server to run, for models that name none [`defaults.binary`].
+    /// The llama-server to run, for models that name none (`defaults.binary`).
     #[arg(long, value_name = "PATH")]
     binary: Option<String>,
-    /// The build to run, for models that name none [`defaults.build`].
+    /// The build to run, for models that name none (`defaults.build`).
     #[arg(long, value_name = "ID")]
     build: Option<String>,
-    /// Memory above which a backend is replaced when quiet [`defaults.policy.host.soft`].
+    /// Memory above which a backend is replaced when quiet (`defaults.policy.host.soft`).
     #[arg(long, value_name = "SIZE")]
     memory_soft: Option<String>,
-    /// Memory above which a backend is drained now [`defaults.policy.host.hard`].
+    /// Memory above which a backend is drained now (`defaults.policy.host.hard`).
     #[arg(long, value_name = "SIZE")]
     memory_hard: Option<String>,
-    /// How a generation is replaced: auto, sequential, overlap [`defaults.replace`].
+    /// How a generation is replaced: auto, sequential, overlap (`defaults.replace`).
     #[arg(long, value_name = "WAY")]
     replace: Option<String>,
-    /// Log as `text` or `json` [`log.format`].
+    /// Log as `text` or `json` (`log.format`).
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
-    /// Log level or filter [`log.level`].
+    /// Log level or filter (`log.level`).
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
     /// llama-server's own flags: one model, no configuration file needed.

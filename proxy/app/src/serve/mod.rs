@@ -114,6 +114,9 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     // Whoever started us may have closed our output: that is no reason not to serve.
     drop(out::line(&format!("listening on http://{}", server.address())));
     drop(out::line(&format!("admin socket {}", server.admin_socket().display())));
+    if let Some(address) = server.admin_address() {
+        drop(out::line(&format!("admin address http://{address}")));
+    }
     loop {
         tokio::select! {
             asked = signals.next() => match asked {

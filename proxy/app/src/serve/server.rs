@@ -28,6 +28,7 @@ use crate::exit::Failure;
 pub(crate) struct Server {
     resolved: Resolved,
     address: SocketAddr,
+    admin_address: Option<SocketAddr>,
     fleet: Fleet,
     gauges: Arc<Gauges>,
     budgets: watch::Sender<Budgets>,
@@ -54,6 +55,7 @@ impl Server {
         let gauges = gateway.gauges();
         let listeners =
             bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
+        let admin_address = listeners.address();
         let fleet = Fleet::start(resolved.fleet.clone(), nursery).await?;
         let metrics = Arc::new(Metrics::new());
         let (stop, accepting, gateway_done) =
@@ -86,12 +88,29 @@ impl Server {
             let _done = done;
             served.await;
         });
-        Ok(Self { resolved, address, fleet, gauges, budgets, accepting, gateway_done, stop, tasks, claim })
+        Ok(Self {
+            resolved,
+            address,
+            admin_address,
+            fleet,
+            gauges,
+            budgets,
+            accepting,
+            gateway_done,
+            stop,
+            tasks,
+            claim,
+        })
     }
 
     /// The public address, with the port that was really bound.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The admin routes' address over TCP, if there is one.
+    pub(crate) fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
     }
 
     /// The admin socket.
