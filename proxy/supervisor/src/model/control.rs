@@ -33,7 +33,8 @@ impl Model {
             Control::Restart(reply) => self.restart(reply),
             Control::Drain(reply) => self.drain(reply),
             Control::Apply(spec, watch, reply) => {
-                let _ = reply.send(self.apply(*spec, watch));
+                let replaced = self.apply(*spec, watch);
+                self.answer(reply, replaced);
             }
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
@@ -43,7 +44,7 @@ impl Model {
 
     fn restart(&mut self, reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>) {
         if self.end.is_some() {
-            drop(reply.send(Err(ControlError::ShuttingDown)));
+            self.answer(reply, Err(ControlError::ShuttingDown));
             return;
         }
         self.restraint.reset();
@@ -54,7 +55,7 @@ impl Model {
 
     fn drain(&mut self, reply: oneshot::Sender<Result<(), ControlError>>) {
         if self.end.is_some() {
-            drop(reply.send(Err(ControlError::ShuttingDown)));
+            self.answer(reply, Err(ControlError::ShuttingDown));
             return;
         }
         self.give_up_replacements("the model was drained");

@@ -38,7 +38,7 @@ mod unit;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::Reason;
@@ -84,6 +84,8 @@ pub(crate) struct Model {
     crashes: u64,
     n_ctx: Option<u64>,
     note: Option<String>,
+    /// Answers to operators, given when the picture shows what they tell.
+    answers: Answers,
     /// The fleet's picture shows us; not after a removal, when another model may have taken the name.
     shown: bool,
     /// Something worth showing has changed.
@@ -99,6 +101,15 @@ enum End {
     Removed,
     /// Everything ends; leases may run until this time.
     Shutdown(Instant),
+}
+
+#[derive(Default)]
+struct Answers(Vec<Box<dyn FnOnce() + Send>>);
+
+impl std::fmt::Debug for Answers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} answers", self.0.len())
+    }
 }
 
 /// More rounds than any state can need: a bound that keeps a mistake here from taking a core for ever.
@@ -136,6 +147,7 @@ impl Model {
             crashes: 0,
             n_ctx: None,
             note: None,
+            answers: Answers::default(),
             shown: true,
             dirty: true,
             steps: 0,
@@ -151,6 +163,9 @@ impl Model {
             self.settle();
             if std::mem::take(&mut self.dirty) && self.shown {
                 self.context.publisher.update(self.show());
+            }
+            for answer in std::mem::take(&mut self.answers.0) {
+                answer();
             }
             if self.is_over() {
                 return;
@@ -245,6 +260,13 @@ impl Model {
     fn changed(&mut self) {
         self.steps += 1;
         self.dirty = true;
+    }
+
+    /// Answers an operator at the end of the turn.
+    fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
+        // Fails if the operator has left.
+        self.answers.0.push(Box::new(move || drop(reply.send(answer))));
+        self.steps += 1;
     }
 
     fn tell(&self, generation: Option<warden_policies::GenerationId>, kind: EventKind) {

@@ -258,9 +258,9 @@ impl Model {
             self.configuration_at = Some(clock::again(Instant::now(), self.spec.restraint.min_interval));
         }
         self.enter(replacement, Some(failure.message.clone()));
-        for restart in self.restarts.drain(..) {
+        for restart in std::mem::take(&mut self.restarts) {
             let (model, failure) = (self.spec.name.clone(), failure.clone());
-            drop(restart.reply.send(Err(ControlError::StartFailed { model, failure })));
+            self.answer(restart.reply, Err(ControlError::StartFailed { model, failure }));
         }
         self.changed();
     }
@@ -268,9 +268,9 @@ impl Model {
     /// Another command came in between: no replacement took place.
     pub(super) fn give_up_replacements(&mut self, because: &str) {
         self.replacements.clear();
-        for restart in self.restarts.drain(..) {
+        for restart in std::mem::take(&mut self.restarts) {
             let (model, because) = (self.spec.name.clone(), because.to_owned());
-            drop(restart.reply.send(Err(ControlError::GivenUp { model, because })));
+            self.answer(restart.reply, Err(ControlError::GivenUp { model, because }));
         }
         self.changed();
     }

@@ -202,8 +202,8 @@ impl Model {
             for restart in self.restarts.drain(..count).collect::<Vec<_>>() {
                 let current = |id| self.units.iter().any(|unit| unit.generation() == id);
                 let entries = self.replaced.iter().filter(|entry| entry.to.is_some() && current(entry.to));
-                drop(restart.reply.send(Ok(entries.cloned().collect())));
-                self.steps += 1;
+                let entries = entries.cloned().collect();
+                self.answer(restart.reply, Ok(entries));
             }
             if count > 0 {
                 return;
@@ -225,8 +225,7 @@ impl Model {
         self.drains = waiting;
         let done: Vec<Drain> = done;
         for drain in done {
-            drop(drain.reply.send(Ok(())));
-            self.steps += 1;
+            self.answer(drain.reply, Ok(()));
         }
     }
 

@@ -203,6 +203,7 @@ async fn a_drained_model_stays_down_until_it_is_needed() {
     assert!(!drain.is_finished());
     drop(held);
     drain.await.unwrap().unwrap();
+    assert_eq!(rig.state(), ModelState::Unloaded, "what is answered is shown");
     pass(secs(600)).await;
     assert_eq!((rig.script.alive(), rig.state()), (0, ModelState::Unloaded));
     assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
