@@ -86,3 +86,53 @@ fn a_budget_below_the_prompt_cache_is_warned_about() {
     assert!(warnings(&format!("{small}args = [\"--cache-ram\", \"100\"]\n")).is_empty());
     assert!(warnings(&format!("{small}args = [\"--cache-ram\", \"-1\"]\n"))[0].contains("has no bound"));
 }
+
+proptest::proptest! {
+    /// Whatever a file says: an answer, never a panic.
+    #[test]
+    fn any_text_is_taken_or_refused(lines in proptest::collection::vec(line(), 0..6)) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.toml");
+        std::fs::write(&file, lines.join("\n")).unwrap();
+        if let Err(problems) = read(&file) {
+            proptest::prop_assert!(!problems.0.is_empty());
+        }
+    }
+}
+
+/// A line that is nearly a configuration's.
+fn line() -> impl proptest::strategy::Strategy<Value = String> {
+    use proptest::prelude::*;
+    let key = prop::sample::select(vec![
+        "[server]",
+        "[models.a]",
+        "[models.\"ä b\".policy]",
+        "[defaults.queue]",
+        "[log]",
+        "port",
+        "host",
+        "host.soft",
+        "args",
+        "env.X",
+        "wait",
+        "level",
+        "aliases",
+        "models.a.replicas",
+        "polcy",
+        "\"\"",
+        "jitter",
+        "é",
+    ]);
+    let value = prop_oneof![
+        Just(String::new()),
+        any::<i64>().prop_map(|number| number.to_string()),
+        any::<f64>().prop_map(|number| format!("{number:?}")),
+        "\"[^\"\\\\]{0,8}\"",
+        Just("[\"-c\", 1, true]".to_owned()),
+        Just("{ a = { b = 1979-05-27 } }".to_owned()),
+        Just("\"12GiB\"".to_owned()),
+        ".{0,6}",
+    ];
+    (key, value)
+        .prop_map(|(key, value)| if value.is_empty() { key.to_owned() } else { format!("{key} = {value}") })
+}
