@@ -4,8 +4,9 @@
 //! | module | reads |
 //! |---|---|
 //! | [`host`] | host memory of a process group |
-//! | [`totals`] | host memory in all, and what is available |
+//! | [`totals`] | host memory in all, and what is available; less in a container |
 
+mod cgroup;
 pub mod host;
 pub mod totals;
 

@@ -1,17 +1,18 @@
 //! The host's memory: the total that a budget in percent refers to, and what a second generation could use.
 //!
-//! Reads `/proc/meminfo` only. A limit of a container (cgroup) is not looked at.
+//! `/proc/meminfo` tells of the host; the limits of our control groups, as containers have them, are taken off.
 
 use serde::{Deserialize, Serialize};
 
-use crate::SensorError;
+use crate::{SensorError, cgroup};
 
-/// Memory of the host, in bytes.
+/// Memory that we may use, in bytes: the host's, or less in a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostTotals {
-    /// `MemTotal`.
+    /// `MemTotal`, or the limit of the container.
     pub total: u64,
-    /// `MemAvailable`: what new allocations can take without swapping, as the kernel estimates it.
+    /// What new allocations can take without swapping: `MemAvailable`, as the kernel estimates it, or what is left under
+    /// the limit of the container.
     pub available: u64,
 }
 
@@ -22,7 +23,12 @@ pub fn host_totals() -> Result<HostTotals, SensorError> {
     let info = procfs::Meminfo::current().map_err(|source| SensorError::Proc { what: what(), source })?;
     let available =
         info.mem_available.ok_or_else(|| SensorError::NoField { what: what(), field: "MemAvailable" })?;
-    Ok(HostTotals { total: info.mem_total, available })
+    Ok(match cgroup::allowance(info.mem_total) {
+        Some(allowed) => {
+            HostTotals { total: info.mem_total.min(allowed.limit), available: available.min(allowed.left) }
+        }
+        None => HostTotals { total: info.mem_total, available },
+    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,133 @@
+//! The memory limits of the control groups that we run in: in a container the host's totals promise too much.
+//!
+//! Both versions of control groups are read, each from our own group up to the root that is visible to us. A group
+//! without a limit, or one that cannot be read, limits nothing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What the tightest group allows, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allowance {
+    /// The lowest limit.
+    pub(crate) limit: u64,
+    /// The least that is left under any limit, counting file pages that the kernel would give back.
+    pub(crate) left: u64,
+}
+
+/// The names that the two versions have for the same things.
+struct Names {
+    limit: &'static str,
+    used: &'static str,
+    inactive_file: &'static str,
+}
+
+const V1: Names = Names {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    inactive_file: "total_inactive_file",
+};
+
+const V2: Names = Names { limit: "memory.max", used: "memory.current", inactive_file: "inactive_file" };
+
+/// What our groups allow; `None` without any limit. A limit of `total` or more is none.
+pub(crate) fn allowance(total: u64) -> Option<Allowance> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    among(&groups, Path::new("/sys/fs/cgroup"), total)
+}
+
+fn among(groups: &str, root: &Path, total: u64) -> Option<Allowance> {
+    let limits = groups.lines().flat_map(|line| levels(line, root)).filter_map(|(directory, names)| {
+        let limit = number(&directory.join(names.limit)).filter(|limit| *limit < total)?;
+        let used = number(&directory.join(names.used))?;
+        let given_back = statistic(&directory.join("memory.stat"), names.inactive_file).unwrap_or(0);
+        Some(Allowance { limit, left: limit.saturating_sub(used.saturating_sub(given_back)) })
+    });
+    limits.reduce(|a, b| Allowance { limit: a.limit.min(b.limit), left: a.left.min(b.left) })
+}
+
+/// The directories of one line of `/proc/self/cgroup` (`hierarchy:controllers:path`), from ours to the root.
+fn levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static Names)> {
+    let mut fields = line.splitn(3, ':');
+    let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+        return Vec::new();
+    };
+    let (root, names) = if controllers.is_empty() {
+        (root.to_owned(), &V2)
+    } else if controllers.split(',').any(|controller| controller == "memory") {
+        (root.join("memory"), &V1)
+    } else {
+        return Vec::new();
+    };
+    let relative = Path::new(path.trim_start_matches('/'));
+    relative.ancestors().map(|part| (root.join(part), names)).collect()
+}
+
+/// `max` is no number.
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn statistic(path: &Path, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+    value.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOTAL: u64 = 1 << 40;
+
+    fn write(root: &Path, files: &[(&str, &str)]) {
+        for (name, text) in files {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_tightest_level_counts_and_file_pages_count_as_left() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        write(
+            root,
+            &[
+                ("a/memory.max", "8000\n"),
+                ("a/memory.current", "7000\n"),
+                ("a/memory.stat", "anon 10\ninactive_file 2000\nfile 9\n"),
+                ("a/b/memory.max", "max\n"),
+                ("a/b/memory.current", "100\n"),
+                ("memory.max", "5000\n"),
+                ("memory.current", "500\n"),
+            ],
+        );
+        assert_eq!(among("0::/a/b\n", root, TOTAL), Some(Allowance { limit: 5000, left: 3000 }));
+    }
+
+    #[test]
+    fn the_first_version_is_read_by_its_own_names() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        write(
+            root,
+            &[
+                ("memory/c/memory.limit_in_bytes", "4000"),
+                ("memory/c/memory.usage_in_bytes", "1000"),
+                ("memory/c/memory.stat", "total_inactive_file 200\n"),
+                ("memory/memory.limit_in_bytes", "9223372036854771712"),
+                ("memory/memory.usage_in_bytes", "1000"),
+            ],
+        );
+        let groups = "9:name=systemd:/\n4:cpu,memory:/c\n0::/\n";
+        assert_eq!(among(groups, root, TOTAL), Some(Allowance { limit: 4000, left: 3200 }));
+    }
+
+    #[test]
+    fn without_limits_nothing_is_limited() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(among("0::/x\nnonsense\n", root.path(), TOTAL), None);
+    }
+}
