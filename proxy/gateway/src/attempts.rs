@@ -98,6 +98,7 @@ impl Exchange {
             if let Some(fault) = message.sent().fault() {
                 return Err(Refusal::of_body(fault, config.body_bytes));
             }
+            right.doubt();
             let proved = match failed {
                 Failed::Refused | Failed::Unsent => true,
                 Failed::Sent => matches!(message.body, Outgoing::Again(_)),

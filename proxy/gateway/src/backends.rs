@@ -37,6 +37,9 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn note_progress(&self);
     /// The connections to this generation, made with `init` at its first use.
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool>;
+    /// The backend broke a connection: it gets no other request until it has answered a probe. Without this, whoever
+    /// waits for the lease that ends now would be sent to a process that is dying.
+    fn doubt(&self);
     /// Resolves when the generation is told to end in spite of this lease.
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
@@ -85,6 +88,10 @@ impl Right for Lease {
 
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
         self.attachment(init)
+    }
+
+    fn doubt(&self) {
+        self.refused();
     }
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {

@@ -293,6 +293,9 @@ impl Relay {
     fn end(&mut self, outcome: Outcome) {
         self.ended = true;
         let Some(right) = self.right.take() else { return };
+        if outcome == Outcome::UpstreamDied {
+            right.doubt();
+        }
         // The connection first: once the lease is back, its generation may be stopped.
         if let Some(link) = self.link.take()
             && outcome == Outcome::Ok

@@ -71,9 +71,10 @@ impl Lease {
         self.cell.note_progress();
     }
 
-    /// The backend refused a connection: nobody listens. No more leases are granted on it until it has answered a probe,
-    /// which is sent at once; if it is dead, that is found out meanwhile. So a caller may give this lease back and ask for
-    /// another without meeting the same corpse. Not for a connection that was taken and then failed.
+    /// The backend refused a connection, or broke one before its answer was complete. No more leases are granted on it
+    /// until it has answered a probe, which is sent at once; if it is dead, that is found out meanwhile. So neither the
+    /// caller's next lease nor that of whoever waits for this one meets the same corpse. A backend that lives pays with
+    /// the milliseconds of one probe.
     pub fn refused(&self) {
         self.shared.doubt(self.cell.id);
     }

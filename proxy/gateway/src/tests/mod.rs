@@ -168,6 +168,8 @@ impl Right for TestRight {
         let mut pools = self.backends.pools.lock().unwrap();
         pools.entry(self.generation).or_insert_with(|| Arc::new(init())).clone()
     }
+    fn doubt(&self) {}
+
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
         let revoke = self.backends.revoke.clone();
         Box::pin(async move { revoke.cancelled().await })
