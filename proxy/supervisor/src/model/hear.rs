@@ -148,10 +148,14 @@ impl Model {
                 live.probe_at = Some(now);
             }
             Phase::Ready | Phase::Suspect => {
-                live.probe_at = Some(clock::again(now, timing.probe_interval));
+                // While callers are kept out because of a doubt, every moment counts.
+                let doubted = live.doubted.is_some() && health == Health::Lost;
+                let pause = if doubted { timing.start_probe_interval } else { timing.probe_interval };
+                live.probe_at = Some(clock::again(now, pause));
                 // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests.
                 if health != Health::Lost || live.cell.progressed_since(sent) {
                     live.probes_lost = 0;
+                    live.doubted = None;
                     if phase == Phase::Suspect {
                         self.step(id, Event::ProbesBack);
                     }
