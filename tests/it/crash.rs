@@ -76,12 +76,12 @@ async fn each_way_to_fail_a_start_is_told_with_the_childs_last_lines() -> Outcom
         ("missing_library", "libcudart.so.12"),
         ("abort", "GGML_ASSERT"),
     ] {
-        let warden = Setup::new()?.fake("m", &json!({"fail": how}), HASTY)?.start().await?;
+        let mut warden = Setup::new()?.fake("m", &json!({"fail": how}), HASTY)?.start().await?;
         let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
         assert_eq!(answer.status.as_u16(), 503, "{how}: {}", answer.text());
         error_of(&answer.json()?)?;
         assert!(answer.text().contains(words), "{how}: {}", answer.text());
-        assert!(warden.kid.output().contains(words), "{how}: not in the log:\n{}", warden.kid.output());
+        warden.says(words).await?;
     }
     Ok(())
 }

@@ -80,6 +80,8 @@ async fn four_hundred(replace: &str) -> Outcome {
             assert_eq!(entry["gap_ms"], 0, "{entry}");
         }
     }
+    // At its end it has written all that it had to say.
+    assert_eq!(warden.terminate(SOON).await?, 0);
     let begun = warden.kid.output().matches(BEGUN).count();
     assert_eq!(begun, REQUESTS, "requests that got a slot, over all generations");
     Ok(())
