@@ -150,17 +150,12 @@ impl Model {
 
     /// New callers have been turned away already, by the fleet.
     fn shut_down(&mut self, deadline: Instant) {
+        // Those that serve go on as long as somebody needs them; `settle` ends the others.
         self.end = Some(End::Shutdown(deadline));
         self.give_up_replacements("the fleet is shutting down");
         for unit in &mut self.units {
             if unit.role == Role::Successor && unit.phase() != Phase::Ready {
                 unit.role = Role::Retiring;
-            }
-        }
-        // Those that serve go on as long as somebody needs them; `settle` ends them.
-        for id in self.ids() {
-            if self.unit(id).is_some_and(|unit| unit.phase() != Phase::Ready) {
-                self.step(id, Event::Down);
             }
         }
     }

@@ -229,25 +229,26 @@ impl Model {
         }
     }
 
-    /// The end: what can still be served is served until the deadline.
+    /// The end: what can still be served is served until the deadline. Nothing starts any more, and what has crashed
+    /// meanwhile does not come back.
     fn settle_end(&mut self) {
-        let Some(End::Shutdown(deadline)) = self.end else { return };
-        let late = deadline <= Instant::now();
-        if !self.shared.any_open() || late {
-            self.shared.dismiss(&Denied::ShuttingDown);
-        }
-        if late || self.shared.is_still() {
-            for id in self.ids() {
-                if self.unit(id).is_some_and(|unit| unit.phase() == Phase::Ready) {
-                    self.step(id, Event::Down);
+        let (late, over) = match self.end {
+            None => return,
+            Some(End::Removed) => (false, true),
+            Some(End::Shutdown(deadline)) => {
+                let late = deadline <= Instant::now();
+                if !self.shared.any_open() || late {
+                    self.shared.dismiss(&Denied::ShuttingDown);
                 }
+                (late, late || self.shared.is_still())
             }
-        }
-        if late {
-            for id in self.ids() {
-                if self.unit(id).is_some_and(|unit| unit.phase() == Phase::Draining) {
-                    self.step(id, Event::Timer(Timer::Drain));
-                }
+        };
+        for id in self.ids() {
+            if over || self.unit(id).is_some_and(|unit| unit.phase() != Phase::Ready) {
+                self.step(id, Event::Down);
+            }
+            if late && self.unit(id).is_some_and(|unit| unit.phase() == Phase::Draining) {
+                self.step(id, Event::Timer(Timer::Drain));
             }
         }
     }

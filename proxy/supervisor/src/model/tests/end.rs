@@ -86,6 +86,25 @@ async fn a_shutdown_in_the_middle_of_a_replacement_ends_both_halves() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_process_that_crashes_during_the_end_does_not_come_back() {
+    let rig = Rig::new(|config, _| config.models[0].replicas = 2).await;
+    let held = rig.lease().await.unwrap();
+    pass(secs(1)).await;
+    let ending = shutdown_later(&rig, secs(30)).await;
+    let idle = rig.script.children().into_iter().find(|child| {
+        let socket = child.request.command.args.last().unwrap();
+        !socket.ends_with(&format!("-{}.sock", held.generation()))
+    });
+    idle.unwrap().crash();
+    pass(secs(20)).await;
+    assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 2));
+    drop(held);
+    let took = ending.await.unwrap();
+    assert!((secs(20)..secs(21)).contains(&took), "{took:?}");
+    rig.script.assert_all_reaped();
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_idle_fleet_ends_at_once_and_answers_everything_after_it() {
     let rig = Rig::new(|config, _| config.models.push(spec("n"))).await;
     drop(rig.lease().await.unwrap());
