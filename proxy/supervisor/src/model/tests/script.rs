@@ -162,6 +162,7 @@ pub(super) struct Actor {
     death: Mutex<Option<(Instant, Exit)>>,
     sooner: Notify,
     pub(super) terms: AtomicU32,
+    told_to_end: Mutex<Option<Instant>>,
     pub(super) kills: AtomicU32,
     pub(super) reaped: AtomicBool,
     deaf: AtomicBool,
@@ -178,6 +179,7 @@ impl Actor {
             death: Mutex::new(role.dies.map(|(after, exit)| (born + after, exit))),
             sooner: Notify::new(),
             terms: AtomicU32::new(0),
+            told_to_end: Mutex::default(),
             kills: AtomicU32::new(0),
             reaped: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
@@ -210,6 +212,11 @@ impl Actor {
         self.anon.store(bytes, Ordering::SeqCst);
     }
 
+    /// Whether it had been told to end before this moment.
+    pub(super) fn was_to_end(&self, moment: Instant) -> bool {
+        lock(&self.told_to_end).is_some_and(|told| told < moment)
+    }
+
     fn is_dead(&self) -> bool {
         lock(&self.death).is_some_and(|(at, _)| at <= Instant::now())
     }
@@ -222,6 +229,7 @@ impl Process for Actor {
 
     fn terminate(&self) {
         self.terms.fetch_add(1, Ordering::SeqCst);
+        lock(&self.told_to_end).get_or_insert_with(Instant::now);
         if let Some(after) = self.role.term_takes {
             self.dies_after(after, Exit::Code(0));
         }
@@ -229,6 +237,7 @@ impl Process for Actor {
 
     fn kill(&self) {
         self.kills.fetch_add(1, Ordering::SeqCst);
+        lock(&self.told_to_end).get_or_insert_with(Instant::now);
         self.dies_after(Duration::ZERO, Exit::Signal(9));
     }
 
