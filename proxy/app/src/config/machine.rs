@@ -8,7 +8,7 @@ use warden_policies::ByteSize;
 /// The facts.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
-    /// Memory of the machine.
+    /// Memory that we may use: the machine's, or the container's limit.
     pub(crate) memory: ByteSize,
     /// Our user id.
     pub(crate) uid: u32,
@@ -26,8 +26,10 @@ impl Machine {
     /// Reads them.
     pub(crate) fn read() -> Self {
         let info = rustix::system::sysinfo();
+        let of_host = info.totalram.saturating_mul(u64::from(info.mem_unit));
         Self {
-            memory: ByteSize(info.totalram.saturating_mul(u64::from(info.mem_unit))),
+            // In a container a share of the host's memory would be more than the container may have.
+            memory: ByteSize(warden_sensors::host_totals().map_or(of_host, |totals| totals.total)),
             uid: rustix::process::getuid().as_raw(),
             pid: std::process::id(),
             exe: std::env::current_exe().ok().and_then(|path| path.canonicalize().ok()),
