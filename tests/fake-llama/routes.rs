@@ -1,4 +1,4 @@
-//! Which path is answered by what. Everything here answers at once; the work is in [`generate`](crate::generate).
+//! Which path is answered by what. Everything here answers at once; the work is in [`generate`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
