@@ -11,7 +11,7 @@
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
 //! | [`restraint`] | whether a replacement is allowed now, and when recycling has proved futile |
 //! | [`backoff`] | how long to wait after a crash |
-//! | [`defaults`] | every default number of the product, each with its reason |
+//! | [`mod@defaults`] | every default number of the product, each with its reason |
 
 pub mod backoff;
 pub mod defaults;
