@@ -1,3 +1,5 @@
+//! Probes and last words with real processes: `/bin/sh` children and a server on a Unix socket.
+
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};

@@ -1,3 +1,5 @@
+//! The queue, leases and gates of one model, under one lock, tried from several tasks and threads.
+
 use std::path::PathBuf;
 
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
