@@ -14,4 +14,5 @@ mod queue;
 mod real;
 mod reload;
 mod shutdown;
+mod storm;
 mod supervisor_death;
