@@ -18,7 +18,8 @@ pub(crate) fn prepare_runtime(path: &Path) -> Result<(), FleetError> {
     Ok(())
 }
 
-fn make_private(path: &Path) -> io::Result<()> {
+/// Makes a directory that only we can enter, or makes ours so.
+pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     let metadata = fs::metadata(path)?;
     if metadata.uid() != rustix::process::geteuid().as_raw() {

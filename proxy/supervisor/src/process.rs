@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use warden_policies::sample::HostMemory;
 
 use crate::child::{Child, Exit};
+use crate::directories;
 use crate::error::SpawnError;
 use crate::lines;
 use crate::log::Stream;
@@ -95,6 +96,7 @@ impl World for Host {
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
             let key = api_key(&request.command);
+            restore_directory(&socket);
             let child = self.nursery.spawn(request).await?;
             let mut readers = JoinSet::new();
             if let Some((stdout, stderr)) = child.take_output() {
@@ -129,6 +131,17 @@ impl World for Host {
         numbered("/dev", "nvidia")
             || ["/dev/kfd", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
             || numbered("/dev/dri", "renderD")
+    }
+}
+
+/// Makes the socket's directory again if it is gone: the end of a login session takes `/run/user/UID` away, and cleaners
+/// of `/tmp` know no mercy. Without it no process could ever start again.
+fn restore_directory(socket: &Path) {
+    let Some(directory) = socket.parent().filter(|directory| !directory.exists()) else { return };
+    tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
+    if let Err(error) = directories::make_private(directory) {
+        // The child says so too, in words that end in a failure which callers are told.
+        tracing::error!(directory = %directory.display(), %error, "cannot make the directory for sockets");
     }
 }
 

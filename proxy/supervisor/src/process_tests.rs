@@ -72,6 +72,18 @@ async fn probes_tell_ready_loading_and_lost_apart() {
 }
 
 #[tokio::test]
+async fn a_socket_directory_that_somebody_removed_is_made_again_and_private() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("gone");
+    let (process, _, _) = sleeper(&directory, "exec sleep 60", None).await;
+    let mode = std::fs::metadata(&directory).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    process.kill();
+    process.wait().await;
+}
+
+#[tokio::test]
 async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
     let directory = tempfile::tempdir().unwrap();
     let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", Some("first,second")).await;
