@@ -191,6 +191,7 @@ pub(crate) struct Signals {
     term: Signal,
     int: Signal,
     hup: Signal,
+    _child: Signal,
 }
 
 impl Signals {
@@ -203,6 +204,9 @@ impl Signals {
             term: listen(SignalKind::terminate())?,
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
+            // Never waited for. But whoever started us may have had it ignored, and that is inherited: then the kernel
+            // would reap our children itself, and nobody could tell how they ended.
+            _child: listen(SignalKind::child())?,
         })
     }
 
