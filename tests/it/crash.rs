@@ -1,5 +1,6 @@
 //! A backend that dies takes nothing with it but the streams that it was sending, and those are told.
 
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 use warden_rig::ledger::End;
 use warden_rig::swarm::{all_whole, requests, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Outcome, wait_until};
+use warden_rig::{Context as _, Outcome, binaries, wait_until};
 
 /// Crashes are forgiven fast, so that tests need not wait.
 const HASTY: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
@@ -164,5 +165,35 @@ async fn a_body_cut_by_the_backend_is_never_ended_as_if_it_were_whole() -> Outco
             "{how} {stream}: {answer:?} {end:?}"
         );
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn started_with_ignored_child_signals_it_serves_and_knows_how_its_children_end() -> Outcome {
+    let setup = Setup::new()?.fake("m", &json!({}), "lifecycle.backoff_first = \"10ms\"\n")?;
+    let config = setup.home.file("warden.toml", setup.config())?;
+    let ignoring = "trap '' CHLD; exec \"$0\" \"$@\"";
+    let warden = binaries::llama_warden()?;
+    let args =
+        ["-c".into(), ignoring.into(), warden.into(), "serve".into(), "--config".into(), config.into()];
+    let mut warden = setup.start_program(Path::new("/bin/sh"), &args).await?;
+    let first = warden.until_ready(1).await?;
+    first[0].signal(Signal::KILL);
+    warden.says("SIGKILL").await?;
+    warden.until_ready(1).await?;
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_its_runtime_directory_a_restart_makes_a_new_one_and_it_serves_again() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({}), "")?.start().await?;
+    let first = warden.until_ready(1).await?;
+    let socket = first[0].socket().context("a socket")?;
+    std::fs::remove_dir_all(socket.parent().context("its directory")?)?;
+    let ran = warden.cli(&["restart", "m"]).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
     Ok(())
 }
