@@ -197,3 +197,36 @@ async fn without_its_runtime_directory_a_restart_makes_a_new_one_and_it_serves_a
     assert!(answer.status.is_success(), "{}", answer.text());
     Ok(())
 }
+
+#[tokio::test]
+async fn a_lack_of_open_files_is_not_taken_for_a_dead_backend() -> Outcome {
+    let slots = "args = [\"-np\", \"200\"]\n";
+    let setup = Setup::new()?.fake("m", &json!({"ms_per_token": 5}), slots)?;
+    let config = setup.home.file("warden.toml", setup.config())?;
+    let few = "ulimit -n 100; exec \"$0\" \"$@\"";
+    let warden = binaries::llama_warden()?;
+    let args = ["-c".into(), few.into(), warden.into(), "serve".into(), "--config".into(), config.into()];
+    let mut warden = setup.start_program(Path::new("/bin/sh"), &args).await?;
+    let first = warden.until_ready(1).await?;
+    let long = requests("long", "m", 150, 100_000);
+    let crowd = swarm(&warden.http, &long, 150);
+    let full = wait_until("every file is taken", SOON, async || {
+        std::fs::read_dir(format!("/proc/{}/fd", warden.kid.pid())).is_ok_and(|files| files.count() >= 99)
+    });
+    let refused_for_a_while = async {
+        full.await?;
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        Ok::<_, warden_rig::Trouble>(())
+    };
+    tokio::select! {
+        done = refused_for_a_while => done?,
+        answers = crowd => return Err(warden_rig::Trouble::new(format!("the crowd ended: {answers:?}"))),
+    }
+    // They have left.
+    let answer = warden.http.post(CHAT, &chat("after", "m", "hi", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    assert_eq!(warden.backends(), first);
+    assert!(!warden.kid.output().contains("suspect"), "a healthy backend was doubted");
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    Ok(())
+}

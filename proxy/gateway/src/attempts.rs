@@ -8,6 +8,7 @@
 //!
 //! Each new attempt takes a new lease: the generation that failed is dead or dying.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use http::header::{CONTENT_LENGTH, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, Uri};
 use hyper::body::Incoming;
+use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
 use warden_policies::ModelName;
 use warden_supervisor::Denied;
@@ -98,9 +100,11 @@ impl Exchange {
             if let Some(fault) = message.sent().fault() {
                 return Err(Refusal::of_body(fault, config.body_bytes));
             }
-            right.doubt();
+            if failed != Failed::Starved {
+                right.doubt();
+            }
             let proved = match failed {
-                Failed::Refused | Failed::Unsent => true,
+                Failed::Refused | Failed::Starved | Failed::Unsent => true,
                 Failed::Sent => matches!(message.body, Outgoing::Again(_)),
             };
             if !proved {
@@ -166,7 +170,7 @@ impl Exchange {
                 if let Some(request) = request {
                     message.put_back(request);
                 }
-                return Err(Failed::Refused);
+                return Err(Failed::refused(&error));
             }
         };
         let request = request.unwrap_or_else(|| message.request());
@@ -186,6 +190,8 @@ impl Exchange {
 enum Failed {
     /// No connection.
     Refused,
+    /// No connection because we may open no more files: that says nothing about the backend, and passes.
+    Starved,
     /// The connection was closed before a byte was sent.
     Unsent,
     /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
@@ -193,6 +199,13 @@ enum Failed {
 }
 
 impl Failed {
+    fn refused(error: &io::Error) -> Self {
+        match Errno::from_io_error(error) {
+            Some(Errno::MFILE | Errno::NFILE) => Self::Starved,
+            _ => Self::Refused,
+        }
+    }
+
     fn sent(error: &hyper::Error) -> Self {
         tracing::debug!(%error, "a backend's connection ended before its answer");
         Self::Sent
