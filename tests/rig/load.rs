@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::Request;
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{HOST, HeaderValue};
 use hyper_util::rt::TokioIo;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -56,7 +57,8 @@ struct Connection {
 }
 
 impl Connection {
-    async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<(), Trouble> {
+    async fn send(&mut self, mut request: Request<Full<Bytes>>) -> Result<(), Trouble> {
+        request.headers_mut().insert(HOST, HeaderValue::from_static("test.invalid"));
         if self.open.as_mut().is_none_or(|(sender, _)| sender.is_closed()) {
             let (sender, connection) = http1::handshake(TokioIo::new(self.http.connect().await?)).await?;
             let mut driver = JoinSet::new();
