@@ -10,9 +10,10 @@ use std::time::Duration;
 use procfs::process::Process;
 use serde_json::json;
 use tokio::time::Instant;
-use warden_builder::sample_model::{self, Options};
+use warden_builder::sample_model::Preset;
 use warden_rig::load::{median, millis};
 use warden_rig::process::Kid;
+use warden_rig::real::sample_model;
 use warden_rig::wait::wait_for;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Trouble, binaries, wait_until};
@@ -66,8 +67,7 @@ async fn start_times() -> Result<[f64; 2], Trouble> {
     let (mut direct, mut through) = (Vec::new(), Vec::new());
     for _ in 0..STARTS {
         let setup = Setup::new()?;
-        let model = setup.home.path().join("sample.gguf");
-        sample_model::write(&model, &Options::default())?;
+        let model = sample_model(Preset::Chat)?;
         let port = || Ok::<_, Trouble>(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?);
         let flags = |address: std::net::SocketAddr| {
             let mut args: Vec<OsString> = ["-t", "1", "-c", "4096", "-m"].map(OsString::from).to_vec();

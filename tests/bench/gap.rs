@@ -12,10 +12,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use warden_builder::sample_model::{self, Options};
+use warden_builder::sample_model::Preset;
 use warden_rig::load::{millis, quantile};
+use warden_rig::real::model_lines;
 use warden_rig::warden::{CHAT, Setup};
-use warden_rig::{Http, Trouble, binaries};
+use warden_rig::{Http, Trouble};
 
 const REPLACEMENTS: usize = 20;
 const CLIENTS: usize = 4;
@@ -52,16 +53,9 @@ fn clients(
 }
 
 async fn measure(replace: &str) -> Result<(Vec<Duration>, Vec<Duration>), Trouble> {
-    let server = binaries::llama_server().await?;
-    let setup = Setup::new()?;
-    let model = setup.home.path().join("sample.gguf");
-    sample_model::write(&model, &Options::default())?;
-    let lines = format!(
-        "binary = '{}'\nmodel = '{}'\nargs = ['-t', '1', '-np', '4', '-c', '8192']\npreload = true\nreplace = '{replace}'",
-        server.display(),
-        model.display()
-    );
-    let warden = Arc::new(setup.model("sample", &lines).top("log.level = 'warn'").start().await?);
+    let lines = model_lines(Preset::Chat, &["-t", "1", "-np", "4", "-c", "8192"]).await?;
+    let setup = Setup::new()?.model("sample", &format!("{lines}replace = '{replace}'"));
+    let warden = Arc::new(setup.top("log.level = 'warn'").start().await?);
     warden.until_ready(1).await?;
     let (to, mut from) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();

@@ -5,10 +5,11 @@
 use std::ffi::OsString;
 
 use serde_json::json;
-use warden_builder::sample_model::{self, Options};
+use warden_builder::sample_model::Preset;
 use warden_rig::http::json_request;
 use warden_rig::load::{Make, closed_loop, median, millis, quantile};
 use warden_rig::process::Kid;
+use warden_rig::real::{model_lines, sample_model};
 use warden_rig::warden::{CHAT, SOON, Setup};
 use warden_rig::{Http, Trouble, binaries, wait_until};
 
@@ -28,16 +29,9 @@ fn chat(number: usize) -> Result<hyper::Request<http_body_util::Full<bytes::Byte
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
     let server = binaries::llama_server().await?;
-    let setup = Setup::new()?;
-    let model = setup.home.path().join("sample.gguf");
-    sample_model::write(&model, &Options::default())?;
-    let lines = format!(
-        "binary = '{}'\nmodel = '{}'\nargs = {}\npreload = true",
-        server.display(),
-        model.display(),
-        json!(FLAGS)
-    );
-    let setup = setup.model("sample", &lines).top("log.level = 'warn'");
+    let model = sample_model(Preset::Chat)?;
+    let lines = model_lines(Preset::Chat, &FLAGS).await?;
+    let setup = Setup::new()?.model("sample", &lines).top("log.level = 'warn'");
 
     // A port that was free a moment ago: llama-server tells a port of its own choice only in its log.
     let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;

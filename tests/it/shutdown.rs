@@ -8,6 +8,14 @@ use tokio::time::Instant;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Outcome, Warden, wait_until};
 
+async fn until_it_takes_nothing_new(warden: &Warden) -> Outcome {
+    wait_until("it takes nothing new", SOON, async || match warden.http.get("/health").await {
+        Ok(answer) => !answer.status.is_success(),
+        Err(_) => true,
+    })
+    .await
+}
+
 #[tokio::test]
 async fn idle_it_ends_at_once_with_0_and_without_children() -> Outcome {
     for signal in [Signal::TERM, Signal::INT] {
@@ -30,11 +38,7 @@ async fn what_runs_is_finished_and_nothing_new_is_taken() -> Outcome {
     let mut flow = warden.http.stream(CHAT, &chat("a", "m", "go", 100, true)).await?;
     flow.event().await?;
     warden.kid.signal(Signal::TERM);
-    wait_until("it takes nothing new", SOON, async || match warden.http.get("/health").await {
-        Ok(answer) => !answer.status.is_success(),
-        Err(_) => true,
-    })
-    .await?;
+    until_it_takes_nothing_new(&warden).await?;
     let (answer, end) = flow.rest().await;
     assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");
     assert_eq!(warden.kid.exit(SOON).await?, 0);
@@ -65,11 +69,7 @@ async fn a_second_signal_ends_it_at_once_and_no_child_survives() -> Outcome {
     let mut flow = warden.http.stream(CHAT, &chat("a", "m", "go", 1_000_000, true)).await?;
     flow.event().await?;
     warden.kid.signal(Signal::TERM);
-    wait_until("it takes nothing new", SOON, async || match warden.http.get("/health").await {
-        Ok(answer) => !answer.status.is_success(),
-        Err(_) => true,
-    })
-    .await?;
+    until_it_takes_nothing_new(&warden).await?;
     let begun = Instant::now();
     warden.kid.signal(Signal::TERM);
     let code = warden.kid.exit(SOON).await?;

@@ -1,6 +1,7 @@
 //! `llama-warden build`: source in, a verified llama-server in the store out.
 
-use std::path::PathBuf;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,7 +31,7 @@ pub(crate) struct BuildArgs {
     arch: ArchArg,
     /// Compilers at once. Default: as many as cores and memory allow.
     #[arg(long, short, value_name = "N")]
-    jobs: Option<std::num::NonZeroUsize>,
+    jobs: Option<NonZeroUsize>,
     /// An option for cmake, as NAME=VALUE. May be repeated.
     #[arg(short = 'D', value_name = "NAME=VALUE")]
     options: Vec<String>,
@@ -69,7 +70,7 @@ pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Dirs {
 }
 
 /// The archive that the defaults pin.
-pub(crate) fn pin(build: &Build) -> sdist::Pin {
+fn pin(build: &Build) -> sdist::Pin {
     sdist::Pin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
 }
 
@@ -104,34 +105,51 @@ async fn build(args: BuildArgs) -> Result<(), Failure> {
     }
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
-    let numbers = loaded.settings.build.clone();
-    let (reporter, events) = Reporter::channel();
-    let builder = Builder {
-        dirs: dirs(&loaded, &machine),
-        env: Environment::from_process(),
-        reporter,
-        cancel: cancel_on_signal()?,
-    };
-    let shown = progress::show(events);
-    let work = async move {
-        let source = match &args.source {
-            Some(path) => Source::at(path)?,
-            None => Source::at(&builder.sdist(&pin(&numbers)).await?)?,
-        };
+    let numbers = &loaded.settings.build;
+    with_builder(&loaded, &machine, async |builder| {
+        let source = source(&builder, args.source.as_deref(), numbers).await?;
         let request = Request {
             arch: args.arch.into(),
             options: args.options.clone(),
-            jobs: args.jobs.map(std::num::NonZeroUsize::get),
-            ..request(source, &numbers)
+            jobs: args.jobs.map(NonZeroUsize::get),
+            ..request(source, numbers)
         };
         if args.plan {
             return print_plan(&builder.plan(&request).await?, args.json);
         }
         print_built(&builder.build(&request).await?, args.json)
-        // The builder goes here, and with it the sender of events: the display ends.
+    })
+    .await
+}
+
+/// Lets `work` use a builder with this configuration; shows what it tells, and a signal ends it.
+pub(crate) async fn with_builder<T>(
+    loaded: &Loaded,
+    machine: &Machine,
+    work: impl AsyncFnOnce(Builder) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let (reporter, events) = Reporter::channel();
+    let builder = Builder {
+        dirs: dirs(loaded, machine),
+        env: Environment::from_process(),
+        reporter,
+        cancel: cancel_on_signal()?,
     };
-    let (done, ()) = tokio::join!(work, shown);
+    // The builder goes with the work, and with it the sender of events: then the display ends.
+    let (done, ()) = tokio::join!(work(builder), progress::show(events));
     done
+}
+
+/// The source at a path; without one, the pinned one.
+pub(crate) async fn source(
+    builder: &Builder,
+    path: Option<&Path>,
+    numbers: &Build,
+) -> Result<Source, Failure> {
+    Ok(match path {
+        Some(path) => Source::at(path)?,
+        None => Source::at(&builder.sdist(&pin(numbers)).await?)?,
+    })
 }
 
 fn print_plan(plan: &warden_builder::Plan, json: bool) -> Result<(), Failure> {
@@ -153,7 +171,7 @@ fn print_built(built: &Built, json: bool) -> Result<(), Failure> {
 }
 
 /// A token that the first Ctrl-C or TERM cancels: everything that runs is then ended and cleaned up.
-pub(crate) fn cancel_on_signal() -> Result<CancellationToken, Failure> {
+fn cancel_on_signal() -> Result<CancellationToken, Failure> {
     let cancel = CancellationToken::new();
     let listen =
         |kind| signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")));

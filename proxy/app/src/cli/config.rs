@@ -5,8 +5,8 @@ use clap::{Args, Subcommand};
 use super::ConfigArgs;
 use crate::config::machine::Machine;
 use crate::config::problem::Problem;
-use crate::config::resolve::{Resolved, resolve};
-use crate::config::{binary, schema, show, store};
+use crate::config::resolve::resolve;
+use crate::config::{schema, show, store};
 use crate::exit::Failure;
 use crate::out;
 
@@ -50,7 +50,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             let machine = Machine::read();
             let loaded = config.load(&machine, Vec::new())?;
             let mut resolved = resolve(&loaded, &machine, false)?;
-            super::block_on(fill(&mut resolved, &machine))??;
+            super::block_on(store::fill(&mut resolved, &machine))??;
             warn(&resolved.warnings);
             let count = resolved.fleet.models.len();
             out::line(&format!("ok: {count} model{}", if count == 1 { "" } else { "s" }))
@@ -64,14 +64,8 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
     }
 }
 
-/// Finds and tries the binaries of all models.
-pub(crate) async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Failure> {
-    let data = resolved.dirs.data.clone();
-    Ok(binary::fill(resolved, machine, &|id| store::find(&data, id)).await?)
-}
-
 /// Tells what is allowed and probably not meant.
-pub(crate) fn warn(warnings: &[Problem]) {
+fn warn(warnings: &[Problem]) {
     for warning in warnings {
         out::error_line(&format!("warning: {warning}"));
         if let Some(hint) = &warning.hint {

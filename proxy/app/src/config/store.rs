@@ -4,6 +4,17 @@ use std::path::{Path, PathBuf};
 
 use warden_builder::{Error, Store};
 
+use super::binary;
+use super::machine::Machine;
+use super::problem::Problems;
+use super::resolve::Resolved;
+
+/// Finds and tries the binaries of all models, builds of the store among them.
+pub(crate) async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Problems> {
+    let data = resolved.dirs.data.clone();
+    binary::fill(resolved, machine, &|id| find(&data, id)).await
+}
+
 /// The binary of a build: by id or the beginning of one, or the newest. `Ok(None)` if there is none; an error if the
 /// beginning fits several, or the build is damaged.
 pub(crate) fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<PathBuf>, String> {

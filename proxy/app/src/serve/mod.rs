@@ -19,7 +19,7 @@ use crate::config::layers::FlagSetting;
 use crate::config::machine::Machine;
 use crate::config::problem::{Place, Problem};
 use crate::config::resolve::{Resolved, resolve};
-use crate::config::{binary, store};
+use crate::config::store;
 use crate::exit::Failure;
 use crate::{logging, out};
 
@@ -57,8 +57,7 @@ impl Plan {
             return Err(Failure::Config(problem.hint(hint).into()));
         }
         let mut resolved = resolve(&loaded, machine, self.any_name)?;
-        let data = resolved.dirs.data.clone();
-        binary::fill(&mut resolved, machine, &|id| store::find(&data, id)).await?;
+        store::fill(&mut resolved, machine).await?;
         Ok(resolved)
     }
 }

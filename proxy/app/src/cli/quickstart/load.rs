@@ -92,19 +92,10 @@ fn prompt(number: u64) -> String {
     text
 }
 
-/// An answer to one question.
-#[derive(Debug)]
-pub(super) struct Answer {
-    /// The generated text.
-    pub(super) text: String,
-}
-
-/// Asks one question.
-pub(super) async fn ask(url: &str, question: &str) -> Result<Answer, Failure> {
-    let text = send(url, question, false)
-        .await
-        .map_err(|error| Failure::failed(format!("the first request failed: {error}")))?;
-    Ok(Answer { text })
+/// Asks one question; the generated text.
+pub(super) async fn ask(url: &str, question: &str) -> Result<String, Failure> {
+    let failed = |error| Failure::failed(format!("the first request failed: {error}"));
+    send(url, question, false).await.map_err(failed)
 }
 
 /// Sends a request; the generated text, or what was wrong with the answer.
@@ -113,6 +104,7 @@ async fn send(url: &str, question: &str, stream: bool) -> Result<String, String>
         "model": MODEL, "stream": stream, "max_tokens": 16, "temperature": 0,
         "messages": [{"role": "user", "content": question}],
     });
+    // A new one each time: on a kept connection reqwest would send again by itself, and hide what it is here to count.
     let client = reqwest::Client::builder().no_proxy().build().map_err(|error| error.to_string())?;
     let answer = client
         .post(format!("{url}/v1/chat/completions"))

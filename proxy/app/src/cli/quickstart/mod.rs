@@ -7,20 +7,21 @@
 //! Every step says what it does and how to do the same by hand. It uses the parts that the other commands use and
 //! nothing of its own: a configuration file that one can keep, the same builder, the same server, the same reload.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use warden_builder::sample_model::{self, Options, Preset};
-use warden_builder::{Builder, Built, Environment, Reporter, Request, Source};
-use warden_policies::ByteSize;
+use warden_builder::{Built, Request};
 use warden_policies::units::MIB;
+use warden_policies::{ByteSize, defaults};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Fleet, LedgerEntry};
 
 use super::ConfigArgs;
 use super::build::{self, ArchArg};
-use super::progress;
+use crate::config::layers::Loaded;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::serve::{self, Plan, Server, Signals};
@@ -42,7 +43,7 @@ pub(crate) struct QuickstartArgs {
     port: Option<u16>,
     /// Compilers at once. Without it as many as cores and memory allow.
     #[arg(long)]
-    jobs: Option<std::num::NonZeroUsize>,
+    jobs: Option<NonZeroUsize>,
     /// Which CPUs the build is for.
     #[arg(long, value_enum, default_value_t = ArchArg::Native)]
     arch: ArchArg,
@@ -67,7 +68,8 @@ pub(crate) fn run(args: QuickstartArgs) -> Result<(), Failure> {
 
 async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     let machine = Machine::read();
-    let (data, state) = (machine.data_dir(), machine.state_dir());
+    let loaded = ConfigArgs::default().load(&machine, Vec::new())?;
+    let dirs = loaded.dirs(&machine);
 
     step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
     let by_hand = match &args.source {
@@ -75,7 +77,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         None => "llama-warden build --sdist".to_owned(),
     };
     hand(&by_hand)?;
-    let built = make(&args, &machine).await?;
+    let built = make(&args, &loaded, &machine).await?;
     done(&format!(
         "build {} ({}): {}",
         built.id,
@@ -87,16 +89,16 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let mut signals = Signals::new()?;
 
     step(2, "Model: writes a tiny model with random weights, so that nothing needs to be downloaded")?;
-    let model = data.join("quickstart").join("sample.gguf");
+    let model = dirs.data.join("quickstart").join("sample.gguf");
     hand(&format!("llama-warden sample-model --preset fat-kv -o {}", model.display()))?;
     write_model(&model)?;
     done(&format!("{}", model.display()))?;
 
     step(3, "Serve: one OpenAI-compatible endpoint in front of a supervised llama-server")?;
-    let config = state.join("quickstart.toml");
+    let config = dirs.state.join("quickstart.toml");
     let mut file = ConfigFile {
         path: config.clone(),
-        port: args.port.unwrap_or(8080),
+        port: args.port.unwrap_or(defaults().server.port),
         binary: built.binary,
         model,
         hard: None,
@@ -111,7 +113,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let mut server = start(&plan, &machine, nursery, &mut file, args.port.is_none()).await?;
     done(&format!("listening on http://{}", server.address()))?;
 
-    let deadline = warden_policies::defaults().server.shutdown_deadline;
+    let deadline = defaults().server.shutdown_deadline;
     let shown = tokio::select! {
         shown = show(&plan, &machine, &mut server, &mut file) => Some(shown),
         () = signals.end() => None,
@@ -133,28 +135,15 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
 }
 
 /// Step 1.
-async fn make(args: &QuickstartArgs, machine: &Machine) -> Result<Built, Failure> {
-    let loaded = ConfigArgs::default().load(machine, Vec::new())?;
+async fn make(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Result<Built, Failure> {
     let numbers = &loaded.settings.build;
-    let (reporter, events) = Reporter::channel();
-    let builder = Builder {
-        dirs: build::dirs(&loaded, machine),
-        env: Environment::from_process(),
-        reporter,
-        cancel: build::cancel_on_signal()?,
-    };
-    let work = async move {
-        let source = match &args.source {
-            Some(path) => Source::at(path)?,
-            None => Source::at(&builder.sdist(&build::pin(numbers)).await?)?,
-        };
-        let jobs = args.jobs.map(std::num::NonZeroUsize::get);
-        Ok(builder
-            .build(&Request { arch: args.arch.into(), jobs, ..build::request(source, numbers) })
-            .await?)
-    };
-    let (built, ()) = tokio::join!(work, progress::show(events));
-    built
+    build::with_builder(loaded, machine, async |builder| {
+        let source = build::source(&builder, args.source.as_deref(), numbers).await?;
+        let jobs = args.jobs.map(NonZeroUsize::get);
+        let request = Request { arch: args.arch.into(), jobs, ..build::request(source, numbers) };
+        Ok(builder.build(&request).await?)
+    })
+    .await
 }
 
 /// Steps 4 to 6, against a running server.
@@ -172,7 +161,7 @@ async fn show(
          -d '{{\"model\":\"{MODEL}\",\"max_tokens\":16,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'"
     ))?;
     let answer = load::ask(&url, "hello").await?;
-    done(&format!("it said:{}", answer.text))?;
+    done(&format!("it said:{answer}"))?;
 
     step(5, "Budget: allows the backend a little more memory than it holds now, and reloads")?;
     let now = host_bytes(server.fleet()).await?;
