@@ -20,7 +20,8 @@ async fn sleeper(
     let socket = directory.join("x.sock");
     let mut args = vec!["-c".to_owned(), script.to_owned()];
     args.extend(key.iter().flat_map(|key| ["--api-key".to_owned(), (*key).to_owned()]));
-    let command = Command { binary: "/bin/sh".into(), args, env: Vec::new(), directory: None };
+    let command =
+        Command { binary: "/bin/sh".into(), args, env: Vec::new(), env_remove: Vec::new(), directory: None };
     let heard = Arc::new(Heard::default());
     let ears = Arc::clone(&heard);
     let sink: Sink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));

@@ -28,6 +28,9 @@ pub(crate) fn spawn(request: &SpawnRequest) -> Result<Spawned, SpawnError> {
     let what = &request.command;
     let mut command = Command::new(&what.binary);
     command.args(&what.args).envs(what.env.iter().map(|(key, value)| (key, value)));
+    for name in &what.env_remove {
+        command.env_remove(name);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     if let Some(directory) = &what.directory {
         command.current_dir(directory);

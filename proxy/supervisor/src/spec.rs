@@ -18,6 +18,9 @@ pub struct Command {
     pub args: Vec<String>,
     /// Variables added to our own environment.
     pub env: Vec<(String, String)>,
+    /// Variables of our own environment that the process must not get. A name that is in `env`, too, is not passed on
+    /// either.
+    pub env_remove: Vec<String>,
     /// Working directory; ours if `None`.
     pub directory: Option<PathBuf>,
 }

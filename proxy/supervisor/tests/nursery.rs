@@ -23,7 +23,9 @@ fn sh(script: &str) -> SpawnRequest {
         command: Command {
             binary: PathBuf::from("/bin/sh"),
             args: vec!["-c".to_owned(), script.to_owned()],
-            env: vec![("GIVEN".to_owned(), "value".to_owned())],
+            env: vec![("GIVEN".to_owned(), "value".to_owned()), ("BOTH".to_owned(), "value".to_owned())],
+            // Cargo gives it to every test, so it is in our own environment.
+            env_remove: vec!["CARGO_MANIFEST_DIR".to_owned(), "BOTH".to_owned()],
             directory: Some(PathBuf::from("/")),
         },
         oom_score_adj: 7,
@@ -77,6 +79,15 @@ async fn a_child_runs_with_what_it_was_given_and_its_exit_code_is_told() {
     assert_eq!(line(&mut stderr).await, "oops");
     assert_eq!(wait(&child).await, Exit::Code(3));
     assert_eq!(wait(&child).await, Exit::Code(3), "asking again gives the same answer");
+}
+
+#[tokio::test]
+async fn variables_that_are_to_be_removed_do_not_reach_the_child() {
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "cargo gives it to tests");
+    let (handle, _thread) = start();
+    let script = "echo ${CARGO_MANIFEST_DIR-gone} ${BOTH-gone} ${GIVEN-gone}";
+    let (_child, mut stdout, _stderr) = spawn(&handle, script).await;
+    assert_eq!(line(&mut stdout).await, "gone gone value");
 }
 
 #[tokio::test]

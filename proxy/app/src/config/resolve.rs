@@ -230,6 +230,7 @@ impl Resolver<'_> {
                 binary: PathBuf::new(),
                 args,
                 env: model.env.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
+                env_remove: Vec::new(),
                 directory,
             },
             replicas: model.replicas,

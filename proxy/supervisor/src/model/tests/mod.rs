@@ -134,6 +134,7 @@ fn spec(name: &str) -> ModelSpec {
             binary: "/opt/llama-server".into(),
             args: vec!["-m".to_owned(), format!("{name}.gguf")],
             env: Vec::new(),
+            env_remove: Vec::new(),
             directory: None,
         },
         replicas: 1,
