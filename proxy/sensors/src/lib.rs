@@ -1,16 +1,19 @@
-//! Reads numbers about backends and the host, now from `/proc`. It never judges them, and never makes one up: what cannot
-//! be read is an error, not a zero.
+//! Reads numbers about backends and the host, from `/proc` and from what a backend publishes. It never judges them, and
+//! never makes one up: what cannot be read is an error or nothing, not a zero.
 //!
 //! | module | reads |
 //! |---|---|
 //! | [`host`] | host memory of a process group |
+//! | [`report`] | the memory report of a patched llama-server |
 //! | [`totals`] | host memory in all, and what is available; less in a container |
 
 mod cgroup;
 pub mod host;
+pub mod report;
 pub mod totals;
 
 pub use host::host_memory;
+pub use report::Report;
 pub use totals::{HostTotals, host_totals};
 
 /// Why a number could not be read.

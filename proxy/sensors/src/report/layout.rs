@@ -1,0 +1,118 @@
+//! Where things are in the file. Byte order is the machine's own, because the writer is on it.
+
+use super::counts::Counts;
+use super::{ContextReport, Settings};
+
+/// Bytes of the whole file.
+pub(super) const FILE_BYTES: usize = 16_384;
+/// Records in it.
+pub(super) const RECORDS: usize = 62;
+
+const HEADER_BYTES: usize = 128;
+const RECORD_BYTES: usize = 256;
+const MAGIC: [u8; 8] = *b"LWREPT1\0";
+const VERSION: u32 = 1;
+
+/// Word of a record after the counts: when it was written.
+const UPDATED: usize = 20;
+
+/// The header's meaning.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub(super) pid: u32,
+    pub(super) started_unix_ms: u64,
+    /// A bit for each active fix.
+    pub(super) active: u64,
+    pub(super) settings: Settings,
+}
+
+/// Little pieces off the front of some bytes.
+struct Pieces<'a>(&'a [u8]);
+
+impl Pieces<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (piece, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*piece)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_ne_bytes)
+    }
+}
+
+/// The header of a whole file; `None` if this is no report that we can read.
+pub(super) fn header(file: &[u8]) -> Option<Header> {
+    if file.len() != FILE_BYTES {
+        return None;
+    }
+    let mut pieces = Pieces(header_bytes(file)?);
+    let known = pieces.take() == Some(MAGIC)
+        && pieces.u32() == Some(VERSION)
+        && pieces.u32() == u32::try_from(RECORD_BYTES).ok()
+        && pieces.u32() == u32::try_from(RECORDS).ok();
+    if !known {
+        return None;
+    }
+    Some(Header {
+        pid: pieces.u32()?,
+        started_unix_ms: pieces.u64()?,
+        active: pieces.u64()?,
+        settings: Settings {
+            graph_cap: pieces.u64()?,
+            idle_trim_ms: pieces.u64()?,
+            pool_budget_bytes: pieces.u64()?,
+            cublas_every: pieces.u64()?,
+            cublas_min_ms: pieces.u64()?,
+        },
+    })
+}
+
+pub(super) fn header_bytes(file: &[u8]) -> Option<&[u8]> {
+    file.get(..HEADER_BYTES)
+}
+
+/// A record that was at rest when it was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    state: u32,
+    device: i32,
+    context: u32,
+    counts: Counts,
+    updated_unix_ms: u64,
+}
+
+impl Record {
+    /// What it says about a context; `None` for a free record, and for a state that we do not know.
+    pub(super) fn context(self) -> Option<ContextReport> {
+        let live = match self.state {
+            1 => true,
+            2 => false,
+            _ => return None,
+        };
+        let Self { device, context, counts, updated_unix_ms, .. } = self;
+        Some(ContextReport { context, device, live, counts, updated_unix_ms })
+    }
+}
+
+/// A record on which two readings agree and that nobody was writing; `None` otherwise.
+pub(super) fn at_rest(before: &[u8], after: &[u8], index: usize) -> Option<Record> {
+    let start = HEADER_BYTES + index * RECORD_BYTES;
+    let bytes = after.get(start..start + RECORD_BYTES)?;
+    if before.get(start..start + RECORD_BYTES)? != bytes {
+        return None;
+    }
+    let mut pieces = Pieces(bytes);
+    let seq = pieces.u32()?;
+    if !seq.is_multiple_of(2) {
+        return None;
+    }
+    let (state, device, context) = (pieces.u32()?, pieces.take().map(i32::from_ne_bytes)?, pieces.u32()?);
+    let words: Vec<u64> = std::iter::from_fn(|| pieces.u64()).collect();
+    let updated_unix_ms = words.get(UPDATED).copied().unwrap_or(0);
+    Some(Record { state, device, context, counts: Counts::from_words(words), updated_unix_ms })
+}
