@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use lines::Lines;
@@ -29,6 +30,11 @@ use lines::Lines;
 const GRACE: Duration = Duration::from_secs(5);
 /// How long output may follow after the end of a program: a helper that outlives it may hold the pipe for ever.
 const LINGER: Duration = Duration::from_millis(200);
+/// How long a program may be open for writing before it is told: between a fork and its exec lie milliseconds, on a
+/// loaded machine some hundreds of them.
+const BUSY: Duration = Duration::from_secs(2);
+/// How often it is tried again until then.
+const BUSY_POLL: Duration = Duration::from_millis(5);
 
 /// How a program ended.
 #[derive(Debug)]
@@ -47,7 +53,7 @@ pub(crate) async fn run(
 ) -> io::Result<Ended> {
     let (reader, writer) = io::pipe()?;
     command.stdin(Stdio::null()).stdout(OwnedFd::from(writer.try_clone()?)).stderr(OwnedFd::from(writer));
-    let mut family = Family::spawn(command)?;
+    let mut family = Family::spawn(command).await?;
     let mut output = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
     let mut lines = Lines::default();
     let mut chunk = vec![0; 64 * 1024];
@@ -101,8 +107,24 @@ impl Family {
     /// Starts a program as the leader of a new process group.
     ///
     /// Takes the command by value: it holds our copies of the pipe's writing end, which must close.
-    pub(crate) fn spawn(mut command: Command) -> io::Result<Self> {
-        let child = command.process_group(0).kill_on_drop(true).spawn()?;
+    ///
+    /// A program that was just written may be "busy" for a moment: a child that another thread forks at that time
+    /// holds a copy of the open file until it runs its own program. So that error is waited out, for at most
+    /// [`BUSY`]; whoever really holds the file open for writing longer than that gets to see it.
+    pub(crate) async fn spawn(mut command: Command) -> io::Result<Self> {
+        command.process_group(0).kill_on_drop(true);
+        let given_up = Instant::now() + BUSY;
+        let child = loop {
+            match command.spawn() {
+                Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                    if Instant::now() >= given_up {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(BUSY_POLL).await;
+                }
+                other => break other?,
+            }
+        };
         let leader = child.id().and_then(|id| i32::try_from(id).ok());
         Ok(Self { child, leader })
     }

@@ -48,6 +48,33 @@ async fn a_program_that_does_not_exist_is_an_error() {
     assert_eq!(failed.kind(), io::ErrorKind::NotFound);
 }
 
+/// A program of our own, and a handle that has it open for writing.
+fn program(folder: &Path) -> (Command, fs::File) {
+    use std::os::unix::fs::PermissionsExt;
+    let path = folder.join("program");
+    fs::write(&path, "#!/bin/sh\necho done\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    (Command::new(&path), fs::File::options().append(true).open(&path).unwrap())
+}
+
+#[tokio::test]
+async fn a_program_that_is_still_open_for_writing_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (command, writer) = program(folder.path());
+    let cancel = CancellationToken::new();
+    // Polled in this order: the first attempt is made while the file is open, the next ones when it is closed.
+    let (ran, ()) = tokio::join!(biased; output(command, &cancel), async { drop(writer) });
+    assert_eq!(ran.unwrap().1, "done\n");
+}
+
+#[tokio::test]
+async fn a_program_that_stays_open_for_writing_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let (command, _writer) = program(folder.path());
+    let failed = output(command, &CancellationToken::new()).await.unwrap_err();
+    assert_eq!(failed.kind(), io::ErrorKind::ExecutableFileBusy);
+}
+
 #[tokio::test]
 async fn a_helper_that_keeps_the_pipe_does_not_keep_us() {
     let folder = tempfile::tempdir().unwrap();
@@ -81,7 +108,7 @@ async fn a_child_that_is_deaf_to_term_is_killed_after_the_grace() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pid");
     let script = format!("trap '' TERM; echo $$ > {}; while :; do sleep 0.01; done", file.display());
-    let mut family = Family::spawn(shell(&script)).unwrap();
+    let mut family = Family::spawn(shell(&script)).await.unwrap();
     let pid = line_of(&file).await;
     family.stop(Duration::from_millis(50)).await.unwrap();
     gone(&pid).await;

@@ -93,7 +93,7 @@ impl Run<'_> {
         arguments: &[&str],
         asks: &[(&'static str, Ask)],
     ) -> Result<()> {
-        let mut server = Server::start(self.binary, self.folder, name, arguments)?;
+        let mut server = Server::start(self.binary, self.folder, name, arguments).await?;
         let cancel = self.cancel.clone();
         let done = tokio::select! {
             biased;

@@ -31,7 +31,7 @@ pub(super) struct Server {
 impl Server {
     /// Starts it on a socket in `folder`. `name` keeps the files of two starts apart: a socket's file outlives its
     /// server.
-    pub(super) fn start(binary: &Path, folder: &Path, name: &str, arguments: &[&str]) -> Result<Self> {
+    pub(super) async fn start(binary: &Path, folder: &Path, name: &str, arguments: &[&str]) -> Result<Self> {
         let socket = folder.join(format!("{name}.sock"));
         let log = folder.join(format!("{name}.log"));
         let output = File::create(&log).map_err(io_error("creating", &log))?;
@@ -52,7 +52,7 @@ impl Server {
         // The server takes flags from its environment, a key and another model among them: what is checked is the
         // binary.
         without(&mut command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
-        let family = Family::spawn(command).map_err(|error| Error::Verify {
+        let family = Family::spawn(command).await.map_err(|error| Error::Verify {
             check: "start",
             why: format!("{} cannot be run: {error}", binary.display()),
             illegal_instruction: false,
