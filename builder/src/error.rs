@@ -165,6 +165,26 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// A patch set that cannot be used as it is written.
+    #[error("{file}{}: {}{why}", at(*.line), key_of(.key))]
+    PatchSet {
+        /// Its file, as the reader knows it.
+        file: String,
+        /// The line in it, from 1; none when the file is missing or the fault is nowhere in particular.
+        line: Option<usize>,
+        /// The key, such as `hook[2].anchor`; may be empty.
+        key: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// No patch set has this id.
+    #[error("there is no patch set `{id}`; there are: {}", list(.known))]
+    NoSuchPatchSet {
+        /// As given.
+        id: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
     /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
@@ -191,7 +211,9 @@ impl Error {
             | Self::ArchiveTooLarge { .. }
             | Self::Option { .. }
             | Self::NoSuchBuild { .. }
-            | Self::AmbiguousBuild { .. } => Kind::Input,
+            | Self::AmbiguousBuild { .. }
+            | Self::PatchSet { .. }
+            | Self::NoSuchPatchSet { .. } => Kind::Input,
             Self::MissingProgram { .. }
             | Self::Program { .. }
             | Self::Disk { .. }
@@ -227,6 +249,10 @@ impl Error {
             Self::WrongHash { path, .. } => format!("delete {} and try again", path.display()),
             Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is".into(),
             Self::AmbiguousBuild { .. } => "give more characters of the id".into(),
+            Self::PatchSet { .. } => "docs/patches.md explains what a set.toml says".into(),
+            Self::NoSuchPatchSet { .. } => {
+                "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR".into()
+            }
             Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again".into(),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "the disk is full".into(),
             _ => return None,
@@ -239,6 +265,14 @@ impl Error {
 pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
     let path = path.into();
     move |source| Error::Io { doing, path, source }
+}
+
+fn at(line: Option<usize>) -> String {
+    line.map_or_else(String::new, |line| format!(":{line}"))
+}
+
+fn key_of(key: &str) -> String {
+    if key.is_empty() { String::new() } else { format!("`{key}`: ") }
 }
 
 /// Some names, shortened when there are many.

@@ -18,6 +18,7 @@
 //! | [`toolchain`] | finds compilers, finds or obtains cmake and ninja |
 //! | [`machine`] | disk, memory and cores |
 //! | [`plan`] | what will be built, as a value with a hash |
+//! | [`patch`] | patch sets: what may be changed in a source, and whether it fits there |
 //! | [`build`] | makes it |
 //! | [`mod@verify`] | makes the result prove itself |
 //! | [`store`] | keeps it, with its papers |
@@ -67,6 +68,7 @@ mod event;
 pub mod gguf;
 mod lock;
 pub mod machine;
+pub mod patch;
 pub mod plan;
 mod process;
 pub mod sample_model;

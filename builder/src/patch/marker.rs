@@ -1,0 +1,33 @@
+//! The comment at the end of every line that a hook placed, by which it is known again.
+
+/// What every marker begins with.
+pub const PREFIX: &str = "// llama-warden:";
+
+/// The marker of a hook.
+pub fn marker(set: &str, hook: &str) -> String {
+    format!("{PREFIX}{set}/{hook}")
+}
+
+/// The set and the hook whose marker ends this line.
+pub fn marked(line: &str) -> Option<(&str, &str)> {
+    let (_, tail) = line.rsplit_once(PREFIX)?;
+    let (set, hook) = tail.trim_end().split_once('/')?;
+    let is_id = |text: &str| {
+        !text.is_empty()
+            && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+    };
+    (is_id(set) && is_id(hook)).then_some((set, hook))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marked_line_says_which_hook_of_which_set_placed_it() {
+        let line = format!("    call(); {}\r", marker("cuda-memory", "end"));
+        assert_eq!(marked(&line), Some(("cuda-memory", "end")));
+        assert_eq!(marked("    call(); // llama-warden: is good"), None);
+        assert_eq!(marked("    call();"), None);
+    }
+}

@@ -1,0 +1,1 @@
+//! Functions and structs in C++ that no parser likes.

@@ -1,0 +1,124 @@
+//! Where the files of a llama.cpp come from: a folder, an archive, a commit, or one of these with edits on top.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::judgement::Edits;
+use crate::error::{Result, io_error};
+use crate::source::Revision;
+
+/// A llama.cpp that can be read. Paths are relative to its root, with `/` between their parts.
+pub trait Tree: Send + Sync {
+    /// A file's content; `None` when there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// The file is there and cannot be read.
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>>;
+
+    /// A name for a file's content that is the same for the same content; `None` when there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// The file is there and cannot be read.
+    fn content_id(&self, path: &str) -> Result<Option<String>> {
+        Ok(self.read(path)?.map(|content| sha256(&content)))
+    }
+
+    /// What it believes it is.
+    fn revision(&self) -> Revision;
+}
+
+pub(crate) fn sha256(content: &[u8]) -> String {
+    hex::encode(Sha256::digest(content))
+}
+
+/// A llama.cpp in a folder.
+#[derive(Clone, Debug)]
+pub struct FolderTree {
+    root: PathBuf,
+    revision: Revision,
+}
+
+impl FolderTree {
+    /// The llama.cpp whose root is this folder.
+    pub fn new(root: impl Into<PathBuf>, revision: Revision) -> Self {
+        Self { root: root.into(), revision }
+    }
+
+    /// Its folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+}
+
+impl Tree for FolderTree {
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        let file = self.root.join(path);
+        match fs::read(&file) {
+            Ok(content) => Ok(Some(content)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(io_error("reading", file)(error)),
+        }
+    }
+
+    fn revision(&self) -> Revision {
+        self.revision.clone()
+    }
+}
+
+/// A tree as it looks after some edits: what a later set of several sees.
+pub struct Overlay<'a> {
+    below: &'a dyn Tree,
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl<'a> Overlay<'a> {
+    /// A tree without edits so far.
+    pub fn new(below: &'a dyn Tree) -> Self {
+        Self { below, files: BTreeMap::new() }
+    }
+
+    /// Puts edits on top.
+    pub fn add(&mut self, edits: &Edits) {
+        for edit in &edits.0 {
+            self.put(edit.path.clone(), edit.after.clone());
+        }
+    }
+
+    /// Puts one file on top.
+    pub fn put(&mut self, path: String, content: Vec<u8>) {
+        self.files.insert(path, content);
+    }
+}
+
+impl Tree for Overlay<'_> {
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        match self.files.get(path) {
+            Some(content) => Ok(Some(content.clone())),
+            None => self.below.read(path),
+        }
+    }
+
+    fn content_id(&self, path: &str) -> Result<Option<String>> {
+        match self.files.get(path) {
+            Some(content) => Ok(Some(sha256(content))),
+            None => self.below.content_id(path),
+        }
+    }
+
+    fn revision(&self) -> Revision {
+        self.below.revision()
+    }
+}
