@@ -1,0 +1,948 @@
+// llama-warden, patch set cuda-memory: bounds and reports what the CUDA backend of ggml keeps.
+//
+// This file is llama-warden's own. It is included once, in ggml-cuda.cu, and called from there by three hooks:
+//
+//     ggml_backend_cuda_graph_compute   begin:  a compute_guard for the backend's context
+//                                       end:    guard.finish(cgraph), before the only return
+//     ggml_backend_cuda_free            forget(context), before the context is deleted
+//
+// Nothing happens unless a variable named below is set. Whatever is destroyed here is destroyed at a safe point: the
+// context's streams are synchronised, no graph is being captured in any thread, and nobody computes on the context.
+//
+// The structs of ggml have changed many times. What this file needs of them it asks for by member name (`detected`)
+// and takes arrays of any shape as flat ones, so that one text serves every version. What a version lacks is skipped.
+//
+// Locks, in the order in which they are taken: context state (`state::mutex`), then `ggml_cuda_lock`. The registry's
+// own lock is never held while another one is taken. The idle thread only ever tries; it never waits for a lock.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#if defined(__unix__) || defined(__APPLE__)
+#define LLAMA_WARDEN_CAN_REPORT
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
+#if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK) == defined(LLAMA_WARDEN_HAS_NO_GRAPH_LOCK)
+#error "llama-warden: the lock around graph captures is neither the known one nor absent"
+#endif
+
+// Either may be missing in a build; declared so that it can be asked whether it is complete.
+struct ggml_cuda_pool_leg;
+struct ggml_cuda_pool_vmm;
+
+namespace llama_warden {
+
+// ---------------------------------------------------------------------------------------------- settings
+
+// What the variables say. Zero means off.
+struct settings {
+    uint64_t     graph_cap          = 0; // graphs per context
+    uint64_t     idle_trim_ms       = 0;
+    uint64_t     pool_budget        = 0; // bytes per context
+    uint64_t     pool_interval_ms   = 1000;
+    uint64_t     cublas_every       = 0; // graph computes
+    uint64_t     cublas_interval_ms = 10000;
+    const char * report             = nullptr;
+
+    bool any() const { return graph_cap || idle_trim_ms || pool_budget || cublas_every || report; }
+
+    // Work that has to happen although nobody computes.
+    bool needs_idle_thread() const { return idle_trim_ms || pool_budget; }
+};
+
+// A whole number from the environment; `fallback` when the variable is unset, empty or no number in the range.
+inline uint64_t number(const char * name, uint64_t min, uint64_t max, uint64_t fallback) {
+    const char * text = std::getenv(name);
+    if (text == nullptr || *text == '\0') {
+        return fallback;
+    }
+    uint64_t value = 0;
+    bool     good  = true;
+    for (const char * c = text; *c != '\0' && good; ++c) {
+        good  = *c >= '0' && *c <= '9' && value <= max / 10;
+        value = value * 10 + (uint64_t) (*c - '0');
+    }
+    if (good && value == 0 && fallback == 0) {
+        return 0; // said to be off
+    }
+    if (!good || value < min || value > max) {
+        std::fprintf(stderr, "llama-warden: %s=%s is ignored: expected a whole number from %llu to %llu\n", name, text,
+                     (unsigned long long) min, (unsigned long long) max);
+        return fallback;
+    }
+    return value;
+}
+
+inline settings read_settings() {
+    settings s;
+    s.graph_cap          = number("LLAMA_WARDEN_GRAPH_CACHE_CAP", 1, 1000000, 0);
+    s.idle_trim_ms       = number("LLAMA_WARDEN_GRAPH_IDLE_TRIM_S", 1, 86400, 0) * 1000;
+    s.pool_budget        = number("LLAMA_WARDEN_POOL_BUDGET_MIB", 1, 1 << 24, 0) << 20;
+    s.pool_interval_ms   = number("LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS", 1, 3600000, s.pool_interval_ms);
+    s.cublas_every       = number("LLAMA_WARDEN_CUBLAS_RESET_EVERY", 1, 1000000000, 0);
+    s.cublas_interval_ms = number("LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S", 1, 86400, s.cublas_interval_ms / 1000) * 1000;
+    s.report             = std::getenv("LLAMA_WARDEN_REPORT");
+    if (s.report != nullptr && *s.report == '\0') {
+        s.report = nullptr;
+    }
+    return s;
+}
+
+// Read once, for the life of the process. The lines on stderr are what proves that a fix is in this binary and on.
+inline const settings & config() {
+    static const settings once = [] {
+        const settings s = read_settings();
+        if (s.graph_cap || s.idle_trim_ms) {
+            std::fprintf(stderr, "llama-warden: fix graph-cache-cap active: cap %llu graphs, idle trim %llu s\n",
+                         (unsigned long long) s.graph_cap, (unsigned long long) s.idle_trim_ms / 1000);
+        }
+        if (s.pool_budget) {
+            std::fprintf(stderr, "llama-warden: fix pool-purge active: budget %llu MiB, interval %llu ms\n",
+                         (unsigned long long) s.pool_budget >> 20, (unsigned long long) s.pool_interval_ms);
+        }
+        if (s.cublas_every) {
+            std::fprintf(stderr, "llama-warden: fix cublas-reset active: every %llu computes, interval %llu s\n",
+                         (unsigned long long) s.cublas_every, (unsigned long long) s.cublas_interval_ms / 1000);
+        }
+        if (s.report) {
+            std::fprintf(stderr, "llama-warden: fix memory-report active: %s\n", s.report);
+        }
+        return s;
+    }();
+    return once;
+}
+
+// At load and not at the first request, so that the start-up log has the lines.
+[[maybe_unused]] static const bool announced = config().any();
+
+inline uint64_t now_ms() {
+    using namespace std::chrono;
+    return (uint64_t) duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+inline uint64_t unix_ms() {
+    using namespace std::chrono;
+    return (uint64_t) duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+}
+
+// ------------------------------------------------------------------------------------- asking the structs
+
+// `LLAMA_WARDEN_DETECT(has_x, x)`: has_x<T>::value tells whether T has the member x.
+#define LLAMA_WARDEN_DETECT(trait, member)                                             \
+    template <class T, class = void> struct trait : std::false_type {};                \
+    template <class T> struct trait<T, decltype(void(std::declval<T &>().member))> : std::true_type {}
+
+LLAMA_WARDEN_DETECT(has_graph_map, cuda_graphs);
+LLAMA_WARDEN_DETECT(has_one_graph, cuda_graph.get()->instance);
+LLAMA_WARDEN_DETECT(has_current_graph, cur_graph);
+LLAMA_WARDEN_DETECT(has_workspaces, cublas_workspaces);
+LLAMA_WARDEN_DETECT(has_workspace_sizes, cublas_workspace_sizes);
+LLAMA_WARDEN_DETECT(has_current_stream, curr_stream_no);
+LLAMA_WARDEN_DETECT(has_cpy_pointers, dest_ptrs_size);
+LLAMA_WARDEN_DETECT(has_pool_used, pool_used);
+LLAMA_WARDEN_DETECT(has_buffer_pool, buffer_pool);
+LLAMA_WARDEN_DETECT(has_instance, instance);
+LLAMA_WARDEN_DETECT(has_node_props, node_props);
+LLAMA_WARDEN_DETECT(has_nodes_copy, nodes_copy);
+LLAMA_WARDEN_DETECT(has_props, props);
+LLAMA_WARDEN_DETECT(has_extra, extra);
+LLAMA_WARDEN_DETECT(has_properties, ggml_graph_properties);
+LLAMA_WARDEN_DETECT(has_extraneous, extraneous_srcs_properties);
+LLAMA_WARDEN_DETECT(has_nodes, nodes);
+LLAMA_WARDEN_DETECT(has_params, params);
+#undef LLAMA_WARDEN_DETECT
+
+template <class T, class = void> struct is_complete : std::false_type {};
+template <class T> struct is_complete<T, decltype(void(sizeof(T)))> : std::true_type {};
+
+// Arrays of one, two or more dimensions as one row.
+template <class T> struct row {
+    T *    first;
+    size_t size;
+    T *    begin() const { return first; }
+    T *    end() const { return first + size; }
+};
+template <class T, class A> row<T> flat(A & array) {
+    static_assert(std::is_same<typename std::remove_all_extents<A>::type, T>::value, "another type of element");
+    return { reinterpret_cast<T *>(&array), sizeof(A) / sizeof(T) };
+}
+
+// ggml's own function where it has one (found by its argument's type), else what that has always returned.
+template <class G> auto key_of(G * graph, int) -> decltype((const void *) ggml_cuda_graph_get_key(graph)) {
+    return ggml_cuda_graph_get_key(graph);
+}
+template <class G> const void * key_of(G * graph, long) {
+    return graph->n_nodes > 0 ? graph->nodes[0] : nullptr;
+}
+
+template <class C, class F> void each_graph(C & context, F && visit) {
+    if constexpr (has_graph_map<C>::value) {
+        for (auto & entry : context.cuda_graphs) {
+            if (entry.second) {
+                visit(*entry.second);
+            }
+        }
+    } else if constexpr (has_one_graph<C>::value) {
+        if (context.cuda_graph) {
+            visit(*context.cuda_graph);
+        }
+    }
+}
+
+template <class C> size_t cached_graphs(C & context) {
+    if constexpr (has_graph_map<C>::value) {
+        return context.cuda_graphs.size();
+    } else {
+        size_t count = 0;
+        each_graph(context, [&](auto &) { ++count; });
+        return count;
+    }
+}
+
+template <class V> uint64_t bytes_of(const V & vector) {
+    return vector.capacity() * sizeof(typename V::value_type);
+}
+
+// What cudaGraphInstantiate takes for each node, measured on an H200 with CUDA 13 (docs/evidence.md).
+constexpr uint64_t exec_host_bytes_per_node   = 1000;
+constexpr uint64_t exec_device_bytes_per_node = 430;
+
+struct graph_totals {
+    uint64_t count = 0, nodes = 0, host = 0, device = 0;
+};
+
+template <class G> void add_graph(const G & graph, graph_totals & totals) {
+    uint64_t nodes = 0;
+    totals.count += 1;
+    totals.host += sizeof(G);
+    auto add = [&](const auto & vector) {
+        totals.host += bytes_of(vector);
+        nodes = std::max<uint64_t>(nodes, vector.size());
+    };
+    if constexpr (has_node_props<G>::value) { add(graph.node_props); }
+    if constexpr (has_nodes_copy<G>::value) { add(graph.nodes_copy); }
+    if constexpr (has_props<G>::value)      { add(graph.props); }
+    if constexpr (has_extra<G>::value)      { add(graph.extra); }
+    if constexpr (has_properties<G>::value) { add(graph.ggml_graph_properties); }
+    if constexpr (has_extraneous<G>::value) { add(graph.extraneous_srcs_properties); }
+    if constexpr (has_nodes<G>::value)      { add(graph.nodes); }
+    if constexpr (has_params<G>::value)     { add(graph.params); }
+    if constexpr (has_instance<G>::value) {
+        if (graph.instance != nullptr) {
+            totals.nodes += nodes;
+            totals.host += nodes * exec_host_bytes_per_node;
+            totals.device += nodes * exec_device_bytes_per_node;
+        }
+    }
+}
+
+// A pool of type P behind a base pointer: what it holds, and whether all of it is free. False when it is no P.
+template <class P, class B> bool ask_pool(B & base, uint64_t & bytes, bool & free) {
+    if constexpr (is_complete<P>::value) {
+        if (auto * pool = dynamic_cast<P *>(&base)) {
+            bytes = pool->pool_size;
+            if constexpr (has_pool_used<P>::value) {
+                free = pool->pool_used == 0;
+            } else if constexpr (has_buffer_pool<P>::value) {
+                uint64_t cached = 0;
+                for (auto & buffer : pool->buffer_pool) {
+                    cached += buffer.ptr != nullptr ? buffer.size : 0;
+                }
+                free = cached == bytes;
+            } else {
+                free = false;
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+struct pool_totals {
+    uint64_t bytes = 0;
+    bool     free  = true; // no part of any pool is in use
+};
+
+template <class C> pool_totals ask_pools(C & context) {
+    pool_totals totals;
+    for (auto & pool : flat<std::unique_ptr<ggml_cuda_pool>>(context.pools)) {
+        if (pool) {
+            uint64_t bytes = 0;
+            bool     free  = false;
+            if (!ask_pool<ggml_cuda_pool_vmm>(*pool, bytes, free) && !ask_pool<ggml_cuda_pool_leg>(*pool, bytes, free)) {
+                free = false; // a kind of pool that is not known here: hands off
+            }
+            totals.bytes += bytes;
+            totals.free = totals.free && free;
+        }
+    }
+    return totals;
+}
+
+// --------------------------------------------------------------------------------------------- the report
+
+// The file that llama-warden reads; docs/patches.md describes it. All numbers are in the machine's byte order.
+struct report_header {
+    char     magic[8];
+    uint32_t version, record_size, records, pid;
+    uint64_t started_unix_ms, active, graph_cap, idle_trim_ms, pool_budget, cublas_every, cublas_interval_ms;
+    uint8_t  unused[48];
+};
+struct report_record {
+    uint32_t seq; // odd while the record is being written
+    uint32_t state;
+    int32_t  device;
+    uint32_t context;
+    uint64_t values[30];
+};
+constexpr uint32_t report_records = 62;
+constexpr size_t   report_size    = 16384;
+static_assert(sizeof(report_header) == 128 && sizeof(report_record) == 256, "the file's layout");
+static_assert(sizeof(report_header) + report_records * sizeof(report_record) <= report_size, "the file's layout");
+
+enum value : size_t {
+    v_computes, v_graphs, v_graphs_peak, v_graph_nodes, v_graph_host_bytes, v_graph_device_bytes, v_evicted, v_trimmed,
+    v_live_splits, v_effective_cap, v_pool_bytes, v_pool_peak, v_purges, v_purged_bytes, v_cublas_handles,
+    v_workspace_bytes, v_cublas_resets, v_invalidations, v_skipped, v_errors, v_updated,
+};
+enum : uint32_t { record_free, record_live, record_ended };
+
+// The mapped file, or nothing when there is no report to write or the file cannot be made.
+inline uint8_t * report_file() {
+#if defined(LLAMA_WARDEN_CAN_REPORT)
+    static uint8_t * const file = []() -> uint8_t * {
+        const settings & s = config();
+        if (s.report == nullptr) {
+            return nullptr;
+        }
+        const int fd     = ::open(s.report, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+        void *    mapped = MAP_FAILED;
+        if (fd >= 0 && ::ftruncate(fd, 0) == 0 && ::ftruncate(fd, (off_t) report_size) == 0) {
+            mapped = ::mmap(nullptr, report_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        }
+        if (fd >= 0) {
+            ::close(fd);
+        }
+        if (mapped == MAP_FAILED) {
+            std::fprintf(stderr, "llama-warden: the memory report %s cannot be written\n", s.report);
+            return nullptr;
+        }
+        report_header header = {};
+        header.version            = 1;
+        header.record_size        = sizeof(report_record);
+        header.records            = report_records;
+        header.pid                = (uint32_t) ::getpid();
+        header.started_unix_ms    = unix_ms();
+        header.active             = (s.graph_cap ? 1 : 0) | (s.pool_budget ? 2 : 0) | (s.cublas_every ? 4 : 0) | 8 |
+                        (s.idle_trim_ms ? 16 : 0);
+        header.graph_cap          = s.graph_cap;
+        header.idle_trim_ms       = s.idle_trim_ms;
+        header.pool_budget        = s.pool_budget;
+        header.cublas_every       = s.cublas_every;
+        header.cublas_interval_ms = s.cublas_interval_ms;
+        std::memcpy(mapped, &header, sizeof(header));
+        std::atomic_thread_fence(std::memory_order_release);
+        std::memcpy(mapped, "LWREPT1", 8); // last: a reader that sees it sees the rest
+        return (uint8_t *) mapped;
+    }();
+    return file;
+#else
+    return nullptr;
+#endif
+}
+
+inline report_record * report_at(uint32_t index) {
+    uint8_t * file = report_file();
+    return file ? reinterpret_cast<report_record *>(file + sizeof(report_header)) + index : nullptr;
+}
+
+// A record of its own for a context: the first that was never used, else the first whose context is gone.
+inline report_record * claim_record(int device, uint32_t context) {
+    for (uint32_t wanted : { record_free, record_ended }) {
+        for (uint32_t i = 0; report_file() != nullptr && i < report_records; ++i) {
+            report_record * record = report_at(i);
+            if (record->state == wanted) {
+                record->state   = record_live;
+                record->device  = device;
+                record->context = context;
+                return record;
+            }
+        }
+    }
+    return nullptr;
+}
+
+inline void write_record(report_record * record, uint32_t state, const uint64_t (&values)[30]) {
+#if defined(LLAMA_WARDEN_CAN_REPORT)
+    if (record != nullptr) {
+        const uint32_t seq = __atomic_load_n(&record->seq, __ATOMIC_RELAXED);
+        __atomic_store_n(&record->seq, seq + 1, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        __atomic_store_n(&record->state, state, __ATOMIC_RELAXED);
+        for (size_t i = 0; i < 30; ++i) {
+            __atomic_store_n(&record->values[i], values[i], __ATOMIC_RELAXED);
+        }
+        __atomic_store_n(&record->seq, seq + 2, __ATOMIC_RELEASE);
+    }
+#else
+    (void) record, (void) state, (void) values;
+#endif
+}
+
+// ---------------------------------------------------------------------------------------- state of a context
+
+// Finds how many graphs a context goes through again and again: with layers on the CPU, or split over devices, one
+// token is many graphs, and a cap below their number would evict each one just before it is needed.
+//
+// A round ends when a graph of the round comes again. A graph is live when it was in the last two rounds, so that
+// graphs that are made once and never again do not count, however many there are.
+class splits {
+  public:
+    void see(const void * key) {
+        if (round.insert(key).second) {
+            if (round.size() > longest) { // nothing comes again: no round is this long
+                round.clear();
+            }
+            return;
+        }
+        size_t both = 0;
+        for (const void * old : round) {
+            both += previous.count(old);
+        }
+        recent[next++ % window] = both;
+        live_now                = *std::max_element(recent, recent + window);
+        previous.swap(round);
+        round.clear();
+        round.insert(key);
+    }
+    size_t live() const { return live_now; }
+
+  private:
+    static constexpr size_t longest = 1 << 16, window = 64;
+
+    std::unordered_set<const void *> round, previous;
+    size_t                           recent[window] = {}, next = 0, live_now = 0;
+};
+
+struct state {
+    std::mutex                  mutex; // held while somebody computes on the context, and by the idle thread
+    ggml_backend_cuda_context * context = nullptr; // null once the context is gone
+    report_record *             record  = nullptr;
+    uint64_t                    values[30] = {};
+
+    std::unordered_map<const void *, uint64_t> ticks; // when each graph was used last, in computes
+    splits                                     rounds;
+
+    uint64_t last_use = 0, last_write = 0, last_purge = 0, last_reset = 0, computes_at_reset = 0;
+    uint64_t purge_interval = 0;
+    bool     just_purged = false, trimmed = false;
+};
+
+class registry {
+  public:
+    static registry & get() {
+        static registry * const one = new registry; // never destroyed: threads may outlive static objects
+        return *one;
+    }
+
+    std::shared_ptr<state> find(ggml_backend_cuda_context * context) {
+        std::lock_guard<std::mutex> lock(mutex);
+        std::shared_ptr<state> &    found = states[context];
+        if (!found) {
+            found                 = std::make_shared<state>();
+            found->context        = context;
+            found->purge_interval = config().pool_interval_ms;
+            found->last_reset     = now_ms();
+            found->record         = claim_record(context->device, created++);
+        }
+        return found;
+    }
+    std::shared_ptr<state> take(ggml_backend_cuda_context * context) {
+        std::lock_guard<std::mutex> lock(mutex);
+        auto                        found = states.find(context);
+        if (found == states.end()) {
+            return nullptr;
+        }
+        std::shared_ptr<state> taken = std::move(found->second);
+        states.erase(found);
+        return taken;
+    }
+    std::vector<std::shared_ptr<state>> all() {
+        std::lock_guard<std::mutex>         lock(mutex);
+        std::vector<std::shared_ptr<state>> copy;
+        for (auto & entry : states) {
+            copy.push_back(entry.second);
+        }
+        return copy;
+    }
+
+  private:
+    std::mutex                                                           mutex;
+    std::unordered_map<ggml_backend_cuda_context *, std::shared_ptr<state>> states;
+    uint32_t                                                             created = 0;
+};
+
+// -------------------------------------------------------------------------------------------- the safe point
+
+// Between construction and destruction, things of the context may be destroyed, if `ok()`.
+// An error of a stream is left for ggml to find and tell at its next call; then nothing is touched here.
+template <class C> class safe_point {
+  public:
+    safe_point(C & context, state & st, bool may_wait) {
+        for (cudaStream_t stream : flat<cudaStream_t>(context.streams)) {
+            if (stream != nullptr && cudaStreamSynchronize(stream) != cudaSuccess) {
+                st.values[v_errors] += 1;
+                return;
+            }
+        }
+#if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
+        // A counter that never falls, after a failed capture, must not hang the server: then this time is skipped.
+        constexpr auto patience = std::chrono::milliseconds(200);
+        const auto     nobody   = [] { return ggml_cuda_lock_counter.load(std::memory_order_relaxed) == 0; };
+        if (may_wait) {
+            lock.lock();
+            good = ggml_cuda_lock_cv.wait_for(lock, patience, nobody);
+        } else {
+            good = lock.try_lock() && nobody();
+        }
+        if (!good) {
+            st.values[v_skipped] += 1;
+        }
+#else
+        (void) may_wait;
+        good = true;
+#endif
+    }
+    bool ok() const { return good; }
+
+  private:
+#if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
+    std::unique_lock<std::mutex> lock{ ggml_cuda_lock, std::defer_lock };
+#endif
+    bool good = false;
+};
+
+// What a cached graph owns beside what its destructor frees.
+template <class G> void before_erasing(G & graph) {
+    if constexpr (has_cpy_pointers<G>::value) {
+        if (graph.dest_ptrs_size > 0) {
+            (void) cudaFree(graph.dest_ptrs_d);
+            graph.dest_ptrs_size = 0;
+        }
+    }
+    (void) graph;
+}
+
+template <class C> void forget_current(C & context) {
+    if constexpr (has_current_graph<C>::value) {
+        context.cur_graph = nullptr;
+    }
+    (void) context;
+}
+
+// Makes sure that no captured graph is launched again: each holds addresses of pools and workspaces.
+// Where graphs are in a map they go as a whole, with their copies of the nodes, so that the next computation runs
+// uncaptured once and takes its memory outside of a capture. The single graph of older versions only loses its
+// executable, which every version takes for "capture again".
+template <class C> void invalidate_graphs(C & context, state & st) {
+    if constexpr (has_graph_map<C>::value) {
+        each_graph(context, [](auto & graph) { before_erasing(graph); });
+        context.cuda_graphs.clear();
+        st.ticks.clear();
+    } else {
+        each_graph(context, [&](auto & graph) {
+            if (graph.instance != nullptr) {
+                if (cudaGraphExecDestroy(graph.instance) != cudaSuccess) {
+                    st.values[v_errors] += 1;
+                }
+                graph.instance = nullptr;
+            }
+        });
+    }
+    forget_current(context);
+    st.values[v_invalidations] += 1;
+}
+
+// --------------------------------------------------------------------------------------------------- fixes
+
+// graph-cache-cap: which graphs go, least recently used first; empty while there is room.
+template <class C> std::vector<const void *> superfluous_graphs(C & context, state & st, const void * current) {
+    std::vector<const void *> out;
+    if constexpr (has_graph_map<C>::value) {
+        const uint64_t cap = config().graph_cap;
+        if (cap == 0) {
+            return out;
+        }
+        st.rounds.see(current);
+        st.ticks[current]           = st.values[v_computes];
+        const size_t live           = st.rounds.live();
+        const size_t most           = std::max<size_t>(cap, live);
+        st.values[v_live_splits]    = live;
+        st.values[v_effective_cap]  = most;
+        const size_t count          = context.cuda_graphs.size();
+        if (st.ticks.size() > 2 * count + 64) { // ggml's own sweep takes graphs too
+            for (auto it = st.ticks.begin(); it != st.ticks.end();) {
+                it = context.cuda_graphs.count(it->first) ? std::next(it) : st.ticks.erase(it);
+            }
+        }
+        if (count <= most) {
+            return out;
+        }
+        // A quarter more than needed, so that not every computation ends with a synchronisation.
+        const size_t                                     target = std::max<size_t>(most - cap / 4, std::max<size_t>(live, 1));
+        std::vector<std::pair<uint64_t, const void *>> by_age;
+        for (auto & entry : context.cuda_graphs) {
+            if (entry.first != current) {
+                auto used = st.ticks.find(entry.first);
+                by_age.emplace_back(used == st.ticks.end() ? 0 : used->second, entry.first);
+            }
+        }
+        const size_t goes = std::min(count - target, by_age.size());
+        std::partial_sort(by_age.begin(), by_age.begin() + goes, by_age.end());
+        for (size_t i = 0; i < goes; ++i) {
+            out.push_back(by_age[i].second);
+        }
+    }
+    (void) context, (void) st, (void) current;
+    return out;
+}
+
+template <class C> void evict(C & context, state & st, const std::vector<const void *> & keys) {
+    if (keys.empty()) {
+        return;
+    }
+    if constexpr (has_graph_map<C>::value) {
+        for (const void * key : keys) {
+            auto found = context.cuda_graphs.find(key);
+            if (found != context.cuda_graphs.end()) {
+                if (found->second) {
+                    before_erasing(*found->second);
+                }
+                context.cuda_graphs.erase(found);
+                st.values[v_evicted] += 1;
+            }
+            st.ticks.erase(key);
+        }
+    }
+    forget_current(context);
+}
+
+// pool-purge. The pools are made again, empty, when they are needed.
+template <class C> bool purge_pools(C & context, state & st) {
+    const pool_totals before = ask_pools(context);
+    if (!before.free) {
+        st.values[v_skipped] += 1;
+        return false;
+    }
+    invalidate_graphs(context, st);
+    for (auto & pool : flat<std::unique_ptr<ggml_cuda_pool>>(context.pools)) {
+        pool.reset();
+    }
+    ggml_cuda_set_device(context.device); // a pool's destructor may have chosen another
+    st.values[v_purges] += 1;
+    st.values[v_purged_bytes] += before.bytes;
+    return true;
+}
+
+// Whether the pools hold more than they should and were not emptied just now.
+inline bool purge_is_due(const state & st, uint64_t bytes, uint64_t now) {
+    return config().pool_budget && bytes > config().pool_budget && now - st.last_purge >= st.purge_interval;
+}
+
+// When the very next computation fills the pools above the budget again, that is what it needs, and to purge more
+// often would only cost time: the interval doubles, up to ten seconds.
+inline void note_demand(state & st, uint64_t bytes) {
+    if (st.just_purged) {
+        st.just_purged    = false;
+        st.purge_interval = bytes > config().pool_budget
+            ? std::min<uint64_t>(2 * st.purge_interval, std::max<uint64_t>(10000, config().pool_interval_ms))
+            : config().pool_interval_ms;
+    }
+}
+
+template <class C> uint64_t cublas_handles(C & context) {
+    uint64_t count = 0;
+    for (cublasHandle_t handle : flat<cublasHandle_t>(context.cublas_handles)) {
+        count += handle != nullptr;
+    }
+    return count;
+}
+
+// Whether the stream that computes on the context's own device has a handle.
+template <class C> bool has_current_handle(C & context) {
+    auto         handles = flat<cublasHandle_t>(context.cublas_handles);
+    const size_t each    = handles.size / GGML_CUDA_MAX_DEVICES;
+    size_t       stream  = 0;
+    if constexpr (has_current_stream<C>::value) {
+        stream = each > 1 ? (size_t) context.curr_stream_no : 0;
+    }
+    return handles.first[(size_t) context.device * each + stream] != nullptr;
+}
+
+template <class C> uint64_t workspace_bytes(C & context) {
+    uint64_t bytes = 0;
+    if constexpr (has_workspaces<C>::value && has_workspace_sizes<C>::value) {
+        auto         spaces = flat<void *>(context.cublas_workspaces);
+        auto         sizes  = flat<size_t>(context.cublas_workspace_sizes);
+        const size_t each   = spaces.size / sizes.size;
+        for (size_t i = 0; i < spaces.size; ++i) {
+            bytes += spaces.first[i] != nullptr ? sizes.first[i / each] : 0;
+        }
+    }
+    (void) context;
+    return bytes;
+}
+
+// cublas-reset. From b10528 on a handle has a workspace that is allocated with it: freed here, or it would leak.
+template <class C> void reset_cublas(C & context, state & st) {
+    const bool current = has_current_handle(context);
+    invalidate_graphs(context, st);
+    for (cublasHandle_t & handle : flat<cublasHandle_t>(context.cublas_handles)) {
+        if (handle != nullptr) {
+            if (cublasDestroy(handle) != CUBLAS_STATUS_SUCCESS) {
+                st.values[v_errors] += 1;
+            }
+            handle = nullptr;
+        }
+    }
+    if constexpr (has_workspaces<C>::value) {
+        for (void *& workspace : flat<void *>(context.cublas_workspaces)) {
+            if (workspace != nullptr) {
+                if (cudaFree(workspace) != cudaSuccess) {
+                    st.values[v_errors] += 1;
+                }
+                workspace = nullptr;
+            }
+        }
+    }
+    ggml_cuda_set_device(context.device);
+    if (current) {
+        (void) context.cublas_handle(); // now, and not inside of the next capture
+    }
+    st.values[v_cublas_resets] += 1;
+}
+
+template <class C> bool reset_is_due(C & context, const state & st, uint64_t now) {
+    return config().cublas_every && st.values[v_computes] - st.computes_at_reset >= config().cublas_every &&
+           now - st.last_reset >= config().cublas_interval_ms && cublas_handles(context) > 0;
+}
+
+// memory-report. Adding up the graphs is not free: ten times a second, and when something changed, is enough.
+template <class C> void publish(C & context, state & st, uint64_t now, bool changed) {
+    if (st.record == nullptr || (!changed && now - st.last_write < 100)) {
+        return;
+    }
+    graph_totals graphs;
+    each_graph(context, [&](auto & graph) { add_graph(graph, graphs); });
+    st.last_write                   = now;
+    st.values[v_graphs]             = graphs.count;
+    st.values[v_graphs_peak]        = std::max(st.values[v_graphs_peak], graphs.count);
+    st.values[v_graph_nodes]        = graphs.nodes;
+    st.values[v_graph_host_bytes]   = graphs.host;
+    st.values[v_graph_device_bytes] = graphs.device;
+    st.values[v_pool_bytes]         = ask_pools(context).bytes;
+    st.values[v_cublas_handles]     = cublas_handles(context);
+    st.values[v_workspace_bytes]    = workspace_bytes(context);
+    st.values[v_updated]            = unix_ms();
+    write_record(st.record, record_live, st.values);
+}
+
+// --------------------------------------------------------------------------------------------- idle thread
+
+// Gives back what an idle server keeps. Exists only when a variable asks for it.
+class idle_thread {
+  public:
+    static void start_once() {
+        static idle_thread * const one = start();
+        (void) one;
+    }
+
+  private:
+    static idle_thread * start() {
+        auto * thread  = new idle_thread; // never destroyed: whoever still looks at it at the end finds it
+        the_one()      = thread;
+        thread->worker = std::thread([thread] { thread->run(); });
+        // CUDA registered its own end before, so this runs first.
+        std::atexit([] { the_one()->stop(); });
+        return thread;
+    }
+    static idle_thread *& the_one() {
+        static idle_thread * thread = nullptr;
+        return thread;
+    }
+
+    void stop() {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            stopping = true;
+        }
+        wake.notify_all();
+        if (worker.joinable() && worker.get_id() != std::this_thread::get_id()) {
+            worker.join();
+        }
+    }
+
+    void run() {
+        const auto                   pause = std::chrono::milliseconds(250);
+        std::unique_lock<std::mutex> lock(mutex);
+        while (!wake.wait_for(lock, pause, [this] { return stopping; })) {
+            lock.unlock();
+            bool gave_back = false;
+            for (const std::shared_ptr<state> & st : registry::get().all()) {
+                gave_back = look(*st) || gave_back;
+            }
+#if defined(__GLIBC__)
+            if (gave_back) {
+                malloc_trim(0); // the copies of the nodes were on the heap
+            }
+#endif
+            lock.lock();
+        }
+    }
+
+    // Whether something was given back.
+    static bool look(state & st) {
+        std::unique_lock<std::mutex> lock(st.mutex, std::try_to_lock);
+        if (!lock.owns_lock() || st.context == nullptr || st.last_use == 0) {
+            return false;
+        }
+        return look_at(*st.context, st);
+    }
+
+    template <class C> static bool look_at(C & context, state & st) {
+        const uint64_t now   = now_ms();
+        const size_t   count = cached_graphs(context);
+        const bool trim  = config().idle_trim_ms && !st.trimmed && count > 0 && now - st.last_use >= config().idle_trim_ms;
+        const bool purge = now - st.last_use >= st.purge_interval && purge_is_due(st, ask_pools(context).bytes, now);
+        if (!trim && !purge) {
+            return false;
+        }
+        ggml_cuda_set_device(context.device);
+        safe_point<C> point(context, st, false);
+        if (!point.ok()) {
+            return false;
+        }
+        if (trim) {
+            invalidate_graphs(context, st);
+            st.values[v_trimmed] += count - cached_graphs(context);
+            st.trimmed = true;
+        }
+        if (purge) {
+            st.last_purge = now;
+            purge_pools(context, st);
+        }
+        publish(context, st, now, true);
+        return true;
+    }
+
+    std::mutex              mutex;
+    std::condition_variable wake;
+    bool                    stopping = false;
+    std::thread             worker;
+};
+
+// --------------------------------------------------------------------------------------------------- hooks
+
+// Lives through one ggml_backend_cuda_graph_compute.
+class compute_guard {
+  public:
+    explicit compute_guard(ggml_backend_cuda_context * context) {
+        if (config().any()) {
+            st = registry::get().find(context);
+            st->mutex.lock();
+        }
+    }
+    compute_guard(const compute_guard &)             = delete;
+    compute_guard & operator=(const compute_guard &) = delete;
+    ~compute_guard() {
+        if (st) {
+            st->mutex.unlock();
+        }
+    }
+
+    // The computation is launched, and captured if it was to be.
+    template <class G> void finish(G * graph) {
+        if (st) {
+            finish(*st->context, *st, key_of(graph, 0));
+        }
+    }
+
+  private:
+    template <class C> static void finish(C & context, state & st, const void * key) {
+        const uint64_t now = now_ms();
+        st.last_use        = now;
+        st.trimmed         = false;
+        st.values[v_computes] += 1;
+
+        const std::vector<const void *> graphs = superfluous_graphs(context, st, key);
+        bool                            purge  = false;
+        if (config().pool_budget || config().report) {
+            const uint64_t bytes    = ask_pools(context).bytes;
+            st.values[v_pool_peak] = std::max(st.values[v_pool_peak], bytes);
+            note_demand(st, bytes);
+            purge = purge_is_due(st, bytes, now);
+        }
+        const bool reset   = reset_is_due(context, st, now);
+        bool       changed = false;
+        if (!graphs.empty() || purge || reset) {
+            safe_point<C> point(context, st, true);
+            if (point.ok()) {
+                changed = true;
+                evict(context, st, graphs);
+                if (reset) {
+                    st.last_reset        = now;
+                    st.computes_at_reset = st.values[v_computes];
+                    reset_cublas(context, st);
+                }
+                if (purge) {
+                    st.last_purge  = now;
+                    st.just_purged = purge_pools(context, st);
+                }
+            }
+        }
+        publish(context, st, now, changed);
+#if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
+        // Without the lock another thread could not know that a graph is being captured.
+        if (config().needs_idle_thread()) {
+            idle_thread::start_once();
+        }
+#endif
+    }
+
+    std::shared_ptr<state> st;
+};
+
+// The context is about to be deleted.
+inline void forget(ggml_backend_cuda_context * context) {
+    if (!config().any()) {
+        return;
+    }
+    if (std::shared_ptr<state> st = registry::get().take(context)) {
+        std::lock_guard<std::mutex> lock(st->mutex);
+        st->context = nullptr;
+        write_record(st->record, record_ended, st->values);
+    }
+}
+
+} // namespace llama_warden
