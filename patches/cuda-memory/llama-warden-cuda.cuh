@@ -24,6 +24,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -34,9 +36,11 @@
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
-#define LLAMA_WARDEN_CAN_REPORT
+#define LLAMA_WARDEN_POSIX
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 #if defined(__GLIBC__)
@@ -214,8 +218,8 @@ template <class C> size_t cached_graphs(C & context) {
     if constexpr (has_graph_map<C>::value) {
         return context.cuda_graphs.size();
     } else {
-        size_t count = 0;
-        each_graph(context, [&](auto &) { ++count; });
+        size_t count = 0; // the object stays for good; what comes and goes is its executable
+        each_graph(context, [&](auto & graph) { count += graph.instance != nullptr; });
         return count;
     }
 }
@@ -225,8 +229,8 @@ template <class V> uint64_t bytes_of(const V & vector) {
 }
 
 // What cudaGraphInstantiate takes for each node, measured on an H200 with CUDA 13 (docs/evidence.md).
-constexpr uint64_t exec_host_bytes_per_node   = 1000;
-constexpr uint64_t exec_device_bytes_per_node = 430;
+constexpr uint64_t exec_host_bytes_per_node   = 4200;
+constexpr uint64_t exec_device_bytes_per_node = 1350;
 
 struct graph_totals {
     uint64_t count = 0, nodes = 0, host = 0, device = 0;
@@ -318,6 +322,7 @@ struct report_record {
 };
 constexpr uint32_t report_records = 62;
 constexpr size_t   report_size    = 16384;
+constexpr char     report_magic[] = "LWREPT1"; // eight bytes with its end
 static_assert(sizeof(report_header) == 128 && sizeof(report_record) == 256, "the file's layout");
 static_assert(sizeof(report_header) + report_records * sizeof(report_record) <= report_size, "the file's layout");
 
@@ -328,24 +333,50 @@ enum value : size_t {
 };
 enum : uint32_t { record_free, record_live, record_ended };
 
+#if defined(LLAMA_WARDEN_POSIX)
+// Opens the file and makes it `report_size` zeros. It is never cut short: a process that has it mapped, such as the one
+// that started this one with the same variable, would die of it. Its blocks are written and not left to be allocated at
+// a later store into the mapping, which on a full disk would end the process too. -1 when it cannot be had, or when it
+// is something else: then not a byte of it is touched.
+inline int open_report(const char * path) {
+    const int   fd = ::open(path, O_CREAT | O_RDWR | O_CLOEXEC | O_NONBLOCK, 0600);
+    struct stat is = {};
+    if (fd < 0) {
+        return -1;
+    }
+    char begin[8] = {};
+    bool ours     = ::fstat(fd, &is) == 0 && S_ISREG(is.st_mode);
+    if (ours && is.st_size != 0) {
+        const char none[8] = {};
+        ours = is.st_size == (off_t) report_size && ::pread(fd, begin, sizeof(begin), 0) == (ssize_t) sizeof(begin) &&
+               (std::memcmp(begin, report_magic, sizeof(begin)) == 0 || std::memcmp(begin, none, sizeof(begin)) == 0);
+    }
+    const std::vector<char> zeros(report_size, 0);
+    if (!ours || ::pwrite(fd, zeros.data(), report_size, 0) != (ssize_t) report_size) {
+        ::close(fd);
+        return -1;
+    }
+    return fd;
+}
+#endif
+
 // The mapped file, or nothing when there is no report to write or the file cannot be made.
 inline uint8_t * report_file() {
-#if defined(LLAMA_WARDEN_CAN_REPORT)
+#if defined(LLAMA_WARDEN_POSIX)
     static uint8_t * const file = []() -> uint8_t * {
         const settings & s = config();
         if (s.report == nullptr) {
             return nullptr;
         }
-        const int fd     = ::open(s.report, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+        const int fd     = open_report(s.report);
         void *    mapped = MAP_FAILED;
-        if (fd >= 0 && ::ftruncate(fd, 0) == 0 && ::ftruncate(fd, (off_t) report_size) == 0) {
-            mapped = ::mmap(nullptr, report_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        }
         if (fd >= 0) {
+            mapped = ::mmap(nullptr, report_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
             ::close(fd);
         }
         if (mapped == MAP_FAILED) {
-            std::fprintf(stderr, "llama-warden: the memory report %s cannot be written\n", s.report);
+            std::fprintf(stderr, "llama-warden: the memory report %s cannot be written: it must be a new file or an older report\n",
+                         s.report);
             return nullptr;
         }
         report_header header = {};
@@ -362,8 +393,9 @@ inline uint8_t * report_file() {
         header.cublas_every       = s.cublas_every;
         header.cublas_interval_ms = s.cublas_interval_ms;
         std::memcpy(mapped, &header, sizeof(header));
-        std::atomic_thread_fence(std::memory_order_release);
-        std::memcpy(mapped, "LWREPT1", 8); // last: a reader that sees it sees the rest
+        uint64_t magic = 0;
+        std::memcpy(&magic, report_magic, sizeof(magic));
+        __atomic_store_n((uint64_t *) mapped, magic, __ATOMIC_RELEASE); // last: who sees it sees the rest
         return (uint8_t *) mapped;
     }();
     return file;
@@ -377,37 +409,45 @@ inline report_record * report_at(uint32_t index) {
     return file ? reinterpret_cast<report_record *>(file + sizeof(report_header)) + index : nullptr;
 }
 
-// A record of its own for a context: the first that was never used, else the first whose context is gone.
-inline report_record * claim_record(int device, uint32_t context) {
-    for (uint32_t wanted : { record_free, record_ended }) {
-        for (uint32_t i = 0; report_file() != nullptr && i < report_records; ++i) {
-            report_record * record = report_at(i);
-            if (record->state == wanted) {
-                record->state   = record_live;
-                record->device  = device;
-                record->context = context;
-                return record;
-            }
-        }
-    }
-    return nullptr;
-}
-
-inline void write_record(report_record * record, uint32_t state, const uint64_t (&values)[30]) {
-#if defined(LLAMA_WARDEN_CAN_REPORT)
+inline void write_record(report_record * record, uint32_t state, int32_t device, uint32_t context,
+                         const uint64_t (&values)[30]) {
+#if defined(LLAMA_WARDEN_POSIX)
     if (record != nullptr) {
         const uint32_t seq = __atomic_load_n(&record->seq, __ATOMIC_RELAXED);
         __atomic_store_n(&record->seq, seq + 1, __ATOMIC_RELAXED);
         __atomic_thread_fence(__ATOMIC_RELEASE);
         __atomic_store_n(&record->state, state, __ATOMIC_RELAXED);
+        __atomic_store_n(&record->device, device, __ATOMIC_RELAXED);
+        __atomic_store_n(&record->context, context, __ATOMIC_RELAXED);
         for (size_t i = 0; i < 30; ++i) {
             __atomic_store_n(&record->values[i], values[i], __ATOMIC_RELAXED);
         }
         __atomic_store_n(&record->seq, seq + 2, __ATOMIC_RELEASE);
     }
 #else
-    (void) record, (void) state, (void) values;
+    (void) record, (void) state, (void) device, (void) context, (void) values;
 #endif
+}
+
+// A record of its own for a context: the first that was never used, else the first whose context is gone.
+inline report_record * claim_record(int device, uint32_t context) {
+#if defined(LLAMA_WARDEN_POSIX)
+    for (uint32_t wanted : { record_free, record_ended }) {
+        for (uint32_t i = 0; report_file() != nullptr && i < report_records; ++i) {
+            report_record * record = report_at(i);
+            // The one who ended it has let go of it once its number is even again.
+            if ((__atomic_load_n(&record->seq, __ATOMIC_ACQUIRE) & 1) == 0 &&
+                __atomic_load_n(&record->state, __ATOMIC_ACQUIRE) == wanted) {
+                const uint64_t nothing[30] = {};
+                write_record(record, record_live, device, context, nothing);
+                return record;
+            }
+        }
+    }
+#else
+    (void) device, (void) context;
+#endif
+    return nullptr;
 }
 
 // ---------------------------------------------------------------------------------------- state of a context
@@ -449,6 +489,8 @@ struct state {
     std::mutex                  mutex; // held while somebody computes on the context, and by the idle thread
     ggml_backend_cuda_context * context = nullptr; // null once the context is gone
     report_record *             record  = nullptr;
+    int32_t                     device  = 0;
+    uint32_t                    number  = 0; // of the context, in order of creation
     uint64_t                    values[30] = {};
 
     std::unordered_map<const void *, uint64_t> ticks; // when each graph was used last, in computes
@@ -457,6 +499,15 @@ struct state {
     uint64_t last_use = 0, last_write = 0, last_purge = 0, last_reset = 0, computes_at_reset = 0;
     uint64_t purge_interval = 0;
     bool     just_purged = false, trimmed = false;
+
+    // After a safe point that was not to be had, none is asked for until then: the wait for it must not be paid at each
+    // computation, of which one token can need hundreds.
+    uint64_t not_before = 0, patience = 0;
+
+    void refused(uint64_t now) {
+        patience   = std::min<uint64_t>(patience == 0 ? 1000 : 2 * patience, 60000);
+        not_before = now + patience;
+    }
 };
 
 class registry {
@@ -474,7 +525,9 @@ class registry {
             found->context        = context;
             found->purge_interval = config().pool_interval_ms;
             found->last_reset     = now_ms();
-            found->record         = claim_record(context->device, created++);
+            found->device         = context->device;
+            found->number         = created++;
+            found->record         = claim_record(found->device, found->number);
         }
         return found;
     }
@@ -513,13 +566,14 @@ template <class C> class safe_point {
         for (cudaStream_t stream : flat<cudaStream_t>(context.streams)) {
             if (stream != nullptr && cudaStreamSynchronize(stream) != cudaSuccess) {
                 st.values[v_errors] += 1;
+                st.refused(now_ms());
                 return;
             }
         }
 #if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
         // A counter that never falls, after a failed capture, must not hang the server: then this time is skipped.
         constexpr auto patience = std::chrono::milliseconds(200);
-        const auto     nobody   = [] { return ggml_cuda_lock_counter.load(std::memory_order_relaxed) == 0; };
+        const auto     nobody   = [] { return ggml_cuda_lock_counter == 0; }; // an atomic number, or in forks a plain one
         if (may_wait) {
             lock.lock();
             good = ggml_cuda_lock_cv.wait_for(lock, patience, nobody);
@@ -528,11 +582,15 @@ template <class C> class safe_point {
         }
         if (!good) {
             st.values[v_skipped] += 1;
+            st.refused(now_ms());
         }
 #else
         (void) may_wait;
         good = true;
 #endif
+        if (good) {
+            st.patience = 0;
+        }
     }
     bool ok() const { return good; }
 
@@ -718,8 +776,12 @@ template <class C> uint64_t workspace_bytes(C & context) {
 template <class C> void reset_cublas(C & context, state & st) {
     const bool current = has_current_handle(context);
     invalidate_graphs(context, st);
-    for (cublasHandle_t & handle : flat<cublasHandle_t>(context.cublas_handles)) {
+    auto         handles = flat<cublasHandle_t>(context.cublas_handles);
+    const size_t each    = handles.size / GGML_CUDA_MAX_DEVICES;
+    for (cublasHandle_t & handle : handles) {
         if (handle != nullptr) {
+            // A handle is to be destroyed on the device where it was made.
+            ggml_cuda_set_device((int) ((size_t) (&handle - handles.first) / each));
             if (cublasDestroy(handle) != CUBLAS_STATUS_SUCCESS) {
                 st.values[v_errors] += 1;
             }
@@ -765,7 +827,7 @@ template <class C> void publish(C & context, state & st, uint64_t now, bool chan
     st.values[v_cublas_handles]     = cublas_handles(context);
     st.values[v_workspace_bytes]    = workspace_bytes(context);
     st.values[v_updated]            = unix_ms();
-    write_record(st.record, record_live, st.values);
+    write_record(st.record, record_live, st.device, st.number, st.values);
 }
 
 // --------------------------------------------------------------------------------------------- idle thread
@@ -774,36 +836,52 @@ template <class C> void publish(C & context, state & st, uint64_t now, bool chan
 class idle_thread {
   public:
     static void start_once() {
-        static idle_thread * const one = start();
-        (void) one;
+        static const bool started = start();
+        (void) started;
     }
 
   private:
-    static idle_thread * start() {
-        auto * thread  = new idle_thread; // never destroyed: whoever still looks at it at the end finds it
-        the_one()      = thread;
-        thread->worker = std::thread([thread] { thread->run(); });
+    static bool start() {
+        auto * thread = new idle_thread; // never destroyed: whoever still looks at it at the end finds it
+        try {
+            thread->worker = std::thread([thread] { thread->run(); });
+        } catch (const std::exception & wrong) { // no more threads: the server can do without this one
+            std::fprintf(stderr, "llama-warden: nothing will be given back while idle: no thread: %s\n", wrong.what());
+            return false;
+        }
+        the_one() = thread;
+#if !defined(_WIN32) // there the threads are gone when this would run
         // CUDA registered its own end before, so this runs first.
         std::atexit([] { the_one()->stop(); });
-        return thread;
+#endif
+        return true;
     }
     static idle_thread *& the_one() {
         static idle_thread * thread = nullptr;
         return thread;
     }
 
+    // Waits for what is being given back just now, but not for ever: `exit` may have been called in the handler of a
+    // signal, by a thread that holds a lock which the idle thread wants, or a device may be lost.
     void stop() {
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            stopping = true;
-        }
+        std::unique_lock<std::mutex> lock(mutex);
+        stopping = true;
         wake.notify_all();
-        if (worker.joinable() && worker.get_id() != std::this_thread::get_id()) {
+        const bool gone = wake.wait_for(lock, std::chrono::seconds(2), [this] { return done; });
+        lock.unlock();
+        if (gone) {
             worker.join();
+        } else {
+            worker.detach();
         }
     }
 
     void run() {
+#if defined(LLAMA_WARDEN_POSIX)
+        sigset_t all; // signals are for the threads of the server
+        sigfillset(&all);
+        pthread_sigmask(SIG_BLOCK, &all, nullptr);
+#endif
         const auto                   pause = std::chrono::milliseconds(250);
         std::unique_lock<std::mutex> lock(mutex);
         while (!wake.wait_for(lock, pause, [this] { return stopping; })) {
@@ -819,6 +897,8 @@ class idle_thread {
 #endif
             lock.lock();
         }
+        done = true;
+        wake.notify_all();
     }
 
     // Whether something was given back.
@@ -834,8 +914,10 @@ class idle_thread {
         const uint64_t now   = now_ms();
         const size_t   count = cached_graphs(context);
         const bool trim  = config().idle_trim_ms && !st.trimmed && count > 0 && now - st.last_use >= config().idle_trim_ms;
-        const bool purge = now - st.last_use >= st.purge_interval && purge_is_due(st, ask_pools(context).bytes, now);
-        if (!trim && !purge) {
+        // Not between the parts of one token: ggml takes memory of the pools also between them, to add up over devices.
+        const uint64_t rest  = std::max<uint64_t>(st.purge_interval, 1000);
+        const bool     purge = now - st.last_use >= rest && purge_is_due(st, ask_pools(context).bytes, now);
+        if ((!trim && !purge) || now < st.not_before) {
             return false;
         }
         ggml_cuda_set_device(context.device);
@@ -858,7 +940,7 @@ class idle_thread {
 
     std::mutex              mutex;
     std::condition_variable wake;
-    bool                    stopping = false;
+    bool                    stopping = false, done = false;
     std::thread             worker;
 };
 
@@ -905,7 +987,7 @@ class compute_guard {
         }
         const bool reset   = reset_is_due(context, st, now);
         bool       changed = false;
-        if (!graphs.empty() || purge || reset) {
+        if ((!graphs.empty() || purge || reset) && now >= st.not_before) {
             safe_point<C> point(context, st, true);
             if (point.ok()) {
                 changed = true;
@@ -941,7 +1023,7 @@ inline void forget(ggml_backend_cuda_context * context) {
     if (std::shared_ptr<state> st = registry::get().take(context)) {
         std::lock_guard<std::mutex> lock(st->mutex);
         st->context = nullptr;
-        write_record(st->record, record_ended, st->values);
+        write_record(st->record, record_ended, st->device, st->number, st->values);
     }
 }
 

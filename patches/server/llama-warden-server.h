@@ -8,15 +8,19 @@
 
 namespace llama_warden {
 
-// cancel-nonstream: on when LLAMA_WARDEN_CANCEL_NONSTREAM is set to anything but nothing or 0. Read once.
+// cancel-nonstream: on when LLAMA_WARDEN_CANCEL_NONSTREAM is 1. Read once.
 inline bool cancel_nonstream() {
     static const bool on = [] {
         const char * text = std::getenv("LLAMA_WARDEN_CANCEL_NONSTREAM");
-        const bool   set  = text != nullptr && *text != '\0' && std::strcmp(text, "0") != 0;
-        if (set) {
-            std::fprintf(stderr, "llama-warden: fix cancel-nonstream active\n");
+        if (text == nullptr || *text == '\0' || std::strcmp(text, "0") == 0) {
+            return false;
         }
-        return set;
+        if (std::strcmp(text, "1") != 0) {
+            std::fprintf(stderr, "llama-warden: LLAMA_WARDEN_CANCEL_NONSTREAM=%s is ignored: expected 1 or 0\n", text);
+            return false;
+        }
+        std::fprintf(stderr, "llama-warden: fix cancel-nonstream active\n");
+        return true;
     }();
     return on;
 }
