@@ -12,6 +12,7 @@
 //! | [`sse`] | events out of bytes, and answers out of events |
 //! | [`load`] | closed loops for benchmarks, and what the times say |
 //! | [`swarm`] | many requests at once, and the comparison with an undisturbed run |
+//! | [`sdists`] | real sources of llama.cpp from eighteen months |
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
 //!
@@ -25,6 +26,7 @@ pub mod ledger;
 pub mod load;
 pub mod process;
 pub mod real;
+pub mod sdists;
 pub mod sse;
 pub mod swarm;
 pub mod trouble;
