@@ -185,6 +185,9 @@ pub enum Error {
         /// Those that there are.
         known: Vec<String>,
     },
+    /// Something about a repository.
+    #[error(transparent)]
+    Git(#[from] crate::git::Fault),
     /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
@@ -221,6 +224,7 @@ impl Error {
             | Self::WrongHash { .. }
             | Self::Io { .. } => Kind::Machine,
             Self::Build { .. } | Self::Verify { .. } | Self::DamagedBuild { .. } => Kind::Build,
+            Self::Git(fault) => fault.kind(),
             Self::Cancelled => Kind::Cancelled,
         }
     }
@@ -254,6 +258,7 @@ impl Error {
                 "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR".into()
             }
             Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again".into(),
+            Self::Git(fault) => return fault.hint(),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "the disk is full".into(),
             _ => return None,
         };

@@ -11,6 +11,8 @@ use crate::store::BuildId;
 /// The parts of a build, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// Taking a commit from a server; only before a build.
+    Fetch,
     /// Copying or unpacking the source into the work folder.
     Unpack,
     /// cmake.
@@ -26,6 +28,7 @@ pub enum Phase {
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Fetch => "fetching",
             Self::Unpack => "unpacking",
             Self::Configure => "configuring",
             Self::Compile => "compiling",

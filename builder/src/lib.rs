@@ -13,7 +13,8 @@
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`source`] | finds llama.cpp in a folder or an archive and gives it an identity |
+//! | [`source`] | finds llama.cpp in a folder, an archive or a commit and gives it an identity |
+//! | [`git`] | fetches commits, reads repositories, lists ranges |
 //! | [`sdist`] | obtains a pinned source archive through pip |
 //! | [`toolchain`] | finds compilers, finds or obtains cmake and ninja |
 //! | [`machine`] | disk, memory and cores |
@@ -66,6 +67,7 @@ mod environment;
 mod error;
 mod event;
 pub mod gguf;
+pub mod git;
 mod lock;
 pub mod machine;
 pub mod patch;

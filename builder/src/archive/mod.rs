@@ -11,8 +11,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-pub(crate) use unpack::{stays_inside, unpack};
-pub(crate) use walk::walk;
+pub(crate) use unpack::{below, stays_inside, unpack};
+pub(crate) use walk::{unreadable, walk};
 
 use crate::error::{Error, Result, io_error};
 

@@ -28,19 +28,19 @@ pub(crate) fn unpack(
     wanted: &dyn Fn(&str) -> bool,
 ) -> Result<()> {
     let mut links = BTreeSet::new();
-    walk(path, bounds, cancel, &mut |entry| {
-        let below = if top.is_empty() { Some(entry.name) } else { below(entry.name, top) };
-        match below {
-            Some(name) if !name.is_empty() && wanted(name) => {
-                write(path, name.to_owned(), entry, into, bounds, &mut links)
-            }
-            _ => Ok(()),
+    walk(path, bounds, cancel, &mut |entry| match below(entry.name, top) {
+        Some(name) if !name.is_empty() && wanted(name) => {
+            write(path, name.to_owned(), entry, into, bounds, &mut links)
         }
+        _ => Ok(()),
     })
 }
 
-/// The rest of a name below a folder; empty for the folder itself.
-fn below<'a>(name: &'a str, top: &str) -> Option<&'a str> {
+/// The rest of a name below a folder; empty for the folder itself. Everything is below the empty name.
+pub(crate) fn below<'a>(name: &'a str, top: &str) -> Option<&'a str> {
+    if top.is_empty() {
+        return Some(name);
+    }
     let rest = name.strip_prefix(top)?;
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
 }

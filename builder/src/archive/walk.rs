@@ -151,7 +151,7 @@ fn too_large(path: &Path, limit: String) -> Error {
 }
 
 /// A read error of an entry: the archive's own fault, unless it was our bound.
-pub(super) fn unreadable(path: &Path, source: &io::Error, bounds: Bounds) -> Error {
+pub(crate) fn unreadable(path: &Path, source: &io::Error, bounds: Bounds) -> Error {
     if source.kind() == io::ErrorKind::QuotaExceeded {
         return too_large(path, format!("{} MiB", bounds.bytes >> 20));
     }

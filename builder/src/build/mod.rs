@@ -32,6 +32,7 @@ use crate::clock;
 use crate::environment::Environment;
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Phase, Reporter};
+use crate::git;
 use crate::lock::Lock;
 use crate::machine::{self, Needs};
 use crate::plan::{Arch, Backend, Plan};
@@ -114,6 +115,18 @@ impl Builder {
         sdist::obtain(pin, &self.dirs.cache, &self.env, &self.reporter, &self.cancel).await
     }
 
+    /// A commit as a source, fetched where that is needed.
+    pub async fn git(&self, request: &git::Request) -> Result<Source> {
+        let git::Obtained { repository, commit } = self.repository(request).await?;
+        let (shown, repository) = (repository.shown().to_owned(), repository.path().to_owned());
+        Ok(Source::Commit { repository, shown, commit })
+    }
+
+    /// The repository with a commit, for ranges and single files; fetched where that is needed.
+    pub async fn repository(&self, request: &git::Request) -> Result<git::Obtained> {
+        git::obtain(request, &self.dirs.cache, &self.reporter, &self.cancel).await
+    }
+
     /// What a build of this request would be. Writes nothing but what it learned about an archive into the cache.
     pub async fn plan(&self, request: &Request) -> Result<Plan> {
         let compilers = toolchain::compilers(&self.env, request.arch, &self.cancel);
@@ -188,7 +201,8 @@ impl Making<'_> {
         self.tell(Event::Phase(Phase::Unpack));
         let (source, found, into) =
             (self.request.source.clone(), self.plan.source.clone(), self.work.source());
-        self.builder.blocking(move |cancel| source.place(&found, &into, &cancel)).await?;
+        let reporter = self.builder.reporter.clone();
+        self.builder.blocking(move |cancel| source.place(&found, &into, &reporter, &cancel)).await?;
         let unpack = begun.elapsed();
 
         let begun = Instant::now();

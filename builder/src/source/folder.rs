@@ -11,8 +11,8 @@ use std::thread;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use super::tree::{DEEPEST, Search, join};
-use super::{Found, file_sha256, is_source, revision};
+use super::tree::{DEEPEST, Search, Tree, join};
+use super::{Found, Revision, file_sha256, is_source, revision};
 use crate::archive::stays_inside;
 use crate::error::{Error, Result, io_error};
 
@@ -24,6 +24,20 @@ const MOST_ENTRIES: usize = 200_000;
 const LARGEST_EVIDENCE: u64 = 4 << 20;
 
 pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> {
+    let (tree, revision) = locate(path, cancel)?;
+    let identity = format!("tree-sha256:{}", hash(&path.join(&tree.root), cancel)?);
+    Ok(Found {
+        given: path.to_owned(),
+        kind: "directory".into(),
+        identity,
+        root: tree.root,
+        server: tree.server.into(),
+        revision,
+    })
+}
+
+/// Where llama.cpp is, and what it believes it is.
+pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Tree, Revision)> {
     let mut search = Search::default();
     let mut left = MOST_ENTRIES;
     look(path, "", 0, &mut left, &mut search, cancel)?;
@@ -40,15 +54,7 @@ pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> 
     };
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let revision = revision::revision(&tree.root, &name, None, &read);
-    let identity = format!("tree-sha256:{}", hash(&path.join(&tree.root), cancel)?);
-    Ok(Found {
-        given: path.to_owned(),
-        kind: "directory".into(),
-        identity,
-        root: tree.root,
-        server: tree.server.into(),
-        revision,
-    })
+    Ok((tree, revision))
 }
 
 /// Shows the search what is there, as deep as it wants to know.

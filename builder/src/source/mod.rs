@@ -1,15 +1,18 @@
 //! Where the source comes from, what it is, and how it gets into the work folder.
 //!
-//! A source is a folder or an archive that has llama.cpp somewhere in it. [`Source::examine`] finds it and gives it
-//! an identity; that is all a plan needs, and for an archive that was seen before it reads nothing but two small
-//! facts from the cache. Git URLs join here as one more variant, with the commit as identity.
+//! A source is a folder, an archive or a commit that has llama.cpp somewhere in it. [`Source::examine`] finds it and
+//! gives it an identity; that is all a plan needs, and for an archive that was seen before it reads nothing but two
+//! small facts from the cache. How a commit comes here: [`crate::git`].
 //!
 //! | source | identity | costs |
 //! |---|---|---|
 //! | archive | sha256 of its bytes | one read, then remembered by path, size, time and inode |
 //! | folder | sha256 over sorted names and contents, without `.git`, models and build folders | one read each time |
+//! | commit | its 40 digits | a few look-ups |
 
 mod archive_facts;
+mod archive_tree;
+mod commit;
 mod folder;
 mod revision;
 mod tree;
@@ -21,10 +24,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+pub use archive_tree::ArchiveTree;
 pub use revision::Revision;
+pub(crate) use tree::{DEEPEST, Search, Tree as Located, join};
 
 use crate::archive::{self, Bounds};
 use crate::error::{Error, Result, io_error};
+use crate::event::Reporter;
+use crate::git::Repository;
+use crate::patch::{FolderTree, Tree};
 
 /// A place to take source from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,14 +41,23 @@ pub enum Source {
     Directory(PathBuf),
     /// A .tar.gz, .tar.xz or .zip file; llama.cpp may lie in a subfolder.
     Archive(PathBuf),
+    /// A commit of a repository that is on this machine; llama.cpp may lie in a subfolder.
+    Commit {
+        /// The repository's folder: the user's own, or one of the cache.
+        repository: PathBuf,
+        /// As people know the repository: its folder, or its URL without a password.
+        shown: String,
+        /// 40 hexadecimal digits.
+        commit: String,
+    },
 }
 
 /// What a source turned out to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// Path of the source, absolute.
+    /// Path of the source, absolute; for a commit that was fetched, the URL.
     pub given: PathBuf,
-    /// `directory` or `archive`.
+    /// `directory`, `archive` or `git`.
     pub kind: String,
     /// The content's hash with its kind in front, such as `archive-sha256:832d...`.
     pub identity: String,
@@ -72,10 +89,10 @@ impl Source {
         }
     }
 
-    /// Its path.
+    /// Its path; for a commit, the repository's.
     pub fn path(&self) -> &Path {
         match self {
-            Self::Directory(path) | Self::Archive(path) => path,
+            Self::Directory(path) | Self::Archive(path) | Self::Commit { repository: path, .. } => path,
         }
     }
 
@@ -85,15 +102,50 @@ impl Source {
         match self {
             Self::Directory(path) => folder::examine(path, cancel),
             Self::Archive(path) => archive_facts::examine(path, cache, cancel),
+            Self::Commit { repository, shown, commit } => commit::examine(repository, shown, commit),
         }
     }
 
-    /// Writes the tree into an empty folder, without `.git` and models. Blocks.
-    pub(crate) fn place(&self, found: &Found, into: &Path, cancel: &CancellationToken) -> Result<()> {
+    /// Its llama.cpp as files by name, for patches. Blocks: an archive is read whole, of the others only what is asked
+    /// for. `cache` as for [`Source::examine`].
+    ///
+    /// # Errors
+    ///
+    /// There is no llama.cpp in it, or it cannot be read.
+    pub fn tree(&self, cache: &Path, cancel: &CancellationToken) -> Result<Box<dyn Tree>> {
+        Ok(match self {
+            Self::Directory(path) => {
+                let (tree, revision) = folder::locate(path, cancel)?;
+                Box::new(FolderTree::new(path.join(tree.root), revision))
+            }
+            Self::Archive(path) => {
+                let found = archive_facts::examine(path, cache, cancel)?;
+                Box::new(ArchiveTree::read_all(path, &found.root, found.revision, cancel)?)
+            }
+            Self::Commit { repository, shown, commit } => {
+                let repository = Repository::open_as(repository, shown.clone())?;
+                let revision = repository.revision(commit)?;
+                Box::new(repository.tree(commit)?.with_revision(revision))
+            }
+        })
+    }
+
+    /// Writes the tree into an empty folder, without `.git` and models. What is left out for another reason is told.
+    /// Blocks.
+    pub(crate) fn place(
+        &self,
+        found: &Found,
+        into: &Path,
+        reporter: &Reporter,
+        cancel: &CancellationToken,
+    ) -> Result<()> {
         match self {
             Self::Directory(path) => folder::copy(&path.join(&found.root), into, cancel),
             Self::Archive(path) => {
                 archive::unpack(path, &found.root, into, Bounds::SOURCE, cancel, &is_source)
+            }
+            Self::Commit { repository, shown, commit } => {
+                Repository::open_as(repository, shown.clone())?.tree(commit)?.place(into, reporter, cancel)
             }
         }
     }
@@ -101,7 +153,7 @@ impl Source {
 
 /// Whether a file, by its name relative to the tree, belongs to what is built. Git metadata would make cmake ask
 /// git for a version that we know better; the models are for tests and are half of an archive's bytes.
-fn is_source(name: &str) -> bool {
+pub(crate) fn is_source(name: &str) -> bool {
     let model = Path::new(name).extension().is_some_and(|extension| extension == "gguf");
     !model && name.split('/').all(|part| part != ".git")
 }

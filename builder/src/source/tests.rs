@@ -71,7 +71,7 @@ fn a_copied_tree_has_the_identity_of_its_original() {
     std::os::unix::fs::symlink("/etc/passwd", root.join("ggml/out")).unwrap();
     let found = examine(&root).unwrap();
     fs::create_dir(&copy).unwrap();
-    Source::at(&root).unwrap().place(&found, &copy, &CancellationToken::new()).unwrap();
+    Source::at(&root).unwrap().place(&found, &copy, &Reporter::silent(), &CancellationToken::new()).unwrap();
     assert_eq!(examine(&copy).unwrap().identity, found.identity);
     assert!(!copy.join("ggml/out").exists());
 }
@@ -115,7 +115,10 @@ fn an_archive_is_examined_placed_and_remembered() {
     assert_eq!(found.root, "p-1/v");
     assert_eq!(found.revision.commit.as_deref(), Some(COMMIT));
     let into = tempfile::tempdir().unwrap();
-    Source::at(&path).unwrap().place(&found, into.path(), &CancellationToken::new()).unwrap();
+    Source::at(&path)
+        .unwrap()
+        .place(&found, into.path(), &Reporter::silent(), &CancellationToken::new())
+        .unwrap();
     assert!(into.path().join("tools/server/CMakeLists.txt").exists());
     assert!(!into.path().join("models").exists());
     assert!(!into.path().join(".git").exists());

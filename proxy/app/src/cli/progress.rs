@@ -88,6 +88,7 @@ impl Display {
 fn name(phase: warden_builder::Phase) -> &'static str {
     use warden_builder::Phase;
     match phase {
+        Phase::Fetch => "fetching",
         Phase::Unpack => "unpacking",
         Phase::Configure => "configuring",
         Phase::Compile => "compiling",

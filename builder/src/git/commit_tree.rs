@@ -1,0 +1,165 @@
+//! A commit as a tree of files: where llama.cpp lies in it, and its files by name.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use git2::{ErrorCode, ObjectType, Oid};
+
+use super::{Fault, Repository};
+use crate::error::Result;
+use crate::patch::Tree;
+use crate::source::{DEEPEST, Located, Revision, Search, join};
+
+/// The type bits of a symbolic link among a tree's entries.
+pub(super) const LINK: i32 = 0o120_000;
+
+/// The llama.cpp of a commit. Only what is asked for is read, so a repository that lacks other objects is no trouble.
+#[derive(Debug)]
+pub struct CommitTree {
+    repository: Arc<Repository>,
+    commit: String,
+    /// The commit's own tree.
+    top: Oid,
+    located: Option<Located>,
+    revision: Revision,
+}
+
+impl CommitTree {
+    pub(super) fn new(repository: Arc<Repository>, commit: &str) -> Result<Self> {
+        let id = repository.id(commit)?;
+        let top = {
+            let repo = repository.lock();
+            let tree = repo.find_commit(id).and_then(|commit| commit.tree());
+            tree.map_err(repository.failed("reading a commit of"))?.id()
+        };
+        let revision = Revision { commit: Some(id.to_string()), build_number: None };
+        let mut tree = Self { repository, commit: id.to_string(), top, located: None, revision };
+        tree.located = tree.locate();
+        Ok(tree)
+    }
+
+    /// The same, with the build number that is known from elsewhere: counting costs a walk through all of history.
+    #[must_use]
+    pub fn with_revision(self, revision: Revision) -> Self {
+        Self { revision, ..self }
+    }
+
+    /// 40 hexadecimal digits.
+    pub fn commit(&self) -> &str {
+        &self.commit
+    }
+
+    /// llama.cpp's folder in the repository, empty when that is llama.cpp itself; `None` when there is none that could
+    /// be built.
+    pub fn root(&self) -> Option<&str> {
+        self.located.as_ref().map(|located| located.root.as_str())
+    }
+
+    pub(crate) fn located(&self) -> Option<&Located> {
+        self.located.as_ref()
+    }
+
+    pub(super) fn repository(&self) -> &Arc<Repository> {
+        &self.repository
+    }
+
+    /// The tree that llama.cpp's root is, with its path in the repository.
+    pub(super) fn root_tree(&self) -> Option<(Oid, &str)> {
+        match self.root().unwrap_or_default() {
+            "" => Some((self.top, "")),
+            root => self.entry_at(root).map(|(id, _)| (id, root)),
+        }
+    }
+
+    /// Names at the top, to tell what this is instead.
+    pub(crate) fn top_names(&self) -> Vec<String> {
+        let repo = self.repository.lock();
+        let Ok(tree) = repo.find_tree(self.top) else { return Vec::new() };
+        tree.iter().map(|entry| String::from_utf8_lossy(entry.name_bytes()).into_owned()).collect()
+    }
+
+    /// Most commits are llama.cpp themselves: three look-ups tell. For others every folder near the top is seen.
+    fn locate(&self) -> Option<Located> {
+        let here = |name: &str| self.entry_at(name).is_some();
+        let mut search = Search::default();
+        let near = [
+            "CMakeLists.txt",
+            "ggml/CMakeLists.txt",
+            "tools/server/CMakeLists.txt",
+            "examples/server/CMakeLists.txt",
+        ];
+        for name in near.into_iter().filter(|name| here(name)) {
+            search.see(name, true);
+        }
+        search.tree().or_else(|| {
+            let mut search = Search::default();
+            let repo = self.repository.lock();
+            look(&repo, self.top, "", 0, &mut search);
+            search.tree()
+        })
+    }
+
+    fn entry_at(&self, path: &str) -> Option<(Oid, Option<ObjectType>)> {
+        let repo = self.repository.lock();
+        let entry = repo.find_tree(self.top).ok()?.get_path(Path::new(path)).ok()?;
+        (entry.filemode() != LINK).then(|| (entry.id(), entry.kind()))
+    }
+
+    fn blob_id(&self, path: &str) -> Option<Oid> {
+        let whole = join(self.root().unwrap_or_default(), path);
+        self.entry_at(&whole).filter(|(_, kind)| *kind == Some(ObjectType::Blob)).map(|(id, _)| id)
+    }
+}
+
+/// Shows the search what lies in folders, as deep as it wants to know.
+fn look(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &mut Search) {
+    // A folder that is missing cannot be built from: as good as absent.
+    let Ok(tree) = repo.find_tree(tree) else { return };
+    for entry in &tree {
+        let Ok(file_name) = entry.name() else { continue };
+        let below = join(name, file_name);
+        match entry.kind() {
+            Some(ObjectType::Blob) => search.see(&below, entry.filemode() != LINK),
+            Some(ObjectType::Tree) => {
+                search.see(&below, false);
+                // Two more than the deepest root, for `tools/server`.
+                if depth < DEEPEST + 2 {
+                    look(repo, entry.id(), &below, depth + 1, search);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Tree for CommitTree {
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        let Some(id) = self.blob_id(path) else { return Ok(None) };
+        let repo = self.repository.lock();
+        match repo.find_blob(id) {
+            Ok(blob) => Ok(Some(blob.content().to_owned())),
+            Err(error) if error.code() == ErrorCode::NotFound => {
+                Err(self.missing(&join(self.root().unwrap_or_default(), path)).into())
+            }
+            Err(error) => Err(self.repository.failed("reading a file of")(error)),
+        }
+    }
+
+    fn content_id(&self, path: &str) -> Result<Option<String>> {
+        Ok(self.blob_id(path).map(|id| id.to_string()))
+    }
+
+    fn revision(&self) -> Revision {
+        self.revision.clone()
+    }
+}
+
+impl CommitTree {
+    pub(super) fn missing(&self, path: &str) -> Fault {
+        Fault::Missing {
+            repository: self.repository.shown().to_owned(),
+            path: path.to_owned(),
+            commit: self.commit.clone(),
+        }
+    }
+}

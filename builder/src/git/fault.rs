@@ -1,0 +1,164 @@
+//! What can go wrong with a repository, each with its cure.
+
+use crate::error::Kind;
+
+/// Why something was not taken from a repository.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Neither a name, nor a URL, nor a path.
+    #[error("`{text}` is no git source: {why}")]
+    Source {
+        /// As given, without a password.
+        text: String,
+        /// What is wrong with it.
+        why: String,
+        /// The names that the configuration knows.
+        names: Vec<String>,
+    },
+    /// The server was not reached, or stopped answering.
+    #[error("{host} could not be asked for {reference}: {why}")]
+    Unreachable {
+        /// The server.
+        host: String,
+        /// What was wanted.
+        reference: String,
+        /// What the network said.
+        why: String,
+    },
+    /// The server was reached, and refused.
+    #[error("{url} was refused: {why}")]
+    Refused {
+        /// The repository.
+        url: String,
+        /// The server's words.
+        why: String,
+    },
+    /// The network is not to be used, and the cache does not have it.
+    #[error("{reference} of {url} is not in the cache, and the network is not to be used")]
+    Offline {
+        /// The repository.
+        url: String,
+        /// What was wanted.
+        reference: String,
+    },
+    /// No tag, branch or commit has this name.
+    #[error("{repository} has no tag, branch or commit `{reference}`{}", alike(.similar))]
+    NoSuchReference {
+        /// The repository.
+        repository: String,
+        /// As given.
+        reference: String,
+        /// Names that look like it.
+        similar: Vec<String>,
+    },
+    /// A beginning of several commits, or of several of a server's branches and tags.
+    #[error("`{reference}` is the beginning of several commits in {repository}")]
+    Ambiguous {
+        /// The repository.
+        repository: String,
+        /// As given.
+        reference: String,
+    },
+    /// The repository was cloned without an object that is needed.
+    #[error("{repository} lacks `{path}` of commit {commit}")]
+    Missing {
+        /// The repository.
+        repository: String,
+        /// The file, relative to the repository's root.
+        path: String,
+        /// The commit, whole.
+        commit: String,
+    },
+    /// A tree that would write, or point, outside of the folder it is written into.
+    #[error("commit {commit} was not written out: its entry `{entry}` {why}")]
+    Unsafe {
+        /// The commit, whole.
+        commit: String,
+        /// Its path in the repository.
+        entry: String,
+        /// What it does.
+        why: &'static str,
+    },
+    /// A range that holds nothing, or that the history at hand does not reach.
+    #[error("the range {from}..{to} of {repository} {why}")]
+    Range {
+        /// The repository.
+        repository: String,
+        /// Its beginning, as given.
+        from: String,
+        /// Its end, as given.
+        to: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Anything else.
+    #[error("{doing} {repository}: {why}")]
+    Repository {
+        /// What was being done, such as `opening`.
+        doing: &'static str,
+        /// The repository.
+        repository: String,
+        /// The reason.
+        why: String,
+    },
+}
+
+impl Fault {
+    /// Whose turn it is.
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Source { .. }
+            | Self::Offline { .. }
+            | Self::NoSuchReference { .. }
+            | Self::Ambiguous { .. }
+            | Self::Unsafe { .. }
+            | Self::Range { .. } => Kind::Input,
+            Self::Unreachable { .. }
+            | Self::Refused { .. }
+            | Self::Missing { .. }
+            | Self::Repository { .. } => Kind::Machine,
+        }
+    }
+
+    /// What the reader can do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Source { names, .. } => {
+                format!("give a URL, the folder of a repository, or one of the names {}", names.join(", "))
+            }
+            Self::Unreachable { .. } => {
+                "check the network and the proxy settings; without a network, take a commit that is in the cache with \
+                 --offline, a clone with --git PATH, or a folder or archive with --source PATH"
+                    .into()
+            }
+            Self::Refused { .. } => {
+                "no password is ever asked for: check the URL, put a token into it (https://TOKEN@HOST/...), or clone \
+                 the repository and give its folder"
+                    .into()
+            }
+            Self::Offline { .. } => {
+                "run it once without --offline, or take a folder or archive with --source PATH".into()
+            }
+            Self::NoSuchReference { reference, .. } if is_abbreviated(reference) => {
+                "a server can be asked for a whole commit only: give all 40 digits, or a tag".into()
+            }
+            Self::Ambiguous { .. } => "give more digits".into(),
+            Self::Missing { path, commit, repository } => format!(
+                "it is a partial clone: `git -C {repository} cat-file -e {commit}:{path}` fetches it where the clone \
+                 knows its server; else clone again without --filter"
+            ),
+            Self::Range { .. } => "it goes from older to newer and leaves out its beginning: A..B".into(),
+            _ => return None,
+        };
+        Some(hint)
+    }
+}
+
+/// 7 to 39 hexadecimal digits.
+pub(super) fn is_abbreviated(text: &str) -> bool {
+    (7..40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn alike(names: &[String]) -> String {
+    if names.is_empty() { String::new() } else { format!("; similar are: {}", names.join(", ")) }
+}

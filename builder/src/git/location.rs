@@ -1,0 +1,177 @@
+//! Where a repository is: a URL, a folder, or a name that the configuration gives to one of them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::Fault;
+use crate::error::{Result, io_error};
+
+/// Schemes that can be fetched from. ssh is left out: it would need keys, agents and questions.
+const SCHEMES: [&str; 4] = ["https://", "http://", "git://", "file://"];
+
+/// A repository that something is to be taken from.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Location {
+    /// A server. What is fetched is kept in the cache.
+    Url(String),
+    /// A repository on disk, read in place: plain, bare, or a worktree of one.
+    Path(PathBuf),
+}
+
+/// What a name of the configuration stands for: a location, and the revision that is taken when none is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Where it is.
+    pub location: Location,
+    /// A tag, a branch or a commit; `None`: what the repository shows first (its `HEAD`).
+    pub reference: Option<String>,
+}
+
+impl Named {
+    /// Reads what people write: one of the names, a URL, or a path; each may end in `#REF`.
+    ///
+    /// # Errors
+    ///
+    /// A URL that cannot be fetched from, or an empty reference.
+    pub fn parse(text: &str, names: &BTreeMap<String, String>) -> Result<Self> {
+        let written = names.get(text).map_or(text, String::as_str);
+        let (place, reference) = match written.split_once('#') {
+            // A folder may have such a character in its name.
+            Some(_) if Path::new(written).exists() => (written, None),
+            Some((place, reference)) => (place, Some(reference)),
+            None => (written, None),
+        };
+        let refuse = |why: &str| {
+            let names = names.keys().cloned().collect();
+            Err(Fault::Source { text: redacted(written), why: why.to_owned(), names }.into())
+        };
+        if reference == Some("") {
+            return refuse("after `#` a tag, a branch or a commit is needed");
+        }
+        if place.is_empty() {
+            return refuse("it is empty");
+        }
+        let location = if let Some(path) = place.strip_prefix("file://") {
+            local(path)?
+        } else if SCHEMES.iter().any(|scheme| place.starts_with(scheme)) {
+            if host(place).is_empty() {
+                return refuse("the URL has no host");
+            }
+            Location::Url(place.trim_end_matches('/').to_owned())
+        } else if place.contains("://") || is_ssh(place) {
+            return refuse(
+                "only https, http, git and file are understood; for ssh, clone it and give the folder",
+            );
+        } else {
+            local(place)?
+        };
+        Ok(Self { location, reference: reference.map(str::to_owned) })
+    }
+}
+
+fn local(path: &str) -> Result<Location> {
+    std::path::absolute(path).map(Location::Path).map_err(io_error("finding", path))
+}
+
+/// `git@github.com:owner/name`.
+fn is_ssh(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(host, _)| host.contains('@') && !host.contains('/'))
+}
+
+impl Location {
+    /// The host that is asked; empty for folders.
+    pub fn host(&self) -> &str {
+        match self {
+            Self::Url(url) => host(url),
+            Self::Path(_) => "",
+        }
+    }
+}
+
+/// As people may see it: without the user and the password that a URL may carry.
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Url(url) => f.write_str(&redacted(url)),
+            Self::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// The same: what is printed for debugging ends in logs too.
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Location({self})")
+    }
+}
+
+/// What stands between the scheme and the path, and what follows it.
+fn authority(url: &str) -> Option<(&str, &str, &str)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    Some((scheme, &rest[..end], &rest[end..]))
+}
+
+fn host(url: &str) -> &str {
+    authority(url).map_or("", |(_, authority, _)| authority.rsplit('@').next().unwrap_or(authority))
+}
+
+/// A URL without user and password.
+pub(crate) fn redacted(url: &str) -> String {
+    match authority(url) {
+        Some((scheme, authority, rest)) if authority.contains('@') => {
+            format!("{scheme}://{}{rest}", host(url))
+        }
+        _ => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    fn names() -> BTreeMap<String, String> {
+        [("fork", "https://example.org/fork#v1"), ("here", "/srv/llama")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into()
+    }
+
+    fn parse(text: &str) -> (String, Option<String>) {
+        let named = Named::parse(text, &names()).unwrap();
+        (named.location.to_string(), named.reference)
+    }
+
+    #[test]
+    fn names_urls_and_paths_are_told_apart() {
+        assert_eq!(parse("fork"), ("https://example.org/fork".into(), Some("v1".into())));
+        assert_eq!(parse("here"), ("/srv/llama".into(), None));
+        assert_eq!(parse("https://example.org/a/"), ("https://example.org/a".into(), None));
+        assert_eq!(parse("https://example.org/a#b1"), ("https://example.org/a".into(), Some("b1".into())));
+        assert_eq!(parse("/some/where"), ("/some/where".into(), None));
+        assert_eq!(parse("file:///some/where"), ("/some/where".into(), None));
+    }
+
+    #[test]
+    fn what_cannot_be_fetched_from_is_refused_with_the_known_names() {
+        for text in
+            ["ssh://git@example.org/a", "git@example.org:a/b", "", "https://", "fork#", "ftp://example.org/x"]
+        {
+            let error = Named::parse(text, &names()).unwrap_err();
+            assert!(matches!(&error, Error::Git(Fault::Source { .. })), "{text}: {error}");
+            assert!(error.hint().unwrap().contains("fork, here"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_password_in_a_url_is_shown_nowhere() {
+        let named = Named::parse("https://me:secret@example.org:8443/a", &names()).unwrap();
+        assert_eq!(named.location.to_string(), "https://example.org:8443/a");
+        assert_eq!(named.location.host(), "example.org:8443");
+        assert!(!format!("{named:?}").contains("secret"));
+        assert_eq!(named.location, Location::Url("https://me:secret@example.org:8443/a".into()));
+        let refused = Named::parse("ssh://me:secret@example.org/a", &names()).unwrap_err();
+        assert!(!refused.to_string().contains("secret"), "{refused}");
+    }
+}

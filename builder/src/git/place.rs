@@ -1,0 +1,192 @@
+//! Writes the llama.cpp of a commit into a folder: what git would check out, without git's metadata, submodules and
+//! models, and without registering a worktree anywhere.
+//!
+//! # Objects that are missing
+//!
+//! A partial clone lacks large files until somebody asks for them. A missing file fails the build only if it may be part
+//! of it: that is everything in `src/`, `ggml/`, `include/`, `common/`, `cmake/` and `vendor/`, sources, headers and
+//! `.txt` in `tools/` and (in old trees) `examples/`, any `CMakeLists.txt` or `.cmake`, and files at the top. Whatever
+//! else is missing (pages of the web interface, models, test data, documentation) is left out with a note.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::Path;
+
+use git2::{ErrorCode, ObjectType, Oid};
+use tokio_util::sync::CancellationToken;
+
+use super::Fault;
+use super::commit_tree::{CommitTree, LINK};
+use crate::archive::stays_inside;
+use crate::error::{Error, Result, io_error};
+use crate::event::{Event, Reporter};
+use crate::source::{is_source, join};
+
+/// Folders without which nothing is built.
+const NEEDED: [&str; 6] = ["src/", "ggml/", "include/", "common/", "cmake/", "vendor/"];
+/// Folders of which only some kinds of files are part of a build.
+const PARTLY: [&str; 2] = ["tools/", "examples/"];
+/// Those kinds.
+const CODE: [&str; 7] = ["c", "cc", "cpp", "h", "hpp", "txt", "in"];
+/// Largest tree that is written, in bytes and in files: the bounds of an archive.
+const LARGEST: (u64, u64) = (2 << 30, 100_000);
+/// Missing files that are named in a note.
+const SHOWN: usize = 3;
+
+impl CommitTree {
+    /// Writes it into an empty folder. Blocks.
+    pub(crate) fn place(&self, into: &Path, reporter: &Reporter, cancel: &CancellationToken) -> Result<()> {
+        let (root, name) = self.root_tree().ok_or_else(|| self.missing(self.root().unwrap_or_default()))?;
+        let mut writing =
+            Writing { tree: self, top: name, into, cancel, bytes: 0, files: 0, skipped: Vec::new() };
+        writing.folder(root, "")?;
+        let skipped = writing.skipped;
+        if !skipped.is_empty() {
+            let named = skipped.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+            let more = skipped.len().saturating_sub(SHOWN);
+            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+            reporter.tell(Event::Note(format!(
+                "{} lacks {named}{more}: left out, as builds hardly ever need such files",
+                self.repository().shown()
+            )));
+        }
+        Ok(())
+    }
+}
+
+struct Writing<'a> {
+    tree: &'a CommitTree,
+    /// llama.cpp's folder in the repository.
+    top: &'a str,
+    into: &'a Path,
+    cancel: &'a CancellationToken,
+    bytes: u64,
+    files: u64,
+    skipped: Vec<String>,
+}
+
+impl Writing<'_> {
+    fn folder(&mut self, tree: Oid, name: &str) -> Result<()> {
+        let path = self.into.join(name);
+        fs::create_dir_all(&path).map_err(io_error("creating", path))?;
+        let repository = self.tree.repository();
+        let entries: Vec<_> = {
+            let repo = repository.lock();
+            let tree = repo.find_tree(tree).map_err(|error| self.lacks(name, &error))?;
+            tree.iter().map(|entry| entry.to_owned()).collect()
+        };
+        for entry in entries {
+            if self.cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            let raw = String::from_utf8_lossy(entry.name_bytes()).into_owned();
+            let below = join(name, &raw);
+            // git itself refuses such names; who writes objects by hand need not.
+            if raw.is_empty() || raw == "." || raw == ".." || raw.contains(['/', '\\', '\0']) {
+                return self.refuse(&below, "has a name that leads elsewhere");
+            }
+            if !is_source(&below) || raw.eq_ignore_ascii_case(".git") {
+                continue;
+            }
+            match entry.kind() {
+                Some(ObjectType::Tree) => self.folder(entry.id(), &below)?,
+                Some(ObjectType::Blob) => self.file(entry.id(), entry.filemode(), below)?,
+                // A submodule: upstream's last one went before the first commit that we build.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, id: Oid, mode: i32, name: String) -> Result<()> {
+        let content = {
+            let repo = self.tree.repository().lock();
+            match repo.find_blob(id) {
+                Ok(blob) => blob.content().to_owned(),
+                Err(error) if error.code() == ErrorCode::NotFound && !is_needed(&name) => {
+                    self.skipped.push(name);
+                    return Ok(());
+                }
+                Err(error) => return Err(self.lacks(&name, &error)),
+            }
+        };
+        self.files += 1;
+        self.bytes += content.len() as u64;
+        if self.bytes > LARGEST.0 || self.files > LARGEST.1 {
+            return self.refuse(&name, "is beyond the size of any llama.cpp (2 GiB, 100000 files)");
+        }
+        let path = self.into.join(&name);
+        if mode == LINK {
+            let target = String::from_utf8_lossy(&content);
+            if !stays_inside(&name, &target) {
+                return self.refuse(&name, "is a link that leads out of the source");
+            }
+            return symlink(&*target, &path).map_err(io_error("writing", path));
+        }
+        let mode = if mode & 0o100 == 0 { 0o644 } else { 0o755 };
+        // Made anew, never followed: a tree made by hand may hold a name twice, once as a link.
+        let mut file = match OpenOptions::new().write(true).create_new(true).mode(mode).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return self.refuse(&name, "is there twice");
+            }
+            Err(error) => return Err(io_error("writing", path)(error)),
+        };
+        file.write_all(&content).map_err(io_error("writing", path))
+    }
+
+    fn lacks(&self, name: &str, error: &git2::Error) -> Error {
+        if error.code() == ErrorCode::NotFound {
+            return self.tree.missing(&join(self.top, name)).into();
+        }
+        let repository = self.tree.repository().shown().to_owned();
+        Fault::Repository { doing: "reading a file of", repository, why: error.message().to_owned() }.into()
+    }
+
+    fn refuse(&self, name: &str, why: &'static str) -> Result<()> {
+        let commit = self.tree.commit().to_owned();
+        Err(Fault::Unsafe { commit, entry: join(self.top, name), why }.into())
+    }
+}
+
+/// Whether a file may be part of a build: the rule at the top of this file.
+fn is_needed(name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    let extension = Path::new(file).extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    !name.contains('/')
+        || extension == "cmake"
+        || file == "CMakeLists.txt"
+        || NEEDED.iter().any(|folder| name.starts_with(folder))
+        || (PARTLY.iter().any(|folder| name.starts_with(folder)) && CODE.contains(&extension))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_needed;
+
+    #[test]
+    fn what_a_build_needs_is_told_from_the_rest() {
+        for name in [
+            "src/llama.cpp",
+            "ggml/src/ggml-cuda/template-instances/x.cu",
+            "tools/server/server.cpp",
+            "examples/server/utils.hpp",
+            "pocs/vdot/CMakeLists.txt",
+            "CMakeLists.txt",
+            "vendor/cpp-httplib/httplib.h",
+        ] {
+            assert!(is_needed(name), "{name}");
+        }
+        for name in [
+            "tools/server/public/index.html.gz",
+            "examples/server/webui/dist/index.html",
+            "media/logo.png",
+            "docs/build.md",
+            "models/ggml-vocab.gguf.inp",
+            "tests/data/x.json",
+        ] {
+            assert!(!is_needed(name), "{name}");
+        }
+    }
+}

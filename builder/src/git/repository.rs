@@ -1,0 +1,207 @@
+//! A repository on disk: opening it, and finding what a name means in it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use git2::{ErrorCode, ObjectType, Oid};
+
+use super::fault::is_abbreviated;
+use super::{CommitTree, Fault};
+use crate::error::Result;
+use crate::source::Revision;
+
+/// Names that are shown as similar to one that does not exist.
+const SHOWN: usize = 5;
+
+/// A repository that can be read: plain, bare, a worktree, or one of the cache. Nothing is ever written into it here.
+pub struct Repository {
+    path: PathBuf,
+    shown: String,
+    // libgit2's handles may move between threads, but not be used by two at once.
+    inner: Mutex<git2::Repository>,
+}
+
+impl std::fmt::Debug for Repository {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Repository({})", self.shown)
+    }
+}
+
+impl Repository {
+    /// Opens the repository in a folder: its own, not one that happens to enclose it.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or it may not be read.
+    pub fn open(path: &Path) -> Result<Arc<Self>> {
+        Self::open_as(path, path.display().to_string())
+    }
+
+    /// The same, called by another name in messages: the cache's folders mean nothing to people.
+    pub(crate) fn open_as(path: &Path, shown: String) -> Result<Arc<Self>> {
+        match git2::Repository::open(path) {
+            Ok(inner) => Ok(Arc::new(Self { path: path.to_owned(), shown, inner: Mutex::new(inner) })),
+            Err(error) => {
+                let why = match error.code() {
+                    ErrorCode::NotFound => "there is no git repository".to_owned(),
+                    ErrorCode::Owner => {
+                        "it belongs to another user: add it to git's safe.directory".to_owned()
+                    }
+                    _ => error.message().to_owned(),
+                };
+                Err(Fault::Repository { doing: "opening", repository: shown, why }.into())
+            }
+        }
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// As people know it: its folder or its URL.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, git2::Repository> {
+        // Reading leaves nothing half done, so a panic elsewhere does no harm.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shorthand for wrapping what libgit2 says.
+    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(git2::Error) -> crate::Error {
+        let repository = self.shown.clone();
+        move |error| {
+            Fault::Repository { doing, repository: repository.clone(), why: error.message().to_owned() }
+                .into()
+        }
+    }
+
+    /// Whether all ancestors of its commits are here, so that they can be counted.
+    pub fn is_complete(&self) -> bool {
+        !self.lock().is_shallow()
+    }
+
+    /// The commit that a name means, as 40 hexadecimal digits. In this order: `HEAD`, a tag, a branch, a branch of a
+    /// remote, a commit or the beginning of one, and `b1234` as the commit whose history on `HEAD` has that many
+    /// commits, which is upstream's build number.
+    ///
+    /// # Errors
+    ///
+    /// Nothing has that name.
+    pub fn resolve(&self, reference: &str) -> Result<String> {
+        if let Some(id) = named(&self.lock(), reference) {
+            return Ok(id.to_string());
+        }
+        if reference.len() == 40 || is_abbreviated(reference) {
+            match self.lock().find_commit_by_prefix(reference) {
+                Ok(commit) => return Ok(commit.id().to_string()),
+                Err(error) if error.code() == ErrorCode::Ambiguous => {
+                    let (repository, reference) = (self.shown.clone(), reference.to_owned());
+                    return Err(Fault::Ambiguous { repository, reference }.into());
+                }
+                Err(_) => {}
+            }
+        }
+        if let Some(number) = build_number(reference)
+            && let Some(commit) = self.commit_of_build(number)?
+        {
+            return Ok(commit);
+        }
+        let repo = self.lock();
+        let names = repo.references().map_err(self.failed("listing the branches of"))?;
+        let names: Vec<String> =
+            names.flatten().filter_map(|known| Some(short_name(known.name().ok()?)?.to_owned())).collect();
+        Err(no_such(&self.shown, reference, names.iter().map(String::as_str)).into())
+    }
+
+    /// The names of the build tags on each commit.
+    pub(super) fn build_tags(&self) -> Result<HashMap<Oid, u32>> {
+        let repo = self.lock();
+        let tags = repo.references_glob("refs/tags/b*").map_err(self.failed("listing the tags of"))?;
+        let mut found = HashMap::new();
+        for tag in tags.flatten() {
+            let number = tag.name().ok().and_then(|name| build_number(name.strip_prefix("refs/tags/")?));
+            let target = tag.target_peel().or_else(|| tag.target());
+            if let (Some(number), Some(mut target)) = (number, target) {
+                // An annotated tag of a loose reference is not peeled yet.
+                if let Ok(object) = repo
+                    .find_object(target, Some(ObjectType::Tag))
+                    .and_then(|tag| tag.peel(ObjectType::Commit))
+                {
+                    target = object.id();
+                }
+                found.insert(target, number);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The tree of a commit, given as 40 digits.
+    ///
+    /// # Errors
+    ///
+    /// The commit is not here.
+    pub fn tree(self: &Arc<Self>, commit: &str) -> Result<CommitTree> {
+        CommitTree::new(Arc::clone(self), commit)
+    }
+
+    /// What is known of a commit. The build number is the count of its history where all of it is here, else that
+    /// of the tag on it.
+    pub fn revision(&self, commit: &str) -> Result<Revision> {
+        let id = self.id(commit)?;
+        let build_number = match self.build_tags()?.get(&id) {
+            Some(number) => Some(*number),
+            None => self.count(id)?,
+        };
+        Ok(Revision { commit: Some(id.to_string()), build_number })
+    }
+
+    pub(super) fn id(&self, commit: &str) -> Result<Oid> {
+        Oid::from_str(commit).map_err(self.failed("reading a commit's name in"))
+    }
+
+    /// Whether it has a commit and its tree.
+    pub(super) fn has(&self, commit: &str) -> bool {
+        let repo = self.lock();
+        Oid::from_str(commit).and_then(|id| repo.find_commit(id)?.tree().map(drop)).is_ok()
+    }
+}
+
+fn named(repo: &git2::Repository, reference: &str) -> Option<Oid> {
+    let places = ["", "refs/tags/", "refs/heads/", "refs/remotes/origin/", "refs/remotes/"];
+    places
+        .iter()
+        // Without a folder in front only these two: else `config` would be read as a reference.
+        .filter(|place| !place.is_empty() || reference == "HEAD" || reference.starts_with("refs/"))
+        .find_map(|place| repo.find_reference(&format!("{place}{reference}")).ok())
+        .and_then(|found| found.peel_to_commit().ok())
+        .map(|commit| commit.id())
+}
+
+/// The number in `b1234`.
+pub(super) fn build_number(text: &str) -> Option<u32> {
+    let digits = text.strip_prefix('b')?;
+    digits.starts_with(|first: char| first.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+/// The part of a reference's name that people write.
+pub(super) fn short_name(name: &str) -> Option<&str> {
+    ["refs/tags/", "refs/heads/", "refs/remotes/"].iter().find_map(|folder| name.strip_prefix(folder))
+}
+
+/// An error that shows the names that look like the one asked for.
+pub(super) fn no_such<'a>(repository: &str, reference: &str, names: impl Iterator<Item = &'a str>) -> Fault {
+    let shared = |name: &str| name.bytes().zip(reference.bytes()).take_while(|(a, b)| a == b).count();
+    let mut near: Vec<(usize, &str)> =
+        names.map(|name| (shared(name), name)).filter(|(score, _)| *score > 1).collect();
+    near.sort_by(|a, b| {
+        b.0.cmp(&a.0)
+            .then(a.1.len().abs_diff(reference.len()).cmp(&b.1.len().abs_diff(reference.len())))
+            .then(a.1.cmp(b.1))
+    });
+    let similar = near.into_iter().take(SHOWN).map(|(_, name)| name.to_owned()).collect();
+    Fault::NoSuchReference { repository: repository.to_owned(), reference: reference.to_owned(), similar }
+}

@@ -1,0 +1,89 @@
+//! The llama.cpp of an archive as files by name, for patches: read once, kept in memory.
+
+use std::collections::{HashMap, HashSet};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use tokio_util::sync::CancellationToken;
+
+use super::Revision;
+use super::tree::join;
+use crate::archive::{Bounds, Kind, below, unreadable, walk};
+use crate::error::Result;
+use crate::patch::Tree;
+
+/// Where patches reach: these files are kept on the way, some 30 MB. Others are read when they are asked for.
+const KEPT: [&str; 7] =
+    ["ggml/", "src/", "common/", "include/", "tools/server/", "examples/server/", "cmake/"];
+/// Larger ones are data: the web interface in one file.
+const LARGEST_KEPT: u64 = 2 << 20;
+
+/// A llama.cpp in an archive.
+#[derive(Debug)]
+pub struct ArchiveTree {
+    path: PathBuf,
+    root: String,
+    revision: Revision,
+    kept: HashMap<String, Vec<u8>>,
+    /// Files that are there and were not kept.
+    others: HashSet<String>,
+    cancel: CancellationToken,
+}
+
+impl ArchiveTree {
+    /// Reads the archive once. `root` is llama.cpp's folder in it. Blocks.
+    pub(super) fn read_all(
+        path: &Path,
+        root: &str,
+        revision: Revision,
+        cancel: &CancellationToken,
+    ) -> Result<Self> {
+        let (mut kept, mut others) = (HashMap::new(), HashSet::new());
+        walk(path, Bounds::SOURCE, cancel, &mut |entry| {
+            let Some(name) = below(entry.name, root).filter(|name| !name.is_empty()) else { return Ok(()) };
+            if !matches!(entry.kind, Kind::File { .. }) {
+                return Ok(());
+            }
+            if KEPT.iter().any(|folder| name.starts_with(folder)) {
+                let mut content = Vec::new();
+                let read = entry.data.take(LARGEST_KEPT + 1).read_to_end(&mut content);
+                read.map_err(|source| unreadable(path, &source, Bounds::SOURCE))?;
+                if content.len() as u64 <= LARGEST_KEPT {
+                    kept.insert(name.to_owned(), content);
+                    return Ok(());
+                }
+            }
+            others.insert(name.to_owned());
+            Ok(())
+        })?;
+        let (path, root) = (path.to_owned(), root.to_owned());
+        Ok(Self { path, root, revision, kept, others, cancel: cancel.clone() })
+    }
+}
+
+impl Tree for ArchiveTree {
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        if let Some(content) = self.kept.get(name) {
+            return Ok(Some(content.clone()));
+        }
+        if !self.others.contains(name) {
+            return Ok(None);
+        }
+        let whole = join(&self.root, name);
+        let mut found = None;
+        walk(&self.path, Bounds::SOURCE, &self.cancel, &mut |entry| {
+            if entry.name == whole && matches!(entry.kind, Kind::File { .. }) {
+                let mut content = Vec::new();
+                let read = entry.data.read_to_end(&mut content);
+                read.map_err(|source| unreadable(&self.path, &source, Bounds::SOURCE))?;
+                found = Some(content);
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    fn revision(&self) -> Revision {
+        self.revision.clone()
+    }
+}
