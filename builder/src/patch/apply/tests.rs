@@ -1,0 +1,434 @@
+//! All or nothing, to the byte, also when the disk fails or the power goes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::error::{Error, Kind};
+use crate::patch::{FileEdit, Inserted, Judgement};
+
+const CODE: &[u8] = b"int first() {\r\n    return 1;\r\n}\r\n// \xff\xfe\r\nint last() { return 2; }";
+const SIDECAR: &str = "src/deep/llama-warden-demo.h";
+
+/// Everything below a folder with its bytes and mode.
+fn snapshot(root: &Path) -> BTreeMap<PathBuf, Option<(Vec<u8>, u32)>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let path = entry.path();
+            if entry.file_type().unwrap().is_dir() {
+                found.insert(path.clone(), None);
+                folders.push(path);
+            } else {
+                let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
+                found.insert(path.clone(), Some((fs::read(&path).unwrap(), mode)));
+            }
+        }
+    }
+    found
+}
+
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("src")).unwrap();
+    for (name, mode) in [("src/one.cpp", 0o755), ("src/two.cpp", 0o640)] {
+        let file = folder.path().join(name);
+        fs::write(&file, CODE).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    folder
+}
+
+fn edit(path: &str, before: &[u8], at: usize, line: &str) -> FileEdit {
+    let mut lines: Vec<&[u8]> = before.split_inclusive(|byte| *byte == b'\n').collect();
+    let text = format!("{line} {}\r\n", marker("demo", "hook"));
+    lines.insert(at, text.as_bytes());
+    let inserted = vec![Inserted { line: at + 1, text: text.trim_end().to_owned(), hook: "hook".into() }];
+    FileEdit { path: path.into(), before: Some(before.to_vec()), after: lines.concat(), inserted }
+}
+
+fn series_of(edits: Vec<FileEdit>) -> Series {
+    let edits = Edits(edits);
+    let judgement = Judgement {
+        set: "demo".into(),
+        status: Status::Verified,
+        reasons: Vec::new(),
+        fixes: Vec::new(),
+        edits: Some(edits.clone()),
+        seams: Vec::new(),
+    };
+    Series { judgements: vec![judgement], edits }
+}
+
+fn series() -> Series {
+    series_of(vec![
+        edit("src/one.cpp", CODE, 1, "    call();"),
+        edit("src/two.cpp", CODE, 0, "#include \"x\""),
+        FileEdit { path: SIDECAR.into(), before: None, after: b"#pragma once\n".to_vec(), inserted: vec![] },
+    ])
+}
+
+fn open(folder: &TempDir) -> Target {
+    Target::open(folder.path(), Revision::default()).unwrap()
+}
+
+fn message(error: &Error) -> String {
+    format!("{error}\nhint: {}", error.hint().unwrap_or_default())
+}
+
+#[test]
+fn applied_twice_is_once_and_reversed_is_as_before() {
+    let folder = folder();
+    let before = snapshot(folder.path());
+    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Written);
+    let patched = snapshot(folder.path());
+    assert_eq!(patched[&folder.path().join("src/one.cpp")].as_ref().unwrap().1 & 0o777, 0o755);
+    assert!(fs::read_to_string(folder.path().join(SIDECAR)).unwrap().contains("pragma"));
+    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Already);
+    assert_eq!(snapshot(folder.path()), patched);
+    assert_eq!(open(&folder).applied()[0].id, "demo");
+    let reversed = open(&folder).reverse().unwrap();
+    assert_eq!(reversed.files, ["src/deep/llama-warden-demo.h", "src/one.cpp", "src/two.cpp"]);
+    assert_eq!(snapshot(folder.path()), before);
+    assert_eq!(open(&folder).reverse().unwrap(), Reversed { sets: vec![], files: vec![] });
+}
+
+#[test]
+fn an_applied_tree_is_judged_as_it_was() {
+    let folder = folder();
+    open(&folder).apply(&series()).unwrap();
+    let original = open(&folder).original().unwrap();
+    assert_eq!(original.read("src/one.cpp").unwrap().unwrap(), CODE);
+    assert_eq!(original.read(SIDECAR).unwrap(), None);
+    assert_eq!(original.read("nothing").unwrap(), None);
+}
+
+#[test]
+fn a_row_without_edits_touches_nothing() {
+    let folder = folder();
+    let before = snapshot(folder.path());
+    assert_eq!(open(&folder).apply(&series_of(vec![])).unwrap(), Applied::Nothing);
+    assert_eq!(snapshot(folder.path()), before);
+}
+
+#[test]
+fn other_sets_on_top_are_refused_with_the_way_out() {
+    let folder = folder();
+    open(&folder).apply(&series()).unwrap();
+    let other = series_of(vec![edit("src/one.cpp", CODE, 1, "    other();")]);
+    let error = open(&folder).apply(&other).unwrap_err();
+    assert_eq!(error.kind(), Kind::Refused);
+    let text = message(&error);
+    assert!(text.contains("demo@") && text.contains("--reverse"), "{text}");
+}
+
+#[test]
+fn an_edited_tree_is_refused_with_the_lines_that_differ() {
+    let folder = folder();
+    open(&folder).apply(&series()).unwrap();
+    let file = folder.path().join("src/one.cpp");
+    let text = fs::read(&file).unwrap();
+    let edited = [&text[..], b"\nint mine;\n"].concat();
+    fs::write(&file, &edited).unwrap();
+    let patched = snapshot(folder.path());
+    for error in [open(&folder).apply(&series()).unwrap_err(), open(&folder).reverse().unwrap_err()] {
+        let text = message(&error);
+        assert_eq!(error.kind(), Kind::Refused);
+        assert!(text.contains("src/one.cpp:7: +int mine;"), "{text}");
+    }
+    assert!(open(&folder).original().is_err());
+    assert_eq!(snapshot(folder.path()), patched);
+}
+
+#[test]
+fn an_edit_of_our_own_lines_alone_does_not_keep_the_original_from_being_restored() {
+    let folder = folder();
+    let before = snapshot(folder.path());
+    open(&folder).apply(&series()).unwrap();
+    let file = folder.path().join("src/one.cpp");
+    let mut lines: Vec<Vec<u8>> =
+        fs::read(&file).unwrap().split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+    let ours = lines.remove(1);
+    lines.insert(3, [&b"  "[..], &ours].concat());
+    fs::write(&file, lines.concat()).unwrap();
+    open(&folder).reverse().unwrap();
+    assert_eq!(snapshot(folder.path()), before);
+}
+
+#[test]
+fn a_sidecar_that_was_edited_or_removed_is_noticed() {
+    let folder = folder();
+    open(&folder).apply(&series()).unwrap();
+    fs::write(folder.path().join(SIDECAR), "#pragma once\nmine\n").unwrap();
+    let text = message(&open(&folder).reverse().unwrap_err());
+    assert!(text.contains(&format!("{SIDECAR}:2: +mine")), "{text}");
+    fs::remove_file(folder.path().join(SIDECAR)).unwrap();
+    // Gone is its original state: what is left is restored.
+    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Finished);
+    fs::remove_file(folder.path().join(SIDECAR)).unwrap();
+    open(&folder).reverse().unwrap();
+    assert_eq!(fs::read(folder.path().join("src/one.cpp")).unwrap(), CODE);
+}
+
+#[test]
+fn lines_of_ours_without_a_journal_are_refused() {
+    let folder = folder();
+    open(&folder).apply(&series()).unwrap();
+    fs::remove_file(folder.path().join(JOURNAL)).unwrap();
+    let patched = fs::read(folder.path().join("src/one.cpp")).unwrap();
+    let again = series_of(vec![edit("src/one.cpp", &patched, 1, "    call();")]);
+    let text = message(&open(&folder).apply(&again).unwrap_err());
+    assert!(text.contains("line 2 is of the patch `// llama-warden:demo/hook`"), "{text}");
+}
+
+#[test]
+fn a_damaged_or_foreign_journal_is_told_and_not_believed() {
+    let folder = folder();
+    open(&folder).apply(&series()).unwrap();
+    let path = folder.path().join(JOURNAL);
+    let text = fs::read_to_string(&path).unwrap();
+    let broken = [
+        text[..text.len() / 2].to_owned(),
+        text.replace("\"schema\": 1", "\"schema\": 2"),
+        text.replacen("call();", "kill();", 1),
+    ];
+    for broken in broken {
+        assert_ne!(broken, text);
+        fs::write(&path, broken).unwrap();
+        let error = Target::open(folder.path(), Revision::default()).err().unwrap();
+        assert!(message(&error).contains("journal"), "{error}");
+    }
+}
+
+#[test]
+fn links_read_only_files_and_ways_out_of_the_tree_are_errors_that_name_them() {
+    let folder = folder();
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("target.cpp"), CODE).unwrap();
+    symlink(outside.path().join("target.cpp"), folder.path().join("src/link.cpp")).unwrap();
+    symlink(outside.path(), folder.path().join("elsewhere")).unwrap();
+    fs::create_dir(folder.path().join("src/folder.cpp")).unwrap();
+    fs::set_permissions(folder.path().join("src/two.cpp"), fs::Permissions::from_mode(0o444)).unwrap();
+    let before = snapshot(folder.path());
+    for (path, words) in [
+        ("src/link.cpp", "src/link.cpp: the file is a symbolic link"),
+        ("elsewhere/target.cpp", "elsewhere: the folder is a symbolic link"),
+        ("src/two.cpp", "src/two.cpp: the file is read-only\nhint: allow writing first: chmod u+w"),
+        ("src/folder.cpp", "this is no regular file"),
+        ("../x.cpp", "`../x.cpp` leads out of the tree"),
+        ("/etc/x.cpp", "`/etc/x.cpp` leads out of the tree"),
+    ] {
+        let row = series_of(vec![edit("src/one.cpp", CODE, 1, "x();"), edit(path, CODE, 1, "x();")]);
+        let text = message(&open(&folder).apply(&row).unwrap_err());
+        assert!(text.contains(words), "{text}");
+        assert_eq!(snapshot(folder.path()), before, "{path}");
+    }
+    assert_eq!(fs::read(outside.path().join("target.cpp")).unwrap(), CODE);
+}
+
+#[test]
+fn a_file_that_changed_after_it_was_judged_is_not_overwritten() {
+    let folder = folder();
+    let row = series();
+    fs::write(folder.path().join("src/two.cpp"), "somebody was here\n").unwrap();
+    let before = snapshot(folder.path());
+    let text = message(&open(&folder).apply(&row).unwrap_err());
+    assert!(text.contains("changed by somebody else"), "{text}");
+    assert_eq!(snapshot(folder.path()), before);
+}
+
+#[test]
+fn two_at_once_cannot_have_one_tree() {
+    let folder = folder();
+    let first = open(&folder);
+    let error = Target::open(folder.path(), Revision::default()).err().unwrap();
+    assert!(message(&error).contains("another llama-warden"), "{error}");
+    drop(first);
+    open(&folder);
+}
+
+/// A disk that fails at one operation, or at that and all later ones, as if the power had gone.
+struct Failing {
+    at: usize,
+    forever: bool,
+    count: Arc<AtomicUsize>,
+}
+
+impl Failing {
+    fn turn(&self) -> io::Result<()> {
+        let turn = self.count.fetch_add(1, Ordering::Relaxed);
+        if turn == self.at || (self.forever && turn > self.at) { Err(io::Error::other("injected")) } else { Ok(()) }
+    }
+}
+
+impl Disk for Failing {
+    fn write_new(&self, path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<()> {
+        if let Err(error) = self.turn() {
+            // The worst moment: half of it is there.
+            if self.forever && self.count.load(Ordering::Relaxed) == self.at + 1 {
+                fs::write(path, &bytes[..bytes.len() / 2])?;
+            }
+            return Err(error);
+        }
+        RealDisk.write_new(path, bytes, mode)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.turn().and_then(|()| RealDisk.rename(from, to))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.turn().and_then(|()| RealDisk.remove(path))
+    }
+
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        self.turn().and_then(|()| RealDisk.create_folder(path))
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        self.turn().and_then(|()| RealDisk.remove_folder(path))
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        self.turn().and_then(|()| RealDisk.sync_folder(path))
+    }
+}
+
+/// Runs `work` with a disk that fails at its n-th operation, for every n until it does not fail any more.
+fn with_every_failure(forever: bool, start: impl Fn() -> TempDir, mut work: impl FnMut(&TempDir, Target) -> bool) {
+    for at in 0.. {
+        let folder = start();
+        let count = Arc::new(AtomicUsize::new(0));
+        let disk = Box::new(Failing { at, forever, count: Arc::clone(&count) });
+        let target = Target::with_disk(folder.path(), Revision::default(), disk).unwrap();
+        let failed = work(&folder, target);
+        let reached = count.load(Ordering::Relaxed) > at;
+        if !reached {
+            assert!(!failed, "nothing failed");
+            assert!(at > 5, "there is too little to fail");
+            return;
+        }
+    }
+}
+
+fn patched() -> TempDir {
+    let folder = folder();
+    open(&folder).apply(&series()).unwrap();
+    folder
+}
+
+fn same(left: &Path, right: &Path) -> bool {
+    let relative = |root: &Path| {
+        let all = snapshot(root).into_iter();
+        all.map(|(path, content)| (path.strip_prefix(root).unwrap().to_owned(), content)).collect::<BTreeMap<_, _>>()
+    };
+    relative(left) == relative(right)
+}
+
+#[test]
+fn one_failing_operation_leaves_the_tree_as_it_was() {
+    let plain = folder();
+    with_every_failure(false, folder, |folder, mut target| {
+        let failed = target.apply(&series()).is_err();
+        drop(target);
+        if failed {
+            assert!(same(folder.path(), plain.path()), "{:?}", snapshot(folder.path()).keys());
+        }
+        failed
+    });
+}
+
+#[test]
+fn after_a_crash_while_applying_the_next_apply_finishes_and_the_next_reverse_undoes() {
+    let (plain, done) = (folder(), patched());
+    with_every_failure(true, folder, |folder, mut target| {
+        let failed = target.apply(&series()).is_err();
+        drop(target);
+        open(folder).apply(&series()).unwrap();
+        assert!(same(folder.path(), done.path()), "{:?}", snapshot(folder.path()).keys());
+        failed
+    });
+    with_every_failure(true, folder, |folder, mut target| {
+        let failed = target.apply(&series()).is_err();
+        drop(target);
+        open(folder).reverse().unwrap();
+        if folder.path().join(JOURNAL).exists() {
+            panic!("the journal stayed");
+        }
+        // Before the journal was there, nothing was touched but its own unfinished file.
+        drop(fs::remove_file(change::beside(&folder.path().join(JOURNAL))));
+        assert!(same(folder.path(), plain.path()), "{:?}", snapshot(folder.path()).keys());
+        failed
+    });
+}
+
+#[test]
+fn after_a_crash_while_reversing_both_ways_are_open() {
+    let (plain, done) = (folder(), patched());
+    for again in [true, false] {
+        with_every_failure(true, patched, |folder, mut target| {
+            let failed = target.reverse().is_err();
+            drop(target);
+            if again {
+                open(folder).reverse().unwrap();
+                assert!(same(folder.path(), plain.path()), "{:?}", snapshot(folder.path()).keys());
+            } else {
+                open(folder).apply(&series()).unwrap();
+                assert!(same(folder.path(), done.path()), "{:?}", snapshot(folder.path()).keys());
+            }
+            failed
+        });
+    }
+}
+
+#[test]
+fn one_failing_operation_while_reversing_loses_nothing() {
+    let plain = folder();
+    with_every_failure(false, patched, |folder, mut target| {
+        let failed = target.reverse().is_err();
+        drop(target);
+        open(folder).reverse().unwrap();
+        assert!(same(folder.path(), plain.path()), "{:?}", snapshot(folder.path()).keys());
+        failed
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn apply_and_reverse_are_the_identity_over_any_files(
+        lines in vec((vec(any::<u8>().prop_filter("line ends", |byte| *byte != b'\n'), 0..12), any::<bool>()), 0..20),
+        last in vec(any::<u8>().prop_filter("line ends", |byte| *byte != b'\n'), 0..5),
+        places in vec(any::<prop::sample::Index>(), 1..4),
+    ) {
+        let mut content: Vec<u8> = lines
+            .iter()
+            .flat_map(|(text, crlf)| [&text[..], if *crlf { b"\r\n" } else { b"\n" }].concat())
+            .collect();
+        content.extend_from_slice(&last);
+        let folder = folder();
+        fs::write(folder.path().join("src/one.cpp"), &content).unwrap();
+        let before = snapshot(folder.path());
+        let mut edits = edit("src/one.cpp", &content, places[0].index(lines.len() + 1), "anchor();");
+        for place in &places[1..] {
+            edits.after = edit("src/one.cpp", &edits.after, place.index(lines.len() + 1), "more();").after;
+        }
+        let row = series_of(vec![edits.clone()]);
+        prop_assert_eq!(open(&folder).apply(&row).unwrap(), Applied::Written);
+        prop_assert_eq!(fs::read(folder.path().join("src/one.cpp")).unwrap(), edits.after);
+        prop_assert_eq!(open(&folder).apply(&row).unwrap(), Applied::Already);
+        open(&folder).reverse().unwrap();
+        prop_assert_eq!(snapshot(folder.path()), before);
+    }
+}
