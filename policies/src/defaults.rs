@@ -158,6 +158,8 @@ section!(
         preload: bool,
         /// `auto`, `sequential` or `overlap`.
         replace: String,
+        /// Whether a process is asked for a report of its GPU memory.
+        memory_report: bool,
     }
 );
 
@@ -298,6 +300,8 @@ section!(
         min_memory: ByteSize,
         /// Memory of one compiler at its peak.
         memory_per_job: ByteSize,
+        /// Memory of one compiler for CUDA or HIP at its peak.
+        memory_per_gpu_job: ByteSize,
         /// A sample request of the verification has to be answered within this time.
         verify_timeout: Duration = "duration",
         /// Builds that `builds gc` keeps.

@@ -69,9 +69,10 @@ pub(crate) fn socket(directory: &Path, model: &ModelName, generation: Generation
     directory.join(format!("{short}-{}-{generation}.sock", std::process::id()))
 }
 
-/// The process id in the name of a socket that [`socket`] made.
+/// The process id in the name of a socket that [`socket`] made, or of the memory report beside it.
 pub(crate) fn maker(file_name: &str) -> Option<u32> {
-    let mut parts = file_name.strip_suffix(".sock")?.rsplit('-');
+    let stem = file_name.strip_suffix(".sock").or_else(|| file_name.strip_suffix(".report"))?;
+    let mut parts = stem.rsplit('-');
     parts.next()?.strip_prefix('g')?.parse::<u64>().ok()?;
     parts.next()?.parse().ok()
 }
@@ -86,6 +87,10 @@ mod tests {
         let name = path.file_name().unwrap().to_str().unwrap();
         assert_eq!(name, format!("Some-Long-Mo-{}-g12.sock", std::process::id()));
         assert_eq!(maker(name), Some(std::process::id()));
+        let report = crate::report::beside(&path);
+        let report = report.file_name().unwrap().to_str().unwrap();
+        assert_eq!(report, format!("Some-Long-Mo-{}-g12.report", std::process::id()));
+        assert_eq!(maker(report), Some(std::process::id()));
         assert_eq!(maker("else.sock"), None);
         assert_eq!(maker("a-1-g2.txt"), None);
     }

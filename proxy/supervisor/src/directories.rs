@@ -34,7 +34,7 @@ pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     fs::remove_file(probe)
 }
 
-/// Best effort: a socket that stays behind is in nobody's way.
+/// Best effort: a socket or a report that stays behind is in nobody's way.
 fn sweep(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -71,11 +71,13 @@ mod tests {
         // Above the greatest process id that Linux gives.
         let (stale, ours) =
             (path.join("m-4999999-g1.sock"), path.join(format!("m-{}-g1.sock", std::process::id())));
-        fs::write(&stale, "").unwrap();
-        fs::write(&ours, "").unwrap();
+        let stale_report = crate::report::beside(&stale);
+        for file in [&stale, &stale_report, &ours] {
+            fs::write(file, "").unwrap();
+        }
         prepare_runtime(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-        assert!(!stale.exists() && ours.exists());
+        assert!(!stale.exists() && !stale_report.exists() && ours.exists());
     }
 
     #[test]

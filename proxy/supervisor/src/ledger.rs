@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use warden_policies::sample::HostMemory;
 use warden_policies::{GenerationId, ModelName, Reason, Work};
+use warden_sensors::report::Totals;
 
 use crate::sync::lock;
 
@@ -47,6 +48,9 @@ pub struct Evidence {
     pub age_s: f64,
     /// Why the replacement took its way, for people.
     pub note: Option<String>,
+    /// Sums of what it had last reported about its GPU memory; absent if it reported nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<Totals>,
 }
 
 /// One replacement.
@@ -168,6 +172,19 @@ mod tests {
         let text = std::fs::read_to_string(directory.path().join("ledger.jsonl")).unwrap();
         let read: Vec<LedgerEntry> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(read, [entry(1), entry(2)]);
+    }
+
+    #[test]
+    fn an_entry_from_before_there_were_reports_can_still_be_read() {
+        let line = r#"{"id":1,"at":"2026-01-02T03:04:05.678Z","model":"m","replica":0,"reason":"operator",
+            "evidence":{"host_bytes":7,"budget_bytes":null,"requests":2,
+                "work":{"requests":2,"prompt_tokens":1,"output_tokens":1,"images":0},"age_s":1.5,"note":null},
+            "mode":"sequential","from":1,"to":2,"carried_over":0,"drained":0,"cut":0,"gap_ms":40,"drain_ms":5,
+            "start_ms":30,"host_before":null,"host_after":null,"helped":null,"failed":null}"#;
+        let entry: LedgerEntry = serde_json::from_str(line).unwrap();
+        assert_eq!((entry.evidence.host_bytes, entry.evidence.report), (Some(7), None));
+        let written = serde_json::to_string(&entry).unwrap();
+        assert!(!written.contains("report"), "nothing reported, nothing written: {written}");
     }
 
     #[test]

@@ -54,6 +54,7 @@ mod lines;
 mod model;
 mod process;
 mod publish;
+mod report;
 mod shared;
 mod spawn;
 mod sync;

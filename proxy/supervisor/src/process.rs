@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use warden_policies::sample::HostMemory;
+use warden_sensors::Report;
 
 use crate::child::{Child, Exit};
 use crate::directories;
@@ -16,6 +17,7 @@ use crate::error::SpawnError;
 use crate::lines;
 use crate::log::Stream;
 use crate::nursery::{NurseryHandle, SpawnRequest};
+use crate::report::Source;
 use crate::spec::Command;
 
 /// Takes each line of a child's output.
@@ -41,6 +43,15 @@ pub(crate) struct Props {
     pub(crate) n_ctx: Option<u64>,
 }
 
+/// What a reading found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// Host memory of its group; `None` if it cannot be read.
+    pub(crate) host: Option<HostMemory>,
+    /// Its report of its GPU memory; `None` if there is none.
+    pub(crate) report: Option<Report>,
+}
+
 /// One child.
 pub(crate) trait Process: Send + Sync + Debug {
     fn pid(&self) -> u32;
@@ -54,8 +65,8 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health>;
     /// Its properties; `None` fields where it does not say.
     fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
-    /// Host memory of its group; `None` if it cannot be read.
-    fn memory(&self) -> BoxFuture<'_, Option<HostMemory>>;
+    /// What it holds now.
+    fn sample(&self) -> BoxFuture<'_, Sample>;
 }
 
 /// Where children come from.
@@ -96,6 +107,7 @@ impl World for Host {
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
             let key = api_key(&request.command);
+            let report = Source::of(&request.command, &socket);
             restore_directory(&socket);
             let child = self.nursery.spawn(request).await?;
             let mut readers = JoinSet::new();
@@ -106,7 +118,7 @@ impl World for Host {
             }
             let http = client(&socket);
             let readers = tokio::sync::Mutex::new(readers);
-            Ok(Arc::new(HostProcess { child, readers, http, key }) as Arc<dyn Process>)
+            Ok(Arc::new(HostProcess { child, readers, http, key, report }) as Arc<dyn Process>)
         })
     }
 
@@ -175,6 +187,7 @@ struct HostProcess {
     readers: tokio::sync::Mutex<JoinSet<()>>,
     http: Option<reqwest::Client>,
     key: Option<String>,
+    report: Option<Source>,
 }
 
 impl HostProcess {
@@ -238,13 +251,18 @@ impl Process for HostProcess {
         })
     }
 
-    fn memory(&self) -> BoxFuture<'_, Option<HostMemory>> {
-        let pid = self.child.pid();
+    fn sample(&self) -> BoxFuture<'_, Sample> {
+        let (pid, source) = (self.child.pid(), self.report.clone());
         Box::pin(async move {
+            let read = move || {
+                let host = warden_sensors::host_memory(pid);
+                Sample {
+                    host: host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok(),
+                    report: source.and_then(|source| source.read(pid)),
+                }
+            };
             // Some small reads, and on a kernel without `children` files a walk over /proc: not for a runtime thread.
-            let read = tokio::task::spawn_blocking(move || warden_sensors::host_memory(pid)).await;
-            let memory = read.ok()?;
-            memory.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok()
+            tokio::task::spawn_blocking(read).await.unwrap_or_default()
         })
     }
 }

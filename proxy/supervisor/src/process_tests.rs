@@ -100,10 +100,11 @@ async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
 async fn the_end_is_told_after_the_last_words_and_memory_is_read_while_it_lives() {
     let directory = tempfile::tempdir().unwrap();
     let (process, _, _) = sleeper(directory.path(), "exec sleep 60", None).await;
-    assert!(process.memory().await.is_some_and(|memory| memory.anon > 0));
+    let sample = process.sample().await;
+    assert!(sample.host.is_some_and(|memory| memory.anon > 0) && sample.report.is_none(), "{sample:?}");
     process.terminate();
     assert_eq!(process.wait().await, Exit::Signal(15));
-    assert_eq!(process.memory().await, None);
+    assert_eq!(process.sample().await, Sample::default());
     let (process, _, heard) = sleeper(directory.path(), "echo out; echo err >&2; exit 3", None).await;
     assert_eq!(process.wait().await, Exit::Code(3));
     let mut words = lock(&heard.0).clone();

@@ -68,6 +68,8 @@ pub struct ModelSpec {
     pub restraint: RestraintPolicy,
     /// Added to `oom_score_adj` of the child, -1000 to 1000.
     pub oom_score_adj: i32,
+    /// Ask the process for a report of its GPU memory, which a patched llama-server writes.
+    pub memory_report: bool,
 }
 
 /// Deadlines and pauses in the life of a backend. Reasons: `defaults.toml`, section `[lifecycle]`.
@@ -98,7 +100,7 @@ pub struct FleetConfig {
     pub models: Vec<ModelSpec>,
     /// With exactly one model: whatever name a client gives means that model, as llama-server itself does.
     pub any_name: bool,
-    /// Private directory (mode 0700) for the children's sockets. Its path must be short: a Unix socket's path has at
+    /// Private directory (mode 0700) for the children's sockets and memory reports. Its path must be short: a Unix socket's path has at
     /// most 107 bytes.
     pub runtime_dir: PathBuf,
     /// Directory of the ledger.

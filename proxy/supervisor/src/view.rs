@@ -8,6 +8,7 @@ use warden_policies::lifecycle::Phase;
 use warden_policies::restraint::Held;
 use warden_policies::sample::HostMemory;
 use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
+use warden_sensors::Report;
 
 /// The fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -111,6 +112,9 @@ pub struct BackendView {
     pub host_at_ready: Option<HostMemory>,
     /// Work since its spawn.
     pub work: Work,
+    /// What it last reported about its GPU memory; `None` if it reports nothing, as a plain llama-server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
 }
 
 /// Why a start failed.

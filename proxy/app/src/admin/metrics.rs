@@ -16,6 +16,7 @@ use warden_policies::lifecycle::Phase;
 use warden_supervisor::{EventKind, FleetView};
 
 use super::answer::Budgets;
+use super::report_metrics::ReportMetrics;
 
 /// From the answer of a tokenizer to a generation of half an hour.
 const REQUEST_SECONDS: [f64; 14] =
@@ -97,6 +98,7 @@ pub(crate) struct Metrics {
     connections: Gauge,
     held_bytes: Gauge,
     own_anon: Gauge,
+    reports: ReportMetrics,
 }
 
 fn request_histogram() -> Histogram {
@@ -135,6 +137,7 @@ impl Metrics {
             connections: Gauge::default(),
             held_bytes: Gauge::default(),
             own_anon: Gauge::default(),
+            reports: ReportMetrics::default(),
         };
         metrics.register();
         metrics
@@ -215,6 +218,7 @@ impl Metrics {
             Unit::Bytes,
             self.own_anon.clone(),
         );
+        self.reports.register(registry);
     }
 
     /// A request ended.
@@ -268,6 +272,11 @@ impl Metrics {
         }
     }
 
+    /// The picture of the fleet has changed.
+    pub(crate) fn fleet_changed(&self, view: &FleetView) {
+        self.reports.count(view);
+    }
+
     /// The text for Prometheus.
     pub(crate) fn text(
         &self,
@@ -277,6 +286,8 @@ impl Metrics {
         own_anon: Option<u64>,
     ) -> String {
         self.read(view);
+        self.reports.count(view);
+        self.reports.read(view);
         self.budget.clear();
         for (model, budget) in budgets {
             for (kind, bytes) in [("soft", budget.soft), ("hard", budget.hard)] {
@@ -324,7 +335,7 @@ impl Metrics {
     }
 }
 
-fn whole(number: u64) -> i64 {
+pub(super) fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 

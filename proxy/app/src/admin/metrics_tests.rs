@@ -5,6 +5,8 @@ use std::time::Duration;
 use warden_gateway::Outcome;
 use warden_policies::sample::HostMemory;
 use warden_policies::{GenerationId, ModelName, Work};
+use warden_sensors::Report;
+use warden_sensors::report::{ContextReport, Counts, Settings};
 use warden_supervisor::{
     BackendView, Event, Evidence, Failure, FailureKind, LedgerEntry, Mode, ModelState, ModelView,
 };
@@ -42,7 +44,84 @@ fn backend(generation: u64, phase: Phase) -> BackendView {
         host: Some(HostMemory { anon: 100, swap: 1, rss: 200 }),
         host_at_ready: None,
         work: Work::default(),
+        report: None,
     }
+}
+
+/// A report of one context per device.
+fn report(devices: &[(i32, Counts)]) -> Report {
+    let context = |(number, &(device, counts)): (usize, &(i32, Counts))| ContextReport {
+        context: u32::try_from(number).unwrap(),
+        device,
+        live: true,
+        counts,
+        updated_unix_ms: 1,
+    };
+    Report {
+        pid: 1,
+        started_unix_ms: 1,
+        active: std::collections::BTreeSet::new(),
+        settings: Settings::default(),
+        contexts: devices.iter().enumerate().map(context).collect(),
+    }
+}
+
+/// The view with these reports of its old and its new process.
+fn reporting(number: u64, old: Option<Report>, new: Option<Report>) -> FleetView {
+    let mut view = FleetView { number, ..view() };
+    (view.models[0].backends[0].report, view.models[0].backends[1].report) = (old, new);
+    view
+}
+
+fn scrape(metrics: &Metrics, view: &FleetView) -> String {
+    metrics.text(view, &Budgets::new(), &Gauges::default(), None)
+}
+
+#[test]
+fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
+    let metrics = Metrics::new();
+    let counts = |number: u64| Counts {
+        graphs_live: number,
+        graph_host_bytes: 10 * number,
+        pool_bytes: u64::MAX,
+        graphs_evicted: number,
+        pool_bytes_purged: 100 * number,
+        ..Counts::default()
+    };
+    let has = |text: &str, name: &str, labels: &str, value: &str| {
+        let line = format!("llama_warden_backend_{name}{{model=\"m\",replica=\"0\",{labels}}} {value}");
+        assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+    };
+    let old = report(&[(0, counts(5)), (1, counts(1))]);
+    // Not only scrapes count: the next one may come when the old process is gone.
+    metrics.fleet_changed(&reporting(1, Some(old.clone()), None));
+    let text = scrape(&metrics, &reporting(2, Some(old), Some(report(&[(0, counts(2))]))));
+    has(&text, "cuda_graphs", "device=\"0\"", "7");
+    has(&text, "cuda_graphs", "device=\"1\"", "1");
+    has(&text, "cuda_graph_bytes", "device=\"0\",kind=\"host\"", "70");
+    has(&text, "cuda_pool_bytes", "device=\"0\"", &i64::MAX.to_string());
+    has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "7");
+    has(&text, "cuda_pool_purged_bytes_total", "device=\"1\"", "100");
+    // The old one has gone; the new one goes on, and leaves a context out once.
+    for new in [report(&[(0, counts(3))]), report(&[]), report(&[(0, counts(4))])] {
+        metrics.fleet_changed(&reporting(3, None, Some(new)));
+    }
+    let mut last = reporting(4, None, Some(report(&[(0, counts(4))])));
+    last.models[0].backends.remove(0);
+    let text = scrape(&metrics, &last);
+    has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "9");
+    has(&text, "cuda_graphs", "device=\"0\"", "4");
+    // A picture that comes late is not counted again.
+    metrics.fleet_changed(&reporting(1, Some(report(&[(0, counts(5))])), None));
+    let text = scrape(&metrics, &FleetView { number: 5, ..FleetView::default() });
+    has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "9");
+    assert!(!text.contains("backend_cuda_graphs{"), "what is held is gone with its holder\n{text}");
+}
+
+#[test]
+fn without_reports_there_is_no_line_about_them() {
+    let text = scrape(&Metrics::new(), &view());
+    assert!(text.lines().all(|line| line.starts_with('#') || !line.contains("_cu")), "{text}");
 }
 
 fn budgets() -> Budgets {
@@ -159,10 +238,11 @@ fn every_metric_is_in_the_documentation() {
             kind,
         });
     }
-    let text = metrics.text(&view(), &budgets(), &Gauges::default(), None);
+    let view = reporting(1, None, Some(report(&[(0, Counts::default())])));
+    let text = metrics.text(&view, &budgets(), &Gauges::default(), None);
     let names: Vec<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    assert!(names.len() == 23, "{} {text}", names.len());
+    assert!(names.len() == 39, "{} {text}", names.len());
     for name in names {
         assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
     }

@@ -14,5 +14,6 @@ pub(crate) mod answer;
 pub(crate) mod client;
 pub(crate) mod instance;
 pub(crate) mod metrics;
+mod report_metrics;
 pub(crate) mod route;
 pub(crate) mod server;

@@ -14,6 +14,7 @@ mod builds;
 mod config;
 mod control;
 mod dropin;
+mod gpu;
 pub(crate) mod progress;
 mod quickstart;
 mod serve;

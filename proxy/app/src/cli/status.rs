@@ -6,6 +6,7 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{Action, ByteSize};
 use warden_supervisor::{BackendView, ModelView};
 
+use super::gpu;
 use crate::admin::answer::{Budget, Status};
 use crate::out;
 
@@ -21,25 +22,39 @@ pub(crate) fn table(status: &Status) -> String {
         instance.version, instance.pid, instance.address, instance.started_at
     );
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
-    rows.extend(status.fleet.models.iter().flat_map(|model| {
+    // What is said under each row.
+    let mut notes = vec![Vec::new()];
+    for model in &status.fleet.models {
         let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
-        model_rows(model, budget)
-    }));
-    text.push_str(&out::table(&rows));
+        for (row, lines) in model_rows(model, budget) {
+            rows.push(row);
+            notes.push(lines);
+        }
+    }
+    for (row, lines) in out::table(&rows).lines().zip(notes) {
+        text.extend([row, "\n"]);
+        text.extend(lines.iter().map(|line| format!("  {line}\n")));
+    }
     text
 }
 
+/// A row, and what its process reports about its GPU memory.
+type Row = (Vec<String>, Vec<String>);
+
 /// One row per process; a model without one has a row, too.
-fn model_rows(model: &ModelView, budget: Budget) -> Vec<Vec<String>> {
+fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
     if with_process.is_empty() {
-        return vec![row(model, budget, None, true)];
+        return vec![(row(model, budget, None, true), Vec::new())];
     }
     with_process
         .iter()
         .enumerate()
-        .map(|(index, backend)| row(model, budget, Some(backend), index == 0))
+        .map(|(index, backend)| {
+            let reported = backend.report.as_ref().map(gpu::lines).unwrap_or_default();
+            (row(model, budget, Some(backend), index == 0), reported)
+        })
         .collect()
 }
 
@@ -110,6 +125,8 @@ mod tests {
     use std::collections::BTreeMap;
     use warden_policies::lifecycle::Phase;
     use warden_policies::{GenerationId, ModelName, Reason, Work};
+    use warden_sensors::Report;
+    use warden_sensors::report::{ContextReport, Counts, Settings};
     use warden_supervisor::{Failure, FailureKind, FleetView, ModelState};
 
     fn model(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView {
@@ -129,6 +146,17 @@ mod tests {
         }
     }
 
+    fn reported() -> Report {
+        let counts = Counts { graphs_live: 3, ..Counts::default() };
+        Report {
+            pid: 4000,
+            started_unix_ms: 1,
+            active: std::collections::BTreeSet::new(),
+            settings: Settings::default(),
+            contexts: vec![ContextReport { context: 0, device: 0, live: true, counts, updated_unix_ms: 1 }],
+        }
+    }
+
     #[test]
     fn the_table_has_a_row_per_process_and_one_for_a_model_without() {
         let backend = |generation: u64, phase: Phase| BackendView {
@@ -142,6 +170,7 @@ mod tests {
             host: Some(HostMemory { anon: 3 << 30, swap: 0, rss: 0 }),
             host_at_ready: None,
             work: Work { requests: 12, ..Work::default() },
+            report: None,
         };
         let mut failed = model("b", ModelState::Failed, Vec::new());
         failed.crashes = 5;
@@ -151,7 +180,8 @@ mod tests {
             lines: Vec::new(),
             failures: 5,
         });
-        let two = vec![backend(7, Phase::Draining), backend(8, Phase::Ready)];
+        let mut two = vec![backend(7, Phase::Draining), backend(8, Phase::Ready)];
+        two[0].report = Some(reported());
         let status = Status {
             instance: Instance {
                 pid: 1,
@@ -179,9 +209,10 @@ mod tests {
                 "1h01m"
             ]
         );
-        assert_eq!(words(4), ["ready", "4000", "g8", "2/4", "3.0", "GiB", "of", "4.0", "GiB", "12", "1h01m"]);
+        assert_eq!(lines[4], "  CUDA: 3 graphs, pools 0 B cached, 0 cuBLAS handles");
+        assert_eq!(words(5), ["ready", "4000", "g8", "2/4", "3.0", "GiB", "of", "4.0", "GiB", "12", "1h01m"]);
         assert_eq!(
-            words(5),
+            words(6),
             [
                 "b", "failed", "-", "-", "-", "1/9", "-", "-", "3", "(+5", "crashes)", "-", "no", "such",
                 "file"

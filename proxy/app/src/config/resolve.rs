@@ -262,6 +262,7 @@ impl Resolver<'_> {
                 max_futile: policy.max_futile,
             },
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
+            memory_report: model.memory_report,
         };
         (spec, self.choice(name, model))
     }

@@ -106,6 +106,8 @@ pub(crate) struct Model {
     pub(crate) preload: bool,
     /// How a generation is replaced.
     pub(crate) replace: Replace,
+    /// Whether a process is asked for a report of its GPU memory.
+    pub(crate) memory_report: bool,
     /// Requests of the slot kind at a time on one process.
     pub(crate) max_in_flight: Option<u32>,
     /// The queue.
@@ -176,6 +178,9 @@ struct ModelKeys {
     /// first; `auto` overlaps where memory allows. Default: "auto".
     #[schemars(schema_with = "schema::replace")]
     replace: Option<Replace>,
+    /// Ask the process for a report of its GPU memory, for `status` and metrics. Only a build with the fix
+    /// `memory-report` writes one. Default: true.
+    memory_report: Option<bool>,
     /// Requests at a time on one process. Default: its number of slots.
     #[schemars(range(min = 1))]
     max_in_flight: Option<u32>,
@@ -214,6 +219,9 @@ struct ModelDefaults {
     /// first; `auto` overlaps where memory allows. Default: "auto".
     #[schemars(schema_with = "schema::replace")]
     replace: Option<Replace>,
+    /// Ask the process for a report of its GPU memory, for `status` and metrics. Only a build with the fix
+    /// `memory-report` writes one. Default: true.
+    memory_report: Option<bool>,
     /// Requests at a time on one process. Default: its number of slots.
     #[schemars(range(min = 1))]
     max_in_flight: Option<u32>,

@@ -41,10 +41,11 @@ impl Observer for Watcher {
     }
 }
 
-/// Logs and counts events until the end.
+/// Logs and counts events until the end, and counts what the processes report.
 pub(crate) async fn events(fleet: Fleet, metrics: Arc<Metrics>, stop: CancellationToken) {
     let tail = fleet.events();
     let mut receiver = tail.receiver;
+    let mut views = fleet.subscribe();
     let see = |event: &Event| {
         metrics.event(event);
         log_event(event);
@@ -53,6 +54,11 @@ pub(crate) async fn events(fleet: Fleet, metrics: Arc<Metrics>, stop: Cancellati
     loop {
         let next = tokio::select! {
             next = receiver.recv() => next,
+            Ok(()) = views.changed() => {
+                let view = Arc::clone(&views.borrow_and_update());
+                metrics.fleet_changed(&view);
+                continue;
+            }
             () = stop.cancelled() => return,
         };
         match next {

@@ -91,7 +91,8 @@ pub struct Totals {
 
 impl Totals {
     /// These with one context more.
-    pub(super) fn with(mut self, context: &ContextReport) -> Self {
+    #[must_use]
+    pub fn with(mut self, context: &ContextReport) -> Self {
         self.contexts = self.contexts.saturating_add(u32::from(context.live));
         self.counts.add(&context.counts, context.live);
         self

@@ -16,6 +16,7 @@ use crate::event::EventKind;
 use crate::lease::{Cell, Endpoint};
 use crate::nursery::SpawnRequest;
 use crate::process::Sink;
+use crate::report;
 use crate::spec::ModelSpec;
 
 impl Model {
@@ -128,13 +129,14 @@ impl Model {
         let generation = self.context.next_generation();
         let socket = self.context.socket(&self.spec.name, generation);
         let cell = Arc::new(Cell::new(generation, Endpoint::Unix(socket.clone())));
-        let request = request(&self.spec);
-        let live = Live::new(generation, socket.clone(), cell, request.clone());
+        let recipe = recipe(&self.spec);
+        let live = Live::new(generation, socket.clone(), cell, recipe.clone());
         let Some(unit) = self.unit_mut(id) else { return };
         unit.live = Some(live);
 
-        let mut with_socket = request;
+        let mut with_socket = recipe.request;
         with_socket.command.args.extend(["--host".to_owned(), socket.to_string_lossy().into_owned()]);
+        report::announce(&mut with_socket.command, &socket, recipe.memory_report);
         let world = Arc::clone(&self.context.world);
         let longest = self.watch.log_line_bytes;
         let logs = Arc::clone(&self.logs);
@@ -152,6 +154,7 @@ impl Model {
             }
             // Left by a supervisor with our process id that could not clean up.
             drop(std::fs::remove_file(&socket));
+            report::remove(&socket);
             Report::Spawned(world.spawn(with_socket, socket, longest, sink).await)
         });
     }
@@ -187,7 +190,15 @@ impl Unit {
     }
 }
 
-/// What a process of this model is made of. Two equal ones mean that nothing needs a new process.
-pub(super) fn request(spec: &ModelSpec) -> SpawnRequest {
-    SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj }
+/// What a process is made of. Two equal ones mean that nothing needs a new process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Recipe {
+    request: SpawnRequest,
+    memory_report: bool,
+}
+
+/// What a process of this model is made of.
+pub(super) fn recipe(spec: &ModelSpec) -> Recipe {
+    let request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
+    Recipe { request, memory_report: spec.memory_report }
 }

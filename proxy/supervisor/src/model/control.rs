@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::lifecycle::{Event, Phase};
 
-use super::act::request;
+use super::act::recipe;
 use super::unit::{Role, Unit};
 use super::{Control, End, Model};
 use crate::clock;
@@ -92,7 +92,7 @@ impl Model {
             self.reopen();
         }
         self.set_replicas();
-        let remade = request(&self.spec) != request(&old);
+        let remade = recipe(&self.spec) != recipe(&old);
         if remade {
             self.configuration_at = None;
             // What does not start gets a new chance with the new command.

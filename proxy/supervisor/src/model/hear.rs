@@ -15,6 +15,7 @@ use crate::error::SpawnError;
 use crate::event::EventKind;
 use crate::failure::{self, End};
 use crate::process::{Health, Process, Props};
+use crate::report;
 
 impl Model {
     pub(super) fn hear(&mut self, generation: GenerationId, report: Report) {
@@ -33,7 +34,7 @@ impl Model {
             Report::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
             Report::Probed { sent, health, props } => self.probed(id, sent, health, props),
             Report::Exited(exit) => self.exited(id, generation, exit),
-            Report::Sampled { edge, host } => self.sampled(id, edge, host),
+            Report::Sampled { edge, host, report } => self.sampled(id, edge, host, report),
         }
     }
 
@@ -81,6 +82,7 @@ impl Model {
             let live = unit.live.take()?;
             live.cell.revoke();
             drop(std::fs::remove_file(&live.socket));
+            report::remove(&live.socket);
             Some(live.ready.is_none())
         });
         if never_ready == Some(true)

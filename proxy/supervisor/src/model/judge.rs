@@ -10,11 +10,13 @@ use warden_policies::recycle::{Facts, decide};
 use warden_policies::restraint::Held;
 use warden_policies::sample::{Edge, HostMemory};
 use warden_policies::{Action, Decision};
+use warden_sensors::Report as MemoryReport;
 
 use super::unit::{Role, UnitId};
 use super::{Model, Report};
 use crate::clock;
 use crate::event::EventKind;
+use crate::process::Sample;
 
 impl Model {
     /// Notices idle edges: they arm the idle sample and, where a replacement waits for quiet, the next look at it.
@@ -59,18 +61,28 @@ impl Model {
         let idle = idle.is_some() && idle == self.shared.idle_since(generation);
         if tick || idle {
             let edge = if idle { Edge::Idle } else { Edge::Tick };
-            self.help(generation, async move { Report::Sampled { edge, host: process.memory().await } });
+            self.help(generation, async move {
+                let Sample { host, report } = process.sample().await;
+                Report::Sampled { edge, host, report }
+            });
         } else if judge {
             self.judge(id);
         }
     }
 
-    pub(super) fn sampled(&mut self, id: UnitId, edge: Edge, host: Option<HostMemory>) {
+    pub(super) fn sampled(
+        &mut self,
+        id: UnitId,
+        edge: Edge,
+        host: Option<HostMemory>,
+        report: Option<MemoryReport>,
+    ) {
         let Some(unit) = self.unit_mut(id) else { return };
         let Some(live) = &mut unit.live else { return };
         let generation = live.id;
         // The last known figure stays: an unreadable file is no sign of less memory.
         live.host = host.or(live.host);
+        live.report = report.or_else(|| live.report.take());
         let first = !std::mem::replace(&mut live.sampled, true);
         if first {
             live.host_at_ready = host;

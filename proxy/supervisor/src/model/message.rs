@@ -37,7 +37,7 @@ pub(crate) enum Report {
     /// The process is reaped.
     Exited(Exit),
     /// Memory was read, or could not be.
-    Sampled { edge: Edge, host: Option<HostMemory> },
+    Sampled { edge: Edge, host: Option<HostMemory>, report: Option<warden_sensors::Report> },
 }
 
 /// What operators want.

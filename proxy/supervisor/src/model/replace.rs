@@ -17,6 +17,7 @@ use warden_policies::lifecycle::{Event, Phase};
 use warden_policies::restraint;
 use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, Decision, GenerationId, Reason};
+use warden_sensors::Report;
 
 use super::unit::{Role, Unit};
 use super::{Model, millis};
@@ -99,6 +100,7 @@ impl Model {
             work,
             age_s: age.as_secs_f64(),
             note: note.clone(),
+            report: live.and_then(|live| live.report.as_ref()).map(Report::totals),
         };
         self.replacements.push(Replacement {
             replica,

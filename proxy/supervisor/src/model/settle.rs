@@ -4,7 +4,7 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase, Then, Timer};
 use warden_policies::{GenerationId, Reason};
 
-use super::act::request;
+use super::act::recipe;
 use super::control::Drain;
 use super::unit::{Role, Unit, UnitId};
 use super::{End, Model};
@@ -141,7 +141,7 @@ impl Model {
         if !self.replacements.is_empty() || self.configuration_at.is_some_and(|at| at > Instant::now()) {
             return;
         }
-        let made_of = request(&self.spec);
+        let made_of = recipe(&self.spec);
         let stumbled = |phase| matches!(phase, Phase::Backoff | Phase::Failed);
         let current = || self.units.iter().filter(|unit| unit.role == Role::Current);
         if current().any(|unit| stumbled(unit.phase())) {

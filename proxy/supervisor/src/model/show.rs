@@ -64,6 +64,7 @@ impl Model {
             host: live.and_then(|live| live.host),
             host_at_ready: live.and_then(|live| live.host_at_ready),
             work: live.map(|live| live.cell.work()).unwrap_or_default(),
+            report: live.and_then(|live| live.report.clone()),
         }
     }
 }

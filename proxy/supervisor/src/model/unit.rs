@@ -8,9 +8,10 @@ use warden_policies::lifecycle::{Machine, Phase, Timer};
 use warden_policies::restraint::Held;
 use warden_policies::sample::HostMemory;
 use warden_policies::{Decision, GenerationId};
+use warden_sensors::Report;
 
+use super::act::Recipe;
 use crate::lease::Cell;
-use crate::nursery::SpawnRequest;
 use crate::process::Process;
 use crate::view::Failure;
 
@@ -85,7 +86,7 @@ pub(super) struct Live {
     pub(super) socket: PathBuf,
     pub(super) cell: Arc<Cell>,
     /// What it was made of, to tell whether the configuration has changed since.
-    pub(super) made_of: SpawnRequest,
+    pub(super) made_of: Recipe,
     pub(super) process: Option<Arc<dyn Process>>,
     pub(super) pending: Option<Pending>,
     pub(super) timed_out: bool,
@@ -104,6 +105,7 @@ pub(super) struct Live {
     pub(super) idle_seen: Option<Instant>,
     pub(super) host: Option<HostMemory>,
     pub(super) host_at_ready: Option<HostMemory>,
+    pub(super) report: Option<Report>,
     pub(super) sampled: bool,
     /// When to judge again without a new sample.
     pub(super) judge_at: Option<Instant>,
@@ -114,7 +116,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) fn new(id: GenerationId, socket: PathBuf, cell: Arc<Cell>, made_of: SpawnRequest) -> Self {
+    pub(super) fn new(id: GenerationId, socket: PathBuf, cell: Arc<Cell>, made_of: Recipe) -> Self {
         Self {
             id,
             socket,
@@ -134,6 +136,7 @@ impl Live {
             idle_seen: None,
             host: None,
             host_at_ready: None,
+            report: None,
             sampled: false,
             judge_at: None,
             wanted_since: None,

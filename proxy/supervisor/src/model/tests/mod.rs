@@ -5,6 +5,7 @@ mod life;
 mod policy;
 mod reload;
 mod replace;
+mod report;
 mod script;
 mod storm;
 
@@ -174,6 +175,7 @@ fn spec(name: &str) -> ModelSpec {
             max_futile: recycle.max_futile,
         },
         oom_score_adj: defaults.child.oom_score_adj,
+        memory_report: defaults.model.memory_report,
     }
 }
 

@@ -10,12 +10,13 @@ use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use warden_policies::sample::HostMemory;
+use warden_sensors::Report;
 
 use crate::child::Exit;
 use crate::error::SpawnError;
 use crate::log::Stream;
 use crate::nursery::SpawnRequest;
-use crate::process::{Health, Process, Props, Sink, World};
+use crate::process::{Health, Process, Props, Sample, Sink, World};
 use crate::sync::lock;
 
 /// How one process behaves.
@@ -121,7 +122,7 @@ impl World for Script {
     fn spawn(
         &self,
         request: SpawnRequest,
-        _socket: PathBuf,
+        socket: PathBuf,
         _longest: usize,
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
@@ -137,7 +138,7 @@ impl World for Script {
             }
             let mut children = lock(&self.inner.children);
             let pid = 1000 + u32::try_from(children.len()).unwrap();
-            let child = Arc::new(Actor::new(pid, role, request));
+            let child = Arc::new(Actor::new(pid, role, request, socket));
             children.push(Arc::clone(&child));
             Ok(child as Arc<dyn Process>)
         })
@@ -157,6 +158,7 @@ impl World for Script {
 pub(super) struct Actor {
     pub(super) pid: u32,
     pub(super) request: SpawnRequest,
+    pub(super) socket: PathBuf,
     role: Role,
     born: Instant,
     death: Mutex<Option<(Instant, Exit)>>,
@@ -167,14 +169,16 @@ pub(super) struct Actor {
     pub(super) reaped: AtomicBool,
     deaf: AtomicBool,
     anon: AtomicU64,
+    report: Mutex<Option<Report>>,
 }
 
 impl Actor {
-    fn new(pid: u32, role: Role, request: SpawnRequest) -> Self {
+    fn new(pid: u32, role: Role, request: SpawnRequest, socket: PathBuf) -> Self {
         let born = Instant::now();
         Self {
             pid,
             request,
+            socket,
             born,
             death: Mutex::new(role.dies.map(|(after, exit)| (born + after, exit))),
             sooner: Notify::new(),
@@ -184,6 +188,7 @@ impl Actor {
             reaped: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
             anon: AtomicU64::new(role.anon),
+            report: Mutex::default(),
             role,
         }
     }
@@ -210,6 +215,11 @@ impl Actor {
 
     pub(super) fn set_anon(&self, bytes: u64) {
         self.anon.store(bytes, Ordering::SeqCst);
+    }
+
+    /// What it reports from now on.
+    pub(super) fn set_report(&self, report: Option<Report>) {
+        *lock(&self.report) = report;
     }
 
     /// Whether it had been told to end before this moment.
@@ -279,10 +289,14 @@ impl Process for Actor {
         Box::pin(async { Props { slots: self.role.slots, n_ctx: Some(4096) } })
     }
 
-    fn memory(&self) -> BoxFuture<'_, Option<HostMemory>> {
+    fn sample(&self) -> BoxFuture<'_, Sample> {
         Box::pin(async {
+            if self.is_dead() {
+                return Sample::default();
+            }
             let anon = self.anon.load(Ordering::SeqCst);
-            (!self.is_dead()).then_some(HostMemory { anon, swap: 0, rss: anon })
+            let host = Some(HostMemory { anon, swap: 0, rss: anon });
+            Sample { host, report: lock(&self.report).clone() }
         })
     }
 }

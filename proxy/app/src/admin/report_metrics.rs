@@ -1,0 +1,223 @@
+//! Numbers for Prometheus out of the memory reports of the backends.
+//!
+//! What is held now is read from the fleet at each scrape. What has happened is counted here: a process counts from 0, and
+//! its counters are gone with it, so each increase is added to a counter of ours that never goes down. Increases are taken
+//! at every change of the fleet's picture, so that those of a process that lives between two scrapes are not lost.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, PoisonError};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use warden_policies::GenerationId;
+use warden_sensors::Report;
+use warden_sensors::report::{Counts, Totals};
+use warden_supervisor::FleetView;
+
+use super::metrics::whole;
+
+/// Contexts remembered per process; beyond them only those in its report. A process has a few.
+const CONTEXTS_KEPT: usize = 1024;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+struct DeviceLabels {
+    model: String,
+    replica: u32,
+    device: i32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PlaceLabels {
+    model: String,
+    replica: u32,
+    device: i32,
+    kind: &'static str,
+}
+
+type Gauges = Family<DeviceLabels, Gauge>;
+type Counters = Family<DeviceLabels, Counter>;
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct ReportMetrics {
+    contexts: Gauges,
+    graphs: Gauges,
+    graph_bytes: Family<PlaceLabels, Gauge>,
+    pool: Gauges,
+    pool_peak: Gauges,
+    handles: Gauges,
+    workspace: Gauges,
+    computes: Counters,
+    evicted: Counters,
+    trimmed: Counters,
+    invalidations: Counters,
+    purges: Counters,
+    purged: Counters,
+    resets: Counters,
+    skipped: Counters,
+    errors: Counters,
+    seen: Mutex<Seen>,
+}
+
+/// What has been counted already.
+#[derive(Default)]
+struct Seen {
+    /// The last picture.
+    number: u64,
+    /// By process, and by device and number of the context in it.
+    contexts: HashMap<GenerationId, HashMap<(i32, u32), Counts>>,
+}
+
+impl ReportMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let gauges = [
+            ("contexts", "CUDA contexts of a backend", &self.contexts),
+            ("graphs", "Captured CUDA graphs that exist", &self.graphs),
+        ];
+        for (name, help, gauge) in gauges {
+            registry.register(format!("backend_cuda_{name}"), help, gauge.clone());
+        }
+        let bytes = |registry: &mut Registry, name: &str, help: &str, gauge: &Gauges| {
+            registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
+        };
+        registry.register_with_unit(
+            "backend_cuda_graph",
+            "Memory of the CUDA graphs that exist, estimated",
+            Unit::Bytes,
+            self.graph_bytes.clone(),
+        );
+        bytes(registry, "backend_cuda_pool", "Device memory cached in pools", &self.pool);
+        bytes(registry, "backend_cuda_pool_peak", "The most of it", &self.pool_peak);
+        registry.register("backend_cublas_handles", "cuBLAS handles that exist", self.handles.clone());
+        bytes(
+            registry,
+            "backend_cublas_workspace",
+            "Device memory of the workspaces of cuBLAS handles",
+            &self.workspace,
+        );
+        registry.register_with_unit(
+            "backend_cuda_pool_purged",
+            "Device memory given back by purges",
+            Unit::Bytes,
+            self.purged.clone(),
+        );
+        let counters = [
+            ("cuda_computes", "Graph computes", &self.computes),
+            ("cuda_graphs_evicted", "CUDA graphs destroyed because of the cap", &self.evicted),
+            ("cuda_graphs_trimmed", "CUDA graphs destroyed because nobody used them", &self.trimmed),
+            ("cuda_graph_invalidations", "CUDA graphs dropped by a purge or a reset", &self.invalidations),
+            ("cuda_pool_purges", "Times that pools were given back", &self.purges),
+            ("cublas_resets", "Times that cuBLAS handles were made anew", &self.resets),
+            ("cuda_safe_points_skipped", "Safe points that were passed over", &self.skipped),
+            ("cuda_fix_errors", "Errors of the fixes in a backend", &self.errors),
+        ];
+        for (name, help, counter) in counters {
+            registry.register(format!("backend_{name}"), help, counter.clone());
+        }
+    }
+
+    /// Adds what has happened since the last picture. Older pictures than that say nothing new.
+    pub(super) fn count(&self, view: &FleetView) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if view.number < seen.number {
+            return;
+        }
+        seen.number = view.number;
+        let mut living = HashMap::with_capacity(seen.contexts.len());
+        for model in &view.models {
+            for backend in &model.backends {
+                let Some(generation) = backend.generation else { continue };
+                let mut known = seen.contexts.remove(&generation).unwrap_or_default();
+                if let Some(report) = &backend.report {
+                    let labels = |device: i32| DeviceLabels {
+                        model: model.name.as_str().to_owned(),
+                        replica: backend.replica,
+                        device,
+                    };
+                    self.count_one(report, labels, &mut known);
+                }
+                living.insert(generation, known);
+            }
+        }
+        seen.contexts = living;
+    }
+
+    fn count_one(
+        &self,
+        report: &Report,
+        labels: impl Fn(i32) -> DeviceLabels,
+        known: &mut HashMap<(i32, u32), Counts>,
+    ) {
+        if known.len() > CONTEXTS_KEPT {
+            known.retain(|key, _| {
+                report.contexts.iter().any(|context| *key == (context.device, context.context))
+            });
+        }
+        for context in &report.contexts {
+            let labels = labels(context.device);
+            let (now, last) = (context.counts, known.entry((context.device, context.context)).or_default());
+            let add = |counter: &Counters, of: fn(&Counts) -> u64| {
+                counter.get_or_create(&labels).inc_by(of(&now).saturating_sub(of(last)));
+            };
+            add(&self.computes, |counts| counts.computes);
+            add(&self.evicted, |counts| counts.graphs_evicted);
+            add(&self.trimmed, |counts| counts.graphs_trimmed);
+            add(&self.invalidations, |counts| counts.graph_invalidations);
+            add(&self.purges, |counts| counts.pool_purges);
+            add(&self.purged, |counts| counts.pool_bytes_purged);
+            add(&self.resets, |counts| counts.cublas_resets);
+            add(&self.skipped, |counts| counts.skipped_busy);
+            add(&self.errors, |counts| counts.errors);
+            *last = now;
+        }
+    }
+
+    /// Gauges are made anew, so that a removed model leaves no line behind.
+    pub(super) fn read(&self, view: &FleetView) {
+        for gauge in
+            [&self.contexts, &self.graphs, &self.pool, &self.pool_peak, &self.handles, &self.workspace]
+        {
+            gauge.clear();
+        }
+        self.graph_bytes.clear();
+        for (labels, held) in held(view) {
+            let set = |gauge: &Gauges, number: u64| {
+                gauge.get_or_create(&labels).set(whole(number));
+            };
+            let counts = held.counts;
+            set(&self.contexts, u64::from(held.contexts));
+            set(&self.graphs, counts.graphs_live);
+            set(&self.pool, counts.pool_bytes);
+            set(&self.pool_peak, counts.pool_bytes_peak);
+            set(&self.handles, counts.cublas_handles);
+            set(&self.workspace, counts.cublas_workspace_bytes);
+            for (kind, bytes) in [("host", counts.graph_host_bytes), ("device", counts.graph_device_bytes)] {
+                let DeviceLabels { model, replica, device } = labels.clone();
+                let labels = PlaceLabels { model, replica, device, kind };
+                self.graph_bytes.get_or_create(&labels).set(whole(bytes));
+            }
+        }
+    }
+}
+
+/// While one process replaces another, a replica has two: what it holds is held by both.
+fn held(view: &FleetView) -> BTreeMap<DeviceLabels, Totals> {
+    let mut all: BTreeMap<DeviceLabels, Totals> = BTreeMap::new();
+    for model in &view.models {
+        for backend in &model.backends {
+            for context in backend.report.iter().flat_map(|report| &report.contexts) {
+                let labels = DeviceLabels {
+                    model: model.name.as_str().to_owned(),
+                    replica: backend.replica,
+                    device: context.device,
+                };
+                let sum = all.entry(labels).or_default();
+                *sum = sum.with(context);
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,145 @@
+//! The memory report of a generation: which file it is told to write, and who reads and removes it.
+//!
+//! Each generation gets a file of its own beside its socket, in the private directory, so what lies there was written by
+//! that generation, whatever process id it gave itself (a wrapper script, a container). Before the process is made and
+//! after it is reaped, the file is removed.
+//!
+//! A `LLAMA_WARDEN_REPORT` in the model's own environment comes first. That file is its owner's: it is read but never
+//! removed, and only a report by the generation's own process group counts, because replicas and generations share it.
+
+use std::path::{Path, PathBuf};
+
+use warden_sensors::Report;
+use warden_sensors::report::{self, VARIABLE};
+
+use crate::spec::Command;
+
+/// The file of the generation that listens on this socket: equally unique.
+pub(crate) fn beside(socket: &Path) -> PathBuf {
+    socket.with_extension("report")
+}
+
+/// Tells a process to publish its report in our file, or nowhere, unless its own environment says where.
+pub(crate) fn announce(command: &mut Command, socket: &Path, wanted: bool) {
+    if command.env.iter().any(|(name, _)| name == VARIABLE) {
+        return;
+    }
+    if wanted {
+        command.env.push((VARIABLE.to_owned(), beside(socket).to_string_lossy().into_owned()));
+    } else {
+        // Inherited from us, one file would be everybody's.
+        command.env_remove.push(VARIABLE.to_owned());
+    }
+}
+
+/// Removes our file; the model's own is not ours to remove.
+pub(crate) fn remove(socket: &Path) {
+    drop(std::fs::remove_file(beside(socket)));
+}
+
+/// Where a process writes its report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    path: PathBuf,
+    /// Made for this one process, so that whatever is in it is about that process.
+    exclusive: bool,
+}
+
+impl Source {
+    /// What its environment says; `None` if it is told to write none.
+    pub(crate) fn of(command: &Command, socket: &Path) -> Option<Self> {
+        if command.env_remove.iter().any(|name| name == VARIABLE) {
+            return None;
+        }
+        // The last one counts when a variable is given twice.
+        let (_, path) = command.env.iter().rfind(|(name, path)| name == VARIABLE && !path.is_empty())?;
+        let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
+        let path = directory.join(path);
+        Some(Self { exclusive: path == beside(socket), path })
+    }
+
+    /// The report of the process `leader` or of its group; `None` while there is none. Blocks for some small reads.
+    pub(crate) fn read(&self, leader: u32) -> Option<Report> {
+        report::read(&self.path).filter(|report| self.exclusive || report.is_from(leader))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(env: &[(&str, &str)]) -> Command {
+        Command {
+            binary: "/opt/llama-server".into(),
+            args: Vec::new(),
+            env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            env_remove: Vec::new(),
+            directory: None,
+        }
+    }
+
+    fn announced(env: &[(&str, &str)], wanted: bool) -> (Command, Option<Source>) {
+        let socket = Path::new("/run/w/m.gguf-7-g1.sock");
+        let mut command = command(env);
+        announce(&mut command, socket, wanted);
+        let source = Source::of(&command, socket);
+        (command, source)
+    }
+
+    /// A report without contexts by process `pid`.
+    fn write(path: &Path, pid: u32) {
+        let mut bytes = b"LWREPT1\0".to_vec();
+        for number in [1, 256, 62, pid] {
+            bytes.extend(number.to_ne_bytes());
+        }
+        bytes.resize(16_384, 0);
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    #[test]
+    fn a_generation_is_told_a_file_of_its_own_unless_nobody_wants_it() {
+        let (command, source) = announced(&[], true);
+        let path = "/run/w/m.gguf-7-g1.report";
+        assert_eq!(command.env, [(VARIABLE.to_owned(), path.to_owned())]);
+        assert_eq!(source, Some(Source { path: path.into(), exclusive: true }));
+        let (command, source) = announced(&[], false);
+        assert_eq!((command.env, command.env_remove), (Vec::new(), vec![VARIABLE.to_owned()]));
+        assert_eq!(source, None);
+    }
+
+    #[test]
+    fn the_models_own_variable_comes_first_and_an_empty_one_switches_it_off() {
+        for wanted in [true, false] {
+            let (command, source) = announced(&[(VARIABLE, "/tmp/mine")], wanted);
+            assert_eq!(command.env, [(VARIABLE.to_owned(), "/tmp/mine".to_owned())]);
+            assert_eq!(source, Some(Source { path: "/tmp/mine".into(), exclusive: false }));
+            let (command, source) = announced(&[(VARIABLE, "")], wanted);
+            assert_eq!((command.env.len(), command.env_remove.len(), source), (1, 0, None));
+        }
+    }
+
+    #[test]
+    fn a_shared_file_counts_only_for_its_writer_and_a_file_of_its_own_for_any() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("m-7-g1.sock");
+        let own = Source { path: beside(&socket), exclusive: true };
+        assert_eq!(own.read(1), None, "not written yet");
+        write(&own.path, 4242);
+        // As a process in a pid namespace of its own does.
+        assert_eq!(own.read(std::process::id()).map(|report| report.pid), Some(4242));
+        let shared = Source { exclusive: false, ..own };
+        assert_eq!(shared.read(std::process::id()), None);
+        write(&shared.path, std::process::id());
+        assert!(shared.read(std::process::id()).is_some());
+        remove(&socket);
+        assert!(!shared.path.exists());
+    }
+
+    #[test]
+    fn a_relative_path_is_relative_to_where_the_process_runs() {
+        let mut command = command(&[(VARIABLE, "mine.report")]);
+        command.directory = Some("/srv/m".into());
+        let source = Source::of(&command, Path::new("/run/w/m-7-g1.sock")).unwrap();
+        assert_eq!(source.path, Path::new("/srv/m/mine.report"));
+    }
+}
