@@ -203,6 +203,7 @@ fn usable(patch: FilePatch<'_, [u8]>) -> std::result::Result<FileDiff<'_>, Strin
 }
 
 fn refusal(path: &str, verb: &str) -> String {
+    let path = path.strip_prefix("a/").unwrap_or(path);
     format!("it {verb} {path}: a diff here may change and create files, and no more")
 }
 

@@ -16,7 +16,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::disk::Disk;
 use super::{half_written, refused, trouble};
-use crate::error::{Result, io_error};
+use crate::error::{Error, Result, io_error};
 
 /// What a new file is called until it takes its place; leftovers are recognised by it.
 const NEW: &str = ".llama-warden-new";
@@ -30,18 +30,41 @@ pub(super) struct Change {
     pub(super) to: Option<Vec<u8>>,
 }
 
+/// A transaction that did not happen.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: Error,
+    /// Whether every file is as it was before.
+    pub(super) undone: bool,
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        failed.error
+    }
+}
+
 /// Makes all changes, or none. `folders` are made first (parents before children) where they are missing.
-pub(super) fn commit(disk: &dyn Disk, root: &Path, changes: &[Change], folders: &[String]) -> Result<()> {
-    let modes = changes.iter().map(|change| look(root, change)).collect::<Result<Vec<_>>>()?;
+pub(super) fn commit(
+    disk: &dyn Disk,
+    root: &Path,
+    changes: &[Change],
+    folders: &[String],
+) -> std::result::Result<(), Failed> {
+    let modes = look(root, changes).map_err(|error| Failed { error, undone: true })?;
     let mut undo = Undo { disk, root, folders: Vec::new(), files: Vec::new() };
-    let done = undo.run(changes, &modes, folders);
-    let Err(error) = done else {
+    let Err(error) = undo.run(changes, &modes, folders) else {
         return Ok(());
     };
-    match undo.back(changes, &modes) {
-        Ok(()) => Err(error),
-        Err(why) => Err(half_written(root, &error, &why)),
-    }
+    Err(match undo.back(changes, &modes) {
+        Ok(()) => Failed { error, undone: true },
+        Err(why) => Failed { error: half_written(root, &error, &why), undone: false },
+    })
+}
+
+/// Checks that changes can be made, before anything is touched; gives the modes that the new files get.
+pub(super) fn look(root: &Path, changes: &[Change]) -> Result<Vec<Option<u32>>> {
+    changes.iter().map(|change| look_at(root, change)).collect()
 }
 
 /// Removes what a crash may have left beside these files.
@@ -152,8 +175,7 @@ impl Undo<'_> {
     }
 }
 
-/// Checks that a change can be made, before anything is touched; gives the mode that the new file gets.
-fn look(root: &Path, change: &Change) -> Result<Option<u32>> {
+fn look_at(root: &Path, change: &Change) -> Result<Option<u32>> {
     let file = inside(root, &change.path)?;
     let facts = regular(&file)?;
     if let Some(facts) = &facts {

@@ -22,6 +22,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use diffy::{DiffOptions, Line};
@@ -49,7 +50,14 @@ pub struct Target {
     revision: Revision,
     journal: Option<Journal>,
     disk: Box<dyn Disk>,
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Target {
+    /// Closing would be enough, were it not for processes that are just being started and still share our files.
+    fn drop(&mut self) {
+        let _closing_does_it_too = flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 /// What applying did.
@@ -98,8 +106,9 @@ impl Target {
             }
             Err(error) => return Err(io_error("locking", root)(error.into())),
         }
-        let journal = Journal::read(root)?;
-        Ok(Self { root: root.to_owned(), revision, journal, disk, _lock: lock })
+        let mut target = Self { root: root.to_owned(), revision, journal: None, disk, lock };
+        target.journal = Journal::read(root)?;
+        Ok(target)
     }
 
     /// The sets that are applied, by the journal.
@@ -141,16 +150,18 @@ impl Target {
         }
         self.unmarked(series)?;
         sweep(self.disk.as_ref(), &self.root, paths(&changes))?;
+        // What can be known to fail fails before the journal is written.
+        change::look(&self.root, &changes)?;
         let folders = missing_folders(&self.root, &changes);
         let journal = Journal::new(applied_sets(series), folders, &changes)?;
         journal.write(self.disk.as_ref(), &self.root)?;
-        if let Err(error) = commit(self.disk.as_ref(), &self.root, &changes, &journal.folders) {
+        if let Err(failed) = commit(self.disk.as_ref(), &self.root, &changes, &journal.folders) {
             // Everything is as it was, or else the journal is what restores it.
-            if self.all_original(&journal) {
+            if failed.undone {
                 Journal::remove(self.disk.as_ref(), &self.root)
-                    .map_err(|undo| half_written(&self.root, &error, &undo))?;
+                    .map_err(|undo| half_written(&self.root, &failed.error, &undo))?;
             }
-            return Err(error);
+            return Err(failed.error);
         }
         self.journal = Some(journal);
         Ok(Applied::Written)
@@ -189,8 +200,12 @@ impl Target {
         sweep(self.disk.as_ref(), &self.root, std::iter::once(JOURNAL))?;
         commit(self.disk.as_ref(), &self.root, &changes, &[])?;
         for folder in journal.folders.iter().rev() {
-            // Somebody may have put something of their own there.
-            drop(self.disk.remove_folder(&self.root.join(folder)));
+            let folder = self.root.join(folder);
+            match self.disk.remove_folder(&folder) {
+                // Somebody put something of their own there, or took it away.
+                Err(error) if matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound) => {}
+                other => other.map_err(io_error("removing", folder))?,
+            }
         }
         Journal::remove(self.disk.as_ref(), &self.root)?;
         let sets = journal.sets.clone();
@@ -217,6 +232,7 @@ impl Target {
                 ),
             ));
         }
+        sweep(self.disk.as_ref(), &self.root, paths(changes))?;
         let missing: Vec<Change> = changes
             .iter()
             .zip(&states)
@@ -226,7 +242,6 @@ impl Target {
         if missing.is_empty() {
             return Ok(Applied::Already);
         }
-        sweep(self.disk.as_ref(), &self.root, paths(changes))?;
         commit(self.disk.as_ref(), &self.root, &missing, &journal.folders)?;
         Ok(Applied::Finished)
     }
@@ -269,10 +284,6 @@ impl Target {
                 "restore the file from where it came from, then remove the journal",
             )
         })
-    }
-
-    fn all_original(&self, journal: &Journal) -> bool {
-        self.seen(journal).is_ok_and(|states| states.iter().all(|seen| *seen == Seen::Original))
     }
 
     /// A tree with lines of ours and no journal: it cannot be told what is original.

@@ -65,7 +65,7 @@ fn the_series_is_the_same_bytes_each_time_and_says_what_it_is_for() {
         "Subject: [PATCH 2/2] b: ",
         "For llama.cpp, build 8827, commit 012345678 (verified there).",
         "Fix some-fix: verified.",
-        " 2 files changed, 5 insertions(+), 2 deletions(-)",
+        " 2 files changed, 4 insertions(+), 2 deletions(-)",
         "--- /dev/null\n+++ b/src/new/x.h\n@@ -0,0 +1 @@\n+#pragma once\n",
         "\\ No newline at end of file",
     ] {
