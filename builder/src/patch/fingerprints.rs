@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::judgement::SeamSeen;
+use super::normal::{DIGITS, PIECE_DIGITS};
+use super::set::Seam;
+use crate::error::{Error, Result};
 
 /// The version of the file that is written and read.
 pub const SCHEMA: u32 = 1;
@@ -50,6 +53,75 @@ pub struct Known {
     /// A hash of 8 hexadecimal digits for each piece of the container.
     #[serde(default)]
     pub statements: Vec<String>,
+}
+
+/// The hash of a container that is not there.
+pub const ABSENT: &str = "absent";
+
+impl Fingerprints {
+    /// The known versions of a seam.
+    pub fn of(&self, seam: &str) -> &[Known] {
+        self.seams.get(seam).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The content of the file, ending with a line end.
+    ///
+    /// # Errors
+    ///
+    /// None that is known: there is nothing in it that JSON cannot say.
+    pub fn to_json(&self) -> std::result::Result<String, serde_json::Error> {
+        serde_json::to_string_pretty(self).map(|text| text + "\n")
+    }
+}
+
+/// Reads a `fingerprints.json`, which is called `file` in errors.
+pub(super) fn parse(file: &str, text: &[u8], seams: &[Seam]) -> Result<Fingerprints> {
+    let fault = |line: Option<usize>, key: String, why: String| Error::PatchSet {
+        file: file.to_owned(),
+        line,
+        key,
+        why,
+    };
+    let read: Fingerprints = serde_json::from_slice(text)
+        .map_err(|error| fault(Some(error.line()), String::new(), error.to_string()))?;
+    if read.schema != SCHEMA {
+        return Err(fault(
+            None,
+            "schema".to_owned(),
+            format!("this is schema {}, known is {SCHEMA}", read.schema),
+        ));
+    }
+    let is_hex = |text: &str, digits: usize| {
+        text.len() == digits
+            && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    };
+    for (seam, versions) in &read.seams {
+        let key = format!("seams.{seam}");
+        if !seams.iter().any(|known| known.id == *seam) {
+            return Err(fault(None, key, "the set has no such seam".to_owned()));
+        }
+        for (number, version) in versions.iter().enumerate() {
+            let key = |of: &str| format!("{key}[{}].{of}", number + 1);
+            if version.hash != ABSENT && !is_hex(&version.hash, DIGITS) {
+                let why = format!("`{}` is neither {DIGITS} hexadecimal digits nor `{ABSENT}`", version.hash);
+                return Err(fault(None, key("hash"), why));
+            }
+            if versions.iter().take(number).any(|before| before.hash == version.hash) {
+                return Err(fault(None, key("hash"), format!("`{}` stands here twice", version.hash)));
+            }
+            if version.label.is_empty() {
+                return Err(fault(None, key("label"), "this says nothing".to_owned()));
+            }
+            if let Some(bad) = version.statements.iter().find(|piece| !is_hex(piece, PIECE_DIGITS)) {
+                return Err(fault(
+                    None,
+                    key("statements"),
+                    format!("`{bad}` is not {PIECE_DIGITS} hexadecimal digits"),
+                ));
+            }
+        }
+    }
+    Ok(read)
 }
 
 /// `existing` with the versions of `seen` that it does not have. Pure, and the same for the same arguments: what is

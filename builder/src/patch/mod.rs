@@ -19,18 +19,27 @@
 //! | [`judgement`] | what was found, as values |
 //! | [`mod@judge`] | finds it |
 //! | [`mod@scan`] | functions and structs in C++ that no parser likes |
+//! | [`mod@diff`] | the user's plain diffs, strictly placed |
+//! | [`series`] | several sets, one on top of the other |
+//! | [`apply`] | written into a folder and taken out again |
+//! | [`export`] | written as patches that git and patch read |
 //! | [`normal`] | the text of such a container without comments and layout, and its hash |
 
+pub mod apply;
 pub mod catalogue;
+pub mod diff;
 mod embedded;
+pub mod export;
 pub mod fingerprints;
 pub mod fix;
 pub mod judge;
 pub mod judgement;
+mod load;
 pub mod marker;
 pub mod normal;
 pub mod scan;
 pub mod selection;
+pub mod series;
 pub mod set;
 pub mod tree;
 
@@ -41,5 +50,6 @@ pub use fix::{Affects, Evidence, Fix, Upstream, UpstreamStatus, Value, Variable,
 pub use judge::{Judge, fingerprint, judge};
 pub use judgement::{Edits, FileEdit, FixJudgement, Inserted, Judgement, Reason, SeamSeen, Status};
 pub use selection::{Selection, Sets};
+pub use series::Series;
 pub use set::{At, Container, ContainerKind, Diff, Hook, OnFail, Origin, PatchSet, Pattern, Probe, Seam, Sidecar};
 pub use tree::{FolderTree, Overlay, Tree};

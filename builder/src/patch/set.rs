@@ -10,6 +10,31 @@ use serde::{Deserialize, Serialize};
 use super::fingerprints::Fingerprints;
 use super::fix::Fix;
 
+/// What a `set.toml` says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Stated {
+    pub(super) schema: u32,
+    pub(super) id: String,
+    pub(super) title: String,
+    #[serde(default)]
+    pub(super) backends: Vec<String>,
+    #[serde(default)]
+    pub(super) first: Option<String>,
+    #[serde(default, rename = "sidecar")]
+    pub(super) sidecars: Vec<Sidecar>,
+    #[serde(default, rename = "hook")]
+    pub(super) hooks: Vec<Hook>,
+    #[serde(default, rename = "probe")]
+    pub(super) probes: Vec<Probe>,
+    #[serde(default, rename = "seam")]
+    pub(super) seams: Vec<Seam>,
+    #[serde(default, rename = "fix")]
+    pub(super) fixes: Vec<Fix>,
+    #[serde(default, rename = "diff")]
+    pub(super) diffs: Vec<Diff>,
+}
+
 /// One folder of patches: what is placed into a tree, and what must be true of that tree.
 #[derive(Clone, Debug)]
 pub struct PatchSet {
@@ -155,7 +180,8 @@ pub enum At {
 pub struct Probe {
     /// Its name in the set, `[a-z0-9-]+`.
     pub id: String,
-    /// Paths from llama.cpp's root; the first that exists is meant.
+    /// Paths from llama.cpp's root; the first that exists is meant. A file that does not exist, and a container that is
+    /// not in it, count as no match.
     pub files: Vec<String>,
     /// Where in the file; none: everywhere.
     #[serde(default)]

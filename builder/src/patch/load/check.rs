@@ -1,0 +1,371 @@
+//! What the types of a `set.toml` do not rule out.
+
+use std::collections::BTreeSet;
+
+use super::super::fix::{Fix, UpstreamStatus, Value, Variable, VariableKind};
+use super::super::marker::PREFIX;
+use super::super::scan;
+use super::super::set::{At, Container, Hook, OnFail, PatchSet, Probe};
+use super::Fault;
+use super::position::Step::{self, Item, Key};
+
+/// The names of backends, as in ggml's cmake options.
+const BACKENDS: [&str; 11] =
+    ["blas", "cann", "cpu", "cuda", "hip", "metal", "musa", "opencl", "rpc", "sycl", "vulkan"];
+
+type Checked = Result<(), Fault>;
+
+pub(super) fn set(set: &PatchSet, folder: &str) -> Checked {
+    id(&set.id, &[Key("id")])?;
+    if set.id != folder {
+        return fault(&[Key("id")], format!("the folder is called `{folder}`: both must be the same"));
+    }
+    said(&set.title, &[Key("title")])?;
+    backends(&set.backends, &[Key("backends")])?;
+    if let Some(first) = &set.first {
+        build(first, &[Key("first")])?;
+    }
+    if set.hooks.is_empty() && set.diffs.is_empty() {
+        return fault(&[], "a set needs a [[hook]] or a [[diff]]: this one changes nothing".to_owned());
+    }
+    unique("hook", "id", set.hooks.iter().map(|hook| hook.id.as_str()))?;
+    unique("probe", "id", set.probes.iter().map(|probe| probe.id.as_str()))?;
+    unique("seam", "id", set.seams.iter().map(|seam| seam.id.as_str()))?;
+    unique("fix", "id", set.fixes.iter().map(|fix| fix.id.as_str()))?;
+    unique("sidecar", "file", set.sidecars.iter().map(|sidecar| sidecar.file.as_str()))?;
+    unique("diff", "file", set.diffs.iter().map(|diff| diff.file.as_str()))?;
+    for (number, hook) in set.hooks.iter().enumerate() {
+        check_hook(hook, &[Key("hook"), Item(number)])?;
+    }
+    for (number, sidecar) in set.sidecars.iter().enumerate() {
+        let at = [Key("sidecar"), Item(number)];
+        file_name(&sidecar.file, &with(&at, &[Key("file")]))?;
+        if set.hook(&sidecar.beside).is_none() {
+            return fault(&with(&at, &[Key("beside")]), format!("there is no hook `{}`", sidecar.beside));
+        }
+    }
+    let mut defines = BTreeSet::new();
+    for (number, probe) in set.probes.iter().enumerate() {
+        let at = [Key("probe"), Item(number)];
+        check_probe(set, probe, &at)?;
+        if let Some(define) = &probe.define
+            && !defines.insert(define)
+        {
+            return fault(&with(&at, &[Key("define")]), format!("another probe defines {define} too"));
+        }
+    }
+    for (number, seam) in set.seams.iter().enumerate() {
+        let at = [Key("seam"), Item(number)];
+        word(&seam.id, "-_", &with(&at, &[Key("id")]))?;
+        files(&seam.files, &at)?;
+        container(&seam.container, &at)?;
+    }
+    let mut variables = BTreeSet::new();
+    for (number, fix) in set.fixes.iter().enumerate() {
+        check_fix(fix, &[Key("fix"), Item(number)], &mut variables)?;
+    }
+    for (number, diff) in set.diffs.iter().enumerate() {
+        let at = [Key("diff"), Item(number)];
+        file_name(&diff.file, &with(&at, &[Key("file")]))?;
+        for (key, bound) in [("first", &diff.first), ("last", &diff.last)] {
+            if let Some(bound) = bound {
+                build(bound, &with(&at, &[Key(key)]))?;
+            }
+        }
+        let ranged = diff.first.is_some() || diff.last.is_some();
+        if ranged != diff.commits.is_empty() {
+            return fault(
+                &at,
+                "a diff says for which revisions it is, either by `first` and `last` or by `commits`"
+                    .to_owned(),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
+    id(&hook.id, &with(at, &[Key("id")]))?;
+    files(&hook.files, at)?;
+    if let Some(inside) = &hook.container {
+        container(inside, at)?;
+    }
+    let anchor_at = with(at, &[Key("anchor")]);
+    match (hook.at, &hook.anchor) {
+        (At::BeforeContainer, None) if hook.container.is_none() => {
+            return fault(&with(at, &[Key("container")]), "`before-container` needs a container".to_owned());
+        }
+        (At::BeforeContainer, None) => {}
+        (At::BeforeContainer, Some(_)) => {
+            return fault(
+                &anchor_at,
+                "`before-container` takes no anchor: the container is its place".to_owned(),
+            );
+        }
+        (At::Before | At::After, None) => {
+            return fault(&anchor_at, "`before` and `after` need an anchor".to_owned());
+        }
+        (At::Before | At::After, Some(anchor)) => check_anchor(anchor, &anchor_at)?,
+    }
+    let insert_at = with(at, &[Key("insert")]);
+    if hook.insert.is_empty() {
+        return fault(&insert_at, "there is no line to insert".to_owned());
+    }
+    for (number, line) in hook.insert.iter().enumerate() {
+        let at = with(&insert_at, &[Item(number)]);
+        if line.trim().is_empty() {
+            return fault(&at, "an empty line cannot carry its mark".to_owned());
+        }
+        if line.contains(['\n', '\r']) {
+            return fault(&at, "each line is an item of its own".to_owned());
+        }
+        if line.ends_with('\\') {
+            return fault(&at, "a line cannot be continued: a mark stands at its end".to_owned());
+        }
+        if line.trim() != line {
+            return fault(
+                &at,
+                "give the line without blanks around it: it is indented as the line beside it".to_owned(),
+            );
+        }
+        if line.contains(PREFIX) {
+            return fault(&at, format!("`{PREFIX}` is put behind it when it is inserted"));
+        }
+        // What a line opens would swallow the mark, and with it the way back.
+        let marked = format!("{line} {PREFIX}a/b");
+        if !scan::ends_with_mark(marked.as_bytes()) {
+            return fault(&at, "a comment, string or character that this line does not close".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn check_anchor(anchor: &str, at: &[Step]) -> Checked {
+    if anchor.trim().is_empty() {
+        return fault(at, "an empty anchor is everywhere".to_owned());
+    }
+    if !anchor.is_ascii() || anchor.contains(['\n', '\r']) {
+        return fault(at, "an anchor is one line of ASCII".to_owned());
+    }
+    if scan::Source::new(anchor.as_bytes().to_vec()).code() != anchor {
+        return fault(
+            at,
+            "an anchor holds no comment and no string (but for the name behind #include): these are not looked at"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+fn check_probe(set: &PatchSet, probe: &Probe, at: &[Step]) -> Checked {
+    id(&probe.id, &with(at, &[Key("id")]))?;
+    files(&probe.files, at)?;
+    if let Some(inside) = &probe.container {
+        container(inside, at)?;
+    }
+    said(&probe.why, &with(at, &[Key("why")]))?;
+    if probe.count.is_some() && (probe.min.is_some() || probe.max.is_some()) {
+        return fault(&with(at, &[Key("count")]), "either `count`, or `min` and `max`".to_owned());
+    }
+    let (least, most) = probe.bounds();
+    if least > most {
+        return fault(&with(at, &[Key("min")]), format!("at least {least} and at most {most} is impossible"));
+    }
+    if (least, most) == (0, usize::MAX) {
+        return fault(&with(at, &[Key("min")]), "this holds for every tree".to_owned());
+    }
+    if let Some(fix) = &probe.fix
+        && set.fix(fix).is_none()
+    {
+        return fault(&with(at, &[Key("fix")]), format!("there is no fix `{fix}` in this set"));
+    }
+    if let Some(define) = &probe.define {
+        let good = define.starts_with(|sign: char| sign.is_ascii_uppercase())
+            && define.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
+        if !good {
+            return fault(
+                &with(at, &[Key("define")]),
+                format!("`{define}` is not the name of a macro: [A-Z][A-Z0-9_]*"),
+            );
+        }
+    }
+    if probe.on_fail == OnFail::Ignore && probe.define.is_none() {
+        return fault(&with(at, &[Key("on_fail")]), "`ignore` without a `define` does nothing".to_owned());
+    }
+    Ok(())
+}
+
+fn check_fix<'a>(fix: &'a Fix, at: &[Step], variables: &mut BTreeSet<&'a str>) -> Checked {
+    id(&fix.id, &with(at, &[Key("id")]))?;
+    said(&fix.title, &with(at, &[Key("title")]))?;
+    said(&fix.symptom, &with(at, &[Key("symptom")]))?;
+    backends(&fix.affects.backends, &with(at, &[Key("affects"), Key("backends")]))?;
+    for (key, bound) in [("first", &fix.affects.first), ("last", &fix.affects.last)] {
+        if !bound.is_empty() {
+            build(bound, &with(at, &[Key("affects"), Key(key)]))?;
+        }
+    }
+    if fix.upstream.status == UpstreamStatus::Superseded && fix.upstream.since.is_empty() {
+        return fault(
+            &with(at, &[Key("upstream"), Key("since")]),
+            "say since when it is superseded".to_owned(),
+        );
+    }
+    for (number, variable) in fix.variables.iter().enumerate() {
+        let at = with(at, &[Key("variable"), Item(number)]);
+        check_variable(variable, &at)?;
+        if !variables.insert(&variable.name) {
+            return fault(&with(&at, &[Key("name")]), format!("{} is set by two variables", variable.name));
+        }
+    }
+    Ok(())
+}
+
+fn check_variable(variable: &Variable, at: &[Step]) -> Checked {
+    let good = variable.name.starts_with(|sign: char| sign.is_ascii_uppercase())
+        && variable
+            .name
+            .bytes()
+            .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
+    if !good {
+        return fault(
+            &with(at, &[Key("name")]),
+            format!("`{}` is not the name of an environment variable: [A-Z][A-Z0-9_]*", variable.name),
+        );
+    }
+    let is_number = matches!(variable.kind, VariableKind::Integer | VariableKind::Number);
+    for (key, bound) in [("min", variable.min), ("max", variable.max)] {
+        if bound.is_some() && !is_number {
+            return fault(&with(at, &[Key(key)]), "only a number has bounds".to_owned());
+        }
+        if bound.is_some_and(|bound| !bound.is_finite()) {
+            return fault(&with(at, &[Key(key)]), "this is no number".to_owned());
+        }
+    }
+    if let (Some(min), Some(max)) = (variable.min, variable.max)
+        && min > max
+    {
+        return fault(&with(at, &[Key("min")]), format!("at least {min} and at most {max} is impossible"));
+    }
+    let Some(default) = &variable.default else { return Ok(()) };
+    let default_at = with(at, &[Key("default")]);
+    #[expect(clippy::cast_precision_loss, reason = "compared with bounds that are written by hand")]
+    let number = match (variable.kind, default) {
+        (VariableKind::Integer | VariableKind::Number, Value::Integer(number)) => Some(*number as f64),
+        (VariableKind::Number, Value::Number(number)) if number.is_finite() => Some(*number),
+        (VariableKind::Flag, Value::Flag(_)) | (VariableKind::Path, Value::Text(_)) => None,
+        (kind, _) => return fault(&default_at, format!("`{default}` is no {kind:?}").to_lowercase()),
+    };
+    if let Some(number) = number
+        && (variable.min.is_some_and(|min| number < min) || variable.max.is_some_and(|max| number > max))
+    {
+        return fault(&default_at, format!("{number} is outside of `min` and `max`"));
+    }
+    Ok(())
+}
+
+fn files(files: &[String], at: &[Step]) -> Checked {
+    let at = with(at, &[Key("files")]);
+    if files.is_empty() {
+        return fault(&at, "name at least one file".to_owned());
+    }
+    for (number, file) in files.iter().enumerate() {
+        if !is_inside(file) {
+            return fault(
+                &with(&at, &[Item(number)]),
+                format!("`{file}` is not a path below llama.cpp's root, such as ggml/src/ggml.c"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A path from the root of a tree, with nothing that leads out of it.
+fn is_inside(path: &str) -> bool {
+    !path.contains(['\\', '\0', ':'])
+        && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
+        && !path.starts_with(".git/")
+}
+
+fn container(container: &Container, at: &[Step]) -> Checked {
+    let good = container.name.split("::").all(|part| {
+        let part = part.strip_prefix('~').unwrap_or(part);
+        let word = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        part.starts_with("operator") || (word(part) && part.starts_with(|sign: char| !sign.is_ascii_digit()))
+    });
+    if good && container.name.is_ascii() {
+        return Ok(());
+    }
+    fault(
+        &with(at, &[Key("container"), Key("name")]),
+        format!("`{}` is not a name such as f, a::b or a::~a", container.name),
+    )
+}
+
+fn file_name(name: &str, at: &[Step]) -> Checked {
+    let good = name.starts_with(|sign: char| sign.is_ascii_alphanumeric())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if good { Ok(()) } else { fault(at, format!("`{name}` is not the name of a file in the set's folder")) }
+}
+
+fn id(id: &str, at: &[Step]) -> Checked {
+    word(id, "-", at)
+}
+
+fn word(id: &str, also: &str, at: &[Step]) -> Checked {
+    let good = !id.is_empty()
+        && id.bytes().all(|byte| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || also.as_bytes().contains(&byte)
+        });
+    if good {
+        return Ok(());
+    }
+    fault(
+        at,
+        format!(
+            "`{id}` is not an id: lower-case letters, digits and {}",
+            if also == "-" { "-" } else { "- _" }
+        ),
+    )
+}
+
+fn said(text: &str, at: &[Step]) -> Checked {
+    if text.trim().is_empty() { fault(at, "this says nothing".to_owned()) } else { Ok(()) }
+}
+
+fn backends(names: &[String], at: &[Step]) -> Checked {
+    for (number, name) in names.iter().enumerate() {
+        if !BACKENDS.contains(&name.as_str()) {
+            return fault(
+                &with(at, &[Item(number)]),
+                format!("`{name}` is not a backend; there are {}", BACKENDS.join(", ")),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn build(text: &str, at: &[Step]) -> Checked {
+    let good = text.strip_prefix('b').is_some_and(|number| {
+        (1..=9).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
+    });
+    if good { Ok(()) } else { fault(at, format!("`{text}` is not a build such as b4881")) }
+}
+
+fn unique<'a>(key: &'static str, of: &'static str, ids: impl Iterator<Item = &'a str>) -> Checked {
+    let mut seen = BTreeSet::new();
+    for (number, id) in ids.enumerate() {
+        if !seen.insert(id) {
+            return fault(&[Key(key), Item(number), Key(of)], format!("there is another {key} `{id}`"));
+        }
+    }
+    Ok(())
+}
+
+fn with(at: &[Step], more: &[Step]) -> Vec<Step> {
+    [at, more].concat()
+}
+
+fn fault(at: &[Step], why: String) -> Checked {
+    Err((at.to_vec(), why))
+}

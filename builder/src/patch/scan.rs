@@ -1,1 +1,0 @@
-//! Functions and structs in C++ that no parser likes.

@@ -1,0 +1,218 @@
+//! `#if` and its kin: what is never compiled, and which alternatives leave braces open.
+//!
+//! Alternatives that close what they open may all stand: both versions of a function are then seen, and two where one is
+//! expected are refused. Alternatives that leave braces open but agree on how many count once. Where they disagree,
+//! which includes a lone `#ifdef` around half a block, the file is read in several ways, each taking the first, the
+//! second, … alternative of every such place, and only what is the same in all of them is trusted.
+
+use std::ops::Range;
+
+use super::mask::Masked;
+
+/// More ways than this are not read; upstream needs two.
+const MOST_WAYS: usize = 8;
+/// Conditionals inside of conditionals; more is no source code.
+const DEEPEST: usize = 200;
+
+/// The ways to read a file.
+#[derive(Debug)]
+pub(super) struct Ways {
+    /// For each way, the text of which braces are counted: no directives, nothing that is left out.
+    pub(super) texts: Vec<Vec<u8>>,
+    /// Where alternatives disagree: from `#if` to `#endif`.
+    pub(super) doubtful: Vec<Range<usize>>,
+    /// The first directive without its counterpart, as place and what is wrong.
+    pub(super) broken: Option<(usize, &'static str)>,
+}
+
+#[derive(Debug)]
+struct Chain {
+    range: Range<usize>,
+    branches: Vec<Branch>,
+    /// One of the branches is always taken.
+    has_else: bool,
+}
+
+#[derive(Debug, Default)]
+struct Branch {
+    range: Range<usize>,
+    chains: Vec<Chain>,
+    /// Never compiled.
+    dead: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    If { dead: Option<bool> },
+    Elif,
+    Else,
+    End,
+}
+
+/// What a piece of text does to the depth of braces.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Effect {
+    net: isize,
+    lowest: isize,
+}
+
+impl Effect {
+    fn of(text: &[u8]) -> Self {
+        let mut effect = Self::default();
+        for byte in text {
+            match byte {
+                b'{' => effect.net += 1,
+                b'}' => effect.net -= 1,
+                _ => continue,
+            }
+            effect.lowest = effect.lowest.min(effect.net);
+        }
+        effect
+    }
+}
+
+/// Blanks what is never compiled in `masked.code`, and finds the ways to read the rest.
+pub(super) fn ways(masked: &mut Masked) -> Ways {
+    let (chains, dead, broken) = parse(masked);
+    for range in dead {
+        blank(&mut masked.code, range);
+    }
+    let mut plain = masked.code.clone();
+    for range in &masked.directives {
+        blank(&mut plain, range.clone());
+    }
+    let mut doubtful = Vec::new();
+    let mut first = plain.clone();
+    select(&mut first, &chains, 0, &mut doubtful);
+    let mut texts = vec![first];
+    let ways = doubtful.iter().map(|(_, ways)| *ways).max().unwrap_or(1).min(MOST_WAYS);
+    for way in 1..ways {
+        let mut text = plain.clone();
+        select(&mut text, &chains, way, &mut Vec::new());
+        texts.push(text);
+    }
+    let doubtful = doubtful.into_iter().map(|(range, _)| range).collect();
+    Ways { texts, doubtful, broken }
+}
+
+fn blank(text: &mut [u8], range: Range<usize>) {
+    for byte in text.get_mut(range).unwrap_or_default() {
+        if !matches!(byte, b'\n' | b'\r') {
+            *byte = b' ';
+        }
+    }
+}
+
+/// Leaves out what a way does not take. Doubtful chains are added with their number of alternatives.
+fn select(text: &mut [u8], chains: &[Chain], way: usize, doubtful: &mut Vec<(Range<usize>, usize)>) {
+    for chain in chains {
+        let effects: Vec<Effect> = chain
+            .branches
+            .iter()
+            .filter(|branch| !branch.dead)
+            .map(|branch| {
+                select(text, &branch.chains, way, doubtful);
+                Effect::of(text.get(branch.range.clone()).unwrap_or_default())
+            })
+            .collect();
+        if effects.iter().all(|effect| *effect == Effect::default()) {
+            continue;
+        }
+        let agree = chain.has_else && effects.windows(2).all(|pair| pair.first() == pair.last());
+        let keep = if agree {
+            0
+        } else {
+            let ways = effects.len() + usize::from(!chain.has_else);
+            doubtful.push((chain.range.clone(), ways));
+            way.min(ways - 1)
+        };
+        for (number, branch) in chain.branches.iter().filter(|branch| !branch.dead).enumerate() {
+            if number != keep {
+                blank(text, branch.range.clone());
+            }
+        }
+    }
+}
+
+type Parsed = (Vec<Chain>, Vec<Range<usize>>, Option<(usize, &'static str)>);
+
+fn parse(masked: &Masked) -> Parsed {
+    struct Open {
+        start: usize,
+        branches: Vec<Branch>,
+        branch: Branch,
+        has_else: bool,
+        /// Whether a branch before is always compiled.
+        decided: bool,
+    }
+    let mut top = Branch::default();
+    let mut open: Vec<Open> = Vec::new();
+    let mut dead = Vec::new();
+    let mut broken = None;
+    for directive in &masked.directives {
+        let Some(word) = word(masked.code.get(directive.clone()).unwrap_or_default()) else { continue };
+        if let Word::If { dead } = word {
+            if open.len() >= DEEPEST {
+                return (Vec::new(), Vec::new(), Some((directive.start, "conditionals are nested too deep")));
+            }
+            open.push(Open {
+                start: directive.start,
+                branches: Vec::new(),
+                branch: Branch {
+                    range: directive.end..directive.end,
+                    chains: Vec::new(),
+                    dead: dead == Some(true),
+                },
+                // One that is always taken leaves no other way.
+                has_else: dead == Some(false),
+                decided: dead == Some(false),
+            });
+            continue;
+        }
+        let Some(mut last) = open.pop() else {
+            broken = broken.or(Some((directive.start, "there is no #if that this belongs to")));
+            continue;
+        };
+        last.branch.range.end = directive.start;
+        if last.branch.dead {
+            dead.push(last.branch.range.clone());
+            // What stands in it takes no part in anything.
+            last.branch.chains.clear();
+        }
+        last.branches.push(std::mem::take(&mut last.branch));
+        if word == Word::End {
+            let chain =
+                Chain { range: last.start..directive.end, branches: last.branches, has_else: last.has_else };
+            open.last_mut().map_or(&mut top, |outer| &mut outer.branch).chains.push(chain);
+        } else {
+            last.branch.range = directive.end..directive.end;
+            last.branch.dead = last.decided;
+            last.has_else |= word == Word::Else;
+            open.push(last);
+        }
+    }
+    if let Some(last) = open.first() {
+        broken = broken.or(Some((last.start, "there is no #endif for this")));
+    }
+    (top.chains, dead, broken)
+}
+
+fn word(directive: &[u8]) -> Option<Word> {
+    let text = directive.strip_prefix(b"#")?.trim_ascii();
+    let length = text.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (word, rest) = text.split_at_checked(length)?;
+    match word {
+        b"if" => Some(Word::If {
+            dead: match rest.trim_ascii() {
+                b"0" | b"false" => Some(true),
+                b"1" | b"true" => Some(false),
+                _ => None,
+            },
+        }),
+        b"ifdef" | b"ifndef" => Some(Word::If { dead: None }),
+        b"elif" | b"elifdef" | b"elifndef" => Some(Word::Elif),
+        b"else" => Some(Word::Else),
+        b"endif" => Some(Word::End),
+        _ => None,
+    }
+}
