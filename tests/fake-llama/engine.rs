@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 use crate::args::Args;
 use crate::leak::Leak;
 use crate::ledger::Ledger;
+use crate::report::Report;
 use crate::script::{Fault, OnTerm, Script};
 
 /// A switch that is turned once and can be waited for.
@@ -47,6 +48,7 @@ pub(crate) struct Engine {
     pub(crate) args: Args,
     pub(crate) ledger: Ledger,
     pub(crate) leak: Leak,
+    pub(crate) report: Report,
     /// Connections and the few tasks beside them.
     pub(crate) tasks: TaskTracker,
     /// The model is loaded.
@@ -76,6 +78,7 @@ impl Engine {
             args,
             ledger,
             leak: Leak::default(),
+            report: Report::default(),
             tasks: TaskTracker::new(),
             ready: Latch::default(),
             stopping: Latch::default(),

@@ -65,6 +65,7 @@ impl Job {
     pub(crate) async fn begin(engine: Arc<Engine>, wire: Wire, plan: Plan) -> Self {
         let slot = engine.slot(plan.ordinal).await;
         engine.ledger.begun(&plan.id, plan.ordinal, &plan.path, &plan.sha256);
+        engine.report.computed();
         let script = engine.script();
         engine.leak.grow_kib(script.leak_kib_per_request);
         engine.leak.grow_kib(script.leak_kib_per_image.saturating_mul(plan.images));

@@ -19,6 +19,7 @@ mod leak;
 mod ledger;
 mod listen;
 mod reply;
+mod report;
 mod routes;
 mod say;
 mod script;

@@ -49,6 +49,8 @@ pub(crate) struct Script {
     pub(crate) on_term: OnTerm,
     /// Milliseconds until a slot is free after the client of a non-streaming request has left.
     pub(crate) cancel_ms: u64,
+    /// What is written where `LLAMA_WARDEN_REPORT` says.
+    pub(crate) report: ReportKind,
     /// Everything that goes wrong with single requests.
     pub(crate) faults: Vec<Fault>,
 }
@@ -86,6 +88,19 @@ pub(crate) enum OnTerm {
     Cut,
     /// Nothing; only SIGKILL helps. The second one is ignored too.
     Ignore,
+}
+
+/// The memory report.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ReportKind {
+    /// As a patched llama-server writes it.
+    #[default]
+    Good,
+    /// None, as from a plain one.
+    None,
+    /// A file of the right size with something else in it.
+    Corrupt,
 }
 
 /// One fault: when, and what.

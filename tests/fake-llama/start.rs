@@ -50,6 +50,7 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
         return fail(Fail::MissingModel, &args, &script).await;
     }
     engine.leak.grow_kib(script.base_mib.saturating_mul(1024));
+    engine.report.open(script.report);
     engine.ready.set();
     say::err("0.00.060.001 I srv  llama_server: model loaded");
     signals::until_stopped(&engine).await

@@ -13,6 +13,7 @@ mod passthrough;
 mod queue;
 mod real;
 mod reload;
+mod report;
 mod shutdown;
 mod storm;
 mod supervisor_death;
