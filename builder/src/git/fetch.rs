@@ -5,10 +5,11 @@
 //! by itself at its next step, and keeps the repository's lock until then. Nothing that it may still do harms: see
 //! [`super::cache`].
 
+use std::collections::HashSet;
 use std::thread;
 use std::time::Duration;
 
-use git2::{AutotagOption, Direction, ErrorClass, ErrorCode, FetchPrune, Oid, RemoteRedirect};
+use git2::{AutotagOption, Direction, ErrorClass, ErrorCode, Oid, RemoteRedirect};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -112,11 +113,16 @@ impl Work {
         self.stop_if_cancelled()?;
         let target = self.target(&heads)?;
         let is_here = |id: Oid| repo.find_commit(id).and_then(|commit| commit.tree()).is_ok();
+        forget(&repo, &heads);
         if place.history {
             self.download(&mut remote, &EVERYTHING, 0)?;
         } else if !is_here(target.id) {
             let kept = format!("{KEPT}{}", target.id);
-            self.download(&mut remote, &[&format!("+{}:{kept}", target.asked)], 1)?;
+            match self.download(&mut remote, &[&format!("+{}:{kept}", target.asked)], 1) {
+                // It does not allow that: see below.
+                Err(Error::Git(Fault::Repository { .. })) if target.by_id => {}
+                other => other?,
+            }
             if !is_here(target.id) && target.by_id {
                 // An old server, or one that was told so: it gives commits by name only.
                 let note = format!("{} does not hand out single commits: fetching all of them", place.shown);
@@ -217,10 +223,6 @@ impl Work {
             .follow_redirects(RemoteRedirect::Initial)
             .update_fetchhead(false)
             .depth(depth);
-        if self.wanted.place.history {
-            // A branch that was removed may stand in the way of a new one (`a` and `a/b`).
-            options.prune(FetchPrune::On);
-        }
         remote.fetch(what, Some(&mut options), Some("fetched")).map_err(|error| self.failed(&error))?;
         self.stop_if_cancelled()
     }
@@ -272,6 +274,20 @@ impl Work {
             // 404 and its like.
             (_, ErrorClass::Http) => Fault::Refused { url, why }.into(),
             _ => Fault::Repository { doing: "fetching from", repository: url, why }.into(),
+        }
+    }
+}
+
+/// Removes the branches and tags that the server has no more: one may stand in the way of a new one (`a` and `a/b`).
+fn forget(repo: &git2::Repository, heads: &[Head]) {
+    let known: HashSet<&str> = heads.iter().map(|head| head.name.as_str()).collect();
+    for folder in ["refs/heads/*", "refs/tags/*"] {
+        let Ok(references) = repo.references_glob(folder) else { continue };
+        for mut reference in references.flatten() {
+            if !reference.name().is_ok_and(|name| known.contains(name)) {
+                // One that stays is told about when it is in the way.
+                reference.delete().ok();
+            }
         }
     }
 }

@@ -85,8 +85,8 @@ impl Repository {
     }
 
     /// The commit that a name means, as 40 hexadecimal digits. In this order: `HEAD`, a tag, a branch, a branch of a
-    /// remote, a commit or the beginning of one, and `b1234` as the commit whose history on `HEAD` has that many
-    /// commits, which is upstream's build number.
+    /// remote, a commit or the beginning of one, one of these with steps back (`main~3`), and `b1234` as the commit whose
+    /// history on `HEAD` has that many commits, which is upstream's build number.
     ///
     /// # Errors
     ///
@@ -104,6 +104,12 @@ impl Repository {
                 }
                 Err(_) => {}
             }
+        }
+        if reference.contains(['~', '^'])
+            && let Ok(commit) =
+                self.lock().revparse_single(reference).and_then(|object| object.peel_to_commit())
+        {
+            return Ok(commit.id().to_string());
         }
         if let Some(number) = build_number(reference)
             && let Some(commit) = self.commit_of_build(number)?
