@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use warden_builder::patch::Selection;
 use warden_builder::{
     Arch, Backend, Builder, Dirs, Environment, Error, Event, Needs, Reporter, Request, Source, sdist,
 };
@@ -39,11 +40,17 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         };
         let request = Request {
             source,
-            backend: Backend::Cpu,
-            arch: if arch == "native" { Arch::Native } else { Arch::Portable },
+            backend: Backend::Cpu.into(),
+            arch: if arch == "native" { Arch::Native } else { Arch::Portable }.into(),
+            patches: Selection::default(),
             options: options.to_vec(),
             jobs: None,
-            needs: Needs { disk: 2 << 30, memory: 1 << 30, memory_per_job: 700 << 20 },
+            needs: Needs {
+                disk: 2 << 30,
+                memory: 1 << 30,
+                memory_per_job: 700 << 20,
+                memory_per_gpu_job: 2 << 30,
+            },
             verify_timeout: Duration::from_secs(60),
         };
         builder.build(&request).await

@@ -10,7 +10,7 @@ use rustix::fs::Access;
 use tokio::process::Command;
 
 /// Removed from every child of a build, because they shape the result without being in its plan.
-const SHAPING: [&str; 12] = [
+const SHAPING: [&str; 23] = [
     "CFLAGS",
     "CXXFLAGS",
     "CPPFLAGS",
@@ -22,7 +22,18 @@ const SHAPING: [&str; 12] = [
     "CMAKE_PREFIX_PATH",
     "CMAKE_C_COMPILER_LAUNCHER",
     "CMAKE_CXX_COMPILER_LAUNCHER",
+    "CMAKE_CUDA_COMPILER_LAUNCHER",
+    "CMAKE_HIP_COMPILER_LAUNCHER",
     "MAKEFLAGS",
+    "CUDAARCHS",
+    "CUDACXX",
+    "CUDAFLAGS",
+    "CUDAHOSTCXX",
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "HIPCXX",
+    "HIPFLAGS",
 ];
 
 /// Where programs are searched, and which compilers the user asked for.
@@ -34,13 +45,35 @@ pub struct Environment {
     pub cc: Option<OsString>,
     /// `CXX`, if set and not empty.
     pub cxx: Option<OsString>,
+    /// `CUDACXX`, if set and not empty: the nvcc to take.
+    pub cudacxx: Option<OsString>,
+    /// `CUDA_HOME` and `CUDA_PATH`: folders of CUDA toolkits.
+    pub cuda_homes: Vec<PathBuf>,
+    /// `HIP_PATH` and `ROCM_PATH`: folders of ROCm.
+    pub rocm_homes: Vec<PathBuf>,
+    /// `VULKAN_SDK`.
+    pub vulkan_sdk: Option<PathBuf>,
+    /// Where toolkits and devices are looked for besides: `/`. `None`: nowhere.
+    pub system: Option<PathBuf>,
 }
 
 impl Environment {
     /// That of this process.
     pub fn from_process() -> Self {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        Self { path: variable("PATH").unwrap_or_default(), cc: variable("CC"), cxx: variable("CXX") }
+        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let folders = |names: [&str; 2]| {
+            names.into_iter().filter_map(|name| variable(name).map(PathBuf::from)).collect()
+        };
+        Self {
+            path: variable("PATH").unwrap_or_default(),
+            cc: variable("CC"),
+            cxx: variable("CXX"),
+            cudacxx: variable("CUDACXX"),
+            cuda_homes: folders(["CUDA_HOME", "CUDA_PATH"]),
+            rocm_homes: folders(["HIP_PATH", "ROCM_PATH"]),
+            vulkan_sdk: variable("VULKAN_SDK").map(PathBuf::from),
+            system: Some("/".into()),
+        }
     }
 
     /// The absolute path of a program, searched as a shell does; a name with a slash is taken as a path.

@@ -4,6 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::plan::Backend;
 use crate::store::BuildId;
 
 /// The result of everything in this crate that can fail.
@@ -18,6 +19,8 @@ pub enum Kind {
     Machine,
     /// The source did not become a working llama-server.
     Build,
+    /// A patch set is not applied to this source, because it is not known to be right there.
+    Refused,
     /// The caller wanted it to stop.
     Cancelled,
 }
@@ -109,6 +112,41 @@ pub enum Error {
         /// The reason.
         why: &'static str,
     },
+    /// What makes code for a GPU is not whole.
+    #[error("a build for {backend} cannot be made here: {missing}")]
+    Toolkit {
+        /// The backend.
+        backend: Backend,
+        /// What is missing, and where it was looked for.
+        missing: String,
+        /// The cure.
+        cure: String,
+    },
+    /// A backend or an architecture that does not exist, or not together.
+    #[error("`{given}` cannot be built for: {why}")]
+    Target {
+        /// As given.
+        given: String,
+        /// The reason.
+        why: String,
+        /// What there is.
+        cure: String,
+    },
+    /// Patch sets that were asked for are not applied to this source.
+    #[error("{}", refusals(.0))]
+    Patches(Vec<Refusal>),
+    /// The source is not any more what was planned with.
+    #[error("{path} changed between the plan and the build")]
+    SourceChanged {
+        /// The source.
+        path: PathBuf,
+    },
+    /// The binary lacks what the patches put into its source.
+    #[error("the built llama-server lacks {}, although the source was patched", list(.fixes))]
+    Markers {
+        /// The fixes whose marker is not in it.
+        fixes: Vec<String>,
+    },
     /// The configuration or the compilation failed.
     #[error("{phase} failed:\n{excerpt}\nfull log: {log}")]
     Build {
@@ -188,6 +226,9 @@ pub enum Error {
     /// Something about a repository.
     #[error(transparent)]
     Git(#[from] crate::git::Fault),
+    /// A folder that patches are written into, or taken out of.
+    #[error(transparent)]
+    Patching(#[from] crate::patch::apply::Fault),
     /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
@@ -203,6 +244,26 @@ pub enum Error {
     Cancelled,
 }
 
+/// Why one patch set is not applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The set's id.
+    pub set: String,
+    /// Whether only the fingerprints are unknown, so that `--allow-unverified` would apply it.
+    pub unverified: bool,
+    /// One line each.
+    pub reasons: Vec<String>,
+}
+
+fn refusals(all: &[Refusal]) -> String {
+    let one = |refusal: &Refusal| {
+        let why = if refusal.unverified { "is not verified for" } else { "is refused for" };
+        let reasons = refusal.reasons.iter().map(|reason| format!("\n  {reason}"));
+        format!("the patch set `{}` {why} this source:{}", refusal.set, reasons.collect::<String>())
+    };
+    all.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
 impl Error {
     /// Whose turn it is: an edge maps this to its exit code.
     pub const fn kind(&self) -> Kind {
@@ -213,18 +274,25 @@ impl Error {
             | Self::UnsafeArchive { .. }
             | Self::ArchiveTooLarge { .. }
             | Self::Option { .. }
+            | Self::Target { .. }
             | Self::NoSuchBuild { .. }
             | Self::AmbiguousBuild { .. }
             | Self::PatchSet { .. }
             | Self::NoSuchPatchSet { .. } => Kind::Input,
             Self::MissingProgram { .. }
             | Self::Program { .. }
+            | Self::Toolkit { .. }
+            | Self::SourceChanged { .. }
             | Self::Disk { .. }
             | Self::Memory { .. }
             | Self::WrongHash { .. }
             | Self::Io { .. } => Kind::Machine,
-            Self::Build { .. } | Self::Verify { .. } | Self::DamagedBuild { .. } => Kind::Build,
+            Self::Build { .. } | Self::Markers { .. } | Self::Verify { .. } | Self::DamagedBuild { .. } => {
+                Kind::Build
+            }
+            Self::Patches(_) => Kind::Refused,
             Self::Git(fault) => fault.kind(),
+            Self::Patching(fault) => fault.kind(),
             Self::Cancelled => Kind::Cancelled,
         }
     }
@@ -250,6 +318,24 @@ impl Error {
                  on this very machine"
                     .into()
             }
+            Self::Verify { why, .. } if missing_library(why).is_some() => format!(
+                "the loader does not find {}: install the package that has it, or name its folder in LD_LIBRARY_PATH",
+                missing_library(why).unwrap_or_default()
+            ),
+            Self::Toolkit { cure, .. } | Self::Target { cure, .. } => cure.clone(),
+            Self::Patches(refusals) => {
+                let cure = "build without it (--plain for none, --patch-set ID for some), or bring a set that \
+                            knows this source (--patches DIR)";
+                if refusals.iter().all(|refusal| refusal.unverified) {
+                    format!("read what changed, then build with --allow-unverified, or {cure}")
+                } else {
+                    cure.into()
+                }
+            }
+            Self::SourceChanged { .. } => "leave it alone while it is built, and try again".into(),
+            Self::Markers { .. } => {
+                "the file that was patched is not part of this build: does --backend fit the patch set?".into()
+            }
             Self::WrongHash { path, .. } => format!("delete {} and try again", path.display()),
             Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is".into(),
             Self::AmbiguousBuild { .. } => "give more characters of the id".into(),
@@ -259,6 +345,7 @@ impl Error {
             }
             Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again".into(),
             Self::Git(fault) => return fault.hint(),
+            Self::Patching(fault) => fault.hint().to_owned(),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "the disk is full".into(),
             _ => return None,
         };
@@ -270,6 +357,11 @@ impl Error {
 pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
     let path = path.into();
     move |source| Error::Io { doing, path, source }
+}
+
+/// The library that a program's loader says it cannot find.
+fn missing_library(why: &str) -> Option<&str> {
+    why.split_once("error while loading shared libraries: ")?.1.split(':').next().map(str::trim)
 }
 
 fn at(line: Option<usize>) -> String {
@@ -303,6 +395,28 @@ mod tests {
         assert_eq!(error.to_string(), "not found: a C++ compiler");
         assert_eq!(error.hint().unwrap(), "install it: apt install g++");
         assert_eq!(error.kind(), Kind::Machine);
+    }
+
+    #[test]
+    fn a_refusal_carries_its_reasons_and_the_way_out() {
+        let refusal =
+            |unverified| Refusal { set: "server".into(), unverified, reasons: vec!["a.cpp:3: moved".into()] };
+        let error = Error::Patches(vec![refusal(true)]);
+        assert_eq!(
+            error.to_string(),
+            "the patch set `server` is not verified for this source:\n  a.cpp:3: moved"
+        );
+        assert!(error.hint().unwrap().contains("--allow-unverified"));
+        let error = Error::Patches(vec![refusal(true), refusal(false)]);
+        assert!(!error.hint().unwrap().contains("--allow-unverified"), "that would not help");
+        assert_eq!(error.kind(), Kind::Refused);
+    }
+
+    #[test]
+    fn a_library_that_is_missing_is_named() {
+        let why = "the server ended\nx: error while loading shared libraries: libcublas.so.13: cannot open";
+        let error = Error::Verify { check: "health", why: why.into(), illegal_instruction: false };
+        assert!(error.hint().unwrap().contains("libcublas.so.13: install"), "{:?}", error.hint());
     }
 
     #[test]

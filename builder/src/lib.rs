@@ -16,7 +16,7 @@
 //! | [`source`] | finds llama.cpp in a folder, an archive or a commit and gives it an identity |
 //! | [`git`] | fetches commits, reads repositories, lists ranges |
 //! | [`sdist`] | obtains a pinned source archive through pip |
-//! | [`toolchain`] | finds compilers, finds or obtains cmake and ninja |
+//! | [`toolchain`] | finds compilers and toolkits for GPUs, finds or obtains cmake and ninja |
 //! | [`machine`] | disk, memory and cores |
 //! | [`plan`] | what will be built, as a value with a hash |
 //! | [`patch`] | patch sets: what may be changed in a source, and whether it fits there |
@@ -36,7 +36,9 @@
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
-//! use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source};
+//! use warden_builder::{
+//!     Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source, patch,
+//! };
 //!
 //! let (reporter, mut events) = Reporter::channel();
 //! let builder = Builder {
@@ -47,11 +49,12 @@
 //! };
 //! let request = Request {
 //!     source: Source::at("llama.cpp.tar.gz".as_ref())?,
-//!     backend: Backend::Cpu,
-//!     arch: Arch::Native,
+//!     backend: Backend::Cpu.into(),
+//!     arch: Arch::Native.into(),
+//!     patches: patch::Selection { catalogue: patch::Catalogue::embedded()?, ..Default::default() },
 //!     options: vec![],
 //!     jobs: None,
-//!     needs: Needs { disk: 2 << 30, memory: 1 << 30, memory_per_job: 700 << 20 },
+//!     needs: Needs { disk: 2 << 30, memory: 1 << 30, memory_per_job: 700 << 20, memory_per_gpu_job: 2 << 30 },
 //!     verify_timeout: Duration::from_secs(60),
 //! };
 //! let built = builder.build(&request).await?;
@@ -82,10 +85,10 @@ pub mod verify;
 
 pub use build::{Builder, Built, Dirs, Request};
 pub use environment::Environment;
-pub use error::{Error, Kind, Result};
+pub use error::{Error, Kind, Refusal, Result};
 pub use event::{Event, Phase, Reporter};
 pub use machine::Needs;
-pub use plan::{Arch, Backend, Plan};
+pub use plan::{Arch, ArchWish, Backend, BackendWish, Plan};
 pub use source::{Found, Revision, Source};
 pub use store::{BuildId, Keep, Provenance, Store};
 pub use verify::{Verified, verify};

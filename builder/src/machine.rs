@@ -5,6 +5,7 @@ use std::path::Path;
 use std::thread;
 
 use crate::error::{Error, Result, io_error};
+use crate::plan::Backend;
 
 /// What a build needs of the machine. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,30 +14,42 @@ pub struct Needs {
     pub disk: u64,
     /// Available memory, below which nothing is begun.
     pub memory: u64,
-    /// What one compiler takes at its peak; bounds the number of jobs.
+    /// What one compiler for a CPU takes at its peak; bounds the number of jobs.
     pub memory_per_job: u64,
+    /// The same for a compiler for CUDA or HIP.
+    pub memory_per_gpu_job: u64,
+}
+
+impl Needs {
+    const fn per_job(self, backend: Backend) -> u64 {
+        match backend {
+            Backend::Cuda | Backend::Hip => self.memory_per_gpu_job,
+            Backend::Cpu | Backend::Vulkan | Backend::Metal => self.memory_per_job,
+        }
+    }
 }
 
 /// Refuses to begin where a build would run out of disk or memory. Folders need not exist yet.
-pub(crate) fn check(needs: Needs, folders: &[&Path]) -> Result<()> {
+pub(crate) fn check(needs: Needs, backend: Backend, folders: &[&Path]) -> Result<()> {
     for folder in folders {
         let free = free_disk(folder)?;
         if free < needs.disk {
             return Err(Error::Disk { path: folder.to_path_buf(), free: free >> 20, need: needs.disk >> 20 });
         }
     }
+    let need = needs.memory.max(needs.per_job(backend));
     match available_memory() {
-        Some(available) if available < needs.memory => {
-            Err(Error::Memory { available: available >> 20, need: needs.memory >> 20 })
+        Some(available) if available < need => {
+            Err(Error::Memory { available: available >> 20, need: need >> 20 })
         }
         _ => Ok(()),
     }
 }
 
 /// How many compilers may run at once, and a sentence that says why.
-pub(crate) fn jobs(wanted: Option<usize>, memory_per_job: u64) -> (usize, String) {
+pub(crate) fn jobs(wanted: Option<usize>, needs: Needs, backend: Backend) -> (usize, String) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    choose_jobs(wanted, cores, available_memory(), memory_per_job)
+    choose_jobs(wanted, cores, available_memory(), needs.per_job(backend))
 }
 
 fn choose_jobs(wanted: Option<usize>, cores: usize, memory: Option<u64>, per_job: u64) -> (usize, String) {
@@ -47,7 +60,8 @@ fn choose_jobs(wanted: Option<usize>, cores: usize, memory: Option<u64>, per_job
         memory.and_then(|memory| memory.checked_div(per_job)).and_then(|jobs| usize::try_from(jobs).ok());
     match fitting.map(|jobs| jobs.max(1)) {
         Some(jobs) if jobs < cores => {
-            (jobs, format!("{jobs} jobs for {cores} cores: more do not fit into the available memory"))
+            let why = format!("more do not fit into the available memory, at {} MiB each", per_job >> 20);
+            (jobs, format!("{jobs} jobs for {cores} cores: {why}"))
         }
         _ => (cores, format!("{cores} jobs, one for each core")),
     }
@@ -86,6 +100,7 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+    const NOTHING: Needs = Needs { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 };
 
     #[test]
     fn jobs_are_bounded_by_cores_and_by_memory() {
@@ -106,15 +121,25 @@ mod tests {
     fn a_full_disk_is_told_before_work_begins_also_for_folders_to_come() {
         let folder = tempfile::tempdir().unwrap();
         let later = folder.path().join("not/yet");
-        let needs = Needs { disk: u64::MAX, memory: 0, memory_per_job: GIB };
-        assert!(matches!(check(needs, &[&later]), Err(Error::Disk { .. })));
-        check(Needs { disk: 1, ..needs }, &[&later]).unwrap();
+        let needs = Needs { disk: u64::MAX, ..NOTHING };
+        assert!(matches!(check(needs, Backend::Cpu, &[&later]), Err(Error::Disk { .. })));
+        check(Needs { disk: 1, ..needs }, Backend::Cpu, &[&later]).unwrap();
     }
 
     #[test]
     fn too_little_memory_is_told_before_work_begins() {
-        let needs = Needs { disk: 0, memory: u64::MAX, memory_per_job: GIB };
-        assert!(matches!(check(needs, &[]), Err(Error::Memory { .. })));
+        let needs = Needs { memory: u64::MAX, ..NOTHING };
+        assert!(matches!(check(needs, Backend::Cpu, &[]), Err(Error::Memory { .. })));
+    }
+
+    #[test]
+    fn a_compiler_for_gpus_must_fit_where_one_for_cpus_would() {
+        let needs = Needs { memory_per_gpu_job: u64::MAX, ..NOTHING };
+        check(needs, Backend::Vulkan, &[]).unwrap();
+        for backend in [Backend::Cuda, Backend::Hip] {
+            assert!(matches!(check(needs, backend, &[]), Err(Error::Memory { .. })));
+            assert_eq!(jobs(None, needs, backend).0, 1);
+        }
     }
 
     #[test]

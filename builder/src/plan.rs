@@ -3,41 +3,27 @@
 //! Everything in a [`Recipe`] shapes the binary; nothing else is in it. So two builds of one recipe are the same
 //! build, wherever the source lay and whatever drove the compilers.
 
+mod options;
+mod patches;
+mod target;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Result};
+pub(crate) use options::value as option_value;
+pub(crate) use patches::Patches;
+pub use patches::{PlannedFix, PlannedSeam, PlannedSet};
+pub use target::{Arch, ArchWish, Backend, BackendWish};
+
+use crate::error::Result;
 use crate::source::Found;
 use crate::store::BuildId;
-use crate::toolchain::Compilers;
+use crate::toolchain::{Chosen, Compilers, Toolkit};
 
 /// Raised when the same recipe would come to mean another binary.
 const SCHEMA: u32 = 1;
-
-/// What the binary computes on. GPU backends join here, each with its own cmake options.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    /// The CPU alone.
-    #[default]
-    Cpu,
-}
-
-/// Which CPUs the binary is for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Arch {
-    /// This machine's, with everything it can do (`-march=native`). The default, as upstream's: most builds run
-    /// where they are made, and on ARM the difference is a multiple. What the compiler knows of the CPU is part of
-    /// the recipe, so a store that moves to another kind of machine is not hit there by mistake.
-    #[default]
-    Native,
-    /// The common ones of today: x86-64 with AVX2, plain aarch64. For stores and compiler caches that several
-    /// machines share.
-    Portable,
-}
 
 /// Everything that shapes the binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +50,13 @@ pub struct Recipe {
     pub target: String,
     /// A hash of the CPU's abilities for native builds, else empty.
     pub cpu: String,
+    // What follows is left out where it is empty, so that builds for CPUs keep the names that they always had.
+    /// The version of what makes code for the GPU; empty without one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub toolkit: String,
+    /// The GPUs that code is made for beforehand, as cmake is told; empty where there are none to choose.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu: Vec<String>,
 }
 
 /// A recipe with what is known about its ingredients.
@@ -77,106 +70,77 @@ pub struct Plan {
     pub source: Found,
     /// The compilers with their paths.
     pub compilers: Compilers,
+    /// What makes code for the GPU, with its path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub toolkit: Option<Toolkit>,
+    /// Why this backend was chosen; empty when it was asked for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// The patch sets that were judged, applied or not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub patches: Vec<PlannedSet>,
+}
+
+/// What a plan is made of, found by those who know where to look.
+pub(crate) struct Ingredients {
+    /// The source.
+    pub(crate) source: Found,
+    /// The compilers.
+    pub(crate) compilers: Compilers,
+    /// The backend with its toolkit.
+    pub(crate) chosen: Chosen,
+    /// The CPU part.
+    pub(crate) arch: Arch,
+    /// The patch sets, as judged.
+    pub(crate) patches: Vec<PlannedSet>,
 }
 
 impl Plan {
-    /// Puts a plan together. `options` are the user's own, as `NAME=VALUE` or `-DNAME=VALUE`; they win over ours.
-    pub(crate) fn new(
-        source: Found,
-        compilers: Compilers,
-        backend: Backend,
-        arch: Arch,
-        options: &[String],
-    ) -> Result<Self> {
-        let mut cmake = fixed_options(&source, arch);
-        for option in options {
-            cmake.push(checked(option)?);
+    /// Puts a plan together. `user` are the user's own options, as `NAME=VALUE` or `-DNAME=VALUE`; they win over ours.
+    pub(crate) fn new(from: Ingredients, user: &[String]) -> Result<Self> {
+        let Ingredients { source, compilers, chosen, arch, patches } = from;
+        let mut cmake = options::fixed(&source, arch);
+        cmake.extend(options::of_backend(chosen.backend, &chosen.gpu, &compilers.target));
+        for option in user {
+            cmake.push(options::checked(option)?);
         }
         let recipe = Recipe {
             schema: SCHEMA,
             source: source.identity.clone(),
             root: source.root.clone(),
-            patch_set: "none".to_owned(),
-            backend,
+            patch_set: patches::name(&patches),
+            backend: chosen.backend,
             arch,
             cmake,
             c: compilers.c.version.clone(),
             cxx: compilers.cxx.version.clone(),
             target: compilers.target.clone(),
             cpu: compilers.cpu.clone(),
+            toolkit: chosen.toolkit.as_ref().map(|toolkit| toolkit.tool.version.clone()).unwrap_or_default(),
+            gpu: chosen.gpu,
         };
-        Ok(Self { id: recipe.id()?, recipe, source, compilers })
+        let (toolkit, why) = (chosen.toolkit, chosen.why);
+        Ok(Self { id: recipe.id()?, recipe, source, compilers, toolkit, why, patches })
+    }
+
+    /// The fixes that its binary will have, by id.
+    pub fn fixes(&self) -> Vec<String> {
+        self.patches.iter().flat_map(PlannedSet::applied_fixes).map(|fix| fix.fix.clone()).collect()
     }
 }
 
 impl Recipe {
+    /// The architectures in one word, as `--arch` takes them.
+    pub fn arch(&self) -> String {
+        ArchWish { cpu: self.arch, gpu: self.gpu.clone() }.to_string()
+    }
+
     /// The recipe's name: the first 16 hexadecimal digits of the sha256 of its JSON, whose fields have a fixed
     /// order.
     pub fn id(&self) -> Result<BuildId> {
         let json = serde_json::to_vec(self)
             .map_err(|error| crate::error::io_error("hashing", "the plan")(error.into()))?;
         Ok(BuildId::of_hash(&Sha256::digest(json).into()))
-    }
-}
-
-/// A static Release server and nothing else; no network is used while building, and no TLS is needed behind a
-/// proxy.
-fn fixed_options(source: &Found, arch: Arch) -> Vec<String> {
-    let native = match arch {
-        Arch::Native => "ON",
-        Arch::Portable => "OFF",
-    };
-    let revision = &source.revision;
-    let mut options: Vec<String> = [
-        ("CMAKE_BUILD_TYPE", "Release"),
-        // One file is what a store can keep and a supervisor can start.
-        ("BUILD_SHARED_LIBS", "OFF"),
-        ("GGML_NATIVE", native),
-        ("LLAMA_OPENSSL", "OFF"),
-        // The name of the same switch in sources before OpenSSL replaced curl.
-        ("LLAMA_CURL", "OFF"),
-        ("LLAMA_BUILD_TESTS", "OFF"),
-        ("LLAMA_BUILD_APP", "OFF"),
-        ("LLAMA_BUILD_UI", "OFF"),
-        // Else it is fetched from a bucket while building.
-        ("LLAMA_USE_PREBUILT_UI", "OFF"),
-        // In old sources the server is one of the examples.
-        ("LLAMA_BUILD_EXAMPLES", if source.server.starts_with("examples") { "ON" } else { "OFF" }),
-        ("LLAMA_BUILD_SERVER", "ON"),
-    ]
-    .map(|(name, value)| format!("-D{name}={value}"))
-    .into();
-    // Always given: without them cmake asks git, and finds the repository that happens to enclose the work folder.
-    options.push(format!("-DLLAMA_BUILD_NUMBER={}", revision.build_number.unwrap_or(0)));
-    options.push(format!("-DLLAMA_BUILD_COMMIT={}", revision.short_commit()));
-    options
-}
-
-/// Brings a user's option into the form `-DNAME=VALUE`, or refuses it.
-fn checked(option: &str) -> Result<String> {
-    let refuse = |why| Err(Error::Option { option: option.to_owned(), why });
-    let bare = option.strip_prefix("-D").unwrap_or(option);
-    let Some((typed, value)) = bare.split_once('=') else { return refuse("it is not NAME=VALUE") };
-    let name = typed.split(':').next().unwrap_or(typed);
-    let plain =
-        |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-' || letter == '.';
-    if name.is_empty() || !name.chars().all(plain) || name.starts_with('-') {
-        return refuse("it is not NAME=VALUE");
-    }
-    if value.contains(['\n', '\0']) {
-        return refuse("its value has a line break");
-    }
-    let on = matches!(value.to_ascii_uppercase().as_str(), "ON" | "1" | "YES" | "TRUE" | "Y");
-    match name {
-        "BUILD_SHARED_LIBS" | "GGML_BACKEND_DL" | "GGML_CPU_ALL_VARIANTS" if on => {
-            refuse("the store keeps one static binary")
-        }
-        "LLAMA_BUILD_SERVER" if !on => refuse("llama-server is what is built"),
-        "GGML_NATIVE" => refuse("use --arch native or --arch portable, so that the build knows its CPU"),
-        "CMAKE_C_COMPILER" | "CMAKE_CXX_COMPILER" => {
-            refuse("set CC and CXX, so that the build knows its compiler")
-        }
-        _ => Ok(format!("-D{bare}")),
     }
 }
 
@@ -187,28 +151,18 @@ impl fmt::Display for Plan {
         writeln!(f, "source    {}", self.source)?;
         writeln!(f, "identity  {}", recipe.source)?;
         writeln!(f, "patches   {}", recipe.patch_set)?;
-        writeln!(f, "backend   {}", recipe.backend)?;
+        for set in &self.patches {
+            set.tell(f)?;
+        }
+        let why = if self.why.is_empty() { String::new() } else { format!(" ({})", self.why) };
+        writeln!(f, "backend   {}{why}", recipe.backend)?;
         let cpu = if recipe.cpu.is_empty() { String::new() } else { format!(", cpu {}", recipe.cpu) };
-        writeln!(f, "arch      {} ({}{cpu})", recipe.arch, recipe.target)?;
+        writeln!(f, "arch      {} ({}{cpu})", recipe.arch(), recipe.target)?;
+        if let Some(toolkit) = &self.toolkit {
+            writeln!(f, "toolkit   {} | {}", toolkit.tool.version, toolkit.tool.path.display())?;
+        }
         writeln!(f, "compilers {} | {}", recipe.c, recipe.cxx)?;
         write!(f, "cmake     {}", recipe.cmake.join(" "))
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Cpu => "cpu",
-        })
-    }
-}
-
-impl fmt::Display for Arch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Native => "native",
-            Self::Portable => "portable",
-        })
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
+use warden_builder::patch::{Catalogue, Selection};
 use warden_builder::sample_model::{self, Options, Preset};
 use warden_builder::sdist::Pin;
 use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Event, Needs, Reporter, Request, Source};
@@ -59,15 +60,18 @@ async fn build() -> Result<PathBuf, Trouble> {
     let archive = builder.sdist(&pin).await?;
     let request = Request {
         source: Source::at(&archive)?,
-        backend: Backend::Cpu,
+        backend: Backend::Cpu.into(),
         // The store may be a cache that several machines share.
-        arch: Arch::Portable,
+        arch: Arch::Portable.into(),
+        // As `build` does it by itself.
+        patches: Selection { catalogue: Catalogue::embedded()?, ..Selection::default() },
         options: Vec::new(),
         jobs: None,
         needs: Needs {
             disk: defaults.min_disk.0,
             memory: defaults.min_memory.0,
             memory_per_job: defaults.memory_per_job.0,
+            memory_per_gpu_job: defaults.memory_per_gpu_job.0,
         },
         verify_timeout: defaults.verify_timeout,
     };

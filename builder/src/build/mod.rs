@@ -7,7 +7,8 @@
 //!  check the machine -> lock -> in the store by now? ---yes--> hit
 //!                                 | no
 //!                                 v
-//!  unpack -> configure -> compile -> verify -> install        any failure or cancellation: the work folder goes,
+//!  unpack -> patch -> configure -> compile -> look for markers -> verify -> install
+//!                                                             any failure or cancellation: the work folder goes,
 //!                                                             the store was not touched
 //! ```
 //!
@@ -16,7 +17,10 @@
 
 mod failure;
 mod log;
+mod markers;
 mod ninja;
+mod patching;
+mod trial;
 mod work;
 
 use std::path::{Path, PathBuf};
@@ -35,13 +39,13 @@ use crate::event::{Event, Phase, Reporter};
 use crate::git;
 use crate::lock::Lock;
 use crate::machine::{self, Needs};
-use crate::plan::{Arch, Backend, Plan};
+use crate::patch::Selection;
+use crate::plan::{ArchWish, Backend, BackendWish, Ingredients, Plan, PlannedSet};
 use crate::process::{Ended, run};
 use crate::sdist;
 use crate::source::{Found, Source, file_sha256};
 use crate::store::{Binary, BuildId, Host, Provenance, SCHEMA, Store, Timings};
 use crate::toolchain::{self, Drivers};
-use crate::verify::verify;
 use log::Log;
 use work::Work;
 
@@ -65,9 +69,11 @@ pub struct Request {
     /// Where the source is.
     pub source: Source,
     /// What the binary computes on.
-    pub backend: Backend,
-    /// Which CPUs it is for.
-    pub arch: Arch,
+    pub backend: BackendWish,
+    /// Which machines it is for.
+    pub arch: ArchWish,
+    /// The patch sets to apply.
+    pub patches: Selection,
     /// More options for cmake, as `NAME=VALUE` or `-DNAME=VALUE`.
     pub options: Vec<String>,
     /// Compilers at once; `None`: as many as cores and memory allow.
@@ -129,9 +135,15 @@ impl Builder {
 
     /// What a build of this request would be. Writes nothing but what it learned about an archive into the cache.
     pub async fn plan(&self, request: &Request) -> Result<Plan> {
-        let compilers = toolchain::compilers(&self.env, request.arch, &self.cancel);
-        let (compilers, found) = tokio::try_join!(compilers, self.examine(&request.source))?;
-        Plan::new(found, compilers, request.backend, request.arch, &request.options)
+        let compilers = toolchain::compilers(&self.env, request.arch.cpu, &self.cancel);
+        let chosen = toolchain::choose(&self.env, request.backend, &request.arch, &self.cancel);
+        let (chosen, compilers, found) = tokio::try_join!(chosen, compilers, self.examine(&request.source))?;
+        if !chosen.why.is_empty() {
+            self.reporter.tell(Event::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
+        }
+        let patches = self.judge(request, chosen.backend, &found).await?;
+        let ingredients = Ingredients { source: found, compilers, chosen, arch: request.arch.cpu, patches };
+        Plan::new(ingredients, &request.options)
     }
 
     /// Builds, unless the store has it. Returns within a second if it has.
@@ -141,8 +153,15 @@ impl Builder {
         if let Some(hit) = self.hit(&plan.id) {
             return Ok(hit);
         }
-        machine::check(request.needs, &[&self.dirs.cache, &self.dirs.data])?;
-        let drivers = toolchain::drivers(&self.env, &self.dirs.cache, &self.reporter, &self.cancel).await?;
+        machine::check(request.needs, plan.recipe.backend, &[&self.dirs.cache, &self.dirs.data])?;
+        let drivers = toolchain::drivers(
+            &self.env,
+            plan.recipe.backend,
+            &self.dirs.cache,
+            &self.reporter,
+            &self.cancel,
+        )
+        .await?;
         let lock = work::lock_path(&self.dirs.cache, plan.id.as_str());
         let waiting = || self.reporter.tell(Event::Waiting(plan.id.clone()));
         let _lock = Lock::take(&lock, &self.cancel, waiting).await?;
@@ -169,6 +188,13 @@ impl Builder {
     async fn examine(&self, source: &Source) -> Result<Found> {
         let (source, cache) = (source.clone(), self.dirs.cache.clone());
         self.blocking(move |cancel| source.examine(&cache, &cancel)).await
+    }
+
+    async fn judge(&self, request: &Request, backend: Backend, found: &Found) -> Result<Vec<PlannedSet>> {
+        let (selection, source) = (request.patches.clone(), request.source.clone());
+        let (found, cache) = (found.clone(), self.dirs.cache.clone());
+        self.blocking(move |cancel| patching::judge(&selection, backend, &source, &found, &cache, &cancel))
+            .await
     }
 
     /// Runs blocking work on another thread. It is told to end when we are cancelled, and when nobody waits any
@@ -203,6 +229,7 @@ impl Making<'_> {
             (self.request.source.clone(), self.plan.source.clone(), self.work.source());
         let reporter = self.builder.reporter.clone();
         self.builder.blocking(move |cancel| source.place(&found, &into, &reporter, &cancel)).await?;
+        self.patch().await?;
         let unpack = begun.elapsed();
 
         let begun = Instant::now();
@@ -218,8 +245,9 @@ impl Making<'_> {
         let begun = Instant::now();
         self.tell(Event::Phase(Phase::Verify));
         let binary = self.work.build().join("bin").join(TARGET);
+        self.look_for_markers(&binary).await?;
         let timeout = self.request.verify_timeout;
-        let verified = verify(&binary, timeout, &self.builder.reporter, &self.builder.cancel).await?;
+        let verified = trial::prove(self.builder, &self.plan, &binary, timeout, self.work.path()).await?;
         let verify = begun.elapsed();
 
         self.tell(Event::Phase(Phase::Install));
@@ -238,6 +266,7 @@ impl Making<'_> {
                 schema: SCHEMA,
                 id: plan.id.clone(),
                 built_at: clock::now(),
+                fixes: plan.fixes(),
                 plan,
                 drivers,
                 timings,
@@ -253,10 +282,38 @@ impl Making<'_> {
         Ok(built)
     }
 
+    /// Writes the patch sets into the work folder.
+    async fn patch(&self) -> Result<()> {
+        if !self.plan.patches.iter().any(PlannedSet::applied) {
+            return Ok(());
+        }
+        let (selection, plan, root) = (self.request.patches.clone(), self.plan.clone(), self.work.source());
+        let files = self.builder.blocking(move |_| patching::apply(&selection, &plan, &root)).await?;
+        self.tell(Event::Note(format!("patched: {} in {files} files", self.plan.recipe.patch_set)));
+        Ok(())
+    }
+
+    /// Refuses a binary that lacks a fix that was put into its source.
+    async fn look_for_markers(&self, binary: &Path) -> Result<()> {
+        let (plan, binary) = (self.plan.clone(), binary.to_owned());
+        let look = move |cancel: CancellationToken| {
+            let fixes = plan.patches.iter().flat_map(PlannedSet::applied_fixes);
+            markers::missing(&binary, fixes, &cancel)
+        };
+        match self.builder.blocking(look).await? {
+            fixes if fixes.is_empty() => Ok(()),
+            fixes => Err(Error::Markers { fixes }),
+        }
+    }
+
     async fn configure(&mut self) -> Result<()> {
         let mut command = self.command(&self.drivers.cmake.path, self.work.path());
         command.args(["-S", "src", "-B", "build", "-G", "Ninja"]);
         command.arg(option("CMAKE_MAKE_PROGRAM", &self.drivers.ninja.path));
+        let backend = self.plan.recipe.backend;
+        if let Some(toolkit) = &self.plan.toolkit {
+            command.args(toolkit.options(backend, &self.plan.compilers.cxx.path));
+        }
         command.args(&self.plan.recipe.cmake);
         if let Some(launcher) = &self.drivers.launcher {
             self.tell(Event::Note(format!("compiler cache: {}", launcher.display())));
@@ -264,13 +321,16 @@ impl Making<'_> {
             if launcher.ends_with("sccache") {
                 command.arg(option("CMAKE_C_COMPILER_LAUNCHER", launcher));
                 command.arg(option("CMAKE_CXX_COMPILER_LAUNCHER", launcher));
+                if backend == Backend::Cuda {
+                    command.arg(option("CMAKE_CUDA_COMPILER_LAUNCHER", launcher));
+                }
             }
         }
         self.run("configuring", command, |_| None).await
     }
 
     async fn compile(&mut self) -> Result<()> {
-        let (jobs, why) = machine::jobs(self.request.jobs, self.request.needs.memory_per_job);
+        let (jobs, why) = machine::jobs(self.request.jobs, self.request.needs, self.plan.recipe.backend);
         self.tell(Event::Note(why));
         let mut command = self.command(&self.drivers.ninja.path, &self.work.build());
         command.arg("-j").arg(jobs.to_string()).arg(TARGET).env("NINJA_STATUS", ninja::STATUS);
@@ -292,6 +352,9 @@ impl Making<'_> {
             .env("CCACHE_BASEDIR", self.work.path())
             .env("CCACHE_NOHASHDIR", "1")
             .env("GIT_CEILING_DIRECTORIES", self.work.path());
+        if let Some(toolkit) = &self.plan.toolkit {
+            command.envs(toolkit.variables(self.plan.recipe.backend));
+        }
         command
     }
 

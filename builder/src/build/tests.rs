@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
+use crate::plan::Arch;
 
 /// A machine of our own: a source, programs, and the folders that a build writes to.
 struct Rig {
@@ -41,19 +42,19 @@ impl Rig {
             // The scripts themselves need a few programs.
             env: Environment {
                 path: format!("{}:/usr/bin:/bin", root.join("bin").display()).into(),
-                cc: None,
-                cxx: None,
+                ..Environment::default()
             },
             reporter: Reporter::silent(),
             cancel: CancellationToken::new(),
         };
         let request = Request {
             source: Source::at(&root.join("source")).unwrap(),
-            backend: Backend::Cpu,
-            arch: Arch::Portable,
+            backend: Backend::Cpu.into(),
+            arch: Arch::Portable.into(),
+            patches: Selection::default(),
             options: Vec::new(),
             jobs: Some(1),
-            needs: Needs { disk: 0, memory: 0, memory_per_job: 1 },
+            needs: Needs { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
             verify_timeout: Duration::from_secs(60),
         };
         Self { folder, builder, request }

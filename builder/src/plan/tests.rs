@@ -3,13 +3,48 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::patch::Status;
 use crate::source::Revision;
 use crate::toolchain::Tool;
 
 /// A plan of made-up ingredients.
 pub(crate) fn plan(options: &[&str]) -> Result<Plan> {
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-    Plan::new(found(), compilers(), Backend::Cpu, Arch::Portable, &options)
+    Plan::new(ingredients(), &options)
+}
+
+fn ingredients() -> Ingredients {
+    let chosen = Chosen { backend: Backend::Cpu, why: String::new(), toolkit: None, gpu: Vec::new() };
+    Ingredients { source: found(), compilers: compilers(), chosen, arch: Arch::Portable, patches: Vec::new() }
+}
+
+fn with_gpu(backend: Backend, gpu: &[&str], path: &str, version: &str) -> Plan {
+    let tool = Tool { path: path.into(), version: version.into() };
+    let chosen = Chosen {
+        backend,
+        why: "an NVIDIA device is there".into(),
+        toolkit: Some(Toolkit { tool, home: "/usr/local/cuda".into() }),
+        gpu: gpu.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    Plan::new(Ingredients { chosen, ..ingredients() }, &[]).unwrap()
+}
+
+fn planned_set(edits: &str) -> PlannedSet {
+    let fix = |fix: &str, status| PlannedFix {
+        fix: fix.into(),
+        status,
+        reason: (status == Status::NotApplicable).then(|| "there is no graph cache".into()),
+        marker: String::new(),
+    };
+    PlannedSet {
+        set: "cuda-memory".into(),
+        status: Status::Unverified,
+        reasons: vec!["a.cu:3: seam `x`: it is new".into()],
+        fixes: vec![fix("pool-purge", Status::Unverified), fix("graph-cache-cap", Status::NotApplicable)],
+        seams: vec![PlannedSeam { seam: "x".into(), hash: "00".into(), known: None }],
+        edits: edits.into(),
+        allowed_unverified: true,
+    }
 }
 
 fn found() -> Found {
@@ -38,7 +73,7 @@ fn the_name_of_a_build_is_stable_across_releases() {
 fn the_name_depends_on_everything_that_shapes_the_binary() {
     let base = plan(&[]).unwrap();
     let mut names = vec![base.id.clone(), plan(&["GGML_LTO=ON"]).unwrap().id];
-    let changes: [fn(&mut Recipe); 8] = [
+    let changes: [fn(&mut Recipe); 11] = [
         |recipe| recipe.source.push('1'),
         |recipe| recipe.root.push('1'),
         |recipe| recipe.patch_set = "server".into(),
@@ -47,6 +82,9 @@ fn the_name_depends_on_everything_that_shapes_the_binary() {
         |recipe| recipe.cxx.push('1'),
         |recipe| recipe.target.push('1'),
         |recipe| recipe.cpu.push('1'),
+        |recipe| recipe.backend = Backend::Cuda,
+        |recipe| recipe.toolkit.push('1'),
+        |recipe| recipe.gpu.push("90".into()),
     ];
     for change in changes {
         let mut recipe = base.recipe.clone();
@@ -61,12 +99,13 @@ fn the_name_depends_on_everything_that_shapes_the_binary() {
 
 #[test]
 fn the_name_does_not_depend_on_where_things_lie() {
-    let mut moved = found();
-    moved.given = "/elsewhere/y.tar.gz".into();
-    let mut tools = compilers();
-    tools.cxx.path = "/opt/bin/c++".into();
-    let moved = Plan::new(moved, tools, Backend::Cpu, Arch::Portable, &[]).unwrap();
-    assert_eq!(moved.id, plan(&[]).unwrap().id);
+    let mut moved = ingredients();
+    moved.source.given = "/elsewhere/y.tar.gz".into();
+    moved.compilers.cxx.path = "/opt/bin/c++".into();
+    moved.chosen.why = "for another reason".into();
+    assert_eq!(Plan::new(moved, &[]).unwrap().id, plan(&[]).unwrap().id);
+    let cuda = |path| with_gpu(Backend::Cuda, &["90"], path, "nvcc 13.0.88").id;
+    assert_eq!(cuda("/usr/bin/nvcc"), cuda("/opt/cuda/bin/nvcc"));
 }
 
 #[test]
@@ -87,6 +126,10 @@ fn options_that_would_break_the_result_are_refused_with_the_reason() {
         ("BUILD_SHARED_LIBS=on", "one static binary"),
         ("-DGGML_NATIVE:BOOL=OFF", "--arch"),
         ("CMAKE_CXX_COMPILER=clang++", "CXX"),
+        ("GGML_CUDA=ON", "--backend"),
+        ("CMAKE_CUDA_ARCHITECTURES=90", "--arch"),
+        ("AMDGPU_TARGETS=gfx1201", "--arch"),
+        ("CMAKE_CUDA_COMPILER=/x/nvcc", "CUDACXX"),
         ("LLAMA_BUILD_SERVER=OFF", "llama-server"),
     ] {
         let message = plan(&[option]).unwrap_err().to_string();
@@ -101,4 +144,59 @@ fn a_plan_survives_json_and_prints_its_name_first() {
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
     assert!(plan.to_string().starts_with(&format!("build     {}\n", plan.id)));
+}
+
+#[test]
+fn each_backend_gives_cmake_its_options_before_those_of_the_user() {
+    for (backend, gpu, wanted) in [
+        (
+            Backend::Cuda,
+            &["86", "89-real"][..],
+            &["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=86;89-real"][..],
+        ),
+        (
+            Backend::Hip,
+            &["gfx1100", "gfx1201"],
+            &["-DGGML_HIP=ON", "-DGPU_TARGETS=gfx1100;gfx1201", "-DAMDGPU_TARGETS=gfx1100;gfx1201"],
+        ),
+        (Backend::Vulkan, &[], &["-DGGML_VULKAN=ON"]),
+        (Backend::Metal, &[], &["-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"]),
+    ] {
+        let plan = with_gpu(backend, gpu, "/x", "1");
+        assert!(
+            plan.recipe.cmake.ends_with(&wanted.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
+        );
+    }
+}
+
+#[test]
+fn a_plan_for_a_gpu_tells_why_and_with_what() {
+    let text = with_gpu(Backend::Cuda, &["90-real"], "/opt/cuda/bin/nvcc", "nvcc 13.0.88").to_string();
+    for line in [
+        "backend   cuda (an NVIDIA device is there)",
+        "arch      portable,90-real (x86_64-linux-gnu)",
+        "toolkit   nvcc 13.0.88 | /opt/cuda/bin/nvcc",
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_plan_with_patches_names_the_sets_and_tells_each_fix() {
+    let patches = vec![planned_set("0123456789ab"), PlannedSet { set: "other".into(), ..planned_set("") }];
+    let plan = Plan::new(Ingredients { patches, ..ingredients() }, &[]).unwrap();
+    assert_eq!(plan.recipe.patch_set, "cuda-memory@0123456789ab");
+    assert_eq!(plan.fixes(), ["pool-purge"]);
+    let text = plan.to_string();
+    for line in [
+        "patches   cuda-memory@0123456789ab",
+        "  cuda-memory unverified, allowed",
+        "    a.cu:3: seam `x`: it is new",
+        "    pool-purge unverified",
+        "    graph-cache-cap not-applicable: there is no graph cache",
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
+    }
+    let json = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
 }

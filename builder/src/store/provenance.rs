@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::BuildId;
-use crate::plan::Plan;
+use crate::plan::{Backend, Plan, option_value};
 use crate::toolchain::Drivers;
 use crate::verify::Verified;
 
@@ -34,6 +34,28 @@ pub struct Provenance {
     pub verified: Verified,
     /// The machine that built it.
     pub host: Host,
+    /// The fixes that its source was patched with and whose markers were found in the binary, by id. Builds from
+    /// before there were patches have none.
+    #[serde(default)]
+    pub fixes: Vec<String>,
+}
+
+impl Provenance {
+    /// The fixes that are in the binary, by id. Each is off until its variable is set.
+    pub fn fixes(&self) -> &[String] {
+        &self.fixes
+    }
+
+    /// What the binary computes on.
+    pub const fn backend(&self) -> Backend {
+        self.plan.recipe.backend
+    }
+
+    /// The value that an option for cmake was built with, by its name, such as `GGML_CUDA_GRAPHS`. `None`: it was not
+    /// given, so upstream's default of that revision holds.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        option_value(&self.plan.recipe.cmake, name)
+    }
 }
 
 /// Seconds by phase.

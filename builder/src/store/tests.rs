@@ -19,6 +19,7 @@ pub(crate) fn papers(options: &[&str], built_at: &str, size: u64) -> Provenance 
         binary: Binary { size, sha256: String::new() },
         verified: Verified::default(),
         host: Host::here(),
+        fixes: Vec::new(),
     }
 }
 
@@ -118,6 +119,29 @@ fn installing_replaces_a_damaged_build_of_the_same_name() {
     assert!(store.show(&ids[0]).is_err());
     store.install(&folder.path().join("binary"), &papers(&["TIME=2026-01-01T00:00:00Z"], "x", 5)).unwrap();
     store.show(&ids[0]).unwrap();
+}
+
+#[test]
+fn papers_tell_what_a_configuration_asks_of_a_build() {
+    let mut papers =
+        papers(&["GGML_CUDA_GRAPHS:BOOL=ON", "GGML_CUDA_GRAPHS=OFF", "X=a=b"], "2026-01-01T00:00:00Z", 5);
+    papers.fixes.push("pool-purge".into());
+    assert_eq!(papers.fixes(), ["pool-purge"]);
+    assert_eq!(papers.backend().name(), "cpu");
+    assert_eq!(papers.option("GGML_CUDA_GRAPHS"), Some("OFF"), "the last one wins, as in cmake");
+    assert_eq!((papers.option("X"), papers.option("GGML_CUDA")), (Some("a=b"), None));
+}
+
+#[test]
+fn papers_from_before_there_were_patches_are_read() {
+    let mut json = serde_json::to_value(papers(&[], "2026-01-01T00:00:00Z", 5)).unwrap();
+    assert!(json.as_object_mut().unwrap().remove("fixes").is_some());
+    for absent in ["toolkit", "why", "patches"] {
+        assert!(json["plan"].get(absent).is_none(), "{absent} is left out of plain builds");
+    }
+    assert!(json["verified"].as_object_mut().unwrap().remove("devices").is_some());
+    let read: Provenance = serde_json::from_value(json).unwrap();
+    assert_eq!(read, papers(&[], "2026-01-01T00:00:00Z", 5));
 }
 
 #[test]

@@ -1,8 +1,11 @@
-//! The programs that make a build: compilers, which must be there, and cmake and ninja, which can be obtained.
+//! The programs that make a build: compilers and toolkits for GPUs, which must be there, and cmake and ninja, which can
+//! be obtained.
 //!
 //! Compilers shape the binary, so their versions are part of a plan's hash. cmake and ninja only drive them; they
 //! are recorded with the build, not hashed, so a plan can be made before they are there.
 
+mod choice;
+mod toolkit;
 pub(crate) mod venv;
 
 use std::io;
@@ -16,12 +19,18 @@ use tokio_util::sync::CancellationToken;
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::event::{Event, Reporter};
-use crate::plan::Arch;
+use crate::plan::{Arch, Backend};
 use crate::process::{Ended, output};
+pub(crate) use choice::{Chosen, choose};
+pub use toolkit::Toolkit;
+pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub};
+pub(crate) use toolkit::hip::architectures as hip_architectures;
 use venv::Venv;
 
 /// llama.cpp asks for 3.14; the way it is driven here (`-S`, `-B`, presets off) was tried from 3.18 on.
 const OLDEST_CMAKE: (u32, u32) = (3, 18);
+/// The first that knows HIP as a language (3.21) and `all-major` for CUDA (3.23).
+const OLDEST_CMAKE_FOR_GPUS: (u32, u32) = (3, 23);
 
 /// A program and which one it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,15 +133,17 @@ async fn cpu(env: &Environment, cxx: &Path, cancel: &CancellationToken) -> Resul
 /// cmake and ninja from `PATH`; where one is missing or too old, both from PyPI.
 pub(crate) async fn drivers(
     env: &Environment,
+    backend: Backend,
     cache: &Path,
     reporter: &Reporter,
     cancel: &CancellationToken,
 ) -> Result<Drivers> {
+    let oldest = if backend.has_gpu() { OLDEST_CMAKE_FOR_GPUS } else { OLDEST_CMAKE };
     let launcher = ["ccache", "sccache"].iter().find_map(|name| env.find(name));
     if let (Some(cmake), Some(ninja)) = (env.find("cmake"), env.find("ninja")) {
         let found = tokio::try_join!(versioned(env, cmake, cancel), versioned(env, ninja, cancel));
         match found {
-            Ok((cmake, ninja)) if new_enough(&cmake.version) => {
+            Ok((cmake, ninja)) if new_enough(&cmake.version, oldest) => {
                 return Ok(Drivers { cmake, ninja, launcher });
             }
             Ok((cmake, _)) => reporter.tell(Event::Note(format!("{} is too old", cmake.version))),
@@ -154,11 +165,11 @@ pub(crate) async fn drivers(
     Ok(Drivers { cmake, ninja, launcher })
 }
 
-fn new_enough(version: &str) -> bool {
+fn new_enough(version: &str, oldest: (u32, u32)) -> bool {
     let number = version.rsplit(' ').next().unwrap_or(version);
     let mut parts = number.split('.').map(|part| part.parse::<u32>().ok());
     match (parts.next().flatten(), parts.next().flatten()) {
-        (Some(major), Some(minor)) => (major, minor) >= OLDEST_CMAKE,
+        (Some(major), Some(minor)) => (major, minor) >= oldest,
         // A version that cannot be read: let it try.
         _ => true,
     }

@@ -68,9 +68,15 @@ async fn another_cpu_is_another_toolchain_for_native_builds_only() {
 async fn cmake_and_ninja_in_the_path_are_used() {
     let (folder, env) =
         path_with(&[("cmake", "echo cmake version 3.25.1"), ("ninja", "echo 1.11.1"), ("sccache", "")]);
-    let found = drivers(&env, Path::new("/nonexistent"), &Reporter::silent(), &CancellationToken::new())
-        .await
-        .unwrap();
+    let found = drivers(
+        &env,
+        Backend::Cpu,
+        Path::new("/nonexistent"),
+        &Reporter::silent(),
+        &CancellationToken::new(),
+    )
+    .await
+    .unwrap();
     assert_eq!(
         (found.cmake.version.as_str(), found.ninja.version.as_str()),
         ("cmake version 3.25.1", "1.11.1")
@@ -82,7 +88,7 @@ async fn cmake_and_ninja_in_the_path_are_used() {
 async fn without_cmake_and_without_python_the_packages_are_named() {
     let (folder, env) = path_with(&[("cmake", "echo cmake version 3.13.4"), ("ninja", "echo 1.11.1")]);
     let cancel = CancellationToken::new();
-    let error = drivers(&env, folder.path(), &Reporter::silent(), &cancel).await.unwrap_err();
+    let error = drivers(&env, Backend::Cpu, folder.path(), &Reporter::silent(), &cancel).await.unwrap_err();
     assert_eq!(error.hint().unwrap(), "install it: apt install cmake ninja-build");
 }
 
@@ -90,14 +96,16 @@ async fn without_cmake_and_without_python_the_packages_are_named() {
 async fn python_without_its_venv_module_names_the_package() {
     let (folder, env) = path_with(&[("python3", "echo 'ensurepip is not available' ; exit 1")]);
     let cancel = CancellationToken::new();
-    let error = drivers(&env, folder.path(), &Reporter::silent(), &cancel).await.unwrap_err();
+    let error = drivers(&env, Backend::Cpu, folder.path(), &Reporter::silent(), &cancel).await.unwrap_err();
     assert_eq!(error.hint().unwrap(), "install it: apt install python3-venv");
 }
 
 #[test]
 fn versions_of_cmake_are_compared_by_number() {
-    assert!(new_enough("cmake version 3.18.4"));
-    assert!(new_enough("cmake version 4.0.0-rc1"));
-    assert!(new_enough("something else"));
-    assert!(!new_enough("cmake version 3.9.1"));
+    let enough = |version| new_enough(version, OLDEST_CMAKE);
+    assert!(enough("cmake version 3.18.4"));
+    assert!(enough("cmake version 4.0.0-rc1"));
+    assert!(enough("something else"));
+    assert!(!enough("cmake version 3.9.1"));
+    assert!(!new_enough("cmake version 3.22.1", OLDEST_CMAKE_FOR_GPUS));
 }

@@ -10,11 +10,12 @@
 //! returns.
 
 mod checks;
+mod devices;
 mod server;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,22 @@ use server::Server;
 pub struct Verified {
     /// The checks that passed, in their order.
     pub checks: Vec<Check>,
+    /// The GPUs that the server listed, as it wrote them; empty for builds without a GPU, and on machines without one.
+    #[serde(default)]
+    pub devices: Vec<String>,
+}
+
+/// How a server is tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trial {
+    /// Bounds each start and each answer.
+    pub(crate) timeout: Duration,
+    /// Whether the model goes to a GPU, if the server sees one.
+    pub(crate) gpu: bool,
+    /// Whether this machine's GPUs are hidden from it.
+    pub(crate) hide: bool,
+    /// A folder with libraries that its loader takes before others.
+    pub(crate) libraries: Option<PathBuf>,
 }
 
 /// One check that passed.
@@ -52,6 +69,17 @@ pub async fn verify(
     reporter: &Reporter,
     cancel: &CancellationToken,
 ) -> Result<Verified> {
+    let trial = Trial { timeout, gpu: false, hide: false, libraries: None };
+    try_out(binary, &trial, reporter, cancel).await
+}
+
+/// As [`verify()`], with more to say about how.
+pub(crate) async fn try_out(
+    binary: &Path,
+    trial: &Trial,
+    reporter: &Reporter,
+    cancel: &CancellationToken,
+) -> Result<Verified> {
     let base = short_temporary_folder();
     let folder = tempfile::Builder::new()
         .prefix("llama-warden-verify-")
@@ -61,7 +89,10 @@ pub async fn verify(
     let model = folder.path().join("sample.gguf");
     sample_model::write(&model, &sample_model::Options::default()).map_err(io_error("writing", &model))?;
     let mut verified = Verified::default();
-    let mut run = Run { binary, folder: folder.path(), timeout, reporter, cancel, verified: &mut verified };
+    if trial.gpu {
+        verified.devices = devices::listed(binary, trial, cancel).await?;
+    }
+    let mut run = Run { binary, folder: folder.path(), trial, reporter, cancel, verified: &mut verified };
     run.with_server("answers", &[], &[("completion", Ask::Completion), ("chat", Ask::Chat)]).await?;
     run.with_server("embeds", &["--embeddings", "--pooling", "mean"], &[("embedding", Ask::Embedding)])
         .await?;
@@ -79,7 +110,7 @@ enum Ask {
 struct Run<'a> {
     binary: &'a Path,
     folder: &'a Path,
-    timeout: Duration,
+    trial: &'a Trial,
     reporter: &'a Reporter,
     cancel: &'a CancellationToken,
     verified: &'a mut Verified,
@@ -93,7 +124,7 @@ impl Run<'_> {
         arguments: &[&str],
         asks: &[(&'static str, Ask)],
     ) -> Result<()> {
-        let mut server = Server::start(self.binary, self.folder, name, arguments).await?;
+        let mut server = Server::start(self.binary, self.folder, name, arguments, self.trial).await?;
         let cancel = self.cancel.clone();
         let done = tokio::select! {
             biased;
@@ -127,8 +158,8 @@ impl Run<'_> {
         let begun = Instant::now();
         let outcome = tokio::select! {
             biased;
-            outcome = tokio::time::timeout(self.timeout, check) => {
-                outcome.unwrap_or_else(|_| Err(Fault::new(format!("no answer within {:?}", self.timeout))))
+            outcome = tokio::time::timeout(self.trial.timeout, check) => {
+                outcome.unwrap_or_else(|_| Err(Fault::new(format!("no answer within {:?}", self.trial.timeout))))
             }
             () = server.ended() => Err(Fault::new("the server ended".to_owned())),
         };

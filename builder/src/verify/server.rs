@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::process::Command;
 
+use super::Trial;
 use crate::environment::without;
 use crate::error::{Error, Result, io_error};
 use crate::process::Family;
@@ -19,6 +20,25 @@ const GRACE: Duration = Duration::from_secs(3);
 const DYING: Duration = Duration::from_millis(500);
 /// Lines of output that tell why.
 const LINES: usize = 12;
+
+/// The environment that a server is tried in.
+pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
+    // The server takes flags from its environment, a key and another model among them: what is checked is the binary.
+    without(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
+    if trial.hide {
+        for name in ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] {
+            command.env(name, "-1");
+        }
+    }
+    if let Some(folder) = &trial.libraries {
+        let mut folders = folder.clone().into_os_string();
+        if let Some(others) = std::env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
+            folders.push(":");
+            folders.push(others);
+        }
+        command.env("LD_LIBRARY_PATH", folders);
+    }
+}
 
 /// A running server and its files. Dropped, it is killed.
 pub(super) struct Server {
@@ -31,7 +51,13 @@ pub(super) struct Server {
 impl Server {
     /// Starts it on a socket in `folder`. `name` keeps the files of two starts apart: a socket's file outlives its
     /// server.
-    pub(super) async fn start(binary: &Path, folder: &Path, name: &str, arguments: &[&str]) -> Result<Self> {
+    pub(super) async fn start(
+        binary: &Path,
+        folder: &Path,
+        name: &str,
+        arguments: &[&str],
+        trial: &Trial,
+    ) -> Result<Self> {
         let socket = folder.join(format!("{name}.sock"));
         let log = folder.join(format!("{name}.log"));
         let output = File::create(&log).map_err(io_error("creating", &log))?;
@@ -45,13 +71,13 @@ impl Server {
             // One thread: the model is tiny, and more of them only spin on a machine that just compiled.
             .args(["-t", "1", "-c", "512"])
             .args(arguments)
+            // As many layers as there are: a GPU that is not used would prove nothing.
+            .args(if trial.gpu { &["-ngl", "99"][..] } else { &[] })
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(second);
-        // The server takes flags from its environment, a key and another model among them: what is checked is the
-        // binary.
-        without(&mut command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
+        surroundings(&mut command, trial);
         let family = Family::spawn(command).await.map_err(|error| Error::Verify {
             check: "start",
             why: format!("{} cannot be run: {error}", binary.display()),

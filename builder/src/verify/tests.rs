@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn program(folder: &Path, script: &str) -> std::path::PathBuf {
+fn program(folder: &Path, script: &str) -> PathBuf {
     let path = folder.join("server");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

@@ -5,6 +5,7 @@
 //! | 0 | it did what was asked |
 //! | 1 | it could not: a build failed, a port is taken, no instance runs |
 //! | 2 | it was asked wrongly: configuration or usage |
+//! | 3 | a patch set is refused for a source, or not verified there |
 
 use std::process::ExitCode;
 
@@ -15,6 +16,8 @@ use crate::out;
 
 /// Exit code for configuration and usage.
 pub(crate) const USAGE: u8 = 2;
+/// Exit code for a patch set that is refused.
+pub(crate) const REFUSED: u8 = 3;
 /// Exit code for everything else.
 pub(crate) const FAILURE: u8 = 1;
 
@@ -39,6 +42,14 @@ pub(crate) enum Failure {
         message: String,
         /// The cure, if there is one to tell.
         hint: Option<String>,
+    },
+    /// A patch set does not fit a source, or nobody has looked whether it does.
+    #[error("{message}")]
+    Refused {
+        /// Which set, and why.
+        message: String,
+        /// The cure.
+        hint: String,
     },
     /// Whoever read our output has left; there is nobody to tell.
     #[error("the output was closed")]
@@ -65,6 +76,7 @@ impl Failure {
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Usage { .. } => USAGE,
+            Self::Refused { .. } => REFUSED,
             Self::Failed { .. } | Self::Pipe => FAILURE,
         }
     }
@@ -80,7 +92,7 @@ impl Failure {
             Self::Config(problems) => {
                 problems.0.iter().flat_map(|one| pair(&one.to_string(), one.hint.as_deref())).collect()
             }
-            Self::Usage { message, hint } => pair(message, Some(hint)),
+            Self::Usage { message, hint } | Self::Refused { message, hint } => pair(message, Some(hint)),
             Self::Failed { message, hint } => pair(message, hint.as_deref()),
             Self::Pipe => Vec::new(),
         }
@@ -119,6 +131,7 @@ impl From<warden_builder::Error> for Failure {
         let (message, hint) = (error.to_string(), error.hint());
         match error.kind() {
             warden_builder::Kind::Input => Self::usage(message, hint.unwrap_or_default()),
+            warden_builder::Kind::Refused => Self::Refused { message, hint: hint.unwrap_or_default() },
             warden_builder::Kind::Machine | warden_builder::Kind::Build | warden_builder::Kind::Cancelled => {
                 Self::Failed { message, hint }
             }
@@ -168,6 +181,7 @@ mod tests {
     fn usage_is_code_2_and_the_rest_is_code_1() {
         assert_eq!(Failure::usage("a", "b").code(), 2);
         assert_eq!(Failure::hinted("a", "b").code(), 1);
+        assert_eq!(Failure::Refused { message: "a".into(), hint: "b".into() }.code(), 3);
         assert_eq!(Failure::failed("a").lines(), ["error: a"]);
     }
 }

@@ -3,13 +3,18 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use warden_builder::patch::Selection;
 use warden_builder::{
-    Arch, Backend, Builder, Built, Dirs, Environment, Needs, Reporter, Request, Source, sdist,
+    ArchWish, BackendWish, Builder, Built, Dirs, Environment, Needs, Reporter, Request, Source, sdist,
 };
 use warden_policies::defaults::Build;
+
+pub(crate) mod flags;
+
+pub(crate) use flags::{ArchArgs, PatchArgs, TargetArgs};
 
 use super::{ConfigArgs, block_on, progress};
 use crate::config::layers::Loaded;
@@ -26,9 +31,10 @@ pub(crate) struct BuildArgs {
     /// Takes the pinned source archive of llama-cpp-python, through pip.
     #[arg(long)]
     sdist: bool,
-    /// Which CPUs it is for.
-    #[arg(long, value_enum, default_value_t = ArchArg::Native)]
-    arch: ArchArg,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    patches: PatchArgs,
     /// Compilers at once. Default: as many as cores and memory allow.
     #[arg(long, short, value_name = "N")]
     jobs: Option<NonZeroUsize>,
@@ -45,24 +51,6 @@ pub(crate) struct BuildArgs {
     config: ConfigArgs,
 }
 
-/// Which CPUs a build is for.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum ArchArg {
-    /// This machine's, with everything it can do.
-    Native,
-    /// The common ones of today.
-    Portable,
-}
-
-impl From<ArchArg> for Arch {
-    fn from(arch: ArchArg) -> Self {
-        match arch {
-            ArchArg::Native => Self::Native,
-            ArchArg::Portable => Self::Portable,
-        }
-    }
-}
-
 /// Where builds are kept.
 pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Dirs {
     let paths = loaded.dirs(machine);
@@ -75,17 +63,19 @@ fn pin(build: &Build) -> sdist::Pin {
 }
 
 /// A request with the numbers of the configuration.
-pub(crate) fn request(source: Source, build: &Build) -> Request {
+pub(crate) fn request(source: Source, patches: Selection, build: &Build) -> Request {
     Request {
         source,
-        backend: Backend::Cpu,
-        arch: Arch::Native,
+        backend: BackendWish::Auto,
+        arch: ArchWish::default(),
+        patches,
         options: Vec::new(),
         jobs: None,
         needs: Needs {
             disk: build.min_disk.0,
             memory: build.min_memory.0,
             memory_per_job: build.memory_per_job.0,
+            memory_per_gpu_job: build.memory_per_gpu_job.0,
         },
         verify_timeout: build.verify_timeout,
     }
@@ -103,16 +93,18 @@ async fn build(args: BuildArgs) -> Result<(), Failure> {
             "give a folder or an archive with --source PATH, or take the pinned release with --sdist",
         ));
     }
+    let patches = args.patches.selection()?;
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     with_builder(&loaded, &machine, async |builder| {
         let source = source(&builder, args.source.as_deref(), numbers).await?;
         let request = Request {
-            arch: args.arch.into(),
+            backend: args.target.backend,
+            arch: args.target.arch.arch.clone(),
             options: args.options.clone(),
             jobs: args.jobs.map(NonZeroUsize::get),
-            ..request(source, numbers)
+            ..request(source, patches, numbers)
         };
         if args.plan {
             return print_plan(&builder.plan(&request).await?, args.json);
@@ -167,6 +159,9 @@ fn print_built(built: &Built, json: bool) -> Result<(), Failure> {
     }
     let how = if built.hit { " (already in the store)" } else { "" };
     out::line(&format!("build {}{how}", built.id))?;
+    if !built.provenance.fixes().is_empty() {
+        out::line(&format!("fixes {}", built.provenance.fixes().join(", ")))?;
+    }
     out::line(&built.binary.to_string_lossy())
 }
 

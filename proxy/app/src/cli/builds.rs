@@ -109,7 +109,8 @@ fn list(store: &Store, json: bool) -> Result<(), Failure> {
     if listing.builds.is_empty() {
         return out::line(&format!("no builds in {}", store.root().display()));
     }
-    let mut rows = vec![["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "SIZE"].map(str::to_owned).to_vec()];
+    let mut rows =
+        vec![["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "SIZE"].map(str::to_owned).to_vec()];
     rows.extend(listing.builds.iter().map(row));
     out::write(&out::table(&rows))
 }
@@ -121,7 +122,8 @@ fn row(build: &Provenance) -> Vec<String> {
         build.built_at.clone(),
         build.plan.source.revision.to_string(),
         recipe.backend.to_string(),
-        recipe.arch.to_string(),
+        recipe.arch(),
+        if build.fixes().is_empty() { "none".to_owned() } else { build.fixes().join(",") },
         ByteSize(build.binary.size).to_string(),
     ]
 }

@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use clap::Args;
 use warden_builder::sample_model::{self, Options, Preset};
-use warden_builder::{Built, Request};
+use warden_builder::{BackendWish, Built, Request};
 use warden_policies::units::MIB;
 use warden_policies::{ByteSize, defaults};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Fleet, LedgerEntry};
 
 use super::ConfigArgs;
-use super::build::{self, ArchArg};
+use super::build::{self, ArchArgs, PatchArgs};
 use crate::config::layers::Loaded;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
@@ -44,9 +44,12 @@ pub(crate) struct QuickstartArgs {
     /// Compilers at once. Without it as many as cores and memory allow.
     #[arg(long)]
     jobs: Option<NonZeroUsize>,
-    /// Which CPUs the build is for.
-    #[arg(long, value_enum, default_value_t = ArchArg::Native)]
-    arch: ArchArg,
+    /// What the build computes on: auto, cpu, cuda, hip, vulkan or metal. For the tiny model the CPU is enough, and a
+    /// build for a GPU takes many times as long.
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    backend: BackendWish,
+    #[command(flatten)]
+    arch: ArchArgs,
     /// End when everything was shown, instead of leaving the server running.
     #[arg(long)]
     exit: bool,
@@ -72,11 +75,11 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let dirs = loaded.dirs(&machine);
 
     step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
-    let by_hand = match &args.source {
-        Some(path) => format!("llama-warden build --source {}", path.display()),
-        None => "llama-warden build --sdist".to_owned(),
+    let source = match &args.source {
+        Some(path) => format!("--source {}", path.display()),
+        None => "--sdist".to_owned(),
     };
-    hand(&by_hand)?;
+    hand(&format!("llama-warden build {source} --backend {} --arch {}", args.backend, args.arch.arch))?;
     let built = make(&args, &loaded, &machine).await?;
     done(&format!(
         "build {} ({}): {}",
@@ -140,7 +143,13 @@ async fn make(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Resu
     build::with_builder(loaded, machine, async |builder| {
         let source = build::source(&builder, args.source.as_deref(), numbers).await?;
         let jobs = args.jobs.map(NonZeroUsize::get);
-        let request = Request { arch: args.arch.into(), jobs, ..build::request(source, numbers) };
+        let patches = PatchArgs::default().selection()?;
+        let request = Request {
+            backend: args.backend,
+            arch: args.arch.arch.clone(),
+            jobs,
+            ..build::request(source, patches, numbers)
+        };
         Ok(builder.build(&request).await?)
     })
     .await

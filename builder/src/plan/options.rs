@@ -1,0 +1,103 @@
+//! The options that cmake is given: ours for every build, those of the backend, and which of the user's are honoured.
+
+use super::target::{Arch, Backend};
+use crate::error::{Error, Result};
+use crate::source::Found;
+
+/// A static Release server and nothing else; no network is used while building, and no TLS is needed behind a
+/// proxy.
+pub(super) fn fixed(source: &Found, arch: Arch) -> Vec<String> {
+    let native = match arch {
+        Arch::Native => "ON",
+        Arch::Portable => "OFF",
+    };
+    let revision = &source.revision;
+    let mut options: Vec<String> = [
+        ("CMAKE_BUILD_TYPE", "Release"),
+        // One file is what a store can keep and a supervisor can start.
+        ("BUILD_SHARED_LIBS", "OFF"),
+        ("GGML_NATIVE", native),
+        ("LLAMA_OPENSSL", "OFF"),
+        // The name of the same switch in sources before OpenSSL replaced curl.
+        ("LLAMA_CURL", "OFF"),
+        ("LLAMA_BUILD_TESTS", "OFF"),
+        ("LLAMA_BUILD_APP", "OFF"),
+        ("LLAMA_BUILD_UI", "OFF"),
+        // Else it is fetched from a bucket while building.
+        ("LLAMA_USE_PREBUILT_UI", "OFF"),
+        // In old sources the server is one of the examples.
+        ("LLAMA_BUILD_EXAMPLES", if source.server.starts_with("examples") { "ON" } else { "OFF" }),
+        ("LLAMA_BUILD_SERVER", "ON"),
+    ]
+    .map(|(name, value)| format!("-D{name}={value}"))
+    .into();
+    // Always given: without them cmake asks git, and finds the repository that happens to enclose the work folder.
+    options.push(format!("-DLLAMA_BUILD_NUMBER={}", revision.build_number.unwrap_or(0)));
+    options.push(format!("-DLLAMA_BUILD_COMMIT={}", revision.short_commit()));
+    options
+}
+
+/// What the backend needs. `gpu`: the architectures, for backends that compile for them beforehand; `target`: what
+/// the compilers make code for.
+pub(super) fn of_backend(backend: Backend, gpu: &[String], target: &str) -> Vec<String> {
+    let gpu = gpu.join(";");
+    match backend {
+        // On Apple's machines Metal is on by itself; elsewhere the option would only change the names of builds.
+        Backend::Cpu if target.contains("apple") => vec!["-DGGML_METAL=OFF".into()],
+        Backend::Cpu => Vec::new(),
+        Backend::Cuda => vec!["-DGGML_CUDA=ON".into(), format!("-DCMAKE_CUDA_ARCHITECTURES={gpu}")],
+        Backend::Hip => vec![
+            "-DGGML_HIP=ON".into(),
+            format!("-DGPU_TARGETS={gpu}"),
+            // Its name in older sources.
+            format!("-DAMDGPU_TARGETS={gpu}"),
+        ],
+        Backend::Vulkan => vec!["-DGGML_VULKAN=ON".into()],
+        // One file: the shaders are in the binary instead of beside it.
+        Backend::Metal => vec!["-DGGML_METAL=ON".into(), "-DGGML_METAL_EMBED_LIBRARY=ON".into()],
+    }
+}
+
+/// Brings a user's option into the form `-DNAME=VALUE`, or refuses it.
+pub(super) fn checked(option: &str) -> Result<String> {
+    let refuse = |why| Err(Error::Option { option: option.to_owned(), why });
+    let bare = option.strip_prefix("-D").unwrap_or(option);
+    let Some((typed, value)) = bare.split_once('=') else { return refuse("it is not NAME=VALUE") };
+    let name = typed.split(':').next().unwrap_or(typed);
+    let plain =
+        |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-' || letter == '.';
+    if name.is_empty() || !name.chars().all(plain) || name.starts_with('-') {
+        return refuse("it is not NAME=VALUE");
+    }
+    if value.contains(['\n', '\0']) {
+        return refuse("its value has a line break");
+    }
+    let on = matches!(value.to_ascii_uppercase().as_str(), "ON" | "1" | "YES" | "TRUE" | "Y");
+    match name {
+        "BUILD_SHARED_LIBS" | "GGML_BACKEND_DL" | "GGML_CPU_ALL_VARIANTS" if on => {
+            refuse("the store keeps one static binary")
+        }
+        "LLAMA_BUILD_SERVER" if !on => refuse("llama-server is what is built"),
+        "GGML_NATIVE" => refuse("use --arch native or --arch portable, so that the build knows its CPU"),
+        "GGML_CUDA" | "GGML_HIP" | "GGML_VULKAN" | "GGML_METAL" => {
+            refuse("use --backend, so that the toolkit is checked and the patches fit")
+        }
+        "CMAKE_CUDA_ARCHITECTURES" | "CMAKE_HIP_ARCHITECTURES" | "GPU_TARGETS" | "AMDGPU_TARGETS" => {
+            refuse("use --arch, so that the build knows its GPU")
+        }
+        "CMAKE_C_COMPILER" | "CMAKE_CXX_COMPILER" => {
+            refuse("set CC and CXX, so that the build knows its compiler")
+        }
+        "CMAKE_CUDA_COMPILER" => refuse("set CUDACXX, so that the build knows its compiler"),
+        "CMAKE_HIP_COMPILER" => refuse("set HIP_PATH, so that the build knows its compiler"),
+        _ => Ok(format!("-D{bare}")),
+    }
+}
+
+/// The value of an option among cmake's arguments: the last one wins, as in cmake. A type after the name is passed over.
+pub(crate) fn value<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
+    options.iter().rev().find_map(|option| {
+        let (typed, value) = option.strip_prefix("-D")?.split_once('=')?;
+        (typed.split(':').next() == Some(name)).then_some(value)
+    })
+}

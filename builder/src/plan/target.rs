@@ -1,0 +1,303 @@
+//! What a binary computes on, and for which machines: the wish as it was typed, and what came of it.
+//!
+//! | `--arch` | CPU part | CUDA | HIP |
+//! |---|---|---|---|
+//! | `native` (the default) | this machine's | this machine's GPUs | this machine's GPUs |
+//! | `portable` | the common ones | every major architecture | has to be named |
+//! | `90` or `86,89` or `gfx1201` | this machine's | these | these |
+//! | `portable,90` | the common ones | these | these |
+//!
+//! Vulkan and Metal compile for their GPU at run time: only the CPU part is chosen there.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// What the binary computes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// The CPU alone.
+    #[default]
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// AMD GPUs, through ROCm.
+    Hip,
+    /// GPUs with a Vulkan driver.
+    Vulkan,
+    /// Apple's GPUs.
+    Metal,
+}
+
+/// Which backend is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendWish {
+    /// The best one that this machine has a device and a toolkit for.
+    #[default]
+    Auto,
+    /// This one.
+    This(Backend),
+}
+
+/// Which CPUs the binary is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arch {
+    /// This machine's, with everything it can do (`-march=native`). The default, as upstream's: most builds run
+    /// where they are made, and on ARM the difference is a multiple. What the compiler knows of the CPU is part of
+    /// the recipe, so a store that moves to another kind of machine is not hit there by mistake.
+    #[default]
+    Native,
+    /// The common ones of today: x86-64 with AVX2, plain aarch64. For stores and compiler caches that several
+    /// machines share.
+    Portable,
+}
+
+/// Which machines the binary is wanted for: a CPU part, and architectures of GPUs by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ArchWish {
+    /// The CPU part.
+    pub cpu: Arch,
+    /// GPUs, such as `90`, `86-real` or `gfx1201`. Empty: this machine's, or every major one with a portable CPU part.
+    pub gpu: Vec<String>,
+}
+
+impl Backend {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Hip, Self::Vulkan, Self::Metal];
+
+    /// As it is typed, and as patch sets call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Hip => "hip",
+            Self::Vulkan => "vulkan",
+            Self::Metal => "metal",
+        }
+    }
+
+    /// Whether it needs more than compilers for C and C++.
+    pub const fn has_gpu(self) -> bool {
+        !matches!(self, Self::Cpu)
+    }
+}
+
+impl ArchWish {
+    /// The backend that the named architectures belong to, if any are named.
+    pub(crate) fn backend(&self) -> Option<Backend> {
+        let first = self.gpu.first()?;
+        Some(if first.starts_with("gfx") { Backend::Hip } else { Backend::Cuda })
+    }
+
+    /// Refuses architectures that the backend does not have.
+    pub(crate) fn check(&self, backend: Backend) -> Result<()> {
+        let known: fn(&str) -> bool = match backend {
+            Backend::Cuda => is_cuda,
+            Backend::Hip => is_hip,
+            Backend::Cpu | Backend::Vulkan | Backend::Metal => |_| false,
+        };
+        match self.gpu.iter().find(|name| !known(name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::Target {
+                given: name.clone(),
+                why: format!("it is no architecture of the backend {backend}"),
+                cure: match backend {
+                    Backend::Cuda => "give --arch 90, or several as 86,89, or native, or portable for every major one",
+                    Backend::Hip => "give --arch gfx1201, or several as gfx1100,gfx1201, or native",
+                    _ => "give --arch native or --arch portable, or the --backend that the architecture belongs to",
+                }
+                .into(),
+            }),
+        }
+    }
+}
+
+/// As cmake knows them (`CMAKE_CUDA_ARCHITECTURES`): `90`, `90a`, `120f`, `86-real`, `75-virtual`, `all-major`, `all`.
+fn is_cuda(name: &str) -> bool {
+    if matches!(name, "all" | "all-major") {
+        return true;
+    }
+    let number = name.strip_suffix("-real").or_else(|| name.strip_suffix("-virtual")).unwrap_or(name);
+    let digits = number.strip_suffix(['a', 'f']).unwrap_or(number);
+    matches!(digits.len(), 2..=3) && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// As LLVM knows them: `gfx1201`, `gfx90a`, `gfx9-4-generic`, `gfx90a:xnack-`.
+fn is_hip(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("gfx") else { return false };
+    let mut parts = rest.split(':');
+    let number = parts.next().unwrap_or_default();
+    let plain = |byte: u8| byte.is_ascii_digit() || byte.is_ascii_lowercase() || byte == b'-';
+    number.starts_with(|letter: char| letter.is_ascii_digit())
+        && number.bytes().all(plain)
+        && parts.all(|feature| {
+            let name = feature.strip_suffix(['+', '-']).unwrap_or_default();
+            matches!(name, "xnack" | "sramecc")
+        })
+}
+
+impl FromStr for BackendWish {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let found = Backend::ALL.into_iter().find(|backend| backend.name() == text);
+        found.map(Self::This).ok_or_else(|| Error::Target {
+            given: text.to_owned(),
+            why: "it is no backend".into(),
+            cure: "give auto, cpu, cuda, hip, vulkan or metal".into(),
+        })
+    }
+}
+
+impl FromStr for ArchWish {
+    type Err = Error;
+
+    /// Names separated by commas or semicolons, `native` and `portable` among them.
+    fn from_str(text: &str) -> Result<Self> {
+        let refuse = |why: &str| {
+            Err(Error::Target {
+                given: text.to_owned(),
+                why: why.into(),
+                cure: "give native, portable, GPUs such as 90 or gfx1201, or both: portable,90".into(),
+            })
+        };
+        let mut cpu = None;
+        let mut gpu: Vec<String> = Vec::new();
+        for name in text.split([',', ';']).map(str::trim) {
+            match name {
+                "native" | "portable" if cpu.is_some() => {
+                    return refuse("`native` and `portable` are about the one CPU part");
+                }
+                "native" => cpu = Some(Arch::Native),
+                "portable" => cpu = Some(Arch::Portable),
+                name if is_cuda(name) || is_hip(name) => gpu.push(name.to_owned()),
+                _ => return refuse("it is no architecture that any backend has"),
+            }
+        }
+        if gpu.iter().any(|name| is_hip(name)) && gpu.iter().any(|name| is_cuda(name)) {
+            return refuse("it names architectures of two backends");
+        }
+        Ok(Self { cpu: cpu.unwrap_or_default(), gpu })
+    }
+}
+
+impl From<Backend> for BackendWish {
+    fn from(backend: Backend) -> Self {
+        Self::This(backend)
+    }
+}
+
+impl From<Arch> for ArchWish {
+    fn from(cpu: Arch) -> Self {
+        Self { cpu, gpu: Vec::new() }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for BackendWish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::This(backend) => backend.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Native => "native",
+            Self::Portable => "portable",
+        })
+    }
+}
+
+impl fmt::Display for ArchWish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.cpu == Arch::Portable || self.gpu.is_empty() {
+            self.cpu.fmt(f)?;
+            f.write_str(if self.gpu.is_empty() { "" } else { "," })?;
+        }
+        f.write_str(&self.gpu.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(text: &str) -> ArchWish {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_cpu_part_and_the_gpus_are_told_apart() {
+        assert_eq!(wish("native"), ArchWish::default());
+        assert_eq!(wish("portable"), Arch::Portable.into());
+        assert_eq!(wish("90"), ArchWish { cpu: Arch::Native, gpu: vec!["90".into()] });
+        assert_eq!(
+            wish("portable,86-real; 89"),
+            ArchWish { cpu: Arch::Portable, gpu: vec!["86-real".into(), "89".into()] }
+        );
+        for text in ["native", "portable", "90,90a", "portable,gfx1201", "all-major", "gfx90a:xnack-"] {
+            assert_eq!(wish(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_architecture_is_refused_with_what_there_is() {
+        for (text, why) in [
+            ("", "no architecture"),
+            ("sm_90", "no architecture"),
+            ("9", "no architecture"),
+            ("gfx", "no architecture"),
+            ("gfx1201:fast+", "no architecture"),
+            ("90;-DX=1", "no architecture"),
+            ("native,portable", "one CPU part"),
+            ("90,gfx1201", "two backends"),
+        ] {
+            let error = text.parse::<ArchWish>().unwrap_err();
+            assert!(error.to_string().contains(why), "{text}: {error}");
+            assert!(error.hint().unwrap().contains("gfx1201"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_architecture_of_another_backend_is_refused() {
+        for (text, backend) in [
+            ("gfx1201", Backend::Cuda),
+            ("90", Backend::Hip),
+            ("90", Backend::Cpu),
+            ("90", Backend::Vulkan),
+            ("gfx1201", Backend::Metal),
+        ] {
+            let error = wish(text).check(backend).unwrap_err();
+            assert!(error.to_string().contains(backend.name()), "{error}");
+        }
+        wish("90;all-major").check(Backend::Cuda).unwrap();
+        wish("gfx9-4-generic").check(Backend::Hip).unwrap();
+        wish("portable").check(Backend::Metal).unwrap();
+    }
+
+    #[test]
+    fn backends_are_read_as_they_are_shown() {
+        for backend in Backend::ALL {
+            assert_eq!(backend.name().parse::<BackendWish>().unwrap(), backend.into());
+        }
+        assert_eq!("auto".parse::<BackendWish>().unwrap().to_string(), "auto");
+        assert!("opencl".parse::<BackendWish>().unwrap_err().hint().unwrap().contains("vulkan"));
+    }
+}

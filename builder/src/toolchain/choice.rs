@@ -1,0 +1,136 @@
+//! Chooses the backend: the one that was asked for, or the best one that this machine can build and run, with the
+//! reason in words.
+
+use tokio_util::sync::CancellationToken;
+
+use super::toolkit::{self, Toolkit, cuda, hip, metal, vulkan};
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+use crate::plan::{Arch, ArchWish, Backend, BackendWish};
+
+/// The backend of a build, ready to be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// Which one.
+    pub(crate) backend: Backend,
+    /// Why, in words; empty when it was asked for.
+    pub(crate) why: String,
+    /// What makes code for its GPU.
+    pub(crate) toolkit: Option<Toolkit>,
+    /// The GPUs that code is made for beforehand, as cmake is told; empty for backends without that.
+    pub(crate) gpu: Vec<String>,
+}
+
+/// Chooses, checks the toolkit, and settles the GPUs.
+pub(crate) async fn choose(
+    env: &Environment,
+    wish: BackendWish,
+    arch: &ArchWish,
+    cancel: &CancellationToken,
+) -> Result<Chosen> {
+    let (backend, why) = match wish {
+        BackendWish::This(backend) => (backend, String::new()),
+        BackendWish::Auto => automatic(env, arch, cancel).await?,
+    };
+    arch.check(backend)?;
+    let toolkit = toolkit::find(env, backend, cancel).await?;
+    let gpu = match &toolkit {
+        Some(toolkit) => gpus(env, backend, toolkit, arch, cancel).await?,
+        None => Vec::new(),
+    };
+    let why = match &toolkit {
+        Some(toolkit) if !why.is_empty() => {
+            format!("{why}; {} at {}", toolkit.tool.version, toolkit.tool.path.display())
+        }
+        _ => why,
+    };
+    Ok(Chosen { backend, why, toolkit, gpu })
+}
+
+/// The first backend for which both a device and a toolkit are here. What is nearly there is told.
+async fn automatic(
+    env: &Environment,
+    arch: &ArchWish,
+    cancel: &CancellationToken,
+) -> Result<(Backend, String)> {
+    if let Some(backend) = arch.backend() {
+        return Ok((backend, format!("--arch {arch} names its GPUs")));
+    }
+    if metal::is_here() {
+        return Ok((Backend::Metal, "this is macOS".into()));
+    }
+    let mut nearly = Vec::new();
+    let candidates = [
+        (Backend::Cuda, "an NVIDIA device", "nvcc", "CUDACXX", cuda::has_device(env), cuda::nvcc(env)),
+        (Backend::Hip, "an AMD device", "hipcc", "HIP_PATH", hip::has_device(env), hip::hipcc(env)),
+    ];
+    for (backend, device, compiler, variable, has_device, found) in candidates {
+        match (has_device, found) {
+            (true, Ok(_)) => return Ok((backend, format!("{device} is there"))),
+            (true, Err(_)) => nearly.push(format!(
+                "{device} is there but {compiler} is not: install its toolkit, or give --backend {backend} with \
+                 {variable}"
+            )),
+            (false, Ok(path)) => nearly.push(format!(
+                "{compiler} is at {} but no such device is here: to build for another machine, give --backend \
+                 {backend} and --arch",
+                path.display()
+            )),
+            (false, Err(_)) => {}
+        }
+    }
+    if vulkan::has_device(env) {
+        match vulkan::find(env, cancel).await {
+            Ok(_) => nearly.insert(0, "a GPU with a Vulkan driver is there".into()),
+            Err(Error::Cancelled) => return Err(Error::Cancelled),
+            Err(error) => {
+                nearly.push(format!("a GPU is there, but {error}"));
+                return Ok((Backend::Cpu, nearly.join("; ")));
+            }
+        }
+        return Ok((Backend::Vulkan, nearly.join("; ")));
+    }
+    if nearly.is_empty() {
+        nearly.push("no GPU of NVIDIA or AMD is here".into());
+    }
+    Ok((Backend::Cpu, nearly.join("; ")))
+}
+
+/// The GPUs in cmake's words.
+async fn gpus(
+    env: &Environment,
+    backend: Backend,
+    toolkit: &Toolkit,
+    arch: &ArchWish,
+    cancel: &CancellationToken,
+) -> Result<Vec<String>> {
+    let named = |cure: &str| Error::Target {
+        given: arch.to_string(),
+        why: format!("no GPU of the backend {backend} can be seen here"),
+        cure: cure.into(),
+    };
+    match (backend, arch.gpu.is_empty(), arch.cpu) {
+        (Backend::Cpu | Backend::Vulkan | Backend::Metal, ..) => Ok(Vec::new()),
+        (Backend::Cuda | Backend::Hip, false, _) => Ok(arch.gpu.clone()),
+        (Backend::Cuda, true, Arch::Portable) => Ok(vec!["all-major".into()]),
+        (Backend::Hip, true, Arch::Portable) => Err(Error::Target {
+            given: arch.to_string(),
+            why: "ROCm has no list of common architectures".into(),
+            cure: "name them: --arch portable,gfx1100,gfx1201".into(),
+        }),
+        (Backend::Cuda, true, Arch::Native) => {
+            let found = cuda::architectures(env, &toolkit.tool.path, cancel).await?;
+            // Code for these very GPUs only, as `native` means in cmake; named here, so that the plan knows it.
+            let real: Vec<String> = found.iter().map(|number| format!("{number}-real")).collect();
+            let cure = "name the architecture, such as --arch 90 (nvidia-smi --query-gpu=compute_cap tells it on \
+                        the machine that has the GPU)";
+            if real.is_empty() { Err(named(cure)) } else { Ok(real) }
+        }
+        (Backend::Hip, true, Arch::Native) => {
+            let found = hip::architectures(env, &toolkit.home, cancel).await?;
+            let cure = "name the architecture, such as --arch gfx1201 (rocminfo tells it on the machine that has the \
+                        GPU)";
+            if found.is_empty() { Err(named(cure)) } else { Ok(found) }
+        }
+    }
+}

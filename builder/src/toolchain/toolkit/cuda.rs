@@ -1,0 +1,153 @@
+//! CUDA: nvcc, what is beside it, and the GPUs that are here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{Toolkit, home_of, missing, versioned_folders};
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+use crate::plan::Backend;
+use crate::toolchain::{Tool, said};
+
+/// How people get it.
+const CURE: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own packages), or \
+                    name its nvcc in CUDACXX";
+
+/// Finds nvcc and checks that the libraries of the toolkit are there too.
+pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
+    let path = nvcc(env)?;
+    let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
+    let home = home_of(&path);
+    // Where the runtime's header is, cuBLAS's is, too; in a layout that we do not know cmake is left to look.
+    let has = |header: &str| include_folders(env, &home).iter().any(|folder| folder.join(header).exists());
+    if has("cuda_runtime.h") && !has("cublas_v2.h") {
+        return Err(missing(
+            Backend::Cuda,
+            format!("cuBLAS (cublas_v2.h) is not in {}", home.display()),
+            "install the rest of the CUDA toolkit (NVIDIA's packages: apt install cuda-libraries-dev-VERSION)",
+        ));
+    }
+    Ok(Toolkit { tool: Tool { path, version: version(&text) }, home })
+}
+
+/// nvcc, by the variables that name it, in PATH, and in the usual places.
+pub(crate) fn nvcc(env: &Environment) -> Result<PathBuf> {
+    if let Some(wish) = &env.cudacxx {
+        let absent = || {
+            let name = Path::new(wish).display();
+            missing(Backend::Cuda, format!("nvcc is not at `{name}`, which CUDACXX names"), CURE)
+        };
+        return env.find(wish).ok_or_else(absent);
+    }
+    let usual = env.system.iter().flat_map(|system| {
+        let mut folders = vec![system.join("usr/local/cuda")];
+        folders.extend(versioned_folders(&system.join("usr/local"), "cuda-"));
+        folders.push(system.join("opt/cuda"));
+        folders
+    });
+    let inside = |home: &PathBuf| env.find(home.join("bin").join("nvcc"));
+    let named = env.cuda_homes.iter().find_map(inside);
+    named
+        .or_else(|| env.find("nvcc"))
+        .or_else(|| usual.into_iter().find_map(|home| inside(&home)))
+        .ok_or_else(|| {
+            missing(Backend::Cuda, "nvcc is not in PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda", CURE)
+        })
+}
+
+fn include_folders(env: &Environment, home: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![home.join("include")];
+    folders.extend(targets(home).into_iter().map(|target| target.join("include")));
+    // Debian's own package.
+    folders.extend(env.system.iter().map(|system| system.join("usr/include")));
+    folders
+}
+
+fn targets(home: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(home.join("targets")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
+}
+
+/// `nvcc 13.0.88` out of `Cuda compilation tools, release 13.0, V13.0.88`.
+fn version(text: &str) -> String {
+    let line = text.lines().find(|line| line.contains("release")).or(text.lines().next()).unwrap_or_default();
+    let number = line.rsplit(' ').next().and_then(|word| word.strip_prefix('V'));
+    number.map_or_else(|| line.trim().to_owned(), |number| format!("nvcc {number}"))
+}
+
+/// Whether an NVIDIA GPU is here, as far as files tell: asking a driver may take seconds.
+pub(crate) fn has_device(env: &Environment) -> bool {
+    let files = ["dev/nvidiactl", "dev/nvidia0", "usr/lib/wsl/lib/nvidia-smi"];
+    env.system.iter().any(|system| files.iter().any(|file| system.join(file).exists()))
+}
+
+/// The architectures of the GPUs that are here, such as `90`, each once; empty when there is none or nobody can tell.
+pub(crate) async fn architectures(
+    env: &Environment,
+    nvcc: &Path,
+    cancel: &CancellationToken,
+) -> Result<Vec<String>> {
+    let smi = env
+        .find("nvidia-smi")
+        .or_else(|| env.system.iter().find_map(|system| env.find(system.join("usr/lib/wsl/lib/nvidia-smi"))));
+    let query: [&str; 2] = ["--query-gpu=compute_cap", "--format=csv,noheader"];
+    let asked = match smi {
+        Some(smi) => said(env, &smi, &query, "asking for the GPUs", cancel).await,
+        None => Ok(String::new()),
+    };
+    let mut found = capabilities(&told(asked)?);
+    // nvcc's own helper, for containers without nvidia-smi.
+    let helper = nvcc.with_file_name("__nvcc_device_query");
+    if found.is_empty() && env.find(&helper).is_some() {
+        found = capabilities(&told(said(env, &helper, &[], "asking for the GPUs", cancel).await)?);
+    }
+    Ok(found)
+}
+
+/// A program that fails has no GPU to tell of; cancelling stays an error.
+fn told(said: Result<String>) -> Result<String> {
+    match said {
+        Err(Error::Cancelled) => Err(Error::Cancelled),
+        other => Ok(other.unwrap_or_default()),
+    }
+}
+
+/// `9.0`, `90` or `8.6,8.9` into `90` or `86` and `89`.
+fn capabilities(text: &str) -> Vec<String> {
+    let words = text.split([',', '\n']).map(|word| word.trim().replace('.', ""));
+    let number =
+        |word: &String| matches!(word.len(), 2..=3) && word.bytes().all(|byte| byte.is_ascii_digit());
+    let mut found: Vec<String> = words.filter(number).collect();
+    found.sort_by_key(|number| number.parse::<u32>().unwrap_or_default());
+    found.dedup();
+    found
+}
+
+/// A library that stands in for the driver's, `libcuda.so.1`, where there is no driver: programs start with it and find
+/// no GPU.
+pub(crate) fn driver_stub(home: &Path) -> Option<PathBuf> {
+    let mut folders = vec![home.join("lib64/stubs"), home.join("lib/stubs")];
+    folders.extend(targets(home).into_iter().map(|target| target.join("lib/stubs")));
+    folders.into_iter().map(|folder| folder.join("libcuda.so")).find(|file| file.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_that_of_the_compiler() {
+        let text = "nvcc: NVIDIA (R) Cuda compiler driver\nBuilt on Wed\nCuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0";
+        assert_eq!(version(text), "nvcc 13.0.88");
+        assert_eq!(version("something else\nmore"), "something else");
+    }
+
+    #[test]
+    fn capabilities_are_read_as_both_programs_tell_them() {
+        assert_eq!(capabilities("12.0\n8.6\n8.6\n"), ["86", "120"]);
+        assert_eq!(capabilities("89,90"), ["89", "90"]);
+        assert_eq!(capabilities("NVIDIA-SMI has failed\n[N/A]"), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,118 @@
+//! ROCm: hipcc, the clang behind it, the libraries, and the GPUs that are here.
+
+use std::path::{Path, PathBuf};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{Toolkit, home_of, missing, versioned_folders};
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+use crate::plan::Backend;
+use crate::toolchain::{Tool, said};
+
+/// Finds ROCm by its hipcc, and checks that compiler and libraries are there too.
+pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
+    let hipcc = hipcc(env)?;
+    let home = home_of(&hipcc);
+    let compiler = ["lib/llvm/bin/clang++", "llvm/bin/clang++", "bin/amdclang++"];
+    let path = match compiler.iter().find_map(|name| env.find(home.join(name))) {
+        Some(path) => path,
+        // Debian's packages take the distribution's clang, and this program knows which.
+        None => configured(env, &home, cancel).await?,
+    };
+    for (header, package) in [("hipblas", "hipblas-dev"), ("rocblas", "rocblas-dev")] {
+        // In a layout that we do not know cmake is left to look.
+        let folder = home.join("include");
+        if folder.join("hip").exists() && !folder.join(header).exists() {
+            return Err(missing(
+                Backend::Hip,
+                format!("{header} is not in {}", folder.display()),
+                format!("install it: apt install {package} (Debian: lib{package})"),
+            ));
+        }
+    }
+    let text = said(env, &hipcc, &["--version"], "asking for its version", cancel).await?;
+    let version = text.lines().next().unwrap_or_default().trim().to_owned();
+    Ok(Toolkit { tool: Tool { path, version }, home })
+}
+
+/// hipcc, by the variables that name its folder, in PATH, and in the usual places.
+pub(crate) fn hipcc(env: &Environment) -> Result<PathBuf> {
+    let usual = env.system.iter().flat_map(|system| {
+        let mut folders = vec![system.join("opt/rocm")];
+        folders.extend(versioned_folders(&system.join("opt"), "rocm-"));
+        folders
+    });
+    let inside = |home: &PathBuf| env.find(home.join("bin").join("hipcc"));
+    let named = env.rocm_homes.iter().find_map(inside);
+    named.or_else(|| env.find("hipcc")).or_else(|| usual.into_iter().find_map(|home| inside(&home))).ok_or_else(
+        || {
+            let cure = "install ROCm (Debian: apt install hipcc libhipblas-dev librocblas-dev), or name its folder in \
+                        HIP_PATH";
+            missing(Backend::Hip, "hipcc is not in PATH, HIP_PATH, ROCM_PATH or /opt/rocm", cure)
+        },
+    )
+}
+
+async fn configured(env: &Environment, home: &Path, cancel: &CancellationToken) -> Result<PathBuf> {
+    let absent = || {
+        let what = format!("ROCm in {} has no clang++", home.display());
+        missing(
+            Backend::Hip,
+            what,
+            "install the compiler: apt install rocm-llvm (Debian: hipcc brings its clang)",
+        )
+    };
+    let hipconfig =
+        env.find(home.join("bin/hipconfig")).or_else(|| env.find("hipconfig")).ok_or_else(absent)?;
+    let folder = said(env, &hipconfig, &["--hipclangpath"], "asking for its compiler", cancel).await?;
+    env.find(Path::new(folder.trim()).join("clang++")).ok_or_else(absent)
+}
+
+/// Whether an AMD GPU with the compute driver is here.
+pub(crate) fn has_device(env: &Environment) -> bool {
+    env.system.iter().any(|system| system.join("dev/kfd").exists())
+}
+
+/// The architectures of the GPUs that are here, such as `gfx1201`, each once; empty when there is none or nobody can
+/// tell.
+pub(crate) async fn architectures(
+    env: &Environment,
+    home: &Path,
+    cancel: &CancellationToken,
+) -> Result<Vec<String>> {
+    for name in ["lib/llvm/bin/amdgpu-arch", "llvm/bin/amdgpu-arch", "bin/rocm_agent_enumerator"] {
+        let path = home.join(name);
+        let program = env.find(&path).or_else(|| env.find(path.file_name()?));
+        let Some(program) = program else { continue };
+        let text = match said(env, &program, &[], "asking for the GPUs", cancel).await {
+            Err(Error::Cancelled) => return Err(Error::Cancelled),
+            other => other.unwrap_or_default(),
+        };
+        let found = names(&text);
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// One name a line; `gfx000` is the CPU.
+fn names(text: &str) -> Vec<String> {
+    let lines = text.lines().map(str::trim);
+    let mut found: Vec<String> =
+        lines.filter(|line| line.starts_with("gfx") && *line != "gfx000").map(str::to_owned).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_among_the_agents_is_no_gpu() {
+        assert_eq!(names("gfx000\ngfx1201\ngfx1201\ngfx1100\n"), ["gfx1100", "gfx1201"]);
+    }
+}

@@ -1,0 +1,36 @@
+//! Metal: macOS with Xcode's command line tools.
+
+use tokio_util::sync::CancellationToken;
+
+use super::{Toolkit, home_of, missing};
+use crate::environment::Environment;
+use crate::error::Result;
+use crate::plan::Backend;
+use crate::toolchain::{Tool, said};
+
+/// Whether this is a machine that has Metal.
+pub(crate) const fn is_here() -> bool {
+    cfg!(target_os = "macos")
+}
+
+/// Finds xcrun and asks it for the SDK.
+pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
+    if !is_here() {
+        return Err(missing(
+            Backend::Metal,
+            "Metal is a part of macOS, and this is not macOS",
+            "choose another --backend",
+        ));
+    }
+    let path = env.find("xcrun").ok_or_else(|| {
+        missing(
+            Backend::Metal,
+            "xcrun is not in PATH",
+            "install Xcode's command line tools: xcode-select --install",
+        )
+    })?;
+    let sdk =
+        said(env, &path, &["--sdk", "macosx", "--show-sdk-version"], "asking for the SDK", cancel).await?;
+    let home = home_of(&path);
+    Ok(Toolkit { tool: Tool { path, version: format!("macOS SDK {}", sdk.trim()) }, home })
+}

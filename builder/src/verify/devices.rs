@@ -1,0 +1,48 @@
+//! Which GPUs a server sees, by its own list.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
+
+use super::Trial;
+use super::server::surroundings;
+use crate::error::{Error, Result};
+use crate::process::{Ended, output};
+
+/// The line before the list.
+const HEADING: &str = "Available devices:";
+
+/// What `--list-devices` says, one entry a device, such as `CUDA0: NVIDIA H200 (143167 MiB, 142540 MiB free)`. Older
+/// servers do not know the flag, and one that cannot start says so to the checks: both give an empty list.
+pub(super) async fn listed(binary: &Path, trial: &Trial, cancel: &CancellationToken) -> Result<Vec<String>> {
+    let mut command = Command::new(binary);
+    command.arg("--list-devices").stdin(Stdio::null());
+    surroundings(&mut command, trial);
+    match tokio::time::timeout(trial.timeout, output(command, cancel)).await {
+        Ok(Ok((Ended::Cancelled, _))) => Err(Error::Cancelled),
+        Ok(Ok((Ended::Exited(status), text))) if status.success() => Ok(entries(&text)),
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn entries(text: &str) -> Vec<String> {
+    let after = text.lines().skip_while(|line| line.trim() != HEADING).skip(1);
+    // The list is indented; whatever else is said after it is not.
+    after.take_while(|line| line.starts_with("  ")).map(|line| line.trim().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_what_is_indented_below_its_heading() {
+        let text = "ggml_cuda_init: found 1 CUDA devices:\n  Device 0: X, compute capability 9.0\n\
+                    Available devices:\n  CUDA0: X (2 MiB, 1 MiB free)\n  CUDA1: Y (3 MiB, 2 MiB free)\nbye\n  no";
+        assert_eq!(entries(text), ["CUDA0: X (2 MiB, 1 MiB free)", "CUDA1: Y (3 MiB, 2 MiB free)"]);
+        assert_eq!(entries("Available devices:\n"), Vec::<String>::new());
+        assert_eq!(entries("unknown flag\n  see --help"), Vec::<String>::new());
+    }
+}

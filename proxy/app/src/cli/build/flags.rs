@@ -1,0 +1,113 @@
+//! Flags that say what a build is for and which patch sets it gets.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use warden_builder::patch::{Catalogue, Selection, Sets};
+use warden_builder::{ArchWish, BackendWish};
+
+use crate::exit::Failure;
+
+/// What the binary computes on.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TargetArgs {
+    /// What it computes on: auto, cpu, cuda, hip, vulkan or metal.
+    ///
+    /// `auto` takes what this machine has a device and a toolkit for, and says why.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub(crate) backend: BackendWish,
+    #[command(flatten)]
+    pub(crate) arch: ArchArgs,
+}
+
+/// Which machines a build is for.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ArchArgs {
+    /// Which machines it is for: native, portable, or GPUs by name.
+    ///
+    /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, every major GPU. GPUs by name,
+    /// such as `90`, `86,89` or `gfx1201`, leave the CPU part native; `portable,90` makes that portable, too.
+    #[arg(long, value_name = "LIST", default_value = "native")]
+    pub(crate) arch: ArchWish,
+}
+
+/// Which patch sets are applied.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct PatchArgs {
+    /// More patch sets: a folder that is one, or a folder of them. May be repeated.
+    #[arg(long, value_name = "DIR")]
+    patches: Vec<PathBuf>,
+    /// Applies only this set, by its id. May be repeated. Without it: every set that is for the backend.
+    #[arg(long, value_name = "ID", conflicts_with = "plain")]
+    patch_set: Vec<String>,
+    /// Applies no patch: plain upstream.
+    #[arg(long)]
+    plain: bool,
+    /// Applies sets also where the code that they lean on is a version that nobody has looked at.
+    #[arg(long, conflicts_with = "plain")]
+    allow_unverified: bool,
+}
+
+impl PatchArgs {
+    /// The sets that these flags mean.
+    pub(crate) fn selection(&self) -> Result<Selection, Failure> {
+        let mut catalogue = Catalogue::embedded()?;
+        for folder in &self.patches {
+            catalogue = catalogue.with_folder(folder)?;
+        }
+        let sets = match (self.plain, self.patch_set.as_slice()) {
+            (true, _) => Sets::None,
+            (false, []) => Sets::Default,
+            (false, ids) => Sets::Only(ids.to_vec()),
+        };
+        Ok(Selection { catalogue, sets, allow_unverified: self.allow_unverified })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use warden_builder::{Arch, Backend};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        target: TargetArgs,
+        #[command(flatten)]
+        patches: PatchArgs,
+    }
+
+    fn parsed(flags: &[&str]) -> Result<Command, String> {
+        let words = std::iter::once(&"build").chain(flags);
+        Command::try_parse_from(words).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_flags_the_machine_decides_and_the_curated_sets_are_applied() {
+        let command = parsed(&[]).unwrap();
+        assert_eq!(command.target.backend, BackendWish::Auto);
+        assert_eq!(command.target.arch.arch, ArchWish::default());
+        let selection = command.patches.selection().unwrap();
+        assert_eq!((selection.sets, selection.allow_unverified), (Sets::Default, false));
+    }
+
+    #[test]
+    fn backend_and_architectures_are_read_with_the_cpu_part() {
+        let command = parsed(&["--backend", "cuda", "--arch", "portable,90"]).unwrap();
+        assert_eq!(command.target.backend, Backend::Cuda.into());
+        assert_eq!(command.target.arch.arch, ArchWish { cpu: Arch::Portable, gpu: vec!["90".into()] });
+        assert!(parsed(&["--backend", "opencl"]).unwrap_err().contains("no backend"));
+        assert!(parsed(&["--arch", "fast"]).unwrap_err().contains("no architecture"));
+    }
+
+    #[test]
+    fn sets_are_chosen_by_name_or_left_out() {
+        let of = |flags: &[&str]| parsed(flags).unwrap().patches.selection().unwrap();
+        assert_eq!(of(&["--plain"]).sets, Sets::None);
+        let some = of(&["--patch-set", "a", "--patch-set", "b", "--allow-unverified"]);
+        assert_eq!((some.sets, some.allow_unverified), (Sets::Only(vec!["a".into(), "b".into()]), true));
+        assert!(parsed(&["--plain", "--patch-set", "a"]).unwrap_err().contains("cannot be used with"));
+    }
+}
