@@ -3,6 +3,7 @@
 //! The file carries the sentence that justifies each number; this module only gives it types. Crates take their
 //! numbers from here, so that none hides in code.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -306,6 +307,10 @@ section!(
         verify_timeout: Duration = "duration",
         /// Builds that `builds gc` keeps.
         keep: usize,
+        /// The repository that `build` takes when no source is given: a name of `[build.sources]`, a URL or a path.
+        source: String,
+        /// Repositories with a name, each a URL or an absolute path, with `#` and a tag, a branch or a commit at its end.
+        sources: BTreeMap<String, String>,
     }
 );
 

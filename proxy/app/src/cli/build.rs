@@ -13,8 +13,10 @@ use warden_builder::{
 use warden_policies::defaults::Build;
 
 pub(crate) mod flags;
+pub(crate) mod git;
 
 pub(crate) use flags::{ArchArgs, PatchArgs, TargetArgs};
+pub(crate) use git::GitArgs;
 
 use super::{ConfigArgs, block_on, progress};
 use crate::config::layers::Loaded;
@@ -26,11 +28,13 @@ use crate::out;
 #[derive(Debug, Args)]
 pub(crate) struct BuildArgs {
     /// Folder or archive (.tar.gz, .tar.xz, .zip) with llama.cpp somewhere in it.
-    #[arg(long, value_name = "PATH", conflicts_with = "sdist")]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["sdist", "git", "reference", "offline"])]
     source: Option<PathBuf>,
     /// Takes the pinned source archive of llama-cpp-python, through pip.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["git", "reference", "offline"])]
     sdist: bool,
+    #[command(flatten)]
+    git: GitArgs,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
@@ -87,18 +91,16 @@ pub(crate) fn run(args: BuildArgs) -> Result<(), Failure> {
 }
 
 async fn build(args: BuildArgs) -> Result<(), Failure> {
-    if args.source.is_none() && !args.sdist {
-        return Err(Failure::usage(
-            "no source is given",
-            "give a folder or an archive with --source PATH, or take the pinned release with --sdist",
-        ));
-    }
     let patches = args.patches.selection()?;
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     with_builder(&loaded, &machine, async |builder| {
-        let source = source(&builder, args.source.as_deref(), numbers).await?;
+        let source = if args.source.is_some() || args.sdist {
+            source(&builder, args.source.as_deref(), numbers).await?
+        } else {
+            builder.git(&args.git.request(numbers, false)?).await?
+        };
         let request = Request {
             backend: args.target.backend,
             arch: args.target.arch.arch.clone(),

@@ -54,6 +54,8 @@ pub(crate) mod format {
     pub(crate) const SIZE: &str = "size";
     /// `12GiB`, or `80%`.
     pub(crate) const LIMIT: &str = "memory-limit";
+    /// `https://example.org/llama.cpp#v1`, or an absolute path.
+    pub(crate) const GIT: &str = "git-source";
 }
 
 /// A time, such as `30s`.
@@ -108,10 +110,14 @@ fn section(name: &str, meanings: &[(&str, &str)], left_out: &[&str]) -> Schema {
     let mut properties = Map::new();
     if let Some(table) = defaults_document().get(name).and_then(toml_edit::Item::as_table) {
         for (key, item) in table {
-            let Some(value) = item.as_value().filter(|_| !left_out.contains(&key)) else { continue };
             let reason = table.key(key).map(reason).unwrap_or_default();
             let meaning =
                 meanings.iter().find(|(name, _)| *name == key).map_or("", |(_, meaning)| meaning.trim());
+            if let Some(names) = item.as_table() {
+                properties.insert(key.to_owned(), named(names, meaning));
+                continue;
+            }
+            let Some(value) = item.as_value().filter(|_| !left_out.contains(&key)) else { continue };
             let mut schema = value_schema(name, key, value);
             let value_text = value.to_string();
             let text = format!("{meaning} Default: {}. {reason}", value_text.trim());
@@ -125,6 +131,25 @@ fn section(name: &str, meanings: &[(&str, &str)], left_out: &[&str]) -> Schema {
     schema.insert("properties".to_owned(), Value::Object(properties));
     schema.insert("additionalProperties".to_owned(), json!(false));
     schema.into()
+}
+
+/// A table of the defaults to which people add names of their own.
+fn named(table: &toml_edit::Table, meaning: &str) -> Value {
+    let known = table.iter().filter_map(|(key, item)| {
+        let value = item.as_value()?;
+        let reason = table.key(key).map(reason).unwrap_or_default();
+        let text = format!("Default: {}. {reason}", value.to_string().trim());
+        Some((
+            key.to_owned(),
+            json!({ "type": "string", "format": format::GIT, "description": text, "default": plain(value) }),
+        ))
+    });
+    json!({
+        "type": "object",
+        "description": meaning,
+        "properties": known.collect::<Map<String, Value>>(),
+        "additionalProperties": { "type": "string", "format": format::GIT },
+    })
 }
 
 /// `defaults.toml` with its comments.
@@ -247,6 +272,7 @@ mod tests {
         for section in ["server", "admin", "paths", "log", "upstream", "sensors", "child", "build"] {
             see(section, "", at(&[section]));
         }
+        see("build.sources", "", at(&["build", "sources"]));
         let model = &at(&["models"])["additionalProperties"];
         see("models.name", "", model);
         for part in ["queue", "lifecycle", "policy"] {

@@ -4,7 +4,10 @@
 //! schema for all keys, lists, enums, ranges, and our own formats. Text from the environment and from flags gets its
 //! type here, because only the schema knows whether `1` is a number or a word.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
+use warden_builder::git::{Location, Named};
 use warden_policies::defaults::parse_duration;
 use warden_policies::{ByteSize, MemoryLimit};
 
@@ -40,6 +43,7 @@ impl Walk<'_> {
             Some(format::LIMIT) => {
                 check_size(node, |text| text.parse::<MemoryLimit>().map(drop).map_err(|e| e.to_string()))
             }
+            Some(format::GIT) => check_git(node),
             _ if schema["enum"].is_array() => check_choice(node, schema),
             _ => {
                 if accepts(schema, "object") {
@@ -134,6 +138,21 @@ fn check_size(node: &Node, parse: impl Fn(&str) -> Result<(), String>) -> Option
         Kind::Int(number) if *number >= 0 => None,
         Kind::Int(number) => Some(format!("`{number}` is negative; a size is needed, like `\"12GiB\"`")),
         _ => Some(format!("this is {}; a size in quotes is needed, like `\"12GiB\"`", node.noun())),
+    }
+}
+
+fn check_git(node: &Node) -> Option<String> {
+    let Kind::Text(text) = &node.kind else {
+        return Some(format!("this is {}; a URL or a path in quotes is needed", node.noun()));
+    };
+    match Named::parse(text, &BTreeMap::new()) {
+        Ok(Named { location: Location::Path(_), .. })
+            if !text.starts_with('/') && !text.starts_with("file:///") =>
+        {
+            Some("a path has to be absolute here; a URL begins with `https://`".to_owned())
+        }
+        Ok(_) => None,
+        Err(error) => Some(error.to_string()),
     }
 }
 
@@ -320,5 +339,22 @@ mod tests {
         assert!(matches!(typed("[\"-c\", \"1\"]", &schema("array")), Kind::List(items) if items.len() == 2));
         let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
         assert_eq!(typed("512", &size), Kind::Int(512));
+    }
+
+    #[test]
+    fn a_git_source_is_a_url_or_an_absolute_path() {
+        for text in ["https://example.org/a#v1", "/srv/llama.cpp", "file:///srv/a"] {
+            assert_eq!(problems(&format!("build.sources.mine = \"{text}\"")).len(), 0, "{text}");
+        }
+        for (text, why) in [
+            ("\"../a\"", "absolute"),
+            ("\"ssh://a/b\"", "only https"),
+            ("\"https://a/b#\"", "after `#`"),
+            ("1", "in quotes"),
+        ] {
+            let found = problems(&format!("build.sources.mine = {text}"));
+            assert_eq!(found.len(), 1, "{text}");
+            assert!(found[0].to_string().contains(why), "{text}: {}", found[0]);
+        }
     }
 }

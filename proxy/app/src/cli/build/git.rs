@@ -1,0 +1,71 @@
+//! Flags that choose a commit of a repository, for every command that takes source.
+
+use clap::Args;
+use warden_builder::git::{Named, Request};
+use warden_policies::defaults::Build;
+
+use crate::exit::Failure;
+
+/// A repository and what to take from it.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct GitArgs {
+    /// A repository: a URL, a folder (read in place), or a name from `[build.sources]`, such as `ik_llama.cpp`.
+    #[arg(long, value_name = "URL|PATH|NAME")]
+    git: Option<String>,
+    /// What to take from it. Default: what the configuration says for it, else what it shows first.
+    #[arg(long = "ref", value_name = "TAG|BRANCH|SHA")]
+    reference: Option<String>,
+    /// Never uses the network for it: takes what was fetched before.
+    #[arg(long)]
+    offline: bool,
+}
+
+impl GitArgs {
+    /// The commit that is meant; without `--git`, one of the configured default. `history`: whether the commits before it are needed too.
+    pub(crate) fn request(&self, numbers: &Build, history: bool) -> Result<Request, Failure> {
+        let named = Named::parse(self.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
+        let reference = self.reference.clone().or(named.reference);
+        Ok(Request { location: named.location, reference, offline: self.offline, history })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_builder::git::Location;
+    use warden_policies::defaults::defaults;
+
+    use super::*;
+
+    fn request(git: Option<&str>, reference: Option<&str>) -> Result<Request, Failure> {
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        GitArgs { git: own(git), reference: own(reference), offline: false }.request(&defaults().build, false)
+    }
+
+    #[test]
+    fn without_a_word_it_is_upstream_at_a_whole_commit() {
+        let request = request(None, None).unwrap();
+        assert_eq!(request.location.host(), "github.com");
+        assert_eq!(request.reference.map(|commit| commit.len()), Some(40));
+    }
+
+    #[test]
+    fn what_is_asked_for_wins_over_the_configuration() {
+        let asked = request(Some("ik_llama.cpp"), Some("main")).unwrap();
+        assert!(asked.location.to_string().ends_with("/ik_llama.cpp"));
+        assert_eq!(asked.reference.as_deref(), Some("main"));
+        let path = request(Some("/srv/a"), None).unwrap();
+        assert_eq!((path.location, path.reference), (Location::Path("/srv/a".into()), None));
+    }
+
+    #[test]
+    fn every_name_of_the_defaults_can_be_used_and_a_wrong_one_tells_them() {
+        for name in defaults().build.sources.keys() {
+            let location = request(Some(name), None).unwrap().location;
+            assert!(matches!(location, Location::Url(_)), "{name}");
+        }
+        let Err(Failure::Usage { hint, .. }) = request(Some("ssh://x/y"), None) else {
+            unreachable!("ssh is not understood")
+        };
+        assert!(hint.contains("ik_llama.cpp, llama.cpp, turboquant"), "{hint}");
+    }
+}
