@@ -9,6 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 use crate::plan::Arch;
 
+mod gpu;
+mod patched;
+
 /// A machine of our own: a source, programs, and the folders that a build writes to.
 struct Rig {
     folder: tempfile::TempDir,
