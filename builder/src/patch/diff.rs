@@ -79,7 +79,9 @@ pub fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
     }
     let files = match parse(&diff.content) {
         Ok(files) => files,
-        Err(why) => return Ok(Placed { reasons: vec![reason(Status::Refused, None, None, why)], edits: None }),
+        Err(why) => {
+            return Ok(Placed { reasons: vec![reason(Status::Refused, None, None, why)], edits: None });
+        }
     };
     // A diff may hold one file twice: the second time it is the file as it became.
     let mut overlay = Overlay::new(tree);
@@ -104,9 +106,14 @@ pub fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
 }
 
 /// The file after the diff; or the line at which it does not fit, and why.
-fn strictly(file: &FileDiff<'_>, before: Option<&[u8]>) -> std::result::Result<Vec<u8>, (Option<usize>, String)> {
+fn strictly(
+    file: &FileDiff<'_>,
+    before: Option<&[u8]>,
+) -> std::result::Result<Vec<u8>, (Option<usize>, String)> {
     let before = match (before, file.creates) {
-        (Some(_), true) => return Err((None, "the diff creates this file, which is there already".to_owned())),
+        (Some(_), true) => {
+            return Err((None, "the diff creates this file, which is there already".to_owned()));
+        }
         (None, false) => return Err((None, "there is no such file".to_owned())),
         (before, _) => before.unwrap_or_default(),
     };
@@ -149,7 +156,10 @@ fn strictly(file: &FileDiff<'_>, before: Option<&[u8]>) -> std::result::Result<V
 fn mismatch(expected: &[u8], found: Option<&[u8]>) -> String {
     let Some(found) = found else { return format!("expected {}, the file ends before", quoted(expected)) };
     if expected.trim_ascii_end() == found.trim_ascii_end() {
-        return format!("expected {}, found the same text with another end of line or other blanks after it", quoted(expected));
+        return format!(
+            "expected {}, found the same text with another end of line or other blanks after it",
+            quoted(expected)
+        );
     }
     format!("expected {}, found {}", quoted(expected), quoted(found))
 }
@@ -165,7 +175,8 @@ fn quoted(line: &[u8]) -> String {
 
 /// Reads a diff, git's or a plain one. What cannot be done strictly is refused here.
 fn parse(content: &[u8]) -> std::result::Result<Vec<FileDiff<'_>>, String> {
-    let starts = |prefix: &[u8]| content.split(|byte| *byte == b'\n').filter(|line| line.starts_with(prefix)).count();
+    let starts =
+        |prefix: &[u8]| content.split(|byte| *byte == b'\n').filter(|line| line.starts_with(prefix)).count();
     let options = if starts(b"diff --git ") > 0 { ParseOptions::gitdiff() } else { ParseOptions::unidiff() };
     let mut files = Vec::new();
     for patch in Patches::parse_bytes(content, options) {
@@ -249,7 +260,9 @@ fn in_range(diff: &Diff, revision: &Revision) -> Range {
             return Range::Outside(format!("it is not for commit {}", revision.short_commit()));
         }
     } else if !builds {
-        return Range::Unknown("it is for certain commits, and this tree does not say which one it is".to_owned());
+        return Range::Unknown(
+            "it is for certain commits, and this tree does not say which one it is".to_owned(),
+        );
     }
     let name = |bound: &Option<String>| bound.clone().unwrap_or_default();
     let span = format!("{}..{}", name(&diff.first), name(&diff.last));
@@ -276,7 +289,11 @@ fn is_commit(text: &str) -> bool {
 /// Whether two commits, either of which may be shortened, are the same.
 fn same_commit(left: &str, right: &str) -> bool {
     let length = left.len().min(right.len());
-    length >= 7 && left.get(..length).zip(right.get(..length)).is_some_and(|(left, right)| left.eq_ignore_ascii_case(right))
+    length >= 7
+        && left
+            .get(..length)
+            .zip(right.get(..length))
+            .is_some_and(|(left, right)| left.eq_ignore_ascii_case(right))
 }
 
 #[cfg(test)]

@@ -45,7 +45,9 @@ pub fn export(series: &Series, sets: &[&PatchSet], tree: &dyn Tree) -> Result<Ve
             let title = sets.iter().find(|set| set.id == judgement.set).map_or("", |set| set.title.as_str());
             let mut content = head(judgement, title, number, total, tree).into_bytes();
             content.extend_from_slice(&body(edits)?);
-            content.extend_from_slice(concat!("-- \nllama-warden ", env!("CARGO_PKG_VERSION"), "\n\n").as_bytes());
+            content.extend_from_slice(
+                concat!("-- \nllama-warden ", env!("CARGO_PKG_VERSION"), "\n\n").as_bytes(),
+            );
             let crlf = edits.0.iter().any(|edit| edit.after.windows(2).any(|pair| pair == b"\r\n"));
             let name = format!("{number:04}-{}.patch", judgement.set);
             Ok(PatchFile { name, set: judgement.set.clone(), content, crlf })
@@ -109,7 +111,8 @@ fn body(edits: &Edits) -> Result<Vec<u8>> {
     }
     let count = edits.0.len();
     let files = if count == 1 { "file" } else { "files" };
-    let _infallible = writeln!(stat, " {count} {files} changed, {added} insertions(+), {removed} deletions(-)\n");
+    let _infallible =
+        writeln!(stat, " {count} {files} changed, {added} insertions(+), {removed} deletions(-)\n");
     let mut all = stat.into_bytes();
     all.extend_from_slice(&diffs);
     Ok(all)

@@ -225,8 +225,12 @@ fn regular(file: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(file) {
         Ok(facts) if facts.is_file() => Ok(Some(facts)),
         Ok(facts) if facts.is_symlink() => Err(trouble(file, "the file is a symbolic link", LINK_HINT)),
-        Ok(_) => Err(trouble(file, "this is no regular file", "a patched tree needs a file of this name here")),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Ok(_) => {
+            Err(trouble(file, "this is no regular file", "a patched tree needs a file of this name here"))
+        }
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
         Err(error) => Err(io_error("looking at", file)(error)),
     }
 }

@@ -15,8 +15,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::change::{self, Change};
 use super::disk::Disk;
-use super::splice::{self, Splice};
 use super::refused;
+use super::splice::{self, Splice};
 use crate::error::{Result, io_error};
 
 /// Its name, in llama.cpp's own folder.
@@ -119,8 +119,8 @@ impl Journal {
     /// Writes it, whole or not at all.
     pub(super) fn write(&self, disk: &dyn Disk, root: &Path) -> Result<()> {
         let path = root.join(JOURNAL);
-        let mut text = serde_json::to_vec_pretty(self)
-            .map_err(|error| io_error("writing", &path)(error.into()))?;
+        let mut text =
+            serde_json::to_vec_pretty(self).map_err(|error| io_error("writing", &path)(error.into()))?;
         text.push(b'\n');
         let new = change::beside(&path);
         let written = disk

@@ -186,7 +186,10 @@ impl Target {
                 Seen::Patched => Some(patched),
                 Seen::Foreign(found) => {
                     let found = found.unwrap_or_default();
-                    if original.as_ref().is_none_or(|original| *original != without_marked(&found, &journal.sets)) {
+                    if original
+                        .as_ref()
+                        .is_none_or(|original| *original != without_marked(&found, &journal.sets))
+                    {
                         edited.push(differences(&file.path, &patched, &found));
                         continue;
                     }
@@ -270,7 +273,10 @@ impl Target {
         }
         Err(refused(
             &self.root,
-            format!("it was edited after the patches were applied (- patched, + now):\n{}", edited.join("\n")),
+            format!(
+                "it was edited after the patches were applied (- patched, + now):\n{}",
+                edited.join("\n")
+            ),
             "undo these edits and try again; or restore the files yourself (in a checkout: git checkout -- FILE) and \
              then reverse",
         ))
@@ -295,7 +301,11 @@ impl Target {
                 if let Some((set, hook)) = marked(&line) {
                     return Err(refused(
                         &self.root.join(&edit.path),
-                        format!("line {} is of the patch `{}`, but the journal {JOURNAL} is gone", index + 1, marker(set, hook)),
+                        format!(
+                            "line {} is of the patch `{}`, but the journal {JOURNAL} is gone",
+                            index + 1,
+                            marker(set, hook)
+                        ),
                         "restore the file from where it came from (in a checkout: git checkout -- FILE), then try again",
                     ));
                 }
@@ -331,7 +341,11 @@ fn changes(edits: &Edits) -> Vec<Change> {
         .0
         .iter()
         .filter(|edit| edit.before.as_ref() != Some(&edit.after))
-        .map(|edit| Change { path: edit.path.clone(), from: edit.before.clone(), to: Some(edit.after.clone()) })
+        .map(|edit| Change {
+            path: edit.path.clone(),
+            from: edit.before.clone(),
+            to: Some(edit.after.clone()),
+        })
         .collect();
     changes.sort_by(|left, right| left.path.cmp(&right.path));
     changes
@@ -342,7 +356,8 @@ fn paths(changes: &[Change]) -> impl Iterator<Item = &str> {
 }
 
 fn applied_sets(series: &Series) -> Vec<AppliedSet> {
-    let status = |id: &str| series.judgements.iter().find(|judgement| judgement.set == id).map(|found| found.status);
+    let status =
+        |id: &str| series.judgements.iter().find(|judgement| judgement.set == id).map(|found| found.status);
     series
         .sets()
         .into_iter()

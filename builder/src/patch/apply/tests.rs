@@ -270,7 +270,11 @@ struct Failing {
 impl Failing {
     fn turn(&self) -> io::Result<()> {
         let turn = self.count.fetch_add(1, Ordering::Relaxed);
-        if turn == self.at || (self.forever && turn > self.at) { Err(io::Error::other("injected")) } else { Ok(()) }
+        if turn == self.at || (self.forever && turn > self.at) {
+            Err(io::Error::other("injected"))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -308,7 +312,11 @@ impl Disk for Failing {
 }
 
 /// Runs `work` with a disk that fails at its n-th operation, for every n until it does not fail any more.
-fn with_every_failure(forever: bool, start: impl Fn() -> TempDir, mut work: impl FnMut(&TempDir, Target) -> bool) {
+fn with_every_failure(
+    forever: bool,
+    start: impl Fn() -> TempDir,
+    mut work: impl FnMut(&TempDir, Target) -> bool,
+) {
     for at in 0.. {
         let folder = start();
         let count = Arc::new(AtomicUsize::new(0));
@@ -333,7 +341,8 @@ fn patched() -> TempDir {
 fn same(left: &Path, right: &Path) -> bool {
     let relative = |root: &Path| {
         let all = snapshot(root).into_iter();
-        all.map(|(path, content)| (path.strip_prefix(root).unwrap().to_owned(), content)).collect::<BTreeMap<_, _>>()
+        all.map(|(path, content)| (path.strip_prefix(root).unwrap().to_owned(), content))
+            .collect::<BTreeMap<_, _>>()
     };
     relative(left) == relative(right)
 }

@@ -80,7 +80,10 @@ fn git_diffs_create_and_change_several_files() {
                 @@ -0,0 +1 @@\n+hello\n\\ No newline at end of file\n-- \n2.0\n";
     let edits = placed(text, &[("x.txt", NUMBERS)]);
     assert_eq!(edits[0].after, b"ONE\ntwo\nthree\nfour\nfive\nsix\n");
-    assert_eq!((edits[1].path.as_str(), &edits[1].before, &edits[1].after[..]), ("n/new.h", &None, &b"hello"[..]));
+    assert_eq!(
+        (edits[1].path.as_str(), &edits[1].before, &edits[1].after[..]),
+        ("n/new.h", &None, &b"hello"[..])
+    );
     assert!(refusal(text, &[("x.txt", NUMBERS), ("n/new.h", b"")]).contains("is there already"));
 }
 
@@ -98,7 +101,10 @@ fn what_a_diff_may_not_do_is_said() {
     let mode = git("old mode 100644\nnew mode 100755\n--- a/x.txt\n+++ b/x.txt\n@@ -1 +1 @@\n-one\n+1\n");
     for (content, word) in [
         ("--- a/x.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-one\n", "deletes x.txt"),
-        ("diff --git a/x.txt b/y.txt\nsimilarity index 100%\nrename from x.txt\nrename to y.txt\n", "renames x.txt"),
+        (
+            "diff --git a/x.txt b/y.txt\nsimilarity index 100%\nrename from x.txt\nrename to y.txt\n",
+            "renames x.txt",
+        ),
         (&mode, "sets the mode"),
         ("--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n", "leads out of the tree"),
         ("--- /etc/x\n+++ /etc/x\n@@ -1 +1 @@\n-a\n+b\n", "leads out of the tree"),
@@ -134,7 +140,8 @@ fn outside_of_its_range_it_is_not_applicable_and_with_an_unknown_revision_unveri
 
 #[test]
 fn a_range_that_makes_no_sense_is_said_on_load() {
-    let of = |first: &str, last: &str| Diff { first: Some(first.into()), last: Some(last.into()), ..diff(CHANGE) };
+    let of =
+        |first: &str, last: &str| Diff { first: Some(first.into()), last: Some(last.into()), ..diff(CHANGE) };
     assert!(validate(&of("b9", "b8")).unwrap_err().contains("empty"));
     assert!(validate(&of("x", "b8")).unwrap_err().contains("`x`"));
     assert!(validate(&Diff { commits: vec!["zz".into()], ..diff(CHANGE) }).unwrap_err().contains("`zz`"));

@@ -31,8 +31,16 @@ fn series() -> Series {
         after: after.into(),
         inserted: vec![],
     };
-    let new = FileEdit { path: "src/new/x.h".into(), before: None, after: "#pragma once\n".into(), inserted: vec![] };
-    let judgements = vec![judgement("a", vec![change(BEFORE, &middle)]), judgement("b", vec![new, change(&middle, &after)])];
+    let new = FileEdit {
+        path: "src/new/x.h".into(),
+        before: None,
+        after: "#pragma once\n".into(),
+        inserted: vec![],
+    };
+    let judgements = vec![
+        judgement("a", vec![change(BEFORE, &middle)]),
+        judgement("b", vec![new, change(&middle, &after)]),
+    ];
     Series { judgements, edits: Edits(vec![change(BEFORE, &after)]) }
 }
 
@@ -43,8 +51,13 @@ fn files() -> Vec<PatchFile> {
 
 fn run(program: &str, args: &[&str], folder: &Path) -> bool {
     let mut command = Command::new(program);
-    command.args(["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"].iter().filter(|_| program == "git"));
-    let output = command.args(args).current_dir(folder).env("HOME", folder).stdin(Stdio::null()).output().unwrap();
+    command.args(
+        ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+            .iter()
+            .filter(|_| program == "git"),
+    );
+    let output =
+        command.args(args).current_dir(folder).env("HOME", folder).stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     output.stderr.is_empty()
 }
@@ -76,7 +89,8 @@ fn the_series_is_the_same_bytes_each_time_and_says_what_it_is_for() {
 #[test]
 fn git_apply_git_am_and_patch_make_the_tree_that_we_would_write() {
     let wanted = series().edits.0[0].after.clone();
-    let ways: [(&str, &[&str]); 3] = [("git", &["apply"]), ("git", &["am"]), ("patch", &["-p1", "--fuzz=0", "-i"])];
+    let ways: [(&str, &[&str]); 3] =
+        [("git", &["apply"]), ("git", &["am"]), ("patch", &["-p1", "--fuzz=0", "-i"])];
     for (program, args) in ways {
         if !has(program) {
             continue;
@@ -105,7 +119,12 @@ fn git_apply_git_am_and_patch_make_the_tree_that_we_would_write() {
 
 #[test]
 fn files_with_crlf_are_marked_for_git_am() {
-    let edit = FileEdit { path: "x".into(), before: Some(b"a\r\n".to_vec()), after: b"a\r\nb\r\n".to_vec(), inserted: vec![] };
+    let edit = FileEdit {
+        path: "x".into(),
+        before: Some(b"a\r\n".to_vec()),
+        after: b"a\r\nb\r\n".to_vec(),
+        inserted: vec![],
+    };
     let series = Series { judgements: vec![judgement("a", vec![edit])], edits: Edits::default() };
     let files = export(&series, &[], &FolderTree::new("/nowhere", Revision::default())).unwrap();
     assert!(files[0].crlf && !self::files()[0].crlf);
