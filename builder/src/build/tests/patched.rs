@@ -100,9 +100,9 @@ async fn a_patched_build_has_its_own_name_and_its_fix_in_the_binary() {
     rig.nothing_is_left();
 
     rig.request.patches.sets = Sets::None;
-    let plain = rig.builder.plan(&rig.request).await.unwrap();
-    assert_eq!((plain.recipe.patch_set.as_str(), plain.fixes().len()), ("none", 0));
-    assert_ne!(plain.id, plan.id);
+    let unpatched = rig.builder.plan(&rig.request).await.unwrap();
+    assert_eq!((unpatched.recipe.patch_set.as_str(), unpatched.fixes().len()), ("none", 0));
+    assert_ne!(unpatched.id, plan.id);
 }
 
 #[tokio::test]
