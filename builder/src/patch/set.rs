@@ -160,6 +160,9 @@ pub struct Hook {
     pub anchor: Option<String>,
     /// The lines, without indentation.
     pub insert: Vec<String>,
+    /// Whether a tree without the container needs no such lines; else it is refused.
+    #[serde(default)]
+    pub optional: bool,
 }
 
 /// Where a hook's lines go.

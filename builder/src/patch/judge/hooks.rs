@@ -65,6 +65,7 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                 reasons.push(refused(None, None, text));
                 continue;
             }
+            Place::NoContainer(_) if hook.optional => continue,
             Place::NoContainer(file) => {
                 let hint = match &hook.container {
                     Some(container) => reader.elsewhere(set, Some(&file.path), container)?,

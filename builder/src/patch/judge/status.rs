@@ -19,7 +19,7 @@ pub(super) fn of(set: &PatchSet, reasons: &mut [Reason]) -> (Status, Vec<FixJudg
         .collect();
     // No fix is left to apply it for.
     if !own.is_empty() && !is_final(status) && own.iter().all(|(status, _)| *status != Status::Verified) {
-        status = own.iter().map(|(status, _)| *status).max().unwrap_or(status).max(status);
+        status = own.iter().map(|(status, _)| *status).max().unwrap_or(status);
     }
     let set_why = of_set.iter().find(|reason| reason.status == status).map(ToString::to_string);
     let fixes = set

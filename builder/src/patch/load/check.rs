@@ -90,6 +90,10 @@ fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
     if let Some(inside) = &hook.container {
         container(inside, at)?;
     }
+    if hook.optional && hook.container.is_none() {
+        let text = "without a container it cannot be told whether the hook is needed".to_owned();
+        return fault(&with(at, &[Key("optional")]), text);
+    }
     let anchor_at = with(at, &[Key("anchor")]);
     match (hook.at, &hook.anchor) {
         (At::BeforeContainer, None) if hook.container.is_none() => {
@@ -133,7 +137,7 @@ fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
         }
         // What a line opens would swallow the mark, and with it the way back.
         let marked = format!("{line} {PREFIX}a/b");
-        if !scan::ends_with_mark(marked.as_bytes()) {
+        if !scan::ends_with_mark(&marked) {
             return fault(&at, "a comment, string or character that this line does not close".to_owned());
         }
     }

@@ -126,6 +126,11 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
             Token::Assign if found.is_none() => return None,
             Token::Group => {
                 let before = tokens.get(..place)?;
+                // `operator()` is a name; its parameters come next.
+                let is_name = matches!(before.last(), Some((Token::Word("operator"), _)));
+                if is_name && matches!(tokens.get(place + 1), Some((Token::Group, _))) {
+                    continue;
+                }
                 let Some((name, at)) = qualified(before) else { continue };
                 let last = name.last()?.as_str();
                 if NO_FUNCTIONS.contains(&last) {
@@ -139,7 +144,7 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
                     name.len() == 1
                         && name.iter().all(|word| word.bytes().all(|byte| !byte.is_ascii_lowercase()))
                 });
-                if found.is_none() || (is_macro && !matches!(tokens.get(place.wrapping_sub(2)), None)) {
+                if found.is_none() || is_macro {
                     found = Some((place, name, at));
                 }
             }

@@ -190,7 +190,9 @@ fn memchr_lines(raw: &[u8]) -> impl Iterator<Item = usize> {
     raw.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1)
 }
 
-/// Whether this line ends with a mark of ours that a scan of it alone sees as one.
-pub(super) fn ends_with_mark(line: &[u8]) -> bool {
-    mask::mask(line).comments.iter().any(|comment| *comment == (0..line.len()))
+/// Whether nothing that this line opens, with a mark of ours at its end, reaches into the mark or beyond.
+pub(super) fn ends_with_mark(line: &str) -> bool {
+    let masked = mask::mask(format!("{line}\nX").as_bytes());
+    let whole = |comment: &Range<usize>| *comment == (0..line.len());
+    masked.code.last() == Some(&b'X') && masked.comments.iter().any(whole)
 }
