@@ -91,6 +91,12 @@ pub enum Fault {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A folder that is no repository, or that there is not.
+    #[error("there is no git repository at {path}")]
+    NoRepository {
+        /// The folder.
+        path: String,
+    },
     /// Anything else.
     #[error("{doing} {repository}: {why}")]
     Repository {
@@ -108,6 +114,7 @@ impl Fault {
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Source { .. }
+            | Self::NoRepository { .. }
             | Self::Offline { .. }
             | Self::NoSuchReference { .. }
             | Self::Ambiguous { .. }
@@ -125,6 +132,9 @@ impl Fault {
         let hint = match self {
             Self::Source { names, .. } => {
                 format!("give a URL, the folder of a repository, or one of the names {}", names.join(", "))
+            }
+            Self::NoRepository { .. } => {
+                "give the folder that has `.git` in it, or a bare repository; for other folders there is --source PATH".into()
             }
             Self::Unreachable { .. } => {
                 "check the network and the proxy settings; without a network, take a commit that is in the cache with \

@@ -63,6 +63,8 @@ impl Named {
             return refuse(
                 "only https, http, git and file are understood; for ssh, clone it and give the folder",
             );
+        } else if !place.contains('/') && !Path::new(place).exists() {
+            return refuse("no repository has that name, and no folder either");
         } else {
             local(place)?
         };
@@ -155,9 +157,15 @@ mod tests {
 
     #[test]
     fn what_cannot_be_fetched_from_is_refused_with_the_known_names() {
-        for text in
-            ["ssh://git@example.org/a", "git@example.org:a/b", "", "https://", "fork#", "ftp://example.org/x"]
-        {
+        for text in [
+            "ssh://git@example.org/a",
+            "git@example.org:a/b",
+            "",
+            "https://",
+            "fork#",
+            "ftp://example.org/x",
+            "frok",
+        ] {
             let error = Named::parse(text, &names()).unwrap_err();
             assert!(matches!(&error, Error::Git(Fault::Source { .. })), "{text}: {error}");
             assert!(error.hint().unwrap().contains("fork, here"), "{error}");

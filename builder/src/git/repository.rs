@@ -44,7 +44,7 @@ impl Repository {
             Ok(inner) => Ok(Arc::new(Self { path: path.to_owned(), shown, inner: Mutex::new(inner) })),
             Err(error) => {
                 let why = match error.code() {
-                    ErrorCode::NotFound => "there is no git repository".to_owned(),
+                    ErrorCode::NotFound => return Err(Fault::NoRepository { path: shown }.into()),
                     ErrorCode::Owner => {
                         "it belongs to another user: add it to git's safe.directory".to_owned()
                     }

@@ -125,3 +125,33 @@ fn an_archive_is_examined_placed_and_remembered() {
     // Examined again, the same is said, whether from memory or not.
     assert_eq!(examine(&path).unwrap(), found);
 }
+
+#[test]
+fn folders_and_archives_are_read_as_trees_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("given");
+    tree(&root.join("v"));
+    put(&root, "v/docs/build.md", "words");
+    let packed = tar_gz(
+        folder.path(),
+        &[
+            Made::File("p-1/v/CMakeLists.txt", b"CMakeLists.txt"),
+            Made::File("p-1/v/ggml/CMakeLists.txt", b"ggml/CMakeLists.txt"),
+            Made::File("p-1/v/tools/server/CMakeLists.txt", b"tools/server/CMakeLists.txt"),
+            Made::File("p-1/v/src/llama.cpp", b"src/llama.cpp"),
+            Made::File("p-1/v/docs/build.md", b"words"),
+            Made::File("p-1/src/other.cpp", b"not ours"),
+        ],
+    );
+    for path in [root, packed] {
+        let source = Source::at(&path).unwrap();
+        let tree = source.tree(&folder.path().join("cache"), &CancellationToken::new()).unwrap();
+        let read = |name: &str| tree.read(name).unwrap().map(|content| String::from_utf8(content).unwrap());
+        assert_eq!(read("src/llama.cpp").as_deref(), Some("src/llama.cpp"));
+        assert_eq!(read("docs/build.md").as_deref(), Some("words"), "where no patch usually reaches");
+        for absent in ["src/other.cpp", "src", "p-1/v/CMakeLists.txt"] {
+            assert_eq!(read(absent), None, "{absent} in {}", path.display());
+        }
+        assert!(tree.content_id("src/llama.cpp").unwrap().is_some());
+    }
+}
