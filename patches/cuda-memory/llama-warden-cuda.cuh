@@ -1,9 +1,10 @@
 // llama-warden, patch set cuda-memory: bounds and reports what the CUDA backend of ggml keeps.
 //
-// This file is llama-warden's own. It is included once, in ggml-cuda.cu, and called from there by three hooks:
+// This file is llama-warden's own. It is included once, in ggml-cuda.cu, and called from there by four hooks:
 //
 //     ggml_backend_cuda_graph_compute   begin:  a compute_guard for the backend's context
 //                                       end:    guard.finish(cgraph), before the only return
+//     ggml_backend_cuda_graph_optimize  begin:  a compute_guard, as it looks up graphs too (since b7203)
 //     ggml_backend_cuda_free            forget(context), before the context is deleted
 //
 // Nothing happens unless a variable named below is set. Whatever is destroyed here is destroyed at a safe point: the
@@ -49,6 +50,10 @@
 
 #if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK) == defined(LLAMA_WARDEN_HAS_NO_GRAPH_LOCK)
 #error "llama-warden: the lock around graph captures is neither the known one nor absent"
+#endif
+
+#if !defined(LLAMA_WARDEN_GUARDS_OPTIMIZE) && !defined(LLAMA_WARDEN_ONLY_COMPUTATIONS)
+#error "llama-warden: graphs are looked up outside of computations, and not where the hook `optimize` is"
 #endif
 
 // Either may be missing in a build; declared so that it can be asked whether it is complete.
@@ -946,7 +951,7 @@ class idle_thread {
 
 // --------------------------------------------------------------------------------------------------- hooks
 
-// Lives through one ggml_backend_cuda_graph_compute.
+// Lives through one ggml_backend_cuda_graph_compute, or another function that uses what the idle thread may take.
 class compute_guard {
   public:
     explicit compute_guard(ggml_backend_cuda_context * context) {
