@@ -54,7 +54,8 @@ pub struct Recipe {
     /// The version of what makes code for the GPU; empty without one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub toolkit: String,
-    /// The GPUs that code is made for beforehand, as cmake is told; empty where there are none to choose.
+    /// The GPUs that code is made for beforehand, as cmake is told; empty where there are none to choose, or where
+    /// upstream chooses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<String>,
 }

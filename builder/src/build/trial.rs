@@ -3,7 +3,7 @@
 //! | the machine | what is done |
 //! |---|---|
 //! | has GPUs that the build is for | the sample model runs on them |
-//! | has other GPUs only | they are hidden: the server has no code for them |
+//! | has other GPUs, too, or nobody knows | they are hidden: to compile code for them may take minutes, or fail |
 //! | has no GPU | the server falls back to the CPU by itself |
 //! | has no driver either | the toolkit's stand-in for the driver lets the server start |
 //!
@@ -34,14 +34,13 @@ pub(super) async fn prove(
 ) -> Result<Verified> {
     let backend = plan.recipe.backend;
     let mut trial = Trial { timeout, gpu: backend.has_gpu(), hide: false, libraries: None };
+    let built = &plan.recipe.gpu;
     let here = architectures(builder, plan).await?;
-    if let Some(other) =
-        here.iter().find(|one| !plan.recipe.gpu.iter().any(|built| runs(backend, built, one)))
-    {
+    if let Some(other) = here.iter().find(|here| !built.iter().any(|built| runs(backend, built, here))) {
         trial.hide = true;
+        let list = if built.is_empty() { "upstream's list".to_owned() } else { built.join(", ") };
         builder.reporter.tell(Event::Note(format!(
-            "verified on the CPU: this machine's GPU ({other}) is none that the build is for ({})",
-            plan.recipe.gpu.join(", ")
+            "verified on the CPU: the build is for {list}, which need not run on this machine's GPU ({other})"
         )));
     }
     let first = try_out(binary, &trial, &builder.reporter, &builder.cancel).await;
@@ -68,7 +67,7 @@ fn stand_in(stub: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// This machine's GPUs, where the build is for named ones; else it does not matter.
+/// This machine's GPUs, for backends that compile for them beforehand.
 async fn architectures(builder: &Builder, plan: &Plan) -> Result<Vec<String>> {
     let Some(toolkit) = &plan.toolkit else { return Ok(Vec::new()) };
     let cancel: &CancellationToken = &builder.cancel;

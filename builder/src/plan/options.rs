@@ -37,7 +37,7 @@ pub(super) fn fixed(source: &Found, arch: Arch) -> Vec<String> {
     options
 }
 
-/// What the backend needs. `gpu`: the architectures, for backends that compile for them beforehand; `target`: what
+/// What the backend needs. `gpu`: the architectures, where they are named; `target`: what
 /// the compilers make code for.
 pub(super) fn of_backend(backend: Backend, gpu: &[String], target: &str) -> Vec<String> {
     let gpu = gpu.join(";");
@@ -45,6 +45,8 @@ pub(super) fn of_backend(backend: Backend, gpu: &[String], target: &str) -> Vec<
         // On Apple's machines Metal is on by itself; elsewhere the option would only change the names of builds.
         Backend::Cpu if target.contains("apple") => vec!["-DGGML_METAL=OFF".into()],
         Backend::Cpu => Vec::new(),
+        // Without names upstream takes its own list of common ones, as `GGML_NATIVE` is off then.
+        Backend::Cuda if gpu.is_empty() => vec!["-DGGML_CUDA=ON".into()],
         Backend::Cuda => vec!["-DGGML_CUDA=ON".into(), format!("-DCMAKE_CUDA_ARCHITECTURES={gpu}")],
         Backend::Hip => vec![
             "-DGGML_HIP=ON".into(),

@@ -3,7 +3,7 @@
 //! | `--arch` | CPU part | CUDA | HIP |
 //! |---|---|---|---|
 //! | `native` (the default) | this machine's | this machine's GPUs | this machine's GPUs |
-//! | `portable` | the common ones | every major architecture | has to be named |
+//! | `portable` | the common ones | upstream's list of common ones | have to be named |
 //! | `90` or `86,89` or `gfx1201` | this machine's | these | these |
 //! | `portable,90` | the common ones | these | these |
 //!
@@ -62,7 +62,8 @@ pub enum Arch {
 pub struct ArchWish {
     /// The CPU part.
     pub cpu: Arch,
-    /// GPUs, such as `90`, `86-real` or `gfx1201`. Empty: this machine's, or every major one with a portable CPU part.
+    /// GPUs, such as `90`, `86-real` or `gfx1201`. Empty: this machine's, or the common ones with a portable CPU
+    /// part.
     pub gpu: Vec<String>,
 }
 
@@ -107,7 +108,7 @@ impl ArchWish {
                 given: name.clone(),
                 why: format!("it is no architecture of the backend {backend}"),
                 cure: match backend {
-                    Backend::Cuda => "give --arch 90, or several as 86,89, or native, or portable for every major one",
+                    Backend::Cuda => "give --arch 90, or several as 86,89, or native, or portable for the common ones",
                     Backend::Hip => "give --arch gfx1201, or several as gfx1100,gfx1201, or native",
                     _ => "give --arch native or --arch portable, or the --backend that the architecture belongs to",
                 }

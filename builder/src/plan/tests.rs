@@ -159,6 +159,7 @@ fn each_backend_gives_cmake_its_options_before_those_of_the_user() {
             &["gfx1100", "gfx1201"],
             &["-DGGML_HIP=ON", "-DGPU_TARGETS=gfx1100;gfx1201", "-DAMDGPU_TARGETS=gfx1100;gfx1201"],
         ),
+        (Backend::Cuda, &[], &["-DLLAMA_BUILD_COMMIT=0c1e57098", "-DGGML_CUDA=ON"]),
         (Backend::Vulkan, &[], &["-DGGML_VULKAN=ON"]),
         (Backend::Metal, &[], &["-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"]),
     ] {

@@ -17,7 +17,8 @@ pub(crate) struct Chosen {
     pub(crate) why: String,
     /// What makes code for its GPU.
     pub(crate) toolkit: Option<Toolkit>,
-    /// The GPUs that code is made for beforehand, as cmake is told; empty for backends without that.
+    /// The GPUs that code is made for beforehand, as cmake is told; empty for backends without that, and where it is
+    /// left to upstream.
     pub(crate) gpu: Vec<String>,
 }
 
@@ -112,7 +113,8 @@ async fn gpus(
     match (backend, arch.gpu.is_empty(), arch.cpu) {
         (Backend::Cpu | Backend::Vulkan | Backend::Metal, ..) => Ok(Vec::new()),
         (Backend::Cuda | Backend::Hip, false, _) => Ok(arch.gpu.clone()),
-        (Backend::Cuda, true, Arch::Portable) => Ok(vec!["all-major".into()]),
+        // Upstream has a list for each toolkit, which knows what of it compiles; cmake's `all-major` does not.
+        (Backend::Cuda, true, Arch::Portable) => Ok(Vec::new()),
         (Backend::Hip, true, Arch::Portable) => Err(Error::Target {
             given: arch.to_string(),
             why: "ROCm has no list of common architectures".into(),

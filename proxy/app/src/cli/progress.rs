@@ -102,7 +102,11 @@ fn text(event: &Event) -> Option<String> {
         Event::Obtaining { what, from, into } => {
             format!("obtaining {what} from {from} into {}", into.display())
         }
-        Event::Planned(plan) => format!("found {}\nbuild {}", plan.source, plan.id),
+        Event::Planned(plan) => {
+            let backend = format!("{} ({})", plan.recipe.backend, plan.recipe.arch());
+            let patches = &plan.recipe.patch_set;
+            format!("found {}\nbuild {}\nfor {backend}, patches {patches}", plan.source, plan.id)
+        }
         Event::Hit(id) => format!("build {id} is in the store already"),
         Event::Waiting(id) => format!("another llama-warden builds {id}; waiting for it"),
         Event::Note(note) => note.clone(),

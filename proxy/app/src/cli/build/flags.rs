@@ -25,7 +25,7 @@ pub(crate) struct TargetArgs {
 pub(crate) struct ArchArgs {
     /// Which machines it is for: native, portable, or GPUs by name.
     ///
-    /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, every major GPU. GPUs by name,
+    /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, the common GPUs. GPUs by name,
     /// such as `90`, `86,89` or `gfx1201`, leave the CPU part native; `portable,90` makes that portable, too.
     #[arg(long, value_name = "LIST", default_value = "native")]
     pub(crate) arch: ArchWish,
