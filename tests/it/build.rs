@@ -55,7 +55,7 @@ fn working_in(folder: &Path) -> Vec<ProcessId> {
 #[tokio::test]
 async fn a_second_build_of_the_same_plan_is_a_hit_in_under_a_second() -> Outcome {
     let Some(home) = home_with_store().await? else { return Ok(()) };
-    let args = ["build", "--sdist", "--arch", "portable", "--json"];
+    let args = ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "--json"];
     let mut quickest = Duration::MAX;
     for _ in 0..3 {
         let begun = Instant::now();
@@ -67,7 +67,9 @@ async fn a_second_build_of_the_same_plan_is_a_hit_in_under_a_second() -> Outcome
         assert_eq!(built["binary"].as_str(), llama_server().await?.to_str());
     }
     assert!(quickest < Duration::from_secs(1), "{quickest:?}");
-    let ran = home.warden(["build", "--sdist", "--arch", "portable", "--plan", "--json"], LONG).await?;
+    let ran = home
+        .warden(["build", "--sdist", "--backend", "cpu", "--arch", "portable", "--plan", "--json"], LONG)
+        .await?;
     let plan: Value = serde_json::from_str(&ran.stdout)?;
     let id = plan["id"].as_str().context("a plan has an id")?.to_owned();
 
@@ -109,8 +111,9 @@ async fn ctrl_c_stops_the_compilers_and_leaves_nothing_half_made() -> Outcome {
     let before = names(&data.join("builds"));
     // An option that no other build has, so that there is something to compile.
     let option = format!("WARDEN_TEST_MARK={}", std::process::id());
-    let args: Vec<OsString> =
-        ["build", "--sdist", "--arch", "portable", "-D", &option].map(OsString::from).to_vec();
+    let args: Vec<OsString> = ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "-D", &option]
+        .map(OsString::from)
+        .to_vec();
     let log = home.path().join("build.log");
     let mut kid = Kid::start(&binaries::llama_warden()?, &args, &home.env, home.path(), log)?;
     kid.says("compiling 1", LONG).await?;
@@ -129,6 +132,52 @@ async fn ctrl_c_stops_the_compilers_and_leaves_nothing_half_made() -> Outcome {
     assert!(!names(&data.join("builds")).contains(&OsString::from(&id)), "not in the store");
     assert!(before.is_subset(&names(&data.join("builds"))), "other builds stay");
     wait_until("no compiler is left", SOON, async || working_in(&PathBuf::from(&id)).is_empty()).await
+}
+
+/// A folder that looks like llama.cpp and that no curated patch set knows.
+fn strange_source(home: &Home) -> Result<PathBuf, Trouble> {
+    let folder = home.path().join("strange");
+    for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+        std::fs::write(path, "")?;
+    }
+    Ok(folder)
+}
+
+#[tokio::test]
+async fn a_source_that_the_patches_do_not_know_is_exit_code_3_with_the_reasons_and_plain_is_not() -> Outcome {
+    let home = Home::new()?;
+    let source = strange_source(&home)?;
+    let source = source.to_str().context("a path is text")?;
+    let ran = home.warden(["build", "--source", source, "--backend", "cpu"], SOON).await?;
+    assert_eq!(ran.code, 3, "{ran:?}");
+    assert!(ran.stderr.contains("the patch set `server` is refused for this source:\n  "), "{ran:?}");
+    assert!(ran.stderr.contains("hint: build without it (--plain"), "{ran:?}");
+    let plain = ["build", "--source", source, "--backend", "cpu", "--plain", "--plan"];
+    let ran = home.warden(plain, SOON).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("\npatches   none\n"), "{ran:?}");
+    let ran = home.warden(["build", "--source", source, "--patch-set", "nonsense"], SOON).await?;
+    assert!(ran.code == 2 && ran.stderr.contains("`nonsense`"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_backend_whose_toolkit_is_not_there_is_told_before_anything_is_done() -> Outcome {
+    let mut home = Home::new()?;
+    let source = strange_source(&home)?;
+    let source = source.to_str().context("a path is text")?;
+    home.env.insert("CUDACXX".into(), "/nonexistent/nvcc".into());
+    let ran = home.warden(["build", "--source", source, "--backend", "cuda", "--arch", "90"], SOON).await?;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(
+        ran.stderr.contains("nvcc is not at `/nonexistent/nvcc`") && ran.stderr.contains("hint: "),
+        "{ran:?}"
+    );
+    let ran =
+        home.warden(["build", "--source", source, "--backend", "cuda", "--arch", "gfx1201"], SOON).await?;
+    assert!(ran.code == 2 && ran.stderr.contains("`gfx1201`"), "{ran:?}");
+    Ok(())
 }
 
 /// The id in `build 0123456789abcdef`.
