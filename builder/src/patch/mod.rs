@@ -51,5 +51,7 @@ pub use judge::{Judge, fingerprint, judge};
 pub use judgement::{Edits, FileEdit, FixJudgement, Inserted, Judgement, Reason, SeamSeen, Status};
 pub use selection::{Selection, Sets};
 pub use series::Series;
-pub use set::{At, Container, ContainerKind, Diff, Hook, OnFail, Origin, PatchSet, Pattern, Probe, Seam, Sidecar};
+pub use set::{
+    At, Container, ContainerKind, Diff, Hook, OnFail, Origin, PatchSet, Pattern, Probe, Seam, Sidecar,
+};
 pub use tree::{FolderTree, Overlay, Tree};

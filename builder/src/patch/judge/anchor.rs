@@ -59,42 +59,37 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
             "the anchor stands in an alternative of a conditional whose braces do not add up".to_owned()
         );
     }
-    let before = structure.get(start..from).unwrap_or_default();
-    let boundary =
-        before.iter().rposition(|byte| ends_statement(*byte)).map_or(start, |place| start + place + 1);
+    let boundary = last_boundary(structure, start, from).map_or(start, |place| place + 1);
     let lead = structure.get(boundary..from).unwrap_or_default();
     if let Some(word) = CONTROL.iter().find(|word| has_word(lead, word)) {
         return Err(format!("the anchor belongs to an `{word}` before it: a line beside it would not"));
     }
-    let spot = match at {
-        At::After => {
-            let next = source.next_line(to.saturating_sub(1)).ok_or_else(|| NO_END.to_owned())?;
-            let tail = structure.get(to.saturating_sub(1)..next).unwrap_or_default().trim_ascii_end();
-            let inner =
-                tail.split_last().map(|(_, inner)| inner.get(1..).unwrap_or_default()).unwrap_or_default();
-            if inner.iter().any(|byte| ends_statement(*byte)) {
-                return Err("behind the anchor another statement stands on the same line".to_owned());
-            }
-            if !tail.last().is_some_and(|byte| ends_statement(*byte)) {
-                return Err("the anchor's statement goes on in the next line".to_owned());
-            }
-            Spot { at: next, beside: from }
+    if closes_more(lead) {
+        return Err(
+            "the anchor belongs to what stands in parentheses before it: a line beside it would not".into()
+        );
+    }
+    let spot = if at == At::After {
+        let next = source.next_line(to.saturating_sub(1)).ok_or_else(|| NO_END.to_owned())?;
+        let tail = structure.get(to.saturating_sub(1)..next).unwrap_or_default().trim_ascii_end();
+        let inner =
+            tail.split_last().map(|(_, inner)| inner.get(1..).unwrap_or_default()).unwrap_or_default();
+        if inner.iter().any(|byte| matches!(byte, b';' | b'{' | b'}')) {
+            return Err("behind the anchor another statement stands on the same line".to_owned());
         }
-        _ => {
-            let line = source.line_start(from);
-            if structure.get(line..from).unwrap_or_default().iter().any(|byte| ends_statement(*byte)) {
-                return Err("before the anchor another statement stands on the same line".to_owned());
-            }
-            if structure
-                .get(boundary..line)
-                .unwrap_or_default()
-                .iter()
-                .any(|byte| !byte.is_ascii_whitespace())
-            {
-                return Err("the anchor's statement begins on a line before it".to_owned());
-            }
-            Spot { at: line, beside: from }
+        if !matches!(tail.last(), Some(b';' | b'{' | b'}' | b':')) {
+            return Err("the anchor's statement goes on in the next line".to_owned());
         }
+        Spot { at: next, beside: from }
+    } else {
+        let line = source.line_start(from);
+        if last_boundary(structure, line, from).is_some() {
+            return Err("before the anchor another statement stands on the same line".to_owned());
+        }
+        if structure.get(boundary..line).unwrap_or_default().iter().any(|byte| !byte.is_ascii_whitespace()) {
+            return Err("the anchor's statement begins on a line before it".to_owned());
+        }
+        Spot { at: line, beside: from }
     };
     if in_parentheses(structure.get(start..spot.at).unwrap_or_default()) {
         return Err("the line beside the anchor is inside of parentheses".to_owned());
@@ -104,8 +99,29 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
 
 const NO_END: &str = "the anchor's line is the file's last and has no line end";
 
-fn ends_statement(byte: u8) -> bool {
-    matches!(byte, b';' | b'{' | b'}' | b':')
+/// The last place in a range where a statement ends or a label does; `::` is neither.
+fn last_boundary(text: &[u8], start: usize, end: usize) -> Option<usize> {
+    (start..end).rev().find(|at| match text.get(*at) {
+        Some(b';' | b'{' | b'}') => true,
+        Some(b':') => {
+            text.get(at + 1) != Some(&b':') && at.checked_sub(1).and_then(|at| text.get(at)) != Some(&b':')
+        }
+        _ => false,
+    })
+}
+
+/// Whether a parenthesis is closed here that was opened before.
+fn closes_more(text: &[u8]) -> bool {
+    let mut depth = 0usize;
+    text.iter().any(|byte| {
+        match byte {
+            b'(' => depth += 1,
+            b')' if depth == 0 => return true,
+            b')' => depth -= 1,
+            _ => {}
+        }
+        false
+    })
 }
 
 fn has_word(text: &[u8], word: &str) -> bool {

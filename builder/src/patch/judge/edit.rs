@@ -31,7 +31,7 @@ pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<Inse
     let mut done = 0;
     for insertion in insertions {
         let kept = raw.get(done..insertion.at).unwrap_or_default();
-        line += kept.iter().filter(|byte| **byte == b'\n').count();
+        line += kept.split(|byte| *byte == b'\n').count() - 1;
         after.extend_from_slice(kept);
         done = insertion.at;
         for text in &insertion.lines {

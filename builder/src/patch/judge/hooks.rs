@@ -150,7 +150,7 @@ fn spot(
             (Some(source.line(one.0)), format!("the anchor `{anchor}`{inside} is no place for a line: {why}"))
         }),
         [] => {
-            let mut text = format!("the anchor `{anchor}` is expected once{inside}, found: none");
+            let mut hints = vec![format!("the anchor `{anchor}` is expected once{inside}, found: none")];
             let mut line = found.map(|found| source.line(found.start));
             let other: Vec<usize> = anchor::find(source, anchor, 0, source.code().len())
                 .into_iter()
@@ -158,18 +158,18 @@ fn spot(
                 .collect();
             if let Some(at) = anchor::find_outside_of_code(source, anchor, start, end) {
                 let number = source.line(at);
-                text.push_str(&format!("; in line {number} it is a comment, a string or never compiled"));
+                hints.push(format!("in line {number} it is a comment, a string or never compiled"));
                 line = Some(number);
             } else if !other.is_empty() {
-                text.push_str(&format!("; elsewhere in this file it is in {}", lines(&other)));
+                hints.push(format!("elsewhere in this file it is in {}", lines(&other)));
             }
             let word = longest_word(anchor);
             let near: Vec<usize> =
                 anchor::find(source, word, start, end).into_iter().map(|(at, _)| source.line(at)).collect();
             if !word.is_empty() && !near.is_empty() {
-                text.push_str(&format!("; `{word}` is in {}", lines(&near)));
+                hints.push(format!("`{word}` is in {}", lines(&near)));
             }
-            Err((line, text))
+            Err((line, hints.join("; ")))
         }
         several => {
             let at: Vec<usize> = several.iter().map(|(at, _)| source.line(*at)).collect();
@@ -239,12 +239,10 @@ pub(super) fn sidecars(
 
 /// A sidecar as it is copied.
 fn rendered(set: &str, content: &[u8], defines: &[String]) -> Vec<u8> {
-    let mut text = format!("// llama-warden {set}: what its probes found in this tree\n");
-    for define in defines {
-        text.push_str(&format!("#define {define} 1\n"));
-    }
-    text.push_str(&format!("// llama-warden {set}: end of what its probes found\n"));
-    let mut bytes = text.into_bytes();
-    bytes.extend_from_slice(content);
-    bytes
+    let defines: String = defines.iter().flat_map(|define| ["#define ", define, " 1\n"]).collect();
+    let head = format!(
+        "// llama-warden {set}: what its probes found in this tree\n{defines}\
+         // llama-warden {set}: end of what its probes found\n"
+    );
+    [head.as_bytes(), content].concat()
 }

@@ -51,13 +51,12 @@ impl<'a> Reader<'a> {
 
     pub(super) fn file(&self, path: &str) -> Result<Option<File>> {
         let known = self.files.borrow().get(path).cloned();
-        let source = match known {
-            Some(source) => source,
-            None => {
-                let source = self.tree.read(path)?.map(|raw| Rc::new(Source::new(raw)));
-                self.files.borrow_mut().insert(path.to_owned(), source.clone());
-                source
-            }
+        let source = if let Some(source) = known {
+            source
+        } else {
+            let source = self.tree.read(path)?.map(|raw| Rc::new(Source::new(raw)));
+            self.files.borrow_mut().insert(path.to_owned(), source.clone());
+            source
         };
         Ok(source.map(|source| File { path: path.to_owned(), source }))
     }
@@ -108,7 +107,9 @@ impl<'a> Reader<'a> {
                 hints.push(format!("similar names there: {}", alike.join(", ")));
             }
         }
-        Ok(hints.iter().map(|hint| format!("; {hint}")).collect())
+        // Each has a `; ` before it.
+        hints.insert(0, String::new());
+        Ok(hints.join("; "))
     }
 }
 

@@ -360,6 +360,21 @@ fn a_line_is_never_put_between_an_if_and_what_it_governs() {
             "(wheel *) b->inner; w->grease();",
             "another statement stands on the same line",
         ),
+        (
+            "    wheel * w =",
+            "    for (int j = 0; j < 2; ++j)\n        wheel * w =",
+            "in parentheses before it",
+        ),
+        (
+            "    return WHEEL_OK;\n}",
+            "    switch (r->n) { default:\n    case 1: return WHEEL_OK; }\n}",
+            "another statement",
+        ),
+        (
+            "    wheel * w =",
+            "    std::mutex m; std::lock_guard<std::mutex> l(m);\n    my::wheel * w =",
+            "hook `include`",
+        ),
         ("    wheel * w =", "    wheel * v,\n        x(); wheel * w =", "hook `include`"),
     ] {
         let run = RUN.replace(from, to);

@@ -120,7 +120,7 @@ pub(super) fn walk(text: &str) -> Walk {
                     }
                     None => {
                         walk.trouble =
-                            walk.trouble.or(Some((at - 1, "nothing opened what this brace closes")))
+                            walk.trouble.or(Some((at - 1, "nothing opened what this brace closes")));
                     }
                 }
             }

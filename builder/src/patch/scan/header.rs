@@ -65,14 +65,14 @@ pub(super) fn classify(head: &str) -> Opens {
     if let [(Token::Word("extern"), _), (Token::Other(b'"'), _), (Token::Other(b'"'), _)] = rest {
         return Opens::Scope { name: Vec::new() };
     }
-    if let Some(place) = rest.iter().position(|(token, _)| *token == Token::Word("namespace")) {
-        if place <= 1 {
-            let names = rest.iter().skip(place + 1).filter_map(|(token, _)| match token {
-                Token::Word(word) => Some((*word).to_owned()),
-                _ => None,
-            });
-            return Opens::Scope { name: names.collect() };
-        }
+    if let Some(place) = rest.iter().position(|(token, _)| *token == Token::Word("namespace"))
+        && place <= 1
+    {
+        let names = rest.iter().skip(place + 1).filter_map(|(token, _)| match token {
+            Token::Word(word) => Some((*word).to_owned()),
+            _ => None,
+        });
+        return Opens::Scope { name: names.collect() };
     }
     structure(rest).or_else(|| function(rest)).unwrap_or(Opens::Other)
 }
@@ -94,8 +94,8 @@ fn structure(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
                 (Token::Word("alignas" | "__attribute__" | "__declspec" | "__align__"), _),
                 (Token::Group, _),
                 tail @ ..,
-            ] => tail,
-            [(Token::Word("final"), _), tail @ ..] => tail,
+            ]
+            | [(Token::Word("final"), _), tail @ ..] => tail,
             [(Token::Word(word), _), tail @ ..] => {
                 // The last word is the name: others before it are macros.
                 if !scope {

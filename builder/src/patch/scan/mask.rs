@@ -191,7 +191,7 @@ impl Masker<'_> {
             match byte {
                 b'\'' if self.peek(1).is_some_and(is_word) => self.at += 2,
                 b'+' | b'-' if matches!(self.raw.get(self.at - 1), Some(b'e' | b'E' | b'p' | b'P')) => {
-                    self.at += 1
+                    self.at += 1;
                 }
                 b'.' => self.at += 1,
                 _ if is_word(byte) => self.at += 1,
