@@ -136,6 +136,10 @@ impl Fault {
             Self::NoRepository { .. } => {
                 "give the folder that has `.git` in it, or a bare repository; for other folders there is --source PATH".into()
             }
+            Self::Unreachable { why, .. } if why.contains("certificate") => {
+                "SSL_CERT_FILE names the certificates that are trusted, where they are not in the system's usual place"
+                    .into()
+            }
             Self::Unreachable { .. } => {
                 "check the network and the proxy settings; without a network, take a commit that is in the cache with \
                  --offline, a clone with --git PATH, or a folder or archive with --source PATH"

@@ -54,14 +54,12 @@ impl Repository {
         let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
         let line = self.first_parents(last)?;
         // From here on they are behind the beginning, and all that follow too: an ancestor's ancestors are ancestors.
-        let cut = match line.iter().position(|step| step.id == first) {
-            Some(place) => place,
-            None => {
-                let repo = self.lock();
-                let behind = |step: &Step| repo.graph_descendant_of(first, step.id).unwrap_or(false);
-                line.partition_point(|step| !behind(step))
-            }
-        };
+        let here = line.iter().position(|step| step.id == first);
+        let cut = here.unwrap_or_else(|| {
+            let repo = self.lock();
+            let behind = |step: &Step| repo.graph_descendant_of(first, step.id).unwrap_or(false);
+            line.partition_point(|step| !behind(step))
+        });
         if cut == 0 {
             return Err(fault("holds nothing: its end is not newer than its beginning").into());
         }
