@@ -111,10 +111,12 @@ async fn gpus(
         cure: cure.into(),
     };
     match (backend, arch.gpu.is_empty(), arch.cpu) {
-        (Backend::Cpu | Backend::Vulkan | Backend::Metal, ..) => Ok(Vec::new()),
+        (Backend::Cpu | Backend::Vulkan | Backend::Metal, ..) | (Backend::Cuda, true, Arch::Portable) => {
+            // For CUDA upstream has a list for each toolkit, which knows what of it compiles; cmake's `all-major` does
+            // not.
+            Ok(Vec::new())
+        }
         (Backend::Cuda | Backend::Hip, false, _) => Ok(arch.gpu.clone()),
-        // Upstream has a list for each toolkit, which knows what of it compiles; cmake's `all-major` does not.
-        (Backend::Cuda, true, Arch::Portable) => Ok(Vec::new()),
         (Backend::Hip, true, Arch::Portable) => Err(Error::Target {
             given: arch.to_string(),
             why: "ROCm has no list of common architectures".into(),
