@@ -295,7 +295,10 @@ fn the_set_that_the_documentation_shows_is_sound() {
     let path = folder.path().join("mine");
     let known = block("Once you have read that version, add it:\n\n```json\n");
     for fingerprints in [block("knows nothing:\n\n```json\n"), known] {
-        write(&path, &[("set.toml", block("```toml\n")), ("mine.h", ""), ("fingerprints.json", fingerprints)]);
+        write(
+            &path,
+            &[("set.toml", block("```toml\n")), ("mine.h", ""), ("fingerprints.json", fingerprints)],
+        );
         let catalogue = Catalogue::default().with_folder(&path).unwrap();
         assert_eq!(catalogue.fix("count-turns").unwrap().0.hooks.len(), 2);
     }
