@@ -13,6 +13,8 @@ use crate::store::BuildId;
 pub enum Phase {
     /// Taking a commit from a server; only before a build.
     Fetch,
+    /// Judging patch sets at many revisions; never part of a build.
+    Check,
     /// Copying or unpacking the source into the work folder.
     Unpack,
     /// cmake.
@@ -29,6 +31,7 @@ impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Fetch => "fetching",
+            Self::Check => "checking",
             Self::Unpack => "unpacking",
             Self::Configure => "configuring",
             Self::Compile => "compiling",
@@ -93,7 +96,8 @@ impl Reporter {
         (Self(Some(sender)), receiver)
     }
 
-    pub(crate) fn tell(&self, event: Event) {
+    /// Tells it to whoever listens.
+    pub fn tell(&self, event: Event) {
         if let Some(sender) = &self.0 {
             // Nobody listens any more: the work goes on all the same.
             sender.send(event).ok();

@@ -39,7 +39,8 @@ pub enum Grain {
     Sets,
 }
 
-/// The same answer for the same patch at several revisions in a row.
+/// The same answer for the same patch at several revisions in a row. Where in a file it was found is no part of it: that
+/// changes with every line that upstream adds above.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Run {
     /// The oldest revision.
@@ -52,7 +53,7 @@ pub struct Run {
     pub patch: String,
     /// As in [`Row`].
     pub status: Status,
-    /// As in [`Row`].
+    /// As in [`Row`], without the line.
     pub reason: String,
 }
 
@@ -140,7 +141,7 @@ pub fn runs(rows: &[Row]) -> Vec<Run> {
         let start = all.len();
         for row in rows.iter().filter(|row| row.patch == patch) {
             match all[start..].last_mut() {
-                Some(run) if run.status == row.status && run.reason == row.reason => {
+                Some(run) if run.status == row.status && run.reason == without_line(&row.reason) => {
                     run.last.clone_from(&row.revision);
                     run.revisions += 1;
                 }
@@ -150,7 +151,7 @@ pub fn runs(rows: &[Row]) -> Vec<Run> {
                     revisions: 1,
                     patch: row.patch.clone(),
                     status: row.status,
-                    reason: row.reason.clone(),
+                    reason: without_line(&row.reason),
                 }),
             }
         }
@@ -176,6 +177,18 @@ pub fn stops(rows: &[Row]) -> Vec<Stop> {
         }
     };
     patches(rows).into_iter().map(stop).collect()
+}
+
+/// `file:12: text` as `file: text`.
+fn without_line(reason: &str) -> String {
+    let cut = || {
+        let (place, text) = reason.split_once(": ")?;
+        let (file, line) = place.rsplit_once(':')?;
+        let is_place =
+            !file.contains(' ') && !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit());
+        is_place.then(|| format!("{file}: {text}"))
+    };
+    cut().unwrap_or_else(|| reason.to_owned())
 }
 
 fn patches(rows: &[Row]) -> Vec<&str> {
@@ -248,6 +261,20 @@ mod tests {
     }
 
     #[test]
+    fn the_line_of_a_reason_does_not_part_a_run() {
+        let mut rows = rows("p", "uuu");
+        for (row, reason) in
+            rows.iter_mut().zip(["a/b.cu:7: seam `x`: new", "a/b.cu:9: seam `x`: new", "c.cu:9: seam"])
+        {
+            row.reason = reason.into();
+        }
+        let runs: Vec<(usize, String)> =
+            runs(&rows).into_iter().map(|run| (run.revisions, run.reason)).collect();
+        assert_eq!(runs, [(2, "a/b.cu: seam `x`: new".to_owned()), (1, "c.cu: seam".to_owned())]);
+        assert_eq!(without_line("it is for b1..b2: this is b3"), "it is for b1..b2: this is b3");
+    }
+
+    #[test]
     fn a_patch_stops_where_it_is_first_not_verified_after_it_was_and_may_come_back() {
         let stop = |statuses: &str| {
             let stop = stops(&rows("p", statuses)).remove(0);
@@ -278,7 +305,13 @@ mod tests {
         };
         let rows = rows_of(&judgement, "b7", Grain::Fixes);
         let told = |row: &Row| format!("{} {} {} {}", row.revision, row.patch, row.status, row.reason);
-        assert_eq!(rows.iter().map(told).collect::<Vec<_>>(), ["b7 s/a verified ", "b7 s/b not-applicable no graphs"]);
-        assert_eq!(rows_of(&judgement, "b7", Grain::Sets).iter().map(told).collect::<Vec<_>>(), ["b7 s verified "]);
+        assert_eq!(
+            rows.iter().map(told).collect::<Vec<_>>(),
+            ["b7 s/a verified ", "b7 s/b not-applicable no graphs"]
+        );
+        assert_eq!(
+            rows_of(&judgement, "b7", Grain::Sets).iter().map(told).collect::<Vec<_>>(),
+            ["b7 s verified "]
+        );
     }
 }

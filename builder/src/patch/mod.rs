@@ -22,6 +22,7 @@
 //! | [`mod@diff`] | the user's plain diffs, strictly placed |
 //! | [`series`] | several sets, one on top of the other |
 //! | [`apply`] | written into a folder and taken out again |
+//! | [`history`] | many revisions |
 //! | [`export`] | written as patches that git and patch read |
 //! | [`normal`] | the text of such a container without comments and layout, and its hash |
 
@@ -32,6 +33,7 @@ mod embedded;
 pub mod export;
 pub mod fingerprints;
 pub mod fix;
+pub mod history;
 pub mod judge;
 pub mod judgement;
 mod load;

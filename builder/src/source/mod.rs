@@ -106,6 +106,19 @@ impl Source {
         }
     }
 
+    /// llama.cpp's own folder, with what it believes it is; `None` for sources that are no folders. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// There is no llama.cpp in it.
+    pub fn folder(&self, cancel: &CancellationToken) -> Result<Option<(PathBuf, Revision)>> {
+        let Self::Directory(path) = self else { return Ok(None) };
+        let (tree, revision) = folder::locate(path, cancel)?;
+        // Joining nothing would leave a slash at the end.
+        let root = if tree.root.is_empty() { path.clone() } else { path.join(tree.root) };
+        Ok(Some((root, revision)))
+    }
+
     /// Its llama.cpp as files by name, for patches. Blocks: an archive is read whole, of the others only what is asked
     /// for. `cache` as for [`Source::examine`].
     ///

@@ -15,6 +15,7 @@ mod config;
 mod control;
 mod dropin;
 mod gpu;
+mod patches;
 pub(crate) mod progress;
 mod quickstart;
 mod serve;
@@ -39,6 +40,9 @@ enum Command {
     /// Lists, shows and removes builds.
     #[command(subcommand)]
     Builds(builds::BuildsCommand),
+    /// Lists patch sets, judges them in a source, applies, exports.
+    #[command(subcommand)]
+    Patches(Box<patches::PatchesCommand>),
     /// Writes a tiny model with random weights, to try things with.
     SampleModel(builds::SampleModelArgs),
     /// Shows the models of a running instance.
@@ -115,6 +119,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Serve(args) => serve::run(*args),
         Command::Build(args) => build::run(args),
         Command::Builds(command) => builds::run(command),
+        Command::Patches(command) => patches::run(*command),
         Command::SampleModel(args) => builds::sample_model(&args),
         Command::Status(args) => control::status(&args),
         Command::Restart(args) => control::restart(&args),

@@ -89,6 +89,7 @@ fn name(phase: warden_builder::Phase) -> &'static str {
     use warden_builder::Phase;
     match phase {
         Phase::Fetch => "fetching",
+        Phase::Check => "checking",
         Phase::Unpack => "unpacking",
         Phase::Configure => "configuring",
         Phase::Compile => "compiling",

@@ -21,6 +21,11 @@ pub(crate) struct GitArgs {
 }
 
 impl GitArgs {
+    /// Whether a tag, a branch or a commit is given.
+    pub(crate) const fn names_commit(&self) -> bool {
+        self.reference.is_some()
+    }
+
     /// The commit that is meant; without `--git`, one of the configured default. `history`: whether the commits before it are needed too.
     pub(crate) fn request(&self, numbers: &Build, history: bool) -> Result<Request, Failure> {
         let named = Named::parse(self.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;

@@ -1,0 +1,157 @@
+//! `patches apply`: sets into a folder, all or nothing, and out again.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use warden_builder::Source;
+use warden_builder::patch::apply::{Applied, Reversed, Target};
+use warden_builder::patch::{PatchSet, Series, Status};
+
+use super::{SetArgs, admitted};
+use crate::exit::Failure;
+use crate::out;
+
+/// What `patches apply` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ApplyArgs {
+    /// Folder with llama.cpp somewhere in it.
+    #[arg(long, value_name = "DIR")]
+    source: PathBuf,
+    /// Takes out again what was applied, byte for byte.
+    #[arg(long, conflicts_with_all = ["plan", "allow_unverified", "patch_set", "backend"])]
+    reverse: bool,
+    /// Shows what would change, and changes nothing.
+    #[arg(long, visible_alias = "dry-run")]
+    plan: bool,
+    #[command(flatten)]
+    sets: SetArgs,
+    /// Applies sets also where the code that they lean on is a version that nobody has looked at.
+    #[arg(long)]
+    allow_unverified: bool,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: ApplyArgs) -> Result<(), Failure> {
+    let source = Source::at(&args.source)?;
+    let Some((root, revision)) = source.folder(&CancellationToken::new())? else {
+        return Err(Failure::usage(
+            format!("{} is an archive, and patches are written into a folder", args.source.display()),
+            "unpack it first; or write patches for it with `llama-warden patches export`",
+        ));
+    };
+    let mut target = Target::open(&root, revision)?;
+    if args.reverse {
+        return told_reversed(&root.display().to_string(), &target.reverse()?, args.json);
+    }
+    let sets = args.sets.load()?;
+    let sets: Vec<&PatchSet> = sets.iter().collect();
+    let series = Series::judge(&sets, &target.original()?)?;
+    let admitted = admitted(&series, args.allow_unverified, "applied");
+    let outcome = match (&admitted, args.plan) {
+        (Err(_), _) => "refused",
+        (Ok(()), true) => "planned",
+        (Ok(()), false) => match target.apply(&series)? {
+            Applied::Written => "written",
+            Applied::Already => "already",
+            Applied::Finished => "finished",
+            Applied::Nothing => "nothing",
+        },
+    };
+    if args.json {
+        out::json(&result(&root.display().to_string(), outcome, &series))?;
+    } else {
+        out::write(&text(&root.display().to_string(), outcome, &series))?;
+    }
+    admitted
+}
+
+fn told_reversed(root: &str, reversed: &Reversed, json: bool) -> Result<(), Failure> {
+    let sets: Vec<String> = reversed.sets.iter().map(ToString::to_string).collect();
+    if json {
+        let outcome = if sets.is_empty() { "nothing" } else { "reversed" };
+        return out::json(
+            &json!({ "root": root, "outcome": outcome, "sets": sets, "files": reversed.files }),
+        );
+    }
+    if sets.is_empty() {
+        return out::line(&format!("{root}: no patches are applied; nothing was changed"));
+    }
+    for file in &reversed.files {
+        out::line(&format!("restored {file}"))?;
+    }
+    out::line(&format!("{root}: {} taken out", sets.join("+")))
+}
+
+fn result(root: &str, outcome: &str, series: &Series) -> Value {
+    let sets = series.judgements.iter().map(|judgement| {
+        let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
+        json!({
+            "set": judgement.set,
+            "status": judgement.status,
+            "reasons": reasons,
+            "fixes": judgement.fixes,
+        })
+    });
+    let files = series.edits.0.iter().map(|edit| {
+        let inserted =
+            edit.inserted.iter().map(|one| json!({ "line": one.line, "text": one.text, "hook": one.hook }));
+        json!({
+            "path": edit.path,
+            "created": edit.before.is_none(),
+            "inserted": inserted.collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "root": root,
+        "outcome": outcome,
+        "patch_set": series.id(),
+        "sets": sets.collect::<Vec<_>>(),
+        "files": files.collect::<Vec<_>>(),
+    })
+}
+
+fn text(root: &str, outcome: &str, series: &Series) -> String {
+    let mut lines = Vec::new();
+    for judgement in &series.judgements {
+        lines.push(format!("{}: {}", judgement.set, super::check::told(judgement.status)));
+        // Those of a refusal are told with the error.
+        if matches!(judgement.status, Status::NotApplicable | Status::Superseded) || outcome != "refused" {
+            lines.extend(judgement.reasons.iter().map(|reason| format!("  {reason}")));
+        }
+    }
+    if outcome != "refused" {
+        lines.extend(changes(series));
+    }
+    let id = series.id();
+    lines.extend(match outcome {
+        "written" => Some(format!("{root}: {id} applied")),
+        "already" => Some(format!("{root}: {id} is applied already; nothing was changed")),
+        "finished" => Some(format!("{root}: {id} had been applied in part; the rest is written now")),
+        "nothing" => Some(format!("{root}: no set changes anything here")),
+        "planned" => Some(format!("{root}: {id} would be applied; nothing was changed")),
+        _ => None,
+    });
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// Each change as `file:line: text`.
+fn changes(series: &Series) -> Vec<String> {
+    let mut lines = Vec::new();
+    for edit in &series.edits.0 {
+        if edit.before.is_none() {
+            let count = edit.after.split_inclusive(|byte| *byte == b'\n').count();
+            lines.push(format!("{}: new file, {count} lines", edit.path));
+        }
+        lines.extend(
+            edit.inserted.iter().map(|one| format!("{}:{}: {}", edit.path, one.line, one.text.trim())),
+        );
+        if edit.before.is_some() && edit.inserted.is_empty() {
+            lines.push(format!("{}: changed by a diff", edit.path));
+        }
+    }
+    lines
+}

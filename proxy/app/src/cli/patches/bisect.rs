@@ -1,0 +1,136 @@
+//! `patches bisect`: since which commit a patch is not verified any more. Every commit is judged, because a patch can
+//! come back.
+
+use clap::Args;
+use warden_builder::patch::history::{self, Grain, Row, Stop};
+use warden_builder::patch::{PatchSet, Status};
+
+use super::SetArgs;
+use super::check::{judged, rows, told};
+use super::source::{RangeArgs, SourceArgs};
+use crate::cli::{ConfigArgs, block_on};
+use crate::exit::Failure;
+use crate::out;
+
+/// What `patches bisect` takes.
+#[derive(Debug, Args)]
+pub(crate) struct BisectArgs {
+    /// A set, a fix, or both as SET/FIX. Default: every fix of every set.
+    #[arg(value_name = "PATCH")]
+    patch: Option<String>,
+    #[command(flatten)]
+    source: SourceArgs,
+    #[command(flatten)]
+    range: RangeArgs,
+    #[command(flatten)]
+    sets: SetArgs,
+    /// JSON, for programs: an array of `{patch, last_verified, first, again}`.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+pub(super) fn run(args: BisectArgs) -> Result<(), Failure> {
+    if args.range.range.is_none() {
+        return Err(Failure::usage(
+            "bisect needs a range",
+            "say where to look with --range A..B, such as --range b4881..b10587",
+        ));
+    }
+    let sets = args.sets.load()?;
+    let (sets, grain, only) = wanted(sets, args.patch.as_deref())?;
+    let all = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
+    let rows: Vec<Row> =
+        all.into_iter().filter(|row| only.as_ref().is_none_or(|only| row.patch == *only)).collect();
+    let stops = history::stops(&rows);
+    if args.json {
+        out::json(&stops)?;
+    } else {
+        out::write(&table(&stops))?;
+    }
+    let firsts: Vec<Row> = stops.into_iter().filter_map(|stop| stop.first).collect();
+    judged(&firsts, false).map_err(|failure| match failure {
+        Failure::Refused { hint, .. } => {
+            let count = firsts
+                .iter()
+                .filter(|row| matches!(row.status, Status::Refused | Status::Unverified))
+                .count();
+            let message = if count == 1 {
+                "one patch stops being verified in this range".to_owned()
+            } else {
+                format!("{count} patches stop being verified in this range")
+            };
+            Failure::Refused { message, hint }
+        }
+        other => other,
+    })
+}
+
+/// The sets to judge, how finely, and the one patch that is asked about.
+fn wanted(
+    sets: Vec<PatchSet>,
+    patch: Option<&str>,
+) -> Result<(Vec<PatchSet>, Grain, Option<String>), Failure> {
+    let Some(patch) = patch else { return Ok((sets, Grain::Fixes, None)) };
+    let (set, fix) = match patch.split_once('/') {
+        Some((set, fix)) => (Some(set), Some(fix)),
+        None if sets.iter().any(|set| set.id == patch) => (Some(patch), None),
+        None => (None, Some(patch)),
+    };
+    let found = sets
+        .into_iter()
+        .find(|one| set.is_none_or(|id| one.id == id) && fix.is_none_or(|id| one.fix(id).is_some()))
+        .ok_or_else(|| {
+            Failure::usage(
+                format!("there is no patch set and no fix `{patch}`"),
+                "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR",
+            )
+        })?;
+    let (grain, only) = match fix {
+        Some(fix) => (Grain::Fixes, format!("{}/{fix}", found.id)),
+        None => (Grain::Sets, found.id.clone()),
+    };
+    Ok((vec![found], grain, Some(only)))
+}
+
+fn table(stops: &[Stop]) -> String {
+    let head = ["PATCH", "VERIFIED UNTIL", "STOPS AT", "AS", "VERIFIED AGAIN AT", "WHY"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for stop in stops {
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+        let (at, status, why) = match (&stop.first, &stop.last_verified) {
+            (Some(row), _) => (row.revision.clone(), told(row.status), row.reason.clone()),
+            (None, Some(_)) => ("-".to_owned(), "-".to_owned(), "holds to the end".to_owned()),
+            (None, None) => ("-".to_owned(), "-".to_owned(), "never verified in this range".to_owned()),
+        };
+        lines.push(vec![stop.patch.clone(), text(&stop.last_verified), at, status, text(&stop.again), why]);
+    }
+    out::table(&lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_until_since_and_again() {
+        let row = Row {
+            revision: "b9".into(),
+            patch: "s/f".into(),
+            status: Status::Unverified,
+            reason: "seam x".into(),
+        };
+        let some = |text: &str| Some(text.to_owned());
+        let stops = [
+            Stop { patch: "s/f".into(), last_verified: some("b8"), first: Some(row), again: some("b12") },
+            Stop { patch: "s/g".into(), last_verified: some("b20"), first: None, again: None },
+            Stop { patch: "s/h".into(), last_verified: None, first: None, again: None },
+        ];
+        let table = table(&stops);
+        let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["s/f", "b8", "b9", "unverified", "b12", "seam", "x"]);
+        assert_eq!(lines[2], ["s/g", "b20", "-", "-", "-", "holds", "to", "the", "end"]);
+        assert_eq!(lines[3][5], "never");
+    }
+}

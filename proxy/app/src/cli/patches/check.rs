@@ -1,0 +1,162 @@
+//! `patches check`: which patches hold in a source, or at each commit of a range.
+
+use clap::Args;
+use warden_builder::patch::history::{self, Grain, Row};
+use warden_builder::patch::{Judge, PatchSet, Status};
+use warden_builder::{Event, Phase};
+
+use super::SetArgs;
+use super::source::{RangeArgs, SourceArgs, blocking};
+use crate::cli::build::with_builder;
+use crate::cli::{ConfigArgs, block_on};
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::out;
+
+/// What `patches check` takes.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(super) source: SourceArgs,
+    #[command(flatten)]
+    pub(super) range: RangeArgs,
+    #[command(flatten)]
+    pub(super) sets: SetArgs,
+    /// One row for a whole set instead of one for each of its fixes.
+    #[arg(long = "sets")]
+    by_set: bool,
+    /// Takes what is not verified for good, as far as the exit code goes.
+    #[arg(long)]
+    allow_unverified: bool,
+    /// JSON, for programs: an array of `{revision, patch, status, reason}`.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+pub(super) fn run(args: CheckArgs) -> Result<(), Failure> {
+    let sets = args.sets.load()?;
+    let grain = if args.by_set { Grain::Sets } else { Grain::Fixes };
+    let rows = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
+    if args.json {
+        out::json(&rows)?;
+    } else {
+        out::write(&table(&rows, args.range.range.is_some()))?;
+    }
+    judged(&rows, args.allow_unverified)
+}
+
+/// Judges whatever is asked for.
+pub(super) async fn rows(
+    source: &SourceArgs,
+    range: &RangeArgs,
+    sets: Vec<PatchSet>,
+    grain: Grain,
+    config: &ConfigArgs,
+) -> Result<Vec<Row>, Failure> {
+    if range.range.is_some() && (source.is_path() || source.names_commit()) {
+        return Err(Failure::usage(
+            "--range goes with --git alone",
+            "a range has its own ends: leave --source and --ref away",
+        ));
+    }
+    let machine = Machine::read();
+    let loaded = config.load(&machine, Vec::new())?;
+    let numbers = &loaded.settings.build;
+    with_builder(&loaded, &machine, async |builder| {
+        let Some(text) = &range.range else {
+            let found = source.open(&builder, numbers).await?;
+            return blocking(move || {
+                let sets: Vec<&PatchSet> = sets.iter().collect();
+                history::check(&sets, found.tree.as_ref(), &found.label, grain, &Judge::default())
+            })
+            .await;
+        };
+        let (repository, revisions) = source.range(text, range.every, &builder, numbers).await?;
+        let (reporter, cancel) = (builder.reporter.clone(), builder.cancel.clone());
+        blocking(move || {
+            let sets: Vec<&PatchSet> = sets.iter().collect();
+            let total = u32::try_from(revisions.len()).unwrap_or(u32::MAX);
+            reporter.tell(Event::Phase(Phase::Check));
+            let told = |done: usize, item: &str| {
+                let done = u32::try_from(done).unwrap_or(total);
+                reporter.tell(Event::Progress { done, total, item: item.to_owned() });
+            };
+            history::check_range(&sets, &repository, &revisions, grain, &told, &cancel)
+        })
+        .await
+    })
+    .await
+}
+
+/// The rows for people; equal ones of a range as one.
+fn table(rows: &[Row], is_range: bool) -> String {
+    let mut lines = vec![["REVISION", "PATCH", "STATUS", "WHY"].map(str::to_owned).to_vec()];
+    if is_range {
+        for run in history::runs(rows) {
+            let span = if run.first == run.last { run.first } else { format!("{}..{}", run.first, run.last) };
+            lines.push(vec![span, run.patch, told(run.status), run.reason]);
+        }
+    } else {
+        for row in rows {
+            lines.push(vec![row.revision.clone(), row.patch.clone(), told(row.status), row.reason.clone()]);
+        }
+    }
+    out::table(&lines)
+}
+
+/// A status as people say it.
+pub(super) fn told(status: Status) -> String {
+    status.to_string().replace('-', " ")
+}
+
+/// Fine, or how many rows are not.
+pub(super) fn judged(rows: &[Row], allow_unverified: bool) -> Result<(), Failure> {
+    let count = |status| rows.iter().filter(|row| row.status == status).count();
+    let (refused, unverified) = (count(Status::Refused), count(Status::Unverified));
+    if refused == 0 && (unverified == 0 || allow_unverified) {
+        return Ok(());
+    }
+    Err(Failure::Refused {
+        message: format!("of {} answers {refused} are refused and {unverified} unverified", rows.len()),
+        hint: "`llama-warden patches show ID` tells what a patch leans on; WHY says what changed".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(revision: &str, status: Status, reason: &str) -> Row {
+        Row { revision: revision.into(), patch: "s/f".into(), status, reason: reason.into() }
+    }
+
+    #[test]
+    fn a_range_is_told_in_runs() {
+        let rows = [
+            row("b1", Status::NotApplicable, "no graphs"),
+            row("b2", Status::NotApplicable, "no graphs"),
+            row("b3", Status::Verified, ""),
+        ];
+        let expected = "REVISION  PATCH  STATUS          WHY\n\
+                        b1..b2    s/f    not applicable  no graphs\n\
+                        b3        s/f    verified\n";
+        assert_eq!(table(&rows, true), expected);
+        assert_eq!(table(&rows, false).lines().count(), 4);
+    }
+
+    #[test]
+    fn what_is_not_needed_is_fine_and_what_is_unverified_only_when_allowed() {
+        let fine = [
+            row("b1", Status::Verified, ""),
+            row("b1", Status::Superseded, ""),
+            row("b1", Status::NotApplicable, ""),
+        ];
+        assert!(judged(&fine, false).is_ok());
+        let unverified = [row("b1", Status::Unverified, "")];
+        assert_eq!(judged(&unverified, false).unwrap_err().code(), 3);
+        assert!(judged(&unverified, true).is_ok());
+        assert_eq!(judged(&[row("b1", Status::Refused, "")], true).unwrap_err().code(), 3);
+    }
+}

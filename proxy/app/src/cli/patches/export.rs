@@ -1,0 +1,139 @@
+//! `patches export`: an ordinary series of patches for one revision.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+use warden_builder::patch::export::{PatchFile, export};
+use warden_builder::patch::{PatchSet, Series};
+
+use super::source::{SourceArgs, blocking};
+use super::{SetArgs, admitted};
+use crate::cli::build::with_builder;
+use crate::cli::{ConfigArgs, block_on};
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::out;
+
+/// What `patches export` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    #[command(flatten)]
+    sets: SetArgs,
+    /// Exports sets also where the code that they lean on is a version that nobody has looked at.
+    #[arg(long)]
+    allow_unverified: bool,
+    /// The folder to write them into; made where it is missing.
+    #[arg(long, short, value_name = "DIR")]
+    output: PathBuf,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+pub(super) fn run(args: ExportArgs) -> Result<(), Failure> {
+    block_on(exported(args))?
+}
+
+async fn exported(args: ExportArgs) -> Result<(), Failure> {
+    let sets = args.sets.load()?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let numbers = &loaded.settings.build;
+    let (series, files, label, shown) = with_builder(&loaded, &machine, async |builder| {
+        let found = args.source.open(&builder, numbers).await?;
+        blocking(move || {
+            let sets: Vec<&PatchSet> = sets.iter().collect();
+            let series = Series::judge(&sets, found.tree.as_ref())?;
+            let files = export(&series, &sets, found.tree.as_ref())?;
+            Ok((series, files, found.label, found.shown))
+        })
+        .await
+    })
+    .await?;
+    admitted(&series, args.allow_unverified, "exported")?;
+    let paths = write_all(&args.output, &files)?;
+    if args.json {
+        let list = files
+            .iter()
+            .zip(&paths)
+            .map(|(file, path)| json!({ "set": file.set, "path": path, "crlf": file.crlf }));
+        return out::json(&json!({
+            "revision": label,
+            "source": shown,
+            "patch_set": series.id(),
+            "patches": list.collect::<Vec<_>>(),
+        }));
+    }
+    for path in &paths {
+        out::line(&path.to_string_lossy())?;
+    }
+    if files.is_empty() {
+        return out::line(&format!("no set changes anything in {label}"));
+    }
+    if files.iter().any(|file| file.crlf) {
+        out::error_line("note: files with CRLF line ends are changed; git am needs --keep-cr for them");
+    }
+    Ok(())
+}
+
+/// Writes the files whole. One that is there with other content is somebody's, and nothing is written then.
+fn write_all(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, Failure> {
+    let trouble = |path: &Path, error: &dyn std::fmt::Display| {
+        Failure::hinted(format!("cannot write {}: {error}", path.display()), "choose another folder with -o")
+    };
+    std::fs::create_dir_all(folder).map_err(|error| trouble(folder, &error))?;
+    let paths: Vec<PathBuf> = files.iter().map(|file| folder.join(&file.name)).collect();
+    for (file, path) in files.iter().zip(&paths) {
+        match std::fs::read(path) {
+            Ok(content) if content != file.content => {
+                return Err(trouble(path, &"a file with other content is there"));
+            }
+            _ => {}
+        }
+    }
+    for (file, path) in files.iter().zip(&paths) {
+        let mut new = tempfile::NamedTempFile::new_in(folder).map_err(|error| trouble(path, &error))?;
+        let written = new.write_all(&file.content).and_then(|()| new.as_file().sync_all());
+        written.map_err(|error| trouble(path, &error))?;
+        readable(&new).map_err(|error| trouble(path, &error))?;
+        new.persist(path).map_err(|error| trouble(path, &error.error))?;
+    }
+    Ok(paths)
+}
+
+/// A temporary file is its owner's alone; a patch is to be passed on.
+fn readable(file: &tempfile::NamedTempFile) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_there_with_other_content_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, content: &str| PatchFile {
+            name: name.into(),
+            set: "s".into(),
+            content: content.into(),
+            crlf: false,
+        };
+        let (first, second) = (file("0001-a.patch", "a"), file("0002-b.patch", "b"));
+        write_all(folder.path(), &[first.clone()]).unwrap();
+        write_all(folder.path(), &[first.clone(), second.clone()]).unwrap();
+        std::fs::write(folder.path().join("0002-b.patch"), "mine").unwrap();
+        std::fs::remove_file(folder.path().join("0001-a.patch")).unwrap();
+        let failure = write_all(folder.path(), &[first, second]).unwrap_err();
+        assert!(failure.to_string().contains("0002-b.patch"), "{failure}");
+        assert!(!folder.path().join("0001-a.patch").exists());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,129 @@
+//! `patches fingerprint`: what a maintainer writes down after reading a new version of the code that a set leans on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use warden_builder::patch::fingerprints::{Fingerprints, SCHEMA};
+use warden_builder::patch::{PatchSet, SeamSeen, Tree, fingerprint, learn};
+
+use super::CatalogueArgs;
+use super::source::{RangeArgs, SourceArgs, blocking};
+use crate::cli::build::with_builder;
+use crate::cli::{ConfigArgs, block_on};
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::out;
+
+/// What `patches fingerprint` takes.
+#[derive(Debug, Args)]
+pub(crate) struct FingerprintArgs {
+    /// The set, by its id.
+    set: String,
+    #[command(flatten)]
+    source: SourceArgs,
+    #[command(flatten)]
+    range: RangeArgs,
+    #[command(flatten)]
+    catalogue: CatalogueArgs,
+    /// What the version is called; of a range each commit has its own name. Default: the source's name.
+    #[arg(long, value_name = "TEXT", conflicts_with = "range")]
+    label: Option<String>,
+    /// The named source that it is of, such as llama.cpp.
+    #[arg(long, value_name = "NAME", default_value = "llama.cpp")]
+    of: String,
+    /// Adds to this file, the set's fingerprints.json, instead of printing the result.
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// What is seen at one revision.
+struct Seen {
+    seams: Vec<SeamSeen>,
+    label: String,
+    commit: String,
+}
+
+pub(super) fn run(args: FingerprintArgs) -> Result<(), Failure> {
+    let set = args.catalogue.load()?.require(&args.set)?.clone();
+    let mut known = match &args.write {
+        Some(file) => existing(file)?.unwrap_or_else(|| set.fingerprints.clone()),
+        None => set.fingerprints.clone(),
+    };
+    let before: usize = known.seams.values().map(Vec::len).sum();
+    for seen in block_on(seen(&args, set))?? {
+        known = learn(&known, &seen.seams, &seen.label, &seen.commit, &args.of);
+    }
+    let after: usize = known.seams.values().map(Vec::len).sum();
+    let Some(file) = &args.write else { return out::json(&known) };
+    let text = serde_json::to_string_pretty(&known).map_err(|error| Failure::failed(error.to_string()))?;
+    std::fs::write(file, format!("{text}\n"))
+        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))?;
+    out::line(&format!("{}: {} new versions, {after} in all", file.display(), after - before))
+}
+
+fn existing(file: &Path) -> Result<Option<Fingerprints>, Failure> {
+    let bytes = match std::fs::read(file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Failure::failed(format!("cannot read {}: {error}", file.display()))),
+    };
+    let wrong = |why: String| {
+        Failure::usage(
+            format!("{} is no fingerprints.json: {why}", file.display()),
+            "name another file with --write",
+        )
+    };
+    let known: Fingerprints = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    if known.schema == SCHEMA {
+        Ok(Some(known))
+    } else {
+        Err(wrong(format!("its schema is {}", known.schema)))
+    }
+}
+
+async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<Seen>, Failure> {
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let numbers = &loaded.settings.build;
+    with_builder(&loaded, &machine, async |builder| {
+        let Some(range) = &args.range.range else {
+            let found = args.source.open(&builder, numbers).await?;
+            let label = args.label.clone().unwrap_or_else(|| found.label.clone());
+            return blocking(move || {
+                let seams = fingerprint(&set, found.tree.as_ref())?;
+                let revision = found.tree.revision();
+                let commit = revision.commit.as_ref().map(|_| revision.short_commit().to_owned());
+                Ok(vec![Seen { seams, label, commit: commit.unwrap_or_default() }])
+            })
+            .await;
+        };
+        let (repository, revisions) = args.source.range(range, args.range.every, &builder, numbers).await?;
+        let cancel = builder.cancel.clone();
+        blocking(move || {
+            let mut all = Vec::new();
+            let mut last: Option<Vec<Option<String>>> = None;
+            for info in revisions {
+                if cancel.is_cancelled() {
+                    return Err(warden_builder::Error::Cancelled);
+                }
+                let tree = Arc::clone(&repository).tree(&info.commit)?;
+                let files = set.seams.iter().flat_map(|seam| &seam.files);
+                let ids =
+                    files.map(|file| tree.content_id(file)).collect::<warden_builder::Result<Vec<_>>>()?;
+                // Most commits touch none of these files.
+                if last.as_ref() == Some(&ids) {
+                    continue;
+                }
+                last = Some(ids);
+                let commit = info.commit.chars().take(9).collect();
+                all.push(Seen { seams: fingerprint(&set, &tree)?, label: info.label, commit });
+            }
+            Ok(all)
+        })
+        .await
+    })
+    .await
+}

@@ -1,0 +1,87 @@
+//! `patches list`.
+
+use clap::Args;
+use serde_json::{Value, json};
+use warden_builder::patch::{Affects, Catalogue, Fix, PatchSet, UpstreamStatus};
+
+use super::CatalogueArgs;
+use crate::exit::Failure;
+use crate::out;
+
+/// What `patches list` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    catalogue: CatalogueArgs,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
+    let catalogue = args.catalogue.load()?;
+    if args.json {
+        return out::json(&catalogue.sets().iter().map(set_json).collect::<Vec<_>>());
+    }
+    if catalogue.sets().is_empty() {
+        return out::line("no patch sets");
+    }
+    out::write(&out::table(&rows(&catalogue)))
+}
+
+fn rows(catalogue: &Catalogue) -> Vec<Vec<String>> {
+    let mut rows = vec![["PATCH", "AFFECTS", "UPSTREAM", "TITLE"].map(str::to_owned).to_vec()];
+    for set in catalogue.sets() {
+        let backends =
+            if set.backends.is_empty() { "every backend".to_owned() } else { set.backends.join(", ") };
+        rows.push(vec![set.id.clone(), backends, String::new(), set.title.clone()]);
+        for fix in &set.fixes {
+            rows.push(vec![
+                format!("{}/{}", set.id, fix.id),
+                affects(&fix.affects),
+                upstream(fix),
+                fix.title.clone(),
+            ]);
+        }
+    }
+    rows
+}
+
+/// What has a defect, in a few words.
+pub(super) fn affects(affects: &Affects) -> String {
+    let builds = match (affects.first.as_str(), affects.last.as_str()) {
+        ("", "") => String::new(),
+        (first, last) => format!("{first}..{last}"),
+    };
+    let parts = [affects.backends.join(", "), builds];
+    let told: Vec<&str> = parts.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+    if told.is_empty() { "all".to_owned() } else { told.join(" ") }
+}
+
+/// What upstream did about it, in a few words.
+pub(super) fn upstream(fix: &Fix) -> String {
+    match (fix.upstream.status, fix.upstream.since.as_str()) {
+        (UpstreamStatus::Open, _) => "open".to_owned(),
+        (UpstreamStatus::Superseded, "") => "superseded".to_owned(),
+        (UpstreamStatus::Superseded, since) => format!("superseded since {since}"),
+    }
+}
+
+fn set_json(set: &PatchSet) -> Value {
+    let fixes = set.fixes.iter().map(|fix| {
+        json!({
+            "id": fix.id,
+            "title": fix.title,
+            "affects": fix.affects,
+            "upstream": fix.upstream,
+        })
+    });
+    json!({
+        "id": set.id,
+        "title": set.title,
+        "backends": set.backends,
+        "first": set.first,
+        "origin": set.origin.to_string(),
+        "fixes": fixes.collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,141 @@
+//! The llama.cpp that a command looks at: a folder, an archive, or commits of a repository.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use warden_builder::git::{Location, Repository, RevisionInfo};
+use warden_builder::patch::Tree;
+use warden_builder::{Builder, Source};
+use warden_policies::defaults::Build;
+
+use crate::cli::build::GitArgs;
+use crate::exit::Failure;
+
+/// One llama.cpp.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct SourceArgs {
+    /// Folder or archive (.tar.gz, .tar.xz, .zip) with llama.cpp somewhere in it.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["git", "reference", "offline"])]
+    source: Option<PathBuf>,
+    #[command(flatten)]
+    git: GitArgs,
+}
+
+/// Commits of a repository.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RangeArgs {
+    /// Commits after A up to B, oldest first: tags, branches, commits, or builds such as b4881.
+    #[arg(long, value_name = "A..B")]
+    pub(super) range: Option<String>,
+    /// Of a range only every N-th commit, and the last.
+    #[arg(long, value_name = "N", requires = "range", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) every: u32,
+}
+
+/// A tree, and what it is called.
+pub(super) struct Found {
+    pub(super) tree: Box<dyn Tree>,
+    /// Such as `b8827`, `a0c91e8f9` or the name of a folder.
+    pub(super) label: String,
+    /// What it came from, as it was given.
+    pub(super) shown: String,
+}
+
+impl SourceArgs {
+    /// Whether a folder or an archive is meant.
+    pub(super) fn is_path(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// Whether a commit is named, which a range does otherwise.
+    pub(super) fn names_commit(&self) -> bool {
+        self.git.names_commit()
+    }
+
+    /// Opens it; a commit is fetched where that is needed.
+    pub(super) async fn open(&self, builder: &Builder, numbers: &Build) -> Result<Found, Failure> {
+        let source = match &self.source {
+            Some(path) => Source::at(path)?,
+            None => builder.git(&self.git.request(numbers, false)?).await?,
+        };
+        let shown = match &source {
+            Source::Commit { shown, .. } => shown.clone(),
+            Source::Directory(path) | Source::Archive(path) => path.display().to_string(),
+        };
+        let (cache, cancel) = (builder.dirs.cache.clone(), builder.cancel.clone());
+        let opened = blocking(move || {
+            let tree = source.tree(&cache, &cancel)?;
+            Ok((tree, source))
+        });
+        let (tree, source) = opened.await?;
+        let revision = tree.revision();
+        let label = match (revision.build_number, revision.commit.is_some(), source) {
+            (Some(number), ..) => format!("b{number}"),
+            (None, true, _) => revision.short_commit().to_owned(),
+            (None, false, source) => source
+                .path()
+                .file_name()
+                .map_or_else(|| shown.clone(), |name| name.to_string_lossy().into_owned()),
+        };
+        Ok(Found { tree, label, shown })
+    }
+
+    /// The commits of a range with their repository, oldest first.
+    pub(super) async fn range(
+        &self,
+        range: &str,
+        every: u32,
+        builder: &Builder,
+        numbers: &Build,
+    ) -> Result<(std::sync::Arc<Repository>, Vec<RevisionInfo>), Failure> {
+        let (from, to) = ends(range)?;
+        let mut request = self.git.request(numbers, true)?;
+        // On a server a build without a tag has no name: then everything is taken, and looked for in it.
+        let by_count = to.strip_prefix('b').is_some_and(|digits| digits.parse::<u32>().is_ok());
+        request.reference = match (&request.location, by_count) {
+            (Location::Path(_), _) => Some(to.to_owned()),
+            (Location::Url(_), true) => None,
+            (Location::Url(_), false) => Some(to.to_owned()),
+        };
+        let obtained = builder.repository(&request).await?;
+        let (from, to, every) = (from.to_owned(), to.to_owned(), every as usize);
+        blocking(move || {
+            let repository = obtained.repository;
+            let revisions = repository.range(&from, &to, every)?;
+            Ok((repository, revisions))
+        })
+        .await
+    }
+}
+
+/// The two ends of `A..B`.
+fn ends(range: &str) -> Result<(&str, &str), Failure> {
+    match range.split_once("..") {
+        Some((from, to)) if !from.is_empty() && !to.is_empty() && !to.starts_with('.') => Ok((from, to)),
+        _ => Err(Failure::usage(
+            format!("--range {range}: this is no A..B"),
+            "write two tags, branches, commits or builds, such as --range b4881..b10587",
+        )),
+    }
+}
+
+/// Work that takes its time, beside the one thread that shows progress and hears signals.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> warden_builder::Result<T> + Send + 'static,
+) -> Result<T, Failure> {
+    let done = tokio::task::spawn_blocking(work).await;
+    Ok(done.map_err(|error| Failure::failed(format!("internal error: {error}")))??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_two_ends() {
+        assert_eq!(ends("b1..b2").unwrap(), ("b1", "b2"));
+        for wrong in ["b1", "b1..", "..b2", "b1...b2", ""] {
+            assert_eq!(ends(wrong).unwrap_err().code(), 2, "{wrong}");
+        }
+    }
+}
