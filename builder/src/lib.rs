@@ -20,6 +20,7 @@
 //! | [`machine`] | disk, memory and cores |
 //! | [`plan`] | what will be built, as a value with a hash |
 //! | [`patch`] | patch sets: what may be changed in a source, and whether it fits there |
+//! | [`mitigation`] | everything that can be done about memory that grows, and whether a build does it |
 //! | [`build`] | makes it |
 //! | [`mod@verify`] | makes the result prove itself |
 //! | [`store`] | keeps it, with its papers |
@@ -73,6 +74,7 @@ pub mod gguf;
 pub mod git;
 mod lock;
 pub mod machine;
+pub mod mitigation;
 pub mod patch;
 pub mod plan;
 mod process;

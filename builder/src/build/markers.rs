@@ -15,7 +15,7 @@ use crate::plan::PlannedFix;
 const CHUNK: usize = 1 << 20;
 
 /// The fixes whose marker is not in the file, by id. A fix without a marker cannot be missed. Blocks.
-pub(super) fn missing<'a>(
+pub(crate) fn missing<'a>(
     binary: &Path,
     fixes: impl Iterator<Item = &'a PlannedFix>,
     cancel: &CancellationToken,

@@ -17,7 +17,7 @@
 
 mod failure;
 mod log;
-mod markers;
+pub(crate) mod markers;
 mod ninja;
 mod patching;
 mod trial;

@@ -1,0 +1,68 @@
+//! One item of a list as it is written: `id`, `id=value`, `id.part=value`.
+
+/// An item, split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Item<'a> {
+    /// Before the dot and the equals sign.
+    pub(super) id: &'a str,
+    /// Between them.
+    pub(super) part: Option<&'a str>,
+    /// After the equals sign.
+    pub(super) value: Option<&'a str>,
+}
+
+impl<'a> Item<'a> {
+    /// Splits it. Values may contain anything, a second equals sign too.
+    pub(super) fn parse(text: &'a str) -> Self {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.trim())),
+            None => (text, None),
+        };
+        let (id, part) = match name.split_once('.') {
+            Some((id, part)) => (id, Some(part.trim())),
+            None => (name, None),
+        };
+        Self { id: id.trim(), part, value }
+    }
+
+    /// Without the value.
+    pub(super) fn name(&self) -> String {
+        match self.part {
+            Some(part) => format!("{}.{part}", self.id),
+            None => self.id.to_owned(),
+        }
+    }
+}
+
+/// The name of a further variable of a fix behind the dot: what the variable's name says beyond our prefix, the fix's
+/// own words and the unit. `LLAMA_WARDEN_GRAPH_IDLE_TRIM_S` of `graph-cache-cap` is `idle-trim`.
+pub(super) fn part_name(fix: &str, variable: &str) -> String {
+    let own: Vec<&str> = fix.split('-').collect();
+    let bare = variable.strip_prefix("LLAMA_WARDEN_").unwrap_or(variable).to_lowercase();
+    let mut words: Vec<&str> = bare.split('_').skip_while(|word| own.contains(word)).collect();
+    if words.len() > 1 && words.last().is_some_and(|last| ["s", "ms", "mib", "kib", "bytes"].contains(last)) {
+        words.pop();
+    }
+    if words.is_empty() { bare.replace('_', "-") } else { words.join("-") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_item_is_split_at_its_first_equals_sign_and_dot() {
+        assert_eq!(Item::parse("a"), Item { id: "a", part: None, value: None });
+        assert_eq!(Item::parse(" a = x=y.z "), Item { id: "a", part: None, value: Some("x=y.z") });
+        assert_eq!(Item::parse("a.b=1"), Item { id: "a", part: Some("b"), value: Some("1") });
+        assert_eq!(Item::parse("a.b=1").name(), "a.b");
+    }
+
+    #[test]
+    fn a_part_is_named_by_what_its_variable_says_beyond_the_fix() {
+        assert_eq!(part_name("graph-cache-cap", "LLAMA_WARDEN_GRAPH_IDLE_TRIM_S"), "idle-trim");
+        assert_eq!(part_name("pool-purge", "LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS"), "interval");
+        assert_eq!(part_name("cublas-reset", "LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S"), "interval");
+        assert_eq!(part_name("memory-report", "LLAMA_WARDEN_REPORT"), "report");
+    }
+}
