@@ -58,7 +58,8 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
         ConfigCommand::Show(ShowArgs { defaults: true, .. }) => out::write(warden_policies::defaults::TEXT),
         ConfigCommand::Show(ShowArgs { file, mut config, .. }) => {
             config.config = file.or(config.config);
-            out::write(&show::show(&config.load(&Machine::read(), Vec::new())?))
+            let machine = Machine::read();
+            out::write(&show::show(&config.load(&machine, Vec::new())?, &machine))
         }
         ConfigCommand::Schema => out::json(schema::root()),
     }

@@ -15,6 +15,7 @@ mod config;
 mod control;
 mod dropin;
 mod gpu;
+mod mitigations;
 mod patches;
 pub(crate) mod progress;
 mod quickstart;
@@ -43,6 +44,9 @@ enum Command {
     /// Lists patch sets, judges them in a source, applies, exports.
     #[command(subcommand)]
     Patches(Box<patches::PatchesCommand>),
+    /// Lists and shows what can be done about memory that grows.
+    #[command(subcommand)]
+    Mitigations(mitigations::MitigationsCommand),
     /// Writes a tiny model with random weights, to try things with.
     SampleModel(builds::SampleModelArgs),
     /// Shows the models of a running instance.
@@ -120,6 +124,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Build(args) => build::run(args),
         Command::Builds(command) => builds::run(command),
         Command::Patches(command) => patches::run(*command),
+        Command::Mitigations(command) => mitigations::run(&command),
         Command::SampleModel(args) => builds::sample_model(&args),
         Command::Status(args) => control::status(&args),
         Command::Restart(args) => control::restart(&args),

@@ -74,6 +74,21 @@ pub(crate) fn cache_ram_mib(args: &[String]) -> Option<i64> {
     value_of(args, &CACHE_RAM)?.parse().ok()
 }
 
+/// The last of these flags that is given, as it was written with its value, and whether it says the same as `words`
+/// (a flag and perhaps its value).
+pub(crate) fn given(args: &[String], names: &[String], words: &[&str]) -> Option<(String, bool)> {
+    let at = args.iter().rposition(|word| names.contains(&normal(word)))?;
+    let value = args.get(at + 1).filter(|next| !next.starts_with('-') || next.parse::<f64>().is_ok());
+    let same = match words {
+        // Another spelling of the same flag is the same, its opposite is not.
+        [flag] => normal(&args[at]) == *flag,
+        [_, wanted] => value.is_some_and(|value| value == wanted),
+        _ => false,
+    };
+    let text = std::iter::once(&args[at]).chain(value).cloned().collect::<Vec<_>>().join(" ");
+    Some((text, same))
+}
+
 /// The first flag for listening among the arguments.
 pub(crate) fn first_listening(args: &[String]) -> Option<(&'static str, Listening)> {
     args.iter().find_map(|word| {
@@ -134,6 +149,23 @@ mod tests {
         assert_eq!(cache_ram_mib(&words("--cache_ram -1")), Some(-1));
         assert_eq!(remote_model(&words("-hf a/b:Q4")), Some("a/b:Q4"));
         assert_eq!(model(&words("-m")), None);
+    }
+
+    #[test]
+    fn a_flag_is_found_under_all_its_names_and_compared() {
+        let names = ["--cache-ram".to_owned(), "-cram".to_owned()];
+        let given = |text: &str| given(&words(text), &names, &["--cache-ram", "512"]);
+        assert_eq!(given("-c 1"), None);
+        assert_eq!(given("-cram 512 -c 1"), Some(("-cram 512".to_owned(), true)));
+        assert_eq!(given("--cache_ram -1"), Some(("--cache_ram -1".to_owned(), false)));
+        assert_eq!(given("-cram 512 -cram 0"), Some(("-cram 0".to_owned(), false)), "the last one counts");
+        let both = ["--mmap".to_owned(), "--no-mmap".to_owned()];
+        let opposite = super::given(&words("--mmap -c 1"), &both, &["--no-mmap"]);
+        assert_eq!(opposite, Some(("--mmap".to_owned(), false)));
+        assert_eq!(
+            super::given(&words("--no_mmap"), &both, &["--no-mmap"]),
+            Some(("--no_mmap".to_owned(), true))
+        );
     }
 
     #[test]

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use warden_builder::mitigation::BuildFacts;
+
 use super::machine::{Machine, is_executable};
+use super::mitigations::Judge;
 use super::problem::{Place, Problem, Problems};
 use super::resolve::Resolved;
 
@@ -26,66 +29,88 @@ pub(crate) enum Choice {
 }
 
 /// Finds builds by id or prefix; with `None`, the newest.
-pub(crate) type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<PathBuf>, String> + Sync);
+pub(crate) type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<BuildFacts>, String> + Sync);
 
-/// Fills in the binaries of all models, and tries each of them once.
+/// A llama-server, with what its papers say if it is a build of the store.
+#[derive(Clone, Debug, PartialEq)]
+enum Found {
+    Built(BuildFacts),
+    Foreign(PathBuf),
+}
+
+impl Found {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Built(facts) => &facts.binary,
+            Self::Foreign(path) => path,
+        }
+    }
+
+    /// `version`: what it says to `--version`.
+    fn facts(self, version: &str) -> BuildFacts {
+        match self {
+            Self::Built(facts) => facts,
+            Self::Foreign(path) => BuildFacts::of_binary(&path, version),
+        }
+    }
+}
+
+/// Fills in the binaries of all models, tries each of them once, and holds the models' mitigations against them.
 pub(crate) async fn fill(
     resolved: &mut Resolved,
     machine: &Machine,
     builds: FindBuild<'_>,
 ) -> Result<(), Problems> {
     let mut problems = Vec::new();
-    let mut known: HashMap<Choice, Option<PathBuf>> = HashMap::new();
+    let mut known: HashMap<Choice, Option<BuildFacts>> = HashMap::new();
+    let mut judge = Judge::default();
     let timeout = resolved.child.version_timeout;
-    for (spec, (choice, place)) in resolved.fleet.models.iter_mut().zip(&resolved.choices) {
+    let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
+    for ((spec, (choice, place)), mitigations) in models {
         if !known.contains_key(choice) {
-            let found = match find(choice, place, machine, builds) {
-                Ok(path) => try_version(&path, timeout, place, machine).await.map(|()| path),
+            let tried = match find(choice, place, machine, builds) {
+                Ok(found) => try_version(found.path(), timeout, place, machine)
+                    .await
+                    .map(|version| found.facts(&version)),
                 Err(problem) => Err(problem),
             };
-            let path = match found {
-                Ok(path) => Some(path),
-                Err(problem) => {
-                    problems.push(problem);
-                    None
-                }
-            };
-            known.insert(choice.clone(), path);
+            let facts = tried.map_err(|problem| problems.push(problem)).ok();
+            known.insert(choice.clone(), facts);
         }
-        if let Some(Some(path)) = known.get(choice) {
-            spec.command.binary.clone_from(path);
+        if let Some(Some(facts)) = known.get(choice) {
+            let name = spec.name.as_str();
+            let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
+            let own = &mut spec.command;
+            own.binary.clone_from(&facts.binary);
+            (own.args, own.env, own.env_remove) = (command.args, command.env, command.env_remove);
         }
     }
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
 }
 
-fn find(
-    choice: &Choice,
-    place: &Place,
-    machine: &Machine,
-    builds: FindBuild<'_>,
-) -> Result<PathBuf, Problem> {
+fn find(choice: &Choice, place: &Place, machine: &Machine, builds: FindBuild<'_>) -> Result<Found, Problem> {
     let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
     let store = |id: Option<&str>| builds(id).map_err(|error| Problem::new(place.clone(), error));
     match choice {
-        Choice::Path(path) => Ok(path.clone()),
+        Choice::Path(path) => Ok(Found::Foreign(path.clone())),
         Choice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
-            Some(path) => Ok(path),
+            Some(path) => Ok(Found::Foreign(path)),
             None => fail(
                 format!("there is no program `{}` in PATH", name.display()),
                 "give the path of a llama-server, or build one with `llama-warden build`",
             ),
         },
         Choice::Build(id) => match store(Some(id))? {
-            Some(path) => Ok(path),
+            Some(facts) => Ok(Found::Built(facts)),
             None => fail(
                 format!("there is no build `{id}` in the store"),
                 "`llama-warden builds list` shows them",
             ),
         },
-        Choice::Newest => match store(None)?.or_else(|| machine.find_in_path("llama-server")) {
-            Some(path) => Ok(path),
-            None => fail(
+        Choice::Newest => match (store(None)?, machine.find_in_path("llama-server")) {
+            (Some(facts), _) => Ok(Found::Built(facts)),
+            (None, Some(path)) => Ok(Found::Foreign(path)),
+            (None, None) => fail(
                 "there is no llama-server: no build in the store, and none in PATH".to_owned(),
                 "build one with `llama-warden build`, or set `binary`",
             ),
@@ -93,12 +118,13 @@ fn find(
     }
 }
 
+/// What it says to `--version`, if it is a llama-server.
 async fn try_version(
     path: &Path,
     timeout: Duration,
     place: &Place,
     machine: &Machine,
-) -> Result<(), Problem> {
+) -> Result<String, Problem> {
     let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
     let shown = path.display();
     let hint = "give the path of a llama-server, or build one with `llama-warden build`";
@@ -122,7 +148,7 @@ async fn try_version(
             let text = [output.stdout, output.stderr].concat();
             let text = String::from_utf8_lossy(&text);
             if is_llama(&text) {
-                return Ok(());
+                return Ok(text.into_owned());
             }
             let said = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing").trim();
             if text.contains("error while loading shared libraries") {
@@ -155,7 +181,9 @@ mod tests {
 
     async fn tried(path: &Path, timeout: Duration) -> Result<(), String> {
         let found = try_version(path, timeout, &Place::Nowhere, &Machine::read()).await;
-        found.map_err(|problem| format!("{} | {}", problem.message, problem.hint.unwrap_or_default()))
+        found
+            .map(drop)
+            .map_err(|problem| format!("{} | {}", problem.message, problem.hint.unwrap_or_default()))
     }
 
     #[tokio::test]
@@ -182,11 +210,12 @@ mod tests {
         let in_path = script(dir.path(), "llama-server", "");
         let mut machine = Machine::read();
         machine.env = vec![("PATH".into(), dir.path().into())];
-        let find = |built: Option<PathBuf>| {
+        let find = |built: Option<BuildFacts>| {
             find(&Choice::Newest, &Place::Nowhere, &machine, &move |_| Ok(built.clone())).unwrap()
         };
-        assert_eq!(find(Some("/store/x".into())), PathBuf::from("/store/x"));
-        assert_eq!(find(None), in_path);
+        let built = BuildFacts { binary: "/store/x".into(), number: None, papers: None };
+        assert_eq!(find(Some(built.clone())), Found::Built(built));
+        assert_eq!(find(None), Found::Foreign(in_path.clone()));
         machine.exe = in_path.canonicalize().ok();
         let error = super::find(&Choice::Newest, &Place::Nowhere, &machine, &|_| Ok(None)).unwrap_err();
         assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));

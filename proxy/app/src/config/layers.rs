@@ -119,17 +119,33 @@ impl Loaded {
     pub(crate) fn place(&self, path: &[String]) -> Place {
         place(&self.layers, path).unwrap_or(Place::Nowhere)
     }
+
+    /// Where an item of the list under a path was written: its own line, in a list over several.
+    pub(crate) fn item_place(&self, path: &[String], index: usize) -> Place {
+        let item = |path: &[String]| {
+            self.layers.iter().rev().find_map(|layer| {
+                let Kind::List(items) = &layer.tree.find(path)?.kind else { return None };
+                let span = items.get(index).and_then(|item| item.span.as_ref());
+                Some(layer.place(Some(span?.start)))
+            })
+        };
+        let found = if written(&self.layers, path).is_some() { item(path) } else { item(&inherited(path)) };
+        found.unwrap_or_else(|| self.place(path))
+    }
 }
 
 fn place(layers: &[Layer], path: &[String]) -> Option<Place> {
-    let inherited = || match path {
+    written(layers, path).or_else(|| written(layers, &inherited(path)))
+}
+
+/// The path in the section for all models, for one of a model; nothing for others.
+fn inherited(path: &[String]) -> Vec<String> {
+    match path {
         [models, _, rest @ ..] if models == "models" && !rest.is_empty() => {
-            let path: Vec<String> = std::iter::once("defaults".to_owned()).chain(rest.to_vec()).collect();
-            written(layers, &path)
+            std::iter::once("defaults".to_owned()).chain(rest.to_vec()).collect()
         }
-        _ => None,
-    };
-    written(layers, path).or_else(inherited)
+        _ => Vec::new(),
+    }
 }
 
 fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
@@ -177,8 +193,10 @@ fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> 
     for name in names_in_order(&layers) {
         let own = settings.models.get(&name).cloned().unwrap_or_default();
         let mut beneath = settings.defaults.clone();
-        if own.contains_key("args") {
-            beneath.remove("args");
+        for list in ["args", "mitigations"] {
+            if own.contains_key(list) {
+                beneath.remove(list);
+            }
         }
         // One way to say which binary: a model's own choice replaces the other way in the defaults.
         if own.contains_key("binary") || own.contains_key("build") {

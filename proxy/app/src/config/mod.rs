@@ -17,6 +17,7 @@ pub(crate) mod binary;
 mod judge;
 pub(crate) mod layers;
 pub(crate) mod machine;
+pub(crate) mod mitigations;
 pub(crate) mod problem;
 pub(crate) mod resolve;
 #[cfg(test)]

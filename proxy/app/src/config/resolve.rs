@@ -15,6 +15,7 @@ use super::arguments;
 use super::binary::Choice;
 use super::layers::Loaded;
 use super::machine::Machine;
+use super::mitigations::{Mitigated, Mitigations};
 use super::problem::{Place, Problem, Problems};
 use super::settings::Model;
 
@@ -39,6 +40,8 @@ pub(crate) struct Resolved {
     pub(crate) fleet: FleetConfig,
     /// Which binary each model wants, in the order of the models.
     pub(crate) choices: Vec<(Choice, Place)>,
+    /// The mitigations of each model, in the order of the models.
+    pub(crate) mitigations: Vec<Mitigations>,
     /// What is allowed and probably not meant.
     pub(crate) warnings: Vec<Problem>,
 }
@@ -81,10 +84,15 @@ impl Loaded {
 
 /// Resolves a configuration. `any_name`: the one model answers to every name.
 pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Resolved, Problems> {
-    let mut resolver = Resolver { loaded, machine, any_name, problems: Vec::new(), warnings: Vec::new() };
+    let mut resolver = Resolver { any_name, ..Resolver::new(loaded, machine) };
     let dirs = loaded.dirs(machine);
-    let (models, choices): (Vec<_>, Vec<_>) =
-        loaded.models.iter().map(|(name, model, _)| resolver.model(name, model)).unzip();
+    let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, model, _) in &loaded.models {
+        let (spec, choice, own) = resolver.model(name, model);
+        models.push(spec);
+        choices.push(choice);
+        mitigations.push(own);
+    }
     resolver.names();
     resolver.log_level();
     let settings = &loaded.settings;
@@ -127,6 +135,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         admin_address,
         fleet,
         choices,
+        mitigations,
         warnings,
     })
 }
@@ -138,6 +147,13 @@ pub(super) struct Resolver<'a> {
     pub(super) any_name: bool,
     pub(super) problems: Vec<Problem>,
     pub(super) warnings: Vec<Problem>,
+}
+
+impl<'a> Resolver<'a> {
+    /// Nothing found yet.
+    pub(super) fn new(loaded: &'a Loaded, machine: &'a Machine) -> Self {
+        Self { loaded, machine, any_name: false, problems: Vec::new(), warnings: Vec::new() }
+    }
 }
 
 impl Resolver<'_> {
@@ -203,7 +219,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn model(&mut self, name: &str, model: &Model) -> (ModelSpec, (Choice, Place)) {
+    fn model(&mut self, name: &str, model: &Model) -> (ModelSpec, (Choice, Place), Mitigations) {
         let mut args = model.args.clone();
         if let Some(file) = &model.model {
             if arguments::model(&args).is_some() {
@@ -216,6 +232,9 @@ impl Resolver<'_> {
             }
             args.splice(0..0, ["-m".to_owned(), self.absolute(file).to_string_lossy().into_owned()]);
         }
+        let mitigations = self.mitigations(name, model, args);
+        // Without those that are not for the build; that is known when the binary is.
+        let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
         let directory = model.directory.as_ref().map(|path| self.absolute(path));
         self.check_directory(name, directory.as_deref());
         self.check_file(name, model, &args, directory.as_deref());
@@ -226,13 +245,7 @@ impl Resolver<'_> {
         let spec = ModelSpec {
             name: ModelName::new(name),
             aliases: model.aliases.clone(),
-            command: Command {
-                binary: PathBuf::new(),
-                args,
-                env: model.env.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
-                env_remove: Vec::new(),
-                directory,
-            },
+            command: Command { binary: PathBuf::new(), args, env, env_remove, directory },
             replicas: model.replicas,
             preload: model.preload,
             replace: model.replace,
@@ -264,7 +277,7 @@ impl Resolver<'_> {
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
             memory_report: model.memory_report,
         };
-        (spec, self.choice(name, model))
+        (spec, self.choice(name, model), mitigations)
     }
 
     fn choice(&mut self, name: &str, model: &Model) -> (Choice, Place) {

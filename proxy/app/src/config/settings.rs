@@ -95,6 +95,9 @@ pub(crate) struct Model {
     /// Environment.
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
+    /// What is done about memory that grows.
+    #[serde(default)]
+    pub(crate) mitigations: Vec<String>,
     /// Working directory.
     pub(crate) directory: Option<PathBuf>,
     /// Other names.
@@ -165,6 +168,9 @@ struct ModelKeys {
     args: Option<Vec<String>>,
     /// Variables added to our environment.
     env: Option<BTreeMap<String, String>>,
+    /// What is done about memory that grows: `id`, `id=value` or `id.part=value`. `llama-warden mitigations list` shows
+    /// them.
+    mitigations: Option<Vec<String>>,
     /// Working directory of the process. Relative to the configuration file. Default: ours.
     directory: Option<PathBuf>,
     /// Other names that clients may use.
@@ -208,6 +214,9 @@ struct ModelDefaults {
     args: Option<Vec<String>>,
     /// Variables added to our environment, beneath the model's own.
     env: Option<BTreeMap<String, String>>,
+    /// What is done about memory that grows, for models that have no `mitigations` themselves: `id`, `id=value` or
+    /// `id.part=value`. `llama-warden mitigations list` shows them.
+    mitigations: Option<Vec<String>>,
     /// Working directory of the processes. Relative to the configuration file. Default: ours.
     directory: Option<PathBuf>,
     /// How many processes; each needs the memory of the whole model. Default: 1.

@@ -5,21 +5,30 @@
 use figment::value::{Dict, Value};
 
 use super::layers::Loaded;
-use super::problem::{Place, dotted};
+use super::machine::Machine;
+use super::mitigations::explain;
+use super::problem::{Place, dotted, quoted};
 
 /// Sections in the order in which people think about them. Those about models come last.
 const ORDER: [&str; 10] =
     ["server", "admin", "paths", "log", "upstream", "sensors", "child", "build", "defaults", "models"];
 
 /// The whole configuration.
-pub(crate) fn show(loaded: &Loaded) -> String {
+pub(crate) fn show(loaded: &Loaded, machine: &Machine) -> String {
     let mut text = String::new();
     for section in ORDER.iter().filter(|section| **section != "models") {
         if let Some(Value::Dict(_, dict)) = loaded.merged.get(*section) {
             table(&mut text, loaded, &[(*section).to_owned()], dict);
         }
     }
-    for (name, _, dict) in &loaded.models {
+    for (name, model, dict) in &loaded.models {
+        let told = explain(loaded, machine, name, model);
+        if !told.is_empty() {
+            text.extend(["\n# What the mitigations of model ", &quoted(name), " come to:\n"]);
+        }
+        for line in told {
+            text.extend(["# - ", &line, "\n"]);
+        }
         table(&mut text, loaded, &["models".to_owned(), name.clone()], dict);
     }
     text
@@ -30,7 +39,7 @@ fn table(text: &mut String, loaded: &Loaded, path: &[String], dict: &Dict) {
     let mut lines = Vec::new();
     for (key, value) in dict.iter().filter(|(key, value)| !is_table(key, value) && !fleet_wide(path, key)) {
         let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
-        lines.push((format!("{} = {}", super::problem::quoted(key), toml_text(value)), loaded.place(&path)));
+        lines.push((format!("{} = {}", quoted(key), toml_text(value)), loaded.place(&path)));
     }
     if !lines.is_empty() {
         if !text.is_empty() {
@@ -94,7 +103,8 @@ mod tests {
     fn every_value_says_where_it_comes_from_and_the_whole_is_a_configuration_again() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("w.toml");
-        let text = "[server]\nport = 9000\n[models.\"a b\"]\nargs = [\"-c\", \"1\"]\nenv = { X = \"1\" }\npolicy.host.soft = \"1GiB\"\n";
+        let text = "[server]\nport = 9000\n[models.\"a b\"]\nargs = [\"-c\", \"1\"]\nenv = { X = \"1\" }\npolicy.host.soft = \"1GiB\"\n\
+                    mitigations = [\"no-cuda-graphs\", \"cache-ram=64\", \"no-swa-full\", \"cache-rum\"]\n";
         std::fs::write(&file, text).unwrap();
         let loaded = load(Sources {
             file: Some(file.clone()),
@@ -102,7 +112,9 @@ mod tests {
             flags: vec![FlagSetting::raw("--host", &["server", "host"], "::1")],
         })
         .unwrap();
-        let shown = show(&loaded);
+        let mut machine = Machine::read();
+        machine.env.clear();
+        let shown = show(&loaded, &machine);
         for line in [
             format!("port = 9000  # {}:2", file.display()),
             "host = \"::1\"  # flag --host".to_owned(),
@@ -111,6 +123,13 @@ mod tests {
             "[models.\"a b\".policy.host]".to_owned(),
             format!("soft = \"1GiB\"  # {}:6", file.display()),
             format!("env = {{ X = \"1\" }}  # {}:5", file.display()),
+            "# What the mitigations of model \"a b\" come to:\n\
+             # - no-cuda-graphs: sets GGML_CUDA_DISABLE_GRAPHS=1\n\
+             # - cache-ram: gives `--cache-ram 64`\n\
+             # - no-swa-full: removes LLAMA_ARG_SWA_FULL\n\
+             # - error: model `a b`: there is no mitigation `cache-rum`\n\
+             \n[models.\"a b\"]\n"
+                .to_owned(),
         ] {
             assert!(shown.contains(&line), "{line} is missing in\n{shown}");
         }

@@ -1,7 +1,8 @@
 //! Finds builds of llama-server in the store, for models that name one by id or take the newest.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use warden_builder::mitigation::BuildFacts;
 use warden_builder::{Error, Store};
 
 use super::binary;
@@ -15,20 +16,22 @@ pub(crate) async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(
     binary::fill(resolved, machine, &|id| find(&data, id)).await
 }
 
-/// The binary of a build: by id or the beginning of one, or the newest. `Ok(None)` if there is none; an error if the
-/// beginning fits several, or the build is damaged.
-pub(crate) fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<PathBuf>, String> {
+/// A build: by id or the beginning of one, or the newest. `Ok(None)` if there is none; an error if the beginning fits
+/// several, or the build is damaged.
+pub(crate) fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<BuildFacts>, String> {
     let store = Store::new(data_dir);
     let found = match id {
-        Some(prefix) => store.resolve(prefix),
+        Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)),
         None => match store.newest() {
-            Ok(Some(build)) => Ok(build.id),
+            Ok(Some(build)) => Ok(build),
             Ok(None) => return Ok(None),
             Err(error) => Err(error),
         },
     };
-    match found.and_then(|id| store.binary(&id)) {
-        Ok(binary) => Ok(Some(binary)),
+    match found
+        .and_then(|papers| store.binary(&papers.id).map(|binary| BuildFacts::of_build(&papers, &binary)))
+    {
+        Ok(facts) => Ok(Some(facts)),
         Err(Error::NoSuchBuild { .. }) => Ok(None),
         Err(error) => Err(error.to_string()),
     }

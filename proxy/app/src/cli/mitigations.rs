@@ -1,0 +1,323 @@
+//! `llama-warden mitigations list|show`: everything that can be done about memory that grows, and what it is for.
+
+use clap::{Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use warden_builder::mitigation::{self, Catalogue, Leak, Memory, Mitigation};
+use warden_builder::patch::Evidence;
+
+use crate::config::mitigations::catalogue;
+use crate::exit::Failure;
+use crate::out;
+
+/// What can be asked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MitigationsCommand {
+    /// Lists mitigations, and the leaks that they are for.
+    List {
+        /// Only what has to do with this backend, such as `cuda`.
+        #[arg(long, value_name = "BACKEND")]
+        backend: Option<String>,
+        /// Only what has to do with this memory.
+        #[arg(long, value_name = "MEMORY")]
+        memory: Option<MemoryArg>,
+        /// JSON, for programs.
+        #[arg(long, conflicts_with = "markdown")]
+        json: bool,
+        /// The reference part of docs/mitigations.md.
+        #[arg(long, hide = true)]
+        markdown: bool,
+    },
+    /// Shows all that is known about one mitigation or leak.
+    Show {
+        /// Its id.
+        id: String,
+        /// JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// A kind of memory.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum MemoryArg {
+    /// The process's own.
+    Host,
+    /// The GPU's.
+    Vram,
+}
+
+impl From<MemoryArg> for Memory {
+    fn from(arg: MemoryArg) -> Self {
+        match arg {
+            MemoryArg::Host => Self::Host,
+            MemoryArg::Vram => Self::Vram,
+        }
+    }
+}
+
+/// Answers.
+pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
+    let all = catalogue().map_err(Failure::failed)?;
+    match command {
+        MitigationsCommand::List { markdown: true, .. } => out::write(&mitigation::markdown(all)),
+        MitigationsCommand::List { backend, memory, json, .. } => {
+            let chosen = Chosen::of(all, backend.as_deref(), memory.map(Memory::from))?;
+            if *json { out::json(&chosen.json()) } else { out::write(&chosen.text()) }
+        }
+        MitigationsCommand::Show { id, json } => match (all.mitigation(id), all.leak(id)) {
+            (Some(entry), _) if *json => out::json(&**entry),
+            (Some(entry), _) => out::write(&mitigation_text(all, entry)),
+            (None, Some(leak)) if *json => out::json(leak),
+            (None, Some(leak)) => out::write(&leak_text(leak)),
+            (None, None) => {
+                let near = all.nearest(id, true).map(|near| format!("the nearest is `{near}`; "));
+                Err(Failure::usage(
+                    format!("there is no mitigation and no leak `{id}`"),
+                    format!("{}`llama-warden mitigations list` shows all", near.unwrap_or_default()),
+                ))
+            }
+        },
+    }
+}
+
+/// What was asked for.
+struct Chosen<'a> {
+    mitigations: Vec<&'a Mitigation>,
+    leaks: Vec<&'a Leak>,
+}
+
+impl<'a> Chosen<'a> {
+    fn of(all: &'a Catalogue, backend: Option<&str>, memory: Option<Memory>) -> Result<Self, Failure> {
+        if let Some(asked) = backend {
+            let mut known: Vec<&str> = vec!["cpu"];
+            known.extend(all.mitigations().iter().flat_map(|entry| &entry.backends).map(String::as_str));
+            known.extend(all.leaks().iter().flat_map(|leak| &leak.backends).map(String::as_str));
+            known.sort_unstable();
+            known.dedup();
+            if !known.contains(&asked) {
+                let message = format!("--backend {asked}: there is no such backend");
+                return Err(Failure::usage(message, format!("known are {}", known.join(", "))));
+            }
+        }
+        let fits = |own: &[Memory]| memory.is_none_or(|asked| own.contains(&asked));
+        let entries = all.mitigations().iter().map(|entry| &**entry);
+        let leaks = all.leaks().iter();
+        Ok(Self {
+            mitigations: entries
+                .filter(|entry| fits(&entry.memory) && backend.is_none_or(|asked| entry.is_for(asked)))
+                .collect(),
+            leaks: leaks
+                .filter(|leak| fits(&leak.memory) && backend.is_none_or(|asked| leak.is_for(asked)))
+                .collect(),
+        })
+    }
+
+    fn json(&self) -> Value {
+        json!({ "mitigations": self.mitigations, "leaks": self.leaks })
+    }
+
+    fn text(&self) -> String {
+        let mut rows = vec![
+            ["MITIGATION", "KIND", "MEMORY", "BACKENDS", "BUILDS", "WHAT IT DOES"]
+                .map(str::to_owned)
+                .to_vec(),
+        ];
+        rows.extend(self.mitigations.iter().map(|entry| {
+            vec![
+                entry.usage(),
+                entry.action.kind().to_owned(),
+                memory_text(&entry.memory),
+                backends_text(&entry.backends),
+                entry.builds(),
+                entry.title.clone(),
+            ]
+        }));
+        let mut text = out::table(&rows);
+        text.push('\n');
+        let mut rows =
+            vec![["LEAK", "MEMORY", "BACKENDS", "BUILDS", "WHAT HELPS"].map(str::to_owned).to_vec()];
+        rows.extend(self.leaks.iter().map(|leak| {
+            let cures: Vec<String> = leak.cures.iter().map(mitigation::Cure::short).collect();
+            vec![
+                leak.id.clone(),
+                memory_text(&leak.memory),
+                backends_text(&leak.backends),
+                leak.builds(),
+                cures.join(", "),
+            ]
+        }));
+        text.push_str(&out::table(&rows));
+        text.push_str(
+            "\n`llama-warden mitigations show ID` tells the rest: symptoms, cost, evidence, references.\n",
+        );
+        text
+    }
+}
+
+fn memory_text(all: &[Memory]) -> String {
+    all.iter().map(|one| one.name()).collect::<Vec<_>>().join(" ")
+}
+
+fn backends_text(all: &[String]) -> String {
+    match all {
+        [] => "all".to_owned(),
+        [one, two, three, rest @ ..] if !rest.is_empty() => format!("{one} {two} {three} +{}", rest.len()),
+        all => all.join(" "),
+    }
+}
+
+/// Lines `name: text` with the texts under each other; what is empty is left out.
+struct Sheet(Vec<(&'static str, String)>);
+
+impl Sheet {
+    fn add(&mut self, name: &'static str, text: impl Into<String>) {
+        let text = text.into();
+        if !text.trim().is_empty() {
+            self.0.push((name, text));
+        }
+    }
+
+    fn evidence(&mut self, all: &[Evidence]) {
+        for one in all {
+            self.add("seen", one.to_line());
+        }
+    }
+
+    fn text(self) -> String {
+        let width = self.0.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+        let lines: Vec<String> = self.0.iter().map(|(name, text)| format!("{name:width$}  {text}")).collect();
+        lines.join("\n") + "\n"
+    }
+}
+
+fn mitigation_text(all: &Catalogue, entry: &Mitigation) -> String {
+    let mut sheet = Sheet(Vec::new());
+    sheet.add("mitigation", entry.usage());
+    sheet.add("does", entry.title.clone());
+    sheet.add("", entry.text.clone());
+    sheet.add("how", entry.how());
+    if let Some(value) = &entry.value {
+        let default =
+            value.default.as_ref().map(|own| format!("; without one it is {own}")).unwrap_or_default();
+        sheet.add("value", format!("{}{default}", value.takes()));
+    }
+    for part in &entry.parts {
+        let takes = part.value.as_ref().map_or_else(String::new, |spec| {
+            let default = spec.default.as_ref().map(|own| format!("; without it {own}, with `off` unset"));
+            format!("; {}{}", spec.takes(), default.unwrap_or_default())
+        });
+        sheet.add("part", format!("{}.{}: {} ({}{takes})", entry.id, part.name, part.text, part.variable));
+    }
+    sheet.add("memory", memory_text(&entry.memory));
+    sheet
+        .add("backends", if entry.backends.is_empty() { "all".to_owned() } else { entry.backends.join(" ") });
+    sheet.add("builds", entry.builds());
+    for id in &entry.cures {
+        let title = all.leak(id).map(|leak| leak.title.as_str()).unwrap_or_default();
+        sheet.add("against", format!("{id}: {title}"));
+    }
+    for symptom in &entry.symptoms {
+        sheet.add("symptom", symptom.clone());
+    }
+    sheet.add("cost", entry.cost.clone());
+    sheet.add("risk", entry.risk.clone());
+    if let Some(upstream) = &entry.upstream {
+        let status = json!(upstream.status).as_str().unwrap_or_default().to_owned();
+        let said = [&status, &upstream.since, &upstream.how].into_iter().filter(|said| !said.is_empty());
+        sheet.add("upstream", said.cloned().collect::<Vec<_>>().join("; "));
+    }
+    sheet.evidence(&entry.evidence);
+    sheet.add("confidence", entry.confidence.clone());
+    sheet.add("references", entry.references.join(" "));
+    sheet.text()
+}
+
+fn leak_text(leak: &Leak) -> String {
+    let mut sheet = Sheet(Vec::new());
+    sheet.add("leak", leak.id.clone());
+    sheet.add("is", leak.title.clone());
+    sheet.add("kind", json!(leak.kind).as_str().unwrap_or_default());
+    sheet.add("memory", memory_text(&leak.memory));
+    sheet.add("backends", if leak.backends.is_empty() { "all".to_owned() } else { leak.backends.join(" ") });
+    let range = [leak.builds(), leak.range.clone()].into_iter().filter(|part| !part.is_empty());
+    sheet.add("builds", range.collect::<Vec<_>>().join("; "));
+    sheet.add("symptom", leak.symptom.clone());
+    sheet.add("upstream", leak.upstream.clone());
+    for cure in &leak.cures {
+        sheet.add("helps", cure.to_string());
+    }
+    sheet.add("to tell", leak.detect.clone());
+    sheet.evidence(&leak.evidence);
+    sheet.add("confidence", leak.confidence.clone());
+    sheet.add("references", leak.references.join(" "));
+    sheet.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> &'static Catalogue {
+        catalogue().unwrap()
+    }
+
+    #[test]
+    fn filters_leave_what_has_to_do_with_backend_and_memory() {
+        let ids = |backend: Option<&str>, memory| {
+            let chosen = Chosen::of(all(), backend, memory).unwrap();
+            chosen.mitigations.iter().map(|entry| entry.id.clone()).collect::<Vec<_>>()
+        };
+        let has = |list: &[String], id: &str| list.iter().any(|own| own == id);
+        let everything = ids(None, None);
+        assert!(has(&everything, "no-cuda-graphs") && has(&everything, "metal-no-residency"));
+        let cuda = ids(Some("cuda"), None);
+        assert!(has(&cuda, "no-cuda-graphs") && has(&cuda, "cache-ram") && !has(&cuda, "metal-no-residency"));
+        let host = ids(Some("cuda"), Some(Memory::Host));
+        assert!(has(&host, "cache-ram") && !has(&host, "kv-f16"));
+        let leaks = Chosen::of(all(), Some("metal"), Some(Memory::Host)).unwrap().leaks;
+        assert!(
+            leaks.iter().any(|leak| leak.id == "metal-leaks")
+                && leaks.iter().all(|leak| leak.is_for("metal"))
+        );
+        let error = Chosen::of(all(), Some("cude"), None).err().unwrap();
+        assert_eq!(error.code(), 2);
+        assert!(error.lines()[1].contains("cuda"), "{error:?}");
+    }
+
+    #[test]
+    fn everything_that_is_listed_can_be_shown_with_what_it_costs_and_is_for() {
+        for entry in all().mitigations() {
+            let text = mitigation_text(all(), entry);
+            for word in [entry.id.as_str(), "\ncost ", "\nsymptom", "\nhow "] {
+                assert!(text.contains(word), "{word} is missing in\n{text}");
+            }
+        }
+        for leak in all().leaks() {
+            let text = leak_text(leak);
+            assert!(
+                text.contains(&leak.id) && text.contains("\nsymptom") && text.contains("\nconfidence"),
+                "{text}"
+            );
+        }
+        assert_eq!(
+            run(&MitigationsCommand::Show { id: "no-cuda-graph".into(), json: false }).unwrap_err().code(),
+            2
+        );
+    }
+
+    #[test]
+    fn programs_get_the_same_list() {
+        let json = Chosen::of(all(), None, None).unwrap().json();
+        let find = |key: &str, id: &str| {
+            json[key].as_array().unwrap().iter().find(|entry| entry["id"] == id).cloned().unwrap_or_default()
+        };
+        let entry = find("mitigations", "no-cuda-graphs");
+        assert_eq!(
+            (&entry["kind"], &entry["name"], &entry["presence"]),
+            (&json!("variable"), &json!("GGML_CUDA_DISABLE_GRAPHS"), &json!(true))
+        );
+        assert_eq!(find("mitigations", "cache-ram")["value"]["max"], json!(16_777_216.0));
+        assert!(find("leaks", "cuda-graph-window")["cures"].as_array().is_some_and(|cures| cures.len() > 3));
+        assert_eq!(json["leaks"].as_array().map(Vec::len), Some(all().leaks().len()));
+    }
+}
