@@ -8,6 +8,7 @@ mod drain_and_replace;
 mod drop_in;
 mod fake;
 mod layout;
+mod mitigations;
 mod operator;
 mod passthrough;
 mod queue;
