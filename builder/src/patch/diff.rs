@@ -3,8 +3,6 @@
 //! Every line of context and every removed line must stand where the patch says it stands. There is no fuzz, no
 //! offset and no merge: a patch that does not fit exactly is refused with the line that differs.
 
-use std::borrow::Cow;
-
 use diffy::Line;
 use diffy::patch_set::{FileOperation, FilePatch, ParseOptions, PatchKind, PatchSet as Patches};
 
@@ -27,7 +25,7 @@ struct FileDiff<'a> {
     path: String,
     /// Whether the file must not be there yet.
     creates: bool,
-    patch: diffy::Patch<'a, [u8]>,
+    text: diffy::Patch<'a, [u8]>,
 }
 
 /// Says what is wrong with a diff before any tree is seen: unreadable, or beyond what is done with diffs.
@@ -120,7 +118,7 @@ fn strictly(
     let lines: Vec<&[u8]> = before.split_inclusive(|byte| *byte == b'\n').collect();
     let mut after = Vec::with_capacity(before.len());
     let mut next = 0;
-    for hunk in file.patch.hunks() {
+    for hunk in file.text.hunks() {
         let range = hunk.old_range();
         // A hunk without old lines names the line after which it goes.
         let start = if range.is_empty() { range.start() } else { range.start().saturating_sub(1) };
@@ -184,7 +182,7 @@ fn parse(content: &[u8]) -> std::result::Result<Vec<FileDiff<'_>>, String> {
         files.push(usable(patch)?);
     }
     // The parser skips what it takes for a remark. A hunk among it would silently be lost.
-    let read: usize = files.iter().map(|file| file.patch.hunks().len()).sum();
+    let read: usize = files.iter().map(|file| file.text.hunks().len()).sum();
     let written = starts(b"@@ -");
     if read != written {
         return Err(format!("it has {written} hunks, and only {read} can be read: is a header damaged?"));
@@ -192,23 +190,23 @@ fn parse(content: &[u8]) -> std::result::Result<Vec<FileDiff<'_>>, String> {
     Ok(files)
 }
 
-fn usable(patch: FilePatch<'_, [u8]>) -> std::result::Result<FileDiff<'_>, String> {
-    let (creates, from, to) = match patch.operation() {
+fn usable(diff: FilePatch<'_, [u8]>) -> std::result::Result<FileDiff<'_>, String> {
+    let (creates, from, to) = match diff.operation() {
         FileOperation::Modify { original, modified } => (false, text(original)?, text(modified)?),
-        FileOperation::Create(path) => (true, text(path)?, text(path)?),
-        FileOperation::Delete(path) => return Err(refusal(&text(path)?, "deletes")),
+        FileOperation::Create(name) => (true, text(name)?, text(name)?),
+        FileOperation::Delete(name) => return Err(refusal(&text(name)?, "deletes")),
         FileOperation::Rename { from, .. } => return Err(refusal(&text(from)?, "renames")),
         FileOperation::Copy { from, .. } => return Err(refusal(&text(from)?, "copies")),
     };
-    let path = path(&from, &to, creates)?;
-    if patch.new_mode().is_some_and(|mode| *mode != diffy::patch_set::FileMode::Regular)
-        || (patch.old_mode().is_some() && patch.old_mode() != patch.new_mode())
+    let path = meant(&from, &to, creates)?;
+    if diff.new_mode().is_some_and(|mode| *mode != diffy::patch_set::FileMode::Regular)
+        || (diff.old_mode().is_some() && diff.old_mode() != diff.new_mode())
     {
         return Err(format!("it sets the mode of {path}: only the text of ordinary files can be changed"));
     }
-    match patch.into_patch() {
-        PatchKind::Text(patch) if patch.hunks().is_empty() => Err(format!("it changes nothing in {path}")),
-        PatchKind::Text(patch) => Ok(FileDiff { path, creates, patch }),
+    match diff.into_patch() {
+        PatchKind::Text(text) if text.hunks().is_empty() => Err(format!("it changes nothing in {path}")),
+        PatchKind::Text(text) => Ok(FileDiff { path, creates, text }),
         PatchKind::Binary(_) => Err(format!("it changes {path} as a binary file: only text can be changed")),
     }
 }
@@ -218,12 +216,12 @@ fn refusal(path: &str, verb: &str) -> String {
     format!("it {verb} {path}: a diff here may change and create files, and no more")
 }
 
-fn text(path: &Cow<'_, [u8]>) -> std::result::Result<String, String> {
-    String::from_utf8(path.to_vec()).map_err(|_| "a file's name in it is not UTF-8".to_owned())
+fn text(name: &[u8]) -> std::result::Result<String, String> {
+    String::from_utf8(name.to_vec()).map_err(|_| "a file's name in it is not UTF-8".to_owned())
 }
 
 /// The file that is meant: `a/` and `b/` in front go, as with `patch -p1`.
-fn path(from: &str, to: &str, creates: bool) -> std::result::Result<String, String> {
+fn meant(from: &str, to: &str, creates: bool) -> std::result::Result<String, String> {
     let stripped = if creates {
         to.strip_prefix("b/").unwrap_or(to)
     } else {

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use diffy::{DiffOptions, Line, PatchFormatter};
+use diffy::{DiffOptions, Hunk, Line, PatchFormatter};
 
 use super::{Edits, FileEdit, Judgement, PatchSet, Series, Status, Tree};
 use crate::error::{Result, io_error};
@@ -93,7 +93,7 @@ fn body(edits: &Edits) -> Result<Vec<u8>> {
         let old = if edit.before.is_some() { format!("a/{}", edit.path) } else { "/dev/null".to_owned() };
         options.set_original_filename(old).set_modified_filename(format!("b/{}", edit.path));
         let patch = options.create_patch_bytes(before, &edit.after);
-        let lines = || patch.hunks().iter().flat_map(|hunk| hunk.lines());
+        let lines = || patch.hunks().iter().flat_map(Hunk::lines);
         let plus = lines().filter(|line| matches!(line, Line::Insert(_))).count();
         let minus = lines().filter(|line| matches!(line, Line::Delete(_))).count();
         added += plus;

@@ -38,6 +38,12 @@ pub(super) struct Journal {
     pub(super) files: Vec<JournalFile>,
 }
 
+/// What every version of the journal begins with.
+#[derive(Deserialize)]
+struct Head {
+    schema: u32,
+}
+
 /// A set as it was applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -98,10 +104,6 @@ impl Journal {
                  then remove the journal",
             )
         };
-        #[derive(Deserialize)]
-        struct Head {
-            schema: u32,
-        }
         let head: Head = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
         if head.schema != SCHEMA {
             return Err(damaged(format!(

@@ -391,9 +391,9 @@ fn without_marked(content: &[u8], sets: &[AppliedSet]) -> Vec<u8> {
 
 /// The lines in which a file differs from what it should be.
 fn differences(path: &str, expected: &[u8], found: &[u8]) -> String {
-    let patch = DiffOptions::new().set_context_len(0).create_patch_bytes(expected, found);
+    let diff = DiffOptions::new().set_context_len(0).create_patch_bytes(expected, found);
     let mut lines = Vec::new();
-    for hunk in patch.hunks() {
+    for hunk in diff.hunks() {
         let mut number = hunk.new_range().start();
         for line in hunk.lines() {
             let (sign, text) = match line {

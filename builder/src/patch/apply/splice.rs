@@ -3,7 +3,7 @@
 //! A journal keeps these: with the original they give the patched file back, to the byte, whatever its line ends or
 //! its encoding.
 
-use diffy::{DiffOptions, Line};
+use diffy::{DiffOptions, Hunk, Line};
 use serde::{Deserialize, Serialize};
 
 /// More lines of context than a file has: the difference then comes as one hunk, and its lines can simply be counted.
@@ -53,7 +53,7 @@ pub(super) fn between(before: &[u8], after: &[u8]) -> Vec<Splice> {
     let mut at = 0;
     // The splice that the lines so far belong to, until a line that is in both ends it.
     let mut open: Option<(usize, usize, Vec<u8>)> = None;
-    for line in patch.hunks().iter().flat_map(|hunk| hunk.lines()) {
+    for line in patch.hunks().iter().flat_map(Hunk::lines) {
         match line {
             Line::Context(text) => {
                 splices.extend(open.take());

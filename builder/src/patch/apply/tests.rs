@@ -374,9 +374,7 @@ fn after_a_crash_while_applying_the_next_apply_finishes_and_the_next_reverse_und
         let failed = target.apply(&series()).is_err();
         drop(target);
         open(folder).reverse().unwrap();
-        if folder.path().join(JOURNAL).exists() {
-            panic!("the journal stayed");
-        }
+        assert!(!folder.path().join(JOURNAL).exists(), "the journal stayed");
         // Before the journal was there, nothing was touched but its own unfinished file.
         drop(fs::remove_file(change::beside(&folder.path().join(JOURNAL))));
         assert!(same(folder.path(), plain.path()), "{:?}", snapshot(folder.path()).keys());

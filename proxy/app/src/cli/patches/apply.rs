@@ -14,6 +14,7 @@ use crate::exit::Failure;
 use crate::out;
 
 /// What `patches apply` takes.
+#[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
     /// Folder with llama.cpp somewhere in it.
@@ -35,7 +36,7 @@ pub(crate) struct ApplyArgs {
     json: bool,
 }
 
-pub(super) fn run(args: ApplyArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
     let source = Source::at(&args.source)?;
     let Some((root, revision)) = source.folder(&CancellationToken::new())? else {
         return Err(Failure::usage(
@@ -135,7 +136,8 @@ fn text(root: &str, outcome: &str, series: &Series) -> String {
         "planned" => Some(format!("{root}: {id} would be applied; nothing was changed")),
         _ => None,
     });
-    lines.iter().map(|line| format!("{line}\n")).collect()
+    lines.push(String::new());
+    lines.join("\n")
 }
 
 /// Each change as `file:line: text`.

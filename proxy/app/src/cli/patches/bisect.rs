@@ -31,7 +31,7 @@ pub(crate) struct BisectArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: BisectArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &BisectArgs) -> Result<(), Failure> {
     if args.range.range.is_none() {
         return Err(Failure::usage(
             "bisect needs a range",

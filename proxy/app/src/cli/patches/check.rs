@@ -35,7 +35,7 @@ pub(crate) struct CheckArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: CheckArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let sets = args.sets.load()?;
     let grain = if args.by_set { Grain::Sets } else { Grain::Fixes };
     let rows = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;

@@ -36,11 +36,11 @@ pub(crate) struct ExportArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: ExportArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
     block_on(exported(args))?
 }
 
-async fn exported(args: ExportArgs) -> Result<(), Failure> {
+async fn exported(args: &ExportArgs) -> Result<(), Failure> {
     let sets = args.sets.load()?;
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
@@ -127,7 +127,7 @@ mod tests {
             crlf: false,
         };
         let (first, second) = (file("0001-a.patch", "a"), file("0002-b.patch", "b"));
-        write_all(folder.path(), &[first.clone()]).unwrap();
+        write_all(folder.path(), std::slice::from_ref(&first)).unwrap();
         write_all(folder.path(), &[first.clone(), second.clone()]).unwrap();
         std::fs::write(folder.path().join("0002-b.patch"), "mine").unwrap();
         std::fs::remove_file(folder.path().join("0001-a.patch")).unwrap();

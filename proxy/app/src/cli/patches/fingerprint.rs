@@ -46,14 +46,14 @@ struct Seen {
     commit: String,
 }
 
-pub(super) fn run(args: FingerprintArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &FingerprintArgs) -> Result<(), Failure> {
     let set = args.catalogue.load()?.require(&args.set)?.clone();
     let mut known = match &args.write {
         Some(file) => existing(file)?.unwrap_or_else(|| set.fingerprints.clone()),
         None => set.fingerprints.clone(),
     };
     let before: usize = known.seams.values().map(Vec::len).sum();
-    for seen in block_on(seen(&args, set))?? {
+    for seen in block_on(seen(args, set))?? {
         known = learn(&known, &seen.seams, &seen.label, &seen.commit, &args.of);
     }
     let after: usize = known.seams.values().map(Vec::len).sum();

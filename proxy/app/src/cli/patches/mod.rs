@@ -49,11 +49,11 @@ pub(crate) fn run(command: PatchesCommand) -> Result<(), Failure> {
     match command {
         PatchesCommand::List(args) => list::run(&args),
         PatchesCommand::Show(args) => show::run(&args),
-        PatchesCommand::Check(args) => check::run(args),
-        PatchesCommand::Apply(args) => apply::run(args),
-        PatchesCommand::Export(args) => export::run(args),
-        PatchesCommand::Bisect(args) => bisect::run(args),
-        PatchesCommand::Fingerprint(args) => fingerprint::run(args),
+        PatchesCommand::Check(args) => check::run(&args),
+        PatchesCommand::Apply(args) => apply::run(&args),
+        PatchesCommand::Export(args) => export::run(&args),
+        PatchesCommand::Bisect(args) => bisect::run(&args),
+        PatchesCommand::Fingerprint(args) => fingerprint::run(&args),
     }
 }
 

@@ -92,11 +92,8 @@ impl SourceArgs {
         let mut request = self.git.request(numbers, true)?;
         // On a server a build without a tag has no name: then everything is taken, and looked for in it.
         let by_count = to.strip_prefix('b').is_some_and(|digits| digits.parse::<u32>().is_ok());
-        request.reference = match (&request.location, by_count) {
-            (Location::Path(_), _) => Some(to.to_owned()),
-            (Location::Url(_), true) => None,
-            (Location::Url(_), false) => Some(to.to_owned()),
-        };
+        let on_server = matches!(request.location, Location::Url(_));
+        request.reference = (!(on_server && by_count)).then(|| to.to_owned());
         let obtained = builder.repository(&request).await?;
         let (from, to, every) = (from.to_owned(), to.to_owned(), every as usize);
         blocking(move || {
