@@ -16,5 +16,6 @@ mod real;
 mod reload;
 mod report;
 mod shutdown;
+mod sidecar;
 mod storm;
 mod supervisor_death;

@@ -118,6 +118,13 @@ static void compute(context_t & context, size_t key, const work & what = {}) {
     mock::inside_sidecar = true;
     compute_guard guard(&context);
     mock::inside_sidecar = false;
+#if SHAPE == FORK
+    auto dropped = [&] { // the guard holds the lock
+        const auto & values = registry::get().find(&context)->values;
+        return values[v_evicted] + values[v_invalidations];
+    };
+    const uint64_t before = config().any() ? dropped() : 0;
+#endif
 
     ggml_cuda_set_device(context.device);
 #if SHAPE_HAS_GRAPHS
@@ -163,6 +170,11 @@ static void compute(context_t & context, size_t key, const work & what = {}) {
     if (config().any()) {
         CHECK(mock::current_device == context.device);
     }
+#if SHAPE == FORK
+    CHECK(context.cur_graph == nullptr || context.cuda_graphs.count(node) == 1);
+    CHECK(context.cur_graph == nullptr || context.cur_graph == context.cuda_graphs[node].get());
+    CHECK(!config().any() || dropped() == before || context.cur_graph == nullptr); // what was found by it may be gone
+#endif
 }
 
 static void twice(context_t & context, size_t key, const work & what = {}) {
@@ -177,11 +189,14 @@ static void free_backend(context_t * context) {
 #if SHAPE == FORK
     // The fork does not give these back either; here each byte is counted.
     cudaStreamSynchronize(context->stream());
+    std::unique_lock<std::mutex> lock(ggml_cuda_lock);
+    ggml_cuda_lock_cv.wait(lock, [] { return ggml_cuda_lock_counter == 0; });
     for (auto & entry : context->cuda_graphs) {
         if (entry.second->dest_ptrs_size > 0) {
             cudaFree(entry.second->dest_ptrs_d);
         }
     }
+    lock.unlock();
 #endif
     delete context;
 }
@@ -351,6 +366,26 @@ static void used_once() {
         CHECK(context.cuda_graphs.size() <= 16);
         CHECK(state_of(context)->ticks.size() <= 2 * 16 + 64 + 1);
     }
+    forget(&context);
+}
+
+// LLAMA_WARDEN_GRAPH_CACHE_CAP=1000: ggml's own sweep takes graphs too; their times are not kept for ever.
+static void swept() {
+    context_t context(0);
+    for (size_t i = 0; i < 20000; ++i) {
+        compute(context, i);
+        if (i % 100 == 0) {
+            cudaStreamSynchronize(context.stream());
+#if SHAPE == FORK
+            for (auto & entry : context.cuda_graphs) {
+                cudaFree(entry.second->dest_ptrs_d);
+            }
+#endif
+            context.cuda_graphs.clear();
+        }
+        CHECK(state_of(context)->ticks.size() <= 2 * 101 + 64 + 1);
+    }
+    CHECK(counter(context, v_evicted) == 0);
     forget(&context);
 }
 
@@ -568,7 +603,7 @@ static void cublas() {
         for (int i = 0; i < 10; ++i) {
             compute(*one, 1, { 4096, true, {} });
             compute(*two, 1, { 4096, true, {} });
-            CHECK(one->cublas_handles[0] != nullptr); // there again before the next computation
+            CHECK(cublas_handles(*one) >= 1 && has_current_handle(*one)); // there again before the next computation
         }
         CHECK(counter(*one, v_cublas_resets) > after && counter(*two, v_cublas_resets) > after);
         CHECK(counter(*one, v_cublas_resets) <= counter(*two, v_cublas_resets) + 1);
@@ -719,11 +754,17 @@ static void same_address() {
 }
 
 #if SHAPE_HAS_LOCK && SHAPE_HAS_MAP
-static std::atomic<bool> idle_thread_inside{ false };
+static std::atomic<bool> idle_thread_inside{ false }, may_be_inside{ false };
 
 // LLAMA_WARDEN_GRAPH_IDLE_TRIM_S=1: the process ends while the idle thread is giving back.
 static void exit_while_busy(bool for_ever) {
-    std::atexit([] { mock::end_runtime(); }); // registered first, as CUDA's own end is: runs last
+    may_be_inside = for_ever;
+    std::atexit([] { // registered first, as CUDA's own end is: runs last
+        if (idle_thread_inside && !may_be_inside) {
+            mock::wrong("the runtime ends while the idle thread is in it");
+        }
+        mock::end_runtime();
+    });
     auto * context = new context_t(0);
     twice(*context, 1);
     const auto main_thread = std::this_thread::get_id();
@@ -732,6 +773,7 @@ static void exit_while_busy(bool for_ever) {
             idle_thread_inside = true;
             // A lost device, or one that is busy a little longer.
             std::this_thread::sleep_for(for_ever ? std::chrono::hours(1) : std::chrono::milliseconds(300));
+            idle_thread_inside = false;
         }
     });
     wait_until("the idle thread is at work", [] { return idle_thread_inside.load(); });
@@ -761,7 +803,7 @@ int main(int count, char ** arguments) {
         { "inert", inert }, { "everything", everything }, { "purge", purge }, { "cublas", cublas },
         { "report", report }, { "same_address", same_address },
 #if SHAPE_HAS_MAP
-        { "cap", cap }, { "lru", lru }, { "one", one }, { "rotation", rotation }, { "used_once", used_once },
+        { "cap", cap }, { "lru", lru }, { "one", one }, { "rotation", rotation }, { "used_once", used_once }, { "swept", swept },
         { "mixed", mixed }, { "reuse", reuse },
 #endif
 #if SHAPE_HAS_GRAPHS && SHAPE_HAS_LOCK

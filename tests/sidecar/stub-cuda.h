@@ -49,7 +49,8 @@ struct thing {
     int          device;
     size_t       bytes;
     std::set<id> uses; // of a stream: what work in flight uses; of graphs: what a launch would touch
-    bool         capturing;
+    std::set<id> record = {}; // of a stream that is being captured: what the graph will touch
+    bool         capturing = false;
 };
 
 struct runtime {
@@ -98,7 +99,7 @@ inline thing & at(id which, mock::kind kind, const char * call) {
 inline id make(mock::kind kind, size_t bytes) {
     runtime & all = runtime::get();
     all.last += 0x100;
-    all.things[all.last] = thing{ kind, current_device, bytes, {}, false };
+    all.things[all.last] = thing{ kind, current_device, bytes, {}, {}, false };
     all.living[kind] += 1;
     all.made[kind] += 1;
     all.bytes += bytes;
@@ -134,7 +135,7 @@ inline void launch(cudaStream_t on, const std::set<id> & touched) {
             wrong("a kernel: %#zx does not live", (size_t) which);
         }
     }
-    it.uses.insert(touched.begin(), touched.end());
+    (it.capturing ? it.record : it.uses).insert(touched.begin(), touched.end());
 }
 
 inline size_t living(mock::kind kind) {
@@ -211,7 +212,7 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream) {
         mock::wrong("a capture inside of a capture");
     }
     it.capturing = true;
-    it.uses.clear(); // keeps the record simple: work before the capture is taken for done
+    it.record.clear();
     mock::runtime::get().captures += 1;
     return cudaSuccess;
 }
@@ -224,8 +225,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t * out) 
     }
     it.capturing = false;
     mock::runtime::get().captures -= 1;
-    const std::set<mock::id> record = std::move(it.uses);
-    it.uses.clear();
+    const std::set<mock::id> record = it.record;
     const mock::id made = mock::make(mock::graph, 0);
     mock::runtime::get().things[made].uses = record;
     *out = reinterpret_cast<cudaGraph_t>(made);

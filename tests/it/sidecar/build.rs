@@ -1,0 +1,155 @@
+//! Programs out of `tests/sidecar` and the sidecars: compiled once for each text, and kept.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use sha2::{Digest as _, Sha256};
+use tokio::sync::Mutex;
+use warden_rig::{Context as _, Trouble, binaries};
+
+/// The eras of ggml's structs; `tests/sidecar/shapes.h` says what each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    OneBare,
+    One,
+    Map,
+    Swept,
+    Spaces,
+    Fork,
+    Plain,
+}
+
+impl Shape {
+    pub(super) const ALL: [Self; 7] =
+        [Self::OneBare, Self::One, Self::Map, Self::Swept, Self::Spaces, Self::Fork, Self::Plain];
+    pub(super) const WITH_LOCK: [Self; 6] =
+        [Self::One, Self::Map, Self::Swept, Self::Spaces, Self::Fork, Self::Plain];
+    pub(super) const WITH_MAP: [Self; 4] = [Self::Map, Self::Swept, Self::Spaces, Self::Fork];
+    pub(super) const WITH_IDLE_GRAPHS: [Self; 5] =
+        [Self::One, Self::Map, Self::Swept, Self::Spaces, Self::Fork];
+
+    fn define(self) -> &'static str {
+        match self {
+            Self::OneBare => "-DSHAPE=ONE_BARE",
+            Self::One => "-DSHAPE=ONE",
+            Self::Map => "-DSHAPE=MAP",
+            Self::Swept => "-DSHAPE=SWEPT",
+            Self::Spaces => "-DSHAPE=SPACES",
+            Self::Fork => "-DSHAPE=FORK",
+            Self::Plain => "-DSHAPE=PLAIN",
+        }
+    }
+}
+
+/// How it is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flavour {
+    Plain,
+    /// Addresses and undefined behaviour are watched.
+    Address,
+    /// Races are watched.
+    Thread,
+    /// The program can take away the means to start threads.
+    NoThreads,
+}
+
+impl Flavour {
+    /// Those in which a shape is run: sanitizers where they see the most.
+    pub(super) fn of(shape: Shape) -> Vec<Self> {
+        match shape {
+            Shape::Spaces => vec![Self::Plain, Self::Address, Self::Thread],
+            Shape::One | Shape::Fork => vec![Self::Plain, Self::Address],
+            _ => vec![Self::Plain],
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Plain => &["-O1"],
+            Self::Address => &["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+            // The fence of the report's writer is not seen by it; all else there is atomic.
+            Self::Thread => &["-O1", "-fsanitize=thread", "-Wno-tsan"],
+            Self::NoThreads => &["-O1", "-DLLAMA_WARDEN_TEST_NO_THREADS", "-ldl"],
+        }
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
+}
+
+/// Where our C++ is.
+pub(super) fn folder() -> PathBuf {
+    root().join("tests/sidecar")
+}
+
+/// The C++ compiler.
+pub(super) fn compiler() -> std::ffi::OsString {
+    std::env::var_os("CXX").unwrap_or_else(|| "c++".into())
+}
+
+/// The program of a shape; none where the compiler has no such sanitizer.
+pub(super) async fn binary(shape: Shape, flavour: Flavour) -> Result<Option<PathBuf>, Trouble> {
+    if !has(flavour)? {
+        return Ok(None);
+    }
+    let flags = [&[shape.define()], flavour.flags()].concat();
+    let includes =
+        ["tests/sidecar/stub-cuda.h", "tests/sidecar/shapes.h", "patches/cuda-memory/llama-warden-cuda.cuh"];
+    program("tests/sidecar/behaviour.cpp", &includes, &flags).await.map(Some)
+}
+
+/// The program that waits as the server does.
+pub(super) async fn server() -> Result<PathBuf, Trouble> {
+    program("tests/sidecar/server.cpp", &["patches/server/llama-warden-server.h"], &["-O1"]).await
+}
+
+async fn program(source: &str, includes: &[&str], flags: &[&str]) -> Result<PathBuf, Trouble> {
+    // Several at once would only be slower, and make the same program twice.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+    let _turn = ONE_AT_A_TIME.lock().await;
+
+    let mut text = Sha256::new();
+    for file in includes.iter().chain([&source]) {
+        let path = root().join(file);
+        text.update(std::fs::read(&path).context(path.display())?);
+    }
+    text.update(flags.join(" "));
+    text.update(compiler().as_encoded_bytes());
+    let store = binaries::store()?.join("sidecar");
+    std::fs::create_dir_all(&store)?;
+    let name: String = hex::encode(text.finalize()).chars().take(16).collect();
+    let done = store.join(&name);
+    if done.exists() {
+        return Ok(done);
+    }
+    let making = store.join(format!("{name}.{}", std::process::id()));
+    let mut command = Command::new(compiler());
+    command.args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-g", "-pthread"]).current_dir(root());
+    command.args(["-Itests/sidecar", "-Ipatches/cuda-memory", "-Ipatches/server", source]);
+    command.args(flags).arg("-o").arg(&making);
+    let output = command.stdin(Stdio::null()).output().context("the C++ compiler")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Trouble::new(format!("{source} {}:\n{said}", flags.join(" "))));
+    }
+    std::fs::rename(&making, &done)?;
+    Ok(done)
+}
+
+/// Whether a program of this flavour can be made and started here at all.
+fn has(flavour: Flavour) -> Result<bool, Trouble> {
+    if !matches!(flavour, Flavour::Address | Flavour::Thread) {
+        return Ok(true);
+    }
+    let folder = tempfile::tempdir()?;
+    let source = folder.path().join("empty.cpp");
+    std::fs::write(&source, "int main() { return 0; }\n")?;
+    let program = folder.path().join("empty");
+    let quiet = |command: &mut Command| {
+        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    let made = quiet(Command::new(compiler()).args(flavour.flags()).arg(&source).arg("-o").arg(&program));
+    Ok(made && quiet(&mut Command::new(&program)))
+}
