@@ -19,7 +19,8 @@ use crate::out;
 #[derive(Debug, Args)]
 pub(crate) struct FingerprintArgs {
     /// The set, by its id.
-    set: String,
+    #[arg(value_name = "SET")]
+    patch: String,
     #[command(flatten)]
     source: SourceArgs,
     #[command(flatten)]
@@ -47,7 +48,7 @@ struct Seen {
 }
 
 pub(super) fn run(args: &FingerprintArgs) -> Result<(), Failure> {
-    let set = args.catalogue.load()?.require(&args.set)?.clone();
+    let set = args.catalogue.load()?.require(&args.patch)?.clone();
     let mut known = match &args.write {
         Some(file) => existing(file)?.unwrap_or_else(|| set.fingerprints.clone()),
         None => set.fingerprints.clone(),

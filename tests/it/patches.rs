@@ -1,0 +1,352 @@
+//! Patch sets on an invented tree: judged, applied, reversed, exported, over a history; all or nothing, and loud.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+use warden_rig::home::Ran;
+use warden_rig::{Context as _, Home, Outcome, Trouble};
+
+const SOON: Duration = Duration::from_secs(30);
+
+const SET: &str = r##"schema = 1
+id = "demo"
+title = "Counts what runs"
+backends = ["cpu"]
+
+[[sidecar]]
+file = "demo.h"
+beside = "include"
+
+[[hook]]
+id = "include"
+files = ["src/engine.cpp", "src/old-engine.cpp"]
+container = { kind = "function", name = "run" }
+at = "before-container"
+insert = ['#include "demo.h"']
+
+[[hook]]
+id = "end"
+files = ["src/engine.cpp", "src/old-engine.cpp"]
+container = { kind = "function", name = "run" }
+anchor = "return total;"
+at = "before"
+insert = ["demo::count(total);"]
+
+[[seam]]
+id = "run"
+files = ["src/engine.cpp", "src/old-engine.cpp"]
+container = { kind = "function", name = "run" }
+
+[[fix]]
+id = "counting"
+title = "Counts"
+symptom = "nobody knows how many"
+references = ["https://example.com/1"]
+marker = "demo fix counting"
+
+[[fix.variable]]
+name = "LLAMA_WARDEN_DEMO"
+type = "integer"
+default = 16
+min = 1
+max = 100
+unit = "runs"
+
+[[fix.evidence]]
+effect = "it counts"
+"##;
+
+const ENGINE: &str = "#include <cstdio>\r\n\r\nint run(int n) {\r\n    int total = 0;\r\n    for (int i = 0; i < n; i++) {\r\n        \
+                      total += i;\r\n    }\r\n    return total;\r\n}";
+
+/// A home with an invented llama.cpp in `tree` and the set `demo` in `sets`, which knows this version.
+async fn home() -> Result<Home, Trouble> {
+    let home = Home::new()?;
+    for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
+        home.file(&format!("tree/vendor/llama.cpp/{name}"), "# nothing\n")?;
+    }
+    home.file("tree/vendor/llama.cpp/src/engine.cpp", ENGINE)?;
+    home.file("sets/demo/set.toml", SET)?;
+    home.file("sets/demo/demo.h", "#pragma once\nnamespace demo { inline void count(int) {} }\n")?;
+    home.file("sets/demo/fingerprints.json", r#"{"schema":1,"seams":{}}"#)?;
+    learn(&home, "tree", "b100").await?;
+    Ok(home)
+}
+
+/// What a maintainer does who has read a new version.
+async fn learn(home: &Home, source: &str, label: &str) -> Outcome {
+    let file = "sets/demo/fingerprints.json";
+    let args = ["fingerprint", "demo", "--source", source, "--label", label, "--write", file];
+    let ran = patches(home, &args, 0).await?;
+    if ran.stdout.contains("1 new versions") { Ok(()) } else { Err(Trouble::new(format!("{ran:?}"))) }
+}
+
+/// Runs `patches` with the sets of the home; the exit code must be this one.
+async fn patches(home: &Home, args: &[&str], code: i32) -> Result<Ran, Trouble> {
+    let mut all = vec!["patches", args[0]];
+    all.extend(&args[1..]);
+    all.extend(["--patches", "sets"]);
+    let ran = home.warden(&all, SOON).await?;
+    if ran.code != code || ran.all().contains("panicked") {
+        return Err(Trouble::new(format!("{all:?}: code {} instead of {code}: {ran:?}", ran.code)));
+    }
+    if code != 0 && !(ran.stderr.contains("error: ") && ran.stderr.contains("hint: ")) {
+        return Err(Trouble::new(format!("{all:?}: no error with a hint: {ran:?}")));
+    }
+    Ok(ran)
+}
+
+async fn json(home: &Home, args: &[&str], code: i32) -> Result<Value, Trouble> {
+    let ran = patches(home, &[args, &["--json"]].concat(), code).await?;
+    Ok(serde_json::from_str(&ran.stdout).context(ran.stdout)?)
+}
+
+const DEMO: [&str; 2] = ["--patch-set", "demo"];
+
+/// The rows of a check as `patch status`.
+fn rows(value: &Value) -> Vec<String> {
+    let text = |row: &Value, key: &str| row[key].as_str().unwrap_or_default().to_owned();
+    let rows = value.as_array().map(Vec::as_slice).unwrap_or_default();
+    rows.iter().map(|row| format!("{} {}", text(row, "patch"), text(row, "status"))).collect()
+}
+
+fn snapshot(root: &Path) -> Result<BTreeMap<String, Vec<u8>>, Trouble> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.insert(path.display().to_string(), std::fs::read(&path)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[tokio::test]
+async fn sets_are_listed_and_shown_with_what_they_insert() -> Outcome {
+    let home = home().await?;
+    let list = json(&home, &["list"], 0).await?;
+    let ids: Vec<&str> = list.as_array().into_iter().flatten().filter_map(|set| set["id"].as_str()).collect();
+    assert!(ids.contains(&"demo") && ids.contains(&"cuda-memory"), "{ids:?}");
+    assert!(patches(&home, &["list"], 0).await?.stdout.contains("demo/counting"));
+    let shown = patches(&home, &["show", "demo"], 0).await?.stdout;
+    for part in [
+        "+ demo::count(total); // llama-warden:demo/end",
+        "before `return total;`",
+        "LLAMA_WARDEN_DEMO",
+        "1 to 100",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let fix = json(&home, &["show", "demo/counting"], 0).await?;
+    assert_eq!(fix["fix"]["variable"][0]["default"], 16);
+    assert_eq!(json(&home, &["show", "counting"], 0).await?, fix);
+    assert_eq!(json(&home, &["show", "demo"], 0).await?["hooks"][1]["anchor"], "return total;");
+    patches(&home, &["show", "nothing"], 2).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_check_has_a_row_for_each_fix_and_the_code_of_the_worst() -> Outcome {
+    let home = home().await?;
+    let check = |more: &'static [&'static str]| [&["check", "--source", "tree"], &DEMO[..], more].concat();
+    let value = json(&home, &check(&[]), 0).await?;
+    assert_eq!(rows(&value), ["demo/counting verified"]);
+    let keys: Vec<&String> = value[0].as_object().context("an object")?.keys().collect();
+    assert_eq!(keys, ["revision", "patch", "status", "reason"]);
+    assert_eq!(rows(&json(&home, &check(&["--sets"]), 0).await?), ["demo verified"]);
+    // A statement more: known hooks, unknown code.
+    let engine = "tree/vendor/llama.cpp/src/engine.cpp";
+    home.file(engine, ENGINE.replace("int total = 0;", "int total = 0; total += 7;"))?;
+    let value = json(&home, &check(&[]), 3).await?;
+    assert_eq!(rows(&value), ["demo/counting unverified"]);
+    assert!(value[0]["reason"].as_str().is_some_and(|why| why.contains("engine.cpp:")), "{value}");
+    json(&home, &check(&["--allow-unverified"]), 0).await?;
+    // A second anchor: refused, whatever is allowed.
+    home.file(engine, ENGINE.replace("int total = 0;", "int total = 0; if (n < 0) { return total; }"))?;
+    let value = json(&home, &check(&["--allow-unverified"]), 3).await?;
+    assert_eq!(rows(&value), ["demo/counting refused"]);
+    assert!(patches(&home, &check(&[]), 3).await?.stdout.contains("refused"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn applied_twice_is_once_and_reversed_is_byte_for_byte() -> Outcome {
+    let home = home().await?;
+    let tree = home.path().join("tree");
+    let before = snapshot(&tree)?;
+    let apply = |more: &'static [&'static str]| [&["apply", "--source", "tree"], &DEMO[..], more].concat();
+    let planned = patches(&home, &apply(&["--plan"]), 0).await?.stdout;
+    assert!(planned.contains("src/engine.cpp:9: demo::count(total); // llama-warden:demo/end"), "{planned}");
+    assert_eq!(snapshot(&tree)?, before, "a plan writes nothing");
+    let value = json(&home, &apply(&[]), 0).await?;
+    assert_eq!(value["outcome"], "written");
+    assert_eq!(value["files"].as_array().map(Vec::len), Some(2));
+    let patched = snapshot(&tree)?;
+    let engine = std::fs::read_to_string(tree.join("vendor/llama.cpp/src/engine.cpp"))?;
+    assert!(
+        engine.contains("    demo::count(total); // llama-warden:demo/end\r\n    return total;\r\n}"),
+        "{engine}"
+    );
+    assert!(tree.join("vendor/llama.cpp/src/demo.h").exists());
+    assert_eq!(json(&home, &apply(&[]), 0).await?["outcome"], "already");
+    assert!(patches(&home, &apply(&[]), 0).await?.stdout.contains("is applied already"));
+    assert_eq!(snapshot(&tree)?, patched);
+    // The next version of the set is not put on top of it.
+    home.file("sets/demo/set.toml", SET.replace("demo::count(total);", "demo::count(total + 1);"))?;
+    assert!(patches(&home, &apply(&[]), 3).await?.stderr.contains("--reverse"));
+    let reversed = json(&home, &["apply", "--source", "tree", "--reverse"], 0).await?;
+    assert_eq!(reversed["outcome"], "reversed");
+    assert_eq!(snapshot(&tree)?, before);
+    assert_eq!(json(&home, &["apply", "--source", "tree", "--reverse"], 0).await?["outcome"], "nothing");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_refused_or_edited_is_left_as_it_is_and_named() -> Outcome {
+    let home = home().await?;
+    let tree = home.path().join("tree");
+    let engine = "tree/vendor/llama.cpp/src/engine.cpp";
+    let apply = |more: &'static [&'static str]| [&["apply", "--source", "tree"], &DEMO[..], more].concat();
+    // Unknown code: only when allowed.
+    home.file(engine, ENGINE.replace("int total = 0;", "int total = 5;"))?;
+    let before = snapshot(&tree)?;
+    assert_eq!(json(&home, &apply(&[]), 3).await?["outcome"], "refused");
+    assert!(patches(&home, &apply(&[]), 3).await?.stderr.contains("--allow-unverified"));
+    assert_eq!(snapshot(&tree)?, before);
+    patches(&home, &apply(&["--allow-unverified"]), 0).await?;
+    // Somebody edits the patched file: neither way is gone on.
+    let patched = std::fs::read_to_string(home.path().join(engine))?;
+    home.file(engine, patched.replace("int total = 5;", "int total = 6;"))?;
+    let edited = snapshot(&tree)?;
+    for args in [apply(&["--allow-unverified"]), vec!["apply", "--source", "tree", "--reverse"]] {
+        let ran = patches(&home, &args, 3).await?;
+        assert!(ran.stderr.contains("engine.cpp:5: +    int total = 6;"), "{ran:?}");
+    }
+    assert_eq!(snapshot(&tree)?, edited);
+    home.file(engine, &patched)?;
+    patches(&home, &["apply", "--source", "tree", "--reverse"], 0).await?;
+    assert_eq!(snapshot(&tree)?, before);
+    // What is no tree, or no folder.
+    patches(&home, &["apply", "--source", "sets"], 2).await?;
+    patches(&home, &["apply", "--source", "/no/such/folder"], 2).await?;
+    patches(&home, &["apply", "--source", "tree", "--patch-set", "nothing"], 2).await?;
+    patches(&home, &["apply", "--source", "tree", "--backend", "abacus"], 2).await?;
+    home.file("sets/demo/set.toml", SET.replace("anchor =", "anker ="))?;
+    assert!(patches(&home, &["list"], 2).await?.stderr.contains("set.toml:"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_users_diff_is_placed_strictly_or_not_at_all() -> Outcome {
+    let home = home().await?;
+    let set = "schema = 1\nid = \"mine\"\ntitle = \"t\"\n\n[[diff]]\nfile = \"mine.patch\"\nfirst = \"b100\"\nlast = \"b200\"\n";
+    home.file("sets/mine/set.toml", set)?;
+    let diff = "--- a/CMakeLists.txt\n+++ b/CMakeLists.txt\n@@ -1 +1,2 @@\n # nothing\n+# something\n";
+    home.file("sets/mine/mine.patch", diff)?;
+    let args = ["--source", "tree", "--patch-set", "mine"];
+    // The tree does not say which build it is.
+    let unknown = json(&home, &[&["check"], &args[..]].concat(), 3).await?;
+    assert_eq!(rows(&unknown), ["mine unverified"]);
+    let info = "tree/vendor/llama.cpp/common/build-info.cpp";
+    home.file(info, "int LLAMA_BUILD_NUMBER = 150;\n")?;
+    assert_eq!(rows(&json(&home, &[&["check"], &args[..]].concat(), 0).await?), ["mine verified"]);
+    let tree = home.path().join("tree");
+    let before = snapshot(&tree)?;
+    patches(&home, &[&["apply"], &args[..]].concat(), 0).await?;
+    let changed = std::fs::read_to_string(tree.join("vendor/llama.cpp/CMakeLists.txt"))?;
+    assert_eq!(changed, "# nothing\n# something\n");
+    patches(&home, &["apply", "--source", "tree", "--reverse"], 0).await?;
+    assert_eq!(snapshot(&tree)?, before);
+    home.file("tree/vendor/llama.cpp/CMakeLists.txt", "\n# nothing\n")?;
+    let ran = patches(&home, &[&["apply"], &args[..]].concat(), 3).await?;
+    assert!(ran.stderr.contains("CMakeLists.txt:1: "), "{ran:?}");
+    home.file(info, "int LLAMA_BUILD_NUMBER = 250;\n")?;
+    let outside = json(&home, &[&["check"], &args[..]].concat(), 0).await?;
+    assert_eq!(rows(&outside), ["mine not-applicable"]);
+    Ok(())
+}
+
+/// A repository of the tree, one commit for each state of the engine, with build tags from b1 on.
+async fn repository(home: &Home, states: &[&str]) -> Outcome {
+    let git = async |args: &[&str]| {
+        let config = ["-C", "tree", "-c", "user.name=t", "-c", "user.email=t@example.com"];
+        let ran = home.run("git".as_ref(), [&config, args].concat(), SOON).await?;
+        if ran.code == 0 { Ok(ran) } else { Err(Trouble::new(format!("git {args:?}: {ran:?}"))) }
+    };
+    git(&["init", "-q", "-b", "master"]).await?;
+    for (index, state) in states.iter().enumerate() {
+        home.file("tree/vendor/llama.cpp/src/engine.cpp", state)?;
+        git(&["add", "."]).await?;
+        git(&["commit", "-q", "--allow-empty", "-m", "x"]).await?;
+        git(&["tag", &format!("b{}", index + 1)]).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn over_a_history_every_commit_is_judged_and_the_first_that_breaks_is_found() -> Outcome {
+    let home = home().await?;
+    let other = ENGINE.replace("total += i;", "total -= i;");
+    let twice = ENGINE.replace("int total = 0;", "int total = 0; if (n < 0) { return total; }");
+    // It breaks, comes back, and breaks again: halving the range would find the wrong one.
+    let states = [ENGINE, ENGINE, &other, ENGINE, ENGINE, &twice, &twice];
+    repository(&home, &states).await?;
+    let range = ["--git", "tree", "--range", "b1..b7", "--patch-set", "demo"];
+    let value = json(&home, &[&["check"], &range[..]].concat(), 3).await?;
+    let statuses: Vec<&str> =
+        value.as_array().into_iter().flatten().filter_map(|row| row["status"].as_str()).collect();
+    assert_eq!(statuses, ["verified", "unverified", "verified", "verified", "refused", "refused"]);
+    let table = patches(&home, &[&["check"], &range[..]].concat(), 3).await?.stdout;
+    assert!(table.contains("b4..b5  ") && table.contains("b6..b7  "), "{table}");
+    let every = json(&home, &[&["check"], &range[..], &["--every", "2"]].concat(), 3).await?;
+    assert_eq!(every.as_array().map(Vec::len), Some(3));
+    let one = json(&home, &["check", "--git", "tree", "--ref", "b4", "--patch-set", "demo"], 0).await?;
+    assert_eq!(one[0]["revision"], "b4");
+    let stop = json(&home, &["bisect", "counting", "--git", "tree", "--range", "b1..b7"], 3).await?;
+    assert_eq!(stop[0]["last_verified"], "b2");
+    assert_eq!(stop[0]["first"]["revision"], "b3");
+    assert_eq!(stop[0]["again"], "b4");
+    let holds = json(&home, &["bisect", "demo", "--git", "tree", "--range", "b3..b5"], 0).await?;
+    assert_eq!(holds[0]["first"], Value::Null);
+    patches(&home, &["bisect", "nothing", "--git", "tree", "--range", "b1..b2"], 2).await?;
+    patches(&home, &["bisect", "demo", "--git", "tree"], 2).await?;
+    patches(&home, &["check", "--git", "tree", "--range", "b1"], 2).await?;
+    patches(&home, &["check", "--git", "tree", "--ref", "b1", "--range", "b1..b2"], 2).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_exported_series_makes_what_we_would_write() -> Outcome {
+    let home = home().await?;
+    repository(&home, &[ENGINE]).await?;
+    let export = ["export", "--git", "tree", "--ref", "b1", "--patch-set", "demo", "-o", "out"];
+    let value = json(&home, &export, 0).await?;
+    assert_eq!(value["patches"][0]["path"], "out/0001-demo.patch");
+    assert_eq!(value["patches"][0]["crlf"], true);
+    let first = std::fs::read(home.path().join("out/0001-demo.patch"))?;
+    patches(&home, &export, 0).await?;
+    assert_eq!(std::fs::read(home.path().join("out/0001-demo.patch"))?, first);
+    // The patch is for llama.cpp's own folder, as a user of upstream has it.
+    let copy = home.run("cp".as_ref(), ["-r", "tree/vendor/llama.cpp", "plain"], SOON).await?;
+    assert_eq!(copy.code, 0, "{copy:?}");
+    let patch = home.path().join("out/0001-demo.patch");
+    let patch = patch.to_str().context("a path that is text")?;
+    let applied = home.run("git".as_ref(), ["-C", "plain", "apply", patch], SOON).await?;
+    assert_eq!(applied.code, 0, "{applied:?}");
+    patches(&home, &["apply", "--source", "tree", "--patch-set", "demo"], 0).await?;
+    for name in ["src/engine.cpp", "src/demo.h"] {
+        let (theirs, ours) =
+            (home.path().join("plain").join(name), home.path().join("tree/vendor/llama.cpp").join(name));
+        assert_eq!(std::fs::read(theirs)?, std::fs::read(ours)?, "{name}");
+    }
+    home.file("out/0001-demo.patch", "mine")?;
+    patches(&home, &export, 1).await?;
+    Ok(())
+}
