@@ -35,7 +35,7 @@ pub(crate) enum PatchesCommand {
     Check(check::CheckArgs),
     /// Writes sets into a source folder, all or nothing; or takes them out again.
     Apply(apply::ApplyArgs),
-    /// Writes sets as ordinary patches for one revision, for git and patch.
+    /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own folder.
     Export(export::ExportArgs),
     /// Finds the first commit of a range at which a patch stops being verified.
     Bisect(bisect::BisectArgs),
