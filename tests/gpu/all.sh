@@ -43,12 +43,12 @@ build base-plain "$base" -D LLAMA_BUILD_WEBUI=OFF --plain
 
 build newest "$newest" &
 B=$(cat "$out/base")
-measure base/nothing images --server "$B"
-measure base/graph-cache-cap images --server "$B" --env $cap --report
+measure base/nothing images --server "$B" &
+measure base/graph-cache-cap images --server "$B" --env $cap --report &
 measure base/no-cuda-graphs images --server "$B" --env GGML_CUDA_DISABLE_GRAPHS=1
-measure base/pool-purge images --server "$B" --env $purge
-measure base/cublas-reset images --server "$B" --env $reset
-measure base/memory-report images --server "$B" --report
+measure base/pool-purge images --server "$B" --env $purge &
+measure base/cublas-reset images --server "$B" --env $reset &
+measure base/memory-report images --server "$B" --report &
 wait
 
 build base-legacy "$base" -D LLAMA_BUILD_WEBUI=OFF -D GGML_CUDA_NO_VMM=ON &
@@ -63,19 +63,19 @@ P=$(cat "$out/base-plain") L=$(cat "$out/base-legacy")
 all=(--env $cap --env LLAMA_WARDEN_POOL_BUDGET_MIB=1 --env LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS=50
     --env LLAMA_WARDEN_CUBLAS_RESET_EVERY=200 --env LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S=1)
 measure base/decode decode --server "$B" --against "$P" --env $cap
-for turn in 1 2 3; do
+for turn in 1 2; do
     measure legacy/nothing-$turn prefill --server "$L" --prompts 2
     measure legacy/pool-purge-$turn prefill --server "$L" --prompts 2 --env $purge --report
 done
-measure base/inert parallel --server "$B" --against "$P"  --requests 200
 measure base/parallel parallel --server "$B" --against "$P" --requests 200 "${all[@]}" --report
+measure base/inert parallel --server "$B" --against "$P" --requests 200
 measure legacy/parallel parallel --server "$L" --against "$P" --requests 200 "${all[@]}" --report
 if command -v compute-sanitizer >/dev/null; then
     # The checker has to see the server end by itself, so a TERM is passed on to the server alone.
     wrapped=$out/under-memcheck
     cat >"$wrapped" <<EOF
 #!/bin/bash
-compute-sanitizer --tool memcheck --error-exitcode 99 --log-file $out/memcheck.log $B "\$@" &
+compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 99 --log-file $out/memcheck.log $B "\$@" &
 checker=\$!
 pass_on() { for p in /proc/[0-9]*; do [ "\$(readlink "\$p/exe" 2>/dev/null)" = "$B" ] && kill -TERM "\${p#/proc/}"; done; }
 trap pass_on TERM

@@ -5,8 +5,8 @@
     evidence.py decode   --server BIN --against BIN --models DIR [--env ...]
     evidence.py parallel --server BIN --against BIN --models DIR [--env ...] [--requests 200]
 
-Each prints one line of JSON. `--env` is for `--server`; `--against` is a second server, without any variable. Servers
-run one at a time, so that the memory in use on the device, less what was in use before, is the server's.
+Each prints one line of JSON. `--env` is for `--server`; `--against` is a second server, without any variable. Device
+memory is the process's own, from NVML.
 """
 import argparse
 import base64
@@ -32,24 +32,33 @@ NO_BYTES = [[token, False] for token in range(3, 259)]
 MARKER = "<__picture__>"
 
 
-def vram_mib():
-    """MiB in use on the first device."""
-    text = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"],
-                          capture_output=True, text=True)
-    return float(text.stdout.split()[0]) if text.returncode == 0 else 0.0
-
-
 class Vram:
-    """The same through NVML where its Python package is there: faster, and in bytes."""
+    """MiB of device memory that a server uses: its own where NVML tells, else what all use less what was used before."""
 
     def __init__(self):
         try:
             import pynvml
             pynvml.nvmlInit()
-            device = pynvml.nvmlDeviceGetHandleByIndex(0)
-            self.read = lambda: pynvml.nvmlDeviceGetMemoryInfo(device).used / 2**20
+            self.device, self.nvml = pynvml.nvmlDeviceGetHandleByIndex(0), pynvml
         except Exception:  # no package or no device: the program, which may be missing as well
-            self.read = vram_mib if _has("nvidia-smi") else lambda: 0.0
+            self.nvml = None
+        self.before = self.total()
+
+    def total(self):
+        if self.nvml:
+            return self.nvml.nvmlDeviceGetMemoryInfo(self.device).used / 2**20
+        if not _has("nvidia-smi"):
+            return 0.0
+        text = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"],
+                              capture_output=True, text=True).stdout
+        return float(text.split()[0])
+
+    def of(self, server):
+        if self.nvml:
+            for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.device):
+                if process.pid == server.process.pid and process.usedGpuMemory:
+                    return process.usedGpuMemory / 2**20
+        return self.total() - self.before
 
 
 def _has(program):
@@ -180,7 +189,6 @@ TEXT = ["-c", "8192", "-np", "1", "-fa", "on", "--cache-ram", "0", "--ctx-checkp
 
 def images(args):
     run = Run(args)
-    before = run.vram.read()
     arguments = ["-m", str(run.models / "gemma4.gguf"), "--mmproj", str(run.models / "mmproj.gguf"), *TEXT,
                  "--chat-template", "chatml"]
     host, vram = [], []
@@ -191,10 +199,10 @@ def images(args):
                              "n_predict": args.output, "temperature": 0, "ignore_eos": True, "cache_prompt": False,
                              "logit_bias": NO_BYTES})
             host.append(server.host_mib())
-            vram.append(run.vram.read() - before)
+            vram.append(run.vram.of(server))
         wall = time.monotonic() - begun
         time.sleep(args.idle)
-        idle = [server.host_mib(), run.vram.read() - before]
+        idle = [server.host_mib(), run.vram.of(server)]
         result = {"host_mib_per_request": round(slope(host), 4), "vram_mib_per_request": round(slope(vram), 4),
                   "host_mib": [round(host[0]), round(host[-1]), round(idle[0])],
                   "vram_mib": [round(vram[0]), round(vram[-1]), round(idle[1])],
@@ -204,7 +212,6 @@ def images(args):
 
 def prefill(args):
     run = Run(args)
-    before = run.vram.read()
     arguments = ["-m", str(run.models / "llama.gguf"), "-c", "65536", "-np", "1", "-fa", "on", "-ctk", "q8_0", "-ctv",
                  "q8_0", "-b", "2048", "-ub", "512", "--cache-ram", "0", "--ctx-checkpoints", "0"]
     rounds = []
@@ -215,19 +222,19 @@ def prefill(args):
 
             def watch():
                 while not stop.is_set():
-                    seen.append(run.vram.read() - before)
+                    seen.append(run.vram.of(server))
                     stop.wait(0.01)
 
             watcher = threading.Thread(target=watch)
-            first = run.vram.read() - before
+            first = run.vram.of(server)
             watcher.start()
             timings = server.complete(text_request(index, args.tokens, 32))["timings"]
             stop.set()
             watcher.join()
-            ended = run.vram.read() - before
+            ended = run.vram.of(server)
             time.sleep(args.idle)
             rounds.append({"before": round(first), "peak": round(max(seen)), "at_end": round(ended),
-                           "after": round(run.vram.read() - before), "prefill_ms": round(timings["prompt_ms"])})
+                           "after": round(run.vram.of(server)), "prefill_ms": round(timings["prompt_ms"])})
         result = {"rounds": rounds, "prefill_ms": statistics.median(r["prefill_ms"] for r in rounds),
                   "lines": server.warden_lines(), "report": report(run.report)}
     return result

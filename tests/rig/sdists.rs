@@ -70,7 +70,13 @@ impl Era {
     pub async fn tree(&self) -> Result<tempfile::TempDir, Trouble> {
         let archive = self.archive().await?;
         let into = tempfile::tempdir()?;
-        let parts = ["CMakeLists.txt", "ggml/CMakeLists.txt", "ggml/src/ggml-cuda", "tools/server", "examples/server"];
+        let parts = [
+            "CMakeLists.txt",
+            "ggml/CMakeLists.txt",
+            "ggml/src/ggml-cuda",
+            "tools/server",
+            "examples/server",
+        ];
         let status = Command::new("tar")
             .arg("xzf")
             .arg(&archive)
