@@ -11,6 +11,7 @@ mod layout;
 mod mitigations;
 mod operator;
 mod passthrough;
+mod patched;
 mod patches;
 mod queue;
 mod real;

@@ -1,13 +1,13 @@
-//! A real llama-server, built from the pinned source as a user's would be, and sample models for it. Both are kept in
-//! the target directory's `warden-test-store`, so that they are paid for once.
+//! Real llama-servers, built from the pinned source as a user's would be, with our patches and without, and sample models
+//! for them. All are kept in the target directory's `warden-test-store`, so that they are paid for once.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
-use warden_builder::patch::{Catalogue, Selection};
+use warden_builder::patch::{Catalogue, Selection, Sets};
 use warden_builder::sample_model::{self, Options, Preset};
 use warden_builder::sdist::Pin;
 use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Event, Needs, Reporter, Request, Source};
@@ -15,8 +15,11 @@ use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Event, Needs, Re
 use crate::process::Kid;
 use crate::{Context as _, Home, Http, Trouble, binaries, wait_until};
 
-/// Takes the place of a llama-server built from source, for quick runs by hand.
+/// Takes the place of the patched llama-server that is built from source, for quick runs by hand.
 pub const SERVER_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER";
+
+/// The same for the one without patches.
+pub const PLAIN_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER_PLAIN";
 
 /// With these its output is bit-reproducible: after a restart, with other requests beside it, with a cached prompt.
 pub const REPRODUCIBLE: [&str; 8] = ["-t", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32"];
@@ -24,19 +27,39 @@ pub const REPRODUCIBLE: [&str; 8] = ["-t", "1", "-fa", "off", "-ctk", "f32", "-c
 /// A loaded build machine may need it.
 const READY: Duration = Duration::from_secs(60);
 
-/// Path of a real llama-server. The first call ever takes minutes; it says so.
+/// Path of a real llama-server, patched as `llama-warden build` does it by itself. The first call ever takes minutes; it
+/// says so.
 ///
 /// # Errors
 /// No source, no compiler, or the build fails.
 pub async fn llama_server() -> Result<PathBuf, Trouble> {
     static PATH: OnceCell<PathBuf> = OnceCell::const_new();
-    if let Some(path) = std::env::var_os(SERVER_VARIABLE) {
-        return Ok(PathBuf::from(path));
-    }
-    PATH.get_or_try_init(build).await.cloned().context("a real llama-server for the tests")
+    either(&PATH, SERVER_VARIABLE, Sets::Default).await.context("a real llama-server for the tests")
 }
 
-async fn build() -> Result<PathBuf, Trouble> {
+/// Path of the same llama-server without any patch.
+///
+/// # Errors
+/// As [`llama_server`].
+pub async fn llama_server_plain() -> Result<PathBuf, Trouble> {
+    static PATH: OnceCell<PathBuf> = OnceCell::const_new();
+    either(&PATH, PLAIN_VARIABLE, Sets::None).await.context("a llama-server without patches for the tests")
+}
+
+async fn either(path: &OnceCell<PathBuf>, variable: &str, sets: Sets) -> Result<PathBuf, Trouble> {
+    // One after the other: nearly all that they compile is the same, so a compiler cache has it for the second.
+    static TURN: Mutex<()> = Mutex::const_new(());
+    if let Some(path) = std::env::var_os(variable) {
+        return Ok(PathBuf::from(path));
+    }
+    let built = path.get_or_try_init(async || {
+        let _turn = TURN.lock().await;
+        build(sets).await
+    });
+    built.await.cloned()
+}
+
+async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
     let store = binaries::store()?;
     let (reporter, mut events) = Reporter::channel();
     let builder = Builder {
@@ -63,8 +86,7 @@ async fn build() -> Result<PathBuf, Trouble> {
         backend: Backend::Cpu.into(),
         // The store may be a cache that several machines share.
         arch: Arch::Portable.into(),
-        // As `build` does it by itself.
-        patches: Selection { catalogue: Catalogue::embedded()?, ..Selection::default() },
+        patches: Selection { catalogue: Catalogue::embedded()?, sets, allow_unverified: false },
         options: Vec::new(),
         jobs: None,
         needs: Needs {
@@ -107,13 +129,27 @@ impl Undisturbed {
     /// # Errors
     /// It does not get ready.
     pub async fn start(preset: Preset, flags: &[&str]) -> Result<Self, Trouble> {
-        let home = Home::new()?;
+        Self::start_server(&llama_server().await?, preset, flags, &[]).await
+    }
+
+    /// Starts this llama-server with these variables (and none of ours besides) and waits until it is ready.
+    ///
+    /// # Errors
+    /// It does not get ready.
+    pub async fn start_server(
+        server: &Path,
+        preset: Preset,
+        flags: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Self, Trouble> {
+        let mut home = Home::new()?;
+        home.env.extend(variables.iter().map(|(name, value)| (name.into(), value.into())));
         let socket = home.path().join("real.sock");
         let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), sample_model(preset)?.into()];
         args.extend(["--host".into(), socket.clone().into()]);
         args.extend(flags.iter().map(std::ffi::OsString::from));
         let log = home.path().join("log");
-        let kid = Kid::start(&llama_server().await?, &args, &home.env, home.path(), log)?;
+        let kid = Kid::start(server, &args, &home.env, home.path(), log)?;
         let http = Http::Unix(socket);
         wait_until("the undisturbed llama-server is ready", READY, async || {
             http.get("/health").await.is_ok_and(|answer| answer.status.is_success())
