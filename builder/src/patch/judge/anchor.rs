@@ -3,7 +3,7 @@
 use regex::bytes::Regex;
 
 use super::super::At;
-use super::super::scan::Source;
+use super::super::scan::{BOM, Source};
 
 /// Words whose statement does not end where the next one begins.
 const CONTROL: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
@@ -45,13 +45,16 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
     let (from, to) = anchor;
     if let Some(directive) = source.directives().iter().find(|range| range.start <= from && from < range.end)
     {
-        return match at {
-            At::After => source
-                .next_line(directive.end.saturating_sub(1))
-                .map(|at| Spot { at, beside: from })
-                .ok_or_else(|| NO_END.to_owned()),
-            _ => Ok(Spot { at: source.line_start(directive.start), beside: from }),
+        if directive.start != from {
+            return Err("the anchor stands inside of a preprocessor line, where no code runs".to_owned());
+        }
+        let at = match at {
+            At::After => {
+                source.next_line(directive.end.saturating_sub(1)).ok_or_else(|| NO_END.to_owned())?
+            }
+            _ => source.line_start(directive.start),
         };
+        return free(source, at).map(|()| Spot { at, beside: from });
     }
     let structure = source.structure();
     if structure.get(from..to) != source.code().as_bytes().get(from..to) {
@@ -94,7 +97,19 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
     if in_parentheses(structure.get(start..spot.at).unwrap_or_default()) {
         return Err("the line beside the anchor is inside of parentheses".to_owned());
     }
-    Ok(spot)
+    free(source, spot.at).map(|()| spot)
+}
+
+/// Whether a line that begins here is code: not within a comment of several lines, and not before the mark that begins
+/// some files.
+pub(super) fn free(source: &Source, at: usize) -> Result<(), String> {
+    if source.comments().iter().any(|comment| comment.start < at && at < comment.end) {
+        return Err("the line beside it would be part of a comment".to_owned());
+    }
+    if at == 0 && source.raw().starts_with(BOM) {
+        return Err("the line would come before the byte order mark of the file".to_owned());
+    }
+    Ok(())
 }
 
 const NO_END: &str = "the anchor's line is the file's last and has no line end";

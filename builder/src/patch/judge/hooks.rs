@@ -139,6 +139,14 @@ fn spot(
                     format!("something stands before{} on its first line", inside.replace(" in", "")),
                 ));
             }
+            if source.leaves_alternative(found.start, found.end) {
+                let text = format!(
+                    "the line before{} would only be there in one alternative of a conditional",
+                    inside.replace(" in", "")
+                );
+                return Err((line, text));
+            }
+            anchor::free(source, at).map_err(|why| (line, why))?;
             return Ok(Spot { at, beside: found.start });
         }
         (None, None) => return Err((None, "it has neither container nor anchor".to_owned())),
@@ -174,7 +182,7 @@ fn spot(
         several => {
             let at: Vec<usize> = several.iter().map(|(at, _)| source.line(*at)).collect();
             let text = format!(
-                "the anchor `{anchor}` is expected once{inside}, found: {}, in {}",
+                "the anchor `{anchor}` is expected once{inside}, found: {}, in {}: make the anchor longer, or add a hook",
                 at.len(),
                 lines(&at)
             );

@@ -203,7 +203,7 @@ fn word(directive: &[u8]) -> Option<Word> {
     let (word, rest) = text.split_at_checked(length)?;
     match word {
         b"if" => Some(Word::If {
-            dead: match rest.trim_ascii() {
+            dead: match bare(rest).as_slice() {
                 b"0" | b"false" => Some(true),
                 b"1" | b"true" => Some(false),
                 _ => None,
@@ -215,4 +215,23 @@ fn word(directive: &[u8]) -> Option<Word> {
         b"endif" => Some(Word::End),
         _ => None,
     }
+}
+
+/// Whether these directives, of the lines from one place to another, end the alternative in which the first place is.
+pub(super) fn leave<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
+    let mut depth = 0usize;
+    for word in directives.filter_map(word) {
+        match word {
+            Word::If { .. } => depth += 1,
+            _ if depth == 0 => return true,
+            Word::End => depth -= 1,
+            Word::Elif | Word::Else => {}
+        }
+    }
+    false
+}
+
+/// A condition without blanks and parentheses: `(0)` is `0`.
+fn bare(condition: &[u8]) -> Vec<u8> {
+    condition.iter().copied().filter(|byte| !byte.is_ascii_whitespace() && !b"()".contains(byte)).collect()
 }

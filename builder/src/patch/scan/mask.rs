@@ -14,6 +14,9 @@ use super::super::marker::{self, PREFIX};
 /// Longest delimiter of a raw string that the standard allows.
 const RAW_DELIMITER: usize = 16;
 
+/// What some editors begin a file with.
+pub(crate) const BOM: &[u8] = b"\xef\xbb\xbf";
+
 /// A text and what in it is no code.
 #[derive(Clone, Debug)]
 pub(super) struct Masked {
@@ -43,6 +46,10 @@ pub(super) fn mask(raw: &[u8]) -> Masked {
     let code = raw.iter().map(|&byte| if byte.is_ascii() { byte } else { b'?' }).collect();
     let out = Masked { code, comments: Vec::new(), directives: Vec::new() };
     let mut masker = Masker { raw, out, at: 0, fresh: true, line: 0, directive: None, include: false };
+    if raw.starts_with(BOM) {
+        masker.blank(0..BOM.len());
+        masker.at = BOM.len();
+    }
     masker.run();
     masker.out
 }
@@ -235,8 +242,10 @@ impl Masker<'_> {
 
 /// Whether the line that ends here goes on in the next one.
 pub(super) fn continued(raw: &[u8], newline: usize) -> bool {
+    // Compilers pass over blanks behind the backslash.
     let line = raw.get(..newline).unwrap_or_default();
-    line.strip_suffix(b"\r").unwrap_or(line).ends_with(b"\\")
+    let last = line.iter().rev().find(|byte| !matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
+    last == Some(&b'\\')
 }
 
 /// Part of an identifier or a number.

@@ -19,6 +19,7 @@ use std::ops::Range;
 
 use super::set::Container;
 use container::{Item, Walk};
+pub(super) use mask::BOM;
 
 /// A source file that was looked through.
 #[derive(Debug)]
@@ -110,6 +111,12 @@ impl Source {
     /// Preprocessor lines with their continuations, in order.
     pub fn directives(&self) -> &[Range<usize>] {
         &self.directives
+    }
+
+    /// Whether the first of two places is in an alternative of a conditional that ends before the second.
+    pub fn leaves_alternative(&self, from: usize, to: usize) -> bool {
+        let between = self.directives.iter().filter(|range| from <= range.start && range.start < to);
+        conditional::leave(between.filter_map(|range| self.code.as_bytes().get(range.clone())))
     }
 
     /// The number of the line on which a byte stands, from 1.
