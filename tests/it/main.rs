@@ -6,6 +6,7 @@ mod cancel;
 mod crash;
 mod drain_and_replace;
 mod drop_in;
+mod eras;
 mod fake;
 mod layout;
 mod mitigations;

@@ -12,6 +12,8 @@ use crate::error::Result;
 const ALIKE: f64 = 0.88;
 /// Names that are mentioned at most.
 const SHOWN: usize = 3;
+/// What is left to do when a container is in none of the files.
+const LOOK: &str = "look where it went: a new file belongs into `files`, a new name into `container`";
 
 /// Reads and looks through each file once.
 pub(super) struct Reader<'a> {
@@ -106,6 +108,9 @@ impl<'a> Reader<'a> {
             if !alike.is_empty() {
                 hints.push(format!("similar names there: {}", alike.join(", ")));
             }
+        }
+        if !hints.iter().any(|hint| hint.starts_with("it is in ")) {
+            hints.push(LOOK.to_owned());
         }
         // Each has a `; ` before it.
         hints.insert(0, String::new());

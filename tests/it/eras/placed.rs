@@ -1,0 +1,135 @@
+//! Looks at a patched tree as a reader would: which line stands where, and what is above and below it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use warden_builder::patch::marker::{PREFIX, marked, marker};
+use warden_builder::patch::scan::{Finding, Found, Source};
+use warden_builder::patch::{At, Hook, PatchSet};
+use warden_rig::{Context as _, Outcome, Trouble};
+
+use super::{JOURNAL, Snapshot};
+
+/// What the probes of `cuda-memory` find in upstream's builds.
+pub(super) fn cuda_defines(build: u32) -> Vec<&'static str> {
+    let has = |name, condition: bool| condition.then_some(name);
+    [
+        has("LLAMA_WARDEN_HAS_GRAPH_LOCK", build >= 5717),
+        has("LLAMA_WARDEN_HAS_NO_GRAPH_LOCK", build < 5717),
+        has("LLAMA_WARDEN_GUARDS_OPTIMIZE", build >= 7203),
+        has("LLAMA_WARDEN_ONLY_COMPUTATIONS", build < 7646),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Every line and every sidecar of a set is where it is meant to be; the files that have them.
+pub(super) fn in_place(root: &Path, set: &PatchSet, defines: &[&str]) -> Result<Vec<String>, Trouble> {
+    let mut files = BTreeMap::new();
+    for hook in &set.hooks {
+        let path = hook.files.iter().find(|path| root.join(path).exists()).context("a file")?;
+        let source = Source::new(std::fs::read(root.join(path))?);
+        if one_hook(set, hook, &source).context(format!("hook {} in {path}", hook.id))? {
+            files.insert(hook.id.as_str(), path.clone());
+        }
+    }
+    let mut all: Vec<String> = files.values().cloned().collect();
+    for sidecar in &set.sidecars {
+        let beside = files.get(sidecar.beside.as_str()).context("the sidecar's hook")?;
+        let (folder, _) = beside.rsplit_once('/').context("a folder")?;
+        let path = format!("{folder}/{}", sidecar.file);
+        let content = std::fs::read(root.join(&path)).context(&path)?;
+        let head = content.strip_suffix(sidecar.content.as_slice()).context("our text, whole, at the end")?;
+        let head = std::str::from_utf8(head)?;
+        let is_comment = |line: Option<&str>| line.is_some_and(|line| line.starts_with("// llama-warden "));
+        assert!(is_comment(head.lines().next()) && is_comment(head.lines().next_back()), "{head}");
+        let found: Vec<&str> = head
+            .lines()
+            .filter(|line| !is_comment(Some(line)))
+            .map(|line| {
+                line.strip_prefix("#define ").and_then(|rest| rest.strip_suffix(" 1")).unwrap_or(line)
+            })
+            .collect();
+        assert_eq!(found, defines, "{path}");
+        all.push(path);
+    }
+    Ok(all)
+}
+
+/// Whether the hook has lines here, which must be right then.
+fn one_hook(set: &PatchSet, hook: &Hook, source: &Source) -> Result<bool, Trouble> {
+    let text = String::from_utf8_lossy(source.raw()).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    let mark = marker(&set.id, &hook.id);
+    let at: Vec<usize> = (0..lines.len()).filter(|at| lines[*at].contains(&mark)).collect();
+    let container = match &hook.container {
+        None => None,
+        Some(container) => match source.find(container) {
+            Finding::All(found) if found.is_empty() && hook.optional => {
+                assert!(at.is_empty(), "{at:?}");
+                return Ok(false);
+            }
+            Finding::All(found) => match found.as_slice() {
+                [one] => Some(one.clone()),
+                several => return Err(Trouble::new(format!("{container}: {} times", several.len()))),
+            },
+            Finding::Unsure { line, why } => return Err(Trouble::new(format!("line {line}: {why}"))),
+        },
+    };
+    let placed: Vec<&str> = at.iter().map(|at| lines[*at].trim()).collect();
+    let expected: Vec<String> = hook.insert.iter().map(|line| format!("{line} {mark}")).collect();
+    assert_eq!(placed, expected, "each line once, in their order");
+    let (first, last) = (*at.first().context("a line")?, *at.last().context("a line")?);
+    assert_eq!(last - first + 1, at.len(), "one below the other");
+    inside(hook, source, container.as_ref(), &lines, first, last)?;
+    Ok(true)
+}
+
+/// Lines are counted from 0 here, and from 1 by the scanner.
+fn inside(
+    hook: &Hook,
+    source: &Source,
+    container: Option<&Found>,
+    lines: &[&str],
+    first: usize,
+    last: usize,
+) -> Outcome {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let has_anchor = |line: Option<&&str>| {
+        let anchor = hook.anchor.as_deref().map(words).unwrap_or_default();
+        line.is_some_and(|line| words(line).contains(&anchor))
+    };
+    let others = |line: &&&str| !line.contains(PREFIX);
+    let above = lines[..first].iter().rfind(others);
+    let below = lines[last + 1..].iter().find(others);
+    if let (Some(found), true) = (container, hook.at != At::BeforeContainer) {
+        let (opens, closes) = (source.line(found.open) - 1, source.line(found.end - 1) - 1);
+        assert!(lines[opens].contains('{') && lines[closes].trim().starts_with('}'), "{found:?}");
+        assert!(opens < first && last < closes, "{opens} < {first}..={last} < {closes}");
+    }
+    match hook.at {
+        At::BeforeContainer => {
+            let found = container.context("a container")?;
+            assert_eq!(last + 1, source.line(found.start) - 1, "on the line above");
+            let name = &hook.container.as_ref().context("a container")?.name;
+            assert!(below.is_some_and(|line| line.contains(name)), "{below:?}");
+        }
+        At::Before => assert!(has_anchor(below), "{below:?}"),
+        At::After => assert!(has_anchor(above), "{above:?}"),
+    }
+    Ok(())
+}
+
+/// No line of ours is anywhere that no hook put.
+pub(super) fn no_other_marks(tree: &Snapshot, sets: &[PatchSet]) -> Outcome {
+    for (path, (_, content)) in tree.iter().filter(|(path, _)| *path != JOURNAL) {
+        for line in String::from_utf8_lossy(content).lines().filter(|line| line.contains(PREFIX)) {
+            let (set, hook) = marked(line).context(format!("{path}: {line}"))?;
+            let set = sets.iter().find(|one| one.id == set).context(format!("{path}: {line}"))?;
+            let hook = set.hook(hook).context(format!("{path}: {line}"))?;
+            assert!(hook.files.contains(path), "{path}: {line}");
+        }
+    }
+    Ok(())
+}
