@@ -233,7 +233,9 @@ fn meant(from: &str, to: &str, creates: bool) -> std::result::Result<String, Str
     };
     let inside = !stripped.is_empty()
         && !stripped.contains('\\')
-        && stripped.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        && stripped
+            .split('/')
+            .all(|part| !matches!(part, "" | "." | "..") && !part.eq_ignore_ascii_case(".git"));
     if inside { Ok(stripped.to_owned()) } else { Err(format!("`{stripped}` leads out of the tree")) }
 }
 

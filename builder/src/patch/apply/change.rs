@@ -199,9 +199,12 @@ fn look_at(root: &Path, change: &Change) -> Result<Option<u32>> {
 }
 
 /// The file's path, if nothing on the way leads out of the tree.
-fn inside(root: &Path, path: &str) -> Result<PathBuf> {
+pub(super) fn inside(root: &Path, path: &str) -> Result<PathBuf> {
     let relative = Path::new(path);
-    let normal = relative.components().all(|part| matches!(part, Component::Normal(_)));
+    // What git keeps for itself is no part of the tree: programs of its hooks would be run.
+    let normal = relative
+        .components()
+        .all(|part| matches!(part, Component::Normal(name) if !name.eq_ignore_ascii_case(".git")));
     if path.is_empty() || !normal {
         let hint = "a patch may only name files below llama.cpp's own folder";
         return Err(refused(root, format!("`{path}` leads out of the tree"), hint));

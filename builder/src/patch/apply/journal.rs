@@ -112,7 +112,11 @@ impl Journal {
             )));
         }
         let journal: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        for folder in &journal.folders {
+            change::inside(root, folder)?;
+        }
         for file in &journal.files {
+            change::inside(root, &file.path)?;
             file.states().ok_or_else(|| damaged(format!("what it says of {} fits no file", file.path)))?;
         }
         Ok(Some(journal))

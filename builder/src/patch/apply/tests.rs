@@ -214,6 +214,31 @@ fn a_damaged_or_foreign_journal_is_told_and_not_believed() {
 }
 
 #[test]
+fn a_journal_that_names_files_or_folders_outside_of_the_tree_is_not_believed() {
+    let outer = tempfile::tempdir().unwrap();
+    let (root, other) = (outer.path().join("tree"), outer.path().join("other"));
+    fs::create_dir_all(root.join("src")).unwrap();
+    fs::create_dir(&other).unwrap();
+    let one = FileEdit { path: SIDECAR.into(), before: None, after: b"x".to_vec(), inserted: vec![] };
+    Target::open(&root, Revision::default()).unwrap().apply(&series_of(vec![one])).unwrap();
+    let text = fs::read_to_string(root.join(JOURNAL)).unwrap();
+    let absolute = format!("\"{}\"", other.display());
+    for (from, to) in [
+        ("\"src/deep\"", "\"../other\""),
+        ("\"src/deep\"", absolute.as_str()),
+        ("\"src/deep/llama-warden-demo.h\"", "\"../other/x\""),
+        ("\"src/deep/llama-warden-demo.h\"", "\".git/hooks/x\""),
+    ] {
+        let tampered = text.replacen(from, to, 1);
+        assert_ne!(tampered, text);
+        fs::write(root.join(JOURNAL), tampered).unwrap();
+        let told = Target::open(&root, Revision::default()).and_then(|mut target| target.reverse());
+        assert!(message(&told.unwrap_err()).contains("leads out of the tree"), "{to}");
+        assert!(other.exists() && root.join(SIDECAR).exists(), "{to}");
+    }
+}
+
+#[test]
 fn links_read_only_files_and_ways_out_of_the_tree_are_errors_that_name_them() {
     let folder = folder();
     let outside = tempfile::tempdir().unwrap();
@@ -229,6 +254,7 @@ fn links_read_only_files_and_ways_out_of_the_tree_are_errors_that_name_them() {
         ("src/two.cpp", "src/two.cpp: the file is read-only\nhint: allow writing first: chmod u+w"),
         ("src/folder.cpp", "this is no regular file"),
         ("../x.cpp", "`../x.cpp` leads out of the tree"),
+        (".git/hooks/x", "`.git/hooks/x` leads out of the tree"),
         ("/etc/x.cpp", "`/etc/x.cpp` leads out of the tree"),
     ] {
         let row = series_of(vec![edit("src/one.cpp", CODE, 1, "x();"), edit(path, CODE, 1, "x();")]);

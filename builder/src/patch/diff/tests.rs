@@ -107,6 +107,7 @@ fn what_a_diff_may_not_do_is_said() {
         ),
         (&mode, "sets the mode"),
         ("--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n", "leads out of the tree"),
+        ("--- /dev/null\n+++ b/.git/hooks/x\n@@ -0,0 +1 @@\n+b\n", "leads out of the tree"),
         ("--- /etc/x\n+++ /etc/x\n@@ -1 +1 @@\n-a\n+b\n", "leads out of the tree"),
         ("--- a/x.txt\n+++ b/y.txt\n@@ -1 +1 @@\n-a\n+b\n", "may not move files"),
         ("no diff at all\n", "cannot be read"),

@@ -287,8 +287,7 @@ fn files(files: &[String], at: &[Step]) -> Checked {
 /// A path from the root of a tree, with nothing that leads out of it.
 fn is_inside(path: &str) -> bool {
     !path.contains(['\\', '\0', ':'])
-        && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
-        && !path.starts_with(".git/")
+        && path.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.eq_ignore_ascii_case(".git"))
 }
 
 fn container(container: &Container, at: &[Step]) -> Checked {

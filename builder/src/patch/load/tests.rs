@@ -168,6 +168,11 @@ fn a_broken_set_names_file_line_and_key() {
         ),
         (
             "[\"src/a.cpp\"]",
+            "[\"src/.GIT/a.cpp\"]",
+            "set.toml:13: `hook[include].files[1]`: `src/.GIT/a.cpp` is not a path below",
+        ),
+        (
+            "[\"src/a.cpp\"]",
             "[\"/a.cpp\"]",
             "set.toml:13: `hook[include].files[1]`: `/a.cpp` is not a path below",
         ),
