@@ -9,7 +9,8 @@
 //!
 //! A repository is made beside its place and renamed. A fetch writes its pack under a temporary name, then renames it,
 //! then sets references; whatever ends it in between leaves a temporary file, which the next one removes. It takes the
-//! pack from its beginning again: git's protocol cannot go on in the middle.
+//! pack from its beginning again: git's protocol cannot go on in the middle. A repository that was damaged otherwise is
+//! noticed by the next fetch, and made anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,18 +66,51 @@ impl Place {
         Repository::open_as(&self.folder, self.shown.clone()).map(Some)
     }
 
+    /// Whether it is there and cannot be used any more: no repository, or its references lead to nothing. Another user's
+    /// is not damaged.
+    pub(super) fn is_damaged(&self) -> bool {
+        let leads_nowhere = |repo: &git2::Repository, reference: &git2::Reference<'_>| {
+            let target = reference.target().map(|id| repo.find_object(id, None));
+            target.is_some_and(|found| match found {
+                Ok(object) => object.as_commit().is_some_and(|commit| commit.tree().is_err()),
+                Err(_) => true,
+            })
+        };
+        match git2::Repository::open_bare(&self.folder) {
+            Ok(repo) => repo.references().map_or(true, |mut all| {
+                all.any(|found| found.map_or(true, |reference| leads_nowhere(&repo, &reference)))
+            }),
+            Err(error) => self.folder.exists() && error.code() != git2::ErrorCode::Owner,
+        }
+    }
+
+    /// Puts it where the next [`Place::create`] removes it. The caller holds the lock.
+    pub(super) fn discard(&self) -> Result<()> {
+        self.clear()?;
+        fs::rename(&self.folder, self.beside()).map_err(io_error("removing", &self.folder))
+    }
+
+    /// Where it is made, before it takes its place.
+    fn beside(&self) -> PathBuf {
+        self.folder.with_extension("new")
+    }
+
+    fn clear(&self) -> Result<()> {
+        match fs::remove_dir_all(self.beside()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(io_error("removing", self.beside())(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the repository if it is not there. The caller holds the lock.
     pub(super) fn create(&self) -> Result<()> {
         if self.folder.exists() {
             return Ok(());
         }
-        let beside = self.folder.with_extension("new");
-        match fs::remove_dir_all(&beside) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(io_error("removing", beside)(error));
-            }
-            _ => {}
-        }
+        self.clear()?;
+        let beside = self.beside();
         fs::create_dir_all(&beside).map_err(io_error("creating", &beside))?;
         let mut options = git2::RepositoryInitOptions::new();
         // No templates: a user's hooks have no place here.

@@ -162,6 +162,11 @@ impl Fault {
                  knows its server; else clone again without --filter"
             ),
             Self::Range { .. } => "it goes from older to newer and leaves out its beginning: A..B".into(),
+            Self::Repository { repository, .. } if repository.contains("://") => {
+                "what was fetched lies in the folder `git` of the cache: should it be damaged, remove it there, and it \
+                 is fetched again"
+                    .into()
+            }
             _ => return None,
         };
         Some(hint)

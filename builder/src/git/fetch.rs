@@ -98,6 +98,22 @@ impl Wanted {
 impl Work {
     fn run(&self) -> Result<String> {
         let place = &self.wanted.place;
+        let was_there = place.folder.exists();
+        match self.once() {
+            // The server was asked and it is our own copy that fails.
+            Err(Error::Git(Fault::Repository { .. })) if was_there && place.is_damaged() => {
+                self.stop_if_cancelled()?;
+                let note = format!("what the cache has of {} is damaged: fetching it anew", place.shown);
+                self.reporter.tell(Event::Note(note));
+                place.discard()?;
+                self.once()
+            }
+            other => other,
+        }
+    }
+
+    fn once(&self) -> Result<String> {
+        let place = &self.wanted.place;
         place.create()?;
         place.sweep();
         let repo = git2::Repository::open_bare(&place.folder).map_err(|error| self.failed(&error))?;

@@ -102,7 +102,13 @@ pub async fn obtain(
 
 /// What the cache has under a name.
 fn kept(place: &cache::Place, reference: Option<&str>) -> Result<Option<Obtained>> {
-    let Some(repository) = place.open()? else { return Ok(None) };
+    let repository = match place.open() {
+        Ok(Some(repository)) => repository,
+        Ok(None) => return Ok(None),
+        // A fetch makes it anew.
+        Err(_) if place.is_damaged() => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let commit = repository.resolve(reference.unwrap_or(HEAD)).ok();
     Ok(commit.filter(|commit| repository.has(commit)).map(|commit| Obtained { repository, commit }))
 }

@@ -1,5 +1,6 @@
 //! Fetching, and doing without.
 
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -185,7 +186,7 @@ async fn a_fetch_that_breaks_off_harms_nothing_and_the_next_one_goes_on() {
     scene.server.limit.store(u64::MAX, std::sync::atomic::Ordering::SeqCst);
     assert_eq!(scene.commit("large").await, large.to_string());
     let packs = obtained.repository.path().join("objects/pack");
-    let left = std::fs::read_dir(packs)
+    let left = fs::read_dir(packs)
         .unwrap()
         .flatten()
         .filter(|entry| entry.file_name().to_string_lossy().contains("_git2_"));
@@ -206,4 +207,29 @@ async fn cancelling_ends_the_wait_for_a_silent_server_at_once() {
     };
     let (outcome, ()) = timeout(Duration::from_secs(20), async { tokio::join!(asking, stop) }).await.unwrap();
     assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn what_is_damaged_in_the_cache_is_fetched_anew() {
+    let scene = scene();
+    for damage in ["objects/pack", "refs"] {
+        let before = scene.commit("b2").await;
+        let folder = fs::read_dir(scene.cache.path().join("git")).unwrap().map(|entry| entry.unwrap().path());
+        let folder = folder.into_iter().find(|path| path.join("objects").exists()).unwrap();
+        match damage {
+            "refs" => fs::remove_dir_all(folder.join(damage)).unwrap(),
+            _ => {
+                for entry in fs::read_dir(folder.join(damage)).unwrap() {
+                    let path = entry.unwrap().path();
+                    let half = fs::read(&path).unwrap();
+                    fs::remove_file(&path).unwrap();
+                    fs::write(&path, &half[..half.len() / 2]).unwrap();
+                }
+            }
+        }
+        let (obtained, notes) = scene.ask("b2").await.unwrap();
+        assert_eq!(obtained.commit, before, "{damage}");
+        assert!(obtained.repository.tree(&before).is_ok(), "{damage}");
+        assert!(notes.iter().any(|note| note.contains("damaged")), "{damage}: {notes:?}");
+    }
 }
