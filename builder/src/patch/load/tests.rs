@@ -1,3 +1,5 @@
+//! Sets that are broken, and what is said about each; and sets that are not.
+
 use std::fs;
 use std::path::Path;
 
