@@ -20,7 +20,7 @@ use warden_rig::sdists::{ERAS, Era};
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 
 /// For one command on a loaded machine; the longest reads an archive of 70 MB.
-const SOON: Duration = Duration::from_secs(90);
+const SOON: Duration = Duration::from_secs(240);
 
 /// What `patches apply` leaves beside its changes, so that it can take them out again.
 const JOURNAL: &str = ".llama-warden-patches.json";
