@@ -35,7 +35,15 @@ impl Catalogue {
     /// A set is broken, there is none, or an id is taken.
     pub fn with_folder(mut self, folder: &Path) -> Result<Self> {
         // So that `.` and the like have a name.
-        let folder = fs::canonicalize(folder).map_err(io_error("reading", folder))?;
+        let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::PatchSet {
+                file: folder.display().to_string(),
+                line: None,
+                key: String::new(),
+                why: "there is no such folder".to_owned(),
+            },
+            _ => io_error("reading", folder)(error),
+        })?;
         let mut sets = Vec::new();
         if folder.join(load::SET).is_file() {
             sets.push(folder.clone());

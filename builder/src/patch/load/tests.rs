@@ -260,6 +260,9 @@ fn a_folder_of_sets_is_read_sorted_and_an_empty_one_is_an_error() {
     let empty = tempfile::tempdir().unwrap();
     let error = Catalogue::default().with_folder(empty.path()).unwrap_err().to_string();
     assert!(error.contains("there is no set.toml in it"), "{error}");
+    let error = Catalogue::default().with_folder(&empty.path().join("mistyped")).unwrap_err();
+    assert!(error.to_string().contains("mistyped: there is no such folder"), "{error}");
+    assert_eq!(error.kind(), crate::error::Kind::Input);
 }
 
 #[test]
