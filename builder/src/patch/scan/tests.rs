@@ -1,3 +1,5 @@
+//! What the scanner finds in invented code, what it must not find, and text that is made to confuse it.
+
 use proptest::prelude::*;
 
 use super::super::set::ContainerKind;
