@@ -59,14 +59,12 @@ impl FolderTree {
 impl Tree for FolderTree {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         let file = self.root.join(path);
-        match fs::read(&file) {
-            Ok(content) => Ok(Some(content)),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory
-                ) =>
-            {
+        // Reading a pipe would wait for ever for somebody who writes.
+        let content =
+            fs::metadata(&file).and_then(|facts| facts.is_file().then(|| fs::read(&file)).transpose());
+        match content {
+            Ok(content) => Ok(content),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 Ok(None)
             }
             Err(error) => Err(io_error("reading", file)(error)),
@@ -120,5 +118,29 @@ impl Tree for Overlay<'_> {
 
     fn revision(&self) -> Revision {
         self.below.revision()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_are_read_and_links_to_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("file"), "text").unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        std::os::unix::fs::symlink("file", path("link")).unwrap();
+        std::os::unix::fs::symlink("nowhere", path("broken")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap();
+        assert!(made.success());
+        let tree = FolderTree::new(folder.path(), Revision::default());
+        for name in ["file", "link"] {
+            assert_eq!(tree.read(name).unwrap().as_deref(), Some(&b"text"[..]), "{name}");
+        }
+        for name in ["folder", "broken", "pipe", "none", "file/below"] {
+            assert_eq!(tree.read(name).unwrap(), None, "{name}");
+        }
     }
 }
