@@ -33,6 +33,8 @@ const LINGER: Duration = Duration::from_millis(200);
 /// How long a program may be open for writing before it is told: between a fork and its exec lie milliseconds, on a
 /// loaded machine some hundreds of them.
 const BUSY: Duration = Duration::from_secs(2);
+/// How long a killed descendant may take to be gone.
+const REAPED: Duration = Duration::from_secs(5);
 /// How often it is tried again until then.
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
@@ -136,7 +138,7 @@ impl Family {
         Ok(status)
     }
 
-    /// TERM, a grace, then KILL for whatever is left. Returns when the child is reaped.
+    /// TERM, a grace, then KILL for whatever is left. Returns when the child is reaped and its descendants are gone.
     pub(crate) async fn stop(&mut self, grace: Duration) -> io::Result<()> {
         let Some(leader) = self.leader else { return Ok(()) };
         let descendants = tree::descendants(leader);
@@ -149,6 +151,11 @@ impl Family {
         signal_group(leader, Signal::KILL);
         tree::kill(&descendants);
         self.leader = None;
+        // A killed process lives until the kernel gets to it. One that hangs in the kernel is not waited for.
+        let given_up = Instant::now() + REAPED;
+        while descendants.iter().any(tree::lives) && Instant::now() < given_up {
+            tokio::time::sleep(BUSY_POLL).await;
+        }
         Ok(())
     }
 }

@@ -37,11 +37,15 @@ pub(crate) fn descendants(root: i32) -> Vec<Process> {
     found
 }
 
+/// Whether a process still runs. One that was killed does for a moment.
+pub(crate) fn lives(process: &Process) -> bool {
+    read(process.pid).is_some_and(|now| now.started == process.started)
+}
+
 /// Kills those that still live. They cannot clean up after themselves, so ask politely before.
 pub(crate) fn kill(processes: &[Process]) {
     for process in processes {
-        let same = read(process.pid).is_some_and(|now| now.started == process.started);
-        if let (true, Some(pid)) = (same, Pid::from_raw(process.pid)) {
+        if let (true, Some(pid)) = (lives(process), Pid::from_raw(process.pid)) {
             // It may have ended since: that is what we want.
             kill_process(pid, Signal::KILL).ok();
         }
