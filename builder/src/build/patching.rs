@@ -46,6 +46,10 @@ pub(super) fn apply(selection: &Selection, plan: &Plan, root: &Path) -> Result<u
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
         }
+        // A new file in its place: sources may be read-only (Nix, Perforce), and a copy keeps its mode.
+        if file.before.is_some() {
+            fs::remove_file(&path).map_err(io_error("patching", &path))?;
+        }
         fs::write(&path, &file.after).map_err(io_error("patching", path))?;
     }
     Ok(files.len())
