@@ -3,6 +3,7 @@
 //! Variables that would change what a compiler makes (`CFLAGS` and its like) are kept from the children: a plan's
 //! hash covers the cmake options, so flags come in as those or not at all.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -36,11 +37,26 @@ const SHAPING: [&str; 23] = [
     "HIPFLAGS",
 ];
 
+/// Where compilers and linkers search without being told. Package managers such as Nix and conda work by these, so they
+/// are kept, and they are part of a plan: a build with others is another build.
+const SEARCHED: [&str; 8] = [
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "LD_RUN_PATH",
+    "GCC_EXEC_PREFIX",
+    "COMPILER_PATH",
+    "SDKROOT",
+];
+
 /// Where programs are searched, and which compilers the user asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
     /// `PATH`: folders separated by colons.
     pub path: OsString,
+    /// `CPATH`, `LIBRARY_PATH` and the like: where compilers search without being told.
+    pub searched: BTreeMap<String, OsString>,
     /// `CC`, if set and not empty.
     pub cc: Option<OsString>,
     /// `CXX`, if set and not empty.
@@ -66,6 +82,10 @@ impl Environment {
         };
         Self {
             path: variable("PATH").unwrap_or_default(),
+            searched: SEARCHED
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), variable(name)?)))
+                .collect(),
             cc: variable("CC"),
             cxx: variable("CXX"),
             cudacxx: variable("CUDACXX"),
@@ -99,6 +119,12 @@ impl Environment {
         for name in SHAPING {
             command.env_remove(name);
         }
+        for name in SEARCHED {
+            match self.searched.get(name) {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         command
     }
 }
@@ -131,6 +157,16 @@ mod tests {
         assert_eq!(env.find("sh").unwrap(), Path::new("/bin/sh"));
         assert_eq!(env.find("/bin/sh").unwrap(), Path::new("/bin/sh"));
         assert_eq!(env.find("no-such-program"), None);
+    }
+
+    #[test]
+    fn children_search_where_the_plan_says() {
+        let searched = BTreeMap::from([("CPATH".to_owned(), OsString::from("/opt/include"))]);
+        let env = Environment { searched, ..Environment::default() };
+        let command = env.command(Path::new("/bin/sh"));
+        let seen: BTreeMap<_, _> = command.as_std().get_envs().collect();
+        assert_eq!(seen[std::ffi::OsStr::new("CPATH")], Some("/opt/include".as_ref()));
+        assert_eq!(seen[std::ffi::OsStr::new("LIBRARY_PATH")], None, "removed, whatever this process has");
     }
 
     #[test]

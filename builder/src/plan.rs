@@ -7,6 +7,7 @@ mod options;
 mod patches;
 mod target;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,9 @@ pub struct Recipe {
     /// upstream chooses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<String>,
+    /// Variables by which compilers and linkers find headers and libraries without being told, such as `CPATH`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub searched: BTreeMap<String, String>,
 }
 
 /// A recipe with what is known about its ingredients.
@@ -94,12 +98,14 @@ pub(crate) struct Ingredients {
     pub(crate) arch: Arch,
     /// The patch sets, as judged.
     pub(crate) patches: Vec<PlannedSet>,
+    /// Where compilers search without being told.
+    pub(crate) searched: BTreeMap<String, String>,
 }
 
 impl Plan {
     /// Puts a plan together. `user` are the user's own options, as `NAME=VALUE` or `-DNAME=VALUE`; they win over ours.
     pub(crate) fn new(from: Ingredients, user: &[String]) -> Result<Self> {
-        let Ingredients { source, compilers, chosen, arch, patches } = from;
+        let Ingredients { source, compilers, chosen, arch, patches, searched } = from;
         let mut cmake = options::fixed(&source, arch);
         cmake.extend(options::of_backend(chosen.backend, &chosen.gpu, &compilers.target));
         for option in user {
@@ -119,6 +125,7 @@ impl Plan {
             cpu: compilers.cpu.clone(),
             toolkit: chosen.toolkit.as_ref().map(|toolkit| toolkit.tool.version.clone()).unwrap_or_default(),
             gpu: chosen.gpu,
+            searched,
         };
         let (toolkit, why) = (chosen.toolkit, chosen.why);
         Ok(Self { id: recipe.id()?, recipe, source, compilers, toolkit, why, patches })

@@ -142,7 +142,11 @@ impl Builder {
             self.reporter.tell(Event::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
         }
         let patches = self.judge(request, chosen.backend, &found).await?;
-        let ingredients = Ingredients { source: found, compilers, chosen, arch: request.arch.cpu, patches };
+        let searched = self.env.searched.iter();
+        let searched =
+            searched.map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned())).collect();
+        let arch = request.arch.cpu;
+        let ingredients = Ingredients { source: found, compilers, chosen, arch, patches, searched };
         Plan::new(ingredients, &request.options)
     }
 

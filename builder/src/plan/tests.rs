@@ -15,7 +15,14 @@ pub(crate) fn plan(options: &[&str]) -> Result<Plan> {
 
 fn ingredients() -> Ingredients {
     let chosen = Chosen { backend: Backend::Cpu, why: String::new(), toolkit: None, gpu: Vec::new() };
-    Ingredients { source: found(), compilers: compilers(), chosen, arch: Arch::Portable, patches: Vec::new() }
+    Ingredients {
+        source: found(),
+        compilers: compilers(),
+        chosen,
+        arch: Arch::Portable,
+        patches: Vec::new(),
+        searched: BTreeMap::new(),
+    }
 }
 
 fn with_gpu(backend: Backend, gpu: &[&str], path: &str, version: &str) -> Plan {
@@ -200,4 +207,11 @@ fn a_plan_with_patches_names_the_sets_and_tells_each_fix() {
     }
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
+}
+
+#[test]
+fn other_places_to_search_for_headers_make_another_build() {
+    let searched = BTreeMap::from([("CPATH".to_owned(), "/opt/include".to_owned())]);
+    let plan = |searched| Plan::new(Ingredients { searched, ..ingredients() }, &[]).unwrap();
+    assert_ne!(plan(searched).id, plan(BTreeMap::new()).id);
 }
