@@ -9,20 +9,20 @@ use memchr::memmem::Finder;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result, io_error};
-use crate::plan::PlannedFix;
 
 /// Bytes looked at together: a binary for GPUs has hundreds of MiB and need not be in memory.
 const CHUNK: usize = 1 << 20;
 
-/// The fixes whose marker is not in the file, by id. A fix without a marker cannot be missed. Blocks.
+/// Of fixes with their markers, the ids of those whose marker is not in the file. A fix with an empty one cannot be
+/// missed. Blocks.
 pub(crate) fn missing<'a>(
     binary: &Path,
-    fixes: impl Iterator<Item = &'a PlannedFix>,
+    fixes: impl Iterator<Item = (&'a str, &'a str)>,
     cancel: &CancellationToken,
 ) -> Result<Vec<String>> {
     let mut wanted: Vec<(&str, Finder<'_>)> = fixes
-        .filter(|fix| !fix.marker.is_empty())
-        .map(|fix| (fix.fix.as_str(), Finder::new(fix.marker.as_bytes())))
+        .filter(|(_, marker)| !marker.is_empty())
+        .map(|(fix, marker)| (fix, Finder::new(marker.as_bytes())))
         .collect();
     let overlap = wanted.iter().map(|(_, finder)| finder.needle().len()).max().unwrap_or(1) - 1;
     let mut file = File::open(binary).map_err(io_error("opening", binary))?;
@@ -49,18 +49,12 @@ fn append(file: &mut File, window: &mut Vec<u8>) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::patch::Status;
-
-    fn fix(id: &str, marker: &str) -> PlannedFix {
-        PlannedFix { fix: id.into(), status: Status::Verified, reason: None, marker: marker.into() }
-    }
 
     #[test]
     fn markers_are_found_anywhere_also_across_the_border_of_two_chunks() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("binary");
-        let fixes =
-            [fix("begin", "AAA-first"), fix("border", "BBB-border"), fix("end", "CCC-last"), fix("none", "")];
+        let fixes = [("begin", "AAA-first"), ("border", "BBB-border"), ("end", "CCC-last"), ("none", "")];
         for shift in 0..12 {
             let mut bytes = b"AAA-first".to_vec();
             bytes.resize(CHUNK - shift, 0);
@@ -69,7 +63,7 @@ mod tests {
             bytes.extend_from_slice(b"CCC-last");
             std::fs::write(&path, bytes).unwrap();
             let cancel = CancellationToken::new();
-            assert_eq!(missing(&path, fixes.iter(), &cancel).unwrap(), Vec::<String>::new(), "{shift}");
+            assert_eq!(missing(&path, fixes.into_iter(), &cancel).unwrap(), Vec::<String>::new(), "{shift}");
         }
     }
 
@@ -78,8 +72,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("binary");
         std::fs::write(&path, "AAA-firs AAA-second").unwrap();
-        let fixes = [fix("one", "AAA-first"), fix("two", "AAA-second")];
-        assert_eq!(missing(&path, fixes.iter(), &CancellationToken::new()).unwrap(), ["one"]);
+        let fixes = [("one", "AAA-first"), ("two", "AAA-second")];
+        assert_eq!(missing(&path, fixes.into_iter(), &CancellationToken::new()).unwrap(), ["one"]);
     }
 
     #[test]
@@ -87,6 +81,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("binary");
         std::fs::write(&path, "").unwrap();
-        assert_eq!(missing(&path, [fix("one", "x")].iter(), &CancellationToken::new()).unwrap(), ["one"]);
+        assert_eq!(missing(&path, [("one", "x")].into_iter(), &CancellationToken::new()).unwrap(), ["one"]);
     }
 }

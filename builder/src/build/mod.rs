@@ -302,7 +302,8 @@ impl Making<'_> {
         let (plan, binary) = (self.plan.clone(), binary.to_owned());
         let look = move |cancel: CancellationToken| {
             let fixes = plan.patches.iter().flat_map(PlannedSet::applied_fixes);
-            markers::missing(&binary, fixes, &cancel)
+            let markers = fixes.map(|fix| (fix.fix.as_str(), fix.marker.as_str()));
+            markers::missing(&binary, markers, &cancel)
         };
         match self.builder.blocking(look).await? {
             fixes if fixes.is_empty() => Ok(()),

@@ -35,7 +35,7 @@ pub(super) fn apply(selection: &Selection, plan: &Plan, root: &Path) -> Result<u
     if patches.planned != plan.patches {
         return Err(Error::SourceChanged { path: plan.source.given.clone() });
     }
-    let files = patches.files();
+    let files = patches.edits.0;
     for file in &files {
         if tree.read(&file.path)? != file.before {
             return Err(Error::SourceChanged { path: plan.source.given.clone() });

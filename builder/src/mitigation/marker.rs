@@ -8,8 +8,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::build::markers;
 use crate::error::{Result, io_error};
-use crate::patch::Status;
-use crate::plan::PlannedFix;
 
 /// Whether a text is in a binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +41,7 @@ pub fn find_text(binary: &Path, text: &str) -> Result<Presence> {
 }
 
 fn contains(file: &Path, text: &str) -> Result<bool> {
-    let wanted =
-        PlannedFix { fix: String::new(), status: Status::Verified, reason: None, marker: text.to_owned() };
-    let missing = markers::missing(file, std::iter::once(&wanted), &CancellationToken::new())?;
+    let missing = markers::missing(file, std::iter::once((text, text)), &CancellationToken::new())?;
     Ok(missing.is_empty())
 }
 

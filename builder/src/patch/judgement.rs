@@ -20,6 +20,17 @@ pub enum Status {
     Refused,
 }
 
+impl Status {
+    /// Whether a set of this status may not be applied.
+    pub const fn forbids(self, allow_unverified: bool) -> bool {
+        match self {
+            Self::Refused => true,
+            Self::Unverified => !allow_unverified,
+            Self::Verified | Self::NotApplicable | Self::Superseded => false,
+        }
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

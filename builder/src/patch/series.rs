@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sha2::{Digest, Sha256};
 
-use super::{Edits, FileEdit, Judgement, Overlay, PatchSet, Status, Tree, judge};
+use super::{Edits, FileEdit, Judgement, Overlay, PatchSet, Tree, judge};
 use crate::error::Result;
 
 /// Digits of a set's hash.
@@ -52,17 +52,13 @@ impl Series {
 
     /// The whole row in one word: `none`, or such as `cuda-memory@0123456789ab+server@ba9876543210`.
     pub fn id(&self) -> String {
-        let sets: Vec<String> = self.sets().into_iter().map(|(id, hash)| format!("{id}@{hash}")).collect();
-        if sets.is_empty() { NONE.to_owned() } else { sets.join("+") }
+        let sets = self.sets();
+        name(sets.iter().map(|(id, hash)| (id.as_str(), hash.as_str())))
     }
 
     /// Those judgements that forbid to apply the row.
     pub fn blocking(&self, allow_unverified: bool) -> impl Iterator<Item = &Judgement> {
-        self.judgements.iter().filter(move |judgement| match judgement.status {
-            Status::Refused => true,
-            Status::Unverified => !allow_unverified,
-            Status::Verified | Status::NotApplicable | Status::Superseded => false,
-        })
+        self.judgements.iter().filter(move |judgement| judgement.status.forbids(allow_unverified))
     }
 
     /// The judgements with their edits, in order; those without edits left out.
@@ -72,6 +68,12 @@ impl Series {
             Some((judgement, edits))
         })
     }
+}
+
+/// Sets, each with the hash of its edits, in one word: `none`, or ids with hashes in the order of application.
+pub fn name<'a>(sets: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let sets: Vec<String> = sets.map(|(id, hash)| format!("{id}@{hash}")).collect();
+    if sets.is_empty() { NONE.to_owned() } else { sets.join("+") }
 }
 
 /// Adds one more edit of a file. Its `inserted` lines are moved by what a later set inserted above them.

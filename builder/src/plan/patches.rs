@@ -3,14 +3,10 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::Backend;
 use crate::error::{Error, Refusal, Result};
-use crate::patch::{Edits, FileEdit, Judgement, Overlay, PatchSet, Selection, Status, Tree, judge};
-
-/// Digits of the hash in a set's name: enough to tell the versions of one set apart.
-const DIGITS: usize = 12;
+use crate::patch::{Edits, Judgement, PatchSet, Selection, Series, Status, Tree, series};
 
 /// One patch set of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,10 +59,11 @@ pub struct PlannedSeam {
 }
 
 /// All sets of a build with what they change, each on top of those before it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Patches {
     pub(crate) planned: Vec<PlannedSet>,
-    edits: Vec<Edits>,
+    /// Every file that changes: as it is in the source, and as it is when all sets are applied.
+    pub(crate) edits: Edits,
 }
 
 impl PlannedSet {
@@ -102,55 +99,36 @@ impl Patches {
     ///
     /// All sets that are refused, or not verified and not allowed so, in one error.
     pub(crate) fn judge(selection: &Selection, backend: Backend, tree: &dyn Tree) -> Result<Self> {
-        let (mut patches, mut refusals) = (Self::default(), Vec::new());
-        let mut overlay = Overlay::new(tree);
-        for set in selection.sets_for(backend.name())? {
-            if !set.is_for(backend.name()) {
-                refusals.push(Refusal {
-                    set: set.id.clone(),
-                    unverified: false,
-                    reasons: vec![format!(
-                        "it is for {}, and the build for {backend}",
-                        set.backends.join(", ")
-                    )],
-                });
-                continue;
-            }
-            let judgement = judge(set, &overlay)?;
-            if let Some(refusal) = refusal(&judgement, selection.allow_unverified) {
-                refusals.push(refusal);
-                continue;
-            }
-            patches.planned.push(planned(set, &judgement));
-            if let Some(edits) = judgement.edits {
-                overlay.add(&edits);
-                patches.edits.push(edits);
+        let chosen = selection.sets_for(backend.name())?;
+        let fitting: Vec<&PatchSet> =
+            chosen.iter().copied().filter(|set| set.is_for(backend.name())).collect();
+        let series = Series::judge(&fitting, tree)?;
+        let (mut all, mut refusals) = (Vec::new(), Vec::new());
+        for set in chosen {
+            match series.judgements.iter().find(|judgement| judgement.set == set.id) {
+                None => refusals.push(foreign(set, backend)),
+                Some(judgement) if judgement.status.forbids(selection.allow_unverified) => {
+                    refusals.push(refusal(judgement));
+                }
+                Some(judgement) => all.push(planned(set, judgement)),
             }
         }
-        if refusals.is_empty() { Ok(patches) } else { Err(Error::Patches(refusals)) }
-    }
-
-    /// Every file that changes: as it is in the source, and as it is when all sets are applied.
-    pub(crate) fn files(&self) -> Vec<FileEdit> {
-        let mut files: Vec<FileEdit> = Vec::new();
-        for edit in self.edits.iter().flat_map(|edits| &edits.0) {
-            match files.iter_mut().find(|file| file.path == edit.path) {
-                Some(file) => file.after.clone_from(&edit.after),
-                None => files.push(edit.clone()),
-            }
+        if refusals.is_empty() {
+            Ok(Self { planned: all, edits: series.edits })
+        } else {
+            Err(Error::Patches(refusals))
         }
-        files
     }
 }
 
-fn refusal(judgement: &Judgement, allow_unverified: bool) -> Option<Refusal> {
-    let unverified = match judgement.status {
-        Status::Refused => false,
-        Status::Unverified if !allow_unverified => true,
-        _ => return None,
-    };
+fn foreign(set: &PatchSet, backend: Backend) -> Refusal {
+    let why = format!("it is for {}, and the build for {backend}", set.backends.join(", "));
+    Refusal { set: set.id.clone(), unverified: false, reasons: vec![why] }
+}
+
+fn refusal(judgement: &Judgement) -> Refusal {
     let reasons = judgement.reasons.iter().map(ToString::to_string).collect();
-    Some(Refusal { set: judgement.set.clone(), unverified, reasons })
+    Refusal { set: judgement.set.clone(), unverified: judgement.status == Status::Unverified, reasons }
 }
 
 fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
@@ -171,27 +149,13 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
         reasons: judgement.reasons.iter().map(ToString::to_string).collect(),
         fixes: fixes.collect(),
         seams: seams.collect(),
-        edits: judgement.edits.as_ref().map(rendered).unwrap_or_default(),
+        edits: judgement.edits.as_ref().map(series::hash).unwrap_or_default(),
         allowed_unverified: judgement.status == Status::Unverified,
     }
 }
 
-/// A hash over everything that edits write.
-fn rendered(edits: &Edits) -> String {
-    let mut hash = Sha256::new();
-    for edit in &edits.0 {
-        // Lengths go before, so that the parts cannot run into each other.
-        for part in [edit.path.as_bytes(), edit.after.as_slice()] {
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-    }
-    hex::encode(hash.finalize())[..DIGITS].to_owned()
-}
-
-/// The applied sets as a recipe names them: `none`, or ids with hashes in the order of application.
+/// The applied sets as a recipe names them.
 pub(super) fn name(sets: &[PlannedSet]) -> String {
-    let applied: Vec<String> =
-        sets.iter().filter(|set| set.applied()).map(|set| format!("{}@{}", set.set, set.edits)).collect();
-    if applied.is_empty() { "none".to_owned() } else { applied.join("+") }
+    let applied = sets.iter().filter(|set| set.applied());
+    series::name(applied.map(|set| (set.set.as_str(), set.edits.as_str())))
 }
