@@ -93,6 +93,8 @@ section!(
         lifecycle: Lifecycle,
         /// When a backend is replaced.
         recycle: Recycle,
+        /// How growth of memory is judged.
+        growth: Growth,
         /// The connection to a backend.
         upstream: Upstream,
         /// Reading numbers.
@@ -233,6 +235,14 @@ section!(
         overlap_headroom: f64,
         /// Smallest memory that `overlap_headroom` is applied to.
         overlap_floor: ByteSize,
+    }
+);
+
+section!(
+    /// How growth of memory is judged.
+    Growth {
+        /// Half-life of the average rate of requests.
+        rate_half_life: Duration = "duration",
     }
 );
 

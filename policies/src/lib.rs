@@ -6,6 +6,7 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`growth`] | whether memory leaks, which unit of work pays, when a limit is reached |
 //! | [`lifecycle`] | what one backend process does next: start, drain, stop, back off, give up |
 //! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
@@ -16,6 +17,7 @@
 pub mod backoff;
 pub mod defaults;
 pub mod dispatch;
+pub mod growth;
 pub mod lifecycle;
 pub mod names;
 pub mod recycle;
@@ -26,5 +28,5 @@ pub mod units;
 pub use defaults::defaults;
 pub use names::{GenerationId, ModelName};
 pub use recycle::{Action, Decision, Reason};
-pub use sample::{Sample, Work};
+pub use sample::{GpuIndex, Sample, Series, Vram, VramSource, Work};
 pub use units::{ByteSize, MemoryLimit};

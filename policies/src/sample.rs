@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::names::GenerationId;
-
 /// Work done by one generation since it was spawned. Counters only grow; `later - earlier` is a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
@@ -18,6 +16,9 @@ pub struct Work {
     pub output_tokens: u64,
     /// Images in requests.
     pub images: u64,
+    /// Audio clips in requests.
+    #[serde(default)]
+    pub audio: u64,
 }
 
 impl Add for Work {
@@ -28,6 +29,7 @@ impl Add for Work {
             prompt_tokens: self.prompt_tokens.saturating_add(other.prompt_tokens),
             output_tokens: self.output_tokens.saturating_add(other.output_tokens),
             images: self.images.saturating_add(other.images),
+            audio: self.audio.saturating_add(other.audio),
         }
     }
 }
@@ -47,6 +49,7 @@ impl Sub for Work {
             prompt_tokens: self.prompt_tokens.saturating_sub(other.prompt_tokens),
             output_tokens: self.output_tokens.saturating_sub(other.output_tokens),
             images: self.images.saturating_sub(other.images),
+            audio: self.audio.saturating_sub(other.audio),
         }
     }
 }
@@ -79,19 +82,116 @@ impl HostMemory {
     }
 }
 
-/// One reading of one generation.
+/// A GPU's number in the sensors' list of this machine, from 0. It stays the same while the program runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct GpuIndex(pub u32);
+
+/// How a figure of VRAM came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VramSource {
+    /// The driver told it for the processes of the group.
+    Process,
+    /// The device's use now less its use before the process was made: an estimate, made only where nobody else is on
+    /// the device.
+    Estimate,
+}
+
+/// VRAM of a backend on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vram {
+    /// Which GPU.
+    pub gpu: GpuIndex,
+    /// Bytes that the process group holds there.
+    pub bytes: u64,
+    /// Where the figure is from.
+    pub source: VramSource,
+}
+
+/// What a series of readings is about: one memory of one backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Series {
+    /// Anonymous host memory, swapped out or not.
+    Host,
+    /// VRAM on a GPU.
+    Vram(GpuIndex),
+}
+
+impl std::fmt::Display for Series {
+    /// `host`, `vram0`, `vram1`, …: the names in status, metrics, ledger and traces.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Vram(gpu) => write!(f, "vram{}", gpu.0),
+        }
+    }
+}
+
+/// `{0}` is no series.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no series of readings: they are `host`, `vram0`, `vram1`, …")]
+pub struct SeriesError(String);
+
+impl std::str::FromStr for Series {
+    type Err = SeriesError;
+
+    fn from_str(text: &str) -> Result<Self, SeriesError> {
+        if text == "host" {
+            return Ok(Self::Host);
+        }
+        let number = text.strip_prefix("vram").and_then(|number| number.parse().ok());
+        number.map(|number| Self::Vram(GpuIndex(number))).ok_or_else(|| SeriesError(text.to_owned()))
+    }
+}
+
+impl Serialize for Series {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Series {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// One reading of one generation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Time since the generation was spawned.
     pub at: Duration,
-    /// Which child.
-    pub generation: GenerationId,
     /// Why now.
     pub edge: Edge,
     /// Host memory; `None` when it could not be read, never a made-up zero.
     pub host: Option<HostMemory>,
+    /// VRAM, GPU by GPU; a GPU whose figure is not known is not in it.
+    pub vram: Vec<Vram>,
+    /// Bytes in pools that the server keeps on purpose, where they were measured (a memory report, its log): growth in
+    /// them is no leak.
+    pub pools: Vec<(Series, u64)>,
     /// Requests in flight at the moment of the reading.
     pub in_flight: u32,
     /// Work done since the spawn.
     pub work: Work,
+    /// Prompt tokens of the largest prompt so far.
+    pub largest_prompt: u64,
+}
+
+impl Sample {
+    /// The figure of one series in bytes, as the driver and the kernel charge it; `None` if it is not known.
+    pub fn charged(&self, series: Series) -> Option<u64> {
+        match series {
+            Series::Host => self.host.map(HostMemory::charged),
+            Series::Vram(gpu) => self.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes),
+        }
+    }
+
+    /// The measured pools of one series in bytes; `None` if nothing measured them.
+    pub fn pooled(&self, series: Series) -> Option<u64> {
+        let mut found = self.pools.iter().filter(|(of, _)| *of == series).map(|(_, bytes)| *bytes).peekable();
+        found.peek()?;
+        Some(found.fold(0, u64::saturating_add))
+    }
 }

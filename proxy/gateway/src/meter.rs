@@ -102,6 +102,7 @@ impl Meter {
             prompt_tokens: prompt.unwrap_or(0),
             output_tokens: told.unwrap_or(0).max(events.unwrap_or(0)),
             images: 0,
+            audio: 0,
         }
     }
 

@@ -22,6 +22,20 @@ pub enum Endpoint {
     Unix(PathBuf),
 }
 
+/// How an exchange with a backend ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// The status of its answer; `None` if it gave none.
+    pub status: Option<u16>,
+    /// The backend itself said that computing failed (`compute error` in a 500 or in the stream): with a poisoned GPU
+    /// context every answer does.
+    pub compute_error: bool,
+    /// Prompt tokens of this request, cached ones included; `None` if the answer did not tell.
+    pub prompt: Option<u64>,
+    /// Tokens generated and the milliseconds that this took, from `timings`; `None` if the answer did not tell.
+    pub decode: Option<(u64, f64)>,
+}
+
 /// The right to send one request to one generation. Dropping it gives it back, so it belongs into whatever ends with the
 /// exchange: the response body.
 pub struct Lease {
@@ -64,6 +78,12 @@ impl Lease {
     /// Adds work that this request caused, as the answer told it. May be called more than once.
     pub fn add_work(&self, work: Work) {
         *lock(&self.cell.work) += work;
+    }
+
+    /// How the exchange ended, as far as the answer told: what error streaks and the speed of decoding are judged by.
+    /// Called once, before the lease is dropped; never for a request whose client left.
+    pub fn note_outcome(&self, outcome: &Outcome) {
+        let _ = outcome;
     }
 
     /// Bytes came from the backend: it lives, whatever its probes say. Cheap enough for every chunk.

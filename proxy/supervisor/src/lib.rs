@@ -62,7 +62,7 @@ mod sync;
 pub use error::{ControlError, Denied, FleetError, ResolveError, SpawnError};
 pub use event::{Event, EventKind, EventTail};
 pub use fleet::{ApplyReport, Fleet};
-pub use lease::{Endpoint, Lease};
+pub use lease::{Endpoint, Lease, Outcome};
 pub use ledger::{Evidence, LedgerEntry, Mode};
 pub use log::{LogLine, LogTail, Stream};
 pub use nursery::{Child, Exit, Nursery, NurseryHandle, SpawnRequest};

@@ -27,7 +27,7 @@ fn record() -> Record {
         total: Duration::from_millis(40),
         bytes_in: 10,
         bytes_out: 20,
-        work: Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0 },
+        work: Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0, audio: 0 },
         retries: 0,
     }
 }

@@ -73,7 +73,10 @@ async fn a_stream_passes_event_by_event_and_its_work_is_counted() {
     assert_eq!(client.chunk().await, None);
     let record = rig.record(0).await;
     assert_eq!((record.outcome, record.stream), (Outcome::Ok, true));
-    assert_eq!(record.work, Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 1 });
+    assert_eq!(
+        record.work,
+        Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 1, ..Work::default() }
+    );
     assert!(record.first_byte.unwrap() < record.total);
     rig.is_clean().await;
     assert_eq!(*rig.backends.work.lock().unwrap(), [record.work]);
@@ -93,7 +96,7 @@ async fn work_is_counted_once_from_the_answer() {
     let work = rig.backends.work.lock().unwrap().clone();
     assert_eq!(
         work,
-        [Work { requests: 1, prompt_tokens: 3, output_tokens: 4, images: 0 }],
+        [Work { requests: 1, prompt_tokens: 3, output_tokens: 4, images: 0, ..Work::default() }],
         "tokenize is no work"
     );
 }

@@ -1,0 +1,218 @@
+//! Tells a leak from a cache that fills: verdicts on series of memory readings.
+//!
+//! ```text
+//!  Sample ──> Monitor ──┬─ host ──> verdict, slope, blame, fill of the allowance
+//!                       ├─ vram0 ─> …
+//!                       └─ vram1 ─> …
+//! ```
+//!
+//! A series is judged by the work that was done, not by the clock: idle hours add nothing, a busy minute adds much.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sample::{Sample, Series};
+
+/// What a series says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Too little work, or not settled yet.
+    #[default]
+    Warming,
+    /// It does not grow.
+    Steady,
+    /// It grows, within what the server is told to keep.
+    Bounded,
+    /// It may be growing without bound.
+    Suspected,
+    /// It grows with work, without a sign of an end, beyond what the server is told to keep.
+    Leaking,
+}
+
+impl Verdict {
+    /// The name in status and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Warming => "warming",
+            Self::Steady => "steady",
+            Self::Bounded => "bounded",
+            Self::Suspected => "suspected",
+            Self::Leaking => "leaking",
+        }
+    }
+}
+
+/// Unit of work that may pay for growth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// A request.
+    Request,
+    /// A prompt token evaluated.
+    PromptToken,
+    /// A token generated.
+    OutputToken,
+    /// An image.
+    Image,
+    /// An audio clip.
+    Audio,
+    /// An hour, whatever is done in it.
+    Hour,
+}
+
+impl Unit {
+    /// The name in status, metrics and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::PromptToken => "prompt_token",
+            Self::OutputToken => "output_token",
+            Self::Image => "image",
+            Self::Audio => "audio",
+            Self::Hour => "hour",
+        }
+    }
+}
+
+/// Which unit of work pays for the growth.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Blame {
+    /// This one.
+    Pays {
+        /// The unit.
+        unit: Unit,
+        /// Bytes for each.
+        bytes_per_unit: f64,
+        /// Share of the growth that it explains, 0 to 1.
+        share: f64,
+    },
+    /// The load does not tell the units apart, or nothing explains the growth; why, in words.
+    Undecided {
+        /// One sentence.
+        why: String,
+    },
+}
+
+/// A value with the ends of its interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// The likely value.
+    pub value: f64,
+    /// The low end.
+    pub low: f64,
+    /// The high end; infinite ones are given as `f64::MAX`, because JSON has no infinity.
+    pub high: f64,
+}
+
+/// What the server is told to keep in a series, and how full it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    /// Bytes above the baseline that are no leak.
+    pub allowed: u64,
+    /// Bytes above the baseline now.
+    pub used: u64,
+}
+
+/// The present picture of one series.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Growth {
+    /// Which memory.
+    pub series: Series,
+    /// What it says.
+    pub verdict: Verdict,
+    /// Since which request of the generation the verdict holds.
+    pub since_request: u64,
+    /// Bytes per request; `None` before anything could be fitted.
+    pub slope: Option<Interval>,
+    /// Bytes when it had warmed up; `None` before.
+    pub baseline: Option<u64>,
+    /// The latest floor in bytes: the least that was seen in the last stretch of work.
+    pub floor: Option<u64>,
+    /// What the server is told to keep.
+    pub fill: Fill,
+    /// Which unit of work pays; `None` unless suspected or leaking.
+    pub blame: Option<Blame>,
+}
+
+/// A change of verdict.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// When, since the spawn.
+    pub at: Duration,
+    /// At which request.
+    pub request: u64,
+    /// Verdict before.
+    pub before: Verdict,
+    /// The picture after.
+    pub growth: Growth,
+}
+
+/// What is left until a limit is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// The limit in bytes.
+    pub limit: u64,
+    /// Requests until it is reached.
+    pub requests: Interval,
+    /// Seconds until it is reached at the present rate of requests; `None` while no rate is known.
+    pub seconds: Option<Interval>,
+}
+
+/// The numbers of the detector. Reasons: `defaults.toml`, section `[growth]`.
+pub type GrowthPolicy = crate::defaults::Growth;
+
+/// What is remembered of earlier generations of the same build, model and flags.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prior {
+    /// Which memory.
+    pub series: Series,
+    /// It leaked this many bytes per request.
+    pub slope: Interval,
+    /// And this unit of work paid.
+    pub blame: Option<Blame>,
+}
+
+/// Watches all series of one generation.
+#[derive(Clone, Debug)]
+pub struct Monitor {
+    policy: GrowthPolicy,
+    growth: Vec<Growth>,
+}
+
+impl Monitor {
+    /// A monitor for a generation that has just been spawned.
+    pub fn new(policy: &GrowthPolicy) -> Self {
+        Self { policy: policy.clone(), growth: Vec::new() }
+    }
+
+    /// What the server is told to keep in a series, in bytes, beyond the slack of the policy. May be called again when
+    /// more becomes known (a log line tells the size of a checkpoint).
+    pub fn allow(&mut self, series: Series, bytes: u64) {
+        let _ = (series, bytes, &self.policy);
+    }
+
+    /// Takes a reading in. Returns the changes of verdict that it causes.
+    pub fn observe(&mut self, sample: &Sample) -> Vec<Turn> {
+        let _ = sample;
+        Vec::new()
+    }
+
+    /// The present picture, series by series: those that were read at least once.
+    pub fn growth(&self) -> &[Growth] {
+        &self.growth
+    }
+
+    /// What is left until a series reaches a limit; `None` while it does not grow.
+    pub fn forecast(&self, series: Series, limit: u64) -> Option<Forecast> {
+        let _ = (series, limit);
+        None
+    }
+
+    /// Requests per second, averaged with a half-life of the policy; `None` before the first request.
+    pub fn rate(&self) -> Option<f64> {
+        None
+    }
+}
