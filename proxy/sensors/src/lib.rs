@@ -1,18 +1,30 @@
-//! Reads numbers about backends and the host, from `/proc` and from what a backend publishes. It never judges them, and
-//! never makes one up: what cannot be read is an error or nothing, not a zero.
+//! Reads numbers about backends, the host and its GPUs: from `/proc`, `/sys`, drivers, and what a backend publishes. It
+//! never judges them, and never makes one up: what cannot be read is an error or nothing, not a zero.
 //!
 //! | module | reads |
 //! |---|---|
+//! | [`backend_metrics`] | llama-server's own counters, from the text of its `/metrics` |
+//! | [`confirm`] | host memory of a process group to the page, to confirm a verdict |
+//! | [`gpu`] | GPUs: VRAM in all and per process group, temperature, faults |
 //! | [`host`] | host memory of a process group |
+//! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
 //! | [`report`] | the memory report of a patched llama-server |
 //! | [`totals`] | host memory in all, and what is available; less in a container |
 
+pub mod backend_metrics;
 mod cgroup;
+pub mod confirm;
+pub mod gpu;
 pub mod host;
+pub mod pressure;
 pub mod report;
 pub mod totals;
 
+pub use backend_metrics::BackendMetrics;
+pub use confirm::{HostConfirmed, host_confirmed};
+pub use gpu::Gpus;
 pub use host::host_memory;
+pub use pressure::{CgroupMemory, cgroup_memory};
 pub use report::Report;
 pub use totals::{HostTotals, host_totals};
 

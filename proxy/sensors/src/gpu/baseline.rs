@@ -1,0 +1,19 @@
+//! The devices' use before a backend was spawned: what an estimate is made against.
+
+use warden_policies::GpuIndex;
+
+/// Taken by [`Snapshot::baseline`](super::Snapshot::baseline) right before a spawn.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Baseline {
+    pub(super) devices: Vec<Before>,
+}
+
+/// One device then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Before {
+    pub(super) gpu: GpuIndex,
+    /// Bytes in use by all programs.
+    pub(super) used: u64,
+    /// Nobody was on it, as far as the driver tells.
+    pub(super) empty: bool,
+}
