@@ -11,6 +11,8 @@
 //! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
 //! | [`restraint`] | whether a replacement is allowed now, and when recycling has proved futile |
+//! | [`trace`] | nothing: it reads and writes recordings of readings |
+//! | [`world`] | nothing: it makes up readings, for tests and simulations |
 //! | [`backoff`] | how long to wait after a crash |
 //! | [`mod@defaults`] | every default number of the product, each with its reason |
 
@@ -23,7 +25,9 @@ pub mod names;
 pub mod recycle;
 pub mod restraint;
 pub mod sample;
+pub mod trace;
 pub mod units;
+pub mod world;
 
 pub use defaults::defaults;
 pub use names::{GenerationId, ModelName};

@@ -1,0 +1,239 @@
+//! Recordings of readings: one JSON object a line, and a [`Sample`] for each.
+//!
+//! ```text
+//! {"t": 0.385, "edge": "idle", "in_flight": 0, "requests": 1, "prompt_tokens": 300, "output_tokens": 64, "images": 1,
+//!  "rss_anon_kib": 363876, "rss_kib": 606676, "swap_kib": 0, "vram_mib": 3090}
+//! ```
+//!
+//! | field | meaning |
+//! |---|---|
+//! | `t` | seconds, never falling; needed |
+//! | `requests` | answered so far; needed |
+//! | `edge` | `idle`: the last request in flight just ended; `tick` (as without the field): a timer |
+//! | `in_flight`, `prompt_tokens`, `output_tokens`, `images`, `audio`, `largest_prompt` | zero if absent |
+//! | `rss_anon_kib`, `swap_kib`, `rss_kib` | host memory; unknown without `rss_anon_kib` or when that is null |
+//! | `vram_mib`, `vram1_mib`, `vram2_mib`, … | VRAM on each GPU; unknown if absent or null |
+//! | `vram_estimated` | GPUs whose figure is an estimate |
+//! | `pools` | bytes in measured pools, by series: `{"host": 1048576}` |
+//!
+//! Other fields are passed over. This module never opens a file.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Series, Vram, VramSource, Work};
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+
+/// Why a line is no reading.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct TraceError {
+    /// Which line, from 1.
+    pub line: usize,
+    what: String,
+}
+
+/// All readings of a recording; empty lines are passed over.
+pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
+    let mut samples: Vec<Sample> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let sample = parse_line(line).map_err(|what| TraceError { line: index + 1, what })?;
+        if samples.last().is_some_and(|before| before.at > sample.at) {
+            let what =
+                "`t` is before that of the line above: a recording holds one generation, in order".to_owned();
+            return Err(TraceError { line: index + 1, what });
+        }
+        samples.push(sample);
+    }
+    Ok(samples)
+}
+
+/// One reading; the error says which field is wrong, and how.
+fn parse_line(line: &str) -> Result<Sample, String> {
+    let value: Value = serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))?;
+    let Value::Object(fields) = value else {
+        return Err(format!("not a JSON object but {}", kind(&value)));
+    };
+    let edge = match fields.get("edge") {
+        None | Some(Value::Null) => Edge::Tick,
+        Some(Value::String(edge)) if edge == "idle" => Edge::Idle,
+        Some(Value::String(edge)) if edge == "tick" => Edge::Tick,
+        Some(other) => return Err(format!("`edge` is {other}: it is \"idle\" or \"tick\"")),
+    };
+    let host = match known(&fields, "rss_anon_kib", KIB)? {
+        None => None,
+        Some(anon) => Some(HostMemory {
+            anon,
+            swap: known(&fields, "swap_kib", KIB)?.unwrap_or(0),
+            rss: known(&fields, "rss_kib", KIB)?.unwrap_or(0),
+        }),
+    };
+    let prompt_tokens = count(&fields, "prompt_tokens")?;
+    Ok(Sample {
+        at: seconds(&fields)?,
+        edge,
+        host,
+        vram: vram(&fields)?,
+        pools: pools(&fields)?,
+        in_flight: u32::try_from(count(&fields, "in_flight")?)
+            .map_err(|_| "`in_flight` is too large".to_owned())?,
+        work: Work {
+            requests: known(&fields, "requests", 1)?
+                .ok_or("no field `requests`: without the work that was done, growth cannot be judged")?,
+            prompt_tokens,
+            output_tokens: count(&fields, "output_tokens")?,
+            images: count(&fields, "images")?,
+            audio: count(&fields, "audio")?,
+        },
+        largest_prompt: count(&fields, "largest_prompt")?,
+    })
+}
+
+/// A reading as a line, without a line break.
+pub fn line(sample: &Sample) -> String {
+    let mut fields = Map::new();
+    let mut put = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+    put("t", json!((sample.at.as_secs_f64() * 1000.0).round() / 1000.0));
+    put("edge", json!(sample.edge));
+    put("in_flight", json!(sample.in_flight));
+    put("requests", json!(sample.work.requests));
+    put("prompt_tokens", json!(sample.work.prompt_tokens));
+    put("output_tokens", json!(sample.work.output_tokens));
+    put("images", json!(sample.work.images));
+    put("audio", json!(sample.work.audio));
+    put("largest_prompt", json!(sample.largest_prompt));
+    match sample.host {
+        None => put("rss_anon_kib", Value::Null),
+        Some(host) => {
+            put("rss_anon_kib", json!(host.anon / KIB));
+            put("rss_kib", json!(host.rss / KIB));
+            put("swap_kib", json!(host.swap / KIB))
+        }
+    };
+    if sample.vram.is_empty() {
+        put("vram_mib", Value::Null);
+    }
+    for vram in &sample.vram {
+        put(&field_of(vram.gpu), scaled(vram.bytes, MIB));
+    }
+    let estimated = sample.vram.iter().filter(|vram| vram.source == VramSource::Estimate);
+    let estimated: Vec<GpuIndex> = estimated.map(|vram| vram.gpu).collect();
+    if !estimated.is_empty() {
+        put("vram_estimated", json!(estimated));
+    }
+    if !sample.pools.is_empty() {
+        let mut pools = Map::new();
+        for (series, _) in &sample.pools {
+            pools.insert(series.to_string(), json!(sample.pooled(*series).unwrap_or(0)));
+        }
+        put("pools", Value::Object(pools));
+    }
+    Value::Object(fields).to_string()
+}
+
+fn field_of(gpu: GpuIndex) -> String {
+    if gpu.0 == 0 { "vram_mib".to_owned() } else { format!("vram{}_mib", gpu.0) }
+}
+
+/// Whole multiples stay whole numbers.
+#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53 bytes")]
+fn scaled(bytes: u64, unit: u64) -> Value {
+    if bytes % unit == 0 { json!(bytes / unit) } else { json!(bytes as f64 / unit as f64) }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn seconds(fields: &Map<String, Value>) -> Result<Duration, String> {
+    let t = fields.get("t").ok_or("no field `t`: the time of the reading in seconds")?;
+    let seconds = t.as_f64().ok_or_else(|| format!("`t` is {t}: it is a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| format!("`t` is {t}: it is a number of seconds from 0"))
+}
+
+/// A number of `unit` bytes (or of things); `None` if absent or null.
+fn known(fields: &Map<String, Value>, name: &str, unit: u64) -> Result<Option<u64>, String> {
+    match fields.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => amount(value, unit).map(Some).map_err(|what| format!("`{name}` is {value}: {what}")),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "checked to be from 0 to 2^63"
+)]
+fn amount(value: &Value, unit: u64) -> Result<u64, &'static str> {
+    if let Some(whole) = value.as_u64() {
+        return whole.checked_mul(unit).ok_or("it is too large");
+    }
+    let number = value.as_f64().ok_or("it is a number")? * unit as f64;
+    if (0.0..9.0e18).contains(&number) { Ok(number.round() as u64) } else { Err("it is a number from 0") }
+}
+
+fn count(fields: &Map<String, Value>, name: &str) -> Result<u64, String> {
+    Ok(known(fields, name, 1)?.unwrap_or(0))
+}
+
+fn vram(fields: &Map<String, Value>) -> Result<Vec<Vram>, String> {
+    let estimated = match fields.get("vram_estimated") {
+        None | Some(Value::Null) => vec![],
+        Some(value) => serde_json::from_value::<Vec<GpuIndex>>(value.clone())
+            .map_err(|_| format!("`vram_estimated` is {value}: it is a list of GPU numbers"))?,
+    };
+    let mut found = Vec::new();
+    for name in fields.keys() {
+        let number = name.strip_prefix("vram").and_then(|rest| rest.strip_suffix("_mib"));
+        let gpu = match number {
+            Some("") => GpuIndex(0),
+            Some(number) => match number.parse() {
+                Ok(number) => GpuIndex(number),
+                Err(_) => continue,
+            },
+            None => continue,
+        };
+        if let Some(bytes) = known(fields, name, MIB)? {
+            if found.iter().any(|vram: &Vram| vram.gpu == gpu) {
+                return Err(format!("`{name}`: another field tells of this GPU too"));
+            }
+            let source = if estimated.contains(&gpu) { VramSource::Estimate } else { VramSource::Process };
+            found.push(Vram { gpu, bytes, source });
+        }
+    }
+    found.sort_by_key(|vram| vram.gpu);
+    Ok(found)
+}
+
+fn pools(fields: &Map<String, Value>) -> Result<Vec<(Series, u64)>, String> {
+    let pools = match fields.get("pools") {
+        None | Some(Value::Null) => return Ok(vec![]),
+        Some(Value::Object(pools)) => pools,
+        Some(other) => return Err(format!("`pools` is {}: it is an object of bytes by series", kind(other))),
+    };
+    let mut found = Vec::new();
+    for (name, bytes) in pools {
+        let series: Series = name.parse().map_err(|error| format!("`pools`: {error}"))?;
+        let bytes = amount(bytes, 1).map_err(|what| format!("`pools.{name}` is {bytes}: {what}"))?;
+        found.push((series, bytes));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+#[path = "trace_tests.rs"]
+mod tests;

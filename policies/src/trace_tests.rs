@@ -1,0 +1,70 @@
+//! What a recording may look like, and what is said about one that is wrong.
+
+use super::*;
+
+const LINE: &str = r#"{"t": 0.385, "edge": "idle", "in_flight": 0, "requests": 1, "prompt_tokens": 300, "output_tokens": 64, "images": 1, "rss_anon_kib": 363876, "rss_kib": 606676, "swap_kib": 4, "vram_mib": 3090}"#;
+
+fn one(text: &str) -> Sample {
+    parse(text).unwrap().remove(0)
+}
+
+#[test]
+fn a_line_is_read_field_by_field() {
+    let sample = one(LINE);
+    assert_eq!(sample.at, Duration::from_millis(385));
+    assert_eq!(sample.edge, Edge::Idle);
+    assert_eq!(sample.host.map(HostMemory::charged), Some((363_876 + 4) * KIB));
+    assert_eq!(sample.charged(Series::Vram(GpuIndex(0))), Some(3090 * MIB));
+    assert_eq!(sample.work, Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 });
+}
+
+#[test]
+fn what_is_missing_or_null_is_unknown_and_not_zero() {
+    let sample = one(r#"{"t": 1, "requests": 3, "rss_anon_kib": null, "vram_mib": null, "vram1_mib": 7}"#);
+    assert_eq!(sample.host, None);
+    assert_eq!(sample.charged(Series::Vram(GpuIndex(0))), None);
+    assert_eq!(sample.charged(Series::Vram(GpuIndex(1))), Some(7 * MIB));
+    assert_eq!(sample.pooled(Series::Host), None);
+    assert_eq!(sample.edge, Edge::Tick);
+}
+
+#[test]
+fn unknown_fields_and_empty_lines_are_passed_over() {
+    let text = "\n{\"t\": 1, \"requests\": 1, \"weather\": [1, {}], \"vram_total_mib\": 5}\n\n";
+    assert_eq!(parse(text).unwrap().len(), 1);
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let mut sample = one(LINE);
+    sample.vram.push(Vram { gpu: GpuIndex(3), bytes: 5 * MIB + 512, source: VramSource::Estimate });
+    sample.pools = vec![(Series::Host, 12345)];
+    sample.largest_prompt = 299;
+    sample.work.audio = 2;
+    assert_eq!(one(&line(&sample)), sample);
+    let unknown = Sample { host: None, vram: vec![], pools: vec![], ..sample };
+    assert_eq!(one(&line(&unknown)), unknown);
+}
+
+#[test]
+fn errors_name_the_line_and_the_field() {
+    for (bad, says) in [
+        ("nonsense", "not a JSON object"),
+        ("[1]", "a list"),
+        (r#"{"requests": 1}"#, "`t`"),
+        (r#"{"t": "soon", "requests": 1}"#, "`t` is \"soon\""),
+        (r#"{"t": -1, "requests": 1}"#, "`t` is -1"),
+        (r#"{"t": 0.1, "requests": 1}"#, "`t` is before"),
+        (r#"{"t": 2}"#, "`requests`"),
+        (r#"{"t": 2, "requests": -4}"#, "`requests` is -4"),
+        (r#"{"t": 2, "requests": 1, "edge": "sharp"}"#, "`edge` is \"sharp\""),
+        (r#"{"t": 2, "requests": 1, "rss_anon_kib": "much"}"#, "`rss_anon_kib`"),
+        (r#"{"t": 2, "requests": 1, "rss_anon_kib": 18446744073709551615}"#, "too large"),
+        (r#"{"t": 2, "requests": 1, "vram2_mib": true}"#, "`vram2_mib`"),
+        (r#"{"t": 2, "requests": 1, "vram_mib": 1, "vram0_mib": 1}"#, "this GPU"),
+        (r#"{"t": 2, "requests": 1, "pools": {"hots": 1}}"#, "`hots`"),
+    ] {
+        let error = parse(&format!("{LINE}\n{bad}\n")).unwrap_err().to_string();
+        assert!(error.starts_with("line 2: ") && error.contains(says), "{bad}: {error}");
+    }
+}

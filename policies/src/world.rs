@@ -1,0 +1,390 @@
+//! Made-up worlds: memory readings of a server that leaks in a known way, or does not leak.
+//!
+//! ```text
+//!  load ──> work ──┬─> background (plateaus, caches, high-water marks) ─┐
+//!                  └─> leak (so much for a unit of work) ───────────────┼─> Sample
+//!  seed ──> random numbers ──> noise, peaks of requests in flight ──────┘
+//! ```
+//!
+//! For tests, benchmarks and `policy simulate`. The same seed makes the same world on every machine. It never reads
+//! a real server.
+
+use std::time::Duration;
+
+use crate::growth::Unit;
+use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Vram, VramSource, Work};
+
+mod random;
+
+pub use random::SplitMix;
+
+const MIB: f64 = 1024.0 * 1024.0;
+const DAY_SECONDS: f64 = 86_400.0;
+
+/// What memory does beside leaking. All amounts in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Background {
+    /// Nothing.
+    Flat,
+    /// Heap fragmentation: every request adds a random amount whose mean falls as `first / (1 + n / half)`.
+    Ratchet {
+        /// Mean at the first request.
+        first: f64,
+        /// After this many requests the mean is half of it.
+        half: f64,
+    },
+    /// A buffer as large as the largest prompt so far.
+    RunningMax {
+        /// Bytes for a prompt token.
+        per_token: f64,
+    },
+    /// Jumps at random requests, each to stay.
+    Plateaus {
+        /// How many.
+        count: u32,
+        /// The smallest jump.
+        low: f64,
+        /// The largest jump.
+        high: f64,
+        /// They fall within this many requests.
+        within: u64,
+    },
+    /// Up and down with the hour of the day.
+    Diurnal {
+        /// Half of the swing.
+        amplitude: f64,
+    },
+    /// A cache that takes so much of every request until it is full, then gives up old entries for new ones.
+    Cache {
+        /// Mean bytes for a request; each takes between nothing and twice as much.
+        per_request: f64,
+        /// When it is full.
+        cap: f64,
+    },
+}
+
+/// Random movement on top. Amounts in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Noise {
+    /// Standard deviation of the movement, not of its single steps.
+    pub sigma: f64,
+    /// Correlation of one reading with the one before, 0 to below 1: an AR(1) process.
+    pub phi: f64,
+    /// Share of the readings that catch a transient peak.
+    pub spikes: f64,
+    /// Mean height of such a peak; heights are exponentially distributed.
+    pub spike: f64,
+}
+
+impl Noise {
+    /// None.
+    pub const SILENT: Self = Self { sigma: 0.0, phi: 0.0, spikes: 0.0, spike: 0.0 };
+    /// A real heap: 6 MiB of correlated movement, and one reading in twenty with a peak of 80 MiB.
+    pub const HEAP: Self = Self { sigma: 6.0 * MIB, phi: 0.7, spikes: 0.05, spike: 80.0 * MIB };
+    /// Slow drift that comes back: 15 MiB over a thousand requests.
+    pub const WANDER: Self = Self { sigma: 15.0 * MIB, phi: 0.999, spikes: 0.05, spike: 80.0 * MIB };
+}
+
+/// A leak.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Leak {
+    /// Which unit of work pays.
+    pub per: Unit,
+    /// Bytes for each unit that leaks.
+    pub bytes: f64,
+    /// Share of the requests whose units leak, 0 to 1.
+    pub chance: f64,
+    /// Memory is taken in multiples of this many bytes; 0 for any amount. A CUDA pool takes 2 MiB at a time.
+    pub step: u64,
+    /// Requests before the first that leaks.
+    pub after: u64,
+}
+
+impl Leak {
+    /// So many bytes for every unit, from the first request on.
+    pub const fn of(per: Unit, bytes: f64) -> Self {
+        Self { per, bytes, chance: 1.0, step: 0, after: 0 }
+    }
+}
+
+/// The requests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Mean number in a second; pauses are exponentially distributed unless `steady`.
+    pub per_second: f64,
+    /// Requests come like clockwork.
+    pub steady: bool,
+    /// Fewest and most prompt tokens; most prompts are short.
+    pub prompt_tokens: (u64, u64),
+    /// Fewest and most output tokens.
+    pub output_tokens: (u64, u64),
+    /// Share of the requests that bring an image.
+    pub images: f64,
+    /// `None`: a reading after each request, nothing in flight. `Some`: a reading each so often while requests are in
+    /// flight, with their transient peaks, as a busy server shows it.
+    pub ticks: Option<Duration>,
+}
+
+impl Default for Load {
+    /// One request in two seconds, prompts of 20 to 4,000 tokens, answers of 16 to 512, one in four with an image.
+    fn default() -> Self {
+        Self {
+            per_second: 0.5,
+            steady: false,
+            prompt_tokens: (20, 4000),
+            output_tokens: (16, 512),
+            images: 0.25,
+            ticks: None,
+        }
+    }
+}
+
+/// A world. [`World::run`] brings it to life.
+#[derive(Clone, Debug, PartialEq)]
+pub struct World {
+    /// Decides every random number.
+    pub seed: u64,
+    /// Host memory of a fresh server in bytes.
+    pub host: u64,
+    /// VRAM of a fresh server in bytes; `None` for a server without a GPU.
+    pub vram: Option<u64>,
+    /// What else host memory does, all at once.
+    pub backgrounds: Vec<Background>,
+    /// Random movement of host memory.
+    pub noise: Noise,
+    /// Leaks of host memory.
+    pub leaks: Vec<Leak>,
+    /// Leaks of VRAM.
+    pub vram_leaks: Vec<Leak>,
+    /// The requests.
+    pub load: Load,
+}
+
+impl World {
+    /// A server of 400 MiB on the host with the movement of a real heap and no leak.
+    pub fn quiet(seed: u64) -> Self {
+        Self {
+            seed,
+            host: 400 << 20,
+            vram: None,
+            backgrounds: vec![],
+            noise: Noise::HEAP,
+            leaks: vec![],
+            vram_leaks: vec![],
+            load: Load::default(),
+        }
+    }
+
+    /// Starts it. The iterator never ends: one reading for each request, or for each tick.
+    pub fn run(&self) -> Run {
+        Run::new(self.clone())
+    }
+}
+
+/// A world in motion.
+#[derive(Clone, Debug)]
+pub struct Run {
+    world: World,
+    random: SplitMix,
+    /// Seconds since the world began, over all restarts.
+    clock: f64,
+    /// When the present generation was spawned, on `clock`.
+    spawned: f64,
+    generation: Generation,
+}
+
+/// What dies with the process.
+#[derive(Clone, Debug, Default)]
+struct Generation {
+    work: Work,
+    largest_prompt: u64,
+    /// Bytes leaked, leak by leak.
+    host: Vec<f64>,
+    vram: Vec<f64>,
+    /// Bytes of each background.
+    background: Vec<f64>,
+    /// Requests at which plateaus begin, and their heights.
+    plateaus: Vec<(u64, f64)>,
+    /// The AR(1) process.
+    wander: f64,
+}
+
+impl Run {
+    fn new(world: World) -> Self {
+        let random = SplitMix::new(world.seed);
+        let mut run = Self { world, random, clock: 0.0, spawned: 0.0, generation: Generation::default() };
+        run.restart();
+        run
+    }
+
+    /// Seconds since the world began, over all restarts.
+    pub fn clock(&self) -> f64 {
+        self.clock
+    }
+
+    /// Time passes without a request, in seconds.
+    pub fn wait(&mut self, seconds: f64) {
+        self.pass(seconds.max(0.0));
+    }
+
+    /// The process is replaced: its memory and its counters begin anew. The hour of the day goes on.
+    pub fn restart(&mut self) {
+        let mut fresh = Generation {
+            host: vec![0.0; self.world.leaks.len()],
+            vram: vec![0.0; self.world.vram_leaks.len()],
+            background: vec![0.0; self.world.backgrounds.len()],
+            ..Generation::default()
+        };
+        for background in &self.world.backgrounds {
+            if let Background::Plateaus { count, low, high, within } = *background {
+                for _ in 0..count {
+                    let at = self.random.below(within.max(1));
+                    fresh.plateaus.push((at, self.random.between(low, high)));
+                }
+            }
+        }
+        fresh.wander = self.world.noise.sigma * self.random.normal();
+        self.spawned = self.clock;
+        self.generation = fresh;
+    }
+
+    /// One request is served, pause before it included.
+    pub fn request(&mut self) {
+        let load = self.world.load;
+        let mean = 1.0 / load.per_second.max(1e-9);
+        let pause = if load.steady { mean } else { self.random.exponential(mean) };
+        self.pass(pause);
+        let (low, high) = load.prompt_tokens;
+        // The square of a uniform number: most prompts are short, a few are long.
+        let share = self.random.unit().powi(2);
+        let prompt = low + count(share * exact(high.saturating_sub(low)));
+        let (low, high) = load.output_tokens;
+        let output = low + self.random.below(high.saturating_sub(low) + 1);
+        let images = u64::from(self.random.chance(load.images));
+        let work = Work { requests: 1, prompt_tokens: prompt, output_tokens: output, images, audio: 0 };
+        let generation = &mut self.generation;
+        generation.work += work;
+        generation.largest_prompt = generation.largest_prompt.max(prompt);
+        let number = generation.work.requests;
+        let leaks = self.world.leaks.iter().zip(&mut generation.host);
+        for (leak, bytes) in leaks.chain(self.world.vram_leaks.iter().zip(&mut generation.vram)) {
+            let units = match leak.per {
+                Unit::Request => work.requests,
+                Unit::PromptToken => work.prompt_tokens,
+                Unit::OutputToken => work.output_tokens,
+                Unit::Image => work.images,
+                Unit::Audio => work.audio,
+                Unit::Hour => 0,
+            };
+            if number > leak.after && units > 0 && self.random.chance(leak.chance) {
+                *bytes += leak.bytes * exact(units);
+            }
+        }
+        for (background, bytes) in self.world.backgrounds.iter().zip(&mut generation.background) {
+            match *background {
+                Background::Ratchet { first, half } => {
+                    *bytes += self.random.exponential(first / (1.0 + exact(number) / half));
+                }
+                Background::RunningMax { per_token } => *bytes = per_token * exact(generation.largest_prompt),
+                Background::Cache { per_request, cap } => {
+                    *bytes += self.random.between(0.0, 2.0 * per_request);
+                    if *bytes > cap {
+                        // The oldest entry goes, whose size has nothing to do with the new one's.
+                        *bytes = cap - self.random.between(0.0, 2.0 * per_request).min(cap);
+                    }
+                }
+                Background::Flat | Background::Plateaus { .. } | Background::Diurnal { .. } => {}
+            }
+        }
+        let noise = self.world.noise;
+        let fresh = noise.sigma * (1.0 - noise.phi * noise.phi).max(0.0).sqrt();
+        generation.wander = noise.phi * generation.wander + fresh * self.random.normal();
+    }
+
+    /// The reading that would be taken now.
+    pub fn sample(&mut self) -> Sample {
+        let busy = self.world.load.ticks.is_some();
+        let noise = self.world.noise;
+        let mut host = exact(self.world.host) + self.generation.wander;
+        if busy || self.random.chance(noise.spikes) {
+            host += self.random.exponential(noise.spike);
+        }
+        for (leak, bytes) in self.world.leaks.iter().zip(&self.generation.host) {
+            host += stepped(*bytes, leak.step);
+        }
+        for (background, bytes) in self.world.backgrounds.iter().zip(&self.generation.background) {
+            host += match *background {
+                Background::Diurnal { amplitude } => {
+                    amplitude * (std::f64::consts::TAU * self.clock / DAY_SECONDS).sin()
+                }
+                Background::Plateaus { .. } => {
+                    let done = self.generation.work.requests;
+                    self.generation.plateaus.iter().filter(|(at, _)| *at <= done).map(|(_, high)| *high).sum()
+                }
+                _ => *bytes,
+            };
+        }
+        let vram = self.world.vram.map(|fresh| {
+            let leaks = self.world.vram_leaks.iter().zip(&self.generation.vram);
+            let leaked: f64 = leaks.map(|(leak, bytes)| stepped(*bytes, leak.step)).sum();
+            let bytes = fresh + count(leaked);
+            Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process }
+        });
+        let bytes = count(host);
+        Sample {
+            at: Duration::from_secs_f64((self.clock - self.spawned).max(0.0)),
+            edge: if busy { Edge::Tick } else { Edge::Idle },
+            host: Some(HostMemory { anon: bytes, swap: 0, rss: bytes }),
+            vram: vram.into_iter().collect(),
+            pools: vec![],
+            in_flight: u32::from(busy),
+            work: self.generation.work,
+            largest_prompt: self.generation.largest_prompt,
+        }
+    }
+
+    fn pass(&mut self, seconds: f64) {
+        self.clock += seconds;
+        let generation = &mut self.generation;
+        let leaks = self.world.leaks.iter().zip(&mut generation.host);
+        for (leak, bytes) in leaks.chain(self.world.vram_leaks.iter().zip(&mut generation.vram)) {
+            if leak.per == Unit::Hour && generation.work.requests >= leak.after {
+                *bytes += leak.bytes * seconds / 3600.0;
+            }
+        }
+    }
+}
+
+impl Iterator for Run {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        match self.world.load.ticks {
+            None => self.request(),
+            Some(tick) => {
+                let until = self.clock + tick.as_secs_f64();
+                while self.clock < until {
+                    self.request();
+                }
+            }
+        }
+        Some(self.sample())
+    }
+}
+
+/// Down to a multiple of `step`.
+fn stepped(bytes: f64, step: u64) -> f64 {
+    if step == 0 { bytes } else { (bytes / exact(step)).floor() * exact(step) }
+}
+
+/// Whole bytes; never below zero.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates at both ends")]
+fn count(value: f64) -> u64 {
+    value.round() as u64
+}
+
+/// Bytes and counts stay far below 2^53, up to which this is exact.
+#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53")]
+fn exact(value: u64) -> f64 {
+    value as f64
+}
