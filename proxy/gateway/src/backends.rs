@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work};
-use warden_supervisor::{Denied, Endpoint, Fleet, FleetView, Lease, ResolveError};
+use warden_supervisor::{Denied, Endpoint, Fleet, FleetView, Lease, Outcome, ResolveError};
 
 use crate::pool::Pool;
 
@@ -34,7 +34,8 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn endpoint(&self) -> &Endpoint;
     fn queued_for(&self) -> Duration;
     fn add_work(&self, work: Work);
-    fn note_progress(&self);
+    fn note_outcome(&self, outcome: &Outcome);
+    fn note_progress(&self, bytes: usize);
     /// The connections to this generation, made with `init` at its first use.
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool>;
     /// The backend broke a connection: it gets no other request until it has answered a probe. Without this, whoever
@@ -82,8 +83,12 @@ impl Right for Lease {
         Lease::add_work(self, work);
     }
 
-    fn note_progress(&self) {
-        Lease::note_progress(self);
+    fn note_outcome(&self, outcome: &Outcome) {
+        Lease::note_outcome(self, outcome);
+    }
+
+    fn note_progress(&self, bytes: usize) {
+        Lease::note_progress(self, bytes);
     }
 
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {

@@ -202,7 +202,7 @@ impl Exchange {
         headers::to_client(&mut parts.headers, &self.request_id, has_body);
         self.flight.record.status = parts.status.as_u16();
         self.flight.record.stream = is_events;
-        right.note_progress();
+        right.note_progress(0);
         let terms = RelayTerms {
             tail_bytes: (self.route.kind == LeaseKind::Slot).then_some(config.tail_bytes),
             events: is_events.then_some((config.event_bytes, config.stream_idle)),

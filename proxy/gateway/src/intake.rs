@@ -191,14 +191,14 @@ impl Intake {
 
     /// A body to send while this one is kept, to be sent again if need be.
     pub(crate) fn copy(&mut self) -> RequestBody {
-        self.count_images();
+        self.count_media();
         self.sent = Arc::new(Sent::again(&self.sent));
         RequestBody::again(self.held.again(), self.sent.clone())
     }
 
     /// The body to send, once.
     pub(crate) fn into_body(self) -> RequestBody {
-        self.count_images();
+        self.count_media();
         if self.held.len() == 0 && self.rest.is_none() {
             return RequestBody::nothing(self.sent);
         }
@@ -209,9 +209,11 @@ impl Intake {
         RequestBody::live(self.held, self.rest, scanner, self.limits, self.sent)
     }
 
-    fn count_images(&self) {
-        if let Finder::Json(scanner) = &self.finder {
-            self.sent.images.store(scanner.images(), Ordering::Relaxed);
+    fn count_media(&self) {
+        match &self.finder {
+            Finder::Json(scanner) => self.sent.note_media(scanner.images(), scanner.audio()),
+            // llama-server takes forms for one thing only: a recording to be transcribed.
+            Finder::Form(_) => self.sent.note_media(0, 1),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Reads from an answer as it passes how much work it was: the objects `usage` and `timings`, in a JSON body and in the
-//! events of a stream alike. It may give up (an object larger than its bound), it never delays or changes a byte.
+//! Reads from an answer as it passes how much work it was and how it went: the objects `usage`, `timings` and `error`, in a
+//! JSON body and in the events of a stream alike. It may give up (an object larger than its bound), it never delays or changes a byte.
 //!
 //! A field given several times counts with its last value: a stream repeats its counters as they grow. The answer to an
 //! array of prompts repeats them per prompt and is therefore undercounted.
@@ -9,10 +9,18 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 use serde::Deserialize;
 use warden_policies::Work;
+use warden_supervisor::Outcome;
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 static TIMINGS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"timings\""));
-/// Longest of the two names, and the byte before it.
+static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
+
+/// llama-server's words for a failure of its own to compute, in lower case: what `llama_decode` returned, and what became
+/// of an image or a recording. Everything else that it answers with a 500 may be the client's mistake.
+const COMPUTE_ERRORS: [&str; 4] =
+    ["compute error", "invalid input batch", "failed to decode", "failed to process mtmd chunk"];
+
+/// Longest of the names, and the byte before it.
 const SEAM: usize = 10;
 
 /// The counters of one answer.
@@ -22,6 +30,7 @@ pub(crate) struct Meter {
     carry: Vec<u8>,
     usage: Usage,
     timings: Timings,
+    compute_error: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -31,6 +40,7 @@ struct Usage {
     completion_tokens: Option<u64>,
     input_tokens: Option<u64>,
     output_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
     input_tokens_details: Option<Details>,
 }
@@ -44,8 +54,16 @@ struct Details {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Timings {
+    cache_n: Option<u64>,
     prompt_n: Option<u64>,
     predicted_n: Option<u64>,
+    predicted_ms: Option<f64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Failure {
+    message: String,
 }
 
 impl Meter {
@@ -106,6 +124,20 @@ impl Meter {
         }
     }
 
+    /// How the answer with this status ended for its backend.
+    pub(crate) fn outcome(&self, status: u16) -> Outcome {
+        let (usage, timings) = (&self.usage, &self.timings);
+        let all = timings.prompt_n.map(|new| new.saturating_add(timings.cache_n.unwrap_or(0)));
+        // Anthropic's counter leaves out what was cached, the others do not.
+        let input = || Some(usage.input_tokens?.saturating_add(usage.cache_read_input_tokens.unwrap_or(0)));
+        Outcome {
+            status: Some(status),
+            compute_error: self.compute_error,
+            prompt: all.or(usage.prompt_tokens).or_else(input),
+            decode: timings.predicted_n.zip(timings.predicted_ms),
+        }
+    }
+
     /// Reads all complete objects in `bytes`; where an incomplete one begins, if there is one.
     fn search(&mut self, bytes: &[u8]) -> Option<usize> {
         let usage = self.find(&USAGE, bytes, |meter, object| {
@@ -115,17 +147,27 @@ impl Meter {
                 old.completion_tokens = new.completion_tokens.or(old.completion_tokens);
                 old.input_tokens = new.input_tokens.or(old.input_tokens);
                 old.output_tokens = new.output_tokens.or(old.output_tokens);
+                old.cache_read_input_tokens = new.cache_read_input_tokens.or(old.cache_read_input_tokens);
                 old.prompt_tokens_details = new.prompt_tokens_details.or(old.prompt_tokens_details.take());
                 old.input_tokens_details = new.input_tokens_details.or(old.input_tokens_details.take());
             }
         });
         let timings = self.find(&TIMINGS, bytes, |meter, object| {
             if let Ok(new) = serde_json::from_slice::<Timings>(object) {
-                meter.timings.prompt_n = new.prompt_n.or(meter.timings.prompt_n);
-                meter.timings.predicted_n = new.predicted_n.or(meter.timings.predicted_n);
+                let old = &mut meter.timings;
+                old.cache_n = new.cache_n.or(old.cache_n);
+                old.prompt_n = new.prompt_n.or(old.prompt_n);
+                old.predicted_n = new.predicted_n.or(old.predicted_n);
+                old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
             }
         });
-        [usage, timings].into_iter().flatten().min()
+        let error = self.find(&ERROR, bytes, |meter, object| {
+            if let Ok(failure) = serde_json::from_slice::<Failure>(object) {
+                let message = failure.message.to_ascii_lowercase();
+                meter.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.contains(words));
+            }
+        });
+        [usage, timings, error].into_iter().flatten().min()
     }
 
     fn find(
@@ -240,6 +282,59 @@ mod tests {
             ("no json", (0, 0)),
         ] {
             assert_eq!(work(body), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn failures_to_compute_are_told_from_mistakes_of_clients() {
+        for (body, failed) in [
+            (r#"{"error":{"code":500,"message":"Compute error.","type":"server_error"}}"#, true),
+            (
+                "data: {\"choices\":[]}\n\ndata: {\"error\":{\"code\":500,\"message\":\"Invalid input batch.\"}}\n\n",
+                true,
+            ),
+            (
+                "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"failed to process mtmd chunk\"}}\n\n",
+                true,
+            ),
+            (r#"{"error":{"code":500,"message":"Failed to parse tools: x","type":"server_error"}}"#, false),
+            (r#"{"error":{"code":500,"message":"Context size has been exceeded."}}"#, false),
+            (r#"{"content":"{\"error\":{\"message\":\"Compute error.\"}}"}"#, false),
+            (r#"{"error":"Compute error."}"#, false),
+            (r#"{"message":"Compute error."}"#, false),
+        ] {
+            for size in [1, 2, 5, 1000] {
+                let mut meter = Meter::new(512);
+                body.as_bytes().chunks(size).for_each(|piece| meter.feed(piece));
+                assert_eq!(meter.outcome(500).compute_error, failed, "{body} in pieces of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_prompt_is_told_with_its_cached_part_and_the_speed_of_decoding_beside_it() {
+        for (body, prompt, decode) in [
+            (
+                r#"{"usage":{"prompt_tokens":20},"timings":{"cache_n":18,"prompt_n":2,"predicted_n":7,"predicted_ms":35.5}}"#,
+                Some(20),
+                Some((7, 35.5)),
+            ),
+            (
+                r#"{"usage":{"completion_tokens":7,"prompt_tokens":20,"prompt_tokens_details":{"cached_tokens":5}}}"#,
+                Some(20),
+                None,
+            ),
+            (
+                r#"{"usage":{"input_tokens":9,"cache_read_input_tokens":30,"output_tokens":0}}"#,
+                Some(39),
+                None,
+            ),
+            (r#"{"object":"list"}"#, None, None),
+        ] {
+            let mut meter = Meter::new(512);
+            meter.feed(body.as_bytes());
+            let wanted = Outcome { status: Some(200), compute_error: false, prompt, decode };
+            assert_eq!(meter.outcome(200), wanted, "{body}");
         }
     }
 

@@ -227,7 +227,7 @@ impl Relay {
     /// A piece came: what of it may pass now.
     fn piece(&mut self, piece: Bytes) -> Bytes {
         if let Some(right) = &self.right {
-            right.note_progress();
+            right.note_progress(piece.len());
         }
         self.waiting = None;
         if let Some(meter) = &mut self.meter {
@@ -307,11 +307,17 @@ impl Relay {
         self.revoked = Box::pin(std::future::pending());
         let record = &mut self.flight.record;
         if let Some(meter) = &self.meter
+            && outcome == Outcome::Ok
+        {
+            // Only a whole answer says how its backend fares; one that was cut is told by other signs.
+            right.note_outcome(&meter.outcome(record.status));
+        }
+        if let Some(meter) = &self.meter
             && (200..300).contains(&record.status)
         {
             let cut_after = (outcome != Outcome::Ok).then(|| self.events.as_ref().map_or(0, Events::seen));
-            let images = u64::from(self.sent.images.load(std::sync::atomic::Ordering::Relaxed));
-            record.work = Work { images, ..meter.work(cut_after) };
+            let (images, audio) = self.sent.media();
+            record.work = Work { images, audio, ..meter.work(cut_after) };
             right.add_work(record.work);
         }
         record.bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);

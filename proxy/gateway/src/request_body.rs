@@ -33,7 +33,8 @@ pub(crate) struct Sent {
     whole: AtomicBool,
     fault: AtomicU8,
     pub(crate) bytes: AtomicU64,
-    pub(crate) images: AtomicU32,
+    images: AtomicU32,
+    audio: AtomicU32,
 }
 
 impl Sent {
@@ -42,8 +43,20 @@ impl Sent {
         Self {
             bytes: AtomicU64::new(before.bytes.load(Ordering::Relaxed)),
             images: AtomicU32::new(before.images.load(Ordering::Relaxed)),
+            audio: AtomicU32::new(before.audio.load(Ordering::Relaxed)),
             ..Self::default()
         }
+    }
+
+    /// What was seen in the body so far: images, audio clips.
+    pub(crate) fn note_media(&self, images: u32, audio: u32) {
+        self.images.store(images, Ordering::Relaxed);
+        self.audio.store(audio, Ordering::Relaxed);
+    }
+
+    /// Images and audio clips seen in the body.
+    pub(crate) fn media(&self) -> (u64, u64) {
+        (u64::from(self.images.load(Ordering::Relaxed)), u64::from(self.audio.load(Ordering::Relaxed)))
     }
 
     /// Whether the connection took the body to its end.
@@ -103,7 +116,7 @@ impl RequestBody {
         Self { from: From::Again(pieces), sent }
     }
 
-    /// Held pieces, then the rest. `scanner` goes on counting images.
+    /// Held pieces, then the rest. `scanner` goes on counting images and audio clips.
     pub(crate) fn live(
         held: Held,
         rest: Option<Incoming>,
@@ -208,7 +221,7 @@ impl Live {
             }
             if let Some(scanner) = &mut self.scanner {
                 scanner.feed(&piece);
-                sent.images.store(scanner.images(), Ordering::Relaxed);
+                sent.note_media(scanner.images(), scanner.audio());
             }
             return Poll::Ready(Some(Ok(piece)));
         }

@@ -1,5 +1,5 @@
 //! Reads a JSON body as it passes, in pieces of any size: which model it names, whether it asks for a stream, and how
-//! many images it holds. It never changes, copies or delays the body, and never judges its syntax: the backend does.
+//! many images and audio clips it holds. It never changes, copies or delays the body, and never judges its syntax: the backend does.
 //!
 //! What it finds agrees with a full parser on every valid body:
 //! - `model` and `stream` count only as keys of the outermost object, in any spelling (`"mod\u0065l"`).
@@ -8,7 +8,7 @@
 //! - `stream` counts as true only if it occurs once and is the literal `true`, because "this is a stream" is part of
 //!   the proof that a request may be sent again.
 //! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, which is how OpenAI
-//!   chat, OpenAI responses and Anthropic messages spell one.
+//!   chat, OpenAI responses and Anthropic messages spell one. An audio clip is `input_audio` there.
 
 use memchr::memchr2;
 
@@ -81,6 +81,7 @@ pub(crate) struct Scanner {
     streams: u32,
     stream_true: bool,
     images: u32,
+    audio: u32,
 }
 
 impl Scanner {
@@ -98,6 +99,7 @@ impl Scanner {
             streams: 0,
             stream_true: false,
             images: 0,
+            audio: 0,
         }
     }
 
@@ -124,6 +126,11 @@ impl Scanner {
     /// Images seen so far.
     pub(crate) fn images(&self) -> u32 {
         self.images
+    }
+
+    /// Audio clips seen so far.
+    pub(crate) fn audio(&self) -> u32 {
+        self.audio
     }
 
     /// Reads the next piece.
@@ -257,6 +264,8 @@ impl Scanner {
         if of_type {
             if ["image_url", "input_image", "image"].iter().any(|word| self.raw.spells(word)) {
                 self.images = self.images.saturating_add(1);
+            } else if self.raw.spells("input_audio") {
+                self.audio = self.audio.saturating_add(1);
             }
             return;
         }

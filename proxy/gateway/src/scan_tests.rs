@@ -85,6 +85,23 @@ fn images_are_counted_by_their_type() {
 }
 
 #[test]
+fn audio_clips_are_counted_beside_images() {
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": [
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+        {"type": "text", "text": "\"type\":\"input_audio\""},
+        {"type": "image_url", "image_url": {"url": "data:"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}},
+    ]}]});
+    let body = body.to_string();
+    for cut in 0..=body.len() {
+        let mut scanner = Scanner::new();
+        scanner.feed(&body.as_bytes()[..cut]);
+        scanner.feed(&body.as_bytes()[cut..]);
+        assert_eq!((scanner.images(), scanner.audio()), (1, 2), "cut at {cut}");
+    }
+}
+
+#[test]
 fn a_long_name_is_not_kept_without_bound() {
     let body = format!(r#"{{"model":"{}"}}"#, "x".repeat(10 * NAME));
     let mut scanner = Scanner::new();

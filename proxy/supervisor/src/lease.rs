@@ -12,6 +12,8 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work};
 
+pub use crate::outcomes::Outcome;
+use crate::outcomes::{Decode, Outcomes};
 use crate::shared::Shared;
 use crate::sync::lock;
 
@@ -20,20 +22,6 @@ use crate::sync::lock;
 pub enum Endpoint {
     /// A Unix socket.
     Unix(PathBuf),
-}
-
-/// How an exchange with a backend ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outcome {
-    /// The status of its answer; `None` if it gave none.
-    pub status: Option<u16>,
-    /// The backend itself said that computing failed (`compute error` in a 500 or in the stream): with a poisoned GPU
-    /// context every answer does.
-    pub compute_error: bool,
-    /// Prompt tokens of this request, cached ones included; `None` if the answer did not tell.
-    pub prompt: Option<u64>,
-    /// Tokens generated and the milliseconds that this took, from `timings`; `None` if the answer did not tell.
-    pub decode: Option<(u64, f64)>,
 }
 
 /// The right to send one request to one generation. Dropping it gives it back, so it belongs into whatever ends with the
@@ -83,12 +71,14 @@ impl Lease {
     /// How the exchange ended, as far as the answer told: what error streaks and the speed of decoding are judged by.
     /// Called once, before the lease is dropped; never for a request whose client left.
     pub fn note_outcome(&self, outcome: &Outcome) {
-        let _ = outcome;
+        let busy = self.shared.in_flight(self.cell.id);
+        lock(&self.cell.outcomes).note(outcome, busy);
     }
 
-    /// Bytes came from the backend: it lives, whatever its probes say. Cheap enough for every chunk.
-    pub fn note_progress(&self) {
-        self.cell.note_progress();
+    /// As many bytes of an answer came from the backend, or its head (0): it lives, whatever its probes say. Cheap enough
+    /// for every chunk.
+    pub fn note_progress(&self, bytes: usize) {
+        self.cell.note_progress(bytes);
     }
 
     /// The backend refused a connection, or broke one before its answer was complete. No more leases are granted on it
@@ -142,6 +132,9 @@ pub(crate) struct Cell {
     work: Mutex<Work>,
     /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
     progress: AtomicU64,
+    /// Bytes of answers so far.
+    bytes: AtomicU64,
+    outcomes: Mutex<Outcomes>,
     attachments: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     revoked: CancellationToken,
 }
@@ -154,6 +147,8 @@ impl Cell {
             born: Instant::now(),
             work: Mutex::default(),
             progress: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            outcomes: Mutex::default(),
             attachments: Mutex::default(),
             revoked: CancellationToken::new(),
         }
@@ -167,7 +162,8 @@ impl Cell {
         u64::try_from(at.saturating_duration_since(self.born).as_micros()).unwrap_or(u64::MAX - 1)
     }
 
-    fn note_progress(&self) {
+    fn note_progress(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.progress.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
@@ -182,5 +178,29 @@ impl Cell {
         self.revoked.cancel();
         let attachments = std::mem::take(&mut *lock(&self.attachments));
         drop(attachments);
+    }
+}
+
+/// What the ends of its exchanges told, for whoever judges its health.
+#[cfg_attr(not(test), expect(dead_code, reason = "read by the model's task when it judges health"))]
+impl Cell {
+    /// Bytes of answers that came so far.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Compute errors in a row, up to now.
+    pub(crate) fn compute_errors(&self) -> u32 {
+        lock(&self.outcomes).compute_errors()
+    }
+
+    /// Speeds of the answers that ended since the last call, oldest first; the latest 256 of them.
+    pub(crate) fn take_decodes(&self) -> Vec<Decode> {
+        lock(&self.outcomes).take_decodes()
+    }
+
+    /// Tokens of the largest prompt so far, cached ones included.
+    pub(crate) fn largest_prompt(&self) -> u64 {
+        lock(&self.outcomes).largest_prompt()
     }
 }

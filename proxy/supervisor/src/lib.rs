@@ -52,6 +52,7 @@ mod directories;
 mod failure;
 mod lines;
 mod model;
+mod outcomes;
 mod process;
 mod publish;
 mod report;

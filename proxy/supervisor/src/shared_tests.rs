@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::*;
-use crate::lease::Endpoint;
+use crate::lease::{Endpoint, Outcome};
 
 const WAIT: Duration = Duration::from_secs(300);
 
@@ -108,6 +108,25 @@ async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
 }
 
 #[tokio::test]
+async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
+    let shared = shared(4);
+    let cell = cell(1);
+    shared.open(&cell, 2);
+    let (one, two) =
+        (shared.lease(LeaseKind::Slot).await.unwrap(), shared.lease(LeaseKind::Slot).await.unwrap());
+    one.note_progress(0);
+    one.note_progress(70);
+    two.note_progress(30);
+    let failed = Outcome { status: Some(500), compute_error: true, prompt: Some(40), decode: None };
+    one.note_outcome(&failed);
+    assert_eq!((cell.bytes(), cell.compute_errors(), cell.largest_prompt()), (100, 1, 40));
+    two.note_outcome(&Outcome { status: Some(200), decode: Some((8, 16.0)), ..Outcome::default() });
+    assert_eq!((cell.compute_errors(), cell.largest_prompt()), (0, 40));
+    let decodes = cell.take_decodes();
+    assert_eq!(decodes.iter().map(|one| (one.tokens, one.ms, one.busy)).collect::<Vec<_>>(), [(8, 16.0, 2)]);
+}
+
+#[tokio::test]
 async fn a_lease_that_outlives_its_process_is_harmless() {
     let shared = shared(4);
     let (old, new) = (cell(1), cell(2));
@@ -179,7 +198,7 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
             if let Ok(lease) = tokio::time::timeout(patience, shared.lease(kind)).await {
                 let lease = lease.unwrap();
                 tokio::task::yield_now().await;
-                lease.note_progress();
+                lease.note_progress(1);
                 drop(lease);
             }
         });

@@ -5,6 +5,7 @@ mod cancel;
 mod choice;
 mod death;
 mod limits;
+mod outcomes;
 mod passing;
 mod peer;
 mod stopping;
@@ -26,7 +27,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work, defaults};
-use warden_supervisor::{Denied, Endpoint, FleetView, ModelState, ModelView, ResolveError};
+use warden_supervisor::{Denied, Endpoint, FleetView, ModelState, ModelView, Outcome as Ended, ResolveError};
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
 use crate::backends::{Backends, BoxFuture, Right};
@@ -60,6 +61,7 @@ struct TestBackends {
     granted: AtomicUsize,
     pools: Mutex<HashMap<u64, Arc<Pool>>>,
     work: Arc<Mutex<Vec<Work>>>,
+    ended: Mutex<Vec<Ended>>,
     revoke: CancellationToken,
     denied: Mutex<Option<Denied>>,
 }
@@ -163,7 +165,10 @@ impl Right for TestRight {
     fn add_work(&self, work: Work) {
         self.backends.work.lock().unwrap().push(work);
     }
-    fn note_progress(&self) {}
+    fn note_outcome(&self, outcome: &Ended) {
+        self.backends.ended.lock().unwrap().push(*outcome);
+    }
+    fn note_progress(&self, _: usize) {}
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
         let mut pools = self.backends.pools.lock().unwrap();
         pools.entry(self.generation).or_insert_with(|| Arc::new(init())).clone()
@@ -231,6 +236,7 @@ impl Rig {
             granted: AtomicUsize::new(0),
             pools: Mutex::default(),
             work: Arc::default(),
+            ended: Mutex::default(),
             revoke: CancellationToken::new(),
             denied: Mutex::default(),
         });
