@@ -1,6 +1,13 @@
 //! The exact host memory of a backend, from `smaps_rollup`: it walks page tables, so it only confirms a verdict.
+//!
+//! The counters of `/proc/<pid>/status`, which [`crate::host`] reads, are kept per CPU and may be some MiB off.
 
-use crate::SensorError;
+use std::path::Path;
+
+use procfs::ProcError;
+use procfs::process::Process;
+
+use crate::{SensorError, host};
 
 /// Host memory of a process group, in bytes, page by page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,10 +25,86 @@ impl HostConfirmed {
     pub fn charged(self) -> u64 {
         self.anon.unwrap_or(self.private_dirty).saturating_add(self.swap)
     }
+
+    fn add(&mut self, other: Self) {
+        self.private_dirty = self.private_dirty.saturating_add(other.private_dirty);
+        self.anon = self.anon.zip(other.anon).map(|(one, more)| one.saturating_add(more));
+        self.swap = self.swap.saturating_add(other.swap);
+    }
 }
 
-/// Exact host memory of the group that `leader` leads. Takes milliseconds per GiB of resident memory, and holds the
-/// process's memory map meanwhile: ask at most once a minute.
+/// Exact host memory of the group that `leader` leads. It takes some milliseconds per GiB of resident memory and slows
+/// the process down meanwhile: ask at most once a minute. Members that end while we read are left out. An error means
+/// that the leader itself could not be read, or that the kernel has no `smaps_rollup` (Linux 4.14 has it).
 pub fn host_confirmed(leader: u32) -> Result<HostConfirmed, SensorError> {
-    Err(SensorError::Ended { pid: leader })
+    let pid = i32::try_from(leader).map_err(|_| SensorError::Ended { pid: leader })?;
+    let mut sum = read(pid)?;
+    for member in host::group(Path::new(host::PROC), leader).into_iter().filter(|member| *member != pid) {
+        if let Ok(more) = read(member) {
+            sum.add(more);
+        }
+    }
+    Ok(sum)
+}
+
+fn read(pid: i32) -> Result<HostConfirmed, SensorError> {
+    let what = || format!("/proc/{pid}/smaps_rollup");
+    let rollup = Process::new(pid).and_then(|process| process.smaps_rollup());
+    let rollup = rollup.map_err(|source| match source {
+        ProcError::NotFound(_) => SensorError::Ended { pid: pid.unsigned_abs() },
+        source => SensorError::Proc { what: what(), source },
+    })?;
+    let fields = rollup.memory_map_rollup.0.first().map(|all| &all.extension.map);
+    let field = |name: &str| fields.and_then(|fields| fields.get(name).copied());
+    Ok(HostConfirmed {
+        // A process that is ending has an empty file.
+        private_dirty: field("Private_Dirty").ok_or(SensorError::Ended { pid: pid.unsigned_abs() })?,
+        anon: field("Pss_Anon"),
+        // Absent only where the kernel was built without swap.
+        swap: field("Swap").unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exact_figure_agrees_with_the_counters_to_some_mib() {
+        let held = vec![1_u8; 64 << 20];
+        let me = std::process::id();
+        let exact = read(i32::try_from(me).unwrap()).unwrap();
+        let counted = crate::host_memory(me).unwrap().charged();
+        assert!(exact.charged() > 64 << 20, "{exact:?}");
+        assert!(exact.charged().abs_diff(counted) < 32 << 20, "{exact:?} {counted}");
+        drop(std::hint::black_box(held));
+    }
+
+    #[test]
+    fn members_of_the_group_are_counted_and_a_missing_process_is_an_error() {
+        use std::io::{BufRead as _, BufReader};
+        use std::os::unix::process::CommandExt as _;
+        use std::process::{Command, Stdio};
+        let mut shell = Command::new("/bin/sh")
+            .args(["-c", "exec 3<&0; sh -c 'echo ready; read x' <&3 & wait"])
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        let both = host_confirmed(shell.id()).unwrap();
+        let one = read(i32::try_from(shell.id()).unwrap()).unwrap();
+        assert!(both.private_dirty > one.private_dirty, "{both:?} {one:?}");
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert!(host_confirmed(shell.id()).is_err());
+    }
+
+    #[test]
+    fn where_one_member_lacks_the_newer_field_the_sum_uses_the_older_one() {
+        let mut sum = HostConfirmed { private_dirty: 10, anon: Some(8), swap: 1 };
+        sum.add(HostConfirmed { private_dirty: 5, anon: None, swap: 2 });
+        assert_eq!((sum.anon, sum.charged()), (None, 18));
+    }
 }

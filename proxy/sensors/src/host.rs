@@ -5,6 +5,7 @@
 //! ended is not found on the short way; llama-server makes none.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use procfs::process::{Process, Status};
 use procfs::{ProcError, ProcResult};
@@ -13,6 +14,8 @@ use warden_policies::sample::HostMemory;
 use crate::SensorError;
 
 const KIB: u64 = 1024;
+/// Where it all is.
+pub(crate) const PROC: &str = "/proc";
 
 /// Host memory of the process group that `leader` leads.
 ///
@@ -26,7 +29,7 @@ pub fn host_memory(leader: u32) -> Result<HostMemory, SensorError> {
         return Err(SensorError::Ended { pid: leader });
     }
     let mut sum = memory(&status).ok_or_else(|| SensorError::NoField { what: what(), field: "RssAnon" })?;
-    for member in members(&process) {
+    for member in members(Path::new(PROC), &process) {
         let status = Process::new(member).and_then(|process| process.status());
         if let Some(more) = status.ok().as_ref().and_then(memory) {
             sum.anon = sum.anon.saturating_add(more.anon);
@@ -59,21 +62,35 @@ fn memory(status: &Status) -> Option<HostMemory> {
     })
 }
 
+/// The processes of the group that `leader` leads, itself included, as a `/proc` has them; without a leader, none.
+pub(crate) fn group(proc: &Path, leader: u32) -> Vec<i32> {
+    let Some(process) = i32::try_from(leader).ok().and_then(|pid| open(proc, pid).ok()) else {
+        return Vec::new();
+    };
+    let mut all = vec![process.pid()];
+    all.extend(members(proc, &process));
+    all
+}
+
+fn open(proc: &Path, pid: i32) -> ProcResult<Process> {
+    Process::new_with_root(proc.join(pid.to_string()))
+}
+
 /// The other members of the group that `leader` leads.
-fn members(leader: &Process) -> BTreeSet<i32> {
+fn members(proc: &Path, leader: &Process) -> BTreeSet<i32> {
     let group = leader.pid();
-    descendants(leader).unwrap_or_else(|_| scan(group))
+    descendants(proc, leader).unwrap_or_else(|_| scan(proc, group))
 }
 
 /// Descendants in the leader's group. A child in a group of its own is not ours to count, and neither are its children.
-fn descendants(leader: &Process) -> ProcResult<BTreeSet<i32>> {
+fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
     let mut found = BTreeSet::new();
-    let mut open = children(leader)?;
-    while let Some(pid) = open.pop() {
-        let Ok(process) = Process::new(pid) else { continue };
+    let mut unread = children(leader)?;
+    while let Some(pid) = unread.pop() {
+        let Ok(process) = open(proc, pid) else { continue };
         let in_group = process.stat().is_ok_and(|stat| stat.pgrp == leader.pid());
         if in_group && found.insert(pid) {
-            open.extend(children(&process).unwrap_or_default());
+            unread.extend(children(&process).unwrap_or_default());
         }
     }
     Ok(found)
@@ -90,8 +107,8 @@ fn children(process: &Process) -> ProcResult<Vec<i32>> {
     Ok(all)
 }
 
-fn scan(group: i32) -> BTreeSet<i32> {
-    let Ok(all) = procfs::process::all_processes() else { return BTreeSet::new() };
+fn scan(proc: &Path, group: i32) -> BTreeSet<i32> {
+    let Ok(all) = procfs::process::all_processes_with_root(proc) else { return BTreeSet::new() };
     all.filter_map(Result::ok)
         .filter(|process| process.pid() != group)
         .filter(|process| process.stat().is_ok_and(|stat| stat.pgrp == group))
@@ -139,8 +156,9 @@ mod tests {
         let (child, line) = shell("exec 3<&0; sh -c 'echo $$; read x' <&3 & wait");
         let member: i32 = line.trim().parse().unwrap();
         let leader = Process::new(i32::try_from(child.id()).unwrap()).unwrap();
-        assert_eq!(descendants(&leader).unwrap(), BTreeSet::from([member]));
-        assert_eq!(scan(leader.pid()), BTreeSet::from([member]));
+        let proc = Path::new(PROC);
+        assert_eq!(descendants(proc, &leader).unwrap(), BTreeSet::from([member]));
+        assert_eq!(scan(proc, leader.pid()), BTreeSet::from([member]));
         let both = host_memory(child.id()).unwrap();
         let one = memory(&leader.status().unwrap()).unwrap();
         assert!(both.anon > one.anon, "{both:?} {one:?}");

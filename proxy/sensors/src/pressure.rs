@@ -3,6 +3,9 @@
 //! `memory.current` counts the page cache of a mapped model too, so it is shown and never judged. Where a backend shares
 //! its group with others, these figures are the group's, and [`CgroupMemory::own`] says so.
 
+use std::fs;
+use std::path::Path;
+
 use crate::SensorError;
 
 /// The group of a backend; each part is `None` where the kernel has no such file for the group, or forbids to read it.
@@ -46,7 +49,136 @@ pub struct Pressure {
     pub full_avg60: f64,
 }
 
-/// Reads the group of process `pid`. An error means that the process cannot be found, or has no group of version 2.
+/// Reads the group of process `pid`. An error means that the process is gone. On a machine without groups of version 2
+/// the path is empty and every part is `None`.
 pub fn cgroup_memory(pid: u32) -> Result<CgroupMemory, SensorError> {
-    Err(SensorError::Ended { pid })
+    read(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
+}
+
+fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError> {
+    let groups =
+        fs::read_to_string(proc.join(format!("{pid}/cgroup"))).map_err(|_| SensorError::Ended { pid })?;
+    let Some(path) = second_version(&groups) else { return Ok(CgroupMemory::default()) };
+    let ours = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
+    // A path with `..` is outside of what our namespace of groups shows.
+    let inside = !path.split('/').any(|part| part == "..");
+    let file = |name: &str| {
+        let folder = root.join(path.trim_start_matches('/'));
+        if inside { fs::read_to_string(folder.join(name)).ok() } else { None }
+    };
+    Ok(CgroupMemory {
+        own: second_version(&ours) != Some(path),
+        current: file("memory.current").and_then(|text| text.trim().parse().ok()),
+        events: file("memory.events").as_deref().and_then(events),
+        pressure: file("memory.pressure").as_deref().and_then(pressure),
+        path: path.to_owned(),
+    })
+}
+
+/// The line `0::/path`.
+fn second_version(groups: &str) -> Option<&str> {
+    groups.lines().find_map(|line| line.strip_prefix("0::"))
+}
+
+fn events(text: &str) -> Option<MemoryEvents> {
+    let count = |name: &str| -> Option<u64> {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
+    };
+    Some(MemoryEvents {
+        high: count("high")?,
+        max: count("max")?,
+        oom: count("oom")?,
+        oom_kill: count("oom_kill")?,
+    })
+}
+
+/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same for `full`.
+fn pressure(text: &str) -> Option<Pressure> {
+    let share = |who: &str, over: &str| -> Option<f64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(who)?.strip_prefix(' '))?;
+        let share =
+            line.split_ascii_whitespace().find_map(|part| part.strip_prefix(over)?.strip_prefix('='))?;
+        share.parse().ok().filter(|share: &f64| share.is_finite())
+    };
+    Some(Pressure {
+        some_avg10: share("some", "avg10")?,
+        some_avg60: share("some", "avg60")?,
+        full_avg10: share("full", "avg10")?,
+        full_avg60: share("full", "avg60")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    fn of(root: &tempfile::TempDir) -> CgroupMemory {
+        read(&root.path().join("proc"), &root.path().join("cg"), 7).unwrap()
+    }
+
+    #[test]
+    fn a_group_of_its_own_is_read_in_full() {
+        let root = tree(&[
+            ("proc/self/cgroup", "0::/warden\n"),
+            ("proc/7/cgroup", "0::/warden/seven\n"),
+            ("cg/warden/seven/memory.current", "4096\n"),
+            ("cg/warden/seven/memory.events", "low 0\nhigh 3\nmax 2\noom 1\noom_kill 4\noom_group_kill 0\n"),
+            (
+                "cg/warden/seven/memory.pressure",
+                "some avg10=1.50 avg60=0.25 avg300=0.00 total=9\nfull avg10=0.75 avg60=0.10 avg300=0.00 total=1\n",
+            ),
+        ]);
+        let expected = CgroupMemory {
+            path: "/warden/seven".to_owned(),
+            own: true,
+            current: Some(4096),
+            events: Some(MemoryEvents { high: 3, max: 2, oom: 1, oom_kill: 4 }),
+            pressure: Some(Pressure { some_avg10: 1.5, some_avg60: 0.25, full_avg10: 0.75, full_avg60: 0.1 }),
+        };
+        assert_eq!(of(&root), expected);
+    }
+
+    #[test]
+    fn a_shared_group_says_so_and_missing_files_are_no_zeros() {
+        let root = tree(&[("proc/self/cgroup", "0::/a\n"), ("proc/7/cgroup", "0::/a\n")]);
+        let group = of(&root);
+        assert!(!group.own);
+        assert_eq!((group.current, group.events, group.pressure), (None, None, None));
+    }
+
+    #[test]
+    fn groups_of_the_first_version_or_outside_of_our_view_tell_nothing() {
+        let root = tree(&[("proc/7/cgroup", "4:memory:/a\n")]);
+        assert_eq!(of(&root), CgroupMemory::default());
+        let root = tree(&[("proc/7/cgroup", "0::/../b\n"), ("b/memory.current", "1")]);
+        assert_eq!(of(&root).current, None);
+        assert!(read(&root.path().join("proc"), root.path(), 8).is_err());
+    }
+
+    #[test]
+    fn our_own_group_can_be_asked_for() {
+        let group = cgroup_memory(std::process::id()).unwrap();
+        assert!(!group.own);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "\\PC*", line in "(some|full|oom|high) ?(avg10|avg60)?=?[ -~]{0,12}") {
+            for text in [text, line] {
+                let _read = (events(&text), pressure(&text), second_version(&text));
+            }
+        }
+    }
 }

@@ -8,12 +8,18 @@ pub struct Baseline {
     pub(super) devices: Vec<Before>,
 }
 
+impl Baseline {
+    pub(super) fn of(&self, gpu: GpuIndex) -> Option<Before> {
+        self.devices.iter().copied().find(|before| before.gpu == gpu)
+    }
+}
+
 /// One device then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Before {
     pub(super) gpu: GpuIndex,
     /// Bytes in use by all programs.
     pub(super) used: u64,
-    /// Nobody was on it, as far as the driver tells.
-    pub(super) empty: bool,
+    /// The driver listed nobody.
+    pub(super) nobody: bool,
 }

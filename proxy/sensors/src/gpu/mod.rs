@@ -10,13 +10,29 @@
 //! ```
 
 mod baseline;
+mod drm;
+mod fdinfo;
+mod ladder;
+mod nvidia;
+mod process;
+mod snapshot;
+#[cfg(test)]
+mod tests;
 mod why;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::{GpuIndex, Vram};
 
 pub use baseline::Baseline;
-pub use why::Why;
+use drm::Card;
+use ladder::Place;
+use nvidia::Nvidia;
+use process::Processes;
+pub use snapshot::Snapshot;
+pub use why::{Doubt, Why};
 
 /// Who made a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -90,16 +106,90 @@ pub struct VramOf {
     pub unavailable: Option<Why>,
 }
 
-/// The GPUs of this machine. Cheap to open, and shared: reading takes `&self`.
+/// Where everything is read from; other places serve tests.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// `/proc`, with our own process ids.
+    pub proc: PathBuf,
+    /// The host's `/proc`, where a container has it.
+    pub host_proc: PathBuf,
+    /// `/sys`.
+    pub sys: PathBuf,
+    /// The device by which WSL offers the GPUs of Windows.
+    pub wsl: PathBuf,
+    /// NVIDIA's libraries, in the order to be tried.
+    pub nvml: Vec<OsString>,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        Self {
+            proc: PathBuf::from("/proc"),
+            host_proc: PathBuf::from("/host/proc"),
+            sys: PathBuf::from("/sys"),
+            wsl: PathBuf::from("/dev/dxg"),
+            nvml: nvidia::LIBRARIES.map(OsString::from).to_vec(),
+        }
+    }
+}
+
+/// The GPUs of this machine. Cheap to open, and shared: reading takes `&self`. Open it once: NVIDIA's library stays
+/// loaded until the program ends.
 #[derive(Debug)]
 pub struct Gpus {
+    sources: Sources,
     devices: Vec<Device>,
+    nvidia: Option<Nvidia>,
+    cards: Vec<Card>,
+    processes: Processes,
+    notes: Vec<String>,
+    place: Place,
 }
 
 impl Gpus {
     /// Looks for GPUs. Never fails: a machine without one, or without its driver, has no devices.
     pub fn open() -> Self {
-        Self { devices: Vec::new() }
+        Self::open_at(Sources::default())
+    }
+
+    /// The same from other places.
+    pub fn open_at(sources: Sources) -> Self {
+        let (nvidia, missing) = match Nvidia::open(&sources.nvml) {
+            Ok(nvidia) => (Some(nvidia), None),
+            Err(missing) => (None, Some(missing)),
+        };
+        let cards = drm::cards(&sources.sys);
+        let described = nvidia.iter().flat_map(Nvidia::described).map(|one| Device {
+            index: GpuIndex(0),
+            vendor: Vendor::Nvidia,
+            name: one.name.clone(),
+            uuid: one.uuid.clone(),
+            pci: one.pci.clone(),
+            total: one.total.filter(|_| !one.unified),
+            unified: one.unified,
+        });
+        let more = cards.iter().map(|card| Device {
+            index: GpuIndex(0),
+            vendor: card.vendor,
+            name: card.name.clone(),
+            uuid: None,
+            pci: Some(card.pci.clone()),
+            total: card.total().filter(|_| !card.unified),
+            unified: card.unified,
+        });
+        let devices =
+            described.chain(more).zip(0..).map(|(device, index)| Device { index: GpuIndex(index), ..device });
+        let processes = Processes::open(&sources.proc, &sources.host_proc);
+        let place = Place { contained: processes.contained(), windows: sources.wsl.exists(), alone: false };
+        Self {
+            devices: devices.collect(),
+            nvidia,
+            cards,
+            processes,
+            notes: missing.into_iter().collect(),
+            place,
+            sources,
+        }
     }
 
     /// All devices found when opened, by index.
@@ -107,44 +197,15 @@ impl Gpus {
         &self.devices
     }
 
-    /// Why there is no device at all, or why a driver's devices are missing; empty if all is well.
+    /// Why there is no device, or why those of a driver are missing. On a machine without NVIDIA's driver that is one
+    /// note, and normal.
     pub fn notes(&self) -> &[String] {
-        &[]
+        &self.notes
     }
 
     /// One reading of all devices. Blocks for some milliseconds: call it where blocking is allowed. Faults are told to
     /// the caller of one reading only, so one task should read.
     pub fn read(&self) -> Snapshot {
-        Snapshot { devices: Vec::new() }
-    }
-}
-
-/// All devices at one moment, and who used them.
-#[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    devices: Vec<DeviceReading>,
-}
-
-impl Snapshot {
-    /// Each device, by index.
-    pub fn devices(&self) -> &[DeviceReading] {
-        &self.devices
-    }
-
-    /// The VRAM of the process group that `leader` leads, as drivers tell it; no estimates.
-    pub fn of_group(&self, _leader: u32) -> VramOf {
-        VramOf { readings: Vec::new(), unavailable: Some(Why::NoDevice) }
-    }
-
-    /// The same, and where the driver does not tell, an estimate: what the device has more in use than at `before`.
-    /// It is made only if the device was not in use then and nobody else is on it now. `alone`: no other backend of ours
-    /// ran since `before`, which hidden process lists could not tell.
-    pub fn of_group_since(&self, leader: u32, _before: &Baseline, _alone: bool) -> VramOf {
-        self.of_group(leader)
-    }
-
-    /// What is in use now, to be kept until after the next spawn.
-    pub fn baseline(&self) -> Baseline {
-        Baseline::default()
+        Snapshot::read(self)
     }
 }

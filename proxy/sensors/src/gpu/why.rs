@@ -1,20 +1,95 @@
-//! Why the VRAM of a backend is not known: sentences for status, logs and `docs/sensors.md`.
+//! Why the VRAM of a backend is not known: sentences for status and logs. `docs/sensors.md` says what to do about each.
 
 use serde::{Serialize, Serializer};
+use warden_policies::GpuIndex;
 
-/// A reason. Its text is a sentence's second half: "the VRAM policy is off because …".
+/// A reason. Its text is the second half of a sentence: "the VRAM policy is off because …".
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Why {
-    /// No device was found.
-    #[error("no GPU is visible here")]
-    NoDevice,
+    /// No device was found; the text says which driver is missing.
+    #[error("no GPU is visible here: {0}")]
+    NoDevice(String),
+    /// The drivers told all, and the backend is on no device. Normal for a backend that computes on the CPU, and for any
+    /// backend in its first second.
+    #[error("no driver lists this backend on a GPU")]
+    NotOnAny,
+    /// All devices share the host's memory.
+    #[error("{} uses the host's memory, so the host series watches all there is", named(*.0))]
+    Unified(GpuIndex),
+    /// The driver gives no list of processes.
+    #[error("the driver does not say which processes use {} ({reason})", named(*.gpu))]
+    NotListed {
+        /// Of which device.
+        gpu: GpuIndex,
+        /// What the driver said instead.
+        reason: String,
+    },
+    /// The driver lists the backend, but not what it holds, or as 0 bytes, which no process on a GPU holds.
+    #[error("the driver lists this backend on {} but not the bytes that it holds; {doubt}", named(*.gpu))]
+    NoBytes {
+        /// On which device.
+        gpu: GpuIndex,
+        /// Why there is no estimate.
+        doubt: Doubt,
+    },
+    /// The list of processes cannot be matched with ours.
+    #[error(
+        "the processes that the driver lists on {} cannot be told apart in a container with its own process ids; {doubt}",
+        named(*.gpu)
+    )]
+    Hidden {
+        /// On which device.
+        gpu: GpuIndex,
+        /// Why there is no estimate.
+        doubt: Doubt,
+    },
+    /// The files that have the figures cannot be read.
+    #[error("what the backend holds on {} cannot be read: {reason}", named(*.gpu))]
+    Unreadable {
+        /// On which device.
+        gpu: GpuIndex,
+        /// Which file, and why not.
+        reason: String,
+    },
+}
+
+/// Why there is no estimate either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Doubt {
+    /// Nothing was read before the spawn.
+    #[error("and what was in use before it started is not known")]
+    NoBaseline,
+    /// The device was in use before the backend was spawned.
+    #[error("and the GPU was in use before it started")]
+    WasInUse,
+    /// Another backend of ours ran meanwhile.
+    #[error("and another backend runs beside it")]
+    NotAlone,
+    /// Others are on the device now.
+    #[error("and others use the GPU too")]
+    Shared,
+    /// Windows draws its desktop on it.
+    #[error("and Windows uses the GPU too")]
+    Windows,
+    /// The driver does not tell what is in use.
+    #[error("and the driver does not say what is in use in all")]
+    NoTotals,
+}
+
+fn named(index: GpuIndex) -> String {
+    format!("GPU {}", index.0)
 }
 
 impl Why {
     /// The whole sentence.
     pub fn sentence(&self) -> String {
         format!("the VRAM policy is off because {self}")
+    }
+
+    /// Whether nothing is wrong: there is no VRAM of this backend to watch.
+    pub fn is_normal(&self) -> bool {
+        matches!(self, Self::NoDevice(_) | Self::NotOnAny | Self::Unified(_))
     }
 }
 

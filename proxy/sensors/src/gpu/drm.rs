@@ -1,0 +1,206 @@
+//! AMD and Intel GPUs, from `/sys/class/drm`, KFD and DRM fdinfo: files only, no library.
+//!
+//! Tested with made-up trees; not run on hardware yet.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::fdinfo::{self, Client};
+use super::{DeviceReading, Vendor};
+use crate::host;
+
+/// One GPU of amdgpu, i915 or xe.
+#[derive(Clone, Debug)]
+pub(super) struct Card {
+    /// `/sys/class/drm/cardN/device`.
+    folder: PathBuf,
+    pub(super) vendor: Vendor,
+    pub(super) name: String,
+    pub(super) pci: String,
+    pub(super) unified: bool,
+    /// Its number in KFD, which HIP goes by.
+    kfd: Option<u64>,
+}
+
+/// All of them, by PCI address.
+pub(super) fn cards(sys: &Path) -> Vec<Card> {
+    let nodes = Nodes::read(sys);
+    let mut found: Vec<Card> = folders(&sys.join("class/drm"))
+        .filter(|(name, _)| name.strip_prefix("card").is_some_and(is_number))
+        .filter_map(|(_, folder)| Card::read(folder.join("device"), &nodes))
+        .collect();
+    found.sort_by(|a, b| a.pci.cmp(&b.pci));
+    found
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn folders(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())))
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+impl Card {
+    fn read(folder: PathBuf, nodes: &Nodes) -> Option<Self> {
+        let uevent = fs::read_to_string(folder.join("uevent")).ok()?;
+        let field = |name: &str| {
+            uevent.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+        };
+        let vendor = match field("DRIVER")?.as_str() {
+            "amdgpu" => Vendor::Amd,
+            "i915" | "xe" => Vendor::Intel,
+            _ => return None,
+        };
+        let pci = field("PCI_SLOT_NAME")?.to_ascii_lowercase();
+        let ids = field("PCI_ID").unwrap_or_default();
+        let product = fs::read_to_string(folder.join("product_name")).unwrap_or_default();
+        let brand = if vendor == Vendor::Amd { "AMD" } else { "Intel" };
+        let name = match product.trim() {
+            "" => format!("{brand} {ids}").trim_end().to_owned(),
+            product => product.to_owned(),
+        };
+        let unified = match vendor {
+            // On the processor's own bus, at the address that every integrated GPU of Intel has.
+            Vendor::Intel => pci == "0000:00:02.0",
+            _ => nodes.with_processor.contains(&pci),
+        };
+        let kfd = nodes.gpus.get(&pci).copied();
+        Some(Self { folder, vendor, name, pci, unified, kfd })
+    }
+
+    /// Bytes of VRAM. Intel's drivers do not tell.
+    pub(super) fn total(&self) -> Option<u64> {
+        number(&self.folder.join("mem_info_vram_total"))
+    }
+
+    pub(super) fn reading(&self) -> DeviceReading {
+        let total = self.total().filter(|_| !self.unified);
+        let used = number(&self.folder.join("mem_info_vram_used")).filter(|_| !self.unified);
+        DeviceReading {
+            total,
+            used,
+            free: total.zip(used).map(|(total, used)| total.saturating_sub(used)),
+            temperature: self.temperature(),
+            ecc_uncorrected: self.uncorrected(),
+            ..DeviceReading::default()
+        }
+    }
+
+    /// Thousandths of a degree in the kernel's files.
+    fn temperature(&self) -> Option<u32> {
+        let monitors = self.folder.join("hwmon");
+        let thousandths =
+            folders(&monitors).filter_map(|(_, folder)| number(&folder.join("temp1_input"))).max()?;
+        u32::try_from(thousandths / 1000).ok()
+    }
+
+    /// `ue: 0` of the memory controller's counters.
+    fn uncorrected(&self) -> Option<u64> {
+        let text = fs::read_to_string(self.folder.join("ras/umc_err_count")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("ue:")?.trim().parse().ok())
+    }
+}
+
+/// What KFD says about its nodes, by PCI address.
+#[derive(Debug, Default)]
+struct Nodes {
+    gpus: BTreeMap<String, u64>,
+    /// GPUs that share a node, and so the memory, with a processor.
+    with_processor: Vec<String>,
+}
+
+impl Nodes {
+    fn read(sys: &Path) -> Self {
+        let mut nodes = Self::default();
+        for (_, folder) in folders(&sys.join("class/kfd/kfd/topology/nodes")) {
+            let Some(id) = number(&folder.join("gpu_id")).filter(|id| *id > 0) else { continue };
+            let text = fs::read_to_string(folder.join("properties")).unwrap_or_default();
+            let property = |name: &str| -> u64 {
+                let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+                value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+            };
+            let place = property("location_id");
+            let (bus, slot, function) = (place >> 8 & 0xff, place >> 3 & 0x1f, place & 7);
+            let pci = format!("{:04x}:{bus:02x}:{slot:02x}.{function}", property("domain"));
+            if property("cpu_cores_count") > 0 {
+                nodes.with_processor.push(pci.clone());
+            }
+            nodes.gpus.insert(pci, id);
+        }
+        nodes
+    }
+}
+
+/// What HIP programs hold, by pid as KFD sees it, for one card. KFD keeps a folder for each program that uses it.
+pub(super) fn by_kfd(sys: &Path, card: &Card) -> Vec<(u32, u64)> {
+    let Some(gpu) = card.kfd else { return Vec::new() };
+    folders(&sys.join("class/kfd/kfd/proc"))
+        .filter_map(|(pid, folder)| Some((pid.parse().ok()?, number(&folder.join(format!("vram_{gpu}")))?)))
+        .collect()
+}
+
+/// The open GPUs of a process group.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    clients: Vec<Client>,
+    /// A file that could not be read, and why.
+    refused: Option<String>,
+}
+
+impl Clients {
+    /// Reads the files of all members of the group that `leader` leads.
+    pub(super) fn of_group(proc: &Path, leader: u32) -> Self {
+        let mut all = Self::default();
+        for pid in host::group(proc, leader) {
+            all.read(&proc.join(pid.to_string()));
+        }
+        all
+    }
+
+    fn read(&mut self, process: &Path) {
+        let open = match fs::read_dir(process.join("fd")) {
+            Ok(open) => open,
+            // Ended meanwhile: it holds nothing.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
+            Err(error) => {
+                self.refused = Some(format!("{}: {error}", process.join("fd").display()));
+                return;
+            }
+        };
+        for file in open.filter_map(Result::ok) {
+            // Most files are no GPU: their names say so, and cost less than their contents.
+            let target = fs::read_link(file.path()).unwrap_or_default();
+            if target.starts_with("/dev/dri") {
+                let text = fs::read_to_string(process.join("fdinfo").join(file.file_name()));
+                self.clients.extend(text.ok().as_deref().and_then(fdinfo::parse));
+            }
+        }
+    }
+
+    /// Bytes on a card; `None` if no client of the group is there, an error if that cannot be said.
+    pub(super) fn on(&self, card: &Card) -> Result<Option<u64>, String> {
+        let mut counted = Vec::new();
+        let mut sum = None;
+        for client in self.clients.iter().filter(|client| client.pci.as_deref() == Some(&card.pci)) {
+            if client.id.is_some() && counted.contains(&client.id) {
+                continue;
+            }
+            counted.push(client.id);
+            let Some(bytes) = client.vram else {
+                return Err(format!("this {} driver does not tell (Linux 5.19 and newer do)", client.driver));
+            };
+            sum = Some(sum.unwrap_or(0_u64).saturating_add(bytes));
+        }
+        match (sum, &self.refused) {
+            (None, Some(refused)) => Err(refused.clone()),
+            (sum, _) => Ok(sum),
+        }
+    }
+}

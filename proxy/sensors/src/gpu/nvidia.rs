@@ -1,0 +1,258 @@
+//! NVIDIA GPUs by NVML, opened when the program runs: a machine without the library is normal. MIG instances are devices
+//! of their own here, because that is what a process gets.
+
+use std::ffi::OsString;
+use std::sync::{Mutex, PoisonError};
+
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::{Device as Handle, Nvml};
+
+use super::{DeviceReading, Fault};
+
+/// Where the library may be: by its usual name; as only development packages have it; WSL; NixOS.
+pub(super) const LIBRARIES: [&str; 4] = [
+    "libnvidia-ml.so.1",
+    "libnvidia-ml.so",
+    "/usr/lib/wsl/lib/libnvidia-ml.so.1",
+    "/run/opengl-driver/lib/libnvidia-ml.so.1",
+];
+
+/// Events of one device that are taken in one reading at most: a device in a storm of errors is known by then.
+const EVENTS: usize = 64;
+
+/// Parts of names of GPUs that use the host's memory, for drivers that report that memory as theirs.
+const UNIFIED: [&str; 6] = ["Orin", "Thor", "Xavier", "Tegra", "GB10", "nvgpu"];
+
+/// The GPUs that NVML knows.
+#[derive(Debug)]
+pub(super) struct Nvidia {
+    devices: Vec<One>,
+}
+
+#[derive(Debug)]
+struct One {
+    described: Described,
+    handle: Handle<'static>,
+    /// Xid and ECC events; `None` where the driver offers none. A set is not to be waited on by two threads.
+    events: Option<Mutex<EventSet<'static>>>,
+    /// Uncorrected errors at the last reading.
+    ecc: Mutex<Option<u64>>,
+}
+
+/// What does not change.
+#[derive(Clone, Debug)]
+pub(super) struct Described {
+    pub(super) name: String,
+    pub(super) uuid: Option<String>,
+    pub(super) pci: Option<String>,
+    pub(super) total: Option<u64>,
+    pub(super) unified: bool,
+}
+
+/// A pid that NVML lists, and its bytes if told.
+pub(super) type Entry = (u32, Option<u64>);
+
+/// One device at the moment of the reading; the index of the reading is the caller's.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) reading: DeviceReading,
+    pub(super) listed: Result<Vec<Entry>, String>,
+}
+
+impl Nvidia {
+    /// An error says in words why there are no devices.
+    pub(super) fn open(libraries: &[OsString]) -> Result<Self, String> {
+        let mut refused = None;
+        for library in libraries {
+            match Nvml::builder().lib_path(library).init() {
+                Ok(nvml) => return Self::list(nvml),
+                // Not there, or not a library: the next place.
+                Err(NvmlError::LibloadingError(_)) => {}
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        Err(match refused {
+            None => "NVIDIA's libnvidia-ml.so.1 is not installed".to_owned(),
+            Some(error) => format!("NVIDIA's libnvidia-ml.so.1 refused to start: {}", in_words(&error)),
+        })
+    }
+
+    fn list(nvml: Nvml) -> Result<Self, String> {
+        // The library stays loaded until the program ends, as events and devices refer to it; it is opened once.
+        let nvml: &'static Nvml = Box::leak(Box::new(nvml));
+        let count = nvml
+            .device_count()
+            .map_err(|error| format!("the NVIDIA driver does not count its GPUs: {}", in_words(&error)))?;
+        let whole = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
+        let devices: Vec<One> = whole.flat_map(|handle| one_or_its_instances(nvml, handle)).collect();
+        if devices.is_empty() {
+            return Err("the NVIDIA driver knows no GPU that this user may use".to_owned());
+        }
+        Ok(Self { devices })
+    }
+
+    pub(super) fn described(&self) -> impl Iterator<Item = &Described> {
+        self.devices.iter().map(|one| &one.described)
+    }
+
+    pub(super) fn read(&self) -> Vec<Told> {
+        self.devices.iter().map(One::read).collect()
+    }
+}
+
+/// A GPU, or, where it is split, the instances that exist.
+fn one_or_its_instances(nvml: &'static Nvml, handle: Handle<'static>) -> Vec<One> {
+    let split = handle.mig_mode().is_ok_and(|mode| mode.current == 1);
+    let most = if split { handle.mig_device_count().unwrap_or(0) } else { 0 };
+    let parts: Vec<One> = (0..most)
+        .filter_map(|index| handle.mig_device_by_index(index).ok())
+        .map(|part| One::new(nvml, part, &handle))
+        .collect();
+    if parts.is_empty() {
+        let same = handle.index().and_then(|index| nvml.device_by_index(index));
+        return same.map(|part| One::new(nvml, part, &handle)).into_iter().collect();
+    }
+    parts
+}
+
+impl One {
+    fn new(nvml: &'static Nvml, handle: Handle<'static>, whole: &Handle<'static>) -> Self {
+        let memory = handle.memory_info();
+        let name = handle.name().or_else(|_| whole.name()).unwrap_or_else(|_| "NVIDIA GPU".to_owned());
+        // A discrete GPU always tells its memory; GB10 and Jetson boards say that they have none.
+        let unified =
+            matches!(memory, Err(NvmlError::NotSupported)) || UNIFIED.iter().any(|part| name.contains(part));
+        let described = Described {
+            unified,
+            uuid: handle.uuid().ok(),
+            pci: whole.pci_info().ok().map(|pci| address(&pci.bus_id)),
+            total: memory.ok().map(|memory| memory.total).filter(|total| *total > 0),
+            name,
+        };
+        Self { described, events: events(nvml, &handle), ecc: Mutex::new(errors(&handle)), handle }
+    }
+
+    fn read(&self) -> Told {
+        let memory = self.handle.memory_info();
+        let lost = matches!(memory, Err(NvmlError::GpuLost | NvmlError::ResetRequired));
+        let memory = memory.ok().filter(|_| !self.described.unified);
+        let ecc = errors(&self.handle);
+        let mut faults: Vec<Fault> = lost.then_some(Fault::Lost).into_iter().collect();
+        faults.extend(self.xids());
+        faults.extend(self.new_errors(ecc).map(Fault::Ecc));
+        let told = self.events.is_some() || ecc.is_some() || !faults.is_empty();
+        Told {
+            reading: DeviceReading {
+                total: memory.as_ref().map(|memory| memory.total),
+                used: memory.as_ref().map(|memory| memory.used),
+                free: memory.as_ref().map(|memory| memory.free),
+                temperature: self.handle.temperature(TemperatureSensor::Gpu).ok(),
+                ecc_uncorrected: ecc,
+                faults: told.then_some(faults),
+                ..DeviceReading::default()
+            },
+            listed: self.listed(),
+        }
+    }
+
+    /// Compute and graphics processes; Vulkan shows as graphics.
+    fn listed(&self) -> Result<Vec<Entry>, String> {
+        let compute = twice(|| self.handle.running_compute_processes());
+        let graphics = twice(|| self.handle.running_graphics_processes());
+        let all = match (compute, graphics) {
+            (Ok(mut compute), graphics) => {
+                compute.extend(graphics.unwrap_or_default());
+                compute
+            }
+            (Err(_), Ok(graphics)) if !graphics.is_empty() => graphics,
+            (Err(error), _) => return Err(in_words(&error)),
+        };
+        let bytes = |used| match used {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        Ok(all.into_iter().map(|process| (process.pid, bytes(process.used_gpu_memory))).collect())
+    }
+
+    fn xids(&self) -> Vec<Fault> {
+        let Some(events) = &self.events else { return Vec::new() };
+        let events = events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = Vec::new();
+        for _ in 0..EVENTS {
+            // A timeout: no more of them.
+            let Ok(event) = events.wait(0) else { break };
+            if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) {
+                let number = match event.event_data {
+                    Some(XidError::Value(number)) => Some(number),
+                    Some(XidError::Unknown) | None => None,
+                };
+                let fault = Fault::Xid(number);
+                if !faults.contains(&fault) {
+                    faults.push(fault);
+                }
+            }
+        }
+        faults
+    }
+
+    /// Errors since the last reading; a counter that fell was reset.
+    fn new_errors(&self, now: Option<u64>) -> Option<u64> {
+        let mut last = self.ecc.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = now?.checked_sub((*last)?);
+        *last = now;
+        more.filter(|more| *more > 0)
+    }
+}
+
+fn events(nvml: &'static Nvml, handle: &Handle<'static>) -> Option<Mutex<EventSet<'static>>> {
+    let offered = handle.supported_event_types().ok()?;
+    let wanted = offered & EventTypes::CRITICAL_XID_ERROR;
+    if wanted.is_empty() {
+        return None;
+    }
+    let set = handle.register_events(wanted, nvml.create_event_set().ok()?).ok()?;
+    Some(Mutex::new(set))
+}
+
+fn errors(handle: &Handle<'static>) -> Option<u64> {
+    handle.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok()
+}
+
+/// The list may grow between counting and listing.
+fn twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
+    match list() {
+        Err(NvmlError::InsufficientSize(_)) => list(),
+        other => other,
+    }
+}
+
+/// NVML has domains of eight digits, the kernel of four.
+fn address(bus: &str) -> String {
+    let bus = bus.to_ascii_lowercase();
+    match bus.split_once(':') {
+        Some((domain, rest)) if domain.len() == 8 && domain.starts_with("0000") => {
+            format!("{}:{rest}", &domain[4..])
+        }
+        _ => bus,
+    }
+}
+
+fn in_words(error: &NvmlError) -> String {
+    match error {
+        NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound => {
+            "the driver is older than 510, which is the first that tells".to_owned()
+        }
+        NvmlError::LibRmVersionMismatch => {
+            "the library and the loaded driver are of different versions; restart the machine".to_owned()
+        }
+        NvmlError::NotSupported => "this GPU does not support it".to_owned(),
+        NvmlError::NoPermission => "this user may not ask".to_owned(),
+        other => other.to_string(),
+    }
+}
