@@ -67,7 +67,7 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::E
 macro_rules! section {
     ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])* $field:ident : $type:ty $(= $with:literal)?),* $(,)? }) => {
         $(#[$meta])*
-        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct $name { $($(#[doc = $doc])* $(#[serde(deserialize_with = $with)])? pub $field: $type),* }
 
@@ -199,6 +199,8 @@ section!(
         drain_deadline: Duration = "duration",
         /// From SIGTERM to SIGKILL.
         stop_grace: Duration = "duration",
+        /// The same for a process that is ended without draining, because memory is almost gone.
+        kill_grace: Duration = "duration",
         /// First pause after a crash.
         backoff_first: Duration = "duration",
         /// Longest pause after a crash.
@@ -277,6 +279,14 @@ section!(
         interval: Duration = "duration",
         /// After the last request ended, memory is read this much later.
         idle_settle: Duration = "duration",
+        /// Growth of host memory is confirmed by a slow and exact reading, at most this often.
+        confirm_interval: Duration = "duration",
+        /// A reading of the GPUs serves all backends for this long.
+        gpu_age: Duration = "duration",
+        /// Bytes of one recording (`record = true`).
+        trace_bytes: ByteSize,
+        /// Slopes of earlier generations that are remembered, by build, model and arguments.
+        priors_kept: usize,
     }
 );
 

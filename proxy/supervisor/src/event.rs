@@ -5,7 +5,9 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
+use warden_policies::growth::{Growth, Verdict};
 use warden_policies::restraint::Held;
+use warden_policies::sample::GpuIndex;
 use warden_policies::{Decision, GenerationId, ModelName, Reason};
 
 use crate::clock;
@@ -111,6 +113,38 @@ pub enum EventKind {
     RecycleDone {
         /// Its entry in the ledger.
         entry: Box<LedgerEntry>,
+    },
+    /// A series of readings says something else than before.
+    Verdict {
+        /// Which memory, the new verdict, slope, blame.
+        growth: Box<Growth>,
+        /// The verdict before.
+        before: Verdict,
+        /// At which request of the generation.
+        request: u64,
+        /// The same in words.
+        message: String,
+    },
+    /// A process that answers probes shows that it is not well.
+    Unwell {
+        /// How: `wedged`, `compute_errors`, `slow_decode`, `device_fault`.
+        reason: Reason,
+        /// The grounds, in words.
+        message: String,
+    },
+    /// VRAM of a process is not known, so its policy is off.
+    VramUnknown {
+        /// Why, in words.
+        message: String,
+    },
+    /// Memory did not come back when a process had ended: a matter of the driver, which more restarts would make worse.
+    DriverLeak {
+        /// Of which GPU; `None` for the host's.
+        gpu: Option<GpuIndex>,
+        /// How much, in bytes.
+        bytes: u64,
+        /// What it means, in words.
+        message: String,
     },
     /// Replacements did not help, so recycling by policy is off.
     PolicyOff {
@@ -218,6 +252,13 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             ),
             Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
         },
+        EventKind::Verdict { growth, message, .. } => match growth.verdict {
+            Verdict::Suspected | Verdict::Leaking => tracing::warn!(model, generation, "{message}"),
+            _ => tracing::info!(model, generation, "{message}"),
+        },
+        EventKind::Unwell { reason, message } => tracing::warn!(model, generation, %reason, "{message}"),
+        EventKind::VramUnknown { message } => tracing::warn!(model, generation, "{message}"),
+        EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),
         EventKind::PolicyOff { message } => tracing::error!(model, "{message}"),
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
         EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),

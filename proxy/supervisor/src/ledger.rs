@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
-use warden_policies::sample::HostMemory;
+use warden_policies::growth::{Blame, Forecast, Interval, Verdict};
+use warden_policies::sample::{GpuIndex, HostMemory, Series, Vram};
 use warden_policies::{GenerationId, ModelName, Reason, Work};
 use warden_sensors::report::Totals;
 
@@ -51,6 +52,39 @@ pub struct Evidence {
     /// Sums of what it had last reported about its GPU memory; absent if it reported nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Totals>,
+    /// Which memory the decision was about; absent if it was about none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<Series>,
+    /// Bytes of that series at the decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series_bytes: Option<u64>,
+    /// What the series said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
+    /// Its growth in bytes per request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slope: Option<Interval>,
+    /// Which unit of work paid for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blame: Option<Blame>,
+    /// What was left until the limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
+    /// The grounds in one sentence, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub words: Option<String>,
+}
+
+/// Memory of a GPU in use by anybody, before the old process was made and after it had ended. What stays in use longer
+/// than the process is not the process's to give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AfterExit {
+    /// Which GPU.
+    pub gpu: GpuIndex,
+    /// Bytes that nobody whom we know held before the process was made.
+    pub before_spawn: u64,
+    /// The same a moment after it had ended.
+    pub after_exit: u64,
 }
 
 /// One replacement.
@@ -90,6 +124,15 @@ pub struct LedgerEntry {
     pub host_before: Option<HostMemory>,
     /// Host memory of the new generation when it had become ready.
     pub host_after: Option<HostMemory>,
+    /// VRAM of the old generation at its last sample, GPU by GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vram_before: Vec<Vram>,
+    /// VRAM of the new generation when it had become ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vram_after: Vec<Vram>,
+    /// The GPUs after the end of the old process; empty where that could not be told.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vram_after_exit: Vec<AfterExit>,
     /// For replacements because of memory: whether the new generation holds clearly less and is under the budget.
     pub helped: Option<bool>,
     /// Why it did not succeed; `None` if it did.
@@ -139,6 +182,8 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use warden_policies::sample::VramSource;
+
     use super::*;
 
     #[test]
@@ -162,6 +207,9 @@ mod tests {
             start_ms: Some(30),
             host_before: None,
             host_after: None,
+            vram_before: vec![Vram { gpu: GpuIndex(0), bytes: 9, source: VramSource::Process }],
+            vram_after: Vec::new(),
+            vram_after_exit: Vec::new(),
             helped: Some(true),
             failed: None,
         };
@@ -184,7 +232,9 @@ mod tests {
         let entry: LedgerEntry = serde_json::from_str(line).unwrap();
         assert_eq!((entry.evidence.host_bytes, entry.evidence.report), (Some(7), None));
         let written = serde_json::to_string(&entry).unwrap();
-        assert!(!written.contains("report"), "nothing reported, nothing written: {written}");
+        for absent in ["report", "vram", "series", "verdict", "slope"] {
+            assert!(!written.contains(absent), "nothing known, nothing written: {written}");
+        }
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Publisher {
         desk.number += 1;
         let models =
             desk.order.iter().filter_map(|name| desk.models.get(name)).map(|view| (**view).clone()).collect();
-        self.sender.send_replace(Arc::new(FleetView { number: desk.number, models }));
+        self.sender.send_replace(Arc::new(FleetView { number: desk.number, models, devices: Vec::new() }));
     }
 
     pub(crate) fn view(&self) -> Arc<FleetView> {

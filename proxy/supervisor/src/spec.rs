@@ -4,10 +4,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use warden_policies::growth::GrowthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::recycle::RecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
-use warden_policies::{ByteSize, ModelName};
+use warden_policies::{ByteSize, MemoryLimit, ModelName};
 
 /// How to run llama-server for one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +71,8 @@ pub struct ModelSpec {
     pub oom_score_adj: i32,
     /// Ask the process for a report of its GPU memory, which a patched llama-server writes.
     pub memory_report: bool,
+    /// Write each reading to `traces/NAME-gN.jsonl` in the state directory, for `policy replay`.
+    pub record: bool,
 }
 
 /// Deadlines and pauses in the life of a backend. Reasons: `defaults.toml`, section `[lifecycle]`.
@@ -91,6 +94,8 @@ pub struct Timing {
     pub drain_deadline: Duration,
     /// From TERM to KILL.
     pub stop_grace: Duration,
+    /// The same for a process that is ended without draining, because memory is almost gone.
+    pub kill_grace: Duration,
 }
 
 /// Everything the fleet needs to know.
@@ -100,13 +105,31 @@ pub struct FleetConfig {
     pub models: Vec<ModelSpec>,
     /// With exactly one model: whatever name a client gives means that model, as llama-server itself does.
     pub any_name: bool,
+    /// Budgets over all processes together.
+    pub shared: SharedBudgets,
+    /// The numbers of the growth detector.
+    pub growth: GrowthPolicy,
     /// Private directory (mode 0700) for the children's sockets and memory reports. Its path must be short: a Unix socket's path has at
     /// most 107 bytes.
     pub runtime_dir: PathBuf,
-    /// Directory of the ledger.
+    /// Directory of the ledger, of recordings and of what is remembered of earlier runs.
     pub state_dir: PathBuf,
     /// How things are watched and kept.
     pub watch: Watch,
+}
+
+/// Budgets over all processes on this host, and over all on each GPU. A process that passes one gives way to the one
+/// whose replacement gives back most.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SharedBudgets {
+    /// Of the host's memory; above it one is replaced when quiet.
+    pub host_soft: Option<ByteSize>,
+    /// Above this one is drained now.
+    pub host_hard: Option<ByteSize>,
+    /// Of each GPU's memory, as a size or a share of that GPU; above it one is replaced when quiet.
+    pub vram_soft: Option<MemoryLimit>,
+    /// Above this one is drained now.
+    pub vram_hard: Option<MemoryLimit>,
 }
 
 /// Sampling and keeping. Reasons: `defaults.toml`, sections `[sensors]`, `[child]`, `[lifecycle]`, `[recycle]`.
@@ -132,4 +155,12 @@ pub struct Watch {
     pub overlap_headroom: f64,
     /// Smallest memory that `overlap_headroom` is applied to, so that an idle backend's first pages do not mislead.
     pub overlap_floor: ByteSize,
+    /// Growth of host memory is confirmed by a slow and exact reading, at most this often.
+    pub confirm_interval: Duration,
+    /// A reading of the GPUs serves all backends for this long.
+    pub gpu_age: Duration,
+    /// Bytes of one recording.
+    pub trace_bytes: ByteSize,
+    /// Slopes of earlier generations that are remembered.
+    pub priors_kept: usize,
 }

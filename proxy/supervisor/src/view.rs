@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use warden_policies::growth::{Forecast, Growth};
 use warden_policies::lifecycle::Phase;
 use warden_policies::restraint::Held;
-use warden_policies::sample::HostMemory;
+use warden_policies::sample::{GpuIndex, HostMemory, Series, Vram};
 use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
 use warden_sensors::Report;
 
@@ -17,6 +18,36 @@ pub struct FleetView {
     pub number: u64,
     /// The models, in configured order.
     pub models: Vec<ModelView>,
+    /// The GPUs of this machine at the last reading; none where no driver tells.
+    #[serde(default)]
+    pub devices: Vec<DeviceView>,
+}
+
+/// One GPU, as its driver tells. What the driver does not tell is absent, never 0.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceView {
+    /// Its number in all figures of VRAM.
+    pub gpu: GpuIndex,
+    /// Its name.
+    pub name: String,
+    /// Memory in all, in bytes.
+    #[serde(default)]
+    pub total: Option<u64>,
+    /// Memory in use by anybody, in bytes.
+    #[serde(default)]
+    pub used: Option<u64>,
+    /// Memory that can be had, in bytes.
+    #[serde(default)]
+    pub free: Option<u64>,
+    /// Degrees Celsius.
+    #[serde(default)]
+    pub temperature: Option<u32>,
+    /// The last Xid error (a fault of GPU or driver) that the driver told since we run.
+    #[serde(default)]
+    pub xid: Option<u64>,
+    /// Why growth of memory on it is not acted on any more, if it is not: memory stayed in use after a process had ended.
+    #[serde(default)]
+    pub leak: Option<String>,
 }
 
 /// The state of a model as clients know it (`status.value` in `/v1/models`).
@@ -115,6 +146,64 @@ pub struct BackendView {
     /// What it last reported about its GPU memory; `None` if it reports nothing, as a plain llama-server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
+    /// What its memory does.
+    #[serde(default)]
+    pub memory: MemoryView,
+    /// Signs of its health beside probes.
+    #[serde(default)]
+    pub health: HealthView,
+    /// What the policy does next with it; `None` before it was judged.
+    #[serde(default)]
+    pub next: Option<PolicyView>,
+}
+
+/// What the memory of a process does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemoryView {
+    /// VRAM at the last sample, GPU by GPU; a GPU whose figure is not known is not in it.
+    #[serde(default)]
+    pub vram: Vec<Vram>,
+    /// Why VRAM is not known, so that nothing is decided by it; `None` if it is known or there is no GPU.
+    #[serde(default)]
+    pub vram_unknown: Option<String>,
+    /// The picture of each series that was read.
+    #[serde(default)]
+    pub growth: Vec<Growth>,
+    /// What is left to each limit of a series that grows.
+    #[serde(default)]
+    pub forecasts: Vec<ForecastView>,
+    /// What the server is told to keep, in words, one pool each.
+    #[serde(default)]
+    pub allowance: Vec<String>,
+}
+
+/// What is left until a limit is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ForecastView {
+    /// Which memory.
+    pub series: Series,
+    /// The reason that reaching the limit will be: `host_soft`, `vram_hard`, …
+    pub reason: Reason,
+    /// The forecast.
+    #[serde(flatten)]
+    pub forecast: Forecast,
+}
+
+/// Signs of health beside probes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HealthView {
+    /// Answers in a row in which the server said that computing failed.
+    #[serde(default)]
+    pub compute_errors: u32,
+    /// Tokens per second and busy slot lately; `None` before enough was generated.
+    #[serde(default)]
+    pub decode_rate: Option<f64>,
+    /// The same when it was fresh.
+    #[serde(default)]
+    pub decode_baseline: Option<f64>,
+    /// For how long work has been in flight without any sign of progress.
+    #[serde(default)]
+    pub stalled_for: Option<Duration>,
 }
 
 /// Why a start failed.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use warden_policies::ByteSize;
-use warden_supervisor::{FleetConfig, Watch, nursery};
+use warden_supervisor::{FleetConfig, SharedBudgets, Watch, nursery};
 
 use super::*;
 
@@ -38,6 +38,8 @@ pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
     FleetConfig {
         models: Vec::new(),
         any_name: false,
+        shared: SharedBudgets::default(),
+        growth: warden_policies::defaults().growth.clone(),
         runtime_dir: dir.join("run"),
         state_dir: dir.join("state"),
         watch: Watch {
@@ -51,6 +53,10 @@ pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
             unknown_slots: 1,
             overlap_headroom: 1.0,
             overlap_floor: ByteSize(1),
+            confirm_interval: Duration::from_secs(60),
+            gpu_age: Duration::from_millis(1),
+            trace_bytes: ByteSize(1),
+            priors_kept: 1,
         },
     }
 }

@@ -45,6 +45,9 @@ fn backend(generation: u64, phase: Phase) -> BackendView {
         host_at_ready: None,
         work: Work::default(),
         report: None,
+        memory: warden_supervisor::MemoryView::default(),
+        health: warden_supervisor::HealthView::default(),
+        next: None,
     }
 }
 
@@ -148,6 +151,9 @@ fn recycled() -> EventKind {
         start_ms: None,
         host_before: None,
         host_after: None,
+        vram_before: Vec::new(),
+        vram_after: Vec::new(),
+        vram_after_exit: Vec::new(),
         helped: None,
         failed: None,
     };
@@ -175,7 +181,7 @@ fn view() -> FleetView {
         last_failure: None,
         replace_note: None,
     };
-    FleetView { number: 1, models: vec![model] }
+    FleetView { number: 1, models: vec![model], devices: Vec::new() }
 }
 
 #[test]

@@ -171,6 +171,9 @@ mod tests {
             host_at_ready: None,
             work: Work { requests: 12, ..Work::default() },
             report: None,
+            memory: warden_supervisor::MemoryView::default(),
+            health: warden_supervisor::HealthView::default(),
+            next: None,
         };
         let mut failed = model("b", ModelState::Failed, Vec::new());
         failed.crashes = 5;
@@ -193,7 +196,11 @@ mod tests {
                 memory_anon: Some(5 << 20),
             },
             budgets: BTreeMap::from([("a".into(), Budget { soft: Some(4 << 30), hard: Some(5 << 30) })]),
-            fleet: FleetView { number: 1, models: vec![model("a", ModelState::Loaded, two), failed] },
+            fleet: FleetView {
+                number: 1,
+                models: vec![model("a", ModelState::Loaded, two), failed],
+                devices: Vec::new(),
+            },
         };
         let text = table(&status);
         let lines: Vec<&str> = text.lines().collect();

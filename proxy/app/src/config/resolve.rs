@@ -9,7 +9,7 @@ use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
 use warden_policies::{ModelName, defaults};
-use warden_supervisor::spec::{Command, FleetConfig, ModelSpec, Timing, Watch};
+use warden_supervisor::spec::{Command, FleetConfig, ModelSpec, SharedBudgets, Timing, Watch};
 
 use super::arguments;
 use super::binary::Choice;
@@ -106,6 +106,8 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     let fleet = FleetConfig {
         models,
         any_name,
+        shared: SharedBudgets::default(),
+        growth: defaults().growth.clone(),
         runtime_dir: dirs.runtime.clone(),
         state_dir: dirs.state.clone(),
         watch: Watch {
@@ -119,6 +121,10 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
             unknown_slots: common.lifecycle.unknown_slots,
             overlap_headroom: common.policy.common.overlap_headroom,
             overlap_floor: common.policy.common.overlap_floor,
+            confirm_interval: settings.sensors.confirm_interval,
+            gpu_age: settings.sensors.gpu_age,
+            trace_bytes: settings.sensors.trace_bytes,
+            priors_kept: settings.sensors.priors_kept,
         },
     };
     let Resolver { problems, warnings, .. } = resolver;
@@ -267,6 +273,7 @@ impl Resolver<'_> {
                 suspect_timeout: lifecycle.suspect_timeout,
                 drain_deadline: lifecycle.drain_deadline,
                 stop_grace: lifecycle.stop_grace,
+                kill_grace: lifecycle.kill_grace,
             },
             recycle,
             restraint: RestraintPolicy {
@@ -276,6 +283,7 @@ impl Resolver<'_> {
             },
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
             memory_report: model.memory_report,
+            record: false,
         };
         (spec, self.choice(name, model), mitigations)
     }

@@ -37,6 +37,10 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             format!("recycle began: {reason}, {}{note}", mode.as_str())
         }
         EventKind::RecycleDone { entry } => done(entry),
+        EventKind::Verdict { message, .. }
+        | EventKind::Unwell { message, .. }
+        | EventKind::VramUnknown { message }
+        | EventKind::DriverLeak { message, .. } => message.clone(),
         EventKind::PolicyOff { message } => format!("recycling by policy is off: {message}"),
         EventKind::ConfigApplied { report } => {
             let count = |what: &str, names: &[warden_policies::ModelName]| {

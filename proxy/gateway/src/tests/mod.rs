@@ -148,7 +148,11 @@ impl Backends for Shell {
             last_failure: None,
             replace_note: None,
         };
-        Arc::new(FleetView { number: 1, models: self.0.models.iter().map(one).collect() })
+        Arc::new(FleetView {
+            number: 1,
+            models: self.0.models.iter().map(one).collect(),
+            devices: Vec::new(),
+        })
     }
 }
 

@@ -101,6 +101,7 @@ impl Model {
             age_s: age.as_secs_f64(),
             note: note.clone(),
             report: live.and_then(|live| live.report.as_ref()).map(Report::totals),
+            ..Evidence::default()
         };
         self.replacements.push(Replacement {
             replica,
@@ -309,6 +310,9 @@ impl Model {
             start_ms: replacement.start.map(millis),
             host_before: replacement.host_before,
             host_after,
+            vram_before: Vec::new(),
+            vram_after: Vec::new(),
+            vram_after_exit: Vec::new(),
             helped,
             failed,
         };

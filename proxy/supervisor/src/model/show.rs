@@ -5,7 +5,7 @@ use warden_policies::lifecycle::Phase;
 
 use super::Model;
 use super::unit::{Role, Unit};
-use crate::view::{BackendView, ModelState, ModelView, PolicyView};
+use crate::view::{BackendView, HealthView, MemoryView, ModelState, ModelView, PolicyView};
 
 impl Model {
     pub(super) fn show(&self) -> ModelView {
@@ -65,6 +65,9 @@ impl Model {
             host_at_ready: live.and_then(|live| live.host_at_ready),
             work: live.map(|live| live.cell.work()).unwrap_or_default(),
             report: live.and_then(|live| live.report.clone()),
+            memory: MemoryView::default(),
+            health: HealthView::default(),
+            next: None,
         }
     }
 }

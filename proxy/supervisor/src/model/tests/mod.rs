@@ -159,6 +159,7 @@ fn spec(name: &str) -> ModelSpec {
             suspect_timeout: life.suspect_timeout,
             drain_deadline: life.drain_deadline,
             stop_grace: life.stop_grace,
+            kill_grace: life.kill_grace,
         },
         recycle: RecyclePolicy {
             host_soft: None,
@@ -176,6 +177,7 @@ fn spec(name: &str) -> ModelSpec {
         },
         oom_score_adj: defaults.child.oom_score_adj,
         memory_report: defaults.model.memory_report,
+        record: false,
     }
 }
 
@@ -184,6 +186,8 @@ fn config(directory: &Path) -> FleetConfig {
     FleetConfig {
         models: vec![spec("m")],
         any_name: false,
+        shared: crate::SharedBudgets::default(),
+        growth: defaults.growth.clone(),
         runtime_dir: directory.join("run"),
         state_dir: directory.join("state"),
         watch: Watch {
@@ -197,6 +201,10 @@ fn config(directory: &Path) -> FleetConfig {
             unknown_slots: defaults.lifecycle.unknown_slots,
             overlap_headroom: defaults.recycle.overlap_headroom,
             overlap_floor: defaults.recycle.overlap_floor,
+            confirm_interval: defaults.sensors.confirm_interval,
+            gpu_age: defaults.sensors.gpu_age,
+            trace_bytes: defaults.sensors.trace_bytes,
+            priors_kept: defaults.sensors.priors_kept,
         },
     }
 }
