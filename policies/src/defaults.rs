@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::admission::AdmissionMode;
+use crate::recycle::GrowthMode;
 use crate::units::ByteSize;
 
 /// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
@@ -93,6 +95,14 @@ section!(
         lifecycle: Lifecycle,
         /// When a backend is replaced.
         recycle: Recycle,
+        /// At which level of memory a backend is replaced or ended.
+        levels: Levels,
+        /// The cheapest moment of a replacement.
+        moment: Moment,
+        /// Signs of illness other than memory.
+        health: Health,
+        /// Prompts that would not fit into memory.
+        admission: Admission,
         /// How growth of memory is judged.
         growth: Growth,
         /// The connection to a backend.
@@ -231,12 +241,114 @@ section!(
         min_interval: Duration = "duration",
         /// Least time between recycles at the hard budget.
         min_interval_hard: Duration = "duration",
+        /// Least time between recycles of one model, as a multiple of the time that it takes to load.
+        load_factor: f64,
         /// Futile recycles in a row that switch the policy off.
         max_futile: u32,
+        /// What is done about memory that grows without bound: `off`, `observe` or `recycle`.
+        growth: GrowthMode,
+        /// Recycles because of growth ...
+        growth_recycles: u32,
+        /// ... within this time end recycling because of growth.
+        growth_window: Duration = "duration",
+        /// Growth that reaches a budget within this time calls for a recycle when quiet.
+        growth_quiet: Duration = "duration",
+        /// Growth that reaches a hard limit within this time calls for a drain now.
+        growth_drain: Duration = "duration",
+        /// What is done about a prompt for which there is not enough memory: `off`, `warn` or `enforce`.
+        admission: AdmissionMode,
         /// For `auto`: memory that must be available, as a multiple of what the backend holds.
         overlap_headroom: f64,
         /// Smallest memory that `overlap_headroom` is applied to.
         overlap_floor: ByteSize,
+    }
+);
+
+section!(
+    /// At which level of memory a backend is replaced or ended.
+    Levels {
+        /// For `host.soft = "auto"`: the settled size and what the server is told to keep, times this.
+        host_soft: f64,
+        /// For `host.soft = "auto"`: at least this much above the settled size.
+        host_room: ByteSize,
+        /// For `host.soft = "auto"`: at most this share of the machine's memory.
+        host_soft_most: f64,
+        /// For `host.hard = "auto"`: the soft budget, times this.
+        host_hard: f64,
+        /// For `host.hard = "auto"`: at most this share of the machine's memory.
+        host_hard_most: f64,
+        /// For `vram.soft = "auto"`: this share of what the device can give to the process.
+        vram_soft: f64,
+        /// For `vram.hard = "auto"`: this share of what the device can give to the process.
+        vram_hard: f64,
+        /// For `vram.soft = "auto"` where the settled size leaves little: this share of what is left above it.
+        vram_soft_left: f64,
+        /// For `vram.hard = "auto"` where the settled size leaves little: this share of what is left above it.
+        vram_hard_left: f64,
+        /// A backend over the hard budget times this is ended without draining ...
+        kill_over: f64,
+        /// ... once draining has been wanted for this long.
+        kill_after: Duration = "duration",
+        /// A backend is ended when the machine has less memory available than this share of it ...
+        kill_host_share: f64,
+        /// ... and less than this.
+        kill_host: ByteSize,
+        /// A backend is ended when its GPU has less memory free than this and it still grows.
+        kill_vram: ByteSize,
+        /// Memory that does not come back after a process has exited is a driver's leak from this size on ...
+        unreturned: ByteSize,
+        /// ... after this many exits in a row.
+        unreturned_exits: u32,
+    }
+);
+
+section!(
+    /// The cheapest moment of a replacement.
+    Moment {
+        /// A request that fails costs as much as one that waits for this long.
+        failed_request: Duration = "duration",
+        /// Lulls in the memory: older ones are forgotten.
+        lulls: usize,
+        /// A backend that has never been watched for long is expected to have a lull within this time.
+        first_lull: Duration = "duration",
+    }
+);
+
+section!(
+    /// Signs of illness other than memory.
+    Health {
+        /// Work in flight without any progress for this long is a wedge.
+        wedged_after: Duration = "duration",
+        /// Answers in a row that say that computing failed, with no success in between.
+        compute_errors: u32,
+        /// Time over which a median speed is taken.
+        speed_window: Duration = "duration",
+        /// Readings of the speed that a median needs.
+        speed_readings: usize,
+        /// Medians that make the backend's own baseline.
+        speed_baseline: usize,
+        /// A median below the baseline times this is slow.
+        speed_slow: f64,
+        /// Slow medians in a row that make slow decoding a symptom.
+        speed_persists: usize,
+    }
+);
+
+section!(
+    /// Prompts that would not fit into memory.
+    Admission {
+        /// Prompts larger than all before them that the estimate needs.
+        evidence: usize,
+        /// Quantile of the observed bytes per token that is reckoned with, 0 to 1.
+        quantile: f64,
+        /// Kept free beyond what a prompt is expected to need.
+        reserve: ByteSize,
+        /// Bytes of text per token where the backend was not asked.
+        bytes_per_token: f64,
+        /// Shortest `Retry-After`.
+        retry_least: Duration = "duration",
+        /// Longest `Retry-After`.
+        retry_most: Duration = "duration",
     }
 );
 

@@ -9,23 +9,37 @@
 //! | [`growth`] | whether memory leaks, which unit of work pays, when a limit is reached |
 //! | [`lifecycle`] | what one backend process does next: start, drain, stop, back off, give up |
 //! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
+//! | [`allowance`] | what a server is told to keep, so that growth in it is no leak |
+//! | [`health`] | whether a backend is ill in other ways: wedged, answering errors, slow, a fault of its device |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
 //! | [`restraint`] | whether a replacement is allowed now, and when recycling has proved futile |
 //! | [`trace`] | nothing: it reads and writes recordings of readings |
 //! | [`world`] | nothing: it makes up readings, for tests and simulations |
+//! | [`moment`] | whether now is the cheapest moment for it |
+//! | [`schedule`] | whether the time of the day allows it |
+//! | [`share`] | who goes first where backends share a budget or a GPU |
+//! | [`admission`] | whether a prompt fits into the memory that is left |
+//! | [`simulate`] | what a policy would do to a backend that leaks, before it does it to a real one |
 //! | [`backoff`] | how long to wait after a crash |
 //! | [`mod@defaults`] | every default number of the product, each with its reason |
 
+pub mod admission;
+pub mod allowance;
 pub mod backoff;
 pub mod defaults;
 pub mod dispatch;
 pub mod growth;
+pub mod health;
 pub mod lifecycle;
+pub mod moment;
 pub mod names;
 pub mod recycle;
 pub mod restraint;
 pub mod sample;
 pub mod trace;
+pub mod schedule;
+pub mod share;
+pub mod simulate;
 pub mod units;
 pub mod world;
 

@@ -1,13 +1,21 @@
-//! When a policy may not recycle: too soon after the last time, or when recycling has proved futile.
+//! When a policy may not recycle: too soon after the last time, or when recycling has proved no cure.
 //!
-//! A recycle that leaves the next generation as big as the last did not help: the budget is too small, or the memory
-//! is not the backend's. After a few of those in a row the policy stops and says so, instead of restarting for ever.
+//! | held | because | until |
+//! |---|---|---|
+//! | too soon | the last recycle was a moment ago, measured by an interval and by the time that a load takes | time passes |
+//! | futile | the process after a recycle was as big as the one before, several times | an operator restarts the model |
+//! | growth | it was recycled because of growth several times in a few hours | an operator restarts the model |
+//! | driver | memory did not come back when the process had exited | it comes back, or an operator restarts the model |
+//!
+//! Each memory is counted by itself: where recycling does not help VRAM it may still help the host.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::recycle::Action;
+use crate::recycle::{Action, Decision, Reason, words};
+use crate::sample::Series;
+use crate::units::ByteSize;
 
 /// The limits on recycling by policy. Operators are not bound by them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,8 +24,38 @@ pub struct RestraintPolicy {
     pub min_interval: Duration,
     /// Least time between two recycles when the hard budget is passed.
     pub min_interval_hard: Duration,
+    /// Least time between two recycles by soft rules, as a multiple of the time that a load takes.
+    pub load_factor: f64,
+    /// Share by which these intervals vary, up and down, 0 to 1.
+    pub jitter: f64,
     /// This many recycles in a row that did not help switch the policy off. 0 never does.
     pub max_futile: u32,
+    /// This many recycles because of growth ... 0 for any number.
+    pub growth_recycles: u32,
+    /// ... within this time end recycling because of growth.
+    pub growth_window: Duration,
+    /// Memory that does not come back after an exit is a driver's leak from this many bytes on.
+    pub unreturned: u64,
+    /// After this many exits in a row.
+    pub unreturned_exits: u32,
+}
+
+impl RestraintPolicy {
+    /// From one section of the configuration for the model, and the fleet-wide numbers of the compiled-in defaults.
+    pub fn new(common: &crate::defaults::Recycle) -> Self {
+        let levels = &crate::defaults().levels;
+        Self {
+            min_interval: common.min_interval,
+            min_interval_hard: common.min_interval_hard,
+            load_factor: common.load_factor,
+            jitter: common.jitter,
+            max_futile: common.max_futile,
+            growth_recycles: common.growth_recycles,
+            growth_window: common.growth_window,
+            unreturned: levels.unreturned.0,
+            unreturned_exits: levels.unreturned_exits,
+        }
+    }
 }
 
 /// Why a recycle that is due does not happen.
@@ -33,6 +71,24 @@ pub enum Held {
     Futile {
         /// Recycles in a row that did not help.
         recycles: u32,
+        /// The memory that did not come down.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        series: Option<Series>,
+    },
+    /// It was recycled because of growth this many times within a few hours, so growth recycles nothing any more until
+    /// an operator acts. Budgets hold as before.
+    GrowthGoesOn {
+        /// Recycles because of growth.
+        recycles: u32,
+        /// Within so many seconds.
+        seconds: u64,
+    },
+    /// Memory did not come back when the process had exited, so it is not the process that leaks.
+    DriverLeak {
+        /// Which memory.
+        series: Series,
+        /// Bytes that are missing.
+        bytes: u64,
     },
 }
 
@@ -42,53 +98,171 @@ impl std::fmt::Display for Held {
             Self::TooSoon { seconds_left } => {
                 write!(f, "the last recycle was too recent: {seconds_left} s to wait")
             }
-            Self::Futile { recycles } => write!(
+            Self::Futile { recycles, series } => {
+                let (memory, off, cure) = match series {
+                    Some(Series::Vram(gpu)) => (
+                        format!("VRAM on GPU {}", gpu.0),
+                        "recycling because of it",
+                        "raise the budget, give it less context or fewer layers on the GPU",
+                    ),
+                    Some(Series::Host) | None => {
+                        ("memory".to_owned(), "recycling by policy", "raise the budget, lower --cache-ram")
+                    }
+                };
+                write!(
+                    f,
+                    "the last {recycles} recycles did not bring {memory} down, so {off} is off: {cure} or change the \
+                     build, then `llama-warden restart` switches it on again"
+                )
+            }
+            Self::GrowthGoesOn { recycles, seconds } => write!(
                 f,
-                "the last {recycles} recycles did not bring memory down, so recycling by policy is off: raise the budget, \
-                 lower --cache-ram or change the build, then `llama-warden restart` switches it on again"
+                "{recycles} recycles because of growth within {} did not cure it, so growth recycles nothing any more; \
+                 budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden restart` \
+                 switches it on again",
+                words(Duration::from_secs(*seconds))
             ),
+            Self::DriverLeak { series, bytes } => {
+                let (what, cure) = match series {
+                    Series::Host => {
+                        ("host memory".to_owned(), "another process or a kernel driver holds it: look there")
+                    }
+                    Series::Vram(gpu) => (
+                        format!("VRAM on GPU {}", gpu.0),
+                        "another process or the driver holds it: look at `nvidia-smi`, and reset the GPU or update the driver",
+                    ),
+                };
+                write!(
+                    f,
+                    "{} of {what} did not come back when the process had exited, so restarts do not help: {cure}",
+                    ByteSize(*bytes)
+                )
+            }
         }
     }
 }
 
+/// What the restraint has to know about the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ask {
+    /// Time since the caller's epoch.
+    pub now: Duration,
+    /// From spawn to ready, as it was the last time; `None` if not known.
+    pub load_time: Option<Duration>,
+    /// The generation's own random number in `[0, 1)`.
+    pub unit: f64,
+}
+
 /// What is remembered about recycles of one model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restraint {
     last: Option<Duration>,
-    futile: u32,
+    /// Recycles in a row that did not help, memory by memory.
+    futile: Vec<(Series, u32)>,
+    /// The latest recycles because of growth.
+    growth: Vec<Duration>,
+    growth_off: Option<Held>,
+    /// Exits in a row after which memory was missing, and how much after the last.
+    unreturned: Vec<(Series, u32, u64)>,
 }
 
 impl Restraint {
-    /// Whether a recycle for `action` may happen at `now` (time since the caller's epoch).
-    pub fn check(&self, action: Action, now: Duration, policy: &RestraintPolicy) -> Result<(), Held> {
-        if policy.max_futile > 0 && self.futile >= policy.max_futile {
-            return Err(Held::Futile { recycles: self.futile });
+    /// Whether a recycle for this decision may happen now.
+    ///
+    /// # Errors
+    ///
+    /// What holds it back.
+    pub fn check(&self, decision: &Decision, ask: &Ask, policy: &RestraintPolicy) -> Result<(), Held> {
+        if let Some(reason) = decision.reason.filter(|reason| reason.is_memory()) {
+            self.no_cure(reason, decision.series.unwrap_or(Series::Host), policy)?;
         }
-        let interval =
-            if action >= Action::DrainNow { policy.min_interval_hard } else { policy.min_interval };
-        let allowed = self.last.map_or(Duration::ZERO, |last| last.saturating_add(interval));
-        if now < allowed {
-            let left = allowed.saturating_sub(now);
+        let allowed = self.last.map_or(Duration::ZERO, |last| last.saturating_add(interval(decision.action, ask, policy)));
+        if ask.now < allowed {
+            let left = allowed.saturating_sub(ask.now);
             return Err(Held::TooSoon { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) });
         }
         Ok(())
     }
 
-    /// A recycle by policy began.
-    pub fn began(&mut self, now: Duration) {
+    fn no_cure(&self, reason: Reason, series: Series, policy: &RestraintPolicy) -> Result<(), Held> {
+        let missing = self.unreturned.iter().find(|(of, exits, _)| {
+            *of == series && policy.unreturned_exits > 0 && *exits >= policy.unreturned_exits
+        });
+        if let Some((series, _, bytes)) = missing {
+            return Err(Held::DriverLeak { series: *series, bytes: *bytes });
+        }
+        let futile = self.futile.iter().find(|(of, _)| *of == series).map_or(0, |(_, count)| *count);
+        if policy.max_futile > 0 && futile >= policy.max_futile {
+            return Err(Held::Futile { recycles: futile, series: Some(series) });
+        }
+        if reason == Reason::Growth
+            && let Some(held) = self.growth_off
+        {
+            return Err(held);
+        }
+        Ok(())
+    }
+
+    /// A recycle by policy began. Returns what this switches off, if it does.
+    pub fn began(&mut self, now: Duration, reason: Reason, policy: &RestraintPolicy) -> Option<Held> {
         self.last = Some(now);
+        if reason != Reason::Growth || policy.growth_recycles == 0 {
+            return None;
+        }
+        self.growth.retain(|at| now.saturating_sub(*at) < policy.growth_window);
+        self.growth.push(now);
+        let recycles = u32::try_from(self.growth.len()).unwrap_or(u32::MAX);
+        if recycles < policy.growth_recycles {
+            return None;
+        }
+        let held = Held::GrowthGoesOn { recycles, seconds: policy.growth_window.as_secs() };
+        self.growth_off = Some(held);
+        Some(held)
     }
 
-    /// The generation that followed has settled. Returns true when this switches the policy off.
-    pub fn ended(&mut self, helped: bool, policy: &RestraintPolicy) -> bool {
-        self.futile = if helped { 0 } else { self.futile.saturating_add(1) };
-        policy.max_futile > 0 && self.futile == policy.max_futile
+    /// The generation that followed a recycle because of `series` has settled. Returns what this switches off, if it does.
+    pub fn ended(&mut self, series: Series, helped: bool, policy: &RestraintPolicy) -> Option<Held> {
+        let count = match self.futile.iter_mut().find(|(of, _)| *of == series) {
+            Some((_, count)) => count,
+            None => {
+                self.futile.push((series, 0));
+                &mut self.futile.last_mut()?.1
+            }
+        };
+        *count = if helped { 0 } else { count.saturating_add(1) };
+        let recycles = *count;
+        (policy.max_futile > 0 && recycles == policy.max_futile)
+            .then_some(Held::Futile { recycles, series: Some(series) })
     }
 
-    /// An operator restarted the model: the policy starts afresh.
+    /// A process has exited and its memory had time to come back; `missing` is [`unreturned`]'s answer. Returns what this
+    /// switches off, if it does.
+    pub fn exited(&mut self, series: Series, missing: Option<u64>, policy: &RestraintPolicy) -> Option<Held> {
+        let before = self.unreturned.iter().find(|(of, ..)| *of == series).map_or(0, |(_, exits, _)| *exits);
+        self.unreturned.retain(|(of, ..)| *of != series);
+        let bytes = missing.filter(|bytes| policy.unreturned > 0 && *bytes >= policy.unreturned)?;
+        let exits = before.saturating_add(1);
+        self.unreturned.push((series, exits, bytes));
+        (policy.unreturned_exits > 0 && exits == policy.unreturned_exits)
+            .then_some(Held::DriverLeak { series, bytes })
+    }
+
+    /// An operator restarted the model: the policy starts afresh. The interval since the last recycle stays.
     pub fn reset(&mut self) {
-        self.futile = 0;
+        *self = Self { last: self.last, ..Self::default() };
     }
+}
+
+/// Least time between two recycles.
+fn interval(action: Action, ask: &Ask, policy: &RestraintPolicy) -> Duration {
+    let plain = if action >= Action::DrainNow {
+        policy.min_interval_hard
+    } else {
+        let loads = ask.load_time.unwrap_or_default().as_secs_f64() * policy.load_factor.max(0.0);
+        policy.min_interval.max(Duration::try_from_secs_f64(loads).unwrap_or(Duration::MAX))
+    };
+    let jitter = policy.jitter.clamp(0.0, 1.0) * (2.0 * ask.unit.clamp(0.0, 1.0) - 1.0);
+    Duration::try_from_secs_f64(plain.as_secs_f64() * (1.0 + jitter)).unwrap_or(plain)
 }
 
 /// Whether a recycle helped: the next generation holds clearly less, and is under the budget that called for it.
@@ -98,42 +272,140 @@ pub fn helped(before: u64, after: u64, budget: Option<u64>) -> bool {
     after <= before.saturating_sub(before / 10) && budget.is_none_or(|budget| after < budget)
 }
 
+/// Bytes that did not come back: the memory was free before the process was made and is not free after its exit. `None`
+/// if nothing is missing, or if it is less than a quarter of what the process held at its end: the rest of a machine
+/// breathes, and one big process's exit drowns that.
+pub fn unreturned(free_before_spawn: u64, free_after_exit: u64, held_at_end: u64) -> Option<u64> {
+    let missing = free_before_spawn.saturating_sub(free_after_exit);
+    (missing > 0 && missing >= held_at_end / 4).then_some(missing)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::GpuIndex;
 
     const POLICY: RestraintPolicy = RestraintPolicy {
         min_interval: Duration::from_secs(600),
         min_interval_hard: Duration::from_secs(60),
+        load_factor: 20.0,
+        jitter: 0.0,
         max_futile: 3,
+        growth_recycles: 3,
+        growth_window: Duration::from_secs(6 * 3600),
+        unreturned: 1000,
+        unreturned_exits: 2,
     };
+
+    const VRAM: Series = Series::Vram(GpuIndex(0));
+
+    fn wish(action: Action, reason: Reason, series: Series) -> Decision {
+        Decision { action, reason: Some(reason), due: true, series: Some(series), ..Decision::OBSERVE }
+    }
+
+    fn soft() -> Decision {
+        wish(Action::RecycleWhenQuiet, Reason::HostSoft, Series::Host)
+    }
+
+    fn hard() -> Decision {
+        wish(Action::DrainNow, Reason::HostHard, Series::Host)
+    }
+
+    fn at(seconds: u64) -> Ask {
+        Ask { now: Duration::from_secs(seconds), ..Ask::default() }
+    }
 
     #[test]
     fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
         let mut restraint = Restraint::default();
-        let now = Duration::from_secs(5);
-        assert_eq!(restraint.check(Action::RecycleWhenQuiet, now, &POLICY), Ok(()));
-        restraint.began(now);
-        let held = restraint.check(Action::RecycleWhenQuiet, Duration::from_secs(6), &POLICY);
-        assert_eq!(held, Err(Held::TooSoon { seconds_left: 599 }));
-        assert_eq!(restraint.check(Action::DrainNow, Duration::from_secs(65), &POLICY), Ok(()));
-        assert_eq!(restraint.check(Action::RecycleWhenQuiet, Duration::from_secs(605), &POLICY), Ok(()));
+        assert_eq!(restraint.check(&soft(), &at(5), &POLICY), Ok(()));
+        assert_eq!(restraint.began(Duration::from_secs(5), Reason::HostSoft, &POLICY), None);
+        assert_eq!(restraint.check(&soft(), &at(6), &POLICY), Err(Held::TooSoon { seconds_left: 599 }));
+        assert_eq!(restraint.check(&hard(), &at(65), &POLICY), Ok(()));
+        assert_eq!(restraint.check(&soft(), &at(605), &POLICY), Ok(()));
+    }
+
+    #[test]
+    fn a_model_that_loads_slowly_is_recycled_rarely() {
+        let mut restraint = Restraint::default();
+        restraint.began(Duration::ZERO, Reason::HostSoft, &POLICY);
+        let ask = Ask { load_time: Some(Duration::from_secs(120)), ..at(2399) };
+        assert_eq!(restraint.check(&soft(), &ask, &POLICY), Err(Held::TooSoon { seconds_left: 1 }));
+        assert_eq!(restraint.check(&hard(), &ask, &POLICY), Ok(()));
+    }
+
+    #[test]
+    fn intervals_vary_by_the_jitter_both_ways() {
+        let mut restraint = Restraint::default();
+        restraint.began(Duration::ZERO, Reason::HostSoft, &POLICY);
+        let policy = RestraintPolicy { jitter: 0.1, ..POLICY };
+        let ask = |seconds, unit| Ask { unit, ..at(seconds) };
+        assert_eq!(restraint.check(&soft(), &ask(540, 0.0), &policy), Ok(()));
+        assert_eq!(restraint.check(&soft(), &ask(540, 0.5), &policy), Err(Held::TooSoon { seconds_left: 60 }));
+        assert_eq!(restraint.check(&soft(), &ask(640, 0.999), &policy), Err(Held::TooSoon { seconds_left: 20 }));
     }
 
     #[test]
     fn futile_recycles_switch_the_policy_off_once_and_a_useful_one_starts_the_count_again() {
         let mut restraint = Restraint::default();
-        assert!(!restraint.ended(false, &POLICY));
-        assert!(!restraint.ended(false, &POLICY));
-        assert!(!restraint.ended(true, &POLICY));
-        assert_eq!(
-            [false, false, false].map(|helped| restraint.ended(helped, &POLICY)),
-            [false, false, true]
-        );
-        let held = restraint.check(Action::DrainNow, Duration::from_secs(9999), &POLICY);
-        assert_eq!(held, Err(Held::Futile { recycles: 3 }));
+        let off = Held::Futile { recycles: 3, series: Some(Series::Host) };
+        for (helped, expected) in
+            [(false, None), (false, None), (true, None), (false, None), (false, None), (false, Some(off))]
+        {
+            assert_eq!(restraint.ended(Series::Host, helped, &POLICY), expected);
+        }
+        assert_eq!(restraint.check(&hard(), &at(9999), &POLICY), Err(off));
         restraint.reset();
-        assert_eq!(restraint.check(Action::DrainNow, Duration::from_secs(9999), &POLICY), Ok(()));
+        assert_eq!(restraint.check(&hard(), &at(9999), &POLICY), Ok(()));
+    }
+
+    #[test]
+    fn what_does_not_help_one_memory_may_help_another_and_illness_is_not_about_memory() {
+        let mut restraint = Restraint::default();
+        for _ in 0..3 {
+            restraint.ended(VRAM, false, &POLICY);
+        }
+        restraint.check(&wish(Action::DrainNow, Reason::VramHard, VRAM), &at(0), &POLICY).unwrap_err();
+        assert_eq!(restraint.check(&hard(), &at(0), &POLICY), Ok(()));
+        let fault = wish(Action::DrainNow, Reason::DeviceFault, VRAM);
+        assert_eq!(restraint.check(&fault, &at(0), &POLICY), Ok(()));
+    }
+
+    #[test]
+    fn growth_that_comes_back_three_times_in_six_hours_recycles_nothing_more_but_budgets_do() {
+        let mut restraint = Restraint::default();
+        let hours = |n: u64| Duration::from_secs(n * 3600);
+        assert_eq!(restraint.began(hours(0), Reason::Growth, &POLICY), None);
+        assert_eq!(restraint.began(hours(7), Reason::Growth, &POLICY), None, "the first is out of the window");
+        assert_eq!(restraint.began(hours(8), Reason::Growth, &POLICY), None);
+        let off = Held::GrowthGoesOn { recycles: 3, seconds: 6 * 3600 };
+        assert_eq!(restraint.began(hours(9), Reason::Growth, &POLICY), Some(off));
+        let growth = wish(Action::RecycleWhenQuiet, Reason::Growth, Series::Host);
+        assert_eq!(restraint.check(&growth, &at(100 * 3600), &POLICY), Err(off));
+        assert_eq!(restraint.check(&soft(), &at(100 * 3600), &POLICY), Ok(()));
+        assert!(off.to_string().contains("within 6 h"), "{off}");
+    }
+
+    #[test]
+    fn memory_that_stays_away_after_the_exit_is_the_drivers_and_no_reason_to_restart() {
+        let mut restraint = Restraint::default();
+        assert_eq!(restraint.exited(VRAM, Some(2000), &POLICY), None, "once may be somebody else");
+        let leak = Held::DriverLeak { series: VRAM, bytes: 4000 };
+        assert_eq!(restraint.exited(VRAM, Some(4000), &POLICY), Some(leak));
+        let vram = wish(Action::DrainNow, Reason::VramHard, VRAM);
+        assert_eq!(restraint.check(&vram, &at(0), &POLICY), Err(leak));
+        assert_eq!(restraint.check(&hard(), &at(0), &POLICY), Ok(()));
+        assert!(leak.to_string().contains("GPU 0"), "{leak}");
+        assert_eq!(restraint.exited(VRAM, None, &POLICY), None);
+        assert_eq!(restraint.check(&vram, &at(0), &POLICY), Ok(()), "it came back");
+    }
+
+    #[test]
+    fn a_little_noise_after_an_exit_is_not_missing_memory() {
+        assert_eq!(unreturned(10_000, 9_500, 8_000), None);
+        assert_eq!(unreturned(10_000, 4_000, 8_000), Some(6_000));
+        assert_eq!(unreturned(10_000, 12_000, 8_000), None);
+        assert_eq!(unreturned(10_000, 10_000, 0), None);
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl fmt::Display for ByteSize {
 
 /// Why a text is not a size. The message repeats the text and shows the right form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a size: write a number and a unit, like `12GiB` or `512MiB`{}", if *.percent { ", or a share of the memory, like `80%`" } else { "" })]
+#[error("`{text}` is not a size: write a number and a unit, like `12GiB` or `512MiB`{}", if *.percent { ", a share of the memory, like `80%`, or `auto`" } else { "" })]
 pub struct SizeError {
     text: String,
     percent: bool,
@@ -114,27 +114,30 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-/// A budget: bytes, or a share of a total that is known only on the machine (`80%` of the host's memory).
+/// A budget: bytes, a share of a total that is known only on the machine (`80%` of the host's memory), or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MemoryLimit {
     /// A fixed number of bytes.
     Bytes(ByteSize),
     /// A share of the total, in percent: above 0, at most 100.
     Percent(f64),
+    /// What fits the backend, found out when it has settled: [`crate::recycle::RecyclePolicy::budget`].
+    Auto,
 }
 
 impl MemoryLimit {
-    /// The limit in bytes for a given total.
+    /// The limit in bytes for a given total; `None` for [`MemoryLimit::Auto`], which a total alone does not tell.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
         reason = "a share of at most 100 % of a u64; a byte more or less does not matter to a budget"
     )]
-    pub fn resolve(self, total: ByteSize) -> ByteSize {
+    pub fn resolve(self, total: ByteSize) -> Option<ByteSize> {
         match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Percent(percent) => ByteSize((total.0 as f64 * percent / 100.0) as u64),
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Percent(percent) => Some(ByteSize((total.0 as f64 * percent / 100.0) as u64)),
+            Self::Auto => None,
         }
     }
 }
@@ -144,6 +147,9 @@ impl FromStr for MemoryLimit {
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
         let error = || SizeError { text: text.to_owned(), percent: true };
+        if text.trim().eq_ignore_ascii_case("auto") {
+            return Ok(Self::Auto);
+        }
         match text.trim().strip_suffix('%') {
             Some(number) => {
                 let percent: f64 = number.trim().parse().map_err(|_| error())?;
@@ -159,6 +165,7 @@ impl fmt::Display for MemoryLimit {
         match self {
             Self::Bytes(bytes) => bytes.fmt(f),
             Self::Percent(percent) => write!(f, "{percent}%"),
+            Self::Auto => f.write_str("auto"),
         }
     }
 }
@@ -167,7 +174,7 @@ impl Serialize for MemoryLimit {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Bytes(bytes) => bytes.serialize(serializer),
-            Self::Percent(percent) => serializer.serialize_str(&format!("{percent}%")),
+            Self::Percent(_) | Self::Auto => serializer.collect_str(self),
         }
     }
 }
@@ -178,7 +185,7 @@ impl<'de> Deserialize<'de> for MemoryLimit {
         impl serde::de::Visitor<'_> for Visitor {
             type Value = MemoryLimit;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size like `12GiB` or a share like `80%`")
+                f.write_str("a size like `12GiB`, a share like `80%`, or `auto`")
             }
             fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<MemoryLimit, E> {
                 Ok(MemoryLimit::Bytes(ByteSize(value)))
@@ -231,8 +238,18 @@ mod tests {
     #[test]
     fn a_share_resolves_against_the_total() {
         let limit: MemoryLimit = "80%".parse().unwrap();
-        assert_eq!(limit.resolve(ByteSize(1000)), ByteSize(800));
-        assert_eq!("1G".parse::<MemoryLimit>().unwrap().resolve(ByteSize(5)), ByteSize(1024 * MIB));
+        assert_eq!(limit.resolve(ByteSize(1000)), Some(ByteSize(800)));
+        assert_eq!("1G".parse::<MemoryLimit>().unwrap().resolve(ByteSize(5)), Some(ByteSize(1024 * MIB)));
+    }
+
+    #[test]
+    fn auto_is_a_limit_that_no_total_tells_and_survives_writing() {
+        let limit: MemoryLimit = "auto".parse().unwrap();
+        assert_eq!((limit, limit.resolve(ByteSize(1000))), (MemoryLimit::Auto, None));
+        for text in ["\"auto\"", "\"80%\"", "12"] {
+            let limit: MemoryLimit = serde_json::from_str(text).unwrap();
+            assert_eq!(serde_json::to_string(&limit).unwrap(), text);
+        }
     }
 
     #[test]

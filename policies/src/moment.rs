@@ -1,0 +1,152 @@
+//! The cheapest moment: whether a replacement that could wait for a lull should rather happen now, under load.
+//!
+//! Both ways have a price, in seconds that requests spend waiting:
+//!
+//! ```text
+//!  now        the running answers end (D), the model loads (L); whoever comes meanwhile waits:  a · (D + L)² / 2
+//!  at a lull  nothing runs, the model loads:                                                    a · L² / 2
+//!  too late   memory ran out first: what runs fails, then the model loads:                      n · F + a · L² / 2
+//! ```
+//!
+//! with `a` arrivals per second, `n` requests in flight and `F` what a failed request is worth. Lulls come at random, one
+//! every `G` on average, so memory that lasts for `T` runs out before the next one with the probability `exp(-T/G)`.
+//! Now is right when that risk costs more than the lull saves. With overlap a replacement has no gap, so now costs
+//! nothing; but a lull costs nothing either, and the old process lives on until its answers end.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::defaults::Moment;
+use crate::growth::Forecast;
+use crate::recycle::words;
+
+/// The numbers. Reasons: `defaults.toml`, section `[moment]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MomentPolicy {
+    /// A request that fails costs as much as one that waits for this long.
+    pub failed_request: Duration,
+    /// Time within which the first lull is expected.
+    pub first_lull: Duration,
+}
+
+impl From<&Moment> for MomentPolicy {
+    fn from(moment: &Moment) -> Self {
+        Self { failed_request: moment.failed_request, first_lull: moment.first_lull }
+    }
+}
+
+/// What a replacement meets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// From spawn to ready, as it was the last time; `None` if not known.
+    pub load_time: Option<Duration>,
+    /// Requests in flight.
+    pub requests: u32,
+    /// Tokens that they are expected to produce still.
+    pub tokens: u64,
+    /// Tokens per second, all slots together; `None` if not known.
+    pub tokens_per_second: Option<f64>,
+    /// Requests that arrive per second; `None` if not known.
+    pub arrivals: Option<f64>,
+    /// The next process is started before the old one drains.
+    pub overlap: bool,
+    /// Mean time between lulls ([`Lulls::expected`]); `None` if not known.
+    pub lull_every: Option<Duration>,
+}
+
+/// Both prices, so that the choice can be printed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Weighing {
+    /// Whether now is the better moment.
+    pub now: bool,
+    /// Seconds of waiting that a replacement costs now.
+    pub cost_now: f64,
+    /// Seconds of waiting that it costs at a lull.
+    pub cost_lull: f64,
+    /// Seconds of waiting that running out of memory costs.
+    pub cost_end: f64,
+    /// Probability that memory runs out before the next lull, 0 to 1.
+    pub risk: f64,
+}
+
+impl std::fmt::Display for Weighing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let time = |seconds: f64| words(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+        write!(
+            f,
+            "now it costs {} of waiting, at the next lull {}; with {:.0} % memory runs out before, which costs {}: {}",
+            time(self.cost_now),
+            time(self.cost_lull),
+            self.risk * 100.0,
+            time(self.cost_end),
+            if self.now { "now" } else { "wait" }
+        )
+    }
+}
+
+/// Weighs a replacement now against one at the next lull. `end` is the forecast of the end of the memory; without one
+/// there is no hazard, and a lull is always worth waiting for.
+pub fn weigh(policy: &MomentPolicy, load: &Load, end: Option<&Forecast>) -> Weighing {
+    let arrivals = load.arrivals.filter(|rate| rate.is_finite() && *rate > 0.0).unwrap_or(0.0);
+    let loading = load.load_time.unwrap_or_default().as_secs_f64();
+    let draining = drain_seconds(load);
+    let queued = |gap: f64| arrivals * gap * gap / 2.0;
+    let (cost_now, cost_lull) =
+        if load.overlap { (0.0, 0.0) } else { (queued(draining + loading), queued(loading)) };
+    let cost_end = f64::from(load.requests) * policy.failed_request.as_secs_f64() + queued(loading);
+    let lull = load.lull_every.unwrap_or(policy.first_lull).as_secs_f64().max(1.0);
+    // The cautious end of the forecast: being early costs seconds, being late costs requests.
+    let left = end.and_then(|end| end.seconds).map(|seconds| seconds.low.max(0.0));
+    let risk = left.map_or(0.0, |left| (-left / lull).exp());
+    let now = left.is_some() && risk * (cost_end - cost_lull).max(0.0) > cost_now - cost_lull;
+    Weighing { now, cost_now, cost_lull, cost_end, risk }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
+fn drain_seconds(load: &Load) -> f64 {
+    match load.tokens_per_second {
+        Some(speed) if speed > 0.0 && speed.is_finite() => load.tokens as f64 / speed,
+        _ => 0.0,
+    }
+}
+
+/// How often a backend has nothing to do, learnt from its own past.
+#[derive(Clone, Debug)]
+pub struct Lulls {
+    kept: usize,
+    first: Duration,
+    /// When watching began, or the oldest lull that was forgotten.
+    since: Duration,
+    begun: VecDeque<Duration>,
+}
+
+impl Lulls {
+    /// Watches from `now` on (time since the caller's epoch).
+    pub fn new(numbers: &Moment, now: Duration) -> Self {
+        Self { kept: numbers.lulls.max(1), first: numbers.first_lull, since: now, begun: VecDeque::new() }
+    }
+
+    /// The backend has been idle since `since`, long enough to be quiet. The same lull may be told many times.
+    pub fn lull(&mut self, since: Duration) {
+        // Readings of the clock differ by a little; two lulls are at least a request apart.
+        if self.begun.back().is_some_and(|last| since <= last.saturating_add(Duration::from_millis(1))) {
+            return;
+        }
+        self.begun.push_back(since);
+        if self.begun.len() > self.kept
+            && let Some(oldest) = self.begun.pop_front()
+        {
+            self.since = oldest;
+        }
+    }
+
+    /// Mean time between lulls, as it looks at `now`. A drought longer than the mean so far counts as it is.
+    pub fn expected(&self, now: Duration) -> Duration {
+        let watched = now.saturating_sub(self.since);
+        let Some(last) = self.begun.back() else { return watched.max(self.first) };
+        let count = u32::try_from(self.begun.len()).unwrap_or(u32::MAX).max(1);
+        (watched / count).max(now.saturating_sub(*last))
+    }
+}

@@ -1,0 +1,451 @@
+//! Whether a backend should be replaced: budgets on memory, growth, illness, requests and age.
+//!
+//! ```text
+//!  policy ─┐                                              ┌─ when quiet ── window? quiet? cheapest moment? ── due
+//!          ├─ wishes, each with a reason ── the strongest ┼─ drain now ───────────────────────────────────── due
+//!  Facts ──┘                                              └─ end it ──────────────────────────────────────── due
+//! ```
+//!
+//! The function sees one [`Facts`] and returns one [`Decision`]; it remembers nothing. Whether a decision may be
+//! carried out now is [`crate::restraint`]'s business.
+
+mod facts;
+mod policy;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use facts::{Facts, Reading, SeriesFacts};
+pub use policy::{Budget, GrowthMode, LevelsPolicy, RecyclePolicy};
+
+use crate::growth::{Forecast, Verdict};
+use crate::moment;
+use crate::restraint::Held;
+use crate::sample::Series;
+use crate::share::Level;
+
+/// What to do about a backend, in rising urgency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Nothing.
+    Observe,
+    /// Replace it at the next quiet moment, or when its time is up.
+    RecycleWhenQuiet,
+    /// Drain and replace it now.
+    DrainNow,
+    /// End it without draining.
+    KillNow,
+}
+
+impl Action {
+    /// The name in JSON and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Observe => "observe",
+            Self::RecycleWhenQuiet => "recycle_when_quiet",
+            Self::DrainNow => "drain_now",
+            Self::KillNow => "kill_now",
+        }
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])* $name:ident = $text:literal,)*) => {
+        /// Why a backend is replaced. The name is the `reason` label of metrics and the ledger.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Reason { $($(#[doc = $doc])* $name,)* }
+
+        impl Reason {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            /// The name used in the ledger, events and metrics.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Host memory passed the soft budget.
+    HostSoft = "host_soft",
+    /// Host memory passed the hard budget.
+    HostHard = "host_hard",
+    /// VRAM passed the soft budget.
+    VramSoft = "vram_soft",
+    /// VRAM passed the hard budget.
+    VramHard = "vram_hard",
+    /// Memory grows without bound and would reach a budget before long.
+    Growth = "growth",
+    /// It answered its share of requests.
+    MaxRequests = "max_requests",
+    /// It is old.
+    MaxAge = "max_age",
+    /// Work is in flight and nothing moves.
+    Wedged = "wedged",
+    /// It answers errors only.
+    ComputeErrors = "compute_errors",
+    /// It has become slower than itself.
+    SlowDecode = "slow_decode",
+    /// Its GPU reported a fault that ends the process's use of it.
+    DeviceFault = "device_fault",
+    /// The machine or a GPU has almost no memory left.
+    MemoryExhausted = "memory_exhausted",
+    /// A prompt waits that fits only into a fresh process.
+    Admission = "admission",
+    /// Several backends together passed their budget of host memory, and this one gives back most.
+    SharedHost = "shared_host",
+    /// Several backends together passed their budget on a GPU, and this one gives back most.
+    SharedVram = "shared_vram",
+    /// An operator asked.
+    Operator = "operator",
+    /// Its configuration changed.
+    Configuration = "configuration",
+    /// It stopped answering probes.
+    Unresponsive = "unresponsive",
+}
+
+impl Reason {
+    /// Whether a policy decided it, so that [`crate::restraint`] applies.
+    pub const fn is_policy(self) -> bool {
+        !matches!(self, Self::Operator | Self::Configuration | Self::Unresponsive)
+    }
+
+    /// Whether memory is the reason, so that the replacement has to bring it down to have helped.
+    pub const fn is_memory(self) -> bool {
+        matches!(
+            self,
+            Self::HostSoft
+                | Self::HostHard
+                | Self::VramSoft
+                | Self::VramHard
+                | Self::Growth
+                | Self::MemoryExhausted
+                | Self::Admission
+                | Self::SharedHost
+                | Self::SharedVram
+        )
+    }
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What keeps a wanted replacement from happening now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum WhyNot {
+    /// Requests are in flight, or were a moment ago.
+    NotQuiet {
+        /// It waits no longer than this, in whole seconds, rounded up.
+        seconds_left: u64,
+    },
+    /// The time of the day is outside of the windows.
+    OutsideWindow {
+        /// Until the next one opens.
+        minutes_left: u16,
+    },
+    /// The mode is to observe.
+    Observing {
+        /// What would be done otherwise.
+        would: Action,
+    },
+    /// Another replacement goes first: of the same model, or on the same GPU.
+    InTurn,
+    /// The restraint holds it back.
+    Held {
+        /// Why.
+        by: Held,
+    },
+}
+
+impl std::fmt::Display for WhyNot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotQuiet { seconds_left } => write!(
+                f,
+                "waiting for a moment without requests, at most {}",
+                words(Duration::from_secs(*seconds_left))
+            ),
+            Self::OutsideWindow { minutes_left } => {
+                let left = Duration::from_secs(u64::from(*minutes_left) * 60);
+                write!(f, "outside of the window of the day: the next one opens in {}", words(left))
+            }
+            Self::Observing { would: Action::DrainNow } => f.write_str(
+                "`policy.growth` is \"observe\": with \"recycle\" it would be drained and replaced now",
+            ),
+            Self::Observing { .. } => f.write_str(
+                "`policy.growth` is \"observe\": with \"recycle\" it would be replaced at the next quiet moment",
+            ),
+            Self::InTurn => f.write_str("another replacement of this model or on this GPU goes first"),
+            Self::Held { by } => by.fmt(f),
+        }
+    }
+}
+
+/// A time for people, in its two largest units: `11 h 20 min`, `45 s`.
+pub(crate) fn words(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 if seconds % 60 == 0 => format!("{} min", seconds / 60),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ if seconds % 3600 < 60 => format!("{} h", seconds / 3600),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// What the policy says.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// What to do.
+    pub action: Action,
+    /// Why. `None` with [`Action::Observe`], unless [`WhyNot::Observing`] says what would be done otherwise.
+    pub reason: Option<Reason>,
+    /// Whether the moment has come: always true above [`Action::RecycleWhenQuiet`], never for [`Action::Observe`].
+    pub due: bool,
+    /// Which memory is the reason, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<Series>,
+    /// The limit that it passed or will reach, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// What keeps it from happening now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<WhyNot>,
+}
+
+impl Decision {
+    /// Nothing is wanted.
+    pub const OBSERVE: Self =
+        Self { action: Action::Observe, reason: None, due: false, series: None, limit_bytes: None, why_not: None };
+
+    /// The same decision, held back: it is not due, and says why.
+    #[must_use]
+    pub fn but(self, why_not: WhyNot) -> Self {
+        Self { due: false, why_not: Some(why_not), ..self }
+    }
+}
+
+/// One thing that speaks for a replacement.
+#[derive(Clone, Copy)]
+struct Wish {
+    action: Action,
+    reason: Reason,
+    series: Option<Series>,
+    limit: Option<u64>,
+    observing: bool,
+}
+
+/// Judges one generation.
+pub fn decide(policy: &RecyclePolicy, facts: &Facts) -> Decision {
+    let wishes = wishes(policy, facts);
+    let strongest = |observing: bool| {
+        // `max_by_key` takes the last of equals, and the list has the weightiest first.
+        wishes.iter().rev().filter(|wish| wish.observing == observing).max_by_key(|wish| wish.action)
+    };
+    let Some(wish) = strongest(false) else {
+        return strongest(true).map_or(Decision::OBSERVE, |wish| Decision {
+            reason: Some(wish.reason),
+            series: wish.series,
+            limit_bytes: wish.limit,
+            why_not: Some(WhyNot::Observing { would: wish.action }),
+            ..Decision::OBSERVE
+        });
+    };
+    let decision = Decision {
+        action: wish.action,
+        reason: Some(wish.reason),
+        due: true,
+        series: wish.series,
+        limit_bytes: wish.limit,
+        why_not: None,
+    };
+    if wish.action > Action::RecycleWhenQuiet { decision } else { when_quiet(policy, facts, decision) }
+}
+
+/// Whether the moment for a replacement that can wait has come.
+fn when_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Decision {
+    if let Some(minute) = facts.minute
+        && !policy.only.open(minute)
+    {
+        return decision.but(WhyNot::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
+    }
+    let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.quiet_for);
+    let waited = facts.wanted_for.unwrap_or_default();
+    if quiet || waited >= policy.quiet_within || moment::weigh(&policy.moment, &facts.load, end(facts)).now {
+        return decision;
+    }
+    let left = policy.quiet_within.saturating_sub(waited);
+    let seconds_left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+    decision.but(WhyNot::NotQuiet { seconds_left })
+}
+
+/// The soonest end of a memory that leaks.
+fn end(facts: &Facts) -> Option<&Forecast> {
+    let leaking = |series: &&SeriesFacts| {
+        series.growth.as_ref().is_some_and(|growth| growth.verdict == Verdict::Leaking)
+    };
+    let ends =
+        facts.series.iter().filter(leaking).flat_map(|series| [series.to_hard.as_ref(), series.to_end.as_ref()]);
+    ends.flatten().filter(|forecast| forecast.seconds.is_some()).min_by(|a, b| {
+        let low = |forecast: &Forecast| forecast.seconds.map_or(f64::MAX, |seconds| seconds.low);
+        low(a).total_cmp(&low(b))
+    })
+}
+
+/// Everything that speaks for a replacement, the weightiest first.
+fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
+    let mut wishes = Vec::new();
+    for series in &facts.series {
+        wishes.extend(exhausted(policy, series));
+    }
+    for series in &facts.series {
+        wishes.extend(over_budget(policy, series, facts.urgent_for));
+    }
+    wishes.extend(facts.shared.map(|chosen| Wish {
+        action: match chosen.level {
+            Level::Soft => Action::RecycleWhenQuiet,
+            Level::Hard => Action::DrainNow,
+        },
+        reason: if chosen.series == Series::Host { Reason::SharedHost } else { Reason::SharedVram },
+        series: Some(chosen.series),
+        limit: Some(chosen.limit),
+        observing: false,
+    }));
+    wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
+        let slow = symptom.reason() == Reason::SlowDecode;
+        let (action, reason) = (symptom.action(), symptom.reason());
+        let wish = Wish { action, reason, series: symptom.series(), limit: None, observing: false };
+        match policy.growth {
+            GrowthMode::Off if slow => None,
+            GrowthMode::Observe if slow => Some(Wish { observing: true, ..wish }),
+            _ => Some(wish),
+        }
+    }));
+    wishes.extend(facts.admission.map(|series| Wish {
+        action: Action::DrainNow,
+        reason: Reason::Admission,
+        series: Some(series),
+        limit: None,
+        observing: false,
+    }));
+    for series in &facts.series {
+        wishes.extend(growing(policy, facts, series));
+    }
+    let plain = |reason| Wish {
+        action: Action::RecycleWhenQuiet,
+        reason,
+        series: None,
+        limit: None,
+        observing: false,
+    };
+    if policy.max_requests.is_some_and(|max| facts.work.requests >= jittered(max, policy.jitter, facts.unit)) {
+        wishes.push(plain(Reason::MaxRequests));
+    }
+    if policy.max_age.is_some_and(|max| facts.age >= jittered_time(max, policy.jitter, facts.unit)) {
+        wishes.push(plain(Reason::MaxAge));
+    }
+    wishes
+}
+
+/// The last defence: the memory is almost gone. A backend is ended only if that brings enough back: ending one that holds
+/// little, because of somebody else's hunger, would cost its requests and help nobody.
+fn exhausted(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> {
+    let levels = &policy.levels;
+    let (free, gain) = (facts.free?, facts.gain()?);
+    let (limit, still) = match facts.series {
+        Series::Host => {
+            let share = facts.total.map_or(u64::MAX, |total| policy::scale(total, levels.kill_host_share));
+            (levels.kill_host.min(share), true)
+        }
+        // Free VRAM is constant on a device that is full by design; only a process that still takes more is in danger.
+        Series::Vram(_) => (levels.kill_vram, facts.rising),
+    };
+    (free < limit && still && gain >= limit && !facts.estimated).then_some(Wish {
+        action: Action::KillNow,
+        reason: Reason::MemoryExhausted,
+        series: Some(facts.series),
+        limit: Some(limit),
+        observing: false,
+    })
+}
+
+fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<Duration>) -> Option<Wish> {
+    let charged = facts.charged?;
+    let budget = policy.budget(facts);
+    let (soft, hard) = match facts.series {
+        Series::Host => (Reason::HostSoft, Reason::HostHard),
+        Series::Vram(_) => (Reason::VramSoft, Reason::VramHard),
+    };
+    let wish = |action, reason, limit| {
+        Some(Wish { action, reason, series: Some(facts.series), limit: Some(limit), observing: false })
+    };
+    if let Some(limit) = budget.hard.filter(|limit| charged >= *limit) {
+        let lost = charged > policy::scale(limit, policy.levels.kill_over)
+            && urgent_for.is_some_and(|wanted| wanted >= policy.levels.kill_after)
+            && !facts.estimated;
+        return wish(if lost { Action::KillNow } else { Action::DrainNow }, hard, limit);
+    }
+    budget.soft.filter(|limit| charged >= *limit).and_then(|limit| wish(Action::RecycleWhenQuiet, soft, limit))
+}
+
+/// Memory that grows without bound, and how long that may go on.
+fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Option<Wish> {
+    let leaks = series.growth.as_ref().is_some_and(|growth| growth.verdict == Verdict::Leaking);
+    if policy.growth == GrowthMode::Off || !leaks {
+        return None;
+    }
+    // What misses this window of the day has to last until the next one opens.
+    let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.next_after_this(minute));
+    let quiet = policy.growth_quiet.max(next);
+    let soonest = |forecasts: &[Option<Forecast>], within: Duration| {
+        let known = forecasts.iter().flatten().filter_map(|forecast| Some((forecast.limit, forecast.seconds?.value)));
+        known
+            .filter(|(_, seconds)| *seconds < within.as_secs_f64())
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+            .map(|(limit, _)| limit)
+    };
+    let hard = soonest(&[series.to_hard, series.to_end], policy.growth_drain);
+    let soft = soonest(&[series.to_soft, series.to_hard, series.to_end], quiet);
+    let (action, limit) = match (hard, soft) {
+        (Some(limit), _) => (Action::DrainNow, limit),
+        (None, Some(limit)) => (Action::RecycleWhenQuiet, limit),
+        (None, None) => return None,
+    };
+    Some(Wish {
+        action,
+        reason: Reason::Growth,
+        series: Some(series.series),
+        limit: Some(limit),
+        observing: policy.growth == GrowthMode::Observe,
+    })
+}
+
+/// Between `1 - jitter` and `1`: jitter only ever brings a limit forward, so that the configured one is never passed.
+fn factor(jitter: f64, unit: f64) -> f64 {
+    1.0 - jitter.clamp(0.0, 1.0) * unit.clamp(0.0, 1.0)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a request count scaled by a factor of at most 1; off by one does not matter"
+)]
+fn jittered(max: u64, jitter: f64, unit: f64) -> u64 {
+    ((max as f64 * factor(jitter, unit)).ceil() as u64).clamp(1, max.max(1))
+}
+
+fn jittered_time(max: Duration, jitter: f64, unit: f64) -> Duration {
+    max.mul_f64(factor(jitter, unit))
+}

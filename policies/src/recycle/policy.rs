@@ -1,0 +1,246 @@
+//! What an operator wants for one model, and what that is in bytes on this machine.
+//!
+//! ```text
+//!   0 ..... baseline ..... soft ........ hard ..... hard × 1.05 ..... end of the memory
+//!           settled size    |  when       |  drain    |  end it, where
+//!                           |  quiet      |  now      |  draining did not do
+//! ```
+//!
+//! `auto` needs the settled size, which the detector tells: until then such a budget is not known, and its rules are
+//! off. Only the last defence, memory that is almost gone, holds from the start.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::facts::SeriesFacts;
+use crate::defaults::{Levels, Recycle};
+use crate::moment::MomentPolicy;
+use crate::sample::Series;
+use crate::schedule::Windows;
+use crate::units::{ByteSize, MemoryLimit};
+
+/// What is done about memory that grows without bound, long before it reaches a budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GrowthMode {
+    /// Nothing; the verdicts are shown all the same.
+    Off,
+    /// It is told what would be done.
+    #[default]
+    Observe,
+    /// The backend is replaced in time.
+    Recycle,
+}
+
+impl GrowthMode {
+    /// All of them, for schemas and messages.
+    pub const ALL: [Self; 3] = [Self::Off, Self::Observe, Self::Recycle];
+
+    /// The name in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Observe => "observe",
+            Self::Recycle => "recycle",
+        }
+    }
+}
+
+/// Budgets and limits of one model. `None` switches a rule off.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecyclePolicy {
+    /// Host memory above which the backend is replaced when quiet.
+    pub host_soft: Option<MemoryLimit>,
+    /// Host memory above which it is drained now.
+    pub host_hard: Option<MemoryLimit>,
+    /// VRAM, on each GPU, above which the backend is replaced when quiet.
+    pub vram_soft: Option<MemoryLimit>,
+    /// VRAM, on each GPU, above which it is drained now.
+    pub vram_hard: Option<MemoryLimit>,
+    /// What is done about growth, and about slow decoding.
+    pub growth: GrowthMode,
+    /// Growth that reaches a budget within this time calls for a recycle when quiet.
+    pub growth_quiet: Duration,
+    /// Growth that reaches a hard limit within this time calls for a drain now.
+    pub growth_drain: Duration,
+    /// Requests after which it is replaced when quiet.
+    pub max_requests: Option<u64>,
+    /// Age after which it is replaced when quiet.
+    pub max_age: Option<Duration>,
+    /// Share by which `max_requests` and `max_age` vary from generation to generation, 0 to 1: replicas started
+    /// together must not be replaced together.
+    pub jitter: f64,
+    /// Quiet means: no request in flight for this long.
+    pub quiet_for: Duration,
+    /// A replacement that waits for quiet waits no longer than this.
+    pub quiet_within: Duration,
+    /// Times of the day for replacements that can wait.
+    pub only: Windows,
+    /// What `auto` means, and when a backend is ended.
+    pub levels: LevelsPolicy,
+    /// The cheapest moment.
+    pub moment: MomentPolicy,
+}
+
+/// The numbers behind `auto` and the last defence. Reasons: `defaults.toml`, section `[levels]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LevelsPolicy {
+    /// See [`Levels::host_soft`]; the others likewise.
+    pub host_soft: f64,
+    /// Bytes above the baseline.
+    pub host_room: u64,
+    /// Share of the total, 0 to 1.
+    pub host_soft_most: f64,
+    /// Factor on the soft budget.
+    pub host_hard: f64,
+    /// Share of the total, 0 to 1.
+    pub host_hard_most: f64,
+    /// Share of what the device can give, 0 to 1.
+    pub vram_soft: f64,
+    /// Share of what the device can give, 0 to 1.
+    pub vram_hard: f64,
+    /// Share of what is left above the baseline, 0 to 1.
+    pub vram_soft_left: f64,
+    /// Share of what is left above the baseline, 0 to 1.
+    pub vram_hard_left: f64,
+    /// Factor on the hard budget.
+    pub kill_over: f64,
+    /// How long a drain was wanted before that kills.
+    pub kill_after: Duration,
+    /// Share of the total, 0 to 1.
+    pub kill_host_share: f64,
+    /// Bytes.
+    pub kill_host: u64,
+    /// Bytes.
+    pub kill_vram: u64,
+}
+
+impl From<&Levels> for LevelsPolicy {
+    fn from(levels: &Levels) -> Self {
+        Self {
+            host_soft: levels.host_soft,
+            host_room: levels.host_room.0,
+            host_soft_most: levels.host_soft_most,
+            host_hard: levels.host_hard,
+            host_hard_most: levels.host_hard_most,
+            vram_soft: levels.vram_soft,
+            vram_hard: levels.vram_hard,
+            vram_soft_left: levels.vram_soft_left,
+            vram_hard_left: levels.vram_hard_left,
+            kill_over: levels.kill_over,
+            kill_after: levels.kill_after,
+            kill_host_share: levels.kill_host_share,
+            kill_host: levels.kill_host.0,
+            kill_vram: levels.kill_vram.0,
+        }
+    }
+}
+
+/// A budget in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Budget {
+    /// When quiet; `None` if there is none, or it is not known yet.
+    pub soft: Option<u64>,
+    /// Now; likewise.
+    pub hard: Option<u64>,
+}
+
+impl RecyclePolicy {
+    /// No budgets: the numbers that have defaults, from one section of the configuration for the model and the
+    /// fleet-wide ones from the compiled-in defaults.
+    pub fn new(common: &Recycle) -> Self {
+        let defaults = crate::defaults();
+        Self {
+            host_soft: None,
+            host_hard: None,
+            vram_soft: None,
+            vram_hard: None,
+            growth: common.growth,
+            growth_quiet: common.growth_quiet,
+            growth_drain: common.growth_drain,
+            max_requests: None,
+            max_age: None,
+            jitter: common.jitter,
+            quiet_for: common.quiet_for,
+            quiet_within: common.quiet_within,
+            only: Windows::ALWAYS,
+            levels: LevelsPolicy::from(&defaults.levels),
+            moment: MomentPolicy::from(&defaults.moment),
+        }
+    }
+
+    /// The budgets of one series in bytes.
+    ///
+    /// A percentage is of the machine's memory or of the device's, and unknown without it. `auto`:
+    /// - host: (baseline + allowance) × 1.25, at least baseline + 1 GiB, at most 85 % of the machine; hard is soft × 1.15,
+    ///   at most 95 %;
+    /// - VRAM: 95 % and 98 % of what the device can give to the process (what it holds and what is free), but at least
+    ///   half and four fifths of the way from the baseline to there.
+    pub fn budget(&self, facts: &SeriesFacts) -> Budget {
+        let (soft, hard) = match facts.series {
+            Series::Host => (self.host_soft, self.host_hard),
+            Series::Vram(_) => (self.vram_soft, self.vram_hard),
+        };
+        let auto = self.auto(facts);
+        let resolve = |limit: Option<MemoryLimit>, auto: Option<u64>| match limit? {
+            MemoryLimit::Auto => auto,
+            MemoryLimit::Bytes(bytes) => Some(bytes.0),
+            percent @ MemoryLimit::Percent(_) => {
+                percent.resolve(ByteSize(facts.total?)).map(|bytes| bytes.0)
+            }
+        };
+        let soft = resolve(soft, auto.soft);
+        // An automatic hard budget belongs to the soft one that is in force, not to the automatic one beside it.
+        let auto_hard = match (facts.series, soft) {
+            (Series::Host, Some(soft)) => Some(self.host_hard_above(soft, facts.total)),
+            _ => auto.hard,
+        };
+        let hard = resolve(hard, auto_hard);
+        Budget { soft, hard: hard.map(|hard| hard.max(soft.unwrap_or(0))) }
+    }
+
+    fn auto(&self, facts: &SeriesFacts) -> Budget {
+        let levels = &self.levels;
+        let Some(baseline) = facts.growth.as_ref().and_then(|growth| growth.baseline) else {
+            return Budget::default();
+        };
+        match facts.series {
+            Series::Host => {
+                let explained = baseline.saturating_add(facts.allowance);
+                let wanted =
+                    scale(explained, levels.host_soft).max(baseline.saturating_add(levels.host_room));
+                let most = facts.total.map_or(u64::MAX, |total| scale(total, levels.host_soft_most));
+                let soft = wanted.min(most);
+                Budget { soft: Some(soft), hard: Some(self.host_hard_above(soft, facts.total)) }
+            }
+            Series::Vram(_) => {
+                let held = facts.charged.zip(facts.free).map(|(charged, free)| charged.saturating_add(free));
+                let Some(can) = held.or(facts.total) else { return Budget::default() };
+                let left = can.saturating_sub(baseline);
+                let at = |share: f64, of_left: f64| {
+                    scale(can, share).max(baseline.saturating_add(scale(left, of_left)))
+                };
+                Budget {
+                    soft: Some(at(levels.vram_soft, levels.vram_soft_left)),
+                    hard: Some(at(levels.vram_hard, levels.vram_hard_left)),
+                }
+            }
+        }
+    }
+
+    fn host_hard_above(&self, soft: u64, total: Option<u64>) -> u64 {
+        let most = total.map_or(u64::MAX, |total| scale(total, self.levels.host_hard_most));
+        scale(soft, self.levels.host_hard).min(most).max(soft)
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "bytes of memory times a small positive factor; a cast of a larger number saturates, and a byte does not matter"
+)]
+pub(super) fn scale(bytes: u64, factor: f64) -> u64 {
+    (bytes as f64 * factor.max(0.0)) as u64
+}

@@ -1,0 +1,240 @@
+//! Quiet windows: the times of the day in which a backend may be replaced.
+//!
+//! Written `02:00-05:00`, local time, the end not included; `22:00-04:00` runs over midnight. Several may be given. The
+//! time of the day comes in as a number of minutes: this module has no clock and knows no time zone. A day on which the
+//! clocks change has an hour more or less; nothing depends on it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Minutes in a day.
+pub const DAY: u16 = 24 * 60;
+
+/// One window of the day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// First minute of the day, 0 to 1439.
+    from: u16,
+    /// The minute after the last, 0 to 1439; not `from`.
+    to: u16,
+}
+
+/// Why a text is no window.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no window of the day: {why}; write it like `02:00-05:00`, or `22:00-04:00` over midnight")]
+pub struct WindowError {
+    text: String,
+    why: &'static str,
+}
+
+impl Window {
+    /// Whether the minute of the day lies in it.
+    pub const fn contains(self, minute: u16) -> bool {
+        if self.from < self.to {
+            self.from <= minute && minute < self.to
+        } else {
+            self.from <= minute || minute < self.to
+        }
+    }
+
+    /// Minutes from `minute` until it opens; 0 to 1439, and 0 when it opens now.
+    const fn opens_in(self, minute: u16) -> u16 {
+        (self.from + DAY - minute % DAY) % DAY
+    }
+}
+
+fn clock(text: &str) -> Option<u16> {
+    let (hours, minutes) = text.trim().split_once(':')?;
+    let digits = |part: &str| !part.is_empty() && part.len() <= 2 && part.bytes().all(|b| b.is_ascii_digit());
+    if !digits(hours) || minutes.len() != 2 || !digits(minutes) {
+        return None;
+    }
+    let (hours, minutes): (u16, u16) = (hours.parse().ok()?, minutes.parse().ok()?);
+    // `24:00` is how people write the end of the day.
+    match (hours, minutes) {
+        (24, 0) => Some(0),
+        (0..=23, 0..=59) => Some(hours * 60 + minutes),
+        _ => None,
+    }
+}
+
+impl FromStr for Window {
+    type Err = WindowError;
+
+    fn from_str(text: &str) -> Result<Self, WindowError> {
+        let error = |why| WindowError { text: text.to_owned(), why };
+        let (from, to) = text.split_once('-').ok_or_else(|| error("it has no `-` between two times"))?;
+        let from = clock(from).ok_or_else(|| error("its beginning is no time of the day"))?;
+        let to = clock(to).ok_or_else(|| error("its end is no time of the day"))?;
+        if from == to {
+            return Err(error("it begins when it ends"));
+        }
+        Ok(Self { from, to })
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (from, to) = (self.from, self.to);
+        write!(f, "{:02}:{:02}-{:02}:{:02}", from / 60, from % 60, to / 60, to % 60)
+    }
+}
+
+/// Any number of windows. None at all means: always.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Windows(Vec<Window>);
+
+impl Windows {
+    /// No restriction.
+    pub const ALWAYS: Self = Self(Vec::new());
+
+    /// These windows; an empty list is no restriction.
+    pub const fn new(windows: Vec<Window>) -> Self {
+        Self(windows)
+    }
+
+    /// Whether there is no restriction.
+    pub const fn is_always(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a backend may be replaced at this minute of the day.
+    pub fn open(&self, minute: u16) -> bool {
+        self.0.is_empty() || self.0.iter().any(|window| window.contains(minute))
+    }
+
+    /// Minutes until a window is open: 0 if one is.
+    pub fn opens_in(&self, minute: u16) -> u16 {
+        if self.open(minute) {
+            return 0;
+        }
+        self.0.iter().map(|window| window.opens_in(minute)).min().unwrap_or(0)
+    }
+
+    /// How long there will be no window after the one that is open now, counted from now: what waits past this one
+    /// waits at least so long. Zero without windows, or while none is open.
+    pub fn next_after_this(&self, minute: u16) -> Duration {
+        if self.is_always() || !self.open(minute) {
+            return Duration::ZERO;
+        }
+        let closed = (1..DAY).find(|ahead| !self.open((minute + ahead) % DAY));
+        let minutes = closed.map_or(0, |ahead| ahead + self.opens_in((minute + ahead) % DAY));
+        Duration::from_secs(u64::from(minutes) * 60)
+    }
+}
+
+impl fmt::Display for Windows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("always");
+        }
+        for (index, window) in self.0.iter().enumerate() {
+            write!(f, "{}{window}", if index == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Windows {
+    type Err = WindowError;
+
+    /// One window, or several with commas between them.
+    fn from_str(text: &str) -> Result<Self, WindowError> {
+        text.split(',').map(|part| part.trim().parse()).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl Serialize for Windows {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(ToString::to_string))
+    }
+}
+
+impl<'de> Deserialize<'de> for Windows {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Text {
+            One(String),
+            Several(Vec<String>),
+        }
+        let texts = match Text::deserialize(deserializer)? {
+            Text::One(text) => vec![text],
+            Text::Several(texts) => texts,
+        };
+        let mut windows = Vec::new();
+        for text in texts {
+            windows.extend(text.parse::<Self>().map_err(serde::de::Error::custom)?.0);
+        }
+        Ok(Self(windows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn windows(text: &str) -> Windows {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_window_holds_its_beginning_and_not_its_end() {
+        let night = windows("02:00-05:00");
+        assert_eq!([119, 120, 299, 300].map(|minute| night.open(minute)), [false, true, true, false]);
+        assert_eq!((night.opens_in(0), night.opens_in(180), night.opens_in(301)), (120, 0, 1259));
+    }
+
+    #[test]
+    fn a_window_may_run_over_midnight() {
+        let night = windows("22:00-04:00");
+        assert_eq!(
+            [1319, 1320, 0, 239, 240].map(|minute| night.open(minute)),
+            [false, true, true, true, false]
+        );
+        assert_eq!(windows("20:00-24:00").opens_in(0), 20 * 60);
+    }
+
+    #[test]
+    fn whoever_misses_this_window_waits_for_the_next() {
+        let night = windows("02:00-05:00");
+        assert_eq!(night.next_after_this(240), Duration::from_secs(22 * 3600));
+        assert_eq!(night.next_after_this(600), Duration::ZERO);
+        let two = windows("02:00-05:00, 12:00-13:00");
+        assert_eq!(two.next_after_this(240), Duration::from_secs(8 * 3600));
+        assert_eq!(Windows::ALWAYS.next_after_this(240), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_is_no_window_is_named_with_the_reason_and_the_form() {
+        for text in ["02:00", "2-5", "25:00-26:00", "02:00-02:00", "02:60-03:00", "", "02:00-", "-1:00-02:00"] {
+            let error = text.parse::<Window>().expect_err(text).to_string();
+            assert!(error.contains(&format!("`{text}`")) && error.contains("02:00-05:00"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_list_and_a_single_text_are_both_taken() {
+        let one: Windows = serde_json::from_str("\"02:00-05:00, 22:30-23:00\"").unwrap();
+        let list: Windows = serde_json::from_str("[\"02:00-05:00\", \"22:30-23:00\"]").unwrap();
+        assert_eq!(one, list);
+        assert_eq!(one.to_string(), "02:00-05:00, 22:30-23:00");
+        assert_eq!(serde_json::from_str::<Windows>(&serde_json::to_string(&one).unwrap()).unwrap(), one);
+    }
+
+    proptest! {
+        #[test]
+        fn the_minute_at_which_it_opens_is_open_and_the_ones_before_are_not(
+            from in 0u16..DAY, length in 1u16..DAY, minute in 0u16..DAY
+        ) {
+            let windows = Windows::new(vec![Window { from, to: (from + length) % DAY }]);
+            let wait = windows.opens_in(minute);
+            prop_assert!(windows.open((minute + wait) % DAY));
+            prop_assert!((0..wait).all(|ahead| !windows.open((minute + ahead) % DAY)));
+        }
+    }
+}
