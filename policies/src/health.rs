@@ -86,10 +86,9 @@ impl std::fmt::Display for Symptom {
             Self::ComputeErrors { in_a_row } => {
                 write!(f, "the last {in_a_row} answers said that computing failed, and none succeeded")
             }
-            Self::SlowDecode { now, baseline } => write!(
-                f,
-                "it decodes {now:.1} tokens/s per busy slot and once did {baseline:.1}"
-            ),
+            Self::SlowDecode { now, baseline } => {
+                write!(f, "it decodes {now:.1} tokens/s per busy slot and once did {baseline:.1}")
+            }
             Self::DeviceFault { gpu, xid } => write!(f, "GPU {} reported Xid {xid}", gpu.0),
         }
     }

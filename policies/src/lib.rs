@@ -36,10 +36,10 @@ pub mod names;
 pub mod recycle;
 pub mod restraint;
 pub mod sample;
-pub mod trace;
 pub mod schedule;
 pub mod share;
 pub mod simulate;
+pub mod trace;
 pub mod units;
 pub mod world;
 

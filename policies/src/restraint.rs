@@ -176,7 +176,9 @@ impl Restraint {
         if let Some(reason) = decision.reason.filter(|reason| reason.is_memory()) {
             self.no_cure(reason, decision.series.unwrap_or(Series::Host), policy)?;
         }
-        let allowed = self.last.map_or(Duration::ZERO, |last| last.saturating_add(interval(decision.action, ask, policy)));
+        let allowed = self
+            .last
+            .map_or(Duration::ZERO, |last| last.saturating_add(interval(decision.action, ask, policy)));
         if ask.now < allowed {
             let left = allowed.saturating_sub(ask.now);
             return Err(Held::TooSoon { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) });
@@ -341,8 +343,14 @@ mod tests {
         let policy = RestraintPolicy { jitter: 0.1, ..POLICY };
         let ask = |seconds, unit| Ask { unit, ..at(seconds) };
         assert_eq!(restraint.check(&soft(), &ask(540, 0.0), &policy), Ok(()));
-        assert_eq!(restraint.check(&soft(), &ask(540, 0.5), &policy), Err(Held::TooSoon { seconds_left: 60 }));
-        assert_eq!(restraint.check(&soft(), &ask(640, 0.999), &policy), Err(Held::TooSoon { seconds_left: 20 }));
+        assert_eq!(
+            restraint.check(&soft(), &ask(540, 0.5), &policy),
+            Err(Held::TooSoon { seconds_left: 60 })
+        );
+        assert_eq!(
+            restraint.check(&soft(), &ask(640, 0.999), &policy),
+            Err(Held::TooSoon { seconds_left: 20 })
+        );
     }
 
     #[test]
@@ -376,7 +384,11 @@ mod tests {
         let mut restraint = Restraint::default();
         let hours = |n: u64| Duration::from_secs(n * 3600);
         assert_eq!(restraint.began(hours(0), Reason::Growth, &POLICY), None);
-        assert_eq!(restraint.began(hours(7), Reason::Growth, &POLICY), None, "the first is out of the window");
+        assert_eq!(
+            restraint.began(hours(7), Reason::Growth, &POLICY),
+            None,
+            "the first is out of the window"
+        );
         assert_eq!(restraint.began(hours(8), Reason::Growth, &POLICY), None);
         let off = Held::GrowthGoesOn { recycles: 3, seconds: 6 * 3600 };
         assert_eq!(restraint.began(hours(9), Reason::Growth, &POLICY), Some(off));

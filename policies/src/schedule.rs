@@ -24,7 +24,9 @@ pub struct Window {
 
 /// Why a text is no window.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no window of the day: {why}; write it like `02:00-05:00`, or `22:00-04:00` over midnight")]
+#[error(
+    "`{text}` is no window of the day: {why}; write it like `02:00-05:00`, or `22:00-04:00` over midnight"
+)]
 pub struct WindowError {
     text: String,
     why: &'static str,
@@ -211,7 +213,8 @@ mod tests {
 
     #[test]
     fn what_is_no_window_is_named_with_the_reason_and_the_form() {
-        for text in ["02:00", "2-5", "25:00-26:00", "02:00-02:00", "02:60-03:00", "", "02:00-", "-1:00-02:00"] {
+        for text in ["02:00", "2-5", "25:00-26:00", "02:00-02:00", "02:60-03:00", "", "02:00-", "-1:00-02:00"]
+        {
             let error = text.parse::<Window>().expect_err(text).to_string();
             assert!(error.contains(&format!("`{text}`")) && error.contains("02:00-05:00"), "{error}");
         }

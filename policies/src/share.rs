@@ -69,7 +69,8 @@ pub fn first(series: Series, members: &[Member], budget: SharedBudget) -> Option
         let gain = member.charged?.saturating_sub(member.fresh?);
         (member.free_to_go && gain > 0).then_some((index, gain, member))
     });
-    let best = gains.max_by(|(_, a, first), (_, b, second)| per_cost(*a, first).total_cmp(&per_cost(*b, second)))?;
+    let best =
+        gains.max_by(|(_, a, first), (_, b, second)| per_cost(*a, first).total_cmp(&per_cost(*b, second)))?;
     Some((best.0, Chosen { series, level, limit }))
 }
 

@@ -126,6 +126,14 @@ pub enum MemoryLimit {
 }
 
 impl MemoryLimit {
+    /// The number of bytes, if it is a fixed one.
+    pub const fn bytes(self) -> Option<ByteSize> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Percent(_) | Self::Auto => None,
+        }
+    }
+
     /// The limit in bytes for a given total; `None` for [`MemoryLimit::Auto`], which a total alone does not tell.
     #[expect(
         clippy::cast_possible_truncation,

@@ -226,8 +226,14 @@ pub struct Decision {
 
 impl Decision {
     /// Nothing is wanted.
-    pub const OBSERVE: Self =
-        Self { action: Action::Observe, reason: None, due: false, series: None, limit_bytes: None, why_not: None };
+    pub const OBSERVE: Self = Self {
+        action: Action::Observe,
+        reason: None,
+        due: false,
+        series: None,
+        limit_bytes: None,
+        why_not: None,
+    };
 
     /// The same decision, held back: it is not due, and says why.
     #[must_use]
@@ -295,8 +301,11 @@ fn end(facts: &Facts) -> Option<&Forecast> {
     let leaking = |series: &&SeriesFacts| {
         series.growth.as_ref().is_some_and(|growth| growth.verdict == Verdict::Leaking)
     };
-    let ends =
-        facts.series.iter().filter(leaking).flat_map(|series| [series.to_hard.as_ref(), series.to_end.as_ref()]);
+    let ends = facts
+        .series
+        .iter()
+        .filter(leaking)
+        .flat_map(|series| [series.to_hard.as_ref(), series.to_end.as_ref()]);
     ends.flatten().filter(|forecast| forecast.seconds.is_some()).min_by(|a, b| {
         let low = |forecast: &Forecast| forecast.seconds.map_or(f64::MAX, |seconds| seconds.low);
         low(a).total_cmp(&low(b))
@@ -349,7 +358,8 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
         limit: None,
         observing: false,
     };
-    if policy.max_requests.is_some_and(|max| facts.work.requests >= jittered(max, policy.jitter, facts.unit)) {
+    if policy.max_requests.is_some_and(|max| facts.work.requests >= jittered(max, policy.jitter, facts.unit))
+    {
         wishes.push(plain(Reason::MaxRequests));
     }
     if policy.max_age.is_some_and(|max| facts.age >= jittered_time(max, policy.jitter, facts.unit)) {
@@ -396,7 +406,10 @@ fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<D
             && !facts.estimated;
         return wish(if lost { Action::KillNow } else { Action::DrainNow }, hard, limit);
     }
-    budget.soft.filter(|limit| charged >= *limit).and_then(|limit| wish(Action::RecycleWhenQuiet, soft, limit))
+    budget
+        .soft
+        .filter(|limit| charged >= *limit)
+        .and_then(|limit| wish(Action::RecycleWhenQuiet, soft, limit))
 }
 
 /// Memory that grows without bound, and how long that may go on.
@@ -409,7 +422,8 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
     let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.next_after_this(minute));
     let quiet = policy.growth_quiet.max(next);
     let soonest = |forecasts: &[Option<Forecast>], within: Duration| {
-        let known = forecasts.iter().flatten().filter_map(|forecast| Some((forecast.limit, forecast.seconds?.value)));
+        let known =
+            forecasts.iter().flatten().filter_map(|forecast| Some((forecast.limit, forecast.seconds?.value)));
         known
             .filter(|(_, seconds)| *seconds < within.as_secs_f64())
             .min_by(|a, b| a.1.total_cmp(&b.1))

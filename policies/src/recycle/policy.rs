@@ -186,9 +186,7 @@ impl RecyclePolicy {
         let resolve = |limit: Option<MemoryLimit>, auto: Option<u64>| match limit? {
             MemoryLimit::Auto => auto,
             MemoryLimit::Bytes(bytes) => Some(bytes.0),
-            percent @ MemoryLimit::Percent(_) => {
-                percent.resolve(ByteSize(facts.total?)).map(|bytes| bytes.0)
-            }
+            percent @ MemoryLimit::Percent(_) => percent.resolve(ByteSize(facts.total?)).map(|bytes| bytes.0),
         };
         let soft = resolve(soft, auto.soft);
         // An automatic hard budget belongs to the soft one that is in force, not to the automatic one beside it.

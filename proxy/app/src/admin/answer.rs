@@ -15,6 +15,7 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use warden_gateway::Gauges;
+use warden_policies::MemoryLimit;
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
 use super::metrics::Metrics;
@@ -50,8 +51,8 @@ pub(crate) struct Budget {
 /// The budgets of a fleet.
 pub(crate) fn budgets(models: &[ModelSpec]) -> Budgets {
     let budget = |model: &ModelSpec| Budget {
-        soft: model.recycle.host_soft.map(|size| size.0),
-        hard: model.recycle.host_hard.map(|size| size.0),
+        soft: model.recycle.host_soft.and_then(MemoryLimit::bytes).map(|size| size.0),
+        hard: model.recycle.host_hard.and_then(MemoryLimit::bytes).map(|size| size.0),
     };
     let all = models.iter().map(|model| (model.name.as_str().to_owned(), budget(model)));
     all.filter(|(_, budget)| *budget != Budget::default()).collect()

@@ -111,7 +111,7 @@ impl Resolver<'_> {
 
     pub(super) fn recycle(&mut self, name: &str, model: &Model, args: &[String]) -> RecyclePolicy {
         let policy = &model.policy;
-        let bytes = |limit: Option<MemoryLimit>| limit.map(|limit| limit.resolve(self.machine.memory));
+        let bytes = |limit: Option<MemoryLimit>| limit?.resolve(self.machine.memory);
         let (soft, hard) = (bytes(policy.host.soft), bytes(policy.host.hard));
         if let (Some(soft), Some(hard)) = (soft, hard)
             && hard < soft
@@ -122,14 +122,14 @@ impl Resolver<'_> {
                 .push(Problem::new(place, message).hint("`host.hard` has to be the larger of the two"));
         }
         self.warn_about_cache(name, soft.or(hard), args);
+        // What a share of the machine's memory is, is known here; what `auto` is, only when the backend has settled.
+        let limit = |limit, bytes: Option<ByteSize>| bytes.map(MemoryLimit::Bytes).or(limit);
         RecyclePolicy {
-            host_soft: soft,
-            host_hard: hard,
+            host_soft: limit(policy.host.soft, soft),
+            host_hard: limit(policy.host.hard, hard),
             max_requests: policy.max_requests,
             max_age: policy.max_age,
-            jitter: policy.common.jitter,
-            quiet_for: policy.common.quiet_for,
-            quiet_within: policy.common.quiet_within,
+            ..RecyclePolicy::new(&policy.common)
         }
     }
 

@@ -276,11 +276,7 @@ impl Resolver<'_> {
                 kill_grace: lifecycle.kill_grace,
             },
             recycle,
-            restraint: RestraintPolicy {
-                min_interval: policy.min_interval,
-                min_interval_hard: policy.min_interval_hard,
-                max_futile: policy.max_futile,
-            },
+            restraint: RestraintPolicy::new(policy),
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
             memory_report: model.memory_report,
             record: false,

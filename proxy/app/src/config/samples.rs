@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use warden_policies::MemoryLimit;
+
 use super::layers::{Sources, load};
 use super::machine::Machine;
 use super::problem::Problems;
@@ -58,8 +60,9 @@ fn what_a_valid_sample_says_reaches_the_fleet() {
     assert_eq!(big.command.args[2..], ["-np", "2", "--cache-ram", "512"]);
     assert_eq!(big.command.env, [("GGML_CUDA_DISABLE_GRAPHS".to_owned(), "1".to_owned())]);
     assert_eq!((big.queue_depth, big.queue_wait.as_secs()), (64, 120));
-    assert!(big.recycle.host_soft < big.recycle.host_hard && big.preload && !small.preload);
-    assert_eq!(small.recycle.host_hard.map(|size| size.0), Some(16 << 30));
+    let bytes = |limit: Option<MemoryLimit>| limit.and_then(MemoryLimit::bytes).map(|size| size.0);
+    assert!(bytes(big.recycle.host_soft) < bytes(big.recycle.host_hard) && big.preload && !small.preload);
+    assert_eq!(bytes(small.recycle.host_hard), Some(16 << 30));
     assert_eq!(small.timing.start_timeout.as_secs(), 60);
     assert_eq!((small.replicas, small.max_in_flight, small.recycle.max_requests), (2, Some(4), Some(10_000)));
     assert!((resolved.fleet.watch.overlap_headroom - 2.0).abs() < f64::EPSILON);

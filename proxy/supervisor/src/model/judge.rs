@@ -6,9 +6,9 @@
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::Phase;
-use warden_policies::recycle::{Facts, decide};
-use warden_policies::restraint::Held;
-use warden_policies::sample::{Edge, HostMemory};
+use warden_policies::recycle::{Facts, SeriesFacts, decide};
+use warden_policies::restraint::{Ask, Held};
+use warden_policies::sample::{Edge, HostMemory, Series};
 use warden_policies::{Action, Decision};
 use warden_sensors::Report as MemoryReport;
 
@@ -97,7 +97,7 @@ impl Model {
 
     /// Asks the policy about a unit and acts on the answer.
     fn judge(&mut self, id: UnitId) {
-        let policy = self.spec.recycle;
+        let policy = self.spec.recycle.clone();
         let now = Instant::now();
         let replacing = !self.replacements.is_empty() || self.end.is_some();
         let Some(unit) = self.unit(id) else { return };
@@ -110,17 +110,19 @@ impl Model {
         let host_bytes = live.host.map(HostMemory::charged);
         let idle_since = self.shared.idle_since(generation);
         let facts = Facts {
-            host: host_bytes,
+            series: vec![SeriesFacts::of(Series::Host, host_bytes)],
             age: live.ready.map_or_else(Default::default, |ready| now.saturating_duration_since(ready)),
             work: live.cell.work(),
             idle_for: idle_since.map(|since| now.saturating_duration_since(since)),
             wanted_for: live.wanted_since.map(|since| now.saturating_duration_since(since)),
             unit: live.random,
+            ..Facts::default()
         };
         let decision = decide(&policy, &facts);
         let before = live.policy;
         let due = decision.action != Action::Observe && decision.due;
-        let allowed = self.restraint.check(decision.action, self.context.now(), &self.spec.restraint);
+        let ask = Ask { now: self.context.now(), load_time: None, unit: live.random };
+        let allowed = self.restraint.check(&decision, &ask, &self.spec.restraint);
         let held = allowed.err().filter(|_| due);
 
         let wanted = decision.action != Action::Observe;

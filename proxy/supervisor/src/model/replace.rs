@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase};
 use warden_policies::restraint;
 use warden_policies::sample::HostMemory;
-use warden_policies::{ByteSize, Decision, GenerationId, Reason};
+use warden_policies::{ByteSize, Decision, GenerationId, MemoryLimit, Reason, Series};
 use warden_sensors::Report;
 
 use super::unit::{Role, Unit};
@@ -63,7 +63,10 @@ impl Model {
     pub(super) fn replace_by_policy(&mut self, replica: u32, decision: Decision) {
         let Some(reason) = decision.reason else { return };
         let now = self.context.now();
-        self.restraint.began(now);
+        let off = self.restraint.began(now, reason, &self.spec.restraint);
+        if let Some(held) = off {
+            self.tell(None, EventKind::PolicyOff { message: held.to_string() });
+        }
         self.replace(replica, reason);
     }
 
@@ -129,9 +132,10 @@ impl Model {
     }
 
     fn budget(&self, reason: Reason) -> Option<ByteSize> {
+        let bytes = |limit: Option<MemoryLimit>| limit.and_then(MemoryLimit::bytes);
         match reason {
-            Reason::HostSoft => self.spec.recycle.host_soft,
-            Reason::HostHard => self.spec.recycle.host_hard,
+            Reason::HostSoft => bytes(self.spec.recycle.host_soft),
+            Reason::HostHard => bytes(self.spec.recycle.host_hard),
             _ => None,
         }
     }
@@ -319,11 +323,9 @@ impl Model {
         self.context.ledger.append(&entry);
         self.tell(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
         if let Some(helped) = helped
-            && self.restraint.ended(helped, &self.spec.restraint)
+            && let Some(held) = self.restraint.ended(Series::Host, helped, &self.spec.restraint)
         {
-            let recycles = self.spec.restraint.max_futile;
-            let message = restraint::Held::Futile { recycles }.to_string();
-            self.tell(None, EventKind::PolicyOff { message });
+            self.tell(None, EventKind::PolicyOff { message: held.to_string() });
         }
         entry
     }

@@ -17,7 +17,7 @@ use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::recycle::RecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
-use warden_policies::{ByteSize, GenerationId, ModelName, defaults};
+use warden_policies::{ByteSize, GenerationId, MemoryLimit, ModelName, defaults};
 
 use self::script::Script;
 use crate::{
@@ -161,20 +161,8 @@ fn spec(name: &str) -> ModelSpec {
             stop_grace: life.stop_grace,
             kill_grace: life.kill_grace,
         },
-        recycle: RecyclePolicy {
-            host_soft: None,
-            host_hard: None,
-            max_requests: None,
-            max_age: None,
-            jitter: 0.0,
-            quiet_for: recycle.quiet_for,
-            quiet_within: recycle.quiet_within,
-        },
-        restraint: RestraintPolicy {
-            min_interval: recycle.min_interval,
-            min_interval_hard: recycle.min_interval_hard,
-            max_futile: recycle.max_futile,
-        },
+        recycle: RecyclePolicy { jitter: 0.0, ..RecyclePolicy::new(recycle) },
+        restraint: RestraintPolicy { jitter: 0.0, ..RestraintPolicy::new(recycle) },
         oom_score_adj: defaults.child.oom_score_adj,
         memory_report: defaults.model.memory_report,
         record: false,
@@ -212,6 +200,6 @@ fn config(directory: &Path) -> FleetConfig {
 const MIB: u64 = 1024 * 1024;
 
 #[expect(clippy::unnecessary_wraps, reason = "every budget is optional")]
-fn mib(n: u64) -> Option<ByteSize> {
-    Some(ByteSize::mib(n))
+fn mib(n: u64) -> Option<MemoryLimit> {
+    Some(MemoryLimit::Bytes(ByteSize::mib(n)))
 }
