@@ -357,6 +357,69 @@ section!(
     Growth {
         /// Half-life of the average rate of requests.
         rate_half_life: Duration = "duration",
+        /// Requests before the first judgement.
+        warmup_requests: u64,
+        /// A start that still slows down after this many requests is judged all the same.
+        warmup_limit: u64,
+        /// Short floors in each of the three groups that show whether the start is over.
+        settle_floors: usize,
+        /// Share of the least rise below which a start needs no settling.
+        settle_share: f64,
+        /// Short floors after the start whose median is the baseline.
+        baseline_floors: usize,
+        /// Lengths of stretches: 1, 2, 4, … steps of work.
+        scales: u32,
+        /// Floors kept for each length.
+        kept: usize,
+        /// Floors in a test.
+        window: usize,
+        /// Floors from one test to the next.
+        test_every: u64,
+        /// Tests of one length that make a verdict.
+        tests: usize,
+        /// How many of them may fail.
+        misses: usize,
+        /// The last slope of these tests, as a share of the first, has to be at least this.
+        persist_ratio: f64,
+        /// Deviations from no trend that a test needs.
+        trend_z: f64,
+        /// Deviations to each side of the slope that its interval has.
+        bound_z: f64,
+        /// Least rise within a test that counts on the host.
+        host_effect: ByteSize,
+        /// The same as a share of the baseline; the larger one counts.
+        host_effect_share: f64,
+        /// Least rise within a test that counts on a GPU.
+        vram_effect: ByteSize,
+        /// Least rise within a test in deviations of the floors about their line.
+        effect_noise: f64,
+        /// Least slope of the end of a test's stretch, as a share of the whole stretch's.
+        brake_ratio: f64,
+        /// Largest single steps of a stretch that are taken off ...
+        jumps: usize,
+        /// ... and the share of the rise that has to remain.
+        jump_rest: f64,
+        /// Latest short floors whose least one is shown as the floor.
+        floor_steps: usize,
+        /// Bytes beyond what a server is told to keep, or beyond its measured pools, that count as kept.
+        allowance_slack: ByteSize,
+        /// Readings without the pools that were measured before, until they count as no longer measured.
+        unmeasured: u32,
+        /// Least requests without growth after which a leak is over.
+        calm_requests: u64,
+        /// The same as a multiple of the requests that a new height takes at the present slope.
+        calm_factor: f64,
+        /// Share of the least rise that makes a new height.
+        height_share: f64,
+        /// Share of the slope of an earlier generation's leak at which it counts as the same leak.
+        prior_ratio: f64,
+        /// Least floors for blame.
+        blame_floors: usize,
+        /// By how much the blamed unit has to explain the growth better than every other, in units of the chi-squared
+        /// statistic.
+        blame_margin: f64,
+        /// Least share of the growth that the blamed unit pays for.
+        blame_share: f64,
     }
 );
 

@@ -6,13 +6,33 @@
 //!                       └─ vram1 ─> …
 //! ```
 //!
+//! | file | part |
+//! |---|---|
+//! | `floors` | the least memory in each stretch of work, at several lengths |
+//! | `stats` | Sen's slope with bounds, Mann and Kendall's trend test after Hamed and Rao |
+//! | `shape` | whether one stretch of floors rises like a leak |
+//! | `series` | from tests to a verdict: warm-up, allowance, persistence, and when a leak is over |
+//! | `blame` | which unit of work pays |
+//! | `forecast` | work and time until a limit |
+//! | `monitor` | all series of one generation |
+//!
 //! A series is judged by the work that was done, not by the clock: idle hours add nothing, a busy minute adds much.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sample::{Sample, Series};
+use crate::sample::Series;
+
+mod blame;
+mod floors;
+mod forecast;
+mod monitor;
+mod series;
+mod shape;
+mod stats;
+
+pub use monitor::Monitor;
 
 /// What a series says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -173,46 +193,4 @@ pub struct Prior {
     pub slope: Interval,
     /// And this unit of work paid.
     pub blame: Option<Blame>,
-}
-
-/// Watches all series of one generation.
-#[derive(Clone, Debug)]
-pub struct Monitor {
-    policy: GrowthPolicy,
-    growth: Vec<Growth>,
-}
-
-impl Monitor {
-    /// A monitor for a generation that has just been spawned.
-    pub fn new(policy: &GrowthPolicy) -> Self {
-        Self { policy: policy.clone(), growth: Vec::new() }
-    }
-
-    /// What the server is told to keep in a series, in bytes, beyond the slack of the policy. May be called again when
-    /// more becomes known (a log line tells the size of a checkpoint).
-    pub fn allow(&mut self, series: Series, bytes: u64) {
-        let _ = (series, bytes, &self.policy);
-    }
-
-    /// Takes a reading in. Returns the changes of verdict that it causes.
-    pub fn observe(&mut self, sample: &Sample) -> Vec<Turn> {
-        let _ = sample;
-        Vec::new()
-    }
-
-    /// The present picture, series by series: those that were read at least once.
-    pub fn growth(&self) -> &[Growth] {
-        &self.growth
-    }
-
-    /// What is left until a series reaches a limit; `None` while it does not grow.
-    pub fn forecast(&self, series: Series, limit: u64) -> Option<Forecast> {
-        let _ = (series, limit);
-        None
-    }
-
-    /// Requests per second, averaged with a half-life of the policy; `None` before the first request.
-    pub fn rate(&self) -> Option<f64> {
-        None
-    }
 }

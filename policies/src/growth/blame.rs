@@ -1,0 +1,200 @@
+//! Who pays: which unit of work explains the growth from floor to floor.
+//!
+//! ```text
+//!  floors ──> differences ──> one robust fit for each unit alone ──> the best, if it is clearly the best
+//!                        └──> one for all together, none below zero ──> how much of the growth is its share
+//! ```
+//!
+//! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least squares.
+//! Units that the load does not tell apart are named, never guessed between.
+
+use crate::growth::floors::Point;
+use crate::growth::stats::{exact, median, size};
+use crate::growth::{Blame, GrowthPolicy, Unit};
+
+/// The units, in the order in which they are named.
+const UNITS: [Unit; 6] =
+    [Unit::Request, Unit::Image, Unit::Audio, Unit::PromptToken, Unit::OutputToken, Unit::Hour];
+/// Huber's constant: 95 % as good as least squares on normal noise.
+const HUBER: f64 = 1.345;
+const REWEIGHTS: usize = 8;
+const SWEEPS: usize = 30;
+
+/// Differences between floors that follow each other.
+struct Table {
+    rise: Vec<f64>,
+    /// Units that occur, with their amounts divided by their mean, and that mean.
+    columns: Vec<(Unit, Vec<f64>, f64)>,
+}
+
+impl Table {
+    fn of(floors: &[Point]) -> Self {
+        let pairs = || floors.windows(2).map(|two| (two[1].work - two[0].work, two));
+        let rise = pairs().map(|(_, two)| two[1].level - two[0].level).collect();
+        let mut columns = Vec::new();
+        for unit in UNITS {
+            let amounts: Vec<f64> = pairs()
+                .map(|(work, two)| match unit {
+                    Unit::Request => exact(work.requests),
+                    Unit::PromptToken => exact(work.prompt_tokens),
+                    Unit::OutputToken => exact(work.output_tokens),
+                    Unit::Image => exact(work.images),
+                    Unit::Audio => exact(work.audio),
+                    Unit::Hour => (two[1].hours - two[0].hours).max(0.0),
+                })
+                .collect();
+            let mean = amounts.iter().sum::<f64>() / size(amounts.len());
+            if mean > 0.0 {
+                columns.push((unit, amounts.iter().map(|amount| amount / mean).collect(), mean));
+            }
+        }
+        Self { rise, columns }
+    }
+
+    fn rests(&self, of: &[usize], betas: &[f64]) -> Vec<f64> {
+        let fitted = |row: usize| -> f64 {
+            of.iter().zip(betas).map(|(c, beta)| beta * self.columns[*c].1[row]).sum()
+        };
+        self.rise.iter().enumerate().map(|(row, rise)| rise - fitted(row)).collect()
+    }
+
+    /// Robust non-negative fit of some columns. `scale`: deviation of the rests, measured anew each time if `None`.
+    fn fit(&self, of: &[usize], scale: Option<f64>) -> (Vec<f64>, f64) {
+        let mut betas = vec![0.0; of.len()];
+        let mut weights = vec![1.0; self.rise.len()];
+        let mut used = 0.0;
+        for _ in 0..REWEIGHTS {
+            for _ in 0..SWEEPS {
+                let mut moved = 0.0_f64;
+                let mut rests = self.rests(of, &betas);
+                for (index, column) in of.iter().enumerate() {
+                    let xs = &self.columns[*column].1;
+                    let (mut top, mut bottom) = (0.0, 0.0);
+                    for ((x, rest), weight) in xs.iter().zip(&rests).zip(&weights) {
+                        top += weight * x * (rest + betas[index] * x);
+                        bottom += weight * x * x;
+                    }
+                    let new = if bottom > 0.0 { (top / bottom).max(0.0) } else { 0.0 };
+                    let change = new - betas[index];
+                    if change != 0.0 {
+                        xs.iter().zip(&mut rests).for_each(|(x, rest)| *rest -= change * x);
+                        moved = moved.max(change.abs());
+                    }
+                    betas[index] = new;
+                }
+                if of.len() == 1 || moved <= 1e-6 * betas.iter().copied().fold(0.0, f64::max) {
+                    break;
+                }
+            }
+            let rests = self.rests(of, &betas);
+            used = scale.unwrap_or_else(|| self.scale(&rests));
+            if used <= 0.0 {
+                break;
+            }
+            for (weight, rest) in weights.iter_mut().zip(&rests) {
+                *weight = (HUBER * used / rest.abs().max(f64::MIN_POSITIVE)).min(1.0);
+            }
+        }
+        (betas, used)
+    }
+
+    /// Deviation of rests, never quite zero: whole pages and pool steps are coarser than that anyway.
+    fn scale(&self, rests: &[f64]) -> f64 {
+        let of = |values: &[f64]| {
+            let mut sizes: Vec<f64> = values.iter().map(|value| value.abs()).collect();
+            median(&mut sizes).unwrap_or(0.0) * 1.4826
+        };
+        let power = self.rise.iter().map(|rise| rise * rise).sum::<f64>() / size(self.rise.len().max(1));
+        of(rests).max(0.01 * power.sqrt())
+    }
+
+    /// Huber's loss in squared deviations: differences of it behave like a chi-squared statistic.
+    fn loss(&self, of: &[usize], betas: &[f64], scale: f64) -> f64 {
+        let loss = |rest: f64| {
+            let t = (rest / scale).abs();
+            if t <= HUBER { t * t } else { 2.0 * HUBER * t - HUBER * HUBER }
+        };
+        self.rests(of, betas).into_iter().map(loss).sum()
+    }
+}
+
+/// Which unit of work pays for the growth between these floors, oldest first.
+pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
+    let table = Table::of(floors);
+    let undecided = |why: &str| Blame::Undecided { why: why.to_owned() };
+    if table.rise.len() + 1 < policy.blame_floors {
+        return undecided("too little work yet to tell who pays");
+    }
+    let all: Vec<usize> = (0..table.columns.len()).collect();
+    let (together, scale) = table.fit(&all, None);
+    let best_loss = table.loss(&all, &together, scale);
+    let mut alone: Vec<(usize, f64, f64)> = Vec::new();
+    for column in all.iter().copied() {
+        let (betas, _) = table.fit(&[column], Some(scale));
+        alone.push((column, betas[0], table.loss(&[column], &betas, scale)));
+    }
+    let unit_of = |column: usize| table.columns[column].0;
+    let by_loss = |a: &&(usize, f64, f64), b: &&(usize, f64, f64)| a.2.total_cmp(&b.2);
+    let work = alone.iter().filter(|(column, ..)| unit_of(*column) != Unit::Hour).min_by(by_loss);
+    let hour = alone.iter().find(|(column, ..)| unit_of(*column) == Unit::Hour);
+    let margin = policy.blame_margin;
+    // Requests that come at a constant rate make hours look guilty: an hour has to be clearly better than all work.
+    let winner = match (work, hour) {
+        (Some(work), Some(hour)) if hour.2 + margin < work.2 => hour,
+        (Some(work), _) => work,
+        (None, _) => return undecided("no work was done while it grew"),
+    };
+    let (column, beta, loss) = *winner;
+    if beta <= 0.0 {
+        return undecided("nothing that was counted explains the growth");
+    }
+    let rivals: Vec<Unit> = alone
+        .iter()
+        .filter(|(other, beta, other_loss)| {
+            *other != column && *beta > 0.0 && unit_of(*other) != Unit::Hour && *other_loss < loss + margin
+        })
+        .map(|(other, ..)| unit_of(*other))
+        .collect();
+    if !rivals.is_empty() {
+        return Blame::Undecided { why: alike(unit_of(column), &rivals) };
+    }
+    let total: f64 = table.rise.iter().sum();
+    let rows = size(table.rise.len());
+    let share = if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 };
+    let sum: f64 = together.iter().sum();
+    let own = if sum > 0.0 { together[column] / sum } else { 0.0 };
+    if loss > best_loss + 2.0 * margin && own < policy.blame_share {
+        return undecided("several units of work pay together, none of them most of it");
+    }
+    let (unit, _, mean) = &table.columns[column];
+    Blame::Pays { unit: *unit, bytes_per_unit: beta / mean, share }
+}
+
+/// The sentence for units that cannot be told apart.
+fn alike(winner: Unit, rivals: &[Unit]) -> String {
+    let alike: Vec<&str> = UNITS
+        .iter()
+        .filter(|unit| **unit == winner || rivals.contains(unit))
+        .map(|unit| plural(*unit))
+        .collect();
+    let (last, others) = alike.split_last().map_or(("", &[][..]), |(last, others)| (*last, others));
+    let list = format!("{} and {last}", others.join(", "));
+    if alike.contains(&plural(Unit::Request)) {
+        format!(
+            "request-shaped load: every request brings much the same work, so {list} cannot be told apart"
+        )
+    } else {
+        format!("the load does not tell {list} apart: they rise together")
+    }
+}
+
+const fn plural(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Request => "requests",
+        Unit::PromptToken => "prompt tokens",
+        Unit::OutputToken => "output tokens",
+        Unit::Image => "images",
+        Unit::Audio => "audio clips",
+        Unit::Hour => "hours",
+    }
+}

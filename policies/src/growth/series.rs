@@ -1,0 +1,352 @@
+//! One series: from readings to a verdict.
+//!
+//! ```text
+//!                  work done, growth of the start over
+//!        Warming ──────────────────────────────────────> judged ──┐
+//!           ^                                              ^      │ pools begin or cease to be measured,
+//!           └──────────────────────────────────────────────┼──────┘ counters begin anew
+//!                                                          │
+//!      judged:            one test              tests in a row
+//!         Steady ─────────────────> Suspected ─────────────────> Leaking
+//!           ^  beyond the allowance     │                           │
+//!           ├───────────────────────────┘ no test                   │
+//!           └───────────────────────────────────────────────────────┘ no test, no new height, for long
+//!         within the allowance: Bounded, whatever the tests say
+//! ```
+//!
+//! It never acts, and it knows no limit: only what grows, and with which work.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::growth::blame::blame;
+use crate::growth::floors::{Floors, Point};
+use crate::growth::shape::{Finding, examine};
+use crate::growth::stats::{self, exact};
+use crate::growth::{Fill, Growth, GrowthPolicy, Interval, Prior, Verdict};
+use crate::sample::{Sample, Series};
+
+/// The tests of one scale.
+#[derive(Clone, Debug, Default)]
+struct Track {
+    last: Option<Finding>,
+    /// Findings of the last tests, the newest last.
+    recent: VecDeque<Finding>,
+}
+
+/// Watches one series.
+#[derive(Clone, Debug)]
+pub(super) struct Watch {
+    policy: GrowthPolicy,
+    prior: Option<Prior>,
+    floors: Floors,
+    tracks: Vec<Track>,
+    /// Pools are measured and taken off the readings.
+    pooled: bool,
+    /// Readings in a row without the pools that were measured before.
+    unmeasured: u32,
+    /// Bytes in the pools at the latest reading.
+    pool: f64,
+    declared: u64,
+    warm: bool,
+    baseline: Option<f64>,
+    /// The level from which a new height counts, and the request at which growth was last seen.
+    height: f64,
+    grew: u64,
+    growth: Growth,
+}
+
+impl Watch {
+    pub(super) fn new(series: Series, declared: u64, prior: Option<Prior>, policy: &GrowthPolicy) -> Self {
+        Self {
+            prior,
+            floors: Floors::new(policy.scales, policy.kept),
+            tracks: vec![Track::default(); policy.scales.max(1) as usize],
+            pooled: false,
+            unmeasured: 0,
+            pool: 0.0,
+            declared,
+            warm: false,
+            baseline: None,
+            height: f64::MAX,
+            grew: 0,
+            growth: Growth {
+                series,
+                verdict: Verdict::Warming,
+                since_request: 0,
+                slope: None,
+                baseline: None,
+                floor: None,
+                fill: Fill::default(),
+                blame: None,
+            },
+            policy: policy.clone(),
+        }
+    }
+
+    pub(super) fn growth(&self) -> &Growth {
+        &self.growth
+    }
+
+    pub(super) fn declare(&mut self, bytes: u64) {
+        self.declared = bytes;
+        self.fill();
+    }
+
+    /// What the process is charged at its latest floor, measured pools and all.
+    pub(super) fn charged_floor(&self) -> Option<f64> {
+        self.growth.floor.map(|floor| exact(floor) + if self.pooled { self.pool } else { 0.0 })
+    }
+
+    /// Forgets what it saw: the next readings are of something else.
+    pub(super) fn restart(&mut self) {
+        self.floors.clear();
+        self.tracks.iter_mut().for_each(|track| *track = Track::default());
+        self.warm = false;
+        self.baseline = None;
+        self.growth.baseline = None;
+        self.growth.slope = None;
+        self.growth.blame = None;
+    }
+
+    /// Takes a reading in; true if the verdict changed.
+    pub(super) fn observe(&mut self, sample: &Sample) -> bool {
+        let before = self.growth.verdict;
+        if let Some(level) = self.level(sample) {
+            let point = Point { level, hours: hours(sample.at), work: sample.work };
+            if self.floors.push(point) || self.growth.floor.is_none() {
+                self.step(sample.work.requests, level);
+            }
+        }
+        if self.growth.verdict != before {
+            self.growth.since_request = sample.work.requests;
+            return true;
+        }
+        false
+    }
+
+    /// The reading without measured pools. Where they begin or cease to be measured, the series begins anew: their
+    /// size is no fall and no jump. A few readings without them are unknown, not a change.
+    fn level(&mut self, sample: &Sample) -> Option<f64> {
+        let charged = exact(sample.charged(self.growth.series)?);
+        let pool = sample.pooled(self.growth.series).map(exact);
+        match (pool, self.pooled) {
+            (Some(_), true) | (None, false) => self.unmeasured = 0,
+            (None, true) => {
+                self.unmeasured += 1;
+                if self.unmeasured <= self.policy.unmeasured {
+                    return None;
+                }
+                self.switch(false);
+            }
+            (Some(_), false) => self.switch(true),
+        }
+        self.pool = pool.unwrap_or(0.0);
+        Some(charged - self.pool.min(charged))
+    }
+
+    fn switch(&mut self, pooled: bool) {
+        let seen = self.growth.floor.is_some();
+        self.pooled = pooled;
+        self.unmeasured = 0;
+        if seen {
+            self.restart();
+            self.growth.floor = None;
+        }
+    }
+
+    /// New work was done.
+    fn step(&mut self, requests: u64, level: f64) {
+        self.growth.floor = Some(self.floor(level));
+        if !self.warm {
+            self.warm = self.settled(requests);
+            if self.warm {
+                self.floors.clear();
+            }
+            self.growth.verdict = Verdict::Warming;
+            self.fill();
+            return;
+        }
+        let first = self.floors.of(0);
+        if self.baseline.is_none() && first.len() >= self.policy.baseline_floors {
+            let mut levels: Vec<f64> = first.iter().map(|floor| floor.level).collect();
+            self.baseline = stats::median(&mut levels);
+            self.height = self.baseline.unwrap_or(f64::MAX);
+            self.growth.baseline = self.baseline.map(bytes);
+        }
+        let Some(baseline) = self.baseline else { return };
+        self.fill();
+        let effect = self.effect(baseline);
+        let mut tested = false;
+        for scale in 0..self.floors.len() {
+            tested |= self.test(scale, effect);
+        }
+        self.heights(requests, effect, tested);
+        self.judge(requests, effect, tested);
+    }
+
+    /// The least rise that counts, in bytes.
+    fn effect(&self, baseline: f64) -> f64 {
+        match self.growth.series {
+            Series::Host => exact(self.policy.host_effect.0).max(self.policy.host_effect_share * baseline),
+            Series::Vram(_) => exact(self.policy.vram_effect.0),
+        }
+    }
+
+    /// The least of the latest short floors, or the reading while there is none.
+    fn floor(&self, level: f64) -> u64 {
+        let latest = self.floors.of(0).iter().rev().take(self.policy.floor_steps);
+        bytes(latest.map(|floor| floor.level).fold(level, f64::min))
+    }
+
+    /// Whether the growth of the start is over: enough work, and memory no longer rises ever more slowly.
+    fn settled(&self, requests: u64) -> bool {
+        let group = self.policy.settle_floors;
+        let floors = self.floors.of(0);
+        if requests < self.policy.warmup_requests || floors.len() < 3 * group {
+            return false;
+        }
+        if requests >= self.policy.warmup_limit && floors.len() >= self.policy.kept {
+            return true;
+        }
+        let of = |back: usize| {
+            let end = floors.len() - back * group;
+            let mut levels: Vec<f64> = floors.range(end - group..end).map(|floor| floor.level).collect();
+            stats::median(&mut levels).unwrap_or(0.0)
+        };
+        let (first, second, third) = (of(2), of(1), of(0));
+        let rose = second - first;
+        rose < self.effect(first) * self.policy.settle_share
+            || third - second >= self.policy.brake_ratio * rose
+    }
+
+    /// Tests a scale if it is due.
+    fn test(&mut self, scale: usize, effect: f64) -> bool {
+        let (window, every) = (self.policy.window, self.policy.test_every);
+        let floors = self.floors.of(scale);
+        if !self.floors.due(scale, every) || (floors.len() < window && scale > 0) {
+            return false;
+        }
+        let from = floors.len().saturating_sub(window);
+        let Some(mut finding) = examine(floors.range(from..), effect, &self.policy) else { return false };
+        finding.grows &= floors.len() >= window;
+        let track = &mut self.tracks[scale];
+        if track.recent.len() == self.policy.tests {
+            track.recent.pop_front();
+        }
+        track.recent.push_back(finding);
+        track.last = Some(finding);
+        self.growth.slope = self.slope();
+        true
+    }
+
+    /// The slope to show: of the longest stretch that grows, else of the longest one.
+    fn slope(&self) -> Option<Interval> {
+        let longest = || self.tracks.iter().rev().filter_map(|track| track.last);
+        longest().find(|finding| finding.grows).or_else(|| longest().next()).map(|finding| finding.slope)
+    }
+
+    /// At least one scale's latest test found growth.
+    fn suspect(&self) -> bool {
+        self.tracks.iter().any(|track| track.last.is_some_and(|last| last.grows))
+    }
+
+    /// Growth was found again and again, and did not slow down.
+    fn persists(&self) -> bool {
+        self.tracks.iter().any(|track| {
+            let Some(last) = track.last.filter(|last| last.grows) else { return false };
+            if self.known(last.slope) {
+                return true;
+            }
+            let hits = track.recent.iter().filter(|finding| finding.grows);
+            let Some(first) = hits.clone().next() else { return false };
+            track.recent.len() == self.policy.tests
+                && hits.count() + self.policy.misses >= self.policy.tests
+                && last.slope.value >= self.policy.persist_ratio * first.slope.value
+        })
+    }
+
+    /// Growth as in an earlier generation needs no repetition.
+    fn known(&self, slope: Interval) -> bool {
+        self.prior.as_ref().is_some_and(|prior| slope.value >= self.policy.prior_ratio * prior.slope.value)
+    }
+
+    /// Keeps when growth was last seen: a test, or a height that was not reached before.
+    fn heights(&mut self, requests: u64, effect: f64, tested: bool) {
+        let floor = self.growth.floor.map_or(0.0, exact);
+        if floor >= self.height + effect * self.policy.height_share {
+            self.height = floor;
+            self.grew = requests;
+        } else if tested && self.suspect() {
+            self.grew = requests;
+        }
+    }
+
+    fn judge(&mut self, requests: u64, effect: f64, tested: bool) {
+        let fill = self.growth.fill;
+        let limited = self.declared > 0 || self.pooled;
+        let within = limited && fill.used <= fill.allowed;
+        let grows = self.suspect();
+        let leaks = self.growth.verdict == Verdict::Leaking;
+        let verdict = if within && (grows || leaks || exact(fill.used) >= effect) {
+            Verdict::Bounded
+        } else if within {
+            Verdict::Steady
+        } else if leaks && requests.saturating_sub(self.grew) < self.calm(effect) {
+            Verdict::Leaking
+        } else if grows && (tested && self.persists()) {
+            Verdict::Leaking
+        } else if grows {
+            Verdict::Suspected
+        } else if limited && exact(fill.used) >= effect {
+            Verdict::Bounded
+        } else {
+            Verdict::Steady
+        };
+        let changed = verdict != self.growth.verdict;
+        self.growth.verdict = verdict;
+        if verdict < Verdict::Suspected {
+            self.growth.blame = None;
+        } else if changed || tested {
+            self.growth.blame = self.blamed();
+        }
+    }
+
+    /// Requests without growth after which a leak is over.
+    fn calm(&self, effect: f64) -> u64 {
+        let slope = self.growth.slope.map_or(0.0, |slope| slope.value);
+        let step = effect * self.policy.height_share;
+        let expected = if slope > 0.0 { (step / slope * self.policy.calm_factor).min(1e6) } else { 0.0 };
+        self.policy.calm_requests.max(bytes(expected))
+    }
+
+    /// Who pays, from the longest stretch that has enough floors.
+    fn blamed(&self) -> Option<crate::growth::Blame> {
+        let enough =
+            (0..self.floors.len()).rev().find(|scale| self.floors.of(*scale).len() >= self.policy.window);
+        let floors = self.floors.of(enough?);
+        Some(blame(&floors.iter().copied().collect::<Vec<_>>(), &self.policy))
+    }
+
+    fn fill(&mut self) {
+        let slack = self.policy.allowance_slack.0;
+        let allowed = match (self.pooled, self.declared) {
+            (true, _) => slack,
+            (false, 0) => 0,
+            (false, declared) => declared.saturating_add(slack),
+        };
+        let used = self.baseline.zip(self.growth.floor);
+        let used = used.map_or(0, |(baseline, floor)| bytes(exact(floor) - baseline));
+        self.growth.fill = Fill { allowed, used };
+    }
+}
+
+fn hours(at: Duration) -> f64 {
+    at.as_secs_f64() / 3600.0
+}
+
+/// Whole bytes; never below zero.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates at both ends")]
+fn bytes(value: f64) -> u64 {
+    value as u64
+}

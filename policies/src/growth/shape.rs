@@ -1,0 +1,70 @@
+//! The shape of a stretch of floors: does it rise like a leak?
+//!
+//! ```text
+//!  a leak        a warm-up or a full cache     a high-water mark, a plateau
+//!        .'           .------                         .------
+//!      .'            /                                |
+//!    .'            .'        braking              ----'         jump
+//! ```
+//!
+//! It sees one stretch at a time and remembers nothing.
+
+use crate::growth::floors::Point;
+use crate::growth::stats::{self, Trend, exact, size};
+use crate::growth::{GrowthPolicy, Interval};
+
+/// What one test of a stretch found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Finding {
+    /// Bytes per request.
+    pub(super) slope: Interval,
+    /// It rises like a leak.
+    pub(super) grows: bool,
+}
+
+/// Tests a stretch of floors. `effect` is the least rise in bytes that counts. `None` if all floors are at one place.
+pub(super) fn examine<'a>(
+    floors: impl Iterator<Item = &'a Point>,
+    effect: f64,
+    policy: &GrowthPolicy,
+) -> Option<Finding> {
+    let (xs, ys): (Vec<f64>, Vec<f64>) =
+        floors.map(|floor| (exact(floor.work.requests), floor.level)).unzip();
+    let trend = Trend::of(&ys);
+    let slope = stats::sen_bounds(&xs, &ys, trend.var, policy.bound_z)?;
+    let run = xs.last()? - xs.first()?;
+    let rise = slope.value * run;
+    let noise = stats::scatter(&xs, &ys, slope.value);
+    let grows = rise >= effect.max(policy.effect_noise * noise)
+        && slope.low > 0.0
+        && !braking(&xs, &ys, slope.value, policy)
+        && !jumping(&ys, rise, policy)
+        && significant(&ys, trend, rise, policy);
+    Some(Finding { slope, grows })
+}
+
+/// The trend test, corrected for autocorrelation.
+fn significant(ys: &[f64], trend: Trend, rise: f64, policy: &GrowthPolicy) -> bool {
+    // Cheap first: the correction only ever lowers z.
+    trend.z() >= policy.trend_z && {
+        let per_step = rise / (size(ys.len()) - 1.0).max(1.0);
+        trend.widened(stats::hamed_rao(ys, per_step, policy.bound_z)).z() >= policy.trend_z
+    }
+}
+
+/// The end of the stretch rises less than the whole: it is about to end.
+fn braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool {
+    let from = xs.len() - xs.len() * 2 / 5;
+    let last = stats::sen(&xs[from..], &ys[from..]);
+    last.is_none_or(|last| last < policy.brake_ratio * slope)
+}
+
+/// A few steps make most of the rise. Single readings that stand out are no steps: a median of three drops them.
+fn jumping(ys: &[f64], rise: f64, policy: &GrowthPolicy) -> bool {
+    let smooth: Vec<f64> =
+        ys.windows(3).map(|three| three[0].max(three[1]).min(three[0].min(three[1]).max(three[2]))).collect();
+    let mut steps: Vec<f64> = smooth.windows(2).map(|two| two[1] - two[0]).collect();
+    steps.sort_unstable_by(|a, b| b.total_cmp(a));
+    let largest: f64 = steps.iter().take(policy.jumps).filter(|step| **step > 0.0).sum();
+    rise - largest < policy.jump_rest * rise
+}

@@ -1,0 +1,170 @@
+//! Robust statistics of a short series: Sen's slope with its bounds, the trend test of Mann and Kendall, corrected for
+//! autocorrelation after Hamed and Rao.
+//!
+//! Sources: Sen, *Estimates of the regression coefficient based on Kendall's tau* (JASA 63, 1968); Hamed and Rao, *A
+//! modified Mann-Kendall trend test for autocorrelated data* (J. Hydrology 204, 1998). Nothing here knows what the
+//! numbers mean. The cost grows with the square of the length: it is for dozens of points, not for thousands.
+
+use crate::growth::Interval;
+
+/// Bytes and counts as a number for arithmetic.
+#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53, which no memory and no counter reaches")]
+pub(super) fn exact(value: u64) -> f64 {
+    value as f64
+}
+
+/// A length as a number for arithmetic.
+pub(super) fn size(length: usize) -> f64 {
+    u32::try_from(length).map_or(f64::MAX, f64::from)
+}
+
+/// The middle value, the mean of the two middle ones for an even number of values; `None` for none. Reorders them.
+pub(super) fn median(values: &mut [f64]) -> Option<f64> {
+    let middle = values.len() / 2;
+    if values.is_empty() {
+        return None;
+    }
+    let even = values.len() % 2 == 0;
+    let (below, found, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
+    let found = *found;
+    if even {
+        let other = below.iter().copied().max_by(f64::total_cmp)?;
+        return Some(f64::midpoint(other, found));
+    }
+    Some(found)
+}
+
+/// The trend test of Mann and Kendall.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Trend {
+    /// Pairs that rise less pairs that fall.
+    pub(super) s: f64,
+    /// Variance of `s` without a trend, ties counted.
+    pub(super) var: f64,
+}
+
+impl Trend {
+    /// Of values in order.
+    pub(super) fn of(values: &[f64]) -> Self {
+        let mut s = 0.0;
+        for (i, early) in values.iter().enumerate() {
+            for late in &values[i + 1..] {
+                s += match late.total_cmp(early) {
+                    std::cmp::Ordering::Greater => 1.0,
+                    std::cmp::Ordering::Less => -1.0,
+                    std::cmp::Ordering::Equal => 0.0,
+                };
+            }
+        }
+        let mut sorted = values.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let of = |n: f64| n * (n - 1.0) * (2.0 * n + 5.0);
+        let ties: f64 = sorted.chunk_by(|a, b| a.total_cmp(b).is_eq()).map(|tied| of(size(tied.len()))).sum();
+        Self { s, var: (of(size(values.len())) - ties) / 18.0 }
+    }
+
+    /// Deviations of `s` from no trend, with the correction for continuity; 0 where the values are all the same.
+    pub(super) fn z(self) -> f64 {
+        if self.var <= 0.0 || self.s == 0.0 {
+            return 0.0;
+        }
+        (self.s - self.s.signum()) / self.var.sqrt()
+    }
+
+    /// With a variance that allows for autocorrelation: `factor` of [`hamed_rao`].
+    pub(super) fn widened(self, factor: f64) -> Self {
+        Self { var: self.var * factor, ..self }
+    }
+}
+
+/// The factor by which autocorrelation widens the variance of Mann and Kendall's S: at least 1, so that the test never
+/// becomes more eager by it. `slope` is Sen's slope per step; only lags beyond `z_lag` deviations count.
+pub(super) fn hamed_rao(values: &[f64], slope: f64, z_lag: f64) -> f64 {
+    let n = size(values.len());
+    if values.len() < 4 {
+        return 1.0;
+    }
+    let detrended: Vec<f64> = values.iter().enumerate().map(|(i, v)| v - slope * size(i)).collect();
+    let ranks = ranks(&detrended);
+    let mean = ranks.iter().sum::<f64>() / n;
+    let centred: Vec<f64> = ranks.iter().map(|rank| rank - mean).collect();
+    let power: f64 = centred.iter().map(|c| c * c).sum();
+    if power <= 0.0 {
+        return 1.0;
+    }
+    let limit = z_lag / n.sqrt();
+    let mut sum = 0.0;
+    for lag in 1..values.len() {
+        let rho: f64 = centred.iter().zip(&centred[lag..]).map(|(a, b)| a * b).sum::<f64>() / power;
+        if rho.abs() > limit {
+            let rest = n - size(lag);
+            sum += rest * (rest - 1.0) * (rest - 2.0) * rho;
+        }
+    }
+    (1.0 + 2.0 / (n * (n - 1.0) * (n - 2.0)) * sum).max(1.0)
+}
+
+/// Ranks from 1; equal values share the mean of theirs.
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_unstable_by(|a, b| values[*a].total_cmp(&values[*b]));
+    let mut ranks = vec![0.0; values.len()];
+    let mut first = 0;
+    for tied in order.chunk_by(|a, b| values[*a].total_cmp(&values[*b]).is_eq()) {
+        let mean = size(first) + (size(tied.len()) + 1.0) / 2.0;
+        tied.iter().for_each(|index| ranks[*index] = mean);
+        first += tied.len();
+    }
+    ranks
+}
+
+/// All slopes between two points, each later one against each earlier one; pairs at the same place have none.
+fn slopes(xs: &[f64], ys: &[f64]) -> Vec<f64> {
+    let mut slopes = Vec::with_capacity(xs.len() * xs.len() / 2);
+    for i in 0..xs.len() {
+        for j in i + 1..xs.len() {
+            let run = xs[j] - xs[i];
+            if run > 0.0 {
+                slopes.push((ys[j] - ys[i]) / run);
+            }
+        }
+    }
+    slopes
+}
+
+/// Sen's slope: the median slope of all pairs of points; `None` below two places.
+pub(super) fn sen(xs: &[f64], ys: &[f64]) -> Option<f64> {
+    median(&mut slopes(xs, ys))
+}
+
+/// Sen's slope with the bounds that the variance of S gives it, `z` deviations to each side.
+pub(super) fn sen_bounds(xs: &[f64], ys: &[f64], var: f64, z: f64) -> Option<Interval> {
+    let mut slopes = slopes(xs, ys);
+    let value = median(&mut slopes)?;
+    let half = z * var.max(0.0).sqrt();
+    let count = size(slopes.len());
+    let low = *nth(&mut slopes, (count - half) / 2.0 - 1.0)?;
+    let high = *nth(&mut slopes, (count + half) / 2.0)?;
+    Some(Interval { value, low: low.min(value), high: high.max(value) })
+}
+
+/// The value of a rank from 0, cut to the ends and rounded.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut to the length of a vector")]
+fn nth(values: &mut [f64], rank: f64) -> Option<&mut f64> {
+    let last = values.len().checked_sub(1)?;
+    let rank = (rank.round().max(0.0) as usize).min(last);
+    Some(values.select_nth_unstable_by(rank, f64::total_cmp).1)
+}
+
+/// How far points are from a line of a given slope: the median distance from the median line, scaled so that it is the
+/// standard deviation of normal noise.
+pub(super) fn scatter(xs: &[f64], ys: &[f64], slope: f64) -> f64 {
+    let mut rests: Vec<f64> = xs.iter().zip(ys).map(|(x, y)| y - slope * x).collect();
+    let Some(middle) = median(&mut rests) else { return 0.0 };
+    rests.iter_mut().for_each(|rest| *rest = (*rest - middle).abs());
+    median(&mut rests).unwrap_or(0.0) * 1.4826
+}
+
+#[cfg(test)]
+#[path = "stats_tests.rs"]
+mod tests;
