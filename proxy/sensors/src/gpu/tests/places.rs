@@ -1,0 +1,147 @@
+//! Containers, Windows, and estimates: who a pid is, and what may be concluded when it cannot be said.
+
+use super::*;
+
+const EMPTY: &str = "device -1 25769803776 3145728 00000000:65:00.0 GPU-a NVIDIA L4\n";
+
+/// The same device with so much in use.
+fn used(bytes: u64, lists: &str) -> String {
+    format!("device -1 25769803776 {bytes} 00000000:65:00.0 GPU-a NVIDIA L4\n{lists}")
+}
+
+/// What is found after a spawn, with a baseline from before it.
+fn across(machine: &Machine, before: &str, after: &str, alone: bool) -> VramOf {
+    machine.script(before);
+    let gpus = machine.open();
+    let baseline = gpus.read().baseline();
+    machine.script(after);
+    gpus.read().of_group_since(100, &baseline, alone)
+}
+
+fn doubt(found: &VramOf) -> Doubt {
+    match found.unavailable.clone() {
+        Some(Why::Hidden { doubt, .. } | Why::NoBytes { doubt, .. }) => doubt,
+        other => panic!("{other:?} {found:?}"),
+    }
+}
+
+fn container() -> Machine {
+    let machine = Machine::new().nvml(EMPTY, &[]);
+    machine.namespace("4026532999");
+    machine.process(100, 100);
+    machine
+}
+
+#[test]
+fn a_list_without_bytes_becomes_an_estimate_where_nobody_else_is_on_the_device() {
+    let machine = Machine::new().nvml(EMPTY, &[]);
+    machine.process(100, 100).process(200, 200);
+    let after = used(3 * MIB + 2 * GIB, "compute 0 100 0\n");
+    let found = across(&machine, EMPTY, &after, true);
+    assert_eq!(found.readings, [vram(0, 2 * GIB, VramSource::Estimate)]);
+    assert_eq!(found.unavailable, None);
+
+    assert_eq!(doubt(&across(&machine, EMPTY, &after, false)), Doubt::NotAlone);
+    let crowded = used(9 * GIB, "compute 0 100 0\ncompute 0 200 0\n");
+    assert_eq!(doubt(&across(&machine, EMPTY, &crowded, true)), Doubt::Shared);
+    let before = used(GIB, "compute 0 200 0\n");
+    assert_eq!(doubt(&across(&machine, &before, &after, true)), Doubt::WasInUse);
+    let mute = format!("{after}fail memory 999\n");
+    assert_eq!(doubt(&across(&machine, EMPTY, &mute, true)), Doubt::NoTotals);
+}
+
+#[test]
+fn on_a_host_a_screen_without_a_listed_process_is_no_hindrance() {
+    let machine = Machine::new().nvml(EMPTY, &[]);
+    machine.process(100, 100);
+    let found = across(&machine, &used(700 * MIB, ""), &used(700 * MIB + GIB, "compute 0 100 0\n"), true);
+    assert_eq!(found.readings, [vram(0, GIB, VramSource::Estimate)]);
+}
+
+#[test]
+fn in_a_container_with_an_empty_list_only_a_device_that_was_idle_is_estimated() {
+    let machine = container();
+    let found = across(&machine, EMPTY, &used(3 * MIB + GIB, ""), true);
+    assert_eq!(found.readings, [vram(0, GIB, VramSource::Estimate)]);
+    let found = across(&machine, &used(700 * MIB, ""), &used(2 * GIB, ""), true);
+    assert_eq!((found.readings.len(), doubt(&found)), (0, Doubt::WasInUse));
+    let found = across(&machine, EMPTY, EMPTY, true);
+    assert_eq!(found.unavailable, Some(Why::NotOnAny));
+}
+
+#[test]
+fn in_a_container_one_unknown_process_is_ours_and_two_are_not() {
+    let machine = container();
+    let found = across(&machine, EMPTY, &used(3 * MIB + GIB, "compute 0 54321 1000\n"), true);
+    assert_eq!(found.readings, [vram(0, GIB, VramSource::Estimate)]);
+    let two = used(3 * MIB + GIB, "compute 0 54321 1000\ncompute 0 54322 1000\n");
+    let found = across(&machine, EMPTY, &two, true);
+    assert_eq!(doubt(&found), Doubt::Shared);
+    assert!(found.unavailable.unwrap().sentence().contains("container"));
+}
+
+#[test]
+fn in_a_container_the_right_pid_with_bytes_is_believed() {
+    let machine = container();
+    machine.script(&used(GIB, "compute 0 100 900000000\n"));
+    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 900_000_000)]);
+}
+
+#[test]
+fn without_any_list_the_estimate_needs_an_idle_device_too() {
+    let machine = Machine::new().nvml(EMPTY, &["-DOLD"]);
+    machine.process(100, 100);
+    let found = across(&machine, EMPTY, &used(3 * MIB + GIB, ""), true);
+    assert_eq!(found.readings, [vram(0, GIB, VramSource::Estimate)]);
+    let found = across(&machine, &used(GIB, ""), &used(2 * GIB, ""), true);
+    assert!(matches!(found.unavailable, Some(Why::NotListed { .. })), "{found:?}");
+}
+
+#[test]
+fn where_windows_draws_its_desktop_nothing_is_estimated() {
+    let machine = Machine::new().nvml(EMPTY, &[]);
+    machine.process(100, 100).write("dxg", "");
+    let found = across(&machine, EMPTY, &used(GIB, "compute 0 100 unknown\n"), true);
+    assert_eq!(doubt(&found), Doubt::Windows);
+}
+
+/// The host's view of our process 100 as 54321, started when ours was.
+fn seen_by_the_host(machine: &Machine, host_start: u64) {
+    let stat = |start: u64| format!("100 (a) b) S {}{start} 0", "0 ".repeat(18));
+    machine
+        .write("proc/100/stat", &stat(777))
+        .write("host/self/status", "NSpid:\t5000\t9\nNSpgid:\t5000\t9\n")
+        .write("host/54321/status", "NSpid:\t54321\t100\nNSpgid:\t54321\t100\n")
+        .write("host/54321/stat", &stat(host_start));
+}
+
+#[test]
+fn the_hosts_view_of_processes_translates_what_the_driver_lists() {
+    let machine = container();
+    machine.script(&used(GIB, "compute 0 54321 900000000\n"));
+    seen_by_the_host(&machine, 777);
+    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 900_000_000)]);
+}
+
+#[test]
+fn the_same_small_pid_in_another_container_is_not_ours() {
+    let machine = container();
+    machine.script(&used(GIB, "compute 0 54321 900000000\n"));
+    seen_by_the_host(&machine, 778);
+    let found = machine.open().read().of_group(100);
+    assert_eq!(found, VramOf { readings: Vec::new(), unavailable: Some(Why::NotOnAny) });
+}
+
+#[test]
+fn where_the_hosts_view_is_mounted_in_place_of_ours_the_namespace_proves_it() {
+    let machine = Machine::new().nvml(&used(GIB, "compute 0 54321 900000000\n"), &[]);
+    machine.namespace("4026532999");
+    machine
+        .write("proc/self/status", "NSpid:\t5000\t9\nNSpgid:\t5000\t9\n")
+        .write("proc/54321/status", "NSpid:\t54321\t100\nNSpgid:\t54321\t100\n");
+    let read = || machine.open().read().of_group(100).readings;
+    assert_eq!(read(), []);
+    fs::create_dir_all(machine.path("proc/54321/ns")).unwrap();
+    symlink("pid:[4026532999]", machine.path("proc/54321/ns/pid")).unwrap();
+    assert_eq!(read(), [told(0, 900_000_000)]);
+}
