@@ -33,6 +33,8 @@ pub(crate) struct Args {
     pub(crate) context: u64,
     /// `--metrics`.
     pub(crate) metrics: bool,
+    /// `--cache-ram`: MiB of the prompt cache, 0 for none, negative for no limit.
+    pub(crate) cache_ram: i64,
     /// `--api-key`.
     pub(crate) api_key: Option<String>,
     /// `--embeddings`: accepted; embeddings are always served.
@@ -52,6 +54,7 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
         slots: 4,
         context: 4096,
         metrics: false,
+        cache_ram: 8192,
         api_key: None,
         mmproj: false,
     };
@@ -71,6 +74,7 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
                 args.slots = number::<i64>(flag, value()?)?.try_into().unwrap_or(4).max(1);
             }
             "-c" | "--ctx-size" => args.context = number(flag, value()?)?,
+            "-cram" | "--cache-ram" => args.cache_ram = number(flag, value()?)?,
             "--api-key" => args.api_key = Some(value()?.to_owned()),
             "--metrics" => args.metrics = true,
             "-mm" | "--mmproj" => {

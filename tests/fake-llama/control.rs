@@ -30,7 +30,8 @@ pub(crate) fn answer(engine: &Engine, what: &str, head: &Parts, body: &[u8]) -> 
 fn state(engine: &Engine) -> Value {
     json!({
         "pid": std::process::id(), "arrivals": engine.arrivals(), "busy": engine.slots().iter().flatten().count(),
-        "waiting": engine.waiting(), "leaked_bytes": engine.leak.bytes(), "script": *engine.script(),
+        "waiting": engine.waiting(), "leaked_bytes": engine.leak.bytes(),
+        "cached_bytes": engine.cache.bytes(), "script": *engine.script(),
     })
 }
 

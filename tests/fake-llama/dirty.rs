@@ -18,7 +18,14 @@ pub(crate) fn bytes(what: What, mid_stream: bool) -> Option<Vec<u8>> {
         What::GarbageAfter if mid_stream => "0\r\n\r\nGARBAGE \u{1}\u{2} AFTER THE END\r\n\r\n".to_owned(),
         What::GarbageAfter => format!("{ok}Content-Length: 2\r\n\r\n{{}}GARBAGE AFTER THE END\r\n\r\n"),
         What::HugeHead => format!("{ok}X-Huge: {}\r\nContent-Length: 2\r\n\r\n{{}}", "a".repeat(300 * 1024)),
-        What::Nothing | What::Crash | What::Hang | What::Stall | What::Close | What::Error | What::Refuse => {
+        What::Nothing
+        | What::Crash
+        | What::Hang
+        | What::Poison
+        | What::Stall
+        | What::Close
+        | What::Error
+        | What::Refuse => {
             return None;
         }
     };

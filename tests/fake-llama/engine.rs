@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::args::Args;
+use crate::cache::Cache;
 use crate::leak::Leak;
 use crate::ledger::Ledger;
 use crate::report::Report;
@@ -48,6 +49,7 @@ pub(crate) struct Engine {
     pub(crate) args: Args,
     pub(crate) ledger: Ledger,
     pub(crate) leak: Leak,
+    pub(crate) cache: Cache,
     pub(crate) report: Report,
     /// Connections and the few tasks beside them.
     pub(crate) tasks: TaskTracker,
@@ -59,6 +61,8 @@ pub(crate) struct Engine {
     pub(crate) refusing: Latch,
     /// Working requests get no byte any more.
     pub(crate) wedged: Latch,
+    /// Nothing can be computed any more.
+    pub(crate) poisoned: Latch,
     /// Nor does /health.
     pub(crate) wedged_health: Latch,
     pub(crate) prompt_tokens: AtomicU64,
@@ -74,16 +78,19 @@ impl Engine {
     /// A fresh one, still loading.
     pub(crate) fn new(args: Args, script: Script, ledger: Ledger) -> Self {
         let slots = args.slots as usize;
+        let cache = Cache::new(args.cache_ram);
         Self {
             args,
             ledger,
             leak: Leak::default(),
+            cache,
             report: Report::default(),
             tasks: TaskTracker::new(),
             ready: Latch::default(),
             stopping: Latch::default(),
             refusing: Latch::default(),
             wedged: Latch::default(),
+            poisoned: Latch::default(),
             wedged_health: Latch::default(),
             prompt_tokens: AtomicU64::new(0),
             predicted_tokens: AtomicU64::new(0),

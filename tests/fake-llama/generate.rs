@@ -20,11 +20,12 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::engine::Engine;
-use crate::job::{self, Job, Plan, Step};
+use crate::job::{self, Failing, Job, Plan, Step};
 use crate::reply::{Reply, error, full, ok, reply};
+use crate::script::What;
 use crate::shape::{Facts, Shape, event};
 use crate::wire::Wire;
-use crate::words::{Key, count_images, count_words};
+use crate::words::{Key, count_parts, count_words};
 
 /// Numbers in an embedding.
 const DIMENSIONS: usize = 16;
@@ -32,6 +33,10 @@ const DIMENSIONS: usize = 16;
 /// llama-server's answer to a body that is not JSON: a 500, although it is the client's fault.
 pub(crate) fn bad_json(wrong: &serde_json::Error) -> Reply {
     error(500, "server_error", &format!("[json.exception.parse_error.101] parse error: {wrong}"))
+}
+
+fn failed(failing: Failing) -> Reply {
+    error(failing.status, "server_error", failing.message)
 }
 
 /// Answers a working request.
@@ -52,8 +57,10 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
     let ordinal = engine.arrive();
     let mut fault = engine.fault_for(ordinal, &body);
     if let Some(on_arrival) = fault.take_if(|fault| fault.after_tokens.is_none()) {
-        if on_arrival.what == crate::script::What::Error {
-            return error(on_arrival.status.unwrap_or(500), "server_error", "scripted error");
+        match on_arrival.what {
+            What::Error => return failed(Failing::scripted(on_arrival.status)),
+            What::Poison => engine.poisoned.set(),
+            _ => {}
         }
         if job::sabotage(&engine, &wire, &on_arrival, false).await {
             return ok(&Value::Null);
@@ -61,6 +68,9 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
     }
     if engine.wedged.is_set() {
         engine.hang().await;
+    }
+    if engine.poisoned.is_set() {
+        return failed(Failing::COMPUTE);
     }
     let plan = plan(&engine, shape, head, &body, &request, ordinal, fault);
     let streaming = plan.streaming;
@@ -97,7 +107,8 @@ fn plan(
         limit,
         fault,
         streaming: generates && request["stream"].as_bool().unwrap_or(false),
-        images: count_images(prompt),
+        images: count_parts(prompt, "image_url"),
+        audio: count_parts(prompt, "input_audio") + u64::from(shape == Shape::Transcription),
         path: head.uri.path().to_owned(),
         sha256: hex::encode(Sha256::digest(body)),
         facts: Facts {
@@ -120,7 +131,7 @@ async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes) -> Reply {
         match job.step().await {
             Step::Token(token) => text.push_str(&token),
             Step::End => break,
-            Step::Error(status) => return error(status, "server_error", "scripted error"),
+            Step::Error(failing) => return failed(failing),
             Step::Sabotaged => return ok(&Value::Null),
         }
     }
@@ -172,9 +183,9 @@ fn streamed(job: Job, shape: Shape, include_usage: bool, wire: Wire) -> Reply {
                     text.push_str(&shape.closing(&job.facts, include_usage));
                     At::Over
                 }
-                Step::Error(status) => {
+                Step::Error(Failing { status, message }) => {
                     text.push_str(&event(
-                        &json!({"error": {"message": "scripted error", "type": "server_error", "code": status}}),
+                        &json!({"error": {"message": message, "type": "server_error", "code": status}}),
                     ));
                     At::Over
                 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::engine::{Engine, Slot};
+use crate::leak::Units;
 use crate::script::{Fault, What};
 use crate::shape::Facts;
 use crate::wire::Wire;
@@ -23,10 +24,27 @@ pub(crate) enum Step {
     Token(String),
     /// It is done, and the slot is free.
     End,
-    /// The scripted in-band error.
-    Error(u16),
+    /// An error answer, in-band if the head is out.
+    Error(Failing),
     /// The connection has been sabotaged: write anything, nothing of it will arrive.
     Sabotaged,
+}
+
+/// What an error answer says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Failing {
+    pub(crate) status: u16,
+    pub(crate) message: &'static str,
+}
+
+impl Failing {
+    /// llama-server's words when decoding fails.
+    pub(crate) const COMPUTE: Self = Self { status: 500, message: "Compute error." };
+
+    /// As the script says.
+    pub(crate) fn scripted(status: Option<u16>) -> Self {
+        Self { status: status.unwrap_or(500), message: "scripted error" }
+    }
 }
 
 /// A request in its slot.
@@ -56,6 +74,7 @@ pub(crate) struct Plan {
     pub(crate) streaming: bool,
     pub(crate) facts: Facts,
     pub(crate) images: u64,
+    pub(crate) audio: u64,
     pub(crate) path: String,
     pub(crate) sha256: String,
 }
@@ -67,8 +86,15 @@ impl Job {
         engine.ledger.begun(&plan.id, plan.ordinal, &plan.path, &plan.sha256);
         engine.report.computed();
         let script = engine.script();
-        engine.leak.grow_kib(script.leak_kib_per_request);
-        engine.leak.grow_kib(script.leak_kib_per_image.saturating_mul(plan.images));
+        let prompt_tokens = plan.facts.prompt_tokens;
+        let units =
+            Units { requests: 1, images: plan.images, audio: plan.audio, prompt_tokens, output_tokens: 0 };
+        engine.leak.pay(&script, units);
+        let kept = script
+            .cache_kib_per_prompt_token
+            .saturating_mul(prompt_tokens)
+            .saturating_add(script.cache_kib_per_request);
+        engine.cache.keep(kept.saturating_mul(1024), prompt_tokens);
         engine.prompt_tokens.fetch_add(plan.facts.prompt_tokens, Ordering::Relaxed);
         let mut facts = plan.facts;
         facts.slot = slot.index;
@@ -104,12 +130,17 @@ impl Job {
             self.end();
             return Step::End;
         }
-        self.pause(Duration::from_secs_f64(script.ms_per_token.max(0.0) / 1000.0)).await;
+        #[expect(clippy::cast_precision_loss, reason = "ordinals of requests are small")]
+        let ms = script.ms_per_token + script.ms_per_token_per_request * self.ordinal as f64;
+        self.pause(Duration::from_secs_f64(ms.max(0.0) / 1000.0)).await;
+        if self.engine.poisoned.is_set() {
+            return Step::Error(Failing::COMPUTE);
+        }
         let text = self.key.token(self.facts.tokens, script.token_bytes);
         self.facts.tokens += 1;
         self.facts.predicted_ms = (self.elapsed_ms() - self.facts.prompt_ms).max(0.001);
         self.engine.predicted_tokens.fetch_add(1, Ordering::Relaxed);
-        self.engine.leak.grow_kib(script.leak_kib_per_token);
+        self.engine.leak.pay(&script, Units { output_tokens: 1, ..Units::default() });
         Step::Token(text)
     }
 
@@ -119,7 +150,11 @@ impl Job {
         // hyper flushes what it has when a body has nothing to say: all tokens so far are out before the fault.
         tokio::task::yield_now().await;
         match fault.what {
-            What::Error => Some(Step::Error(fault.status.unwrap_or(500))),
+            What::Error => Some(Step::Error(Failing::scripted(fault.status))),
+            What::Poison => {
+                self.engine.poisoned.set();
+                Some(Step::Error(Failing::COMPUTE))
+            }
             _ => sabotage(&self.engine, &self.wire, &fault, self.streaming).await.then_some(Step::Sabotaged),
         }
     }
@@ -163,7 +198,7 @@ impl Drop for Job {
 /// Does what a fault says to the process or the connection. True: nothing sensible can be sent any more.
 pub(crate) async fn sabotage(engine: &Engine, wire: &Wire, fault: &Fault, mid_stream: bool) -> bool {
     match fault.what {
-        What::Nothing | What::Error => false,
+        What::Nothing | What::Error | What::Poison => false,
         What::Crash => {
             signals::die_by(fault.signal.unwrap_or(6)).await;
             true

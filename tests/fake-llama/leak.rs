@@ -1,26 +1,67 @@
 //! Memory that is taken and never given back: private, anonymous and touched, so that it counts as `RssAnon`.
+//!
+//! Small amounts are saved up until they make a whole block, because a few bytes would be found in memory that the
+//! process holds anyway. So the figure grows by what was owed, to within one block.
 
 use std::sync::{Mutex, PoisonError};
 
+use crate::script::Script;
+
+/// What is saved up, at most: small beside any leak that a test can tell from noise, and a multiple of every page size.
+const BLOCK: usize = 64 << 10;
+
+/// Units of work that a script may make leak.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Units {
+    pub(crate) requests: u64,
+    pub(crate) images: u64,
+    pub(crate) audio: u64,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) output_tokens: u64,
+}
+
 /// Everything that has leaked so far.
 #[derive(Debug, Default)]
-pub(crate) struct Leak {
-    held: Mutex<Vec<Vec<u8>>>,
+pub(crate) struct Leak(Mutex<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    blocks: Vec<Vec<u8>>,
+    owed: usize,
+    total: u64,
 }
 
 impl Leak {
-    /// Takes `kib` KiB for ever. Every byte is written, or the kernel would not count the page.
-    pub(crate) fn grow_kib(&self, kib: u64) {
-        if kib == 0 {
-            return;
-        }
-        let bytes = usize::try_from(kib.saturating_mul(1024)).unwrap_or(usize::MAX);
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(vec![0xA5; bytes]);
+    /// Takes for ever what the script says that this work costs.
+    pub(crate) fn pay(&self, script: &Script, units: Units) {
+        let parts = [
+            (script.leak_kib_per_request, units.requests),
+            (script.leak_kib_per_image, units.images),
+            (script.leak_kib_per_audio, units.audio),
+            (script.leak_kib_per_prompt_token, units.prompt_tokens),
+            (script.leak_kib_per_token, units.output_tokens),
+        ];
+        let kib =
+            parts.iter().fold(0_u64, |sum, (cost, count)| sum.saturating_add(cost.saturating_mul(*count)));
+        self.grow(kib.saturating_mul(1024));
     }
 
-    /// Bytes held.
+    /// Takes as many bytes for ever. Every byte is written, or the kernel would not count the page.
+    pub(crate) fn grow(&self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        held.total = held.total.saturating_add(bytes);
+        held.owed = held.owed.saturating_add(usize::try_from(bytes).unwrap_or(usize::MAX));
+        if held.owed >= BLOCK {
+            let block = vec![0xA5; std::mem::take(&mut held.owed)];
+            held.blocks.push(block);
+        }
+    }
+
+    /// Bytes leaked, those included that are still saved up.
     pub(crate) fn bytes(&self) -> u64 {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.iter().map(|block| block.len() as u64).sum()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).total
     }
 }

@@ -9,6 +9,7 @@
 //! It never reads the model file beyond its existence, and its answers are a function of the request alone.
 
 mod args;
+mod cache;
 mod clock;
 mod control;
 mod dirty;

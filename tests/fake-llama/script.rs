@@ -33,6 +33,8 @@ pub(crate) struct Script {
     pub(crate) tokens: Option<u64>,
     /// Milliseconds per output token.
     pub(crate) ms_per_token: f64,
+    /// Milliseconds by which `ms_per_token` grows with each request: a server that gets slower and slower.
+    pub(crate) ms_per_token_per_request: f64,
     /// Milliseconds between the response head and the first token.
     pub(crate) prompt_ms: u64,
     /// Pads every token to this many bytes.
@@ -43,8 +45,18 @@ pub(crate) struct Script {
     pub(crate) leak_kib_per_request: u64,
     /// KiB never given back, per `image_url` in a request.
     pub(crate) leak_kib_per_image: u64,
+    /// KiB never given back, per `input_audio` in a request, or recording to transcribe.
+    pub(crate) leak_kib_per_audio: u64,
+    /// KiB never given back, per prompt token.
+    pub(crate) leak_kib_per_prompt_token: u64,
     /// KiB never given back, per output token.
     pub(crate) leak_kib_per_token: u64,
+    /// MiB never given back, per hour, whatever is done in it.
+    pub(crate) leak_mib_per_hour: u64,
+    /// KiB that the prompt cache keeps for a request, up to `--cache-ram` in all.
+    pub(crate) cache_kib_per_request: u64,
+    /// KiB that the prompt cache keeps for a prompt token, likewise.
+    pub(crate) cache_kib_per_prompt_token: u64,
     /// What the first SIGTERM does.
     pub(crate) on_term: OnTerm,
     /// Milliseconds until a slot is free after the client of a non-streaming request has left.
@@ -141,6 +153,9 @@ pub(crate) enum What {
     Crash,
     /// This request and all later ones get no (further) byte; /health still answers unless `silent_health`.
     Hang,
+    /// This request and all later ones are answered with `Compute error.`, as by a process whose GPU context is lost;
+    /// /health still answers.
+    Poison,
     /// This request pauses for `ms`.
     Stall,
     /// The connection is closed.

@@ -49,11 +49,35 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
     if args.model.as_ref().is_none_or(|path| !path.exists()) {
         return fail(Fail::MissingModel, &args, &script).await;
     }
-    engine.leak.grow_kib(script.base_mib.saturating_mul(1024));
+    engine.leak.grow(script.base_mib.saturating_mul(1 << 20));
+    engine.cache.announce();
     engine.report.open(script.report);
     engine.ready.set();
+    let hours = Arc::clone(&engine);
+    engine.tasks.spawn(async move { pass_hours(&hours).await });
     say::err("0.00.060.001 I srv  llama_server: model loaded");
     signals::until_stopped(&engine).await
+}
+
+/// How often the leak of an hour is paid in parts.
+const PART: Duration = Duration::from_millis(10);
+
+/// Leaks by the hour, as long as the process serves.
+async fn pass_hours(engine: &Engine) {
+    let mut seen = tokio::time::Instant::now();
+    loop {
+        tokio::select! {
+            () = engine.stopping.wait() => return,
+            () = tokio::time::sleep(PART) => {}
+        }
+        let now = tokio::time::Instant::now();
+        let micros = u64::try_from(now.duration_since(seen).as_micros()).unwrap_or(u64::MAX);
+        seen = now;
+        // MiB an hour are 2^20 / 3.6e9 bytes a microsecond.
+        let rate = u128::from(engine.script().leak_mib_per_hour) << 20;
+        let bytes = u128::from(micros) * rate / 3_600_000_000;
+        engine.leak.grow(u64::try_from(bytes).unwrap_or(u64::MAX));
+    }
 }
 
 fn model(args: &Args) -> PathBuf {

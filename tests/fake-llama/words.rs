@@ -94,20 +94,22 @@ pub(crate) fn count_words(value: &Value) -> u64 {
     match value {
         Value::String(text) => text.split_whitespace().count() as u64,
         Value::Array(items) => items.iter().map(count_words).sum(),
-        Value::Object(map) => {
-            map.iter().filter(|(key, _)| *key != "image_url").map(|(_, v)| count_words(v)).sum()
-        }
+        Value::Object(map) => map
+            .iter()
+            .filter(|(key, _)| *key != "image_url" && *key != "input_audio")
+            .map(|(_, v)| count_words(v))
+            .sum(),
         Value::Number(_) => 1,
         Value::Bool(_) | Value::Null => 0,
     }
 }
 
-/// How many `image_url` parts a request holds.
-pub(crate) fn count_images(value: &Value) -> u64 {
+/// How many parts with this key (`image_url`, `input_audio`) a request holds.
+pub(crate) fn count_parts(value: &Value, part: &str) -> u64 {
     match value {
-        Value::Array(items) => items.iter().map(count_images).sum(),
+        Value::Array(items) => items.iter().map(|item| count_parts(item, part)).sum(),
         Value::Object(map) => {
-            map.iter().map(|(key, v)| if key == "image_url" { 1 } else { count_images(v) }).sum()
+            map.iter().map(|(key, v)| if key == part { 1 } else { count_parts(v, part) }).sum()
         }
         _ => 0,
     }

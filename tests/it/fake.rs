@@ -67,8 +67,8 @@ async fn it_serves_the_routes_of_llama_server() -> Outcome {
     let embedding = fake.http.post("/v1/embeddings", &json!({"input": "a b"})).await?.json()?;
     assert_eq!(embedding["data"][0]["embedding"].as_array().map(Vec::len), Some(16));
     assert_eq!(
-        fake.http.post("/tokenize", &json!({"content": "ab"})).await?.json()?,
-        json!({"tokens": [97, 98]})
+        fake.http.post("/tokenize", &json!({"content": "a b"})).await?.json()?,
+        json!({"tokens": [0, 1]})
     );
     let missing = fake.http.post("/v1/chat/completions", &json!({})).await?;
     assert_eq!((missing.status.as_u16(), missing.header("connection")), (400, "close"));
@@ -237,6 +237,96 @@ async fn it_leaks_as_much_as_it_is_told() -> Outcome {
     let grown = process.host_bytes().unwrap_or_default() - before;
     let told = 4 * (4096 + 8 * 512) * 1024;
     assert!(grown >= told && grown < told + told / 4, "grew by {grown}, told {told}");
+    Ok(())
+}
+
+/// A chat whose one message has these parts.
+fn parts(words: &str, parts: &Value) -> Value {
+    let mut request = chat("-", "m", words, 1, false);
+    let mut content = vec![json!({"type": "text", "text": words})];
+    content.extend(parts.as_array().into_iter().flatten().cloned());
+    request["messages"][0]["content"] = Value::Array(content);
+    request
+}
+
+#[tokio::test]
+async fn each_unit_of_work_leaks_what_it_is_told_to() -> Outcome {
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
+    let sound = json!({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}});
+    let plain = parts("one two three four", &json!([]));
+    for (field, request, kib) in [
+        ("leak_kib_per_image", parts("see", &json!([image, image])), 2 * 8192),
+        ("leak_kib_per_audio", parts("hear", &json!([sound])), 8192),
+        ("leak_kib_per_request", plain.clone(), 8192),
+        ("leak_kib_per_token", plain.clone(), 8192),
+    ] {
+        let fake = Fake::start(&json!({field: 8192}), &[]).await?;
+        let process = ProcessId::of(fake.kid.pid()).ok_or_else(|| Trouble::new("it has ended"))?;
+        let before = process.host_bytes().unwrap_or_default();
+        fake.http.post(CHAT, &plain).await?;
+        fake.http.post(CHAT, &request).await?;
+        let told = if request == plain { 2 * kib } else { kib } * 1024;
+        assert_eq!(fake.state().await?["leaked_bytes"], told, "{field}");
+        let grown = process.host_bytes().unwrap_or_default() - before;
+        assert!(grown >= told && grown < told + told / 4, "{field}: grew by {grown}, told {told}");
+    }
+    let fake = Fake::start(&json!({"leak_kib_per_prompt_token": 10}), &[]).await?;
+    let answer = fake.http.post(CHAT, &plain).await?.answer()?;
+    let tokens = answer.usage.and_then(|usage| usage["prompt_tokens"].as_u64()).unwrap_or_default();
+    assert!(tokens >= 4);
+    assert_eq!(fake.state().await?["leaked_bytes"], tokens * 10 * 1024);
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_leaks_by_the_hour_without_any_work() -> Outcome {
+    // A gibibyte an hour is 291 KiB a second.
+    let fake = Fake::start(&json!({"leak_mib_per_hour": 1024 * 1024}), &[]).await?;
+    let leaked = async || Ok::<_, Trouble>(fake.state().await?["leaked_bytes"].as_u64().unwrap_or_default());
+    wait_until("ten MiB have leaked", SOON, async || leaked().await.is_ok_and(|bytes| bytes > 10 << 20)).await
+}
+
+#[tokio::test]
+async fn its_prompt_cache_fills_to_its_size_and_no_further() -> Outcome {
+    let mut fake = Fake::start(&json!({"cache_kib_per_request": 2048}), &["--cache-ram", "16"]).await?;
+    assert!(fake.kid.output().contains("prompt cache is enabled, size limit: 16 MiB"));
+    let process = ProcessId::of(fake.kid.pid()).ok_or_else(|| Trouble::new("it has ended"))?;
+    let before = process.host_bytes().unwrap_or_default();
+    for _ in 0..20 {
+        fake.http.post(CHAT, &chat("-", "m", "hi", 1, false)).await?;
+    }
+    assert_eq!(fake.state().await?["cached_bytes"], 16 << 20);
+    let grown = process.host_bytes().unwrap_or_default() - before;
+    assert!((16 << 20..20 << 20).contains(&grown), "grew by {grown}");
+    fake.kid.says("cache state: 8 prompts, 16.000 MiB (limits: 16.000 MiB", SOON).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn once_poisoned_it_can_compute_nothing_and_is_healthy() -> Outcome {
+    let fake = Fake::start(&json!({"faults": [{"at": 2, "do": "poison", "after_tokens": 3}]}), &[]).await?;
+    assert!(fake.http.post(CHAT, &chat("a", "m", "hi", 4, true)).await?.answer()?.is_whole());
+    let cut = fake.http.post(CHAT, &chat("b", "m", "hi", 8, true)).await?.answer()?;
+    assert!(!cut.is_whole() && cut.error.is_some_and(|error| error.to_string().contains("Compute error.")));
+    for stream in [true, false] {
+        let answer = fake.http.post(CHAT, &chat("c", "m", "hi", 4, stream)).await?;
+        assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(answer.json()?["error"]["message"], "Compute error.");
+    }
+    assert_eq!(fake.http.get("/health").await?.status, StatusCode::OK);
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_can_get_slower_with_each_request() -> Outcome {
+    let fake = Fake::start(&json!({"ms_per_token_per_request": 2}), &[]).await?;
+    let mut speeds = Vec::new();
+    for _ in 0..4 {
+        let answer = fake.http.post(CHAT, &chat("-", "m", "hi", 4, false)).await?.answer()?;
+        let timings = answer.timings.unwrap_or_default();
+        speeds.push(timings["predicted_ms"].as_f64().unwrap_or_default());
+    }
+    assert!(speeds[0] >= 8.0 && speeds[3] >= 32.0, "{speeds:?}");
     Ok(())
 }
 
