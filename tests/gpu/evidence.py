@@ -68,11 +68,11 @@ def _has(program):
 class Server:
     """A llama-server of our own on a port of its own; gone when the block is left."""
 
-    def __init__(self, binary, arguments, env, log):
+    def __init__(self, binary, arguments, env, log, layers="99"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [binary, *arguments, "--host", "127.0.0.1", "--port", str(self.port), "-ngl", "99"]
+        command = [binary, *arguments, "--host", "127.0.0.1", "--port", str(self.port), "-ngl", layers]
         environment = {**os.environ, "LLAMA_MEDIA_MARKER": MARKER, **env}
         self.log = open(log, "w+")
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
@@ -179,9 +179,9 @@ class Run:
             self.env["LLAMA_WARDEN_REPORT"] = self.report
         self.models, self.vram = pathlib.Path(args.models), Vram()
 
-    def server(self, binary, arguments, env=None):
+    def server(self, binary, arguments, env=None, layers="99"):
         log = os.path.join(self.folder, f"log-{time.monotonic_ns()}")
-        return Server(binary, arguments, self.env if env is None else env, log)
+        return Server(binary, arguments, self.env if env is None else env, log, layers)
 
 
 TEXT = ["-c", "8192", "-np", "1", "-fa", "on", "--cache-ram", "0", "--ctx-checkpoints", "0"]
