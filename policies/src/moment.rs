@@ -150,3 +150,112 @@ impl Lulls {
         (watched / count).max(now.saturating_sub(*last))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::growth::Interval;
+    use proptest::prelude::*;
+
+    fn policy() -> MomentPolicy {
+        MomentPolicy::from(&crate::defaults().moment)
+    }
+
+    fn end_in(low: f64) -> Forecast {
+        let seconds = Interval { value: low * 1.5, low, high: low * 3.0 };
+        let requests = Interval { value: 1.0, low: 1.0, high: 1.0 };
+        Forecast { limit: 0, requests, seconds: Some(seconds) }
+    }
+
+    fn busy() -> Load {
+        Load {
+            load_time: Some(Duration::from_secs(10)),
+            requests: 4,
+            tokens: 800,
+            tokens_per_second: Some(100.0),
+            arrivals: Some(2.0),
+            overlap: false,
+            lull_every: Some(Duration::from_secs(600)),
+        }
+    }
+
+    #[test]
+    fn without_a_forecast_a_lull_is_always_worth_waiting_for() {
+        let weighing = weigh(&policy(), &busy(), None);
+        assert!(!weighing.now && weighing.risk == 0.0);
+        // 8 s until the answers end and 10 s to load at 2 requests a second, against the load alone.
+        assert!(
+            (weighing.cost_now - 324.0).abs() < 1e-9 && (weighing.cost_lull - 100.0).abs() < 1e-9,
+            "{weighing:?}"
+        );
+        assert!((weighing.cost_end - 340.0).abs() < 1e-9, "{weighing:?}");
+    }
+
+    #[test]
+    fn memory_that_ends_before_the_next_lull_makes_now_the_moment() {
+        assert!(weigh(&policy(), &busy(), Some(&end_in(30.0))).now);
+        assert!(!weigh(&policy(), &busy(), Some(&end_in(36_000.0))).now);
+        let text = weigh(&policy(), &busy(), Some(&end_in(30.0))).to_string();
+        assert!(text.ends_with("now") && text.contains("95 %"), "{text}");
+    }
+
+    #[test]
+    fn a_backend_with_frequent_lulls_waits_for_one_where_a_busy_one_does_not() {
+        let often = Load { lull_every: Some(Duration::from_secs(30)), ..busy() };
+        assert!(!weigh(&policy(), &often, Some(&end_in(300.0))).now);
+        let never = Load { lull_every: Some(Duration::from_secs(86_400)), ..busy() };
+        assert!(weigh(&policy(), &never, Some(&end_in(300.0))).now);
+    }
+
+    #[test]
+    fn a_drain_that_costs_more_than_running_out_is_put_off() {
+        let long = Load { tokens: 100_000, requests: 1, ..busy() };
+        assert!(!weigh(&policy(), &long, Some(&end_in(1.0))).now);
+    }
+
+    #[test]
+    fn an_overlap_under_hazard_costs_nothing_and_happens_now() {
+        let overlap = Load { overlap: true, ..busy() };
+        let weighing = weigh(&policy(), &overlap, Some(&end_in(600.0)));
+        assert!(weighing.now && weighing.cost_now == 0.0, "{weighing:?}");
+    }
+
+    #[test]
+    fn lulls_are_counted_once_and_a_drought_counts_as_it_is() {
+        let seconds = Duration::from_secs;
+        let mut lulls = Lulls::new(&crate::defaults().moment, seconds(0));
+        assert_eq!(lulls.expected(seconds(10)), seconds(3600), "nothing is known yet");
+        assert_eq!(lulls.expected(seconds(9000)), seconds(9000), "and it has been busy for so long");
+        for begun in [100, 100, 200, 300, 300] {
+            lulls.lull(seconds(begun));
+        }
+        assert_eq!(lulls.expected(seconds(300)), seconds(100));
+        assert_eq!(lulls.expected(seconds(5000)), seconds(4700));
+    }
+
+    #[test]
+    fn old_lulls_are_forgotten() {
+        let seconds = Duration::from_secs;
+        let mut lulls = Lulls::new(&crate::defaults().moment, seconds(0));
+        (1..=10).for_each(|n| lulls.lull(seconds(n * 3600)));
+        (1..=40).for_each(|n| lulls.lull(seconds(36_000 + n * 60)));
+        assert_eq!(lulls.expected(seconds(36_000 + 2400)), seconds(60));
+    }
+
+    proptest! {
+        #[test]
+        fn less_time_left_never_means_more_patience(a in 0.0f64..1e6, b in 0.0f64..1e6, requests in 0u32..50, lull in 1u64..10_000) {
+            let load = Load { requests, lull_every: Some(Duration::from_secs(lull)), ..busy() };
+            let (soon, late) = (weigh(&policy(), &load, Some(&end_in(a.min(b)))), weigh(&policy(), &load, Some(&end_in(a.max(b)))));
+            prop_assert!(soon.now || !late.now);
+            prop_assert!((0.0..=1.0).contains(&soon.risk));
+        }
+
+        #[test]
+        fn senseless_rates_give_no_senseless_prices(arrivals in prop_oneof![Just(f64::NAN), Just(-1.0), Just(f64::INFINITY)], speed in prop_oneof![Just(f64::NAN), Just(0.0), Just(-5.0)]) {
+            let load = Load { arrivals: Some(arrivals), tokens_per_second: Some(speed), ..busy() };
+            let weighing = weigh(&policy(), &load, Some(&end_in(10.0)));
+            prop_assert!(weighing.cost_now.is_finite() && weighing.cost_end.is_finite());
+        }
+    }
+}

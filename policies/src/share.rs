@@ -153,3 +153,121 @@ impl Arbiter {
         self.holders.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MEMBER: Member = Member { charged: None, fresh: None, cost: None, free_to_go: true };
+    const BUDGET: SharedBudget = SharedBudget { soft: Some(100), hard: Some(200) };
+
+    fn holds(charged: u64, fresh: u64) -> Member {
+        Member { charged: Some(charged), fresh: Some(fresh), ..MEMBER }
+    }
+
+    #[test]
+    fn within_the_budget_nobody_goes() {
+        assert_eq!(first(Series::Host, &[holds(60, 0), holds(39, 0)], BUDGET), None);
+        assert_eq!(first(Series::Host, &[holds(999, 0)], SharedBudget::default()), None);
+    }
+
+    #[test]
+    fn whoever_gives_back_most_goes_first() {
+        let members = [holds(90, 80), holds(60, 10), holds(20, 0)];
+        let chosen = |level, limit| Chosen { series: Series::Host, level, limit };
+        assert_eq!(first(Series::Host, &members, BUDGET), Some((1, chosen(Level::Soft, 100))));
+        let tight = SharedBudget { hard: Some(150), ..BUDGET };
+        assert_eq!(first(Series::Host, &members, tight), Some((1, chosen(Level::Hard, 150))));
+    }
+
+    #[test]
+    fn a_slow_load_has_to_give_back_more() {
+        let slow = Member { cost: Some(Duration::from_secs(60)), ..holds(60, 10) };
+        assert_eq!(first(Series::Host, &[slow, holds(60, 50)], BUDGET).map(|(index, _)| index), Some(1));
+    }
+
+    #[test]
+    fn who_may_not_go_or_gains_nothing_is_passed_over() {
+        let held = Member { free_to_go: false, ..holds(90, 0) };
+        assert_eq!(first(Series::Host, &[held, holds(50, 50)], BUDGET), None);
+        assert_eq!(first(Series::Host, &[held, holds(50, 40)], BUDGET).map(|(index, _)| index), Some(1));
+        assert_eq!(
+            first(Series::Host, &[MEMBER, holds(50, 0)], BUDGET),
+            None,
+            "an unknown figure counts as nothing"
+        );
+    }
+
+    fn model(name: &str) -> ModelName {
+        ModelName::new(name)
+    }
+
+    fn granted(turn: Turn) -> TurnId {
+        match turn {
+            Turn::Granted(id) => id,
+            Turn::Wait { .. } => panic!("{turn:?}"),
+        }
+    }
+
+    #[test]
+    fn replicas_of_one_model_take_turns() {
+        let mut arbiter = Arbiter::new();
+        let first = granted(arbiter.request(&model("a"), 0, &[]));
+        assert_eq!(granted(arbiter.request(&model("a"), 0, &[])), first, "it has the turn already");
+        let wait = Turn::Wait { model: model("a"), replica: 0, gpu: None };
+        assert_eq!(arbiter.request(&model("a"), 1, &[]), wait);
+        granted(arbiter.request(&model("b"), 0, &[]));
+        arbiter.release(first);
+        granted(arbiter.request(&model("a"), 1, &[]));
+    }
+
+    #[test]
+    fn one_replacement_at_a_time_on_a_gpu_and_a_turn_is_given_back_once() {
+        let mut arbiter = Arbiter::new();
+        let (zero, one) = (GpuIndex(0), GpuIndex(1));
+        let both = granted(arbiter.request(&model("a"), 0, &[zero, one]));
+        let wait = Turn::Wait { model: model("a"), replica: 0, gpu: Some(one) };
+        assert_eq!(arbiter.request(&model("b"), 0, &[one]), wait);
+        granted(arbiter.request(&model("c"), 0, &[GpuIndex(2)]));
+        arbiter.release(both);
+        let next = granted(arbiter.request(&model("b"), 0, &[one]));
+        arbiter.release(both);
+        assert_eq!(arbiter.held(), 2, "giving back an old turn takes nobody else's");
+        arbiter.release(next);
+        assert_eq!(arbiter.held(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn no_two_turns_share_a_model_or_a_gpu(
+            steps in proptest::collection::vec((0u8..4, 0u32..3, proptest::collection::vec(0u32..4, 0..3), any::<bool>()), 1..80)
+        ) {
+            let mut arbiter = Arbiter::new();
+            let mut turns: Vec<TurnId> = Vec::new();
+            for (name, replica, gpus, release) in steps {
+                let gpus: Vec<GpuIndex> = gpus.into_iter().map(GpuIndex).collect();
+                if let Turn::Granted(id) = arbiter.request(&model(&format!("m{name}")), replica, &gpus) {
+                    turns.push(id);
+                }
+                if release && let Some(id) = turns.pop() {
+                    arbiter.release(id);
+                }
+                for (index, a) in arbiter.holders.iter().enumerate() {
+                    for b in &arbiter.holders[index + 1..] {
+                        prop_assert!(a.model != b.model && a.gpus.iter().all(|gpu| !b.gpus.contains(gpu)));
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn the_chosen_one_may_go_and_gains(members in proptest::collection::vec((0u64..1000, 0u64..1000, any::<bool>()), 0..8)) {
+            let members: Vec<Member> =
+                members.into_iter().map(|(charged, fresh, free_to_go)| Member { free_to_go, ..holds(charged, fresh) }).collect();
+            if let Some((index, _)) = first(Series::Host, &members, BUDGET) {
+                prop_assert!(members[index].free_to_go && members[index].charged > members[index].fresh);
+            }
+        }
+    }
+}
