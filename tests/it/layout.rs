@@ -17,7 +17,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 7] = [
         "llama-warden",
         &["warden-policies", "warden-sensors", "warden-supervisor", "warden-gateway", "warden-builder"],
     ),
-    ("warden-tests", &["warden-policies", "warden-builder"]),
+    ("warden-tests", &["warden-policies", "warden-sensors", "warden-builder"]),
 ];
 
 /// What a crate without clock, I/O and async cannot need. `toml` parses a compiled-in text.

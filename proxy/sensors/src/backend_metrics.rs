@@ -34,7 +34,7 @@ const PREFIX: &str = "llamacpp:";
 pub fn parse(text: &str) -> BackendMetrics {
     let mut metrics = BackendMetrics::default();
     for (name, value) in text.lines().filter_map(sample) {
-        let whole = || whole(value);
+        let whole = || Some(whole(value));
         match name {
             "prompt_tokens_total" => metrics.prompt_tokens = whole(),
             "prompt_tokens_cached_total" => metrics.cached_tokens = whole(),
@@ -66,13 +66,13 @@ fn sample(line: &str) -> Option<(&str, f64)> {
 }
 
 /// Large counters come as `1.2345e+09`, so all numbers are read as floating ones.
-fn whole(value: f64) -> Option<u64> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "not below zero, and what is too large for a counter becomes its largest value"
-    )]
-    Some(value.round() as u64)
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "not below zero, and what is too large for a counter becomes its largest value"
+)]
+fn whole(value: f64) -> u64 {
+    value.round() as u64
 }
 
 #[cfg(test)]

@@ -98,16 +98,12 @@ pub(super) fn on_device(device: &OnDevice<'_>, leader: u32, before: Option<Befor
         return estimate(device, &others, before, place)
             .unwrap_or_else(|doubt| Found::Unknown(Why::Hidden { gpu, doubt }));
     }
-    match sum(&ours) {
-        Some(bytes) => Found::Vram(Vram { gpu, bytes, source: VramSource::Process }),
-        None => {
-            // Who is listed beside ours is somebody else, whether we see him or not.
-            let place_now = if others.is_empty() { Ok(place) } else { Err(Doubt::Shared) };
-            place_now
-                .and_then(|place| estimate(device, &[], before, place))
-                .unwrap_or_else(|doubt| Found::Unknown(Why::NoBytes { gpu, doubt }))
-        }
+    if let Some(bytes) = sum(&ours) {
+        return Found::Vram(Vram { gpu, bytes, source: VramSource::Process });
     }
+    // Who is listed beside ours is somebody else, whether we see him or not.
+    let estimate = if others.is_empty() { estimate(device, &[], before, place) } else { Err(Doubt::Shared) };
+    estimate.unwrap_or_else(|doubt| Found::Unknown(Why::NoBytes { gpu, doubt }))
 }
 
 /// The bytes of several processes; `None` if one of them is not told. 0 bytes for a live process is a driver that cannot

@@ -89,8 +89,7 @@ impl Nvidia {
         let count = nvml
             .device_count()
             .map_err(|error| format!("the NVIDIA driver does not count its GPUs: {}", in_words(&error)))?;
-        let whole = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
-        let devices: Vec<One> = whole.flat_map(|handle| one_or_its_instances(nvml, handle)).collect();
+        let devices: Vec<One> = (0..count).flat_map(|index| one_or_its_instances(nvml, index)).collect();
         if devices.is_empty() {
             return Err("the NVIDIA driver knows no GPU that this user may use".to_owned());
         }
@@ -107,7 +106,8 @@ impl Nvidia {
 }
 
 /// A GPU, or, where it is split, the instances that exist.
-fn one_or_its_instances(nvml: &'static Nvml, handle: Handle<'static>) -> Vec<One> {
+fn one_or_its_instances(nvml: &'static Nvml, index: u32) -> Vec<One> {
+    let Ok(handle) = nvml.device_by_index(index) else { return Vec::new() };
     let split = handle.mig_mode().is_ok_and(|mode| mode.current == 1);
     let most = if split { handle.mig_device_count().unwrap_or(0) } else { 0 };
     let parts: Vec<One> = (0..most)
@@ -115,8 +115,8 @@ fn one_or_its_instances(nvml: &'static Nvml, handle: Handle<'static>) -> Vec<One
         .map(|part| One::new(nvml, part, &handle))
         .collect();
     if parts.is_empty() {
-        let same = handle.index().and_then(|index| nvml.device_by_index(index));
-        return same.map(|part| One::new(nvml, part, &handle)).into_iter().collect();
+        // A device cannot be copied, so it is asked for again.
+        return nvml.device_by_index(index).map(|same| One::new(nvml, same, &handle)).into_iter().collect();
     }
     parts
 }

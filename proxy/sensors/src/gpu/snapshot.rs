@@ -90,7 +90,7 @@ impl Snapshot {
 
     fn find(&self, leader: u32, before: Option<&Baseline>, place: Place) -> VramOf {
         let files = self.users.iter().any(|users| matches!(users, Users::Files { .. }));
-        let clients = files.then(|| Clients::of_group(&self.proc, leader)).unwrap_or_default();
+        let clients = if files { Clients::of_group(&self.proc, leader) } else { Clients::default() };
         let mut answer = VramOf::default();
         for (device, users) in self.devices.iter().zip(&self.users) {
             let gpu = device.index;

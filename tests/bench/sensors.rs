@@ -1,0 +1,161 @@
+//! What it costs to watch eight backends: the CPU time of the thread that reads, as a share of one core at the interval
+//! of the product. The aim is less than half a percent.
+//!
+//! `cargo bench -p warden-tests --bench sensors`: the backends are children with as many threads as a llama-server has.
+//! With an NVIDIA driver its library is read; without one, a library of our own (`tests/fake-nvml`) that lists the
+//! children on two GPUs, so that everything but the driver's own work is measured. CPU time, not wall time.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use warden_rig::{Context as _, Trouble};
+use warden_sensors::gpu::Sources;
+use warden_sensors::{Gpus, cgroup_memory, host_confirmed, host_memory, host_totals};
+
+const BACKENDS: usize = 8;
+
+/// A llama-server on a machine with 16 cores, while requests are running.
+const THREADS: usize = 40;
+
+const ROUNDS: u32 = 200;
+
+/// What a child does: it holds some memory and threads until its standard input ends, with us or before.
+fn idle() -> Result<(), Trouble> {
+    let memory = vec![1_u8; 64 << 20];
+    for _ in 1..THREADS {
+        std::thread::spawn(|| {
+            loop {
+                std::thread::park();
+            }
+        });
+    }
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    drop(std::hint::black_box(memory));
+    Ok(())
+}
+
+struct Backends(Vec<Child>);
+
+impl Backends {
+    fn start() -> Result<Self, Trouble> {
+        let mut all = Self(Vec::new());
+        for _ in 0..BACKENDS {
+            let mut command = Command::new(std::env::current_exe()?);
+            all.0.push(command.arg("idle").process_group(0).stdin(Stdio::piped()).spawn()?);
+        }
+        let threads = |pid| std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        while all.pids().any(|pid| threads(pid) < THREADS) {
+            std::thread::yield_now();
+        }
+        Ok(all)
+    }
+
+    fn pids(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().map(Child::id)
+    }
+}
+
+impl Drop for Backends {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            drop(child.stdin.take());
+            let _ended = child.wait();
+        }
+    }
+}
+
+/// CPU time of this thread, in the kernel and outside of it.
+fn cpu_time() -> Result<Duration, Trouble> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanoseconds = text.split_ascii_whitespace().next().context("schedstat is empty")?;
+    Ok(Duration::from_nanos(nanoseconds.parse().context("schedstat")?))
+}
+
+/// The driver's library, or ours, and its name.
+fn gpus(folder: &Path, pids: &[u32]) -> Result<(Gpus, &'static str), Trouble> {
+    let real = Gpus::open();
+    if !real.devices().is_empty() {
+        return Ok((real, "the driver's"));
+    }
+    let mut script = String::new();
+    for gpu in 0..2 {
+        writeln!(script, "device -1 85899345920 1073741824 00000000:{gpu}0:00.0 GPU-{gpu} fake")?;
+        for pid in pids {
+            writeln!(script, "compute {gpu} {pid} 67108864")?;
+        }
+    }
+    let (library, path) = (folder.join("libnvidia-ml.so.1"), folder.join("script"));
+    std::fs::write(&path, script)?;
+    let made = Command::new("cc")
+        .args(["-O2", "-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(format!("-DSCRIPT=\"{}\"", path.display()))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("fake-nvml/nvml.c"))
+        .status()?;
+    if !made.success() {
+        return Err(Trouble::new("cc could not make the library"));
+    }
+    let nvml = vec![OsString::from(library)];
+    Ok((Gpus::open_at(Sources { nvml, ..Sources::default() }), "fake"))
+}
+
+#[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
+fn report(
+    what: &str,
+    every: Duration,
+    mut round: impl FnMut() -> Result<(), Trouble>,
+) -> Result<(), Trouble> {
+    round()?;
+    let before = cpu_time()?;
+    for _ in 0..ROUNDS {
+        round()?;
+    }
+    let each = (cpu_time()? - before) / ROUNDS;
+    let share = 100.0 * each.as_secs_f64() / every.as_secs_f64();
+    println!("| {what} | {:.0} | {:.0} | {share:.4} |", every.as_secs_f64(), each.as_secs_f64() * 1e6);
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
+fn main() -> Result<(), Trouble> {
+    if std::env::args().nth(1).as_deref() == Some("idle") {
+        return idle();
+    }
+    let folder = tempfile::tempdir()?;
+    let backends = Backends::start()?;
+    let pids: Vec<u32> = backends.pids().collect();
+    let (gpus, library) = gpus(folder.path(), &pids)?;
+    let every = warden_policies::defaults().sensors.interval;
+    let confirm = warden_policies::defaults().sensors.confirm_interval;
+    println!(
+        "{BACKENDS} backends with {THREADS} threads each; {} GPUs by {library} library",
+        gpus.devices().len()
+    );
+    println!("| what is read | every s | CPU time µs | % of a core |");
+    println!("|---|---|---|---|");
+    let host = || pids.iter().try_for_each(|pid| host_memory(*pid).map(|_| ()).context("host memory"));
+    let vram = || {
+        let read = gpus.read();
+        // In a container the driver may tell nothing: that costs as much.
+        pids.iter().for_each(|pid| drop(std::hint::black_box(read.of_group(*pid))));
+        Ok(())
+    };
+    let group = || pids.iter().try_for_each(|pid| cgroup_memory(*pid).map(|_| ()).context("control group"));
+    report("host memory", every, host)?;
+    report("VRAM", every, vram)?;
+    report("control groups", every, group)?;
+    report("all of these, and the host's totals", every, || {
+        host()?;
+        vram()?;
+        group()?;
+        host_totals().map(|_| ()).context("totals")
+    })?;
+    report("confirmation, only in doubt", confirm, || {
+        pids.iter().try_for_each(|pid| host_confirmed(*pid).map(|_| ()).context("confirmation"))
+    })
+}
