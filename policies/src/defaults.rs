@@ -173,6 +173,8 @@ section!(
         replace: String,
         /// Whether a process is asked for a report of its GPU memory.
         memory_report: bool,
+        /// Whether what is read about a process is written to a file for `policy replay`.
+        record: bool,
     }
 );
 

@@ -8,6 +8,7 @@ use warden_policies::recycle::RecyclePolicy;
 use warden_policies::{ByteSize, MemoryLimit};
 
 use super::arguments::{self, Listening};
+use super::policy::Budgets;
 use super::problem::{Place, Problem, quoted};
 use super::resolve::Resolver;
 use super::settings::Model;
@@ -113,23 +114,56 @@ impl Resolver<'_> {
         let policy = &model.policy;
         let bytes = |limit: Option<MemoryLimit>| limit?.resolve(self.machine.memory);
         let (soft, hard) = (bytes(policy.host.soft), bytes(policy.host.hard));
-        if let (Some(soft), Some(hard)) = (soft, hard)
-            && hard < soft
-        {
-            let place = self.place(&["models", name, "policy", "host", "hard"]);
-            let message = format!("model `{name}`: the hard budget ({hard}) is below the soft one ({soft})");
-            self.problems
-                .push(Problem::new(place, message).hint("`host.hard` has to be the larger of the two"));
-        }
+        let path = ["models", name, "policy"];
+        let of_model = format!("model `{name}`: ");
+        self.check_order(&of_model, &path, "host", policy.host, Some(self.machine.memory));
+        self.check_order(&of_model, &path, "vram", policy.vram, None);
         self.warn_about_cache(name, soft.or(hard), args);
         // What a share of the machine's memory is, is known here; what `auto` is, only when the backend has settled.
         let limit = |limit, bytes: Option<ByteSize>| bytes.map(MemoryLimit::Bytes).or(limit);
         RecyclePolicy {
             host_soft: limit(policy.host.soft, soft),
             host_hard: limit(policy.host.hard, hard),
+            vram_soft: policy.vram.soft,
+            vram_hard: policy.vram.hard,
             max_requests: policy.max_requests,
             max_age: policy.max_age,
+            only: policy.only.clone(),
             ..RecyclePolicy::new(&policy.common)
+        }
+    }
+
+    /// The budgets over all backends.
+    pub(super) fn check_shared(&mut self) {
+        let shared = self.loaded.settings.shared;
+        self.check_order("", &["shared"], "host", shared.host, Some(self.machine.memory));
+        self.check_order("", &["shared"], "vram", shared.vram, None);
+    }
+
+    /// A hard budget has to be above the soft one. A share of a GPU's memory cannot be compared with a size here.
+    fn check_order(
+        &mut self,
+        whose: &str,
+        path: &[&str],
+        memory: &str,
+        budgets: Budgets,
+        total: Option<ByteSize>,
+    ) {
+        let resolved = |limit: Option<MemoryLimit>| {
+            let limit = limit?;
+            Some(total.and_then(|total| limit.resolve(total)).map_or(limit, MemoryLimit::Bytes))
+        };
+        let (Some(soft), Some(hard)) = (resolved(budgets.soft), resolved(budgets.hard)) else { return };
+        let below = match (soft, hard) {
+            (MemoryLimit::Bytes(soft), MemoryLimit::Bytes(hard)) => hard < soft,
+            (MemoryLimit::Percent(soft), MemoryLimit::Percent(hard)) => hard < soft,
+            _ => false,
+        };
+        if below {
+            let full: Vec<&str> = path.iter().copied().chain([memory, "hard"]).collect();
+            let message = format!("{whose}the hard budget ({hard}) is below the soft one ({soft})");
+            let problem = Problem::new(self.place(&full), message);
+            self.problems.push(problem.hint(format!("`{memory}.hard` has to be the larger of the two")));
         }
     }
 

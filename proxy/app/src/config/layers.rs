@@ -10,6 +10,7 @@ use figment::{Figment, Metadata, Profile, Provider};
 use warden_policies::defaults::TEXT;
 
 use super::problem::{Place, Problem, Problems};
+use super::schema::COMPILED_IN;
 use super::settings::{Model, Settings};
 use super::tree::{Kind, Node};
 use super::validate::validate;
@@ -253,6 +254,7 @@ fn defaults_layer() -> Result<Layer, Problems> {
         let path: Vec<String> = match entry.key.as_str() {
             "queue" | "lifecycle" => vec!["defaults".to_owned(), entry.key],
             "recycle" => vec!["defaults".to_owned(), "policy".to_owned()],
+            section if COMPILED_IN.contains(&section) => continue,
             "model" => {
                 let Kind::Table(keys) = entry.value.kind else { continue };
                 for key in keys {

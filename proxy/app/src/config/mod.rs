@@ -18,6 +18,7 @@ mod judge;
 pub(crate) mod layers;
 pub(crate) mod machine;
 pub(crate) mod mitigations;
+pub(crate) mod policy;
 pub(crate) mod problem;
 pub(crate) mod resolve;
 #[cfg(test)]

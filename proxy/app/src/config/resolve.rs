@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
-use warden_policies::{ModelName, defaults};
+use warden_policies::{MemoryLimit, ModelName, defaults};
 use warden_supervisor::spec::{Command, FleetConfig, ModelSpec, SharedBudgets, Timing, Watch};
 
 use super::arguments;
@@ -95,6 +95,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     }
     resolver.names();
     resolver.log_level();
+    resolver.check_shared();
     let settings = &loaded.settings;
     let admin_address = resolver.admin_address();
     let admin_socket = settings
@@ -106,8 +107,8 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     let fleet = FleetConfig {
         models,
         any_name,
-        shared: SharedBudgets::default(),
-        growth: defaults().growth.clone(),
+        shared: resolver.shared(),
+        growth: settings.growth.clone(),
         runtime_dir: dirs.runtime.clone(),
         state_dir: dirs.state.clone(),
         watch: Watch {
@@ -188,6 +189,17 @@ impl Resolver<'_> {
                 .push(Problem::new(place, message).hint("use a loopback address like `127.0.0.1:9090`"));
         }
         Some(address)
+    }
+
+    fn shared(&self) -> SharedBudgets {
+        let shared = self.loaded.settings.shared;
+        let host = |limit: Option<MemoryLimit>| limit?.resolve(self.machine.memory);
+        SharedBudgets {
+            host_soft: host(shared.host.soft),
+            host_hard: host(shared.host.hard),
+            vram_soft: shared.vram.soft,
+            vram_hard: shared.vram.hard,
+        }
     }
 
     fn log_level(&mut self) {
@@ -279,7 +291,7 @@ impl Resolver<'_> {
             restraint: RestraintPolicy::new(policy),
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
             memory_report: model.memory_report,
-            record: false,
+            record: model.record,
         };
         (spec, self.choice(name, model), mitigations)
     }

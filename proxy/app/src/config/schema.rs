@@ -19,6 +19,10 @@ use warden_policies::defaults::{self, TEXT, parse_duration};
 pub(crate) const FLEET_WIDE: [&str; 4] =
     ["failures_told", "unknown_slots", "overlap_headroom", "overlap_floor"];
 
+/// Sections of the defaults that are no keys of a configuration: the numbers behind `auto` and behind the signs of
+/// illness. `config show --defaults` prints them with their reasons.
+pub(crate) const COMPILED_IN: [&str; 4] = ["levels", "moment", "health", "admission"];
+
 /// The schema of a whole configuration file.
 pub(crate) fn root() -> &'static Value {
     static ROOT: LazyLock<Value> = LazyLock::new(|| {
@@ -54,6 +58,10 @@ pub(crate) mod format {
     pub(crate) const SIZE: &str = "size";
     /// `12GiB`, or `80%`.
     pub(crate) const LIMIT: &str = "memory-limit";
+    /// `12GiB`, `80%`, or `auto`.
+    pub(crate) const BUDGET: &str = "memory-budget";
+    /// `02:00-05:00`, or a list of such.
+    pub(crate) const WINDOWS: &str = "times-of-day";
     /// `https://example.org/llama.cpp#v1`, or an absolute path.
     pub(crate) const GIT: &str = "git-source";
 }
@@ -66,6 +74,19 @@ pub(crate) fn duration(_: &mut SchemaGenerator) -> Schema {
 /// A budget, such as `12GiB` or `80%`.
 pub(crate) fn limit(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "integer"], "format": format::LIMIT, "minimum": 0, "examples": ["12GiB", "80%"] })
+}
+
+/// A budget, such as `12GiB`, `80%` or `auto`.
+pub(crate) fn budget(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "integer"], "format": format::BUDGET, "minimum": 0, "examples": ["12GiB", "80%", "auto"] })
+}
+
+/// Times of day, such as `02:00-05:00`.
+pub(crate) fn windows(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": ["string", "array"], "items": { "type": "string" }, "format": format::WINDOWS,
+        "examples": ["02:00-05:00", ["02:00-05:00", "12:30-13:00"]],
+    })
 }
 
 /// How a generation is replaced.
@@ -96,6 +117,7 @@ default_sections! {
     Server = "server" in Server without [];
     Upstream = "upstream" in Upstream without [];
     Sensors = "sensors" in Sensors without [];
+    Growth = "growth" in Growth without [];
     Child = "child" in Child without [];
     Build = "build" in Build without [];
     Log = "log" in Log without [];
@@ -171,6 +193,17 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         ("log", "format") => json!({ "type": "string", "enum": ["text", "json"] }),
         ("child", "oom_score_adj") => json!({ "type": "integer", "minimum": -1000, "maximum": 1000 }),
         ("server", "port") => json!({ "type": "integer", "minimum": 0, "maximum": 65535 }),
+        ("recycle", "growth") => json!({ "type": "string", "enum": ["off", "observe", "recycle"] }),
+        ("recycle", "admission") => json!({ "type": "string", "enum": ["off", "warn", "enforce"] }),
+        // A test costs the square of its window.
+        ("growth", "window" | "kept") => json!({ "type": "integer", "minimum": 8, "maximum": 1024 }),
+        ("growth", "scales") => json!({ "type": "integer", "minimum": 1, "maximum": 16 }),
+        ("growth", "test_every" | "tests" | "baseline_floors" | "settle_floors" | "floor_steps") => {
+            json!({ "type": "integer", "minimum": 1, "maximum": 1024 })
+        }
+        ("growth", "persist_ratio" | "brake_ratio" | "jump_rest" | "prior_ratio" | "blame_share") => {
+            json!({ "type": "number", "minimum": 0, "maximum": 1 })
+        }
         ("recycle", "jitter") => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
         _ => match default {
             toml_edit::Value::Integer(_) => json!({ "type": "integer", "minimum": 0 }),
@@ -211,7 +244,7 @@ mod tests {
 
     #[test]
     fn every_default_is_a_key_with_its_reason() {
-        for (section, table) in defaults_document().iter() {
+        for (section, table) in defaults_document().iter().filter(|(name, _)| !COMPILED_IN.contains(name)) {
             let place: &[&str] = match section {
                 "queue" => &["defaults", "queue"],
                 "lifecycle" => &["defaults", "lifecycle"],
@@ -269,7 +302,9 @@ mod tests {
                 }
             }
         };
-        for section in ["server", "admin", "paths", "log", "upstream", "sensors", "child", "build"] {
+        for section in
+            ["server", "admin", "paths", "log", "upstream", "sensors", "growth", "shared", "child", "build"]
+        {
             see(section, "", at(&[section]));
         }
         see("build.sources", "", at(&["build", "sources"]));
@@ -278,7 +313,11 @@ mod tests {
         for part in ["queue", "lifecycle", "policy"] {
             see(part, "", &model["properties"][part]);
         }
-        see("policy.host", "host.", &model["properties"]["policy"]["properties"]["host"]);
+        for memory in ["host", "vram"] {
+            let prefix = format!("{memory}.");
+            see("policy", &prefix, &model["properties"]["policy"]["properties"][memory]);
+            see("shared", &prefix, at(&["shared", memory]));
+        }
         assert_eq!(missing, Vec::<String>::new(), "docs/configuration.md lacks these rows");
     }
 

@@ -5,15 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use figment::value::Dict;
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer};
-use warden_policies::MemoryLimit;
+use serde::Deserialize;
 use warden_policies::defaults;
 use warden_supervisor::spec::Replace;
 
+use super::policy::{AllPolicyKeys, ModelPolicyKeys, Policy, Shared};
 use super::schema;
 
 /// Everything but the models' own values.
@@ -38,6 +37,12 @@ pub(crate) struct Settings {
     /// Reading numbers.
     #[schemars(with = "schema::Sensors")]
     pub(crate) sensors: defaults::Sensors,
+    /// How growth of memory is judged.
+    #[schemars(with = "schema::Growth")]
+    pub(crate) growth: defaults::Growth,
+    /// Budgets over all backends: of the machine, and of each GPU.
+    #[serde(default)]
+    pub(crate) shared: Shared,
     /// The child processes.
     #[schemars(with = "schema::Child")]
     pub(crate) child: defaults::Child,
@@ -111,6 +116,8 @@ pub(crate) struct Model {
     pub(crate) replace: Replace,
     /// Whether a process is asked for a report of its GPU memory.
     pub(crate) memory_report: bool,
+    /// Whether what is read is written to a file, too.
+    pub(crate) record: bool,
     /// Requests of the slot kind at a time on one process.
     pub(crate) max_in_flight: Option<u32>,
     /// The queue.
@@ -119,34 +126,6 @@ pub(crate) struct Model {
     pub(crate) lifecycle: defaults::Lifecycle,
     /// When it is replaced.
     pub(crate) policy: Policy,
-}
-
-/// When a backend is replaced.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Policy {
-    /// Host memory.
-    #[serde(default)]
-    pub(crate) host: Host,
-    /// Requests.
-    pub(crate) max_requests: Option<u64>,
-    /// Age.
-    #[serde(default, deserialize_with = "optional_duration")]
-    pub(crate) max_age: Option<Duration>,
-    /// The numbers that have defaults.
-    #[serde(flatten)]
-    pub(crate) common: defaults::Recycle,
-}
-
-/// Budgets on host memory.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Host {
-    /// Above this a backend is replaced when quiet, or within `quiet_within`. A size, or a share of the machine's memory.
-    #[schemars(schema_with = "schema::limit")]
-    pub(crate) soft: Option<MemoryLimit>,
-    /// Above this it is drained now.
-    #[schemars(schema_with = "schema::limit")]
-    pub(crate) hard: Option<MemoryLimit>,
 }
 
 /// The keys of `[models."name"]`, for the schema.
@@ -187,6 +166,9 @@ struct ModelKeys {
     /// Ask the process for a report of its GPU memory, for `status` and metrics. Only a build with the fix
     /// `memory-report` writes one. Default: true.
     memory_report: Option<bool>,
+    /// Write what is read about each process, memory and work, to a file in the state directory, for
+    /// `llama-warden policy replay`. Default: false.
+    record: Option<bool>,
     /// Requests at a time on one process. Default: its number of slots.
     #[schemars(range(min = 1))]
     max_in_flight: Option<u32>,
@@ -196,7 +178,7 @@ struct ModelKeys {
     /// Start, probe, drain, stop.
     #[schemars(with = "schema::ModelLifecycle")]
     lifecycle: (),
-    /// When a process is replaced.
+    /// When a process is replaced, and how growth of its memory is answered.
     policy: ModelPolicyKeys,
 }
 
@@ -231,6 +213,9 @@ struct ModelDefaults {
     /// Ask the process for a report of its GPU memory, for `status` and metrics. Only a build with the fix
     /// `memory-report` writes one. Default: true.
     memory_report: Option<bool>,
+    /// Write what is read about each process, memory and work, to a file in the state directory, for
+    /// `llama-warden policy replay`. Default: false.
+    record: Option<bool>,
     /// Requests at a time on one process. Default: its number of slots.
     #[schemars(range(min = 1))]
     max_in_flight: Option<u32>,
@@ -240,45 +225,6 @@ struct ModelDefaults {
     /// Start, probe, drain, stop.
     #[schemars(with = "schema::Lifecycle")]
     lifecycle: (),
-    /// When a process is replaced.
+    /// When a process is replaced, and how growth of its memory is answered.
     policy: AllPolicyKeys,
-}
-
-/// The keys of a model's `policy`.
-#[derive(JsonSchema)]
-#[expect(dead_code, reason = "only its schema is used")]
-struct ModelPolicyKeys {
-    /// Budgets on anonymous host memory, swapped pages included.
-    host: Host,
-    /// Replaced when quiet after this many requests.
-    #[schemars(range(min = 1))]
-    max_requests: Option<u64>,
-    /// Replaced when quiet at this age.
-    #[schemars(schema_with = "schema::duration")]
-    max_age: (),
-    #[serde(flatten)]
-    #[schemars(with = "schema::ModelRecycle")]
-    common: (),
-}
-
-/// The keys of `[defaults.policy]`.
-#[derive(JsonSchema)]
-#[expect(dead_code, reason = "only its schema is used")]
-struct AllPolicyKeys {
-    /// Budgets on anonymous host memory, swapped pages included.
-    host: Host,
-    /// Replaced when quiet after this many requests.
-    #[schemars(range(min = 1))]
-    max_requests: Option<u64>,
-    /// Replaced when quiet at this age.
-    #[schemars(schema_with = "schema::duration")]
-    max_age: (),
-    #[serde(flatten)]
-    #[schemars(with = "schema::Recycle")]
-    common: (),
-}
-
-fn optional_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    text.map(|text| defaults::parse_duration(&text).map_err(serde::de::Error::custom)).transpose()
 }

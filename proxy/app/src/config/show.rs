@@ -10,8 +10,10 @@ use super::mitigations::explain;
 use super::problem::{Place, dotted, quoted};
 
 /// Sections in the order in which people think about them. Those about models come last.
-const ORDER: [&str; 10] =
-    ["server", "admin", "paths", "log", "upstream", "sensors", "child", "build", "defaults", "models"];
+const ORDER: [&str; 12] = [
+    "server", "admin", "paths", "log", "upstream", "sensors", "growth", "shared", "child", "build",
+    "defaults", "models",
+];
 
 /// The whole configuration.
 pub(crate) fn show(loaded: &Loaded, machine: &Machine) -> String {

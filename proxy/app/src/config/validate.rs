@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use warden_builder::git::{Location, Named};
 use warden_policies::defaults::parse_duration;
+use warden_policies::schedule::Windows;
 use warden_policies::{ByteSize, MemoryLimit};
 
 use super::problem::{Place, Problem, dotted};
@@ -40,9 +41,19 @@ impl Walk<'_> {
             Some(format::SIZE) => {
                 check_size(node, |text| text.parse::<ByteSize>().map(drop).map_err(|e| e.to_string()))
             }
-            Some(format::LIMIT) => {
+            Some(format::LIMIT) => check_size(node, |text| match text.parse() {
+                Ok(MemoryLimit::Auto) => {
+                    Err("`auto` is for the budgets of one model; a size or a share is needed, \
+                                              like `12GiB` or `80%`"
+                        .to_owned())
+                }
+                Ok(MemoryLimit::Bytes(_) | MemoryLimit::Percent(_)) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            }),
+            Some(format::BUDGET) => {
                 check_size(node, |text| text.parse::<MemoryLimit>().map(drop).map_err(|e| e.to_string()))
             }
+            Some(format::WINDOWS) => check_windows(node),
             Some(format::GIT) => check_git(node),
             _ if schema["enum"].is_array() => check_choice(node, schema),
             _ => {
@@ -116,6 +127,7 @@ fn typed(text: &str, schema: &Value) -> Kind {
     let wants_text = accepts(schema, "string");
     match parsed() {
         Some(kind @ (Kind::List(_) | Kind::Table(_))) if !wants_text => kind,
+        Some(kind @ Kind::List(_)) if accepts(schema, "array") => kind,
         Some(kind @ (Kind::Int(_) | Kind::Float(_) | Kind::Bool(_))) if !wants_text => kind,
         Some(kind @ Kind::Int(_)) if accepts(schema, "integer") => kind,
         _ => Kind::Text(text.to_owned()),
@@ -138,6 +150,21 @@ fn check_size(node: &Node, parse: impl Fn(&str) -> Result<(), String>) -> Option
         Kind::Int(number) if *number >= 0 => None,
         Kind::Int(number) => Some(format!("`{number}` is negative; a size is needed, like `\"12GiB\"`")),
         _ => Some(format!("this is {}; a size in quotes is needed, like `\"12GiB\"`", node.noun())),
+    }
+}
+
+/// One window of time, or a list of such.
+fn check_windows(node: &Node) -> Option<String> {
+    let one = |node: &Node| match &node.kind {
+        Kind::Text(text) => text.parse::<Windows>().err().map(|error| error.to_string()),
+        _ => Some(format!(
+            "this is {}; a time of day from when to when is needed, like `\"02:00-05:00\"`",
+            node.noun()
+        )),
+    };
+    match &node.kind {
+        Kind::List(items) => items.iter().find_map(one),
+        _ => one(node),
     }
 }
 
@@ -289,7 +316,7 @@ mod tests {
         assert_eq!(
             only("[models.m.policy]\nhost.soft = \"12 GB of ram\""),
             "w.toml:2: `models.m.policy.host.soft`: `12 GB of ram` is not a size: write a number and a unit, like \
-             `12GiB` or `512MiB`, or a share of the memory, like `80%` | "
+             `12GiB` or `512MiB`, a share of the memory, like `80%`, or `auto` | "
         );
         assert_eq!(
             only("[server]\nkeep_alive = 30"),

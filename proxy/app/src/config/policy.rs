@@ -1,0 +1,154 @@
+//! The keys of a model's `policy` and of `[shared]`, as they are written and as they are read.
+//!
+//! Sizes, shares and `auto` stay what they are here: what they come to is known when the machine, its GPUs and the
+//! first readings of a backend are. Nothing here decides.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer};
+use warden_policies::MemoryLimit;
+use warden_policies::defaults;
+use warden_policies::schedule::Windows;
+
+use super::schema;
+
+/// When a backend is replaced, and what is asked of it before it takes more.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Policy {
+    /// Host memory.
+    #[serde(default)]
+    pub(crate) host: Budgets,
+    /// VRAM on each GPU.
+    #[serde(default)]
+    pub(crate) vram: Budgets,
+    /// Requests.
+    pub(crate) max_requests: Option<u64>,
+    /// Age.
+    #[serde(default, deserialize_with = "optional_duration")]
+    pub(crate) max_age: Option<Duration>,
+    /// Times of day for what can wait.
+    #[serde(default)]
+    pub(crate) only: Windows,
+    /// The numbers and modes that have defaults.
+    #[serde(flatten)]
+    pub(crate) common: defaults::Recycle,
+}
+
+/// A soft and a hard budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Budgets {
+    /// Replaced when quiet above this.
+    pub(crate) soft: Option<MemoryLimit>,
+    /// Drained now above this.
+    pub(crate) hard: Option<MemoryLimit>,
+}
+
+/// Budgets over all backends at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Shared {
+    /// Anonymous host memory of all backends together.
+    #[schemars(with = "SharedHostKeys")]
+    pub(crate) host: Budgets,
+    /// VRAM of all backends together, on each GPU.
+    #[schemars(with = "SharedVramKeys")]
+    pub(crate) vram: Budgets,
+}
+
+/// The keys of `host` in a `policy`.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct HostKeys {
+    /// Above this a backend is replaced when quiet, or within `quiet_within`. A size, a share of the machine's memory, or
+    /// `auto`.
+    #[schemars(schema_with = "schema::budget")]
+    soft: (),
+    /// Above this it is drained now.
+    #[schemars(schema_with = "schema::budget")]
+    hard: (),
+}
+
+/// The keys of `vram` in a `policy`.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct VramKeys {
+    /// Above this, on any one GPU, a backend is replaced when quiet, or within `quiet_within`. A size, a share of the
+    /// GPU's memory, or `auto`.
+    #[schemars(schema_with = "schema::budget")]
+    soft: (),
+    /// Above this it is drained now.
+    #[schemars(schema_with = "schema::budget")]
+    hard: (),
+}
+
+/// The keys of `[shared.host]`.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct SharedHostKeys {
+    /// Above this the backend whose replacement gives back most is replaced when quiet. A size, or a share of the
+    /// machine's memory.
+    #[schemars(schema_with = "schema::limit")]
+    soft: (),
+    /// Above this it is drained now.
+    #[schemars(schema_with = "schema::limit")]
+    hard: (),
+}
+
+/// The keys of `[shared.vram]`.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct SharedVramKeys {
+    /// Above this, on any one GPU, the backend whose replacement gives back most is replaced when quiet. A size, or a
+    /// share of the GPU's memory.
+    #[schemars(schema_with = "schema::limit")]
+    soft: (),
+    /// Above this it is drained now.
+    #[schemars(schema_with = "schema::limit")]
+    hard: (),
+}
+
+/// Defines the keys of a `policy`; only the numbers that hold for all models make the difference.
+macro_rules! policy_keys {
+    ($($(#[$meta:meta])* $name:ident with $common:literal;)*) => { $(
+        $(#[$meta])*
+        #[derive(JsonSchema)]
+        #[expect(dead_code, reason = "only its schema is used")]
+        pub(super) struct $name {
+            /// Budgets on anonymous host memory, swapped pages included.
+            host: HostKeys,
+            /// Budgets on VRAM, for each GPU by itself.
+            vram: VramKeys,
+            /// Replaced when quiet after this many requests.
+            #[schemars(range(min = 1))]
+            max_requests: Option<u64>,
+            /// Replaced when quiet at this age.
+            #[schemars(schema_with = "schema::duration")]
+            max_age: (),
+            /// Replacements that can wait happen only within these times of day, in the machine's time zone: one, or a
+            /// list. Hard budgets do not wait.
+            #[schemars(schema_with = "schema::windows")]
+            only: (),
+            #[serde(flatten)]
+            #[schemars(with = $common)]
+            common: (),
+        }
+    )* };
+}
+
+policy_keys! {
+    /// The keys of a model's `policy`.
+    ModelPolicyKeys with "schema::ModelRecycle";
+    /// The keys of `[defaults.policy]`.
+    AllPolicyKeys with "schema::Recycle";
+}
+
+fn optional_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| defaults::parse_duration(&text).map_err(serde::de::Error::custom)).transpose()
+}
