@@ -1,4 +1,7 @@
 //! The numbers of llama-server's own `/metrics`, from its text. Pure: the request is somebody else's.
+//!
+//! llama-server prints every number with six digits (b8827 and b10587 do): from a million on counters are rounded, and
+//! move in the steps that [`step`] tells. So a counter that stands still for a moment is no proof of a server that does.
 
 /// What llama-server counts since it started; `None` is "not told by this build".
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -9,7 +12,8 @@ pub struct BackendMetrics {
     pub cached_tokens: Option<u64>,
     /// `tokens_predicted_total`: tokens generated.
     pub output_tokens: Option<u64>,
-    /// `n_decode_total`: calls of `llama_decode`, the progress that a wedged server no longer makes.
+    /// `n_decode_total`: calls of `llama_decode`, the progress that a wedged server no longer makes. Newer builds count
+    /// neither those of images nor those of speculation.
     pub decodes: Option<u64>,
     /// `n_tokens_max`: the largest number of tokens in one sequence so far.
     pub largest_tokens: Option<u64>,
@@ -51,6 +55,12 @@ pub fn parse(text: &str) -> BackendMetrics {
         }
     }
     metrics
+}
+
+/// The step in which a counter of this size moves, because it is printed with six digits: 1 up to a million, then 10.
+pub fn step(count: u64) -> u64 {
+    let digits = count.checked_ilog10().unwrap_or(0);
+    10_u64.pow(digits.saturating_sub(5))
 }
 
 /// `llamacpp:name{labels} value [time]`: the name and the value, if that is what the line is. A comment is not, and
@@ -124,6 +134,16 @@ mod tests {
         let text = "n_decode_total 5\nother:n_decode_total 6\nllamacpp:requests_processing NaN\n\
                     llamacpp:requests_deferred -1\nllamacpp:prompt_tokens_total\n{\"error\": \"not supported\"}\n";
         assert_eq!(parse(text), BackendMetrics::default());
+    }
+
+    #[test]
+    fn counters_move_in_steps_from_a_million_on() {
+        for (count, expected) in
+            [(0, 1), (999_999, 1), (1_000_000, 10), (12_345_600, 100), (u64::MAX, 10_u64.pow(14))]
+        {
+            assert_eq!(step(count), expected, "{count}");
+        }
+        assert_eq!(parse("llamacpp:n_decode_total 1.23457e+06").decodes, Some(1_234_570));
     }
 
     proptest! {

@@ -41,8 +41,15 @@ struct One {
     handle: Handle<'static>,
     /// Xid and ECC events; `None` where the driver offers none. A set is not to be waited on by two threads.
     events: Option<Mutex<EventSet<'static>>>,
-    /// Uncorrected errors at the last reading.
-    ecc: Mutex<Option<u64>>,
+    last: Mutex<Last>,
+}
+
+/// What is news only once.
+#[derive(Debug, Default)]
+struct Last {
+    /// Uncorrected errors at the last reading that had any.
+    ecc: Option<u64>,
+    gone: bool,
 }
 
 /// What does not change.
@@ -135,18 +142,22 @@ impl One {
             total: memory.ok().map(|memory| memory.total).filter(|total| *total > 0),
             name,
         };
-        Self { described, events: events(nvml, &handle), ecc: Mutex::new(errors(&handle)), handle }
+        Self {
+            described,
+            events: events(nvml, &handle),
+            last: Mutex::new(Last { ecc: errors(&handle), gone: false }),
+            handle,
+        }
     }
 
     fn read(&self) -> Told {
         let memory = self.handle.memory_info();
-        let lost = matches!(memory, Err(NvmlError::GpuLost | NvmlError::ResetRequired));
+        let gone = matches!(memory, Err(NvmlError::GpuLost | NvmlError::ResetRequired));
         let memory = memory.ok().filter(|_| !self.described.unified);
         let ecc = errors(&self.handle);
-        let mut faults: Vec<Fault> = lost.then_some(Fault::Lost).into_iter().collect();
-        faults.extend(self.xids());
-        faults.extend(self.new_errors(ecc).map(Fault::Ecc));
-        let told = self.events.is_some() || ecc.is_some() || !faults.is_empty();
+        let mut faults = self.xids();
+        faults.extend(self.news(ecc, gone));
+        let told = self.events.is_some() || ecc.is_some() || gone || !faults.is_empty();
         Told {
             reading: DeviceReading {
                 total: memory.as_ref().map(|memory| memory.total),
@@ -201,12 +212,14 @@ impl One {
         faults
     }
 
-    /// Errors since the last reading; a counter that fell was reset.
-    fn new_errors(&self, now: Option<u64>) -> Option<u64> {
-        let mut last = self.ecc.lock().unwrap_or_else(PoisonError::into_inner);
-        let more = now?.checked_sub((*last)?);
-        *last = now;
-        more.filter(|more| *more > 0)
+    /// What was not so at the last reading. A counter that fell was reset.
+    fn news(&self, ecc: Option<u64>, gone: bool) -> Vec<Fault> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = ecc.zip(last.ecc).map_or(0, |(now, before)| now.saturating_sub(before));
+        let newly_gone = gone && !last.gone;
+        *last = Last { ecc: ecc.or(last.ecc), gone };
+        let errors = (more > 0).then_some(Fault::Ecc(more));
+        errors.into_iter().chain(newly_gone.then_some(Fault::Lost)).collect()
     }
 }
 

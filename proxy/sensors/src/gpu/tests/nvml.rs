@@ -117,6 +117,10 @@ fn each_xid_and_each_new_memory_error_is_told_once() {
     assert_eq!(faults(), []);
     machine.script(&format!("{H200}fail memory 15\nfail ecc 15\n"));
     assert_eq!(faults(), [Fault::Lost]);
+    assert_eq!(faults(), []);
+    // Errors that came meanwhile are not forgotten.
+    machine.script(&format!("{H200}ecc 0 3\n"));
+    assert_eq!(faults(), [Fault::Ecc(3)]);
 }
 
 #[test]
