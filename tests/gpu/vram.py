@@ -5,9 +5,9 @@
 BIN of --reader is the example `gpu` (cargo build --release -p warden-sensors --example gpu). A llama-server answers
 requests, so that its use grows; after each one, and with nothing running, both are asked, ours in between two answers
 of nvidia-smi. A pair counts where those two agree, so that nothing moved meanwhile. Where NVML lists no process with
-bytes (some containers), nvidia-smi does not either: then both must say nothing, and that is what is checked.
+bytes (some containers), nvidia-smi does not either: then both must say nothing.
 
-Prints one line of JSON; exits with 1 if any pair differs, or if too few pairs count.
+Prints one line of JSON; exits with 1 if any pair differs or too few count, with 2 if nvidia-smi never told any bytes.
 """
 import argparse
 import json
@@ -62,7 +62,7 @@ def main():
     parser.add_argument("--requests", type=int, default=40)
     args = parser.parse_args()
     log = pathlib.Path(tempfile.mkdtemp(prefix="vram-")) / "log"
-    pairs, moved, differ, seconds, last = 0, 0, [], [], None
+    pairs, known, moved, differ, seconds, last = 0, 0, 0, [], [], None
     with Server(args.server, ["-m", f"{args.models}/llama.gguf", *TEXT], {}, log) as server:
         pid = server.process.pid
         with Reader(args.reader, pid) as reader:
@@ -78,17 +78,18 @@ def main():
                     moved += 1
                     continue
                 pairs += 1
-                # nvidia-smi shows whole MiB, rounded down; 0 and [N/A] are what the sensors call unknown.
-                theirs = [pair for pair in before if pair[1]]
-                mine = [[one["gpu"], one["bytes"] >> 20] for one in ours["vram"] if one["source"] == "process"]
+                # nvidia-smi rounds to whole MiB; 0 and [N/A] are what the sensors call unknown.
+                theirs = {gpu: mib for gpu, mib in before if mib}
+                mine = {one["gpu"]: one["bytes"] / 2**20 for one in ours["vram"] if one["source"] == "process"}
                 last = {"nvidia_smi": before, "sensors": ours}
-                if theirs != mine:
+                known += bool(theirs)
+                if theirs.keys() != mine.keys() or any(abs(theirs[gpu] - mine[gpu]) > 1 for gpu in mine):
                     differ.append(last)
             devices, readings = whole["devices"], whole["readings"]
-    print(json.dumps({"what": "vram", "pairs": pairs, "moved_meanwhile": moved, "differ": differ[:5],
+    print(json.dumps({"what": "vram", "pairs": pairs, "pairs_with_bytes": known, "moved_meanwhile": moved, "differ": differ[:5],
                       "longest_pair_s": round(max(seconds), 3), "last": last, "devices": devices,
                       "readings": readings}))
-    sys.exit(1 if differ or pairs < args.requests // 2 else 0)
+    sys.exit(1 if differ or pairs < args.requests // 2 else 0 if known else 2)
 
 
 if __name__ == "__main__":

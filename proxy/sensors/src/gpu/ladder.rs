@@ -37,12 +37,19 @@ pub(super) struct Listed {
 /// Whose a listed process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
-    /// In this process group, by our own process ids.
-    Group(u32),
+    /// By our own process ids.
+    Seen { pid: u32, group: u32 },
     /// Somebody in another namespace: not a child of ours.
     Other,
     /// Not to be found: it has ended, or we cannot see it.
     Unseen,
+}
+
+impl Who {
+    /// The leader itself counts even where it leads no group of its own, as it does for host memory.
+    pub(super) fn is_of(self, leader: u32) -> bool {
+        matches!(self, Self::Seen { pid, group } if pid == leader || group == leader)
+    }
 }
 
 /// What is known about one device.
@@ -84,8 +91,7 @@ pub(super) fn on_device(device: &OnDevice<'_>, leader: u32, before: Option<Befor
                 .unwrap_or_else(|_| Found::Unknown(Why::NotListed { gpu, reason: reason.to_owned() }));
         }
     };
-    let ours: Vec<&Listed> = listed.iter().filter(|one| one.who == Who::Group(leader)).collect();
-    let others: Vec<&Listed> = listed.iter().filter(|one| one.who != Who::Group(leader)).collect();
+    let (ours, others): (Vec<&Listed>, Vec<&Listed>) = listed.iter().partition(|one| one.who.is_of(leader));
     if ours.is_empty() {
         if !place.contained {
             return Found::Nothing;

@@ -52,10 +52,11 @@ impl Processes {
     fn in_view(&self, view: &View, pid: u32) -> Who {
         let Some(ids) = Ids::read(&view.root, &pid.to_string()) else { return Who::Unseen };
         let level = view.depth - 1;
-        let (Some(inner), Some(group)) = (ids.pids.get(level), ids.groups.get(level)) else {
+        let (Some(&inner), Some(&group)) = (ids.pids.get(level), ids.groups.get(level)) else {
             return Who::Other;
         };
-        if level == 0 || self.proved(view, pid, *inner) { Who::Group(*group) } else { Who::Other }
+        let proved = level == 0 || self.proved(view, pid, inner);
+        if proved { Who::Seen { pid: inner, group } } else { Who::Other }
     }
 
     /// Whether process `pid` of this view is `inner` of ours.

@@ -6,7 +6,7 @@ use warden_policies::{GpuIndex, Vram, VramSource};
 
 use super::baseline::{Baseline, Before};
 use super::drm::{self, Card, Clients};
-use super::ladder::{self, Found, Listed, OnDevice, Place, Who};
+use super::ladder::{self, Found, Listed, OnDevice, Place};
 use super::{DeviceReading, Gpus, VramOf, Why};
 
 /// All devices at one moment, and who was on them: answers for every backend of a round of sampling.
@@ -134,7 +134,7 @@ fn listed(gpus: &Gpus, entries: Vec<(u32, Option<u64>)>) -> Vec<Listed> {
 
 /// HIP memory by KFD and the rest by fdinfo: newer kernels count HIP in both, so the larger is taken, not the sum.
 fn from_files(gpu: GpuIndex, leader: u32, by_files: &Result<Option<u64>, String>, kfd: &[Listed]) -> Found {
-    let ours = kfd.iter().filter(|one| one.who == Who::Group(leader)).filter_map(|one| one.bytes);
+    let ours = kfd.iter().filter(|one| one.who.is_of(leader)).filter_map(|one| one.bytes);
     let by_kfd = ours.reduce(u64::saturating_add);
     match (by_files, by_kfd) {
         (Err(reason), None) => Found::Unknown(Why::Unreadable { gpu, reason: reason.clone() }),

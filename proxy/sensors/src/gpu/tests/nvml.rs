@@ -45,6 +45,13 @@ fn compute_and_graphics_lists_are_joined_and_a_process_in_both_counts_once() {
 }
 
 #[test]
+fn a_process_that_leads_no_group_is_found_by_its_own_pid() {
+    let machine = Machine::new().nvml(&format!("{H200}compute 0 100 4096\n"), &[]);
+    machine.process(100, 7);
+    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 4096)]);
+}
+
+#[test]
 fn zero_bytes_and_no_value_are_unknown_and_the_other_gpu_is_known_nevertheless() {
     for bytes in ["0", "unknown"] {
         let lists = format!("compute 0 100 {bytes}\ncompute 1 100 4096\n");
