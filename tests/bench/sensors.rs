@@ -5,15 +5,13 @@
 //! With an NVIDIA driver its library is read; without one, a library of our own (`tests/fake-nvml`) that lists the
 //! children on two GPUs, so that everything but the driver's own work is measured. CPU time, not wall time.
 
-use std::ffi::OsString;
-use std::fmt::Write as _;
 use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use warden_rig::{Context as _, Trouble};
+use warden_rig::{Context as _, FakeGpu, FakeNvml, Trouble};
 use warden_sensors::gpu::Sources;
 use warden_sensors::{Gpus, cgroup_memory, host_confirmed, host_memory, host_totals};
 
@@ -82,25 +80,11 @@ fn gpus(folder: &Path, pids: &[u32]) -> Result<(Gpus, &'static str), Trouble> {
     if !real.devices().is_empty() {
         return Ok((real, "the driver's"));
     }
-    let mut script = String::new();
-    for gpu in 0..2 {
-        writeln!(script, "device -1 85899345920 1073741824 00000000:{gpu}0:00.0 GPU-{gpu} fake")?;
-        for pid in pids {
-            writeln!(script, "compute {gpu} {pid} 67108864")?;
-        }
-    }
-    let (library, path) = (folder.join("libnvidia-ml.so.1"), folder.join("script"));
-    std::fs::write(&path, script)?;
-    let made = Command::new("cc")
-        .args(["-O2", "-shared", "-fPIC", "-o"])
-        .arg(&library)
-        .arg(format!("-DSCRIPT=\"{}\"", path.display()))
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("fake-nvml/nvml.c"))
-        .status()?;
-    if !made.success() {
-        return Err(Trouble::new("cc could not make the library"));
-    }
-    let nvml = vec![OsString::from(library)];
+    let processes = pids.iter().map(|pid| (*pid, 64 << 20)).collect();
+    let gpu = FakeGpu { total: 80 << 30, used: 1 << 30, processes, ..FakeGpu::default() };
+    let fake = FakeNvml::new(folder)?;
+    fake.say(&[gpu.clone(), gpu])?;
+    let nvml = vec![fake.library().into_os_string()];
     Ok((Gpus::open_at(Sources { nvml, ..Sources::default() }), "fake"))
 }
 
@@ -115,7 +99,7 @@ fn report(
     for _ in 0..ROUNDS {
         round()?;
     }
-    let each = (cpu_time()? - before) / ROUNDS;
+    let each = cpu_time()?.saturating_sub(before) / ROUNDS;
     let share = 100.0 * each.as_secs_f64() / every.as_secs_f64();
     println!("| {what} | {:.0} | {:.0} | {share:.4} |", every.as_secs_f64(), each.as_secs_f64() * 1e6);
     Ok(())
@@ -142,7 +126,9 @@ fn main() -> Result<(), Trouble> {
     let vram = || {
         let read = gpus.read();
         // In a container the driver may tell nothing: that costs as much.
-        pids.iter().for_each(|pid| drop(std::hint::black_box(read.of_group(*pid))));
+        for pid in &pids {
+            drop(std::hint::black_box(read.of_group(*pid)));
+        }
         Ok(())
     };
     let group = || pids.iter().try_for_each(|pid| cgroup_memory(*pid).map(|_| ()).context("control group"));

@@ -14,6 +14,7 @@
 //! | [`swarm`] | many requests at once, and the comparison with an undisturbed run |
 //! | [`sdists`] | real sources of llama.cpp from eighteen months |
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
+//! | [`nvml`] | NVIDIA GPUs that say what a test wants |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
 //!
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
@@ -24,6 +25,7 @@ pub mod home;
 pub mod http;
 pub mod ledger;
 pub mod load;
+pub mod nvml;
 pub mod process;
 pub mod real;
 pub mod sdists;
@@ -37,6 +39,7 @@ pub use fake::Fake;
 pub use home::Home;
 pub use http::Http;
 pub use ledger::Ledger;
+pub use nvml::{FakeGpu, FakeNvml};
 pub use sse::Answer;
 pub use trouble::{Context, Outcome, Trouble};
 pub use wait::wait_until;

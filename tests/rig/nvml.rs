@@ -1,0 +1,88 @@
+//! NVIDIA GPUs that say what a test wants: a `libnvidia-ml.so.1` of our own, made from `tests/fake-nvml/nvml.c`, and the
+//! script that it answers by, which may change at any time.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{Home, Trouble};
+
+/// One GPU as NVML shall tell of it.
+#[derive(Clone, Debug, Default)]
+pub struct FakeGpu {
+    /// Bytes of memory.
+    pub total: u64,
+    /// Bytes in use by all.
+    pub used: u64,
+    /// Processes that compute on it, with their bytes; 0 is what some containers say.
+    pub processes: Vec<(u32, u64)>,
+    /// Xids, each told once.
+    pub xids: Vec<u64>,
+}
+
+/// The library, and its script.
+#[derive(Debug)]
+pub struct FakeNvml {
+    folder: PathBuf,
+}
+
+impl FakeNvml {
+    /// Makes the library in a folder of its own below `folder`; no GPU is there yet.
+    ///
+    /// # Errors
+    /// No C compiler, or files cannot be written.
+    pub fn new(folder: &Path) -> Result<Self, Trouble> {
+        let fake = Self { folder: folder.join("nvml") };
+        std::fs::create_dir_all(&fake.folder)?;
+        fake.say(&[])?;
+        let made = Command::new("cc")
+            .args(["-O2", "-shared", "-fPIC", "-o"])
+            .arg(fake.library())
+            .arg(format!("-DSCRIPT=\"{}\"", fake.script().display()))
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("fake-nvml/nvml.c"))
+            .status()?;
+        if made.success() { Ok(fake) } else { Err(Trouble::new("cc could not make the library")) }
+    }
+
+    /// The same in a home, so that whatever runs there finds it instead of a real driver's.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn in_home(home: &mut Home) -> Result<Self, Trouble> {
+        let fake = Self::new(home.path())?;
+        home.env.insert(OsString::from("LD_LIBRARY_PATH"), fake.folder.clone().into_os_string());
+        Ok(fake)
+    }
+
+    /// Path of the library.
+    pub fn library(&self) -> PathBuf {
+        self.folder.join("libnvidia-ml.so.1")
+    }
+
+    fn script(&self) -> PathBuf {
+        self.folder.join("script")
+    }
+
+    /// What it tells from now on. A program that runs has counted the GPUs when it started.
+    ///
+    /// # Errors
+    /// The script cannot be written.
+    pub fn say(&self, gpus: &[FakeGpu]) -> Result<(), Trouble> {
+        let mut text = String::new();
+        for (number, gpu) in gpus.iter().enumerate() {
+            let FakeGpu { total, used, processes, xids } = gpu;
+            writeln!(text, "device -1 {total} {used} 00000000:{number:02X}:00.0 GPU-{number} Fake GPU")?;
+            for (pid, bytes) in processes {
+                writeln!(text, "compute {number} {pid} {bytes}")?;
+            }
+            for xid in xids {
+                writeln!(text, "xid {number} {xid}")?;
+            }
+        }
+        // Whole or not at all: the library reads it at any time.
+        let new = self.folder.join("script.new");
+        std::fs::write(&new, text)?;
+        Ok(std::fs::rename(new, self.script())?)
+    }
+}
