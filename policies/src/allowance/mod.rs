@@ -181,7 +181,7 @@ impl Allowance {
     }
 
     /// Bytes that it keeps now, where its log tells: the host's part of [`crate::sample::Sample::pools`]. Builds since
-    /// about b9000 tell it only with `--log-verbosity 5`.
+    /// about b9000 tell it only with `--log-verbosity 4`.
     pub fn measured(&self) -> Option<u64> {
         if self.cache_now.is_none() && self.slots_now.is_empty() {
             return None;

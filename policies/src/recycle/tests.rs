@@ -1,7 +1,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::sample::Work;
+use crate::growth::{Fill, Growth, Interval};
+use crate::health::Symptom;
+use crate::sample::{GpuIndex, Work};
+use crate::schedule::Windows;
+use crate::share::Chosen;
 use crate::units::{ByteSize, MemoryLimit};
 
 fn mib(n: u64) -> Option<MemoryLimit> {
@@ -64,7 +68,332 @@ fn requests_and_age_count_with_jitter_that_never_exceeds_the_limit() {
     assert_eq!(decide(&policy(), &Facts { age, ..facts(0) }).reason, Some(Reason::MaxAge));
 }
 
+const MIB: u64 = 1024 * 1024;
+const GIB: u64 = 1024 * MIB;
+const VRAM: Series = Series::Vram(GpuIndex(0));
+
+fn growth(series: Series, verdict: Verdict, baseline: u64) -> Growth {
+    Growth {
+        series,
+        verdict,
+        since_request: 100,
+        slope: None,
+        baseline: Some(baseline),
+        floor: None,
+        fill: Fill::default(),
+        blame: None,
+    }
+}
+
+fn forecast(limit: u64, hours: f64) -> Option<Forecast> {
+    let at = |value| Interval { value, low: value * 0.8, high: value * 1.3 };
+    Some(Forecast { limit, requests: at(hours * 1000.0), seconds: Some(at(hours * 3600.0)) })
+}
+
+/// A leak on VRAM that reaches the soft budget in so many hours, and the hard one in twice as many.
+fn leak(hours: f64) -> SeriesFacts {
+    SeriesFacts {
+        growth: Some(growth(VRAM, Verdict::Leaking, 10 * GIB)),
+        total: Some(24 * GIB),
+        free: Some(10 * GIB),
+        to_soft: forecast(20 * GIB, hours),
+        to_hard: forecast(22 * GIB, hours * 2.0),
+        to_end: forecast(24 * GIB, hours * 3.0),
+        ..SeriesFacts::of(VRAM, Some(14 * GIB))
+    }
+}
+
+fn only(series: SeriesFacts) -> Facts {
+    Facts { series: vec![series], ..Facts::default() }
+}
+
+fn recycling() -> RecyclePolicy {
+    RecyclePolicy { growth: GrowthMode::Recycle, ..policy() }
+}
+
+fn brief(decision: Decision) -> (Action, Option<Reason>, bool) {
+    (decision.action, decision.reason, decision.due)
+}
+
+#[test]
+fn vram_has_budgets_of_its_own_and_the_decision_says_which_memory_and_limit() {
+    let policy = RecyclePolicy {
+        vram_soft: Some(MemoryLimit::Percent(50.0)),
+        vram_hard: Some(MemoryLimit::Percent(75.0)),
+        ..policy()
+    };
+    let on = |charged| only(SeriesFacts { total: Some(400), ..SeriesFacts::of(VRAM, charged) });
+    let soft = decide(&policy, &on(Some(200)));
+    assert_eq!(brief(soft), (Action::RecycleWhenQuiet, Some(Reason::VramSoft), false));
+    assert_eq!((soft.series, soft.limit_bytes), (Some(VRAM), Some(200)));
+    let hard = decide(&policy, &on(Some(300)));
+    assert_eq!(brief(hard), (Action::DrainNow, Some(Reason::VramHard), true));
+    assert_eq!(decide(&policy, &on(None)), Decision::OBSERVE, "an unknown figure is not zero and not full");
+    let no_total = only(SeriesFacts::of(VRAM, Some(999)));
+    assert_eq!(decide(&policy, &no_total), Decision::OBSERVE, "a share of an unknown total is unknown");
+}
+
+#[test]
+fn growth_is_only_told_unless_the_mode_says_recycle() {
+    let observing = RecyclePolicy { growth: GrowthMode::Observe, ..policy() };
+    let told = decide(&observing, &only(leak(1.0)));
+    assert_eq!(brief(told), (Action::Observe, Some(Reason::Growth), false));
+    assert_eq!(told.why_not, Some(WhyNot::Observing { would: Action::RecycleWhenQuiet }));
+    assert_eq!((told.series, told.limit_bytes), (Some(VRAM), Some(20 * GIB)));
+    let off = RecyclePolicy { growth: GrowthMode::Off, ..policy() };
+    assert_eq!(decide(&off, &only(leak(0.01))), Decision::OBSERVE);
+    // A budget is no slope: it holds in every mode, and comes before what is only observed.
+    let both =
+        Facts { series: vec![leak(1.0), SeriesFacts::of(Series::Host, Some(100 * MIB))], ..Facts::default() };
+    assert_eq!(decide(&off, &both).reason, Some(Reason::HostSoft));
+    assert_eq!(decide(&observing, &both).reason, Some(Reason::HostSoft));
+}
+
+#[test]
+fn growth_recycles_when_the_budget_is_hours_away_and_drains_when_it_is_minutes_away() {
+    assert_eq!(decide(&recycling(), &only(leak(13.0))), Decision::OBSERVE);
+    let soon = decide(&recycling(), &only(leak(11.0)));
+    assert_eq!(brief(soon), (Action::RecycleWhenQuiet, Some(Reason::Growth), false));
+    let now = decide(&recycling(), &only(leak(0.1)));
+    assert_eq!(brief(now), (Action::DrainNow, Some(Reason::Growth), true));
+    assert_eq!(now.limit_bytes, Some(22 * GIB), "the hard budget, in 12 minutes");
+    let suspected = SeriesFacts { growth: Some(growth(VRAM, Verdict::Suspected, 10 * GIB)), ..leak(0.1) };
+    assert_eq!(decide(&recycling(), &only(suspected)), Decision::OBSERVE);
+    let no_rate = Forecast { seconds: None, ..forecast(20 * GIB, 0.1).unwrap() };
+    let idle = SeriesFacts { to_soft: Some(no_rate), to_hard: None, to_end: None, ..leak(0.1) };
+    assert_eq!(decide(&recycling(), &only(idle)), Decision::OBSERVE, "nothing comes, so nothing grows");
+}
+
+#[test]
+fn outside_of_the_window_only_what_cannot_wait_happens() {
+    let night = RecyclePolicy { only: "02:00-05:00".parse::<Windows>().unwrap(), ..recycling() };
+    let idle = |minute, host| Facts {
+        idle_for: Some(Duration::from_secs(600)),
+        wanted_for: Some(Duration::from_secs(86_400)),
+        minute: Some(minute),
+        ..facts(host)
+    };
+    let noon = decide(&night, &idle(720, 150));
+    assert_eq!(brief(noon), (Action::RecycleWhenQuiet, Some(Reason::HostSoft), false));
+    assert_eq!(noon.why_not, Some(WhyNot::OutsideWindow { minutes_left: 14 * 60 }));
+    assert!(decide(&night, &idle(121, 150)).due);
+    assert_eq!(brief(decide(&night, &idle(720, 200))), (Action::DrainNow, Some(Reason::HostHard), true));
+    let draining = Facts { minute: Some(720), ..only(leak(0.1)) };
+    assert_eq!(decide(&night, &draining).action, Action::DrainNow);
+    let unknown = Facts { minute: None, ..idle(0, 150) };
+    assert!(decide(&night, &unknown).due, "a time of the day that is not known closes no window");
+}
+
+#[test]
+fn a_leak_that_would_not_last_until_the_next_window_uses_this_one() {
+    let night = RecyclePolicy { only: "02:00-05:00".parse::<Windows>().unwrap(), ..recycling() };
+    let at =
+        |minute| Facts { minute: Some(minute), idle_for: Some(Duration::from_secs(9)), ..only(leak(20.0)) };
+    assert!(decide(&night, &at(240)).due, "it runs out at midnight, and the next window opens at two");
+    assert_eq!(decide(&night, &at(720)), Decision::OBSERVE, "the window in 14 hours will do");
+}
+
+#[test]
+fn a_budget_that_draining_does_not_save_ends_the_process() {
+    let over = |charged, urgent| Facts { urgent_for: urgent, ..facts(charged) };
+    let seconds = |n| Some(Duration::from_secs(n));
+    assert_eq!(decide(&policy(), &over(300, None)).action, Action::DrainNow, "a jump is drained first");
+    assert_eq!(decide(&policy(), &over(300, seconds(9))).action, Action::DrainNow);
+    assert_eq!(
+        brief(decide(&policy(), &over(300, seconds(10)))),
+        (Action::KillNow, Some(Reason::HostHard), true)
+    );
+    assert_eq!(decide(&policy(), &over(205, seconds(99))).action, Action::DrainNow, "within five percent");
+    let mut guessed = over(300, seconds(99));
+    guessed.series[0].estimated = true;
+    assert_eq!(
+        decide(&policy(), &guessed).action,
+        Action::DrainNow,
+        "nobody is ended on the word of an estimate"
+    );
+}
+
+#[test]
+fn memory_that_is_almost_gone_ends_whoever_can_give_enough_back() {
+    let starved = |charged, at_ready, free, total| {
+        let host = SeriesFacts {
+            at_ready: Some(at_ready),
+            free: Some(free),
+            total: Some(total),
+            ..SeriesFacts::of(Series::Host, Some(charged))
+        };
+        decide(&RecyclePolicy::new(&crate::defaults().recycle), &only(host))
+    };
+    let end = starved(9 * GIB, GIB, 900 * MIB, 64 * GIB);
+    assert_eq!(brief(end), (Action::KillNow, Some(Reason::MemoryExhausted), true));
+    assert_eq!((end.series, end.limit_bytes), (Some(Series::Host), Some(GIB)));
+    assert_eq!(starved(9 * GIB, GIB, GIB, 64 * GIB), Decision::OBSERVE);
+    assert_eq!(starved(GIB, GIB, 0, 64 * GIB), Decision::OBSERVE, "it holds no more than a fresh one");
+    assert_eq!(
+        starved(9 * GIB, GIB, 900 * MIB, 16 * GIB),
+        Decision::OBSERVE,
+        "three percent of 16 GiB are left"
+    );
+}
+
+#[test]
+fn a_device_that_is_full_by_design_kills_nobody() {
+    let full = |rising, at_ready| SeriesFacts {
+        rising,
+        at_ready: Some(at_ready),
+        free: Some(100 * MIB),
+        total: Some(24 * GIB),
+        ..SeriesFacts::of(VRAM, Some(23 * GIB))
+    };
+    let policy = RecyclePolicy::new(&crate::defaults().recycle);
+    let of = |series| brief(decide(&policy, &only(series)));
+    assert_eq!(of(full(true, 20 * GIB)), (Action::KillNow, Some(Reason::MemoryExhausted), true));
+    assert_eq!(of(full(false, 20 * GIB)).0, Action::Observe);
+    assert_eq!(of(full(true, 23 * GIB - MIB)).0, Action::Observe);
+    assert_eq!(of(SeriesFacts { estimated: true, ..full(true, 20 * GIB) }).0, Action::Observe);
+}
+
+#[test]
+fn automatic_budgets_leave_room_for_what_is_told_and_need_a_settled_backend() {
+    let policy = RecyclePolicy {
+        host_soft: Some(MemoryLimit::Auto),
+        host_hard: Some(MemoryLimit::Auto),
+        vram_soft: Some(MemoryLimit::Auto),
+        vram_hard: Some(MemoryLimit::Auto),
+        ..policy()
+    };
+    let host = |baseline: u64, allowance, total| SeriesFacts {
+        growth: Some(growth(Series::Host, Verdict::Steady, baseline)),
+        allowance,
+        total: Some(total),
+        ..SeriesFacts::of(Series::Host, Some(baseline))
+    };
+    let budget = |soft, hard| Budget { soft: Some(soft), hard: Some(hard) };
+    assert_eq!(policy.budget(&host(4 * GIB, 8 * GIB, 64 * GIB)), budget(15 * GIB, 18_522_046_464));
+    assert_eq!(policy.budget(&host(GIB, 0, 64 * GIB)), budget(2 * GIB, 2_469_606_195), "at least a GiB more");
+    let small = policy.budget(&host(4 * GIB, 8 * GIB, 10 * GIB));
+    assert_eq!(small, budget(9_126_805_504, 10_200_547_328), "85 and 95 percent of the machine");
+    let unsettled = SeriesFacts { growth: None, ..host(GIB, 0, 64 * GIB) };
+    assert_eq!(policy.budget(&unsettled), Budget::default());
+
+    let vram = |baseline: u64, charged: u64, free| SeriesFacts {
+        growth: Some(growth(VRAM, Verdict::Steady, baseline)),
+        free: Some(free),
+        total: Some(24_000),
+        ..SeriesFacts::of(VRAM, Some(charged))
+    };
+    assert_eq!(policy.budget(&vram(10_000, 10_000, 10_000)), budget(19_000, 19_600), "of what it can get");
+    assert_eq!(
+        policy.budget(&vram(19_800, 19_800, 200)),
+        budget(19_900, 19_960),
+        "a device that is full by design"
+    );
+}
+
+#[test]
+fn an_automatic_hard_budget_follows_the_soft_one_that_is_set() {
+    let policy = RecyclePolicy { host_soft: mib(1000), host_hard: Some(MemoryLimit::Auto), ..policy() };
+    let host = SeriesFacts { total: Some(64 * GIB), ..SeriesFacts::of(Series::Host, Some(MIB)) };
+    assert_eq!(policy.budget(&host).hard, Some(1150 * MIB));
+}
+
+#[test]
+fn illness_drains_and_slowness_is_a_matter_of_the_mode() {
+    let ill = |symptom| Facts {
+        symptoms: vec![symptom],
+        idle_for: Some(Duration::from_secs(9)),
+        ..Facts::default()
+    };
+    let wedged = ill(Symptom::Wedged { seconds: 900 });
+    assert_eq!(brief(decide(&policy(), &wedged)), (Action::DrainNow, Some(Reason::Wedged), true));
+    let slow = ill(Symptom::SlowDecode { now: 1.0, baseline: 9.0 });
+    let told = decide(&policy(), &slow);
+    assert_eq!(
+        (brief(told), told.why_not.is_some()),
+        ((Action::Observe, Some(Reason::SlowDecode), false), true)
+    );
+    assert_eq!(
+        brief(decide(&recycling(), &slow)),
+        (Action::RecycleWhenQuiet, Some(Reason::SlowDecode), true)
+    );
+}
+
+#[test]
+fn a_shared_budget_and_a_waiting_prompt_are_reasons_too() {
+    let chosen =
+        |series, level| Facts { shared: Some(Chosen { series, level, limit: 7 }), ..Facts::default() };
+    let host = decide(&policy(), &chosen(Series::Host, Level::Soft));
+    assert_eq!(
+        (brief(host), host.limit_bytes),
+        ((Action::RecycleWhenQuiet, Some(Reason::SharedHost), false), Some(7))
+    );
+    let vram = decide(&policy(), &chosen(VRAM, Level::Hard));
+    assert_eq!(brief(vram), (Action::DrainNow, Some(Reason::SharedVram), true));
+    let waiting = Facts { admission: Some(VRAM), ..Facts::default() };
+    assert_eq!(brief(decide(&policy(), &waiting)), (Action::DrainNow, Some(Reason::Admission), true));
+}
+
+#[test]
+fn a_busy_backend_that_would_run_out_before_its_next_lull_is_recycled_under_load() {
+    let load = moment::Load {
+        load_time: Some(Duration::from_secs(5)),
+        requests: 3,
+        tokens: 100,
+        tokens_per_second: Some(100.0),
+        arrivals: Some(1.0),
+        overlap: false,
+        lull_every: Some(Duration::from_secs(86_400)),
+    };
+    let busy = Facts { load, ..only(leak(1.0)) };
+    assert!(decide(&recycling(), &busy).due);
+    let pauses = Facts { load: moment::Load { lull_every: Some(Duration::from_secs(60)), ..load }, ..busy };
+    let waits = decide(&recycling(), &pauses);
+    assert_eq!((waits.due, waits.why_not), (false, Some(WhyNot::NotQuiet { seconds_left: 600 })));
+}
+
+#[test]
+fn reasons_are_named_once_and_every_why_not_is_a_sentence() {
+    let mut names: Vec<&str> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+    for (reason, name) in Reason::ALL.iter().zip(&names) {
+        assert_eq!(serde_json::to_value(reason).unwrap(), *name);
+        assert!(reason.is_policy() || !reason.is_memory());
+    }
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), Reason::ALL.len());
+    let window = WhyNot::OutsideWindow { minutes_left: 85 }.to_string();
+    assert!(window.ends_with("1 h 25 min"), "{window}");
+    let held = WhyNot::Held { by: Held::TooSoon { seconds_left: 5 } };
+    let json = serde_json::to_string(&Decision::OBSERVE.but(held)).unwrap();
+    assert_eq!(serde_json::from_str::<Decision>(&json).unwrap(), Decision::OBSERVE.but(held), "{json}");
+}
+
 proptest! {
+    #[test]
+    fn less_time_left_never_means_less_urgency(a in 0.001f64..100.0, b in 0.001f64..100.0, minute in proptest::option::of(0u16..1440)) {
+        let at = |hours| Facts { minute, ..only(leak(hours)) };
+        let (soon, late) = (decide(&recycling(), &at(a.min(b))), decide(&recycling(), &at(a.max(b))));
+        prop_assert!(soon.action >= late.action);
+    }
+
+    #[test]
+    fn what_is_due_is_never_held_and_what_is_held_says_why(
+        host in 0u64..300, hours in 0.01f64..30.0, idle in proptest::option::of(0u64..5), wanted in proptest::option::of(0u64..900),
+        minute in proptest::option::of(0u16..1440), observe in any::<bool>()
+    ) {
+        let growth = if observe { GrowthMode::Observe } else { GrowthMode::Recycle };
+        let policy = RecyclePolicy { growth, only: "02:00-05:00".parse().unwrap(), ..policy() };
+        let mut facts = facts(host);
+        facts.series.push(leak(hours));
+        facts.minute = minute;
+        (facts.idle_for, facts.wanted_for) = (idle.map(Duration::from_secs), wanted.map(Duration::from_secs));
+        let decision = decide(&policy, &facts);
+        prop_assert_eq!(decision.reason.is_some() && !decision.due, decision.why_not.is_some());
+        prop_assert!(decision.due || decision.action <= Action::RecycleWhenQuiet);
+        let json = serde_json::to_string(&facts).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Facts>(&json).unwrap().series.len(), 2);
+    }
+
     #[test]
     fn more_memory_never_means_less_urgency(a in 0u64..400, b in 0u64..400, idle in proptest::option::of(0u64..5)) {
         let at = |mib| Facts { idle_for: idle.map(Duration::from_secs), ..facts(mib) };

@@ -1,0 +1,195 @@
+//! Learns what a prompt costs: bytes of memory for each token beyond the largest prompt so far.
+//!
+//! ```text
+//!  memory   ______________/‾‾‾‾‾‾‾‾‾‾‾‾   high after  ┐
+//!                low before                           ├─ bytes ÷ tokens: one piece of evidence
+//!  largest  ______________________/‾‾‾‾   L1          │
+//!  prompt          L0                                 ┘
+//! ```
+//!
+//! Memory rises while a prompt is evaluated, and that it was the largest is told when it has ended; so what counts is the
+//! last quiet figure before against the highest since. The first prompt of a process also pays for starting up and
+//! proves nothing.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::AdmissionPolicy;
+use crate::sample::{Sample, Series};
+
+/// Readings that are looked back on for the figure before a prompt.
+const LOOK_BACK: usize = 32;
+/// Pieces of evidence kept for a memory.
+const KEPT: usize = 32;
+/// A step of the largest prompt counts when it is at least this many tokens ...
+const LEAST_TOKENS: u64 = 64;
+/// ... and at least this part of the largest prompt before: pages and pools hide smaller ones.
+const LEAST_PART: u64 = 4;
+
+/// A learnt price.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Price {
+    /// Which memory.
+    pub series: Series,
+    /// Bytes for each prompt token beyond the largest prompt so far.
+    pub bytes_per_token: f64,
+    /// Larger prompts that it was learnt from.
+    pub evidence: usize,
+}
+
+/// Learns bytes per prompt token. It may outlive a generation: the price is the model's, the high-water mark is not.
+#[derive(Clone, Debug)]
+pub struct PromptCost {
+    policy: AdmissionPolicy,
+    largest: u64,
+    learners: Vec<Learner>,
+    told: Vec<Price>,
+}
+
+#[derive(Clone, Debug)]
+struct Learner {
+    series: Series,
+    /// The latest readings of this generation: bytes, and whether nothing was in flight.
+    recent: VecDeque<(u64, bool)>,
+    /// Small steps, added up until they are large enough: bytes and tokens.
+    open: (u64, u64),
+    /// Bytes per token, oldest first.
+    evidence: VecDeque<f64>,
+}
+
+impl PromptCost {
+    /// Knows nothing yet.
+    pub fn new(policy: &AdmissionPolicy) -> Self {
+        Self { policy: policy.clone(), largest: 0, learners: Vec::new(), told: Vec::new() }
+    }
+
+    /// A new generation begins: its memory and its largest prompt start afresh, what was learnt stays.
+    pub fn respawned(&mut self) {
+        self.largest = 0;
+        for learner in &mut self.learners {
+            learner.recent.clear();
+            learner.open = (0, 0);
+        }
+    }
+
+    /// Takes a reading in.
+    pub fn observe(&mut self, sample: &Sample) {
+        let before = self.largest;
+        self.largest = before.max(sample.largest_prompt);
+        let step = self.largest - before;
+        let gpus = sample.vram.iter().map(|vram| Series::Vram(vram.gpu));
+        for series in std::iter::once(Series::Host).chain(gpus) {
+            let Some(charged) = sample.charged(series) else { continue };
+            // What fills by design is not the price of a prompt.
+            let bytes = charged.saturating_sub(sample.pooled(series).unwrap_or(0));
+            let learner = self.learner(series);
+            if step > 0 && before > 0 {
+                learner.step(bytes, step, before);
+            }
+            learner.recent.push_back((bytes, sample.in_flight == 0));
+            if learner.recent.len() > LOOK_BACK {
+                learner.recent.pop_front();
+            }
+        }
+    }
+
+    fn learner(&mut self, series: Series) -> &mut Learner {
+        let at = self.learners.iter().position(|learner| learner.series == series).unwrap_or_else(|| {
+            let learner =
+                Learner { series, recent: VecDeque::new(), open: (0, 0), evidence: VecDeque::new() };
+            self.learners.push(learner);
+            self.learners.len() - 1
+        });
+        &mut self.learners[at]
+    }
+
+    /// A price from elsewhere: measured by a diagnosis, or of an earlier run of the same build, model and flags. It holds
+    /// as long as nothing higher is learnt.
+    pub fn told(&mut self, price: Price) {
+        if price.bytes_per_token.is_finite() && price.bytes_per_token >= 0.0 {
+            self.told.retain(|known| known.series != price.series);
+            self.told.push(price);
+        }
+    }
+
+    /// The price of one memory; `None` while there is not enough evidence.
+    pub fn price(&self, series: Series) -> Option<Price> {
+        let told = self.told.iter().find(|price| price.series == series).copied();
+        let learnt = self.learners.iter().find(|learner| learner.series == series).and_then(|learner| {
+            let evidence = learner.evidence.len();
+            let enough = evidence >= self.policy.evidence.max(1);
+            enough.then(|| Price {
+                series,
+                bytes_per_token: learner.quantile(self.policy.quantile),
+                evidence,
+            })
+        });
+        match (told, learnt) {
+            (Some(told), Some(learnt)) if told.bytes_per_token > learnt.bytes_per_token => Some(told),
+            (told, learnt) => learnt.or(told),
+        }
+    }
+
+    /// Bytes in each priced memory that a prompt of `tokens` needs, where the largest so far had `largest`.
+    pub fn need(&self, tokens: u64, largest: u64) -> Vec<(Series, u64)> {
+        let mut known: Vec<Series> = self.learners.iter().map(|learner| learner.series).collect();
+        known.extend(self.told.iter().map(|price| price.series));
+        known.sort_unstable();
+        known.dedup();
+        let more = tokens.saturating_sub(largest);
+        known
+            .into_iter()
+            .filter_map(|series| Some((series, cost(self.price(series)?.bytes_per_token, more))))
+            .collect()
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an estimate; a float beyond the range of u64 saturates, and is never negative"
+)]
+fn cost(bytes_per_token: f64, tokens: u64) -> u64 {
+    (bytes_per_token * tokens as f64).ceil() as u64
+}
+
+impl Learner {
+    /// The largest prompt rose by `tokens` from `before`, and memory is now at `bytes`.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio of amounts of memory and tokens")]
+    fn step(&mut self, bytes: u64, tokens: u64, before: u64) {
+        let quiet = self.recent.iter().rposition(|(_, idle)| *idle);
+        let low = match quiet {
+            Some(at) => self.recent[at].0,
+            None => match self.recent.iter().map(|(bytes, _)| *bytes).min() {
+                Some(low) => low,
+                None => return,
+            },
+        };
+        let since = self.recent.iter().skip(quiet.map_or(0, |at| at + 1)).map(|(bytes, _)| *bytes);
+        let high = since.chain([bytes]).max().unwrap_or(bytes);
+        self.open.0 = self.open.0.saturating_add(high.saturating_sub(low));
+        self.open.1 = self.open.1.saturating_add(tokens);
+        if self.open.1 >= LEAST_TOKENS.max(before / LEAST_PART) {
+            self.evidence.push_back(self.open.0 as f64 / self.open.1 as f64);
+            self.open = (0, 0);
+            if self.evidence.len() > KEPT {
+                self.evidence.pop_front();
+            }
+        }
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "an index into at most KEPT values"
+    )]
+    fn quantile(&self, quantile: f64) -> f64 {
+        let mut sorted: Vec<f64> = self.evidence.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        let rank = (quantile.clamp(0.0, 1.0) * sorted.len() as f64).ceil() as usize;
+        sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+    }
+}
