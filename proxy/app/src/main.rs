@@ -10,7 +10,9 @@ mod exit;
 mod log_writer;
 mod logging;
 mod out;
+mod replay;
 mod serve;
+mod words;
 
 fn main() -> ExitCode {
     exit::install_panic_hook();

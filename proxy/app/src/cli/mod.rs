@@ -17,6 +17,7 @@ mod dropin;
 mod gpu;
 mod mitigations;
 mod patches;
+mod policy;
 pub(crate) mod progress;
 mod quickstart;
 mod serve;
@@ -47,6 +48,9 @@ enum Command {
     /// Lists and shows what can be done about memory that grows.
     #[command(subcommand)]
     Mitigations(mitigations::MitigationsCommand),
+    /// Shows what policies would do: replays recordings, explains a configuration, simulates.
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// Writes a tiny model with random weights, to try things with.
     SampleModel(builds::SampleModelArgs),
     /// Shows the models of a running instance.
@@ -125,6 +129,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Builds(command) => builds::run(command),
         Command::Patches(command) => patches::run(*command),
         Command::Mitigations(command) => mitigations::run(&command),
+        Command::Policy(command) => policy::run(command),
         Command::SampleModel(args) => builds::sample_model(&args),
         Command::Status(args) => control::status(&args),
         Command::Restart(args) => control::restart(&args),

@@ -112,25 +112,14 @@ impl Resolver<'_> {
 
     pub(super) fn recycle(&mut self, name: &str, model: &Model, args: &[String]) -> RecyclePolicy {
         let policy = &model.policy;
-        let bytes = |limit: Option<MemoryLimit>| limit?.resolve(self.machine.memory);
-        let (soft, hard) = (bytes(policy.host.soft), bytes(policy.host.hard));
         let path = ["models", name, "policy"];
         let of_model = format!("model `{name}`: ");
         self.check_order(&of_model, &path, "host", policy.host, Some(self.machine.memory));
         self.check_order(&of_model, &path, "vram", policy.vram, None);
-        self.warn_about_cache(name, soft.or(hard), args);
-        // What a share of the machine's memory is, is known here; what `auto` is, only when the backend has settled.
-        let limit = |limit, bytes: Option<ByteSize>| bytes.map(MemoryLimit::Bytes).or(limit);
-        RecyclePolicy {
-            host_soft: limit(policy.host.soft, soft),
-            host_hard: limit(policy.host.hard, hard),
-            vram_soft: policy.vram.soft,
-            vram_hard: policy.vram.hard,
-            max_requests: policy.max_requests,
-            max_age: policy.max_age,
-            only: policy.only.clone(),
-            ..RecyclePolicy::new(&policy.common)
-        }
+        let recycle = policy.recycle(Some(self.machine.memory));
+        let bytes = |limit: Option<MemoryLimit>| limit.and_then(MemoryLimit::bytes);
+        self.warn_about_cache(name, bytes(recycle.host_soft).or(bytes(recycle.host_hard)), args);
+        recycle
     }
 
     /// The budgets over all backends.
@@ -149,22 +138,10 @@ impl Resolver<'_> {
         budgets: Budgets,
         total: Option<ByteSize>,
     ) {
-        let resolved = |limit: Option<MemoryLimit>| {
-            let limit = limit?;
-            Some(total.and_then(|total| limit.resolve(total)).map_or(limit, MemoryLimit::Bytes))
-        };
-        let (Some(soft), Some(hard)) = (resolved(budgets.soft), resolved(budgets.hard)) else { return };
-        let below = match (soft, hard) {
-            (MemoryLimit::Bytes(soft), MemoryLimit::Bytes(hard)) => hard < soft,
-            (MemoryLimit::Percent(soft), MemoryLimit::Percent(hard)) => hard < soft,
-            _ => false,
-        };
-        if below {
-            let full: Vec<&str> = path.iter().copied().chain([memory, "hard"]).collect();
-            let message = format!("{whose}the hard budget ({hard}) is below the soft one ({soft})");
-            let problem = Problem::new(self.place(&full), message);
-            self.problems.push(problem.hint(format!("`{memory}.hard` has to be the larger of the two")));
-        }
+        let Some(wrong) = budgets.wrong_order(total) else { return };
+        let full: Vec<&str> = path.iter().copied().chain([memory, "hard"]).collect();
+        let problem = Problem::new(self.place(&full), format!("{whose}{wrong}"));
+        self.problems.push(problem.hint(format!("`{memory}.hard` has to be the larger of the two")));
     }
 
     /// The prompt cache fills up by design: a budget below its bound is passed without any leak.

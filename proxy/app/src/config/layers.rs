@@ -9,11 +9,12 @@ use figment::value::{Dict, Map};
 use figment::{Figment, Metadata, Profile, Provider};
 use warden_policies::defaults::TEXT;
 
+use super::policy::Policy;
 use super::problem::{Place, Problem, Problems};
-use super::schema::COMPILED_IN;
+use super::schema::{self, COMPILED_IN};
 use super::settings::{Model, Settings};
 use super::tree::{Kind, Node};
-use super::validate::validate;
+use super::validate::{validate, validate_as};
 
 /// Prefix of environment variables. Sections and keys are separated by two underscores.
 pub(crate) const ENV_PREFIX: &str = "LLAMA_WARDEN_";
@@ -225,6 +226,43 @@ fn names_in_order(layers: &[Layer]) -> Vec<String> {
         }
     }
     names
+}
+
+/// Reads a file that has the keys of one model's `policy`, over the compiled-in defaults. A file with nothing but a table
+/// `[policy]` is read as that table.
+pub(crate) fn load_policy(path: &Path) -> Result<Policy, Problems> {
+    let defaults = load(Sources::default())?.settings.defaults;
+    let beneath = match defaults.get("policy") {
+        Some(figment::value::Value::Dict(_, dict)) => dict.clone(),
+        _ => Dict::new(),
+    };
+    let mut layer = file_layer(path)?;
+    if let Kind::Table(entries) = &layer.tree.kind
+        && let [only] = entries.as_slice()
+        && only.key == "policy"
+    {
+        layer.tree = only.value.clone();
+    }
+    let mut tree = layer.tree.clone();
+    let mut problems = validate_as(&mut tree, schema::policy(), &|byte| layer.place(byte));
+    layer.tree = tree;
+    if problems.is_empty() {
+        let merged = Figment::from(Plain(beneath)).merge(layer.clone());
+        let layers = [layer.clone()];
+        let policy: Policy = merged.extract().map_err(|error| problem(&layers, &error, &[]))?;
+        for (memory, budgets) in [("host", policy.host), ("vram", policy.vram)] {
+            let at = [memory.to_owned(), "hard".to_owned()];
+            problems.extend(budgets.wrong_order(None).map(|wrong| {
+                let place = written(&layers, &at).unwrap_or(Place::Nowhere);
+                Problem::new(place, wrong)
+                    .hint(format!("`{memory}.hard` has to be the larger of the two"))
+            }));
+        }
+        if problems.is_empty() {
+            return Ok(policy);
+        }
+    }
+    Err(Problems(problems))
 }
 
 /// What the schema let through and the types did not take; a number too large for its type, for one.

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
-use warden_policies::MemoryLimit;
 use warden_policies::defaults;
+use warden_policies::recycle::RecyclePolicy;
 use warden_policies::schedule::Windows;
+use warden_policies::{ByteSize, MemoryLimit};
 
 use super::schema;
 
@@ -43,6 +44,41 @@ pub(crate) struct Budgets {
     pub(crate) soft: Option<MemoryLimit>,
     /// Drained now above this.
     pub(crate) hard: Option<MemoryLimit>,
+}
+
+impl Policy {
+    /// What the policy says as decisions take it. A share of the machine's memory becomes a size where that is given; what
+    /// `auto` is, is known only when the backend has settled.
+    pub(crate) fn recycle(&self, memory: Option<ByteSize>) -> RecyclePolicy {
+        RecyclePolicy {
+            host_soft: self.host.soft.map(|limit| resolved(limit, memory)),
+            host_hard: self.host.hard.map(|limit| resolved(limit, memory)),
+            vram_soft: self.vram.soft,
+            vram_hard: self.vram.hard,
+            max_requests: self.max_requests,
+            max_age: self.max_age,
+            only: self.only.clone(),
+            ..RecyclePolicy::new(&self.common)
+        }
+    }
+}
+
+fn resolved(limit: MemoryLimit, total: Option<ByteSize>) -> MemoryLimit {
+    total.and_then(|total| limit.resolve(total)).map_or(limit, MemoryLimit::Bytes)
+}
+
+impl Budgets {
+    /// What is wrong if the hard budget is below the soft one. A share of a total that is not known cannot be compared
+    /// with a size.
+    pub(crate) fn wrong_order(self, total: Option<ByteSize>) -> Option<String> {
+        let (soft, hard) = (resolved(self.soft?, total), resolved(self.hard?, total));
+        let below = match (soft, hard) {
+            (MemoryLimit::Bytes(soft), MemoryLimit::Bytes(hard)) => hard < soft,
+            (MemoryLimit::Percent(soft), MemoryLimit::Percent(hard)) => hard < soft,
+            _ => false,
+        };
+        below.then(|| format!("the hard budget ({hard}) is below the soft one ({soft})"))
+    }
 }
 
 /// Budgets over all backends at once.

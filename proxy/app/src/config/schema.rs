@@ -40,6 +40,11 @@ pub(crate) fn root() -> &'static Value {
     &ROOT
 }
 
+/// The part of it that is one model's `policy`.
+pub(crate) fn policy() -> &'static Value {
+    &root()["properties"]["models"]["additionalProperties"]["properties"]["policy"]
+}
+
 /// TOML has no null: an absent key says the same.
 fn without_null(schema: &mut Schema) {
     let Some(Value::Array(kinds)) = schema.get_mut("type") else { return };

@@ -21,8 +21,13 @@ pub(crate) type Locate<'a> = &'a dyn Fn(Option<usize>) -> Place;
 
 /// Checks a whole tree; gives raw text its type on the way.
 pub(crate) fn validate(tree: &mut Node, locate: Locate<'_>) -> Vec<Problem> {
+    validate_as(tree, root(), locate)
+}
+
+/// Checks a tree that is a part of a configuration, described by this part of the schema.
+pub(crate) fn validate_as(tree: &mut Node, schema: &Value, locate: Locate<'_>) -> Vec<Problem> {
     let mut walk = Walk { locate, problems: Vec::new() };
-    walk.check(tree, root(), &mut Vec::new());
+    walk.check(tree, schema, &mut Vec::new());
     walk.problems
 }
 

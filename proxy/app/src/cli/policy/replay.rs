@@ -1,0 +1,161 @@
+//! `llama-warden policy replay`: reads recordings and what the backend was told, and prints what comes of them.
+//!
+//! All recordings are read before anything is printed: a bad line costs no half of an answer.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use warden_policies::restraint::RestraintPolicy;
+use warden_policies::{ByteSize, Sample, trace};
+
+use crate::cli::ConfigArgs;
+use crate::config::layers::{Loaded, load_policy};
+use crate::config::machine::Machine;
+use crate::config::policy::Policy;
+use crate::config::settings::Model;
+use crate::exit::Failure;
+use crate::out;
+use crate::replay::{self, Told};
+
+/// What `policy replay` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// Recordings: one JSON object a line, as `record = true` writes them.
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// TOML with the keys of a model's `policy`; without it there are no budgets, and growth is observed.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// The policy, the arguments and the environment of a model of the configuration.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The bound of the prompt cache that the server was told to keep; nothing is assumed without it.
+    #[arg(long, value_name = "MIB")]
+    cache_ram: Option<u64>,
+    /// Context checkpoints that it was told to keep for each slot; they count with --checkpoint-size.
+    #[arg(long, value_name = "N")]
+    ctx_checkpoints: Option<u32>,
+    /// Size of one context checkpoint, as its log tells.
+    #[arg(long, value_name = "SIZE", requires = "ctx_checkpoints")]
+    checkpoint_size: Option<ByteSize>,
+    /// Slots of the server.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    slots: u32,
+    /// Memory of the machine, for budgets that are shares of it.
+    #[arg(long, value_name = "SIZE")]
+    host_memory: Option<ByteSize>,
+    /// Memory of each GPU, for budgets that are shares of it.
+    #[arg(long, value_name = "SIZE")]
+    gpu_memory: Option<ByteSize>,
+    /// Time of day of the first reading, for `only`: without it any time is taken for one of those.
+    #[arg(long, value_name = "HH:MM", value_parser = minute)]
+    starts_at: Option<u16>,
+    /// JSON, for programs: one object a line for each recording.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Answers.
+pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
+    let told = args.told()?;
+    let recordings: Vec<(&Path, Vec<Sample>)> =
+        args.traces.iter().map(|path| Ok((path.as_path(), read(path)?))).collect::<Result<_, Failure>>()?;
+    let mut text = String::new();
+    for (path, samples) in &recordings {
+        let done = replay::replay(&told, samples);
+        let shown = path.display().to_string();
+        if args.json {
+            text.push_str(&replay::json(&shown, &done, &[]).to_string());
+            text.push('\n');
+        } else {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text.push_str(&replay::text(&shown, &told, &done, &[]));
+        }
+    }
+    out::write(&text)
+}
+
+/// The readings of one recording.
+fn read(path: &Path) -> Result<Vec<Sample>, Failure> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::usage(format!("{shown}: the recording cannot be read: {error}"), "check the path")
+    })?;
+    let samples = trace::parse(&text).map_err(|error| {
+        let message = error.to_string();
+        let what = message.strip_prefix(&format!("line {}: ", error.line)).unwrap_or(&message);
+        Failure::usage(
+            format!("{shown}:{}: {what}", error.line),
+            "each line is a JSON object like {\"t\": 0.4, \"edge\": \"idle\", \"in_flight\": 0, \"requests\": 1, \
+             \"rss_anon_kib\": 363876, \"vram_mib\": 3090}",
+        )
+    })?;
+    if samples.is_empty() {
+        return Err(Failure::usage(
+            format!("{shown}: there is no reading in it"),
+            "`record = true` of a model writes recordings to `traces` in the state directory",
+        ));
+    }
+    Ok(samples)
+}
+
+impl ReplayArgs {
+    fn told(&self) -> Result<Told, Failure> {
+        let machine = Machine::read();
+        let loaded = self.config.load(&machine, Vec::new())?;
+        let model = self.model.as_deref().map(|name| find(&loaded, name)).transpose()?;
+        let given = self.policy.as_deref().map(load_policy).transpose()?;
+        let policy: &Policy = match (&given, model) {
+            (Some(policy), _) => policy,
+            (None, Some((_, model))) => &model.policy,
+            (None, None) => &loaded.defaults.policy,
+        };
+        // The machine's own memory is the right one only for a model of its configuration.
+        let host_total = self.host_memory.or_else(|| model.map(|_| machine.memory));
+        Ok(Told {
+            policy: policy.recycle(host_total),
+            restraint: RestraintPolicy::new(&policy.common),
+            growth: loaded.settings.growth.clone(),
+            allowance: self.allowance(),
+            host_total: host_total.map(|size| size.0),
+            gpu_total: self.gpu_memory.map(|size| size.0),
+            starts_at: self.starts_at,
+        })
+    }
+
+    fn allowance(&self) -> u64 {
+        let cache = self.cache_ram.map_or(ByteSize(0), ByteSize::mib);
+        let each = self.checkpoint_size.unwrap_or_default().0;
+        let number = u64::from(self.ctx_checkpoints.unwrap_or(0)).saturating_mul(u64::from(self.slots));
+        cache.0.saturating_add(each.saturating_mul(number))
+    }
+}
+
+/// A model of the configuration.
+fn find<'a>(loaded: &'a Loaded, name: &str) -> Result<(&'a str, &'a Model), Failure> {
+    let of = |(own, model, _): &'a (String, Model, figment::value::Dict)| (own.as_str(), model);
+    let mut models = loaded.models.iter().map(of);
+    models.find(|(own, model)| *own == name || model.aliases.iter().any(|alias| alias == name)).ok_or_else(
+        || {
+            let known: Vec<&str> = loaded.models.iter().map(|(own, ..)| own.as_str()).collect();
+            let hint = match known.as_slice() {
+                [] => "give the configuration with --config".to_owned(),
+                known => format!("there are {}", known.join(", ")),
+            };
+            Failure::usage(format!("--model {name}: there is no such model in the configuration"), hint)
+        },
+    )
+}
+
+/// Minutes after midnight.
+fn minute(text: &str) -> Result<u16, String> {
+    let parts = text.split_once(':').and_then(|(hours, minutes)| {
+        let (hours, minutes): (u16, u16) = (hours.parse().ok()?, minutes.parse().ok()?);
+        (hours < 24 && minutes < 60).then_some(hours * 60 + minutes)
+    });
+    parts.ok_or_else(|| "a time of day is needed, like `02:30`".to_owned())
+}

@@ -1,0 +1,115 @@
+//! What came of a recording, for programs: one object, whose keys are documented in `docs/configuration.md`.
+
+use serde_json::{Map, Value, json as value};
+use warden_policies::growth::{Blame, Forecast, Growth, Turn, Verdict};
+use warden_policies::recycle::SeriesFacts;
+
+use super::{Act, Replayed};
+use crate::words;
+
+/// The whole object.
+pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Value]) -> Value {
+    let all = done.growth().map(|(facts, growth)| {
+        (growth.series.to_string(), series(done, facts, growth))
+    });
+    value!({
+        "trace": trace,
+        "readings": done.readings,
+        "requests": done.requests,
+        "seconds": rounded(done.lasted.as_secs_f64()),
+        "series": all.collect::<Map<String, Value>>(),
+        "actions": done.actions.iter().map(act).collect::<Vec<_>>(),
+        "observed": done.observed.iter().map(act).collect::<Vec<_>>(),
+        "advice": advice,
+    })
+}
+
+fn series(done: &Replayed, facts: &SeriesFacts, growth: &Growth) -> Value {
+    let turns: Vec<&Turn> = done.turns.iter().filter(|turn| turn.growth.series == growth.series).collect();
+    let first = turns.iter().find(|turn| turn.growth.verdict == Verdict::Leaking);
+    let (unit, per_unit, share) = match &growth.blame {
+        Some(Blame::Pays { unit, bytes_per_unit, share }) => {
+            (Some(unit.as_str()), Some(mib(*bytes_per_unit)), Some(rounded(*share)))
+        }
+        Some(Blame::Undecided { .. }) | None => (None, None, None),
+    };
+    value!({
+        "final": name(growth.verdict),
+        "first_leaking_request": first.map(|turn| turn.request),
+        "first_leaking_t": first.map(|turn| rounded(turn.at.as_secs_f64())),
+        "slope_mib_per_request": growth.slope.map(|slope| mib(slope.value)),
+        "slope_low_mib": growth.slope.map(|slope| mib(slope.low)),
+        "slope_high_mib": growth.slope.map(|slope| mib(slope.high)),
+        "blame": unit,
+        "blame_mib_per_unit": per_unit,
+        "blame_share": share,
+        "blame_note": growth.blame.as_ref().map(words::blame),
+        "baseline_mib": growth.baseline.map(whole_mib),
+        "floor_mib": growth.floor.map(whole_mib),
+        "charged_mib": facts.charged.map(whole_mib),
+        "fill": { "allowed_mib": whole_mib(growth.fill.allowed), "used_mib": whole_mib(growth.fill.used) },
+        "forecast": {
+            "soft": facts.to_soft.as_ref().map(forecast),
+            "hard": facts.to_hard.as_ref().map(forecast),
+        },
+        "verdicts": turns.into_iter().map(turn).collect::<Vec<_>>(),
+    })
+}
+
+/// The name of a verdict in a replay.
+pub(super) fn name(verdict: Verdict) -> String {
+    format!("{verdict:?}")
+}
+
+fn turn(turn: &Turn) -> Value {
+    value!({
+        "request": turn.request,
+        "t": rounded(turn.at.as_secs_f64()),
+        "before": name(turn.before),
+        "verdict": name(turn.growth.verdict),
+        "slope_mib_per_request": turn.growth.slope.map(|slope| mib(slope.value)),
+        "blame_note": turn.growth.blame.as_ref().map(words::blame),
+    })
+}
+
+fn act(act: &Act) -> Value {
+    let why_not = act.decision.why_not.map(|why| why.to_string());
+    value!({
+        "request": act.request,
+        "t": rounded(act.at.as_secs_f64()),
+        "action": act.decision.action.as_str(),
+        "reason": act.decision.reason.map(|reason| reason.as_str()),
+        "series": act.decision.series.map(|series| series.to_string()),
+        "limit_mib": act.decision.limit_bytes.map(whole_mib),
+        "charged_mib": act.bytes.map(whole_mib),
+        "due": act.decision.due && act.held.is_none(),
+        "why_not": act.held.map(|held| held.to_string()).or(why_not),
+    })
+}
+
+fn forecast(forecast: &Forecast) -> Value {
+    let ends = |interval: &warden_policies::growth::Interval| {
+        // What has no end is null: JSON has no infinity.
+        let end = |end: f64| (end < 1e300).then(|| rounded(end));
+        value!({ "value": end(interval.value), "low": end(interval.low), "high": end(interval.high) })
+    };
+    value!({
+        "limit_mib": whole_mib(forecast.limit),
+        "requests": ends(&forecast.requests),
+        "seconds": forecast.seconds.as_ref().map(ends),
+    })
+}
+
+fn mib(bytes: f64) -> f64 {
+    rounded(bytes / (1024.0 * 1024.0))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure with four digits after the point")]
+fn whole_mib(bytes: u64) -> f64 {
+    mib(bytes as f64)
+}
+
+/// Four digits after the point: more are noise.
+fn rounded(number: f64) -> f64 {
+    (number * 1e4).round() / 1e4
+}

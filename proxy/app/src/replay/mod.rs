@@ -1,0 +1,237 @@
+//! Runs the detector and a policy over a recording, as they run over a live backend: reading by reading, the same
+//! functions in the same order. Readings in, what would have been said and done out; nothing is done.
+//!
+//! ```text
+//!  Sample ──> Monitor ── turns ──────────────────────────┐
+//!    └──────> SeriesFacts ──> decide ──> Restraint ── acts ┴──> Replayed
+//! ```
+//!
+//! A recording is of one process, so a decided replacement does not begin anything anew: what comes after it is what
+//! would have come without it.
+
+mod json;
+mod text;
+
+use std::time::Duration;
+
+use warden_policies::growth::{Growth, GrowthPolicy, Monitor, Turn};
+use warden_policies::moment::Load;
+use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts, decide};
+use warden_policies::restraint::{Ask, Held, Restraint, RestraintPolicy};
+use warden_policies::schedule::DAY;
+use warden_policies::{Action, Decision, Reason, Sample, Series, VramSource};
+
+pub(crate) use json::json;
+pub(crate) use text::text;
+
+/// What a backend was told, and what is known about its machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    /// Budgets and modes.
+    pub(crate) policy: RecyclePolicy,
+    /// Limits on recycling.
+    pub(crate) restraint: RestraintPolicy,
+    /// The detector's numbers.
+    pub(crate) growth: GrowthPolicy,
+    /// Bytes of host memory that the server was told to keep; 0: nothing was declared.
+    pub(crate) allowance: u64,
+    /// Bytes of the machine; `None` switches off what is a share of it.
+    pub(crate) host_total: Option<u64>,
+    /// Bytes of each GPU; `None` switches off what is a share of it.
+    pub(crate) gpu_total: Option<u64>,
+    /// Minute of the day of the first reading; `None` opens all windows.
+    pub(crate) starts_at: Option<u16>,
+}
+
+/// What the policy would have done.
+#[derive(Clone, Debug)]
+pub(crate) struct Act {
+    /// At which request.
+    pub(crate) request: u64,
+    /// When, since the spawn.
+    pub(crate) at: Duration,
+    /// What.
+    pub(crate) decision: Decision,
+    /// What the restraint had against it.
+    pub(crate) held: Option<Held>,
+    /// Bytes of the series that was the reason.
+    pub(crate) bytes: Option<u64>,
+}
+
+/// What came of a recording.
+#[derive(Clone, Debug)]
+pub(crate) struct Replayed {
+    /// Readings in it.
+    pub(crate) readings: usize,
+    /// Requests at its end.
+    pub(crate) requests: u64,
+    /// From its first reading to its last.
+    pub(crate) lasted: Duration,
+    /// Changes of verdict.
+    pub(crate) turns: Vec<Turn>,
+    /// Replacements that were decided.
+    pub(crate) actions: Vec<Act>,
+    /// Replacements that would be decided if the mode were not to observe.
+    pub(crate) observed: Vec<Act>,
+    /// The picture at the end, series by series.
+    pub(crate) series: Vec<SeriesFacts>,
+}
+
+impl Replayed {
+    /// The detector's picture of each series at the end.
+    pub(crate) fn growth(&self) -> impl Iterator<Item = (&SeriesFacts, &Growth)> {
+        self.series.iter().filter_map(|facts| Some((facts, facts.growth.as_ref()?)))
+    }
+}
+
+/// The present state of a replay.
+struct Run<'a> {
+    told: &'a Told,
+    monitor: Monitor,
+    restraint: Restraint,
+    first: Option<&'a Sample>,
+    before: Option<&'a Sample>,
+    idle_since: Option<Duration>,
+    wanted_since: Option<Duration>,
+    urgent_since: Option<Duration>,
+    /// Decisions that were told already: once each.
+    told_acts: Vec<(Action, Option<Reason>, Option<Series>, bool)>,
+}
+
+/// Replays one recording.
+pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
+    let mut monitor = Monitor::new(&told.growth);
+    if told.allowance > 0 {
+        monitor.allow(Series::Host, told.allowance);
+    }
+    let mut run = Run {
+        told,
+        monitor,
+        restraint: Restraint::default(),
+        first: samples.first(),
+        before: None,
+        idle_since: None,
+        wanted_since: None,
+        urgent_since: None,
+        told_acts: Vec::new(),
+    };
+    let from = samples.first().map(|sample| sample.at).unwrap_or_default();
+    let last = samples.last();
+    let mut done = Replayed {
+        readings: samples.len(),
+        requests: last.map_or(0, |sample| sample.work.requests),
+        lasted: last.map_or(Duration::ZERO, |sample| sample.at.saturating_sub(from)),
+        turns: Vec::new(),
+        actions: Vec::new(),
+        observed: Vec::new(),
+        series: Vec::new(),
+    };
+    for sample in samples {
+        done.turns.extend(run.monitor.observe(sample));
+        run.watch_idle(sample);
+        let facts = run.facts(sample);
+        if let Some(act) = run.judge(sample, &facts) {
+            let into =
+                if act.decision.action == Action::Observe { &mut done.observed } else { &mut done.actions };
+            into.push(act);
+        }
+        done.series = facts.series;
+        run.before = Some(sample);
+    }
+    done
+}
+
+impl<'a> Run<'a> {
+    /// Idle is: nothing in flight, and no request has come and gone since the reading before.
+    fn watch_idle(&mut self, sample: &Sample) {
+        let still = self.before.is_some_and(|before| before.work.requests == sample.work.requests);
+        self.idle_since = match (sample.in_flight, self.idle_since) {
+            (0, Some(since)) if still => Some(since),
+            (0, _) => Some(sample.at),
+            _ => None,
+        };
+    }
+
+    fn facts(&self, sample: &'a Sample) -> Facts {
+        let since = |from: Option<Duration>| from.map(|from| sample.at.saturating_sub(from));
+        let starts = self.first.map(|first| first.at).unwrap_or_default();
+        let age = sample.at.saturating_sub(starts);
+        let minute = self.told.starts_at.map(|start| {
+            let passed = age.as_secs() / 60 % u64::from(DAY);
+            u16::try_from((u64::from(start) + passed) % u64::from(DAY)).unwrap_or_default()
+        });
+        Facts {
+            series: self.series(sample),
+            age,
+            work: sample.work,
+            idle_for: since(self.idle_since),
+            wanted_for: since(self.wanted_since),
+            urgent_for: since(self.urgent_since),
+            minute,
+            load: Load {
+                requests: sample.in_flight,
+                arrivals: self.monitor.rate(),
+                ..Load::default()
+            },
+            ..Facts::default()
+        }
+    }
+
+    fn series(&self, sample: &Sample) -> Vec<SeriesFacts> {
+        let all = self.monitor.growth().iter().map(|growth| {
+            let series = growth.series;
+            let of = |sample: Option<&Sample>| sample.and_then(|sample| sample.charged(series));
+            let (estimated, total, allowance) = match series {
+                Series::Host => (false, self.told.host_total, self.told.allowance),
+                Series::Vram(gpu) => {
+                    let vram = sample.vram.iter().find(|vram| vram.gpu == gpu);
+                    let guess = vram.is_some_and(|vram| vram.source == VramSource::Estimate);
+                    (guess, self.told.gpu_total, 0)
+                }
+            };
+            let reading = Reading {
+                series,
+                charged: sample.charged(series),
+                before: of(self.before),
+                at_ready: of(self.first),
+                estimated,
+                total,
+                // Nobody wrote down what others held.
+                free: None,
+                allowance,
+            };
+            SeriesFacts::gather(&self.told.policy, &self.monitor, &reading)
+        });
+        all.collect()
+    }
+
+    /// Asks the policy, and the restraint where a replacement is due. Returns what has not been told yet.
+    fn judge(&mut self, sample: &Sample, facts: &Facts) -> Option<Act> {
+        let decision = decide(&self.told.policy, facts);
+        let since = |wanted: bool, since: Option<Duration>| wanted.then(|| since.unwrap_or(sample.at));
+        self.wanted_since = since(decision.action > Action::Observe, self.wanted_since);
+        self.urgent_since = since(decision.action >= Action::DrainNow, self.urgent_since);
+        let reason = decision.reason?;
+        let key = (decision.action, decision.reason, decision.series, decision.due);
+        if self.told_acts.contains(&key) {
+            return None;
+        }
+        self.told_acts.push(key);
+        let mut held = None;
+        if decision.due && decision.action > Action::Observe {
+            let ask = Ask { now: sample.at, load_time: None, unit: 0.0 };
+            held = self.restraint.check(&decision, &ask, &self.told.restraint).err();
+            if held.is_none() {
+                // What this switches off shows at the next decision.
+                let _switched_off = self.restraint.began(sample.at, reason, &self.told.restraint);
+            }
+        }
+        Some(Act {
+            request: sample.work.requests,
+            at: sample.at,
+            bytes: decision.series.and_then(|series| sample.charged(series)),
+            decision,
+            held,
+        })
+    }
+}

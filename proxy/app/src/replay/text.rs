@@ -1,0 +1,114 @@
+//! What came of a recording, for people: each change at the request and the time at which it came, then the end.
+
+use warden_policies::growth::{Growth, Turn, Verdict};
+use warden_policies::recycle::SeriesFacts;
+use warden_policies::{Action, ByteSize};
+
+use super::json::name;
+use super::{Act, Replayed, Told};
+use crate::words;
+
+/// The whole text.
+pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[String]) -> String {
+    let mut lines = vec![format!(
+        "{trace}: {} readings, {} requests, {}",
+        done.readings,
+        done.requests,
+        words::time(done.lasted.as_secs_f64())
+    )];
+    lines.push(if told.allowance > 0 {
+        format!("  the server may keep {} of host memory", ByteSize(told.allowance))
+    } else {
+        "  nothing is declared that the server may keep (--cache-ram, --ctx-checkpoints, --model)".to_owned()
+    });
+    let mut steps: Vec<(std::time::Duration, u64, String)> = Vec::new();
+    steps.extend(done.turns.iter().map(|one| (one.at, one.request, turn(one))));
+    steps.extend(done.actions.iter().map(|one| (one.at, one.request, act(one))));
+    steps.extend(done.observed.iter().map(|one| (one.at, one.request, observed(one))));
+    steps.sort_by_key(|(at, ..)| *at);
+    let when = |at: &std::time::Duration, request: &u64| format!("request {request}, {:.1} s", at.as_secs_f64());
+    let width = steps.iter().map(|(at, request, _)| when(at, request).len()).max().unwrap_or_default();
+    for (at, request, what) in &steps {
+        lines.push(format!("  {:width$}  {what}", when(at, request)));
+    }
+    lines.push("  at the end".to_owned());
+    for (facts, growth) in done.growth() {
+        lines.extend(end(facts, growth));
+    }
+    if done.series.is_empty() {
+        lines.push("    no memory was read".to_owned());
+    }
+    if done.actions.is_empty() && done.observed.is_empty() {
+        lines.push("    policy: nothing to do".to_owned());
+    }
+    lines.extend(advice.iter().map(|line| format!("  {line}")));
+    lines.join("\n") + "\n"
+}
+
+fn turn(turn: &Turn) -> String {
+    let growth = &turn.growth;
+    let mut text = format!("{}: {} -> {}", growth.series, name(turn.before), name(growth.verdict));
+    text.push_str(&grounds(growth));
+    text
+}
+
+/// Slope, blame and fill, as far as they say something at this verdict.
+fn grounds(growth: &Growth) -> String {
+    let mut parts = Vec::new();
+    if growth.verdict >= Verdict::Bounded {
+        parts.extend(growth.slope.as_ref().map(words::slope));
+        parts.extend(words::fill(&growth.fill));
+    }
+    parts.extend(growth.blame.as_ref().map(words::blame));
+    if parts.is_empty() { String::new() } else { format!(": {}", parts.join("; ")) }
+}
+
+fn act(act: &Act) -> String {
+    let mut text = format!("policy: {}", words::decision(&act.decision).unwrap_or_default());
+    if let Some(bytes) = act.bytes {
+        text.push_str(&format!("; it holds {}", ByteSize(bytes)));
+    }
+    match (act.held, act.decision.why_not) {
+        (Some(held), _) => text.push_str(&format!("; held back: {held}")),
+        (None, Some(why)) => text.push_str(&format!("; not yet: {why}")),
+        (None, None) if act.decision.action == Action::RecycleWhenQuiet => {
+            text.push_str("; the moment has come");
+        }
+        (None, None) => {}
+    }
+    text
+}
+
+fn observed(act: &Act) -> String {
+    let why = act.decision.why_not.map(|why| why.to_string()).unwrap_or_default();
+    let reason = act.decision.reason.map(words::reason).unwrap_or_default();
+    let series = act.decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
+    format!("policy: {series}{reason}, and nothing is done: {why}")
+}
+
+/// One series at the end.
+fn end(facts: &SeriesFacts, growth: &Growth) -> Vec<String> {
+    let held = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
+    let since = match growth.verdict {
+        Verdict::Warming => String::new(),
+        _ => format!(" since request {}", growth.since_request),
+    };
+    let mut lines = vec![format!(
+        "    {}: {}{since}{}; settled at {}, now {}",
+        growth.series,
+        name(growth.verdict),
+        grounds(growth),
+        held(growth.baseline),
+        held(growth.floor.or(facts.charged)),
+    )];
+    for (budget, left) in [("soft", &facts.to_soft), ("hard", &facts.to_hard)] {
+        if let Some(left) = left {
+            lines.push(format!(
+                "      the {budget} budget of {} is reached {}",
+                ByteSize(left.limit),
+                words::forecast(left)
+            ));
+        }
+    }
+    lines
+}

@@ -1,0 +1,188 @@
+//! What the detector and the policy say, in words: for status, events and replays alike. Values in, text out.
+
+use std::time::Duration;
+
+use warden_policies::growth::{Blame, Fill, Forecast, Interval, Unit};
+use warden_policies::{Action, ByteSize, Decision, Reason};
+
+/// An amount of memory with two digits after the point, signed: `+4.42 MiB`.
+pub(crate) fn signed(bytes: f64) -> String {
+    format!("{}{}", if bytes < 0.0 { "-" } else { "+" }, amount(bytes.abs()))
+}
+
+/// An amount of memory, with two digits after the point: `4.42 MiB`.
+pub(crate) fn amount(bytes: f64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes, 0);
+    while value.abs() >= 1024.0 && unit < units.len() - 1 {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.2} {}", units[unit]) }
+}
+
+/// Growth per request with its interval: `+4.42 MiB a request (4.40 to 4.45)`.
+pub(crate) fn slope(slope: &Interval) -> String {
+    let both = |end: f64| if end < 0.0 { format!("-{}", amount(-end)) } else { amount(end) };
+    format!("{} a request ({} to {})", signed(slope.value), both(slope.low), both(slope.high))
+}
+
+/// The name of a unit of work in a sentence.
+pub(crate) const fn noun(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Request => "request",
+        Unit::PromptToken => "prompt token",
+        Unit::OutputToken => "output token",
+        Unit::Image => "image",
+        Unit::Audio => "audio clip",
+        Unit::Hour => "hour",
+    }
+}
+
+/// Who pays: `each image pays 4.42 MiB (98 % of the growth)`.
+pub(crate) fn blame(blame: &Blame) -> String {
+    match blame {
+        Blame::Pays { unit, bytes_per_unit, share } => {
+            format!(
+                "each {} pays {} ({:.0} % of the growth)",
+                noun(*unit),
+                amount(*bytes_per_unit),
+                share * 100.0
+            )
+        }
+        Blame::Undecided { why } => format!("nothing is blamed: {}", why.trim_end_matches('.')),
+    }
+}
+
+/// How full the pools are that the server is told to keep.
+pub(crate) fn fill(fill: &Fill) -> Option<String> {
+    (fill.allowed > 0).then(|| {
+        format!("{} of {} that it may keep{}", ByteSize(fill.used), ByteSize(fill.allowed), percent(fill))
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share for people")]
+fn percent(fill: &Fill) -> String {
+    format!(" ({:.0} %)", fill.used as f64 / fill.allowed as f64 * 100.0)
+}
+
+/// What is left until a limit: `in 120 requests (100 to 140), about 35 min (30 min to 42 min)`.
+pub(crate) fn forecast(forecast: &Forecast) -> String {
+    let Forecast { requests, seconds, .. } = forecast;
+    let mut text = format!(
+        "in {} requests ({} to {})",
+        count(requests.value),
+        count(requests.low),
+        count(requests.high)
+    );
+    if let Some(seconds) = seconds {
+        text.push_str(&format!(
+            ", {} ({} to {})",
+            time(seconds.value),
+            time(seconds.low),
+            time(seconds.high)
+        ));
+    }
+    text
+}
+
+/// A number of requests; what has no end is `any number`.
+fn count(number: f64) -> String {
+    if number >= 1e9 { "any number".to_owned() } else { format!("{:.0}", number.max(0.0)) }
+}
+
+/// A time for people, in its two largest units; beyond a year nobody forecasts.
+pub(crate) fn time(seconds: f64) -> String {
+    if seconds >= 365.0 * 86_400.0 {
+        return "over a year".to_owned();
+    }
+    let seconds = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default().as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 if seconds % 60 == 0 => format!("{} min", seconds / 60),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+/// What an action is, in words.
+pub(crate) const fn action(action: Action) -> &'static str {
+    match action {
+        Action::Observe => "nothing",
+        Action::RecycleWhenQuiet => "replace it when quiet",
+        Action::DrainNow => "drain and replace it now",
+        Action::KillNow => "end it now, without draining",
+    }
+}
+
+/// Why, in words.
+pub(crate) const fn reason(reason: Reason) -> &'static str {
+    match reason {
+        Reason::HostSoft => "host memory passed the soft budget",
+        Reason::HostHard => "host memory passed the hard budget",
+        Reason::VramSoft => "VRAM passed the soft budget",
+        Reason::VramHard => "VRAM passed the hard budget",
+        Reason::Growth => "memory leaks and would reach a limit before long",
+        Reason::MaxRequests => "it answered its share of requests",
+        Reason::MaxAge => "it is old",
+        Reason::Wedged => "work is in flight and nothing moves",
+        Reason::ComputeErrors => "it answers errors only",
+        Reason::SlowDecode => "it has become slower than itself",
+        Reason::DeviceFault => "its GPU reported a fault",
+        Reason::MemoryExhausted => "the machine or a GPU has almost no memory left",
+        Reason::Admission => "a prompt waits that fits only into a fresh process",
+        Reason::SharedHost => "all backends together passed their budget of host memory",
+        Reason::SharedVram => "all backends together passed their budget on a GPU",
+        Reason::Operator => "an operator asked",
+        Reason::Configuration => "its configuration changed",
+        Reason::Unresponsive => "it stopped answering probes",
+    }
+}
+
+/// A decision in one line: `replace it when quiet (host_soft): host memory passed the soft budget, 2.0 GiB`.
+pub(crate) fn decision(decision: &Decision) -> Option<String> {
+    let why = decision.reason?;
+    let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
+    let series = decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
+    Some(format!("{} ({why}): {series}{}{limit}", self::action(decision.action), reason(why)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: f64 = 1024.0 * 1024.0;
+
+    #[test]
+    fn growth_reads_as_a_sentence_with_its_interval() {
+        let interval = Interval { value: 4.42 * MIB, low: 4.4 * MIB, high: 4.45 * MIB };
+        assert_eq!(slope(&interval), "+4.42 MiB a request (4.40 MiB to 4.45 MiB)");
+        let falling = Interval { value: -512.0, low: -2048.0, high: 0.0 };
+        assert_eq!(slope(&falling), "-512 B a request (-2.00 KiB to 0 B)");
+        let image = Blame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * MIB, share: 0.976 };
+        assert_eq!(blame(&image), "each image pays 4.42 MiB (98 % of the growth)");
+        let refused = Blame::Undecided { why: "every request has one image.".to_owned() };
+        assert_eq!(blame(&refused), "nothing is blamed: every request has one image");
+    }
+
+    #[test]
+    fn a_forecast_has_requests_and_where_a_rate_is_known_a_time() {
+        let requests = Interval { value: 120.4, low: 100.0, high: f64::MAX };
+        let mut left = Forecast { limit: 1, requests, seconds: None };
+        assert_eq!(forecast(&left), "in 120 requests (100 to any number)");
+        left.seconds = Some(Interval { value: 2100.0, low: 61.0, high: f64::MAX });
+        assert_eq!(
+            forecast(&left),
+            "in 120 requests (100 to any number), 35 min (1 min 1 s to over a year)"
+        );
+        assert_eq!((time(90_061.0), time(59.9), time(7200.0)), ("1 d 1 h".into(), "59 s".into(), "2 h 0 min".into()));
+    }
+
+    #[test]
+    fn pools_that_are_declared_show_how_full_they_are() {
+        assert_eq!(fill(&Fill::default()), None);
+        let half = Fill { allowed: 2 << 30, used: 1 << 30 };
+        assert_eq!(fill(&half).unwrap(), "1.0 GiB of 2.0 GiB that it may keep (50 %)");
+    }
+}
