@@ -95,12 +95,24 @@ impl Ids {
             let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
             line.split_ascii_whitespace().map_while(|id| id.parse().ok()).collect()
         };
-        Some(Self { pids: ids("NSpid:"), groups: ids("NSpgid:") })
+        let (pids, groups): (Vec<u32>, Vec<u32>) = (ids("NSpid:"), ids("NSpgid:"));
+        if !pids.is_empty() {
+            return Some(Self { pids, groups });
+        }
+        // Some sandboxes (gVisor) leave them out, and show one namespace only.
+        let group = stat(root, pid, 5).and_then(|group| u32::try_from(group).ok());
+        Some(Self { pids: ids("Tgid:"), groups: group.into_iter().collect() })
     }
 }
 
-/// Ticks since the boot: field 22 of `stat`, counted from behind the name, which may contain anything.
+/// Ticks since the boot.
 fn started(root: &Path, pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(root.join(format!("{pid}/stat"))).ok()?;
-    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    stat(root, &pid.to_string(), 22)
+}
+
+/// A field of `stat`, numbered as in its manual page: counted from behind the second, the name, which may contain
+/// anything.
+fn stat(root: &Path, pid: &str, field: usize) -> Option<u64> {
+    let text = fs::read_to_string(root.join(pid).join("stat")).ok()?;
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(field.checked_sub(3)?)?.parse().ok()
 }

@@ -145,3 +145,14 @@ fn where_the_hosts_view_is_mounted_in_place_of_ours_the_namespace_proves_it() {
     symlink("pid:[4026532999]", machine.path("proc/54321/ns/pid")).unwrap();
     assert_eq!(read(), [told(0, 900_000_000)]);
 }
+
+#[test]
+fn a_sandbox_that_shows_no_namespaces_is_read_by_its_plain_ids() {
+    let machine = container();
+    machine.script(&used(GIB, "compute 0 101 900000000\n"));
+    machine
+        .write("proc/self/status", "Name:\tx\nTgid:\t9\n")
+        .write("proc/101/status", "Name:\tx\nTgid:\t101\n")
+        .write("proc/101/stat", "101 (x) S 100 100 0");
+    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 900_000_000)]);
+}
