@@ -458,8 +458,14 @@ section!(
         idle_settle: Duration = "duration",
         /// Growth of host memory is confirmed by a slow and exact reading, at most this often.
         confirm_interval: Duration = "duration",
+        /// Share of the growth that the exact reading has to show, too, 0 to 1.
+        confirm_share: f64,
         /// A reading of the GPUs serves all backends for this long.
         gpu_age: Duration = "duration",
+        /// A driver, or a backend's own counters, that takes longer is left out of a reading.
+        read_limit: Duration = "duration",
+        /// Memory that seems missing after an exit is looked for again after this.
+        return_wait: Duration = "duration",
         /// Bytes of one recording (`record = true`).
         trace_bytes: ByteSize,
         /// Slopes of earlier generations that are remembered, by build, model and arguments.

@@ -11,6 +11,12 @@ pub(crate) fn wall() -> String {
     format!("{:.3}", jiff::Timestamp::now())
 }
 
+/// Local time in minutes of the day: what windows of the day are about.
+pub(crate) fn minute() -> Option<u16> {
+    let now = jiff::Zoned::now();
+    u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).ok()
+}
+
 /// `moment + by`. A sum that no clock can hold becomes a moment that nobody lives to see.
 pub(crate) fn after(moment: Instant, by: Duration) -> Instant {
     const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);

@@ -1,17 +1,25 @@
-//! What all models of a fleet share: the outside world, the journal, the ledger, the picture, the generation counter.
+//! What all models of a fleet share: the outside world, the journal, the ledger, the picture, the generation counter, who
+//! may replace a process now, and what is known of all their processes together.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::{GenerationId, ModelName};
+use warden_policies::growth::GrowthPolicy;
+use warden_policies::share::{Arbiter, Turn, TurnId};
+use warden_policies::{GenerationId, GpuIndex, ModelName};
 
+use crate::census::Census;
 use crate::event::Journal;
 use crate::ledger::Ledger;
+use crate::priors::Priors;
 use crate::process::World;
 use crate::publish::Publisher;
+use crate::spec::{FleetConfig, SharedBudgets};
+use crate::sync::lock;
 
 /// The longest path of a Unix socket on Linux: `sun_path` has 108 bytes, and one ends the text.
 pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
@@ -24,8 +32,43 @@ pub(crate) struct Context {
     pub(crate) ledger: Ledger,
     pub(crate) publisher: Publisher,
     pub(crate) runtime_dir: PathBuf,
+    /// Where recordings go.
+    pub(crate) traces: PathBuf,
+    pub(crate) census: Census,
+    pub(crate) priors: Priors,
+    /// What all models share of the configuration.
+    pub(crate) common: Mutex<Common>,
+    /// Memory that did not come back when a process had ended, in words, by GPU.
+    pub(crate) leaks: Mutex<BTreeMap<GpuIndex, String>>,
+    arbiter: Mutex<Arbiter>,
     pub(crate) epoch: Instant,
     generations: AtomicU64,
+}
+
+/// What all models share of the configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    pub(crate) shared: SharedBudgets,
+    pub(crate) growth: GrowthPolicy,
+}
+
+impl From<&FleetConfig> for Common {
+    fn from(config: &FleetConfig) -> Self {
+        Self { shared: config.shared, growth: config.growth.clone() }
+    }
+}
+
+/// The right to replace a process now. Dropping it lets the next one go.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    context: Arc<Context>,
+    turn: TurnId,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        lock(&self.context.arbiter).release(self.turn);
+    }
 }
 
 impl Context {
@@ -33,11 +76,37 @@ impl Context {
         world: Arc<dyn World>,
         journal: Arc<Journal>,
         ledger: Ledger,
-        runtime_dir: PathBuf,
+        config: &FleetConfig,
     ) -> Self {
-        let publisher = Publisher::default();
-        let generations = AtomicU64::new(0);
-        Self { world, journal, ledger, publisher, runtime_dir, epoch: Instant::now(), generations }
+        Self {
+            world,
+            journal,
+            ledger,
+            publisher: Publisher::default(),
+            runtime_dir: config.runtime_dir.clone(),
+            traces: config.state_dir.join("traces"),
+            census: Census::default(),
+            priors: Priors::open(&config.state_dir),
+            common: Mutex::new(Common::from(config)),
+            leaks: Mutex::default(),
+            arbiter: Mutex::new(Arbiter::new()),
+            epoch: Instant::now(),
+            generations: AtomicU64::new(0),
+        }
+    }
+
+    /// The right to replace a replica that uses these GPUs; `None` while another replacement of the model or on one of
+    /// the GPUs is under way.
+    pub(crate) fn permit(
+        self: &Arc<Self>,
+        model: &ModelName,
+        replica: u32,
+        gpus: &[GpuIndex],
+    ) -> Option<Permit> {
+        match lock(&self.arbiter).request(model, replica, gpus) {
+            Turn::Granted(turn) => Some(Permit { context: Arc::clone(self), turn }),
+            Turn::Wait { .. } => None,
+        }
     }
 
     /// Time since the fleet started: the clock of all policies.

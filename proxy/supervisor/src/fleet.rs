@@ -17,7 +17,7 @@ use warden_policies::dispatch::LeaseKind;
 
 use self::roster::{Handle, Roster};
 use crate::clock;
-use crate::context::Context;
+use crate::context::{Common, Context};
 use crate::directories;
 use crate::error::{ControlError, Denied, FleetError, ResolveError};
 use crate::event::{EventKind, EventTail, Journal};
@@ -29,6 +29,7 @@ use crate::nursery::NurseryHandle;
 use crate::process::{Host, World};
 use crate::shared::{Refusal, Shared};
 use crate::spec::{FleetConfig, ModelSpec, Watch};
+use crate::sync::lock;
 use crate::view::FleetView;
 
 /// What a reload changed.
@@ -84,7 +85,7 @@ impl Fleet {
         let ledger = Ledger::open(&config.state_dir)
             .map_err(|(path, source)| FleetError::StateDir { path, source })?;
         let journal = Arc::new(Journal::new(config.watch.events_kept));
-        let context = Context::new(world, journal, ledger, config.runtime_dir.clone());
+        let context = Context::new(world, journal, ledger, &config);
         let empty = FleetConfig { models: Vec::new(), ..config.clone() };
         let fleet = Self {
             inner: Arc::new(Inner {
@@ -190,6 +191,7 @@ impl Fleet {
                 report.needs_restart.push(name.to_owned());
             }
         }
+        *lock(&inner.context.common) = Common::from(&config);
         let old = inner.roster.load_full();
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
         let mut handles = Vec::with_capacity(config.models.len());

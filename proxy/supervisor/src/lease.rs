@@ -182,7 +182,6 @@ impl Cell {
 }
 
 /// What the ends of its exchanges told, for whoever judges its health.
-#[cfg_attr(not(test), expect(dead_code, reason = "read by the model's task when it judges health"))]
 impl Cell {
     /// Bytes of answers that came so far.
     pub(crate) fn bytes(&self) -> u64 {

@@ -75,16 +75,16 @@ pub struct Evidence {
     pub words: Option<String>,
 }
 
-/// Memory of a GPU in use by anybody, before the old process was made and after it had ended. What stays in use longer
-/// than the process is not the process's to give back.
+/// Free memory of a GPU before the old process was made and after it had ended, each with what our other processes held.
+/// What is missing after the end is not the process's to give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AfterExit {
     /// Which GPU.
     pub gpu: GpuIndex,
-    /// Bytes that nobody whom we know held before the process was made.
-    pub before_spawn: u64,
-    /// The same a moment after it had ended.
-    pub after_exit: u64,
+    /// Bytes before the process was made.
+    pub free_before_spawn: u64,
+    /// Bytes a moment after it had ended.
+    pub free_after_exit: u64,
 }
 
 /// One replacement.

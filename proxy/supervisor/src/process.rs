@@ -4,16 +4,20 @@
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
-use warden_policies::sample::HostMemory;
-use warden_sensors::Report;
+use warden_policies::sample::{GpuIndex, HostMemory, Vram};
+use warden_sensors::gpu::{Baseline, Snapshot, Why};
+use warden_sensors::{BackendMetrics, HostTotals, Report, backend_metrics};
 
 use crate::child::{Child, Exit};
+use crate::clock;
 use crate::directories;
 use crate::error::SpawnError;
+use crate::gpus::{Devices, GpuRoom};
 use crate::lines;
 use crate::log::Stream;
 use crate::nursery::{NurseryHandle, SpawnRequest};
@@ -41,15 +45,49 @@ pub(crate) struct Props {
     pub(crate) slots: Option<u32>,
     /// Context length in tokens.
     pub(crate) n_ctx: Option<u64>,
+    /// llama.cpp's build number.
+    pub(crate) build: Option<u32>,
+}
+
+/// How to read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    /// Host memory page by page, too: slow.
+    pub(crate) confirm: bool,
+    /// Readings of the GPUs may be as old as this.
+    pub(crate) gpu_age: Duration,
+    /// The longest time for a driver and for the backend's own counters.
+    pub(crate) limit: Duration,
 }
 
 /// What a reading found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
     /// Host memory of its group; `None` if it cannot be read.
     pub(crate) host: Option<HostMemory>,
+    /// The same page by page, if it was asked for and can be read.
+    pub(crate) confirmed: Option<u64>,
+    /// VRAM of its group, GPU by GPU; those that are not known are not in it.
+    pub(crate) vram: Vec<Vram>,
+    /// Why VRAM is not known, if it is not: a whole sentence.
+    pub(crate) vram_unknown: Option<String>,
+    /// The GPUs; `None` if the driver did not answer.
+    pub(crate) devices: Option<Arc<Devices>>,
+    /// Memory of the host.
+    pub(crate) totals: Option<HostTotals>,
     /// Its report of its GPU memory; `None` if there is none.
     pub(crate) report: Option<Report>,
+    /// Its own counters; `None` if it does not tell them.
+    pub(crate) metrics: Option<BackendMetrics>,
+}
+
+/// Memory that anybody could take at one moment; what is not known is not in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FreeMemory {
+    /// Of the host.
+    pub(crate) host: Option<u64>,
+    /// Of each GPU with memory of its own.
+    pub(crate) gpus: Vec<(GpuIndex, u64)>,
 }
 
 /// One child.
@@ -66,7 +104,7 @@ pub(crate) trait Process: Send + Sync + Debug {
     /// Its properties; `None` fields where it does not say.
     fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
     /// What it holds now.
-    fn sample(&self) -> BoxFuture<'_, Sample>;
+    fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
 }
 
 /// Where children come from.
@@ -81,19 +119,60 @@ pub(crate) trait World: Send + Sync + Debug {
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
     /// Memory that new processes can take, in bytes; `None` if it cannot be read.
     fn available(&self) -> Option<u64>;
-    /// Whether the machine has a GPU, whose memory we cannot judge.
+    /// What anybody could take now, GPUs included, read within the limit.
+    fn free(&self, limit: Duration) -> BoxFuture<'_, FreeMemory>;
+    /// Whether the machine has a GPU, known to a sensor or not.
     fn has_gpu(&self) -> bool;
+    /// Local time in minutes of the day.
+    fn minute(&self) -> Option<u16>;
 }
 
 /// This host.
 #[derive(Debug)]
 pub(crate) struct Host {
     nursery: NurseryHandle,
+    gpus: Arc<GpuRoom>,
+    population: Arc<Population>,
+}
+
+/// How many children there are, and how many there were: estimates of VRAM need a machine of their own.
+#[derive(Debug, Default)]
+struct Population {
+    alive: AtomicU64,
+    born: AtomicU64,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Birth {
+    population: Arc<Population>,
+    /// Nobody else lived then.
+    first: bool,
+    number: u64,
+}
+
+impl Birth {
+    fn new(population: &Arc<Population>) -> Self {
+        let first = population.alive.fetch_add(1, Ordering::SeqCst) == 0;
+        let number = population.born.fetch_add(1, Ordering::SeqCst) + 1;
+        Self { population: Arc::clone(population), first, number }
+    }
+
+    /// Whether it has been the only child since it was born.
+    fn is_alone(&self) -> bool {
+        self.first && self.population.born.load(Ordering::SeqCst) == self.number
+    }
+}
+
+impl Drop for Birth {
+    fn drop(&mut self) {
+        self.population.alive.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Host {
     pub(crate) fn new(nursery: NurseryHandle) -> Self {
-        Self { nursery }
+        Self { nursery, gpus: Arc::default(), population: Arc::default() }
     }
 }
 
@@ -108,7 +187,11 @@ impl World for Host {
         Box::pin(async move {
             let key = api_key(&request.command);
             let report = Source::of(&request.command, &socket);
+            let tells = tells_metrics(&request.command);
             restore_directory(&socket);
+            let birth = Birth::new(&self.population);
+            let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
+            let before = before.map(|(snapshot, _)| snapshot.baseline());
             let child = self.nursery.spawn(request).await?;
             let mut readers = JoinSet::new();
             if let Some((stdout, stderr)) = child.take_output() {
@@ -118,7 +201,9 @@ impl World for Host {
             }
             let http = client(&socket);
             let readers = tokio::sync::Mutex::new(readers);
-            Ok(Arc::new(HostProcess { child, readers, http, key, report }) as Arc<dyn Process>)
+            let gpus = Arc::clone(&self.gpus);
+            Ok(Arc::new(HostProcess { child, readers, http, key, report, tells, gpus, before, birth })
+                as Arc<dyn Process>)
         })
     }
 
@@ -128,6 +213,20 @@ impl World for Host {
             .inspect_err(|error| tracing::warn!(%error, "memory unknown"))
             .ok()
             .map(|totals| totals.available)
+    }
+
+    fn free(&self, limit: Duration) -> BoxFuture<'_, FreeMemory> {
+        Box::pin(async move {
+            let Some((_, devices)) = self.gpus.look(Duration::ZERO, limit).await else {
+                return FreeMemory { host: self.available(), gpus: Vec::new() };
+            };
+            let free = |gpu| Some((gpu, devices.reading(gpu)?.free?));
+            FreeMemory { host: self.available(), gpus: devices.with_vram().filter_map(free).collect() }
+        })
+    }
+
+    fn minute(&self) -> Option<u16> {
+        clock::minute()
     }
 
     fn has_gpu(&self) -> bool {
@@ -170,6 +269,18 @@ fn api_key(command: &Command) -> Option<String> {
     keys.split(',').next().map(str::to_owned).filter(|key| !key.is_empty())
 }
 
+/// Whether it tells its own counters.
+fn tells_metrics(command: &Command) -> bool {
+    const VARIABLE: &str = "LLAMA_ARG_ENDPOINT_METRICS";
+    let given = command.env.iter().rfind(|(name, _)| name == VARIABLE).map(|(_, value)| value.clone());
+    let inherited = || {
+        let removed = command.env_remove.iter().any(|name| name == VARIABLE);
+        std::env::var(VARIABLE).ok().filter(|_| !removed)
+    };
+    let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
+    command.args.iter().any(|arg| arg == "--metrics") || given.or_else(inherited).is_some_and(on)
+}
+
 /// No pool: llama-server closes an idle connection after 5 s, and probes are further apart than a pool would help.
 fn client(socket: &Path) -> Option<reqwest::Client> {
     let builder = reqwest::Client::builder()
@@ -188,9 +299,26 @@ struct HostProcess {
     http: Option<reqwest::Client>,
     key: Option<String>,
     report: Option<Source>,
+    /// It tells its own counters.
+    tells: bool,
+    gpus: Arc<GpuRoom>,
+    /// The GPUs before it was made.
+    before: Option<Baseline>,
+    birth: Birth,
 }
 
 impl HostProcess {
+    async fn metrics(&self, limit: Duration) -> Option<BackendMetrics> {
+        if !self.tells {
+            return None;
+        }
+        let answer = self.get("/metrics", limit).await?;
+        if answer.status() != reqwest::StatusCode::OK {
+            return None;
+        }
+        Some(backend_metrics::parse(&answer.text().await.ok()?))
+    }
+
     async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
         let mut request = self.http.as_ref()?.get(format!("http://backend{path}")).timeout(timeout);
         if let Some(key) = &self.key {
@@ -247,24 +375,66 @@ impl Process for HostProcess {
             Props {
                 slots: slots.filter(|slots| *slots > 0),
                 n_ctx: json["default_generation_settings"]["n_ctx"].as_u64().or(json["n_ctx"].as_u64()),
+                build: json["build_info"].as_str().and_then(build_number),
             }
         })
     }
 
-    fn sample(&self) -> BoxFuture<'_, Sample> {
-        let (pid, source) = (self.child.pid(), self.report.clone());
+    fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
         Box::pin(async move {
+            // Both may have to wait for somebody: side by side.
+            let (seen, metrics) =
+                tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), self.metrics(ask.limit));
+            let (pid, source) = (self.child.pid(), self.report.clone());
+            let (before, alone) = (self.before.clone(), self.birth.is_alone());
             let read = move || {
                 let host = warden_sensors::host_memory(pid);
+                let host = host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok();
+                let confirmed = ask.confirm.then(|| warden_sensors::host_confirmed(pid));
+                let confirmed = confirmed.and_then(|confirmed| {
+                    confirmed.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok()
+                });
+                let of = |snapshot: &Snapshot| match &before {
+                    Some(before) => snapshot.of_group_since(pid, before, alone),
+                    None => snapshot.of_group(pid),
+                };
+                let (vram, vram_unknown, devices) = match seen {
+                    None => (Vec::new(), Some(NO_ANSWER.to_owned()), None),
+                    Some((snapshot, devices)) => {
+                        let vram = of(&snapshot);
+                        // Without any GPU there is nothing that could be missing.
+                        let missing = vram.unavailable.filter(|_| !devices.readings.is_empty());
+                        (vram.readings, missing.as_ref().map(Why::sentence), Some(devices))
+                    }
+                };
                 Sample {
-                    host: host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok(),
+                    host,
+                    confirmed: confirmed.map(warden_sensors::HostConfirmed::charged),
+                    vram,
+                    vram_unknown,
+                    devices,
+                    totals: warden_sensors::host_totals().ok(),
                     report: source.and_then(|source| source.read(pid)),
+                    metrics,
                 }
             };
             // Some small reads, and on a kernel without `children` files a walk over /proc: not for a runtime thread.
             tokio::task::spawn_blocking(read).await.unwrap_or_default()
         })
     }
+}
+
+const NO_ANSWER: &str = "the VRAM policy is off because the driver does not answer";
+
+/// A baseline may be as old as this: what happened since the last look is the start of nobody that we know.
+const BASELINE_AGE: Duration = Duration::from_millis(50);
+/// A start does not wait longer for a driver.
+const BASELINE_LIMIT: Duration = Duration::from_secs(2);
+
+/// llama.cpp's build number in `b8827-3f545bec`. `b1` and below are builds from sources without history.
+fn build_number(info: &str) -> Option<u32> {
+    let digits = info.strip_prefix('b')?.split('-').next()?;
+    digits.parse().ok().filter(|number| *number > 1)
 }
 
 #[cfg(test)]

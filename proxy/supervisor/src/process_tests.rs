@@ -7,6 +7,8 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use super::*;
 use crate::sync::lock;
 
+/// As a model's task asks.
+const ASK: Ask = Ask { confirm: true, gpu_age: PATIENCE, limit: PATIENCE };
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A child that only sleeps, while the test itself answers on its socket.
@@ -88,10 +90,10 @@ async fn a_socket_directory_that_somebody_removed_is_made_again_and_private() {
 async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
     let directory = tempfile::tempdir().unwrap();
     let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", Some("first,second")).await;
-    let answer = "HTTP/1.1 200 OK\r\ncontent-length: 65\r\n\r\n\
-                  {\"total_slots\":3,\"default_generation_settings\":{\"n_ctx\":1024}}   ";
+    let answer = "HTTP/1.1 200 OK\r\ncontent-length: 92\r\n\r\n\
+                  {\"total_slots\":3,\"default_generation_settings\":{\"n_ctx\":1024},\"build_info\":\"b8827-3f545bec\"}";
     let answers = answering(&socket, "authorization: bearer first", answer);
-    assert_eq!(process.props(PATIENCE).await, Props { slots: Some(3), n_ctx: Some(1024) });
+    assert_eq!(process.props(PATIENCE).await, Props { slots: Some(3), n_ctx: Some(1024), build: Some(8827) });
     drop(answers);
     assert_eq!(process.props(PATIENCE).await, Props::default());
 }
@@ -100,11 +102,11 @@ async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
 async fn the_end_is_told_after_the_last_words_and_memory_is_read_while_it_lives() {
     let directory = tempfile::tempdir().unwrap();
     let (process, _, _) = sleeper(directory.path(), "exec sleep 60", None).await;
-    let sample = process.sample().await;
+    let sample = process.sample(ASK).await;
     assert!(sample.host.is_some_and(|memory| memory.anon > 0) && sample.report.is_none(), "{sample:?}");
     process.terminate();
     assert_eq!(process.wait().await, Exit::Signal(15));
-    assert_eq!(process.sample().await, Sample::default());
+    assert!(process.sample(ASK).await.host.is_none());
     let (process, _, heard) = sleeper(directory.path(), "echo out; echo err >&2; exit 3", None).await;
     assert_eq!(process.wait().await, Exit::Code(3));
     let mut words = lock(&heard.0).clone();

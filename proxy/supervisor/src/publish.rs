@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use warden_policies::ModelName;
 
 use crate::sync::lock;
-use crate::view::{FleetView, ModelView};
+use crate::view::{DeviceView, FleetView, ModelView};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -21,6 +21,7 @@ struct Desk {
     number: u64,
     order: Vec<ModelName>,
     models: HashMap<ModelName, Arc<ModelView>>,
+    devices: Vec<DeviceView>,
 }
 
 impl Publisher {
@@ -41,12 +42,21 @@ impl Publisher {
         }
     }
 
+    /// The GPUs as they were read last; shown with the next change of a model.
+    pub(crate) fn set_devices(&self, devices: Vec<DeviceView>) {
+        lock(&self.desk).devices = devices;
+    }
+
     /// Under the lock of the desk, so that numbers go out in order.
     fn publish(&self, desk: &mut Desk) {
         desk.number += 1;
         let models =
             desk.order.iter().filter_map(|name| desk.models.get(name)).map(|view| (**view).clone()).collect();
-        self.sender.send_replace(Arc::new(FleetView { number: desk.number, models, devices: Vec::new() }));
+        self.sender.send_replace(Arc::new(FleetView {
+            number: desk.number,
+            models,
+            devices: desk.devices.clone(),
+        }));
     }
 
     pub(crate) fn view(&self) -> Arc<FleetView> {

@@ -157,8 +157,14 @@ pub struct Watch {
     pub overlap_floor: ByteSize,
     /// Growth of host memory is confirmed by a slow and exact reading, at most this often.
     pub confirm_interval: Duration,
+    /// Share of the growth that the exact reading has to show, too, 0 to 1.
+    pub confirm_share: f64,
     /// A reading of the GPUs serves all backends for this long.
     pub gpu_age: Duration,
+    /// A driver, or a backend's own counters, that takes longer is left out of a reading.
+    pub read_limit: Duration,
+    /// Memory that seems missing after an exit is looked for again after this.
+    pub return_wait: Duration,
     /// Bytes of one recording.
     pub trace_bytes: ByteSize,
     /// Slopes of earlier generations that are remembered.

@@ -8,6 +8,7 @@ use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
 use warden_policies::{GenerationId, backoff};
 
 use super::unit::{Live, Unit, UnitId};
+use super::watched::Watched;
 use super::{Message, Model, Report, millis};
 use crate::clock;
 use crate::context::SOCKET_PATH_LIMIT;
@@ -15,9 +16,12 @@ use crate::error::SpawnError;
 use crate::event::EventKind;
 use crate::lease::{Cell, Endpoint};
 use crate::nursery::SpawnRequest;
-use crate::process::Sink;
+use crate::priors;
+use crate::process::{Process, Sink};
+use crate::record::Recorder;
 use crate::report;
-use crate::spec::ModelSpec;
+use crate::spec::{Command, ModelSpec};
+use crate::sync::lock;
 
 impl Model {
     /// Gives an event to a unit's machine and carries out what it answers.
@@ -29,7 +33,7 @@ impl Model {
         let effects = unit.machine.step(event, now, &policy);
         let (changed, phase) = (unit.machine != before, unit.phase());
         if phase != before.phase() && matches!(phase, Phase::Draining | Phase::Stopping | Phase::Starting) {
-            unit.stop_watching();
+            unit.stop_watching(phase);
         }
         if changed || !effects.is_empty() {
             self.changed();
@@ -90,6 +94,7 @@ impl Model {
             Timer::Start => timing.start_timeout,
             Timer::Suspect => timing.suspect_timeout,
             Timer::Drain => timing.drain_deadline,
+            Timer::Grace if self.is_hurried(id) => timing.kill_grace,
             Timer::Grace => timing.stop_grace,
             Timer::Backoff { failures } => {
                 let delay = backoff::delay(&self.spec.lifecycle.backoff, failures, rand::random());
@@ -100,6 +105,10 @@ impl Model {
         if let Some(unit) = self.unit_mut(id) {
             unit.timer = Some((timer, clock::after(Instant::now(), after)));
         }
+    }
+
+    fn is_hurried(&self, id: UnitId) -> bool {
+        self.unit(id).and_then(|unit| unit.live.as_ref()).is_some_and(|live| live.hurried)
     }
 
     fn signal(&mut self, id: UnitId, signal: impl FnOnce(&mut Live)) {
@@ -130,7 +139,8 @@ impl Model {
         let socket = self.context.socket(&self.spec.name, generation);
         let cell = Arc::new(Cell::new(generation, Endpoint::Unix(socket.clone())));
         let recipe = recipe(&self.spec);
-        let live = Live::new(generation, socket.clone(), cell, recipe.clone());
+        let watched = self.watched(generation, &recipe.request.command);
+        let live = Live::new(generation, socket.clone(), cell, recipe.clone(), watched);
         let Some(unit) = self.unit_mut(id) else { return };
         unit.live = Some(live);
 
@@ -140,7 +150,14 @@ impl Model {
         let world = Arc::clone(&self.context.world);
         let longest = self.watch.log_line_bytes;
         let logs = Arc::clone(&self.logs);
-        let sink: Sink = Arc::new(move |stream, text| logs.push(generation, stream, text));
+        let outbox = self.outbox.clone();
+        let sink: Sink = Arc::new(move |stream, text| {
+            if is_telling(&text) {
+                drop(outbox.send(Message::Report(generation, Report::Said(text.clone()))));
+            }
+            logs.push(generation, stream, text);
+        });
+        let (context, limit) = (Arc::clone(&self.context), self.watch.read_limit);
         self.help(generation, async move {
             let length = socket.as_os_str().len();
             if length > SOCKET_PATH_LIMIT {
@@ -155,7 +172,37 @@ impl Model {
             // Left by a supervisor with our process id that could not clean up.
             drop(std::fs::remove_file(&socket));
             report::remove(&socket);
+            context.census.born(generation, &world.free(limit).await);
             Report::Spawned(world.spawn(with_socket, socket, longest, sink).await)
+        });
+    }
+
+    /// What is known of a generation that is about to be made.
+    fn watched(&self, generation: GenerationId, command: &Command) -> Watched {
+        let context = &self.context;
+        let key = priors::key(command);
+        let growth = lock(&context.common).growth.clone();
+        let mut watched = Watched::new(&growth, context.priors.of(&key), key, command);
+        if self.spec.record {
+            let limit = self.watch.trace_bytes.0;
+            watched.recorder = Recorder::begin(&context.traces, &self.spec.name, generation, limit);
+        }
+        watched
+    }
+
+    /// Waits for the end of a process, and for what comes back of its memory.
+    pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn Process>) {
+        let context = Arc::clone(&self.context);
+        let (limit, wait) = (self.watch.read_limit, self.watch.return_wait);
+        self.help(generation, async move {
+            let exit = process.wait().await;
+            let free = context.world.free(limit).await;
+            let mut returned = context.census.returned(generation, &free);
+            if !returned.is_complete() {
+                tokio::time::sleep(wait).await;
+                returned = context.census.returned(generation, &context.world.free(limit).await);
+            }
+            Report::Exited(exit, returned)
         });
     }
 
@@ -178,16 +225,21 @@ impl Model {
 }
 
 impl Unit {
-    /// No more probes and samples.
-    fn stop_watching(&mut self) {
+    /// No more probes, and no more samples unless it drains: memory that runs out cuts a drain short.
+    fn stop_watching(&mut self, phase: Phase) {
         if let Some(live) = &mut self.live {
             live.probe_at = None;
-            live.sample_at = None;
+            live.sample_at = live.sample_at.filter(|_| phase == Phase::Draining);
             live.idle_sample_at = None;
             live.judge_at = None;
             live.policy = None;
         }
     }
+}
+
+/// Whether a line may tell what the server keeps. Cheap, because every line is asked.
+fn is_telling(line: &str) -> bool {
+    ["cache", "checkpoint", "n_slots"].iter().any(|word| line.contains(word))
 }
 
 /// What a process is made of. Two equal ones mean that nothing needs a new process.

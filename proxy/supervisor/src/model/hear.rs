@@ -7,8 +7,9 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::lifecycle::{Event, Phase};
 
-use super::unit::{Pending, UnitId};
+use super::unit::{Pending, Unit, UnitId};
 use super::{Model, Report, millis};
+use crate::census::Returned;
 use crate::child::Exit;
 use crate::clock;
 use crate::error::SpawnError;
@@ -25,7 +26,7 @@ impl Model {
             if let Report::Spawned(Ok(process)) = report {
                 // Nobody wants it, but it has to be reaped.
                 process.kill();
-                self.help(generation, async move { Report::Exited(process.wait().await) });
+                self.await_exit(generation, process);
             }
             return;
         };
@@ -33,8 +34,9 @@ impl Model {
             Report::Spawned(Ok(process)) => self.spawned(id, generation, process),
             Report::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
             Report::Probed { sent, health, props } => self.probed(id, sent, health, props),
-            Report::Exited(exit) => self.exited(id, generation, exit),
-            Report::Sampled { edge, host, report } => self.sampled(id, edge, host, report),
+            Report::Said(line) => self.said(id, &line),
+            Report::Exited(exit, returned) => self.exited(id, generation, exit, &returned),
+            Report::Sampled { taken, sample } => self.sampled(id, &taken, *sample),
         }
     }
 
@@ -55,7 +57,7 @@ impl Model {
         }
         self.tell(Some(generation), EventKind::Starting { pid: process.pid(), replica });
         self.changed();
-        self.help(generation, async move { Report::Exited(process.wait().await) });
+        self.await_exit(generation, process);
     }
 
     fn not_spawned(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
@@ -66,7 +68,15 @@ impl Model {
         self.ended(id, generation, event, &End::NotSpawned(error), "not created");
     }
 
-    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit) {
+    fn said(&mut self, id: UnitId, line: &str) {
+        if let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) {
+            live.watched.said(line);
+        }
+    }
+
+    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit, returned: &Returned) {
+        self.note_after_exit(generation, &returned.gpus);
+        self.note_returned(returned);
         let timed_out = self.unit(id).and_then(|unit| unit.live.as_ref()).is_some_and(|live| live.timed_out);
         self.bury(id, generation);
         let end = if timed_out { End::TimedOut(self.spec.timing.start_timeout) } else { End::Exited(exit) };
@@ -78,6 +88,8 @@ impl Model {
         let running = self.shared.close(generation);
         self.note_closed(generation, running);
         self.shared.forget(generation);
+        self.context.census.gone(generation);
+        self.learn(id);
         let never_ready = self.unit_mut(id).and_then(|unit| {
             let live = unit.live.take()?;
             live.cell.revoke();
@@ -92,6 +104,18 @@ impl Model {
         }
         self.note_gone(generation, running);
         self.changed();
+    }
+
+    /// Remembers what a generation that has ended showed of its growth.
+    fn learn(&mut self, id: UnitId) {
+        let Some(live) = self.unit(id).and_then(|unit| unit.live.as_ref()) else { return };
+        let monitor = &live.watched.monitor;
+        let (found, growth, key) = (monitor.priors(), monitor.growth().to_vec(), live.watched.key.clone());
+        let (context, name, keep) =
+            (Arc::clone(&self.context), self.spec.name.clone(), self.watch.priors_kept);
+        if !growth.is_empty() {
+            self.helpers.spawn_blocking(move || context.priors.learn(&key, &name, &found, &growth, keep));
+        }
     }
 
     /// The machine says whether this end was asked for; only then is it known what to tell.
@@ -174,6 +198,10 @@ impl Model {
 
     fn ready(&mut self, id: UnitId, props: Props) {
         let timing = self.spec.timing;
+        let command = self.spec.command.clone();
+        let available = self.context.world.available();
+        let lines = self.unit(id).and_then(Unit::generation).map(|generation| self.logs.of(generation));
+        let lines = lines.unwrap_or_default();
         let Some(unit) = self.unit_mut(id) else { return };
         unit.start_failures = 0;
         unit.failure = None;
@@ -181,11 +209,13 @@ impl Model {
         let now = Instant::now();
         live.ready = Some(now);
         live.slots = props.slots;
+        live.watched.ready(&command, props.slots, props.build, &lines, available);
         live.probe_at = Some(clock::again(now, timing.probe_interval));
         // At once: what a fresh process holds is what the next replacement will be compared with.
         live.sample_at = Some(now);
-        let start_ms = millis(now.saturating_duration_since(live.spawned));
-        let generation = live.id;
+        let start = now.saturating_duration_since(live.spawned);
+        let (start_ms, generation) = (millis(start), live.id);
+        self.load_time = Some(start);
         self.n_ctx = props.n_ctx.or(self.n_ctx);
         // The lease gate opens in here, before anybody is told.
         self.step(id, Event::ProbeReady);

@@ -3,149 +3,103 @@
 //! A sample is due every interval, right after a process has become ready, and a moment after its last request has ended
 //! if it is idle since. The policy is asked at every sample, and once more when a replacement that waits for quiet may
 //! have found it.
+//!
+//! ```text
+//!   facts ──> decide ──> due? ──> restraint ──> confirmed? ──> turn ──> replace
+//!                 │                   │             │            └ no: another replacement goes first
+//!                 │                   │             └ growth of host memory is read page by page first
+//!                 │                   └ held: told once
+//!                 └ kill: at once, a draining process too
+//! ```
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::Phase;
-use warden_policies::recycle::{Facts, SeriesFacts, decide};
+use warden_policies::lifecycle::{Event, Phase, Timer};
+use warden_policies::recycle::{Decision, Facts, WhyNot, decide};
 use warden_policies::restraint::{Ask, Held};
-use warden_policies::sample::{Edge, HostMemory, Series};
-use warden_policies::{Action, Decision};
-use warden_sensors::Report as MemoryReport;
+use warden_policies::{Action, GenerationId, Reason, Series};
 
-use super::unit::{Role, UnitId};
-use super::{Model, Report};
+use super::Model;
+use super::unit::{Live, Role, UnitId};
 use crate::clock;
 use crate::event::EventKind;
-use crate::process::Sample;
 
 impl Model {
-    /// Notices idle edges: they arm the idle sample and, where a replacement waits for quiet, the next look at it.
-    pub(super) fn watch_idle(&mut self) {
-        let (settle, quiet_for) = (self.watch.idle_settle, self.spec.recycle.quiet_for);
-        for unit in &mut self.units {
-            let phase = unit.phase();
-            let Some(live) = &mut unit.live else { continue };
-            if phase != Phase::Ready {
-                continue;
-            }
-            let idle = self.shared.idle_since(live.id);
-            if live.idle_seen == idle {
-                continue;
-            }
-            live.idle_seen = idle;
-            live.idle_sample_at = idle.map(|since| (clock::after(since, settle), since));
-            if let Some(since) = idle
-                && live.wanted_since.is_some()
-            {
-                live.judge_at = Some(clock::after(since, quiet_for));
-            }
-        }
-    }
-
-    pub(super) fn fire_samples(&mut self, id: UnitId, now: Instant) {
-        let interval = self.watch.interval;
-        let Some(unit) = self.unit_mut(id) else { return };
-        if !matches!(unit.phase(), Phase::Ready | Phase::Suspect) {
-            return;
-        }
-        let Some(live) = &mut unit.live else { return };
-        let generation = live.id;
-        let idle = live.idle_sample_at.take_if(|(at, _)| *at <= now).map(|(_, since)| since);
-        let tick = live.sample_at.take_if(|at| *at <= now).is_some();
-        if tick {
-            live.sample_at = Some(clock::again(now, interval));
-        }
-        let judge = live.judge_at.take_if(|at| *at <= now).is_some();
-        let Some(process) = live.process.clone() else { return };
-        // The idle edge counts only if nothing has come since.
-        let idle = idle.is_some() && idle == self.shared.idle_since(generation);
-        if tick || idle {
-            let edge = if idle { Edge::Idle } else { Edge::Tick };
-            self.help(generation, async move {
-                let Sample { host, report } = process.sample().await;
-                Report::Sampled { edge, host, report }
-            });
-        } else if judge {
-            self.judge(id);
-        }
-    }
-
-    pub(super) fn sampled(
-        &mut self,
-        id: UnitId,
-        edge: Edge,
-        host: Option<HostMemory>,
-        report: Option<MemoryReport>,
-    ) {
-        let Some(unit) = self.unit_mut(id) else { return };
-        let Some(live) = &mut unit.live else { return };
-        let generation = live.id;
-        // The last known figure stays: an unreadable file is no sign of less memory.
-        live.host = host.or(live.host);
-        live.report = report.or_else(|| live.report.take());
-        let first = !std::mem::replace(&mut live.sampled, true);
-        if first {
-            live.host_at_ready = host;
-        }
-        tracing::trace!(model = %self.spec.name, %generation, ?edge, ?host, "sample");
-        if first {
-            self.note_sampled(generation, host);
-        }
-        self.changed();
-        self.judge(id);
-    }
-
     /// Asks the policy about a unit and acts on the answer.
-    fn judge(&mut self, id: UnitId) {
-        let policy = self.spec.recycle.clone();
+    pub(super) fn judge(&mut self, id: UnitId) {
         let now = Instant::now();
-        let replacing = !self.replacements.is_empty() || self.end.is_some();
-        let Some(unit) = self.unit(id) else { return };
-        let replica = unit.replica;
-        if unit.role != Role::Current || unit.phase() != Phase::Ready {
-            return;
+        self.note_lull(id);
+        let Some(facts) = self.facts(id, now) else { return };
+        let decision = decide(&self.spec.recycle, &facts);
+        let Some(unit) = self.unit_mut(id) else { return };
+        let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
+        let Some(live) = &mut unit.live else { return };
+        live.watched.facts = Some(facts);
+        let urgent = decision.action >= Action::DrainNow;
+        live.watched.urgent_since = if urgent { live.watched.urgent_since.or(Some(now)) } else { None };
+        match phase {
+            Phase::Ready if role == Role::Current => self.weigh(id, replica, decision, now),
+            Phase::Draining if decision.action == Action::KillNow => self.cut_short(id, &decision),
+            _ => {}
         }
-        let Some(live) = &unit.live else { return };
+    }
+
+    /// What follows from a decision about a process that serves.
+    fn weigh(&mut self, id: UnitId, replica: u32, mut decision: Decision, now: Instant) {
+        let ask = |live: &Live| Ask { now: self.context.now(), load_time: self.load_time, unit: live.random };
+        let Some(live) = self.unit(id).and_then(|unit| unit.live.as_ref()) else { return };
         let generation = live.id;
-        let host_bytes = live.host.map(HostMemory::charged);
-        let idle_since = self.shared.idle_since(generation);
-        let facts = Facts {
-            series: vec![SeriesFacts::of(Series::Host, host_bytes)],
-            age: live.ready.map_or_else(Default::default, |ready| now.saturating_duration_since(ready)),
-            work: live.cell.work(),
-            idle_for: idle_since.map(|since| now.saturating_duration_since(since)),
-            wanted_for: live.wanted_since.map(|since| now.saturating_duration_since(since)),
-            unit: live.random,
-            ..Facts::default()
-        };
-        let decision = decide(&policy, &facts);
         let before = live.policy;
-        let due = decision.action != Action::Observe && decision.due;
-        let ask = Ask { now: self.context.now(), load_time: None, unit: live.random };
-        let allowed = self.restraint.check(&decision, &ask, &self.spec.restraint);
-        let held = allowed.err().filter(|_| due);
-
         let wanted = decision.action != Action::Observe;
-        let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) else { return };
-        live.policy = wanted.then_some((decision, held));
-        live.wanted_since = if wanted { live.wanted_since.or(Some(now)) } else { None };
+        let due = wanted && decision.due;
+        let held =
+            if due { self.restraint.check(&decision, &ask(live), &self.spec.restraint).err() } else { None };
+        if let Some(by) = held {
+            decision = decision.but(WhyNot::Held { by });
+            self.context.census.pin(generation);
+        }
+        let replacing = !self.replacements.is_empty() || self.end.is_some();
+        let free = due && held.is_none() && !replacing;
+        let go = free && self.is_confirmed(id, &decision, now);
+        let permit = if go { self.permit(id, replica) } else { None };
+        if go && permit.is_none() && decision.action < Action::KillNow {
+            decision = decision.but(WhyNot::InTurn);
+        }
+        self.remember(id, decision, held, now);
         if wanted && !due {
-            let within = live.wanted_since.map(|since| clock::after(since, policy.quiet_within));
-            let quiet = idle_since.map(|since| clock::after(since, policy.quiet_for));
-            live.judge_at = quiet.into_iter().chain(within).filter(|at| *at > now).min();
-        }
-
-        let reason_before = before.and_then(|(decision, _)| decision.reason);
-        if wanted && !due && reason_before != decision.reason {
-            self.tell(Some(generation), EventKind::RecycleWanted { decision, host_bytes });
-            self.changed();
-        }
-        if !due || replacing {
-            return;
+            let told = before.and_then(|(decision, _)| decision.reason);
+            if told != decision.reason {
+                let host_bytes = self.charged(id, Series::Host);
+                self.tell(Some(generation), EventKind::RecycleWanted { decision, host_bytes });
+                self.changed();
+            }
         }
         match held {
-            Some(held) => self.tell_held(id, before, decision, held),
-            None => self.replace_by_policy(replica, decision),
+            Some(held) if !replacing => self.tell_held(id, before, decision, held),
+            _ if go && decision.action == Action::KillNow => self.kill_now(id, replica, &decision, permit),
+            _ if permit.is_some() => self.replace_by_policy(replica, decision, permit),
+            _ => {}
+        }
+    }
+
+    fn remember(&mut self, id: UnitId, decision: Decision, held: Option<Held>, now: Instant) {
+        let policy = &self.spec.recycle;
+        let (within, quiet_for) = (policy.quiet_within, policy.quiet_for);
+        let Some(live) = self.unit(id).and_then(|unit| unit.live.as_ref()) else { return };
+        let idle_since = self.shared.idle_since(live.id);
+        let wanted = decision.action != Action::Observe;
+        let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) else { return };
+        let news = live.policy.is_none_or(|(before, _)| before != decision);
+        live.policy = Some((decision, held));
+        live.wanted_since = if wanted { live.wanted_since.or(Some(now)) } else { None };
+        if wanted && !decision.due && held.is_none() {
+            let within = live.wanted_since.map(|since| clock::after(since, within));
+            let quiet = idle_since.map(|since| clock::after(since, quiet_for));
+            // A turn comes when another replacement has ended, which nobody tells.
+            let turn = (decision.why_not == Some(WhyNot::InTurn)).then(|| clock::again(now, quiet_for));
+            live.judge_at = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
+        }
+        if news {
+            self.changed();
         }
     }
 
@@ -164,5 +118,90 @@ impl Model {
             self.tell(generation, EventKind::RecycleHeld { decision, held, message });
             self.changed();
         }
+    }
+
+    /// Growth of host memory has to show in an exact reading, too, which is slow and so made only now.
+    fn is_confirmed(&mut self, id: UnitId, decision: &Decision, now: Instant) -> bool {
+        if decision.reason != Some(Reason::Growth) || decision.series != Some(Series::Host) {
+            return true;
+        }
+        let interval = self.watch.confirm_interval;
+        let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) else { return false };
+        match live.watched.confirmed {
+            Some((at, shown)) if now.saturating_duration_since(at) < interval => shown,
+            _ => {
+                live.watched.confirm_next = true;
+                live.sample_at = Some(now);
+                false
+            }
+        }
+    }
+
+    fn charged(&self, id: UnitId, series: Series) -> Option<u64> {
+        let live = self.unit(id)?.live.as_ref()?;
+        match series {
+            Series::Host => live.host.map(warden_policies::sample::HostMemory::charged),
+            Series::Vram(gpu) => live.watched.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes),
+        }
+    }
+
+    /// Memory is almost gone: no drain, a short grace.
+    fn kill_now(
+        &mut self,
+        id: UnitId,
+        replica: u32,
+        decision: &Decision,
+        permit: Option<crate::context::Permit>,
+    ) {
+        self.begin_by_policy(
+            replica,
+            decision,
+            permit,
+            "sequential: memory is almost gone, so it does not drain",
+        );
+        self.step(id, Event::Recycle);
+        self.cut_short(id, decision);
+    }
+
+    /// Ends a drain now.
+    fn cut_short(&mut self, id: UnitId, decision: &Decision) {
+        let Some(unit) = self.unit_mut(id) else { return };
+        let generation: Option<GenerationId> = unit.generation();
+        let Some(live) = &mut unit.live else { return };
+        live.hurried = true;
+        tracing::warn!(model = %self.spec.name, ?generation, ?decision, "ended without waiting for its requests");
+        self.step(id, Event::Timer(Timer::Drain));
+    }
+
+    /// What is known about a unit that serves or drains.
+    fn facts(&self, id: UnitId, now: Instant) -> Option<Facts> {
+        let unit = self.unit(id)?;
+        if !matches!(unit.phase(), Phase::Ready | Phase::Draining) {
+            return None;
+        }
+        let live = unit.live.as_ref()?;
+        let since = |moment: Option<Instant>| moment.map(|moment| now.saturating_duration_since(moment));
+        let idle_since = self.shared.idle_since(live.id);
+        let watched = &live.watched;
+        let series = watched.series(&self.spec.recycle, live.host, live.host_at_ready);
+        let totals: Vec<(Series, Option<u64>)> =
+            series.iter().map(|facts| (facts.series, facts.total)).collect();
+        let total =
+            |series: Series| totals.iter().find(|(of, _)| *of == series).and_then(|(_, total)| *total);
+        let budgets = crate::sync::lock(&self.context.common).shared;
+        Some(Facts {
+            series,
+            symptoms: watched.symptoms(),
+            shared: self.context.census.chosen(live.id, &budgets, total),
+            age: since(live.ready).unwrap_or_default(),
+            work: live.cell.work(),
+            idle_for: since(idle_since),
+            wanted_for: since(live.wanted_since),
+            urgent_for: since(watched.urgent_since),
+            minute: self.context.world.minute(),
+            load: self.load(unit),
+            unit: live.random,
+            ..Facts::default()
+        })
     }
 }

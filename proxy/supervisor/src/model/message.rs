@@ -5,12 +5,13 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::sample::{Edge, HostMemory};
 
+use super::watched::Taken;
+use crate::census::Returned;
 use crate::child::Exit;
 use crate::error::{ControlError, SpawnError};
 use crate::ledger::LedgerEntry;
-use crate::process::{Health, Process, Props};
+use crate::process::{Health, Process, Props, Sample};
 use crate::spec::{ModelSpec, Watch};
 
 /// A message to a model's task.
@@ -27,6 +28,8 @@ pub(crate) enum Message {
 pub(crate) enum Report {
     /// The process was created, or not.
     Spawned(Result<Arc<dyn Process>, SpawnError>),
+    /// It said something that may tell what it is told to keep.
+    Said(String),
     /// A probe that was sent at this time has ended.
     Probed {
         sent: Instant,
@@ -34,10 +37,10 @@ pub(crate) enum Report {
         /// Asked for by the probe that finds it ready for the first time.
         props: Option<Props>,
     },
-    /// The process is reaped.
-    Exited(Exit),
+    /// The process is reaped, and so much of its memory came back.
+    Exited(Exit, Returned),
     /// Memory was read, or could not be.
-    Sampled { edge: Edge, host: Option<HostMemory>, report: Option<warden_sensors::Report> },
+    Sampled { taken: Taken, sample: Box<Sample> },
 }
 
 /// What operators want.

@@ -19,7 +19,9 @@
 //! | `unit` | one machine and its process |
 //! | `act` | carries out the machine's effects |
 //! | `hear` | handles the helpers' reports |
-//! | `judge` | memory samples, the recycle policy |
+//! | `sample` | when memory is read, and what a reading changes |
+//! | `watched` | what the readings of one generation add up to |
+//! | `judge` | the recycle policy, and what follows from it |
 //! | `replace` | replacements from decision to ledger entry |
 //! | `settle` | what the whole state asks for |
 //! | `control` | restart, drain, reload, removal, end |
@@ -31,9 +33,11 @@ mod hear;
 mod judge;
 mod message;
 mod replace;
+mod sample;
 mod settle;
 mod show;
 mod unit;
+mod watched;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +47,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::Reason;
 use warden_policies::lifecycle::{Event, Timer};
+use warden_policies::moment::Lulls;
 use warden_policies::restraint::Restraint;
 
 pub(crate) use self::message::{Control, Message, Report};
@@ -78,6 +83,9 @@ pub(crate) struct Model {
     restarts: Vec<control::Restart>,
     drains: Vec<control::Drain>,
     restraint: Restraint,
+    /// From spawn to ready, as it was the last time.
+    load_time: Option<Duration>,
+    lulls: Lulls,
     /// No replacement because of the configuration before this time: the last one failed.
     configuration_at: Option<Instant>,
     recycles: Vec<(Reason, u64)>,
@@ -124,6 +132,7 @@ impl Model {
         watch: Watch,
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (outbox, inbox) = mpsc::unbounded_channel();
+        let lulls = Lulls::new(&warden_policies::defaults().moment, context.now());
         let mut model = Self {
             context,
             shared,
@@ -142,6 +151,8 @@ impl Model {
             restarts: Vec::new(),
             drains: Vec::new(),
             restraint: Restraint::default(),
+            load_time: None,
+            lulls,
             configuration_at: None,
             recycles: Vec::new(),
             crashes: 0,

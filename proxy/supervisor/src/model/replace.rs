@@ -15,19 +15,57 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase};
 use warden_policies::restraint;
-use warden_policies::sample::HostMemory;
-use warden_policies::{ByteSize, Decision, GenerationId, MemoryLimit, Reason, Series};
+use warden_policies::sample::{HostMemory, Vram};
+use warden_policies::{Action, ByteSize, Decision, GenerationId, Reason, Series};
 use warden_sensors::Report;
 
-use super::unit::{Role, Unit};
+use super::unit::{Live, Role, Unit, UnitId};
 use super::{Model, millis};
 use crate::clock;
+use crate::context::Permit;
 use crate::error::ControlError;
 use crate::event::EventKind;
-use crate::ledger::{Evidence, LedgerEntry, Mode};
+use crate::ledger::{AfterExit, Evidence, LedgerEntry, Mode};
 use crate::shared::Opened;
 use crate::spec::Replace;
 use crate::view::Failure;
+
+/// A decision of somebody else than the policy.
+pub(super) fn because(reason: Reason) -> Decision {
+    Decision { action: Action::DrainNow, reason: Some(reason), due: true, ..Decision::OBSERVE }
+}
+
+/// What is known when a replacement is decided.
+fn evidence(live: &Live, decision: &Decision, note: Option<String>) -> Evidence {
+    let work = live.cell.work();
+    let facts = live.watched.facts.as_ref();
+    let facts = decision.series.and_then(|series| facts?.series.iter().find(|facts| facts.series == series));
+    let growth = decision.series.and_then(|series| live.watched.growth(series));
+    let forecast = facts.and_then(|facts| facts.to_hard.or(facts.to_soft).or(facts.to_end));
+    Evidence {
+        host_bytes: live.host.map(HostMemory::charged),
+        budget_bytes: decision.limit_bytes,
+        requests: work.requests,
+        work,
+        age_s: live.ready.map(|ready| ready.elapsed()).unwrap_or_default().as_secs_f64(),
+        note,
+        report: live.report.as_ref().map(Report::totals),
+        series: decision.series,
+        series_bytes: facts.and_then(|facts| facts.charged),
+        verdict: growth.map(|growth| growth.verdict),
+        slope: growth.and_then(|growth| growth.slope),
+        blame: growth.and_then(|growth| growth.blame.clone()),
+        forecast,
+        words: grounds(live, decision),
+    }
+}
+
+/// The grounds that are no figure.
+fn grounds(live: &Live, decision: &Decision) -> Option<String> {
+    let symptoms = live.watched.symptoms();
+    let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);
+    symptom.map(ToString::to_string)
+}
 
 /// One replacement under way.
 #[derive(Debug)]
@@ -40,6 +78,7 @@ pub(super) struct Replacement {
     from: Option<GenerationId>,
     from_gone: bool,
     host_before: Option<HostMemory>,
+    vram_before: Vec<Vram>,
     closed: Option<Instant>,
     running_at_close: u32,
     drained: Option<Instant>,
@@ -50,32 +89,89 @@ pub(super) struct Replacement {
     start: Option<Duration>,
     sampled: bool,
     host_after: Option<HostMemory>,
+    vram_after: Vec<Vram>,
+    after_exit: Vec<AfterExit>,
+    /// Others wait as long as this is held.
+    _permit: Option<Permit>,
 }
 
 impl Replacement {
+    /// For one because of memory: whether the memory that was the reason came down.
+    fn helped(&self, failed: bool) -> Option<bool> {
+        if !self.reason.is_memory() {
+            return None;
+        }
+        if failed {
+            return Some(false);
+        }
+        let of_gpu = |all: &[Vram], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
+        let (before, after) = match self.evidence.series.unwrap_or(Series::Host) {
+            Series::Host => {
+                (self.host_before.map(HostMemory::charged), self.host_after.map(HostMemory::charged))
+            }
+            Series::Vram(gpu) => (of_gpu(&self.vram_before, gpu), of_gpu(&self.vram_after, gpu)),
+        };
+        // The other limits are about more than this process.
+        let own =
+            matches!(self.reason, Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard);
+        let budget = self.evidence.budget_bytes.filter(|_| own);
+        Some(restraint::helped(before?, after?, budget))
+    }
+
     fn is_complete(&self) -> bool {
         self.to.is_some() && self.from_gone && self.sampled
     }
 }
 
 impl Model {
+    /// The right to replace a replica now; `None` while another one goes first.
+    pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<Permit> {
+        let gpus = self.unit(id)?.live.as_ref()?.watched.gpus();
+        self.context.permit(&self.spec.name, replica, &gpus)
+    }
+
     /// Begins a replacement that the policy decided and nothing holds back.
-    pub(super) fn replace_by_policy(&mut self, replica: u32, decision: Decision) {
+    pub(super) fn replace_by_policy(&mut self, replica: u32, decision: Decision, permit: Option<Permit>) {
+        let Some(unit) = self.current(replica) else { return };
+        let id = unit.id;
+        let (mode, note) = self.choose(unit);
+        self.began_by_policy(&decision);
+        self.record(replica, &decision, mode, note, permit);
+        self.carry_on(id, replica, mode);
+    }
+
+    /// The same for one that does not drain; its end is the caller's business.
+    pub(super) fn begin_by_policy(
+        &mut self,
+        replica: u32,
+        decision: &Decision,
+        permit: Option<Permit>,
+        note: &str,
+    ) {
+        self.began_by_policy(decision);
+        self.record(replica, decision, Mode::Sequential, Some(note.to_owned()), permit);
+    }
+
+    fn began_by_policy(&mut self, decision: &Decision) {
         let Some(reason) = decision.reason else { return };
-        let now = self.context.now();
-        let off = self.restraint.began(now, reason, &self.spec.restraint);
+        let off = self.restraint.began(self.context.now(), reason, &self.spec.restraint);
         if let Some(held) = off {
             self.tell(None, EventKind::PolicyOff { message: held.to_string() });
         }
-        self.replace(replica, reason);
     }
 
-    /// Begins to replace the process of a replica, or starts it if it has none.
+    /// Begins to replace the process of a replica, or starts it if it has none. Nobody who asks for this waits for a turn;
+    /// others wait for this one.
     pub(super) fn replace(&mut self, replica: u32, reason: Reason) {
         let Some(unit) = self.current(replica) else { return };
         let id = unit.id;
         let (mode, note) = self.choose(unit);
-        self.record(replica, reason, mode, note);
+        let permit = self.permit(id, replica);
+        self.record(replica, &because(reason), mode, note, permit);
+        self.carry_on(id, replica, mode);
+    }
+
+    fn carry_on(&mut self, id: UnitId, replica: u32, mode: Mode) {
         match mode {
             Mode::Sequential => self.step(id, Event::Recycle),
             Mode::Overlap => {
@@ -86,35 +182,30 @@ impl Model {
     }
 
     /// Keeps account of a replacement from now on; something else makes it happen.
-    pub(super) fn record(&mut self, replica: u32, reason: Reason, mode: Mode, note: Option<String>) {
-        let Some(unit) = self.current(replica) else { return };
+    pub(super) fn record(
+        &mut self,
+        replica: u32,
+        decision: &Decision,
+        mode: Mode,
+        note: Option<String>,
+        permit: Option<Permit>,
+    ) {
+        let (Some(unit), Some(reason)) = (self.current(replica), decision.reason) else { return };
         let live = unit.live.as_ref();
         let from = unit.generation();
-        let work = live.map(|live| live.cell.work()).unwrap_or_default();
-        let age = live.and_then(|live| live.ready).map(|ready| ready.elapsed()).unwrap_or_default();
-        let host_before = live.and_then(|live| live.host);
         // The machine may have closed it already, when it became suspect.
         let closed = matches!(unit.phase(), Phase::Suspect | Phase::Draining | Phase::Stopping);
         let closed = from.filter(|_| closed);
-        let evidence = Evidence {
-            host_bytes: host_before.map(HostMemory::charged),
-            budget_bytes: self.budget(reason).map(|budget| budget.0),
-            requests: work.requests,
-            work,
-            age_s: age.as_secs_f64(),
-            note: note.clone(),
-            report: live.and_then(|live| live.report.as_ref()).map(Report::totals),
-            ..Evidence::default()
-        };
-        self.replacements.push(Replacement {
+        let replacement = Replacement {
             replica,
             reason,
             mode,
-            evidence,
+            evidence: live.map(|live| evidence(live, decision, note.clone())).unwrap_or_default(),
             began: Instant::now(),
             from,
             from_gone: from.is_none(),
-            host_before,
+            host_before: live.and_then(|live| live.host),
+            vram_before: live.map(|live| live.watched.vram.clone()).unwrap_or_default(),
             closed: closed.map(|_| Instant::now()),
             running_at_close: closed.map_or(0, |generation| self.shared.in_flight(generation)),
             drained: None,
@@ -125,23 +216,18 @@ impl Model {
             start: None,
             sampled: false,
             host_after: None,
-        });
+            vram_after: Vec::new(),
+            after_exit: Vec::new(),
+            _permit: permit,
+        };
+        self.replacements.push(replacement);
         self.note.clone_from(&note);
         self.tell(from, EventKind::RecycleBegan { reason, mode, note });
         self.changed();
     }
 
-    fn budget(&self, reason: Reason) -> Option<ByteSize> {
-        let bytes = |limit: Option<MemoryLimit>| limit.and_then(MemoryLimit::bytes);
-        match reason {
-            Reason::HostSoft => bytes(self.spec.recycle.host_soft),
-            Reason::HostHard => bytes(self.spec.recycle.host_hard),
-            _ => None,
-        }
-    }
-
     /// The way of replacing, and why, for people.
-    fn choose(&self, unit: &Unit) -> (Mode, Option<String>) {
+    pub(super) fn choose(&self, unit: &Unit) -> (Mode, Option<String>) {
         if unit.phase() != Phase::Ready {
             return (Mode::Sequential, Some(format!("sequential: the process is {}", unit.phase())));
         }
@@ -157,20 +243,32 @@ impl Model {
 
     fn choose_by_memory(&self, unit: &Unit) -> (Mode, String) {
         let world = &self.context.world;
-        if world.has_gpu() {
-            return (
-                Mode::Sequential,
-                "sequential: a GPU is present, and its memory might not hold two".to_owned(),
-            );
+        let sequential = |why: String| (Mode::Sequential, format!("sequential: {why}"));
+        let Some(live) = &unit.live else { return sequential("nothing is known of its memory".to_owned()) };
+        let watched = &live.watched;
+        if let Some(unknown) = &watched.vram_unknown {
+            return sequential(format!("a GPU is present, and {unknown}"));
+        }
+        let devices = watched.devices.as_ref().filter(|devices| !devices.readings.is_empty());
+        if devices.is_none() && world.has_gpu() {
+            return sequential("a GPU is present, and its memory might not hold two".to_owned());
         }
         let Some(available) = world.available() else {
-            return (Mode::Sequential, "sequential: the available memory is unknown".to_owned());
+            return sequential("the available memory is unknown".to_owned());
         };
-        let held = unit.live.as_ref().and_then(|live| live.host).map_or(0, HostMemory::charged);
+        let held = live.host.map_or(0, HostMemory::charged);
         let needed = scale(held.max(self.watch.overlap_floor.0), self.watch.overlap_headroom);
-        let mode = if available >= needed { Mode::Overlap } else { Mode::Sequential };
-        let (available, needed) = (ByteSize(available), ByteSize(needed));
-        (mode, format!("{}: {available} available, {needed} needed", mode.as_str()))
+        let mut words = format!("{} available, {} needed", ByteSize(available), ByteSize(needed));
+        let mut fits = available >= needed;
+        for vram in &watched.vram {
+            let needed = scale(vram.bytes, self.watch.overlap_headroom);
+            let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
+            fits &= free.is_some_and(|free| free >= needed);
+            let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());
+            words.push_str(&format!(", {free} free on GPU {}, {} needed", vram.gpu.0, ByteSize(needed)));
+        }
+        let mode = if fits { Mode::Overlap } else { Mode::Sequential };
+        (mode, format!("{}: {words}", mode.as_str()))
     }
 
     // --- what happens to the generations ---
@@ -184,7 +282,7 @@ impl Model {
             replacement.running_at_close = running;
         }
         // A new process that is closed again is not sampled any more.
-        self.note_sampled(generation, None);
+        self.note_sampled(generation, None, &[]);
     }
 
     pub(super) fn note_stopped(&mut self, generation: GenerationId, running: u32) {
@@ -231,11 +329,21 @@ impl Model {
         self.changed();
     }
 
-    pub(super) fn note_sampled(&mut self, generation: GenerationId, host: Option<HostMemory>) {
+    pub(super) fn note_sampled(&mut self, generation: GenerationId, host: Option<HostMemory>, vram: &[Vram]) {
         let of = |replacement: &&mut Replacement| replacement.to == Some(generation);
         if let Some(replacement) = self.replacements.iter_mut().find(of) {
             replacement.sampled = true;
             replacement.host_after = replacement.host_after.or(host);
+            if replacement.vram_after.is_empty() {
+                replacement.vram_after = vram.to_vec();
+            }
+        }
+    }
+
+    pub(super) fn note_after_exit(&mut self, generation: GenerationId, gpus: &[AfterExit]) {
+        let of = |replacement: &&mut Replacement| replacement.from == Some(generation);
+        if let Some(replacement) = self.replacements.iter_mut().find(of) {
+            replacement.after_exit = gpus.to_vec();
         }
     }
 
@@ -283,16 +391,9 @@ impl Model {
     }
 
     fn enter(&mut self, replacement: Replacement, failed: Option<String>) -> LedgerEntry {
-        let of_memory = matches!(replacement.reason, Reason::HostSoft | Reason::HostHard);
+        let helped = replacement.helped(failed.is_some());
+        let series = replacement.evidence.series.unwrap_or(Series::Host);
         let host_after = replacement.host_after;
-        let helped = match (&failed, replacement.host_before, host_after) {
-            (Some(_), _, _) if of_memory => Some(false),
-            (None, Some(before), Some(after)) if of_memory => {
-                let budget = replacement.evidence.budget_bytes;
-                Some(restraint::helped(before.charged(), after.charged(), budget))
-            }
-            _ => None,
-        };
         let span = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0, |(from, to)| millis(to.saturating_duration_since(from)))
         };
@@ -314,16 +415,16 @@ impl Model {
             start_ms: replacement.start.map(millis),
             host_before: replacement.host_before,
             host_after,
-            vram_before: Vec::new(),
-            vram_after: Vec::new(),
-            vram_after_exit: Vec::new(),
+            vram_before: replacement.vram_before,
+            vram_after: replacement.vram_after,
+            vram_after_exit: replacement.after_exit,
             helped,
             failed,
         };
         self.context.ledger.append(&entry);
         self.tell(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
         if let Some(helped) = helped
-            && let Some(held) = self.restraint.ended(Series::Host, helped, &self.spec.restraint)
+            && let Some(held) = self.restraint.ended(series, helped, &self.spec.restraint)
         {
             self.tell(None, EventKind::PolicyOff { message: held.to_string() });
         }

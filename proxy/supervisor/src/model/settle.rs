@@ -6,6 +6,7 @@ use warden_policies::{GenerationId, Reason};
 
 use super::act::recipe;
 use super::control::Drain;
+use super::replace::because;
 use super::unit::{Role, Unit, UnitId};
 use super::{End, Model};
 use crate::error::Denied;
@@ -100,7 +101,10 @@ impl Model {
         for replica in given_up {
             if self.end.is_none() && !self.replacements.iter().any(|known| known.replica == replica) {
                 let note = "sequential: the process does not answer".to_owned();
-                self.record(replica, Reason::Unresponsive, Mode::Sequential, Some(note));
+                let permit =
+                    self.current(replica).map(|unit| unit.id).and_then(|id| self.permit(id, replica));
+                let decision = because(Reason::Unresponsive);
+                self.record(replica, &decision, Mode::Sequential, Some(note), permit);
             }
         }
     }

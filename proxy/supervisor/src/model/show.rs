@@ -5,14 +5,16 @@ use warden_policies::lifecycle::Phase;
 
 use super::Model;
 use super::unit::{Role, Unit};
-use crate::view::{BackendView, HealthView, MemoryView, ModelState, ModelView, PolicyView};
+use crate::view::{BackendView, ModelState, ModelView, PolicyView};
 
 impl Model {
     pub(super) fn show(&self) -> ModelView {
         let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.show_unit(unit)).collect();
         backends.sort_by_key(|backend| (backend.replica, backend.generation));
         let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.policy);
-        let neediest = policy.max_by_key(|(decision, _)| decision.action);
+        // One that would act, or only tells, and not those that are content.
+        let needy = policy.filter(|(decision, _)| decision.reason.is_some());
+        let neediest = needy.max_by_key(|(decision, _)| decision.action);
         ModelView {
             name: self.spec.name.clone(),
             aliases: self.spec.aliases.clone(),
@@ -65,9 +67,9 @@ impl Model {
             host_at_ready: live.and_then(|live| live.host_at_ready),
             work: live.map(|live| live.cell.work()).unwrap_or_default(),
             report: live.and_then(|live| live.report.clone()),
-            memory: MemoryView::default(),
-            health: HealthView::default(),
-            next: None,
+            memory: live.map(|live| live.watched.show()).unwrap_or_default(),
+            health: live.map(|live| live.watched.show_health(&live.cell, now)).unwrap_or_default(),
+            next: live.and_then(|live| live.policy).map(|(decision, held)| PolicyView { decision, held }),
         }
     }
 }

@@ -11,6 +11,7 @@ use warden_policies::{Decision, GenerationId};
 use warden_sensors::Report;
 
 use super::act::Recipe;
+use super::watched::Watched;
 use crate::lease::Cell;
 use crate::process::Process;
 use crate::view::Failure;
@@ -110,13 +111,24 @@ pub(super) struct Live {
     /// When to judge again without a new sample.
     pub(super) judge_at: Option<Instant>,
     pub(super) wanted_since: Option<Instant>,
+    /// It is ended without draining: its grace is short.
+    pub(super) hurried: bool,
+    /// Its memory and health.
+    pub(super) watched: Box<Watched>,
+    /// What the policy said last, and what holds it back.
     pub(super) policy: Option<(Decision, Option<Held>)>,
     /// This generation's random number for jitter.
     pub(super) random: f64,
 }
 
 impl Live {
-    pub(super) fn new(id: GenerationId, socket: PathBuf, cell: Arc<Cell>, made_of: Recipe) -> Self {
+    pub(super) fn new(
+        id: GenerationId,
+        socket: PathBuf,
+        cell: Arc<Cell>,
+        made_of: Recipe,
+        watched: Watched,
+    ) -> Self {
         Self {
             id,
             socket,
@@ -140,6 +152,8 @@ impl Live {
             sampled: false,
             judge_at: None,
             wanted_since: None,
+            hurried: false,
+            watched: Box::new(watched),
             policy: None,
             random: rand::random(),
         }

@@ -9,14 +9,17 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use warden_policies::sample::HostMemory;
-use warden_sensors::Report;
+use warden_policies::GpuIndex;
+use warden_policies::sample::{HostMemory, Vram, VramSource};
+use warden_sensors::gpu::{DeviceReading, Fault};
+use warden_sensors::{BackendMetrics, HostTotals, Report};
 
 use crate::child::Exit;
 use crate::error::SpawnError;
+use crate::gpus::{Devices, SeenFault};
 use crate::log::Stream;
 use crate::nursery::SpawnRequest;
-use crate::process::{Health, Process, Props, Sample, Sink, World};
+use crate::process::{Ask, FreeMemory, Health, Process, Props, Sample, Sink, World};
 use crate::sync::lock;
 
 /// How one process behaves.
@@ -31,6 +34,8 @@ pub(super) struct Role {
     pub(super) term_takes: Option<Duration>,
     pub(super) slots: Option<u32>,
     pub(super) anon: u64,
+    /// On the first GPU; `None` if it uses none.
+    pub(super) vram: Option<u64>,
 }
 
 impl Default for Role {
@@ -44,6 +49,7 @@ impl Default for Role {
             term_takes: Some(Duration::from_millis(50)),
             slots: Some(2),
             anon: 100 * super::MIB,
+            vram: None,
         }
     }
 }
@@ -72,6 +78,13 @@ struct Inner {
     children: Mutex<Vec<Arc<Actor>>>,
     available: AtomicU64,
     gpu: AtomicBool,
+    minute: AtomicU32,
+    /// Bytes of each GPU that a sensor knows.
+    gpus: Mutex<Vec<u64>>,
+    /// Bytes of the first GPU that no process holds.
+    lost: AtomicU64,
+    faults: Mutex<Vec<SeenFault>>,
+    vram_unknown: Mutex<Option<String>>,
 }
 
 impl Script {
@@ -97,6 +110,34 @@ impl Script {
         self.inner.gpu.store(true, Ordering::SeqCst);
     }
 
+    /// GPUs of these sizes, which a sensor reads.
+    pub(super) fn set_gpus(&self, bytes: &[u64]) {
+        *lock(&self.inner.gpus) = bytes.to_vec();
+        self.set_gpu();
+    }
+
+    /// Local time.
+    pub(super) fn set_minute(&self, minute: u32) {
+        self.inner.minute.store(minute, Ordering::SeqCst);
+    }
+
+    /// So much of the first GPU is nobody's.
+    pub(super) fn lose(&self, bytes: u64) {
+        self.inner.lost.store(bytes, Ordering::SeqCst);
+    }
+
+    /// The first GPU reports a fault.
+    pub(super) fn fault(&self, fault: Fault) {
+        let mut faults = lock(&self.inner.faults);
+        let number = faults.len() as u64 + 1;
+        faults.push(SeenFault { number, gpu: GpuIndex(0), fault });
+    }
+
+    /// Nobody tells what a process holds.
+    pub(super) fn hide_vram(&self, why: &str) {
+        *lock(&self.inner.vram_unknown) = Some(why.to_owned());
+    }
+
     /// The processes so far, in order.
     pub(super) fn children(&self) -> Vec<Arc<Actor>> {
         lock(&self.inner.children).clone()
@@ -115,6 +156,27 @@ impl Script {
         for child in self.children() {
             assert!(child.reaped.load(Ordering::SeqCst), "process {} is left: {child:?}", child.pid);
         }
+    }
+}
+
+impl Inner {
+    fn devices(&self) -> Devices {
+        let children = lock(&self.children);
+        let alive = children.iter().filter(|child| !child.is_dead());
+        let held: u64 = alive.map(|child| child.vram.load(Ordering::SeqCst)).sum();
+        let lost = self.lost.load(Ordering::SeqCst);
+        let reading = |(index, total): (usize, &u64)| {
+            let used = if index == 0 { held + lost } else { 0 };
+            DeviceReading {
+                index: GpuIndex(u32::try_from(index).unwrap()),
+                total: Some(*total),
+                used: Some(used),
+                free: Some(total.saturating_sub(used)),
+                ..DeviceReading::default()
+            }
+        };
+        let readings = lock(&self.gpus).iter().enumerate().map(reading).collect();
+        Devices { known: Vec::new(), readings, faults: lock(&self.faults).clone() }
     }
 }
 
@@ -138,7 +200,7 @@ impl World for Script {
             }
             let mut children = lock(&self.inner.children);
             let pid = 1000 + u32::try_from(children.len()).unwrap();
-            let child = Arc::new(Actor::new(pid, role, request, socket));
+            let child = Arc::new(Actor::new(pid, role, request, socket, sink, Arc::clone(&self.inner)));
             children.push(Arc::clone(&child));
             Ok(child as Arc<dyn Process>)
         })
@@ -148,14 +210,33 @@ impl World for Script {
         Some(self.inner.available.load(Ordering::SeqCst))
     }
 
+    fn free(&self, _limit: Duration) -> BoxFuture<'_, FreeMemory> {
+        Box::pin(async {
+            let devices = self.inner.devices();
+            let free = devices.readings.iter().map(|reading| (reading.index, reading.free.unwrap()));
+            FreeMemory { host: None, gpus: free.collect() }
+        })
+    }
+
     fn has_gpu(&self) -> bool {
         self.inner.gpu.load(Ordering::SeqCst)
+    }
+
+    fn minute(&self) -> Option<u16> {
+        u16::try_from(self.inner.minute.load(Ordering::SeqCst)).ok()
     }
 }
 
 /// A scripted process.
-#[derive(Debug)]
 pub(super) struct Actor {
+    world: Arc<Inner>,
+    sink: Sink,
+    pub(super) vram: AtomicU64,
+    /// What its counters tell.
+    decodes: Mutex<Option<u64>>,
+    /// Host memory page by page, where it differs.
+    exact: Mutex<Option<u64>>,
+    pub(super) confirms: AtomicU32,
     pub(super) pid: u32,
     pub(super) request: SpawnRequest,
     pub(super) socket: PathBuf,
@@ -173,9 +254,22 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    fn new(pid: u32, role: Role, request: SpawnRequest, socket: PathBuf) -> Self {
+    fn new(
+        pid: u32,
+        role: Role,
+        request: SpawnRequest,
+        socket: PathBuf,
+        sink: Sink,
+        world: Arc<Inner>,
+    ) -> Self {
         let born = Instant::now();
         Self {
+            world,
+            sink,
+            vram: AtomicU64::new(role.vram.unwrap_or(0)),
+            decodes: Mutex::default(),
+            exact: Mutex::default(),
+            confirms: AtomicU32::new(0),
             pid,
             request,
             socket,
@@ -217,6 +311,25 @@ impl Actor {
         self.anon.store(bytes, Ordering::SeqCst);
     }
 
+    pub(super) fn set_vram(&self, bytes: u64) {
+        self.vram.store(bytes, Ordering::SeqCst);
+    }
+
+    /// What a slow and exact reading finds.
+    pub(super) fn set_exact(&self, bytes: u64) {
+        *lock(&self.exact) = Some(bytes);
+    }
+
+    /// Its own counter of decodes.
+    pub(super) fn set_decodes(&self, decodes: u64) {
+        *lock(&self.decodes) = Some(decodes);
+    }
+
+    /// Says a line.
+    pub(super) fn say(&self, line: &str) {
+        (self.sink)(Stream::Stderr, line.to_owned());
+    }
+
     /// What it reports from now on.
     pub(super) fn set_report(&self, report: Option<Report>) {
         *lock(&self.report) = report;
@@ -229,6 +342,13 @@ impl Actor {
 
     fn is_dead(&self) -> bool {
         lock(&self.death).is_some_and(|(at, _)| at <= Instant::now())
+    }
+}
+
+impl std::fmt::Debug for Actor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (pid, role) = (self.pid, &self.role);
+        write!(f, "Actor({pid}, {role:?}, death {:?})", lock(&self.death))
     }
 }
 
@@ -286,17 +406,37 @@ impl Process for Actor {
     }
 
     fn props(&self, _timeout: Duration) -> BoxFuture<'_, Props> {
-        Box::pin(async { Props { slots: self.role.slots, n_ctx: Some(4096) } })
+        Box::pin(async { Props { slots: self.role.slots, n_ctx: Some(4096), build: None } })
     }
 
-    fn sample(&self) -> BoxFuture<'_, Sample> {
-        Box::pin(async {
+    fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
+        Box::pin(async move {
             if self.is_dead() {
                 return Sample::default();
             }
             let anon = self.anon.load(Ordering::SeqCst);
-            let host = Some(HostMemory { anon, swap: 0, rss: anon });
-            Sample { host, report: lock(&self.report).clone() }
+            if ask.confirm {
+                self.confirms.fetch_add(1, Ordering::SeqCst);
+            }
+            let unknown = lock(&self.world.vram_unknown).clone();
+            let devices = self.world.devices();
+            let uses = self.role.vram.is_some() && !devices.readings.is_empty() && unknown.is_none();
+            let bytes = self.vram.load(Ordering::SeqCst);
+            let vram = Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process };
+            let available = self.world.available.load(Ordering::SeqCst);
+            let decodes = *lock(&self.decodes);
+            Sample {
+                host: Some(HostMemory { anon, swap: 0, rss: anon }),
+                confirmed: ask.confirm.then(|| lock(&self.exact).unwrap_or(anon)),
+                vram: if uses { vec![vram] } else { Vec::new() },
+                vram_unknown: unknown,
+                devices: Some(Arc::new(devices)),
+                // A world that says nothing of its memory is a large one.
+                totals: (available > 0).then_some(HostTotals { total: 1 << 40, available }),
+                report: lock(&self.report).clone(),
+                metrics: decodes
+                    .map(|decodes| BackendMetrics { decodes: Some(decodes), ..BackendMetrics::default() }),
+            }
         })
     }
 }

@@ -1,0 +1,223 @@
+//! What all generations of the fleet hold, so that they can be judged together: shared budgets, and whether memory came
+//! back when one of them had ended.
+//!
+//! ```text
+//!   free before its spawn + what our others held then   ─┐
+//!                                                        ├─ missing? ── a driver's leak, after some exits in a row
+//!   free after its exit   + what our others hold now    ─┘
+//! ```
+//!
+//! Our others come and go meanwhile, which is no leak. While one of them has not been read since it became ready, its
+//! share is not known, and nothing is concluded.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use warden_policies::share::{self, Chosen, Member, SharedBudget};
+use warden_policies::{ByteSize, GenerationId, MemoryLimit, Series, restraint};
+
+use crate::ledger::AfterExit;
+use crate::process::FreeMemory;
+use crate::spec::SharedBudgets;
+use crate::sync::lock;
+
+/// One generation's part.
+#[derive(Clone, Debug, Default)]
+struct Part {
+    /// What anybody could have taken before it was made, with what our others held.
+    before: Vec<(Series, u64)>,
+    /// It was read since it became ready, so that `members` is all of it.
+    settled: bool,
+    vram_known: bool,
+    members: Vec<(Series, Member)>,
+}
+
+impl Part {
+    fn holds(&self, series: Series) -> u64 {
+        let found = self.members.iter().find(|(of, _)| *of == series);
+        found.and_then(|(_, member)| member.charged).unwrap_or(0)
+    }
+
+    fn knows(&self, series: Series) -> bool {
+        self.settled && (series == Series::Host || self.vram_known)
+    }
+}
+
+/// What came back after an exit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Returned {
+    /// Bytes missing of each memory that could be judged; `None` if nothing is.
+    pub(crate) missing: Vec<(Series, Option<u64>)>,
+    /// The figures of the GPUs.
+    pub(crate) gpus: Vec<AfterExit>,
+}
+
+impl Returned {
+    pub(crate) fn is_complete(&self) -> bool {
+        self.missing.iter().all(|(_, missing)| missing.is_none())
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Census {
+    parts: Mutex<BTreeMap<GenerationId, Part>>,
+}
+
+impl Census {
+    /// A generation is about to be made; this much was free before.
+    pub(crate) fn born(&self, id: GenerationId, free: &FreeMemory) {
+        let mut parts = lock(&self.parts);
+        let before = with_others(&parts, id, free);
+        parts.insert(id, Part { before, ..Part::default() });
+    }
+
+    /// It was read when it served.
+    pub(crate) fn read(&self, id: GenerationId, vram_known: bool, members: Vec<(Series, Member)>) {
+        if let Some(part) = lock(&self.parts).get_mut(&id) {
+            part.settled = true;
+            part.vram_known = vram_known;
+            part.members = members;
+        }
+    }
+
+    /// It cannot be replaced now: another one has to give way.
+    pub(crate) fn pin(&self, id: GenerationId) {
+        if let Some(part) = lock(&self.parts).get_mut(&id) {
+            for (_, member) in &mut part.members {
+                member.free_to_go = false;
+            }
+        }
+    }
+
+    /// Its process is gone.
+    pub(crate) fn gone(&self, id: GenerationId) {
+        lock(&self.parts).remove(&id);
+    }
+
+    /// Whether a shared budget is passed and this is the one to give way. `total` tells the size of a memory.
+    pub(crate) fn chosen(
+        &self,
+        id: GenerationId,
+        budgets: &SharedBudgets,
+        total: impl Fn(Series) -> Option<u64>,
+    ) -> Option<Chosen> {
+        let parts = lock(&self.parts);
+        let own = parts.get(&id)?;
+        let chosen = own.members.iter().filter_map(|(series, _)| {
+            let budget = in_bytes(budgets, *series, total(*series));
+            let all = parts.iter().filter_map(|(id, part)| {
+                let member = part.members.iter().find(|(of, _)| of == series)?.1;
+                Some((*id, member))
+            });
+            let (ids, members): (Vec<GenerationId>, Vec<Member>) = all.unzip();
+            let (index, chosen) = share::first(*series, &members, budget)?;
+            (ids[index] == id).then_some(chosen)
+        });
+        chosen.max_by_key(|chosen| chosen.level)
+    }
+
+    /// What came back of the memory of a generation that has ended, now that this much is free.
+    pub(crate) fn returned(&self, id: GenerationId, free: &FreeMemory) -> Returned {
+        let parts = lock(&self.parts);
+        let Some(part) = parts.get(&id) else { return Returned::default() };
+        let after = with_others(&parts, id, free);
+        let mut returned = Returned::default();
+        for (series, before) in &part.before {
+            let Some((_, after)) = after.iter().find(|(of, _)| of == series) else { continue };
+            if !part.knows(*series) || part.holds(*series) == 0 {
+                continue;
+            }
+            let missing = restraint::unreturned(*before, *after, part.holds(*series));
+            returned.missing.push((*series, missing));
+            if let Series::Vram(gpu) = series {
+                let (free_before_spawn, free_after_exit) = (*before, *after);
+                returned.gpus.push(AfterExit { gpu: *gpu, free_before_spawn, free_after_exit });
+            }
+        }
+        returned
+    }
+}
+
+/// Free memory and what our others hold of it, where all of that is known.
+fn with_others(
+    parts: &BTreeMap<GenerationId, Part>,
+    id: GenerationId,
+    free: &FreeMemory,
+) -> Vec<(Series, u64)> {
+    let host = free.host.map(|bytes| (Series::Host, bytes));
+    let gpus = free.gpus.iter().map(|(gpu, bytes)| (Series::Vram(*gpu), *bytes));
+    let others = || parts.iter().filter(|(other, _)| **other != id).map(|(_, part)| part);
+    let known = |(series, bytes): (Series, u64)| {
+        let held = others().map(|part| part.holds(series)).fold(bytes, u64::saturating_add);
+        others().all(|part| part.knows(series)).then_some((series, held))
+    };
+    host.into_iter().chain(gpus).filter_map(known).collect()
+}
+
+fn in_bytes(budgets: &SharedBudgets, series: Series, total: Option<u64>) -> SharedBudget {
+    let of_host = |limit: Option<ByteSize>| limit.map(|limit| limit.0);
+    let of_gpu = |limit: Option<MemoryLimit>| match limit? {
+        MemoryLimit::Bytes(bytes) => Some(bytes.0),
+        limit => limit.resolve(ByteSize(total?)).map(|bytes| bytes.0),
+    };
+    match series {
+        Series::Host => SharedBudget { soft: of_host(budgets.host_soft), hard: of_host(budgets.host_hard) },
+        Series::Vram(_) => SharedBudget { soft: of_gpu(budgets.vram_soft), hard: of_gpu(budgets.vram_hard) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::GpuIndex;
+    use warden_policies::share::Level;
+
+    use super::*;
+
+    const VRAM: Series = Series::Vram(GpuIndex(0));
+    const GB: u64 = 1_000_000_000;
+
+    fn free(vram: u64) -> FreeMemory {
+        FreeMemory { host: None, gpus: vec![(GpuIndex(0), vram)] }
+    }
+
+    fn holding(charged: u64, fresh: u64) -> Vec<(Series, Member)> {
+        let member = Member { charged: Some(charged), fresh: Some(fresh), cost: None, free_to_go: true };
+        vec![(VRAM, member)]
+    }
+
+    #[test]
+    fn what_others_took_and_gave_meanwhile_is_not_missing() {
+        let census = Census::default();
+        let [a, b] = [1, 2].map(GenerationId);
+        census.born(a, &free(80 * GB));
+        census.read(a, true, holding(10 * GB, GB));
+        census.born(b, &free(70 * GB));
+        assert_eq!(census.returned(a, &free(60 * GB)), Returned::default(), "nobody knows what b holds");
+        census.read(b, true, holding(20 * GB, GB));
+        assert!(census.returned(a, &free(60 * GB)).is_complete());
+        let missing = census.returned(a, &free(54 * GB));
+        assert_eq!(missing.missing, [(VRAM, Some(6 * GB))]);
+        assert_eq!(missing.gpus[0].free_before_spawn - missing.gpus[0].free_after_exit, 6 * GB);
+        census.gone(a);
+        assert_eq!(census.returned(a, &free(0)), Returned::default());
+    }
+
+    #[test]
+    fn the_one_that_gains_most_is_chosen_and_one_that_is_pinned_is_not() {
+        let census = Census::default();
+        let [a, b] = [1, 2].map(GenerationId);
+        for (id, charged) in [(a, 10 * GB), (b, 30 * GB)] {
+            census.born(id, &free(80 * GB));
+            census.read(id, true, holding(charged, 9 * GB));
+        }
+        let budgets =
+            SharedBudgets { vram_soft: Some(MemoryLimit::Percent(40.0)), ..SharedBudgets::default() };
+        let ask = |id| census.chosen(id, &budgets, |_| Some(80 * GB));
+        assert_eq!(ask(a), None);
+        assert_eq!(ask(b), Some(Chosen { series: VRAM, level: Level::Soft, limit: 32 * GB }));
+        census.pin(b);
+        assert!(ask(a).is_some() && ask(b).is_none());
+        assert_eq!(census.chosen(a, &budgets, |_| None), None, "a share of what is not known is no budget");
+    }
+}

@@ -1,0 +1,194 @@
+//! The GPUs of this machine for all backends together: one reading serves whoever asks within a moment, faults that the
+//! driver tells only once are kept for everybody, and a driver that hangs takes no more than one thread with it.
+//!
+//! ```text
+//!   backend, backend, … ── look ──> fresh enough? ── the last reading
+//!                                        └── no ──> blocking thread: read ──> kept, faults added to the list
+//! ```
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::GpuIndex;
+use warden_sensors::Gpus;
+use warden_sensors::gpu::{Device, DeviceReading, Fault, Snapshot};
+
+use crate::view::DeviceView;
+
+/// Faults kept for backends that have not looked yet: more than a dying GPU tells between two samples.
+const FAULTS_KEPT: usize = 64;
+
+/// A fault and its place among all that were told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SeenFault {
+    /// Grows with every fault, from 1.
+    pub(crate) number: u64,
+    pub(crate) gpu: GpuIndex,
+    pub(crate) fault: Fault,
+}
+
+/// All GPUs at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Devices {
+    pub(crate) known: Vec<Device>,
+    pub(crate) readings: Vec<DeviceReading>,
+    /// The latest faults, oldest first.
+    pub(crate) faults: Vec<SeenFault>,
+}
+
+impl Devices {
+    pub(crate) fn reading(&self, gpu: GpuIndex) -> Option<&DeviceReading> {
+        self.readings.iter().find(|reading| reading.index == gpu)
+    }
+
+    /// The number of the last fault.
+    pub(crate) fn last_fault(&self) -> u64 {
+        self.faults.last().map_or(0, |fault| fault.number)
+    }
+
+    /// Those whose memory is their own: a unified one is the host's, which is watched anyway.
+    pub(crate) fn with_vram(&self) -> impl Iterator<Item = GpuIndex> + '_ {
+        let unified = |gpu| self.known.iter().any(|device| device.index == gpu && device.unified);
+        self.readings.iter().map(|reading| reading.index).filter(move |gpu| !unified(*gpu))
+    }
+
+    pub(crate) fn show(&self) -> Vec<DeviceView> {
+        let name =
+            |gpu| self.known.iter().find(|device| device.index == gpu).map(|device| device.name.clone());
+        let xid = |gpu| {
+            let of = |seen: &&SeenFault| seen.gpu == gpu;
+            self.faults.iter().rev().filter(of).find_map(|seen| match seen.fault {
+                Fault::Xid(xid) => xid,
+                Fault::Ecc(_) | Fault::Lost => None,
+            })
+        };
+        let view = |reading: &DeviceReading| DeviceView {
+            gpu: reading.index,
+            name: name(reading.index).unwrap_or_default(),
+            total: reading.total,
+            used: reading.used,
+            free: reading.free,
+            temperature: reading.temperature,
+            xid: xid(reading.index),
+            leak: None,
+        };
+        self.readings.iter().map(view).collect()
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct GpuRoom {
+    gpus: Arc<OnceLock<Gpus>>,
+    /// A thread is with the driver.
+    busy: Arc<AtomicBool>,
+    last: tokio::sync::Mutex<Option<Taken>>,
+}
+
+#[derive(Clone, Debug)]
+struct Taken {
+    at: Instant,
+    snapshot: Arc<Snapshot>,
+    devices: Arc<Devices>,
+}
+
+impl GpuRoom {
+    /// A reading that is no older than `age`; `None` if the driver does not answer within `limit`.
+    pub(crate) async fn look(&self, age: Duration, limit: Duration) -> Option<(Arc<Snapshot>, Arc<Devices>)> {
+        tokio::time::timeout(limit, self.read(age)).await.ok().flatten()
+    }
+
+    async fn read(&self, age: Duration) -> Option<(Arc<Snapshot>, Arc<Devices>)> {
+        let mut last = self.last.lock().await;
+        if let Some(taken) = last.as_ref().filter(|taken| taken.at.elapsed() <= age) {
+            return Some((Arc::clone(&taken.snapshot), Arc::clone(&taken.devices)));
+        }
+        if self.busy.swap(true, Ordering::SeqCst) {
+            // An earlier reader was given up, and its thread still waits for the driver.
+            return None;
+        }
+        let (gpus, busy) = (Arc::clone(&self.gpus), Free(Arc::clone(&self.busy)));
+        let at = Instant::now();
+        let reading = tokio::task::spawn_blocking(move || {
+            let _busy = busy;
+            let gpus = gpus.get_or_init(open);
+            (gpus.read(), gpus.devices().to_vec())
+        });
+        let (snapshot, known) = reading.await.ok()?;
+        let before = last.as_ref().map(|taken| Arc::clone(&taken.devices)).unwrap_or_default();
+        let devices = Arc::new(Devices {
+            known,
+            readings: snapshot.devices().to_vec(),
+            faults: with_new(&before.faults, snapshot.devices()),
+        });
+        let taken = Taken { at, snapshot: Arc::new(snapshot), devices };
+        let answer = (Arc::clone(&taken.snapshot), Arc::clone(&taken.devices));
+        *last = Some(taken);
+        Some(answer)
+    }
+}
+
+fn open() -> Gpus {
+    let gpus = Gpus::open();
+    for device in gpus.devices() {
+        tracing::info!(gpu = device.index.0, name = device.name, "a GPU");
+    }
+    for note in gpus.notes() {
+        tracing::info!("{note}");
+    }
+    gpus
+}
+
+fn with_new(before: &[SeenFault], readings: &[DeviceReading]) -> Vec<SeenFault> {
+    let mut faults = before.to_vec();
+    for reading in readings {
+        for fault in reading.faults.iter().flatten() {
+            let number = faults.last().map_or(0, |seen| seen.number) + 1;
+            faults.push(SeenFault { number, gpu: reading.index, fault: *fault });
+        }
+    }
+    faults.split_off(faults.len().saturating_sub(FAULTS_KEPT))
+}
+
+/// However the thread ends, the next one may go.
+struct Free(Arc<AtomicBool>);
+
+impl Drop for Free {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(gpu: u32, faults: &[Fault]) -> DeviceReading {
+        DeviceReading { index: GpuIndex(gpu), faults: Some(faults.to_vec()), ..DeviceReading::default() }
+    }
+
+    #[test]
+    fn faults_are_numbered_and_the_latest_are_kept() {
+        let first = with_new(&[], &[reading(0, &[Fault::Xid(Some(31))]), reading(1, &[])]);
+        let second = with_new(&first, &[reading(1, &[Fault::Lost])]);
+        let numbers: Vec<_> = second.iter().map(|seen| (seen.number, seen.gpu.0)).collect();
+        assert_eq!(numbers, [(1, 0), (2, 1)]);
+        let storm = with_new(&second, &[reading(0, &[Fault::Ecc(1); 100])]);
+        assert_eq!((storm.len(), storm.last().map(|seen| seen.number)), (FAULTS_KEPT, Some(102)));
+        let devices = Devices { readings: vec![reading(0, &[])], faults: first, ..Devices::default() };
+        assert_eq!(devices.show()[0].xid, Some(31));
+    }
+
+    #[tokio::test]
+    async fn one_reading_serves_whoever_asks_within_a_moment() {
+        let room = GpuRoom::default();
+        let hour = Duration::from_secs(3600);
+        let (first, _) = room.look(hour, hour).await.unwrap();
+        let (second, _) = room.look(hour, hour).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        room.busy.store(true, Ordering::SeqCst);
+        assert!(room.look(Duration::ZERO, hour).await.is_none(), "nobody waits for a driver that hangs");
+    }
+}

@@ -1,0 +1,250 @@
+//! When to read, and what a reading changes.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use warden_policies::growth::{Blame, Turn};
+use warden_policies::lifecycle::Phase;
+use warden_policies::moment::Load;
+use warden_policies::sample::Edge;
+use warden_policies::share::Member;
+use warden_policies::units::ByteSize;
+use warden_policies::{Series, restraint};
+
+use super::unit::{Role, Unit, UnitId};
+use super::watched::Taken;
+use super::{Model, Report};
+use crate::census::Returned;
+use crate::clock;
+use crate::event::EventKind;
+use crate::ledger::Mode;
+use crate::process::{Ask, Sample};
+use crate::sync::lock;
+
+impl Model {
+    /// Notices idle edges: they arm the idle sample and, where a replacement waits for quiet, the next look at it.
+    pub(super) fn watch_idle(&mut self) {
+        let (settle, quiet_for) = (self.watch.idle_settle, self.spec.recycle.quiet_for);
+        for unit in &mut self.units {
+            let phase = unit.phase();
+            let Some(live) = &mut unit.live else { continue };
+            if phase != Phase::Ready {
+                continue;
+            }
+            let idle = self.shared.idle_since(live.id);
+            if live.idle_seen == idle {
+                continue;
+            }
+            live.idle_seen = idle;
+            live.idle_sample_at = idle.map(|since| (clock::after(since, settle), since));
+            if let Some(since) = idle
+                && live.wanted_since.is_some()
+            {
+                live.judge_at = Some(clock::after(since, quiet_for));
+            }
+        }
+    }
+
+    pub(super) fn fire_samples(&mut self, id: UnitId, now: Instant) {
+        let (watch, shared) = (self.watch, Arc::clone(&self.shared));
+        let Some(unit) = self.unit_mut(id) else { return };
+        if !matches!(unit.phase(), Phase::Ready | Phase::Suspect | Phase::Draining) {
+            return;
+        }
+        let Some(live) = &mut unit.live else { return };
+        let generation = live.id;
+        let idle = live.idle_sample_at.take_if(|(at, _)| *at <= now).map(|(_, since)| since);
+        let tick = live.sample_at.take_if(|at| *at <= now).is_some();
+        if tick {
+            live.sample_at = Some(clock::again(now, watch.interval));
+        }
+        let judge = live.judge_at.take_if(|at| *at <= now).is_some();
+        let Some(process) = live.process.clone() else { return };
+        let cell = Arc::clone(&live.cell);
+        // The idle edge counts only if nothing has come since.
+        let idle = idle.is_some() && idle == shared.idle_since(generation);
+        if tick || idle {
+            let confirm = std::mem::take(&mut live.watched.confirm_next);
+            let ask = Ask { confirm, gpu_age: watch.gpu_age, limit: watch.read_limit };
+            self.help(generation, async move {
+                let sample = process.sample(ask).await;
+                // A request that came meanwhile has its buffers in the reading.
+                let in_flight = shared.in_flight(generation);
+                let edge = if idle && in_flight == 0 { Edge::Idle } else { Edge::Tick };
+                let taken = Taken { at: Instant::now(), edge, in_flight, work: cell.work(), confirm };
+                Report::Sampled { taken, sample: Box::new(sample) }
+            });
+        } else if judge {
+            self.judge(id);
+        }
+    }
+
+    pub(super) fn sampled(&mut self, id: UnitId, taken: &Taken, sample: Sample) {
+        let Some(unit) = self.unit_mut(id) else { return };
+        let Some(live) = &mut unit.live else { return };
+        let generation = live.id;
+        // The last known figure stays: an unreadable file is no sign of less memory.
+        live.host = sample.host.or(live.host);
+        let first = !std::mem::replace(&mut live.sampled, true);
+        let unknown_before = live.watched.vram_unknown.is_some();
+        let ill_before = live.watched.symptoms();
+        let turns = live.watched.observe(taken, &sample, live.spawned, &live.cell);
+        if first {
+            live.host_at_ready = sample.host;
+            live.watched.vram_at_ready.clone_from(&sample.vram);
+        }
+        let symptoms = live.watched.symptoms();
+        let unknown = live.watched.vram_unknown.clone().filter(|_| !unknown_before);
+        tracing::trace!(model = %self.spec.name, %generation, edge = ?taken.edge, host = ?sample.host, "sample");
+        if first {
+            self.note_sampled(generation, sample.host, &sample.vram);
+        }
+        for turn in turns {
+            self.tell_verdict(id, turn);
+        }
+        for symptom in &symptoms {
+            if !ill_before.iter().any(|known| known.reason() == symptom.reason()) {
+                let (reason, message) = (symptom.reason(), symptom.to_string());
+                self.tell(Some(generation), EventKind::Unwell { reason, message });
+            }
+        }
+        if let Some(message) = unknown {
+            self.tell(Some(generation), EventKind::VramUnknown { message });
+        }
+        if let Some(devices) = &sample.devices {
+            let mut shown = devices.show();
+            let leaks = lock(&self.context.leaks);
+            for device in &mut shown {
+                device.leak = leaks.get(&device.gpu).cloned();
+            }
+            drop(leaks);
+            self.context.publisher.set_devices(shown);
+        }
+        if let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) {
+            live.report = sample.report.or_else(|| live.report.take());
+        }
+        self.changed();
+        self.count_in(id);
+        self.judge(id);
+    }
+
+    fn tell_verdict(&mut self, id: UnitId, turn: Turn) {
+        let Some(generation) = self.unit(id).and_then(Unit::generation) else { return };
+        let message = verdict_words(&turn);
+        let Turn { request, before, growth, .. } = turn;
+        let kind = EventKind::Verdict { growth: Box::new(growth), before, request, message };
+        self.tell(Some(generation), kind);
+    }
+
+    /// Tells the fleet what this one holds and what its replacement would bring back.
+    fn count_in(&self, id: UnitId) {
+        let Some(unit) = self.unit(id) else { return };
+        let Some(live) = &unit.live else { return };
+        let free_to_go = unit.role == Role::Current
+            && unit.phase() == Phase::Ready
+            && self.replacements.is_empty()
+            && self.end.is_none();
+        let overlap = self.choose(unit).0 == Mode::Overlap;
+        let cost = if overlap { Some(std::time::Duration::ZERO) } else { self.load_time };
+        let series = live.watched.series(&self.spec.recycle, live.host, live.host_at_ready);
+        let member = |facts: &warden_policies::recycle::SeriesFacts| {
+            let member = Member { charged: facts.charged, fresh: facts.fresh(), cost, free_to_go };
+            (facts.series, member)
+        };
+        let members = series.iter().map(member).collect();
+        self.context.census.read(live.id, live.watched.vram_unknown.is_none(), members);
+    }
+
+    /// What a replacement would meet now.
+    pub(super) fn load(&self, unit: &Unit) -> Load {
+        let Some(live) = &unit.live else { return Load::default() };
+        let requests = self.shared.in_flight(live.id);
+        let work = live.cell.work();
+        let usual = work.output_tokens.checked_div(work.requests).unwrap_or(0);
+        Load {
+            load_time: self.load_time,
+            requests,
+            // Half of a usual answer is left on average.
+            tokens: usual.saturating_mul(u64::from(requests)) / 2,
+            tokens_per_second: live.watched.speed().map(|speed| speed * f64::from(requests.max(1))),
+            arrivals: live.watched.monitor.rate(),
+            overlap: self.choose(unit).0 == Mode::Overlap,
+            lull_every: Some(self.lulls.expected(self.context.now())),
+        }
+    }
+
+    /// A pause that was long enough for a replacement.
+    pub(super) fn note_lull(&mut self, id: UnitId) {
+        let quiet_for = self.spec.recycle.quiet_for;
+        let Some(generation) = self.unit(id).and_then(Unit::generation) else { return };
+        let Some(idle) = self.shared.idle_since(generation).map(|since| since.elapsed()) else { return };
+        if idle >= quiet_for {
+            self.lulls.lull(self.context.now().saturating_sub(idle));
+        }
+    }
+
+    /// What came back of a process's memory when it had ended.
+    pub(super) fn note_returned(&mut self, returned: &Returned) {
+        for (series, missing) in &returned.missing {
+            if let Series::Vram(gpu) = series
+                && missing.is_none()
+            {
+                lock(&self.context.leaks).remove(gpu);
+            }
+            let Some(held) = self.restraint.exited(*series, *missing, &self.spec.restraint) else { continue };
+            let message = held.to_string();
+            let gpu = match series {
+                Series::Host => None,
+                Series::Vram(gpu) => Some(*gpu),
+            };
+            if let Some(gpu) = gpu {
+                lock(&self.context.leaks).insert(gpu, message.clone());
+            }
+            let bytes = match held {
+                restraint::Held::DriverLeak { bytes, .. } => bytes,
+                _ => missing.unwrap_or(0),
+            };
+            self.tell(None, EventKind::DriverLeak { gpu, bytes, message });
+        }
+    }
+}
+
+/// One sentence about a change of verdict.
+fn verdict_words(turn: &Turn) -> String {
+    let growth = &turn.growth;
+    let mut words = format!(
+        "{}: {} since request {} (was {})",
+        growth.series,
+        growth.verdict.as_str(),
+        growth.since_request,
+        turn.before.as_str()
+    );
+    if let Some(slope) = growth.slope {
+        words.push_str(&format!(", {} per request", signed(slope.value)));
+    }
+    match &growth.blame {
+        Some(Blame::Pays { unit, bytes_per_unit, share }) => words.push_str(&format!(
+            ", {} per {} ({:.0} % of the growth)",
+            signed(*bytes_per_unit),
+            unit.as_str().replace('_', " "),
+            share * 100.0
+        )),
+        Some(Blame::Undecided { why }) => words.push_str(&format!(", nobody to blame: {why}")),
+        None => {}
+    }
+    if growth.fill.allowed > 0 {
+        let (used, allowed) = (ByteSize(growth.fill.used), ByteSize(growth.fill.allowed));
+        words.push_str(&format!(", {used} of {allowed} that it is told to keep"));
+    }
+    words
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "made positive before; bytes for people, so a fraction of one does not matter"
+)]
+fn signed(bytes: f64) -> String {
+    let size = ByteSize(bytes.abs() as u64);
+    if bytes < 0.0 { format!("-{size}") } else { size.to_string() }
+}

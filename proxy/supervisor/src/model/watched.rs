@@ -1,0 +1,413 @@
+//! What is known of the memory and the health of one generation: readings, what they add up to, what the server is told
+//! to keep. It is fed and asked; it decides nothing and tells nobody.
+//!
+//! ```text
+//!   reading ──┬─> policies' sample ──┬─> monitor: verdicts, forecasts
+//!             │                      └─> recording
+//!   log ──────┼─> allowance ─────────┘
+//!   outcomes ─┴─> health: symptoms
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::allowance::Allowance;
+use warden_policies::growth::{Growth, GrowthPolicy, Monitor, Prior, Turn};
+use warden_policies::health::{Answer, Health, HealthPolicy, Look, Symptom};
+use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
+use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
+use warden_policies::{GpuIndex, Reason};
+use warden_sensors::gpu::Fault;
+use warden_sensors::{HostTotals, Report};
+
+use crate::gpus::Devices;
+use crate::lease::Cell;
+use crate::process;
+use crate::record::Recorder;
+use crate::spec::Command;
+use crate::view::{ForecastView, HealthView, MemoryView};
+
+/// When and of what a reading was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) at: Instant,
+    pub(crate) edge: Edge,
+    pub(crate) in_flight: u32,
+    pub(crate) work: Work,
+    /// Host memory was read page by page, too.
+    pub(crate) confirm: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) monitor: Monitor,
+    pub(super) recorder: Option<Recorder>,
+    /// Names what the process is made of, for what is remembered of it.
+    pub(super) key: String,
+    pub(super) vram: Vec<Vram>,
+    pub(super) vram_at_ready: Vec<Vram>,
+    pub(super) vram_unknown: Option<String>,
+    pub(super) devices: Option<Arc<Devices>>,
+    pub(super) totals: Option<HostTotals>,
+    /// The facts of the last judgement.
+    pub(super) facts: Option<Facts>,
+    /// Since when a drain or more is wanted.
+    pub(super) urgent_since: Option<Instant>,
+    /// When growth of host memory was read page by page, and whether that showed it, too.
+    pub(super) confirmed: Option<(Instant, bool)>,
+    pub(super) confirm_next: bool,
+    allowance: Allowance,
+    health: Health,
+    /// Readings before the last ones.
+    before: Vec<(Series, u64)>,
+    last: Option<Instant>,
+    faults_seen: Option<u64>,
+    errors_seen: u32,
+    speed: Option<f64>,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    bytes: u64,
+    decodes: Option<u64>,
+    since: Option<Instant>,
+}
+
+impl Watched {
+    pub(super) fn new(growth: &GrowthPolicy, priors: Vec<Prior>, key: String, command: &Command) -> Self {
+        let mut watched = Self {
+            monitor: Monitor::with_prior(growth, priors),
+            recorder: None,
+            key,
+            vram: Vec::new(),
+            vram_at_ready: Vec::new(),
+            vram_unknown: None,
+            devices: None,
+            totals: None,
+            facts: None,
+            urgent_since: None,
+            confirmed: None,
+            confirm_next: false,
+            allowance: declared(command, None),
+            health: Health::new(health_policy()),
+            before: Vec::new(),
+            last: None,
+            faults_seen: None,
+            errors_seen: 0,
+            speed: None,
+            progress: Progress::default(),
+        };
+        watched.allow();
+        watched
+    }
+
+    fn allow(&mut self) {
+        self.monitor.allow(Series::Host, self.allowance.bytes());
+    }
+
+    /// It is ready: `/props` told its slots and the build, and `lines` are what it has said so far.
+    pub(super) fn ready(
+        &mut self,
+        command: &Command,
+        slots: Option<u32>,
+        build: Option<u32>,
+        lines: &[String],
+        available: Option<u64>,
+    ) {
+        if build.is_some() {
+            // Defaults depend on the build.
+            self.allowance = declared(command, build);
+            for line in lines {
+                self.allowance.learn(line);
+            }
+        }
+        if let Some(bytes) = available {
+            self.allowance.available(bytes);
+        }
+        if let Some(slots) = slots {
+            self.allowance.slots(slots);
+        }
+        self.allow();
+    }
+
+    /// A line of its output.
+    pub(super) fn said(&mut self, line: &str) {
+        if self.allowance.learn(line).is_some() {
+            self.allow();
+        }
+    }
+
+    /// Takes a reading in. Returns the changes of verdict.
+    pub(super) fn observe(
+        &mut self,
+        taken: &Taken,
+        reading: &process::Sample,
+        spawned: Instant,
+        cell: &Cell,
+    ) -> Vec<Turn> {
+        // Two readings may overtake each other.
+        if self.last.is_some_and(|last| taken.at < last) {
+            return Vec::new();
+        }
+        self.last = Some(taken.at);
+        let host = reading.host.map(|host| (Series::Host, host.charged()));
+        let now: Vec<(Series, u64)> = host
+            .into_iter()
+            .chain(reading.vram.iter().map(|vram| (Series::Vram(vram.gpu), vram.bytes)))
+            .collect();
+        let sample = Sample {
+            at: taken.at.saturating_duration_since(spawned),
+            edge: taken.edge,
+            host: reading.host,
+            vram: reading.vram.clone(),
+            pools: self.pools(reading),
+            in_flight: taken.in_flight,
+            work: taken.work,
+            largest_prompt: cell.largest_prompt(),
+        };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.write(&sample);
+        }
+        let turns = self.monitor.observe(&sample);
+        if let Some(facts) = &mut self.facts {
+            self.before =
+                facts.series.iter().filter_map(|facts| Some((facts.series, facts.charged?))).collect();
+            facts.series.clear();
+        }
+        self.confirm(taken, reading, &now);
+        self.vram.clone_from(&reading.vram);
+        self.vram_unknown.clone_from(&reading.vram_unknown);
+        self.devices = reading.devices.clone().or_else(|| self.devices.take());
+        self.totals = reading.totals.or(self.totals);
+        self.look(taken, reading, cell, spawned);
+        turns
+    }
+
+    /// Pools that were measured: the prompt cache by the log, those of the GPUs by the memory report.
+    fn pools(&self, reading: &process::Sample) -> Vec<(Series, u64)> {
+        let host = self.allowance.measured().map(|bytes| (Series::Host, bytes));
+        host.into_iter()
+            .chain(reading.report.iter().flat_map(|report| gpu_pools(report, &reading.vram)))
+            .collect()
+    }
+
+    fn confirm(&mut self, taken: &Taken, reading: &process::Sample, now: &[(Series, u64)]) {
+        if !taken.confirm {
+            return;
+        }
+        let share = warden_policies::defaults().sensors.confirm_share;
+        let charged = now.iter().find(|(series, _)| *series == Series::Host).map(|(_, bytes)| *bytes);
+        let baseline = self.growth(Series::Host).and_then(|growth| growth.baseline);
+        let shown = match (reading.confirmed, charged, baseline) {
+            (Some(exact), Some(charged), Some(baseline)) => {
+                shows(exact, baseline, charged.saturating_sub(baseline), share)
+            }
+            // Nothing speaks against the kernel's own counters.
+            _ => true,
+        };
+        self.confirmed = Some((taken.at, shown));
+    }
+
+    fn look(&mut self, taken: &Taken, reading: &process::Sample, cell: &Cell, spawned: Instant) {
+        let errors = cell.compute_errors();
+        if errors < self.errors_seen || errors == 0 {
+            self.health.answered(Answer::Computed);
+            self.errors_seen = 0;
+        }
+        for _ in self.errors_seen..errors {
+            self.health.answered(Answer::ComputeError);
+        }
+        self.errors_seen = errors;
+        let speed = speed(cell);
+        self.speed = speed.or(self.speed);
+        let decodes = reading.metrics.and_then(|metrics| metrics.decodes);
+        let bytes_streamed = cell.bytes();
+        self.health.observe(&Look {
+            at: taken.at.saturating_duration_since(spawned),
+            in_flight: taken.in_flight,
+            bytes_streamed,
+            decodes,
+            speed,
+        });
+        let moved = taken.in_flight == 0
+            || bytes_streamed != self.progress.bytes
+            || (decodes.is_some() && decodes != self.progress.decodes);
+        let since = if moved { taken.at } else { self.progress.since.unwrap_or(taken.at) };
+        self.progress = Progress {
+            bytes: bytes_streamed,
+            decodes: decodes.or(self.progress.decodes),
+            since: Some(since),
+        };
+        self.faults(reading);
+    }
+
+    fn faults(&mut self, reading: &process::Sample) {
+        let Some(devices) = &reading.devices else { return };
+        // Those before its first reading were another one's.
+        let seen = *self.faults_seen.get_or_insert_with(|| devices.last_fault());
+        for fault in devices.faults.iter().filter(|fault| fault.number > seen) {
+            let uses = reading.vram.iter().any(|vram| vram.gpu == fault.gpu);
+            if let Fault::Xid(Some(xid)) = fault.fault
+                && uses
+            {
+                self.health.xid(fault.gpu, xid);
+            }
+        }
+        self.faults_seen = Some(seen.max(devices.last_fault()));
+    }
+
+    pub(super) fn growth(&self, series: Series) -> Option<&Growth> {
+        self.monitor.growth().iter().find(|growth| growth.series == series)
+    }
+
+    pub(super) fn symptoms(&self) -> Vec<Symptom> {
+        self.health.symptoms()
+    }
+
+    /// The speed of decoding at the last look, tokens per second of one slot.
+    pub(super) fn speed(&self) -> Option<f64> {
+        self.speed
+    }
+
+    /// All memories with what is known of each.
+    pub(super) fn series(
+        &self,
+        policy: &RecyclePolicy,
+        host: Option<HostMemory>,
+        host_at_ready: Option<HostMemory>,
+    ) -> Vec<SeriesFacts> {
+        let of_host = Reading {
+            series: Series::Host,
+            charged: host.map(HostMemory::charged),
+            before: self.was(Series::Host),
+            at_ready: host_at_ready.map(HostMemory::charged),
+            estimated: false,
+            total: self.totals.map(|totals| totals.total),
+            free: self.totals.map(|totals| totals.available),
+            allowance: self.allowance.bytes().saturating_sub(self.allowance.measured().unwrap_or(0)),
+        };
+        let of_gpu = |vram: &Vram| {
+            let device = self.devices.as_ref().and_then(|devices| devices.reading(vram.gpu));
+            let at_ready = self.vram_at_ready.iter().find(|known| known.gpu == vram.gpu);
+            Reading {
+                series: Series::Vram(vram.gpu),
+                charged: Some(vram.bytes),
+                before: self.was(Series::Vram(vram.gpu)),
+                at_ready: at_ready.map(|vram| vram.bytes),
+                estimated: vram.source == VramSource::Estimate,
+                total: device.and_then(|device| device.total),
+                free: device.and_then(|device| device.free),
+                allowance: 0,
+            }
+        };
+        let all = std::iter::once(of_host).chain(self.vram.iter().map(of_gpu));
+        all.map(|reading| SeriesFacts::gather(policy, &self.monitor, &reading)).collect()
+    }
+
+    fn was(&self, series: Series) -> Option<u64> {
+        self.before.iter().find(|(of, _)| *of == series).map(|(_, bytes)| *bytes)
+    }
+
+    /// The GPUs that it uses; all of them where that is not known.
+    pub(super) fn gpus(&self) -> Vec<GpuIndex> {
+        match (&self.vram_unknown, &self.devices) {
+            (Some(_), Some(devices)) => devices.with_vram().collect(),
+            _ => self.vram.iter().map(|vram| vram.gpu).collect(),
+        }
+    }
+
+    /// For status and metrics.
+    pub(super) fn show(&self) -> MemoryView {
+        let facts = self.facts.iter().flat_map(|facts| &facts.series);
+        let forecasts = facts.flat_map(|facts| {
+            let (soft, hard) = match facts.series {
+                Series::Host => (Reason::HostSoft, Reason::HostHard),
+                Series::Vram(_) => (Reason::VramSoft, Reason::VramHard),
+            };
+            let all = [(soft, facts.to_soft), (hard, facts.to_hard), (Reason::MemoryExhausted, facts.to_end)];
+            all.into_iter().filter_map(|(reason, forecast)| {
+                Some(ForecastView { series: facts.series, reason, forecast: forecast? })
+            })
+        });
+        MemoryView {
+            vram: self.vram.clone(),
+            vram_unknown: self.vram_unknown.clone(),
+            growth: self.monitor.growth().to_vec(),
+            forecasts: forecasts.collect(),
+            allowance: self.allowance.words(),
+        }
+    }
+
+    pub(super) fn show_health(&self, cell: &Cell, now: Instant) -> HealthView {
+        let slow = self.symptoms().into_iter().find_map(|symptom| match symptom {
+            Symptom::SlowDecode { baseline, .. } => Some(baseline),
+            _ => None,
+        });
+        let stalled = self.progress.since.map(|since| now.saturating_duration_since(since));
+        HealthView {
+            compute_errors: cell.compute_errors(),
+            decode_rate: self.speed,
+            decode_baseline: slow,
+            stalled_for: stalled.filter(|stalled| *stalled >= STALL_SHOWN),
+        }
+    }
+}
+
+/// Silence that is worth showing: less is the pause between two looks.
+const STALL_SHOWN: Duration = Duration::from_secs(60);
+
+fn health_policy() -> &'static HealthPolicy {
+    &warden_policies::defaults().health
+}
+
+/// What it is told to keep, by its command line and environment.
+fn declared(command: &Command, build: Option<u32>) -> Allowance {
+    let of_server = |name: &str| name.starts_with("LLAMA_");
+    let inherited = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| of_server(name))?;
+        Some((name, value.into_string().ok()?))
+    });
+    let mut env: BTreeMap<String, String> = inherited.collect();
+    env.extend(command.env.iter().cloned());
+    for name in &command.env_remove {
+        env.remove(name);
+    }
+    Allowance::declared(&command.args, &env, build)
+}
+
+/// Whether the exact figure shows this share of the growth, too.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a share of bytes of memory, for a comparison with a wide margin"
+)]
+fn shows(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
+    exact.saturating_sub(baseline) >= (growth as f64 * share.clamp(0.0, 1.0)) as u64
+}
+
+/// Tokens per second of one slot, over all answers that ended since the last look.
+#[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
+fn speed(cell: &Cell) -> Option<f64> {
+    let decodes = cell.take_decodes();
+    let tokens: u64 = decodes.iter().map(|decode| decode.tokens).sum();
+    let seconds = decodes.iter().map(|decode| decode.ms).sum::<f64>() / 1000.0;
+    (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
+}
+
+/// The pools of the report by GPU. It counts devices as ggml does, which need not be our order: only where both know
+/// the same number of them is it clear which is which.
+fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(Series, u64)> {
+    let devices = report.by_device();
+    if devices.len() != vram.len() {
+        return Vec::new();
+    }
+    let pools = devices
+        .values()
+        .map(|totals| totals.counts.pool_bytes.saturating_add(totals.counts.cublas_workspace_bytes));
+    vram.iter().map(|vram| Series::Vram(vram.gpu)).zip(pools).collect()
+}

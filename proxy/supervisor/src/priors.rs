@@ -1,0 +1,220 @@
+//! What is remembered of earlier generations: slopes of series that leaked, by what the process was made of. Kept in
+//! `growth.json` in the state directory, so that the next generation, and the next run, begin as known leakers.
+//!
+//! The file is replaced whole. One that cannot be read is set aside and warned of, never a reason not to start.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use warden_policies::growth::{Growth, Prior, Verdict};
+use warden_policies::{ModelName, Series};
+
+use crate::spec::Command;
+use crate::sync::lock;
+
+/// One kind of process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Known {
+    /// See [`key`].
+    key: String,
+    /// For people: keys tell nothing.
+    model: ModelName,
+    priors: Vec<Prior>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Priors {
+    path: PathBuf,
+    /// Oldest first.
+    known: Mutex<Vec<Known>>,
+}
+
+impl Priors {
+    /// Reads the file in `directory`, if there is one.
+    pub(crate) fn open(directory: &Path) -> Self {
+        let path = directory.join("growth.json");
+        let known = match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
+                let aside = path.with_extension("json.broken");
+                tracing::warn!(
+                    path = %path.display(), %error, aside = %aside.display(),
+                    "slopes of earlier runs cannot be read; they are learnt anew"
+                );
+                drop(fs::rename(&path, aside));
+                Vec::new()
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "slopes of earlier runs cannot be read");
+                Vec::new()
+            }
+        };
+        Self { path, known: Mutex::new(known) }
+    }
+
+    /// What is known of such a process.
+    pub(crate) fn of(&self, key: &str) -> Vec<Prior> {
+        let known = lock(&self.known);
+        known.iter().find(|known| known.key == key).map(|known| known.priors.clone()).unwrap_or_default()
+    }
+
+    /// Takes the end of such a process in: what leaked is remembered, what was judged and did not is forgotten, what was
+    /// not judged stays as it was. Writes the file if that changes anything; blocks for that.
+    pub(crate) fn learn(
+        &self,
+        key: &str,
+        model: &ModelName,
+        found: &[Prior],
+        growth: &[Growth],
+        keep: usize,
+    ) {
+        let judged = |series: Series| {
+            let of = growth.iter().find(|growth| growth.series == series);
+            of.is_some_and(|growth| {
+                matches!(growth.verdict, Verdict::Steady | Verdict::Bounded | Verdict::Leaking)
+            })
+        };
+        let mut known = lock(&self.known);
+        let before = known.iter().find(|known| known.key == key).map(|known| known.priors.clone());
+        let before = before.unwrap_or_default();
+        let mut priors = before.clone();
+        priors.retain(|prior| !judged(prior.series));
+        priors.extend_from_slice(found);
+        priors.sort_by_key(|prior| prior.series);
+        if priors == before {
+            return;
+        }
+        known.retain(|known| known.key != key);
+        if !priors.is_empty() {
+            known.push(Known { key: key.to_owned(), model: model.clone(), priors });
+        }
+        let surplus = known.len().saturating_sub(keep.max(1));
+        known.drain(..surplus);
+        // Under the lock, so that the last one to write has written everything.
+        if let Err(error) = write(&self.path, &known) {
+            tracing::warn!(path = %self.path.display(), %error, "what was learnt of growth is not kept");
+        }
+    }
+}
+
+fn write(path: &Path, known: &[Known]) -> io::Result<()> {
+    let directory = path.parent().unwrap_or_else(|| Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    serde_json::to_writer_pretty(&mut file, known)?;
+    file.write_all(b"\n")?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// Names what a process is made of: the binary (its path, size and time of change, so that a new build in an old place is
+/// another one), its arguments and its environment. A hash, because arguments may hold keys.
+pub(crate) fn key(command: &Command) -> String {
+    let mut hash = Sha256::new();
+    let mut add = |text: &str| {
+        hash.update(text.as_bytes());
+        hash.update([0]);
+    };
+    add(&command.binary.to_string_lossy());
+    if let Ok(file) = fs::metadata(&command.binary) {
+        let changed = file.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        add(&format!("{} {:?}", file.len(), changed.map(|time| time.as_secs())));
+    }
+    for arg in &command.args {
+        add(arg);
+    }
+    let mut env: Vec<_> = command.env.iter().collect();
+    env.sort();
+    for (name, value) in env {
+        add(&format!("{name}={value}"));
+    }
+    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::growth::{Fill, Interval};
+
+    use super::*;
+
+    fn prior(series: Series, value: f64) -> Prior {
+        Prior { series, slope: Interval { value, low: value, high: value }, blame: None }
+    }
+
+    fn growth(series: Series, verdict: Verdict) -> Growth {
+        Growth {
+            series,
+            verdict,
+            since_request: 0,
+            slope: None,
+            baseline: None,
+            floor: None,
+            fill: Fill::default(),
+            blame: None,
+        }
+    }
+
+    const VRAM: Series = Series::Vram(warden_policies::GpuIndex(0));
+
+    #[test]
+    fn leaks_are_remembered_over_runs_and_forgotten_when_they_are_cured() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = ModelName::new("m");
+        let both = [prior(Series::Host, 4.0), prior(VRAM, 1.0)];
+        let leaking = [growth(Series::Host, Verdict::Leaking), growth(VRAM, Verdict::Leaking)];
+        Priors::open(directory.path()).learn("k", &name, &both, &leaking, 9);
+        let next = Priors::open(directory.path());
+        assert_eq!((next.of("k"), next.of("other")), (both.to_vec(), Vec::new()));
+        // A short life says nothing of VRAM, and that the host does not leak.
+        let short = [growth(Series::Host, Verdict::Steady), growth(VRAM, Verdict::Warming)];
+        next.learn("k", &name, &[], &short, 9);
+        assert_eq!(Priors::open(directory.path()).of("k"), [both[1].clone()]);
+        let cured = [growth(VRAM, Verdict::Steady)];
+        next.learn("k", &name, &[], &cured, 9);
+        assert_eq!(Priors::open(directory.path()).of("k"), []);
+    }
+
+    #[test]
+    fn the_oldest_is_forgotten_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let priors = Priors::open(directory.path());
+        for key in ["a", "b", "c"] {
+            let found = [prior(Series::Host, 1.0)];
+            priors.learn(key, &ModelName::new("m"), &found, &[growth(Series::Host, Verdict::Leaking)], 2);
+        }
+        assert_eq!(["a", "b", "c"].map(|key| priors.of(key).len()), [0, 1, 1]);
+    }
+
+    #[test]
+    fn a_broken_file_is_set_aside_and_nothing_else_happens() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("growth.json"), "{ nonsense").unwrap();
+        assert_eq!(Priors::open(directory.path()).of("k"), []);
+        let aside = fs::read_to_string(directory.path().join("growth.json.broken")).unwrap();
+        assert_eq!(aside, "{ nonsense");
+    }
+
+    #[test]
+    fn another_argument_or_binary_is_another_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let binary = directory.path().join("llama-server");
+        let command = |arg: &str| Command {
+            binary: binary.clone(),
+            args: vec![arg.to_owned()],
+            env: Vec::new(),
+            env_remove: Vec::new(),
+            directory: None,
+        };
+        let absent = key(&command("a"));
+        fs::write(&binary, "one").unwrap();
+        let one = key(&command("a"));
+        assert!(absent != one && one != key(&command("b")) && one == key(&command("a")));
+        fs::write(&binary, "two, longer").unwrap();
+        assert_ne!(one, key(&command("a")));
+    }
+}
