@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::allowance::Allowance;
 use warden_policies::growth::{Growth, GrowthPolicy, Monitor, Prior, Turn};
-use warden_policies::health::{Answer, Health, HealthPolicy, Look, Symptom};
+use warden_policies::health::{Health, HealthPolicy, Look, Symptom};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
 use warden_policies::{GpuIndex, Reason};
@@ -24,6 +24,7 @@ use warden_sensors::{HostTotals, Report};
 
 use crate::gpus::Devices;
 use crate::lease::Cell;
+use crate::outcomes::Decode;
 use crate::process;
 use crate::record::Recorder;
 use crate::spec::Command;
@@ -65,7 +66,6 @@ pub(super) struct Watched {
     before: Vec<(Series, u64)>,
     last: Option<Instant>,
     faults_seen: Option<u64>,
-    errors_seen: u32,
     speed: Option<f64>,
     progress: Progress,
 }
@@ -97,7 +97,6 @@ impl Watched {
             before: Vec::new(),
             last: None,
             faults_seen: None,
-            errors_seen: 0,
             speed: None,
             progress: Progress::default(),
         };
@@ -105,8 +104,14 @@ impl Watched {
         watched
     }
 
+    /// What is measured is taken off the readings; the rest is allowed for.
     fn allow(&mut self) {
-        self.monitor.allow(Series::Host, self.allowance.bytes());
+        self.monitor.allow(Series::Host, self.allowed());
+    }
+
+    fn allowed(&self) -> u64 {
+        let allowance = &self.allowance;
+        if allowance.measured().is_some() { allowance.unmeasured() } else { allowance.bytes() }
     }
 
     /// It is ready: `/props` told its slots and the build, and `lines` are what it has said so far.
@@ -213,25 +218,20 @@ impl Watched {
     }
 
     fn look(&mut self, taken: &Taken, reading: &process::Sample, cell: &Cell, spawned: Instant) {
-        let errors = cell.compute_errors();
-        if errors < self.errors_seen || errors == 0 {
-            self.health.answered(Answer::Computed);
-            self.errors_seen = 0;
+        let at = taken.at.saturating_duration_since(spawned);
+        let answers = cell.take_decodes();
+        for answer in &answers {
+            self.health.speed(at, answer.tokens, answer.ms / 1000.0, answer.busy);
         }
-        for _ in self.errors_seen..errors {
-            self.health.answered(Answer::ComputeError);
-        }
-        self.errors_seen = errors;
-        let speed = speed(cell);
-        self.speed = speed.or(self.speed);
+        self.speed = speed(&answers).or(self.speed);
         let decodes = reading.metrics.and_then(|metrics| metrics.decodes);
         let bytes_streamed = cell.bytes();
         self.health.observe(&Look {
-            at: taken.at.saturating_duration_since(spawned),
+            at,
             in_flight: taken.in_flight,
             bytes_streamed,
             decodes,
-            speed,
+            compute_errors: cell.compute_errors(),
         });
         let moved = taken.in_flight == 0
             || bytes_streamed != self.progress.bytes
@@ -288,7 +288,7 @@ impl Watched {
             estimated: false,
             total: self.totals.map(|totals| totals.total),
             free: self.totals.map(|totals| totals.available),
-            allowance: self.allowance.bytes().saturating_sub(self.allowance.measured().unwrap_or(0)),
+            allowance: self.allowed(),
         };
         let of_gpu = |vram: &Vram| {
             let device = self.devices.as_ref().and_then(|devices| devices.reading(vram.gpu));
@@ -390,12 +390,11 @@ fn shows(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
     exact.saturating_sub(baseline) >= (growth as f64 * share.clamp(0.0, 1.0)) as u64
 }
 
-/// Tokens per second of one slot, over all answers that ended since the last look.
+/// Tokens per second of one slot, over all these answers.
 #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
-fn speed(cell: &Cell) -> Option<f64> {
-    let decodes = cell.take_decodes();
-    let tokens: u64 = decodes.iter().map(|decode| decode.tokens).sum();
-    let seconds = decodes.iter().map(|decode| decode.ms).sum::<f64>() / 1000.0;
+fn speed(answers: &[Decode]) -> Option<f64> {
+    let tokens: u64 = answers.iter().map(|answer| answer.tokens).sum();
+    let seconds = answers.iter().map(|answer| answer.ms).sum::<f64>() / 1000.0;
     (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
 }
 
