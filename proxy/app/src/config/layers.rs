@@ -254,8 +254,7 @@ pub(crate) fn load_policy(path: &Path) -> Result<Policy, Problems> {
             let at = [memory.to_owned(), "hard".to_owned()];
             problems.extend(budgets.wrong_order(None).map(|wrong| {
                 let place = written(&layers, &at).unwrap_or(Place::Nowhere);
-                Problem::new(place, wrong)
-                    .hint(format!("`{memory}.hard` has to be the larger of the two"))
+                Problem::new(place, wrong).hint(format!("`{memory}.hard` has to be the larger of the two"))
             }));
         }
         if problems.is_empty() {

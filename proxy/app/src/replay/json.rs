@@ -9,9 +9,7 @@ use crate::words;
 
 /// The whole object.
 pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Value]) -> Value {
-    let all = done.growth().map(|(facts, growth)| {
-        (growth.series.to_string(), series(done, facts, growth))
-    });
+    let all = done.growth().map(|(facts, growth)| (growth.series.to_string(), series(done, facts, growth)));
     value!({
         "trace": trace,
         "readings": done.readings,

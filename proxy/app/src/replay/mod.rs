@@ -168,11 +168,7 @@ impl<'a> Run<'a> {
             wanted_for: since(self.wanted_since),
             urgent_for: since(self.urgent_since),
             minute,
-            load: Load {
-                requests: sample.in_flight,
-                arrivals: self.monitor.rate(),
-                ..Load::default()
-            },
+            load: Load { requests: sample.in_flight, arrivals: self.monitor.rate(), ..Load::default() },
             ..Facts::default()
         }
     }

@@ -26,7 +26,8 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[String])
     steps.extend(done.actions.iter().map(|one| (one.at, one.request, act(one))));
     steps.extend(done.observed.iter().map(|one| (one.at, one.request, observed(one))));
     steps.sort_by_key(|(at, ..)| *at);
-    let when = |at: &std::time::Duration, request: &u64| format!("request {request}, {:.1} s", at.as_secs_f64());
+    let when =
+        |at: &std::time::Duration, request: &u64| format!("request {request}, {:.1} s", at.as_secs_f64());
     let width = steps.iter().map(|(at, request, _)| when(at, request).len()).max().unwrap_or_default();
     for (at, request, what) in &steps {
         lines.push(format!("  {:width$}  {what}", when(at, request)));

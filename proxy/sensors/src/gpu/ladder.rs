@@ -96,9 +96,10 @@ pub(super) fn on_device(device: &OnDevice<'_>, leader: u32, before: Option<Befor
         if !place.contained {
             return Found::Nothing;
         }
-        let in_use = device.used.is_none_or(|used| used > IDLE);
+        // Less than any context needs: whoever it is, it is not ours.
+        let more = device.used.map(|used| used.saturating_sub(before.map_or(0, |before| before.used)));
         let hidden = others.iter().any(|one| one.who == Who::Unseen) || listed.is_empty();
-        if !(in_use && hidden) {
+        if !hidden || more.is_some_and(|more| more <= IDLE) {
             return Found::Nothing;
         }
         return estimate(device, &others, before, place)
@@ -136,7 +137,8 @@ fn estimate(
     let before = before.ok_or(Doubt::NoBaseline)?;
     // A list that a container cuts short proves nothing, so there the device has to be as good as unused.
     let hidden = place.contained || device.listed.is_err();
-    if !before.nobody || (hidden && before.used > IDLE) {
+    // So little in use is nobody's, even if a process that has just ended is still listed.
+    if before.used > IDLE && (hidden || !before.nobody) {
         return Err(Doubt::WasInUse);
     }
     if !place.alone {

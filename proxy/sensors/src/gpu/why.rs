@@ -3,7 +3,8 @@
 use serde::{Serialize, Serializer};
 use warden_policies::GpuIndex;
 
-/// A reason. Its text is the second half of a sentence: "the VRAM policy is off because …".
+/// A reason. Its text is the second half of a sentence: "the VRAM policy is off because …", or "… off for GPU 0
+/// because …".
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Why {
@@ -84,7 +85,21 @@ fn named(index: GpuIndex) -> String {
 impl Why {
     /// The whole sentence.
     pub fn sentence(&self) -> String {
-        format!("the VRAM policy is off because {self}")
+        match self.gpu() {
+            Some(gpu) => format!("the VRAM policy is off for {} because {self}", named(gpu)),
+            None => format!("the VRAM policy is off because {self}"),
+        }
+    }
+
+    /// The device that it is about; other devices may be known. `None` if it is about all.
+    pub fn gpu(&self) -> Option<GpuIndex> {
+        match self {
+            Self::NoDevice(_) | Self::NotOnAny | Self::Unified(_) => None,
+            Self::NotListed { gpu, .. }
+            | Self::NoBytes { gpu, .. }
+            | Self::Hidden { gpu, .. }
+            | Self::Unreadable { gpu, .. } => Some(*gpu),
+        }
     }
 
     /// Whether nothing is wrong: there is no VRAM of this backend to watch.

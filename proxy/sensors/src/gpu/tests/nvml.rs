@@ -63,7 +63,7 @@ fn zero_bytes_and_no_value_are_unknown_and_the_other_gpu_is_known_nevertheless()
         assert_eq!(why, Why::NoBytes { gpu: GpuIndex(0), doubt: Doubt::NoBaseline });
         assert_eq!(
             why.sentence(),
-            "the VRAM policy is off because the driver lists this backend on GPU 0 but not the bytes that it holds; \
+            "the VRAM policy is off for GPU 0 because the driver lists this backend on GPU 0 but not the bytes that it holds; \
              and what was in use before it started is not known"
         );
     }

@@ -156,3 +156,18 @@ fn a_sandbox_that_shows_no_namespaces_is_read_by_its_plain_ids() {
         .write("proc/101/stat", "101 (x) S 100 100 0");
     assert_eq!(machine.open().read().of_group(100).readings, [told(0, 900_000_000)]);
 }
+
+#[test]
+fn a_process_that_has_just_ended_and_is_still_listed_spoils_no_estimate() {
+    let machine = container();
+    let before = used(3 * MIB, "compute 0 54000 0\n");
+    let found = across(&machine, &before, &used(3 * MIB + GIB, ""), true);
+    assert_eq!(found.readings, [vram(0, GIB, VramSource::Estimate)]);
+}
+
+#[test]
+fn in_a_container_a_gpu_whose_use_did_not_change_is_not_ours_whoever_has_it() {
+    let machine = container();
+    let found = across(&machine, &used(9 * GIB, ""), &used(9 * GIB + MIB, ""), true);
+    assert_eq!(found.unavailable, Some(Why::NotOnAny));
+}
