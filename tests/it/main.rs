@@ -22,3 +22,4 @@ mod shutdown;
 mod sidecar;
 mod storm;
 mod supervisor_death;
+mod vram;

@@ -1,0 +1,95 @@
+//! VRAM of a backend, as NVML tells it: shown, said to be unknown where it is, and kept under its budget. The driver's
+//! library is one of our own, so that this runs without a GPU.
+
+use serde_json::{Value, json};
+use warden_rig::process::ProcessId;
+use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
+use warden_rig::{FakeGpu, FakeNvml, Outcome, Trouble, Warden, wait_until};
+
+const GIB: u64 = 1 << 30;
+
+/// Memory is read often, and nothing waits for a better moment.
+const OFTEN: &str = "sensors.interval = \"25ms\"\nsensors.idle_settle = \"1ms\"\nsensors.gpu_age = \"1ms\"";
+const EAGER: &str = "policy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
+                     policy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
+
+/// A GPU that one process uses.
+fn used_by(process: Option<ProcessId>, listed: u64, used: u64) -> FakeGpu {
+    let pid = process.and_then(|process| u32::try_from(process.pid).ok());
+    FakeGpu {
+        total: 80 * GIB,
+        used,
+        processes: pid.map(|pid| (pid, listed)).into_iter().collect(),
+        xids: Vec::new(),
+    }
+}
+
+/// One model on a machine with one GPU that nobody uses.
+async fn start(toml: &str) -> Result<(Warden, FakeNvml, ProcessId), Trouble> {
+    let mut setup = Setup::new()?.top(OFTEN);
+    let nvml = FakeNvml::in_home(&mut setup.home)?;
+    nvml.say(&[used_by(None, 0, 0)])?;
+    let warden = setup.fake("m", &json!({}), toml)?.start().await?;
+    let backend = warden.until_ready(1).await?[0];
+    Ok((warden, nvml, backend))
+}
+
+async fn memory(warden: &Warden) -> Value {
+    warden.status("m").await.unwrap_or_default()["backends"][0]["memory"].clone()
+}
+
+async fn until_vram(warden: &Warden, expected: Value) -> Outcome {
+    wait_until(&format!("the status shows {expected}"), SOON, async || {
+        memory(warden).await["vram"] == expected
+    })
+    .await
+}
+
+#[tokio::test]
+async fn vram_is_shown_as_the_driver_tells_it_else_estimated_else_unknown_with_the_reason() -> Outcome {
+    let (warden, nvml, backend) = start("").await?;
+    let shown = |bytes: u64, source: &str| json!([{"gpu": 0, "bytes": bytes, "source": source}]);
+    nvml.say(&[used_by(Some(backend), 3 * GIB, 4 * GIB)])?;
+    until_vram(&warden, shown(3 * GIB, "process")).await?;
+    nvml.say(&[used_by(Some(backend), 0, 4 * GIB)])?;
+    until_vram(&warden, shown(4 * GIB, "estimate")).await?;
+    let mut shared = used_by(Some(backend), 0, 9 * GIB);
+    shared.processes.push((1, 5 * GIB));
+    nvml.say(&[shared])?;
+    until_vram(&warden, json!([])).await?;
+    let unknown = memory(&warden).await["vram_unknown"].clone();
+    let reason = unknown.as_str().unwrap_or_default();
+    assert!(
+        reason.starts_with("the VRAM policy is off for GPU 0 because ")
+            && reason.contains("others use the GPU"),
+        "{unknown}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_backend_over_its_vram_budget_is_replaced_and_no_request_fails() -> Outcome {
+    let (warden, nvml, old) = start(&format!("policy.vram.soft = \"2GiB\"\n{EAGER}")).await?;
+    nvml.say(&[used_by(Some(old), GIB, GIB)])?;
+    until_vram(&warden, json!([{"gpu": 0, "bytes": GIB, "source": "process"}])).await?;
+    nvml.say(&[used_by(Some(old), 3 * GIB, 3 * GIB)])?;
+    let mut asked = 0;
+    wait_until("the backend is another one", SOON, async || {
+        asked += 1;
+        let answer = warden.http.post(CHAT, &chat(&format!("r-{asked}"), "m", "hi", 2, false)).await;
+        assert!(answer.is_ok_and(|answer| answer.status.is_success()));
+        let now = warden.backends();
+        now.len() == 1 && now.iter().all(|backend| backend.pid != old.pid)
+    })
+    .await?;
+    let new = warden.until_ready(1).await?[0];
+    nvml.say(&[used_by(Some(new), GIB, GIB)])?;
+    wait_until("the ledger has the replacement", SOON, async || {
+        json_lines(&warden.recycles()).is_ok_and(|entries| !entries.is_empty())
+    })
+    .await?;
+    let entry = json_lines(&warden.recycles())?[0].clone();
+    assert_eq!(entry["reason"], "vram_soft", "{entry}");
+    assert_eq!(entry["vram_before"], json!([{"gpu": 0, "bytes": 3 * GIB, "source": "process"}]), "{entry}");
+    until_vram(&warden, json!([{"gpu": 0, "bytes": GIB, "source": "process"}])).await
+}
