@@ -1,6 +1,9 @@
 //! The model's task with scripted processes and a paused clock.
 
 mod end;
+mod fleet;
+mod growth;
+mod health;
 mod life;
 mod policy;
 mod reload;

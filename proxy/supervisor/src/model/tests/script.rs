@@ -236,7 +236,7 @@ pub(super) struct Actor {
     decodes: Mutex<Option<u64>>,
     /// Host memory page by page, where it differs.
     exact: Mutex<Option<u64>>,
-    pub(super) confirms: AtomicU32,
+    confirms: AtomicU32,
     pub(super) pid: u32,
     pub(super) request: SpawnRequest,
     pub(super) socket: PathBuf,
@@ -309,6 +309,15 @@ impl Actor {
 
     pub(super) fn set_anon(&self, bytes: u64) {
         self.anon.store(bytes, Ordering::SeqCst);
+    }
+
+    pub(super) fn anon(&self) -> u64 {
+        self.anon.load(Ordering::SeqCst)
+    }
+
+    /// How often it was read page by page.
+    pub(super) fn confirms(&self) -> u32 {
+        self.confirms.load(Ordering::SeqCst)
     }
 
     pub(super) fn set_vram(&self, bytes: u64) {

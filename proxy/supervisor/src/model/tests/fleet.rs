@@ -1,0 +1,157 @@
+//! Several models on one machine: turns, shared budgets, memory that does not come back.
+
+use warden_policies::recycle::{GrowthMode, WhyNot};
+use warden_policies::{Action, GpuIndex, MemoryLimit, Reason, Series};
+
+use super::script::{Actor, Role};
+use super::*;
+use crate::Mode;
+
+const GIB: u64 = 1 << 30;
+
+/// Models `a` and `b`, one process each, both on one GPU of 80 GiB.
+async fn two(change: impl Fn(&mut ModelSpec), fleet: impl FnOnce(&mut FleetConfig)) -> Rig {
+    let rig = Rig::new(|config, script| {
+        config.models = vec![spec("a"), spec("b")];
+        config.models.iter_mut().for_each(change);
+        fleet(config);
+        script.set_gpus(&[80 * GIB]);
+        script.all((0..8).map(|_| Role { vram: Some(3 * GIB), ..Role::default() }));
+    })
+    .await;
+    for name in ["a", "b"] {
+        drop(lease(&rig, name).await);
+        pass(secs(6)).await;
+    }
+    rig
+}
+
+async fn lease(rig: &Rig, name: &str) -> Lease {
+    rig.fleet.lease(&ModelName::new(name), LeaseKind::Slot).await.unwrap()
+}
+
+fn first_of(rig: &Rig, index: usize) -> std::sync::Arc<Actor> {
+    std::sync::Arc::clone(&rig.script.children()[index])
+}
+
+fn replaced(rig: &Rig) -> Vec<(String, Reason)> {
+    rig.ledger().iter().map(|entry| (entry.model.to_string(), entry.reason)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_models_on_one_gpu_are_never_recycled_at_once() {
+    let rig = two(|model| model.recycle.vram_hard = mib(10 * 1024), |_| {}).await;
+    let (of_a, of_b) = (lease(&rig, "a").await, lease(&rig, "b").await);
+    for index in [0, 1] {
+        // Not so far over that a drain would be cut short.
+        first_of(&rig, index).set_vram(10 * GIB + GIB / 5);
+    }
+    pass(secs(60)).await;
+    assert_eq!(rig.count("draining"), 1, "{:?}", rig.kinds());
+    let view = rig.fleet.view();
+    let waits = |model: &crate::ModelView| {
+        model.backends[0].next.as_ref().is_some_and(|next| next.decision.why_not == Some(WhyNot::InTurn))
+    };
+    assert_eq!(view.models.iter().filter(|model| waits(model)).count(), 1);
+    drop((of_a, of_b));
+    pass(secs(30)).await;
+    let mut names: Vec<String> = replaced(&rig).into_iter().map(|(name, _)| name).collect();
+    names.sort();
+    assert_eq!(names, ["a", "b"]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replacement_that_fails_lets_the_next_one_go() {
+    let rig = two(
+        |model| {
+            model.recycle.vram_hard = mib(10 * 1024);
+            model.lifecycle.breaker_failures = 1;
+        },
+        |_| {},
+    )
+    .await;
+    rig.script.clear();
+    rig.script.next(Role::failing(crate::child::Exit::Code(1), "failed to allocate"));
+    rig.script.next(Role { vram: Some(3 * GIB), ..Role::default() });
+    for index in [0, 1] {
+        first_of(&rig, index).set_vram(12 * GIB);
+    }
+    pass(secs(60)).await;
+    let entries = rig.ledger();
+    let failed: Vec<bool> = entries.iter().map(|entry| entry.failed.is_some()).collect();
+    assert_eq!(failed, [true, false], "{entries:#?}");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_over_a_shared_budget_the_one_that_gains_most_gives_way() {
+    let rig = two(|_| {}, |config| config.shared.vram_soft = Some(MemoryLimit::Percent(25.0))).await;
+    first_of(&rig, 0).set_vram(5 * GIB);
+    first_of(&rig, 1).set_vram(16 * GIB);
+    pass(secs(30)).await;
+    assert_eq!(replaced(&rig), [("b".to_owned(), Reason::SharedVram)]);
+    let entry = &rig.ledger()[0];
+    assert_eq!((entry.evidence.budget_bytes, entry.helped), (Some(20 * GIB), Some(true)));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_that_does_not_come_back_is_told_as_the_drivers_and_not_answered_with_restarts() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].recycle.growth = GrowthMode::Recycle;
+        config.models[0].recycle.vram_hard = mib(10 * 1024);
+        config.models[0].recycle.max_age = Some(secs(1000));
+        script.set_gpus(&[80 * GIB]);
+        script.all((0..8).map(|_| Role { vram: Some(3 * GIB), ..Role::default() }));
+    })
+    .await;
+    drop(rig.lease().await.unwrap());
+    for lost in 1..=2 {
+        pass(secs(900)).await;
+        // It stays in use when the process has ended.
+        rig.script.lose(lost * 2 * GIB);
+        pass(secs(130)).await;
+        assert_eq!(rig.count("driver_leak"), usize::from(lost == 2), "{:?}", rig.kinds());
+    }
+    let entry = &rig.ledger()[1];
+    let exit = entry.vram_after_exit[0];
+    assert_eq!(exit.free_before_spawn - exit.free_after_exit, 2 * GIB);
+    pass(secs(10)).await;
+    assert!(rig.fleet.view().devices[0].leak.as_ref().unwrap().contains("did not come back"));
+    rig.script.last().set_vram(10 * GIB + GIB / 5);
+    pass(secs(600)).await;
+    assert_eq!(rig.script.children().len(), 3, "no restart by policy: {:?}", rig.kinds());
+    let next = rig.fleet.view().models[0].policy.clone().unwrap();
+    assert_eq!(
+        (next.decision.action, next.decision.series),
+        (Action::DrainNow, Some(Series::Vram(GpuIndex(0))))
+    );
+    assert!(next.held.is_some(), "{next:?}");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn auto_overlaps_on_a_gpu_that_holds_two_and_not_where_that_is_unknown() {
+    for (size, hidden, mode) in
+        [(80, false, Mode::Overlap), (7, false, Mode::Sequential), (80, true, Mode::Sequential)]
+    {
+        let rig = Rig::new(|config, script| {
+            config.models[0].replace = Replace::Auto;
+            script.set_available(100 * GIB);
+            script.set_gpus(&[size * GIB]);
+            script.all((0..2).map(|_| Role { vram: Some(3 * GIB), ..Role::default() }));
+            if hidden {
+                script.hide_vram("the VRAM policy is off because nobody tells");
+            }
+        })
+        .await;
+        drop(rig.lease().await.unwrap());
+        pass(secs(1)).await;
+        let entry = rig.fleet.restart("m").await.unwrap().remove(0);
+        let note = entry.evidence.note.unwrap();
+        assert_eq!(entry.mode, mode, "{note}");
+        assert!(note.contains(if hidden { "nobody tells" } else { "on GPU 0" }), "{note}");
+        rig.end().await;
+    }
+}
