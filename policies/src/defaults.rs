@@ -313,6 +313,8 @@ section!(
         lulls: usize,
         /// A backend that has never been watched for long is expected to have a lull within this time.
         first_lull: Duration = "duration",
+        /// Growth calls for a recycle when it leaves less time than so many mean times between lulls.
+        lulls_ahead: f64,
     }
 );
 

@@ -29,11 +29,17 @@ pub struct MomentPolicy {
     pub failed_request: Duration,
     /// Time within which the first lull is expected.
     pub first_lull: Duration,
+    /// Mean times between lulls that growth has to leave.
+    pub lulls_ahead: f64,
 }
 
 impl From<&Moment> for MomentPolicy {
     fn from(moment: &Moment) -> Self {
-        Self { failed_request: moment.failed_request, first_lull: moment.first_lull }
+        Self {
+            failed_request: moment.failed_request,
+            first_lull: moment.first_lull,
+            lulls_ahead: moment.lulls_ahead,
+        }
     }
 }
 
@@ -83,6 +89,13 @@ impl std::fmt::Display for Weighing {
             time(self.cost_end),
             if self.now { "now" } else { "wait" }
         )
+    }
+}
+
+impl MomentPolicy {
+    /// How long before the end of the memory the search for a lull has to begin; `None` if the lulls are not known.
+    pub fn ahead(&self, load: &Load) -> Option<Duration> {
+        Duration::try_from_secs_f64(load.lull_every?.as_secs_f64() * self.lulls_ahead.max(0.0)).ok()
     }
 }
 

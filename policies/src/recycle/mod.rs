@@ -418,9 +418,7 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
     if policy.growth == GrowthMode::Off || !leaks {
         return None;
     }
-    // What misses this window of the day has to last until the next one opens.
-    let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.next_after_this(minute));
-    let quiet = policy.growth_quiet.max(next);
+    let quiet = quiet_horizon(policy, facts);
     let soonest = |forecasts: &[Option<Forecast>], within: Duration| {
         let known =
             forecasts.iter().flatten().filter_map(|forecast| Some((forecast.limit, forecast.seconds?.value)));
@@ -443,6 +441,22 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
         limit: Some(limit),
         observing: policy.growth == GrowthMode::Observe,
     })
+}
+
+/// How long before a budget a growing backend is to be replaced at a quiet moment.
+///
+/// With windows of the day: half a day, and what misses this window has to last until the next one opens. Without: as
+/// long as it takes to find a lull for certain, half a day at most, and at least twice what calls for a drain.
+fn quiet_horizon(policy: &RecyclePolicy, facts: &Facts) -> Duration {
+    if !policy.only.is_always() {
+        let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.next_after_this(minute));
+        return policy.growth_quiet.max(next);
+    }
+    let least = policy.growth_drain.saturating_mul(2).min(policy.growth_quiet);
+    policy
+        .moment
+        .ahead(&facts.load)
+        .map_or(policy.growth_quiet, |ahead| ahead.clamp(least, policy.growth_quiet))
 }
 
 /// Between `1 - jitter` and `1`: jitter only ever brings a limit forward, so that the configured one is never passed.

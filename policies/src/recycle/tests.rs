@@ -165,6 +165,23 @@ fn growth_recycles_when_the_budget_is_hours_away_and_drains_when_it_is_minutes_a
 }
 
 #[test]
+fn a_backend_that_often_pauses_is_recycled_later_than_one_that_pauses_once_a_day() {
+    let pausing = |every, hours| {
+        let load = moment::Load { lull_every: Some(Duration::from_secs(every)), ..moment::Load::default() };
+        decide(&recycling(), &Facts { load, ..only(leak(hours)) }).action
+    };
+    assert_eq!(pausing(86_400, 11.0), Action::RecycleWhenQuiet);
+    assert_eq!(
+        pausing(600, 2.1),
+        Action::Observe,
+        "a lull each ten minutes: two hours are enough to find one"
+    );
+    assert_eq!(pausing(600, 1.9), Action::RecycleWhenQuiet);
+    assert_eq!(pausing(1, 0.6), Action::Observe);
+    assert_eq!(pausing(1, 0.4), Action::RecycleWhenQuiet, "half an hour at least");
+}
+
+#[test]
 fn outside_of_the_window_only_what_cannot_wait_happens() {
     let night = RecyclePolicy { only: "02:00-05:00".parse::<Windows>().unwrap(), ..recycling() };
     let idle = |minute, host| Facts {
@@ -346,7 +363,7 @@ fn a_busy_backend_that_would_run_out_before_its_next_lull_is_recycled_under_load
     };
     let busy = Facts { load, ..only(leak(1.0)) };
     assert!(decide(&recycling(), &busy).due);
-    let pauses = Facts { load: moment::Load { lull_every: Some(Duration::from_secs(60)), ..load }, ..busy };
+    let pauses = Facts { load: moment::Load { lull_every: Some(Duration::from_secs(400)), ..load }, ..busy };
     let waits = decide(&recycling(), &pauses);
     assert_eq!((waits.due, waits.why_not), (false, Some(WhyNot::NotQuiet { seconds_left: 600 })));
 }

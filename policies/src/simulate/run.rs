@@ -1,0 +1,363 @@
+//! One strategy in one world: a small supervisor on made-up time.
+
+use std::time::Duration;
+
+use super::{Outcome, Policy, Scenario, Strategy};
+use crate::growth::Monitor;
+use crate::moment::{Load, Lulls};
+use crate::recycle::{Action, Decision, Facts, Reading, SeriesFacts, decide};
+use crate::restraint::{Ask, Held, Restraint, helped};
+use crate::sample::{Sample, Series};
+use crate::schedule::DAY;
+use crate::world::Run;
+
+/// A restart that waits for the verdict on whether it helped: the memory, what it held, and the limit.
+type Waiting = (Series, u64, Option<u64>);
+
+pub(super) struct Simulation<'a> {
+    scenario: &'a Scenario,
+    strategy: &'a Strategy<'a>,
+    world: Run,
+    outcome: Outcome,
+    /// Until when no process serves, on the world's clock in seconds.
+    down_until: f64,
+    /// Requests of the present process, and the fewest after which one ran out of memory.
+    lived: u64,
+    shortest: Option<u64>,
+    ready_at: f64,
+    mind: Option<Mind>,
+    /// What has not begun for want of a quiet moment.
+    pending: Option<Decision>,
+}
+
+/// What the product keeps in mind about a backend.
+struct Mind {
+    monitor: Monitor,
+    restraint: Restraint,
+    lulls: Lulls,
+    wanted: Option<f64>,
+    urgent: Option<f64>,
+    last: Option<Sample>,
+    /// The one before.
+    previous: Option<Sample>,
+    at_ready: Option<Sample>,
+    waiting: Option<Waiting>,
+}
+
+impl<'a> Simulation<'a> {
+    pub(super) fn new(scenario: &'a Scenario, strategy: &'a Strategy<'a>) -> Self {
+        let name = match strategy {
+            Strategy::Nothing => "no policy".to_owned(),
+            Strategy::Every(requests) => format!("every {requests} requests"),
+            Strategy::Policy(_) => "policy".to_owned(),
+        };
+        let mind = match strategy {
+            Strategy::Policy(policy) => Some(Mind::new(scenario, policy)),
+            _ => None,
+        };
+        Self {
+            scenario,
+            strategy,
+            world: scenario.world.run(),
+            outcome: Outcome { strategy: name, ..Outcome::default() },
+            down_until: 0.0,
+            lived: 0,
+            shortest: None,
+            ready_at: 0.0,
+            mind,
+            pending: None,
+        }
+    }
+
+    /// Returns the fewest requests after which memory ran out, too.
+    pub(super) fn run(mut self) -> (Outcome, Option<u64>) {
+        for _ in 0..self.scenario.requests {
+            self.sleep();
+            self.request();
+            let sample = self.world.sample();
+            if self.over(&sample) {
+                self.ran_out(false);
+            } else {
+                self.judge(sample);
+            }
+        }
+        self.outcome.hours = self.world.clock() / 3600.0;
+        (self.outcome, self.shortest)
+    }
+
+    /// Nobody asks while the clients are asleep: the best moment of all.
+    fn sleep(&mut self) {
+        let asleep = &self.scenario.asleep;
+        let minute = minute(self.world.clock());
+        if asleep.is_always() || !asleep.open(minute) {
+            return;
+        }
+        let left = (1..DAY).find(|ahead| !asleep.open((minute + ahead) % DAY)).unwrap_or(0);
+        let begun = self.world.clock();
+        // Looked at as often as a window of the policy may open in it.
+        for _ in 0..left {
+            self.world.wait(60.0);
+            self.quiet(begun, self.world.clock());
+        }
+    }
+
+    /// The next request, and what happens in the pause before it.
+    fn request(&mut self) {
+        let begun = self.world.clock();
+        let before = self.pending.is_some().then(|| self.world.clone());
+        self.world.request();
+        let idle_since = begun + self.scenario.service.as_secs_f64();
+        let quiet_at = idle_since + self.quiet_for();
+        if self.world.clock() >= quiet_at {
+            match (before, &mut self.mind) {
+                (Some(before), _) => {
+                    // Back to the quiet moment; with a restart in it the request comes later, to a fresh process.
+                    let after = std::mem::replace(&mut self.world, before);
+                    self.world.wait(quiet_at - begun);
+                    if self.quiet(idle_since, quiet_at) { self.world.request() } else { self.world = after }
+                }
+                (None, Some(mind)) => mind.lulls.lull(duration(idle_since)),
+                (None, None) => {}
+            }
+        }
+        self.outcome.requests += 1;
+        self.lived += 1;
+        let wait = self.down_until - self.world.clock();
+        if wait > 0.0 {
+            self.outcome.waited += 1;
+            self.outcome.waited_minutes += wait / 60.0;
+        }
+    }
+
+    fn quiet_for(&self) -> f64 {
+        match self.strategy {
+            Strategy::Policy(policy) => policy.recycle.quiet_for.as_secs_f64(),
+            _ => 0.0,
+        }
+    }
+
+    /// Requests in flight at a time, on average; at least the one that is looked at.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]
+    fn in_flight(&self) -> u32 {
+        (self.scenario.world.load.per_second * self.scenario.service.as_secs_f64()).round().max(1.0) as u32
+    }
+
+    fn over(&self, sample: &Sample) -> bool {
+        let over = |series: Series, limit| sample.charged(series).is_some_and(|bytes| bytes > limit);
+        over(Series::Host, self.scenario.memory)
+            || sample.vram.iter().any(|vram| over(Series::Vram(vram.gpu), self.scenario.device))
+    }
+
+    /// Memory ran out: what runs fails, and the process is made anew.
+    fn ran_out(&mut self, caused: bool) {
+        self.outcome.out_of_memory += 1;
+        self.outcome.out_of_memory_caused += u64::from(caused);
+        self.outcome.failed += u64::from(self.in_flight());
+        if !caused {
+            self.shortest = Some(self.shortest.map_or(self.lived, |shortest| shortest.min(self.lived)));
+        }
+        self.renew(self.scenario.load_time.as_secs_f64());
+    }
+
+    /// A fresh process, after a gap in seconds.
+    fn renew(&mut self, gap: f64) {
+        self.world.restart();
+        self.lived = 0;
+        self.ready_at = self.world.clock() + gap;
+        self.down_until = self.down_until.max(self.ready_at);
+        self.pending = None;
+        if let (Some(mind), Strategy::Policy(policy)) = (&mut self.mind, self.strategy) {
+            mind.respawned(self.scenario, policy);
+        }
+    }
+
+    /// A planned restart. `idle` tells whether nothing is in flight.
+    fn restart(&mut self, reason: &str, idle: bool, kill: bool) {
+        self.outcome.restarts += 1;
+        match self.outcome.reasons.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.outcome.reasons.push((reason.to_owned(), 1)),
+        }
+        let draining = if idle || kill { 0.0 } else { self.scenario.service.as_secs_f64() };
+        if kill && !idle {
+            self.outcome.failed += u64::from(self.in_flight());
+        }
+        if !self.scenario.overlap || kill {
+            self.renew(draining + self.scenario.load_time.as_secs_f64());
+            return;
+        }
+        let both = |series, fresh: u64, limit: u64| {
+            self.mind
+                .as_ref()
+                .and_then(|mind| mind.last.as_ref()?.charged(series))
+                .unwrap_or(0)
+                .saturating_add(fresh)
+                > limit
+        };
+        let scenario = self.scenario;
+        let vram = scenario.world.vram.unwrap_or(0);
+        let gpus = self.mind.as_ref().and_then(|mind| mind.last.as_ref()).map(|sample| sample.vram.clone());
+        let full = both(Series::Host, scenario.world.host, scenario.memory)
+            || gpus.unwrap_or_default().iter().any(|gpu| both(Series::Vram(gpu.gpu), vram, scenario.device));
+        if full { self.ran_out(true) } else { self.renew(0.0) }
+    }
+
+    /// Nothing is in flight since `since`. Returns whether a restart took place.
+    fn quiet(&mut self, since: f64, now: f64) -> bool {
+        let Strategy::Policy(policy) = self.strategy else { return false };
+        let idle = duration(now - since);
+        let Some(mind) = &mut self.mind else { return false };
+        if idle < policy.recycle.quiet_for {
+            return false;
+        }
+        mind.lulls.lull(duration(since));
+        if self.pending.is_none() {
+            return false;
+        }
+        let facts = self.facts(policy, Some(idle));
+        self.act(policy, &facts, true)
+    }
+
+    /// A reading was taken after a request.
+    fn judge(&mut self, sample: Sample) {
+        if let Strategy::Every(requests) = self.strategy
+            && self.lived >= *requests
+        {
+            self.restart("max_requests", false, false);
+        }
+        let (Strategy::Policy(policy), Some(mind)) = (self.strategy, &mut self.mind) else { return };
+        mind.monitor.observe(&sample);
+        if let Some((series, before, limit)) = mind.waiting.take()
+            && let Some(after) = sample.charged(series)
+            && let Some(held) = mind.restraint.ended(series, helped(before, after, limit), &policy.restraint)
+        {
+            note(&mut self.outcome, held);
+        }
+        mind.at_ready.get_or_insert_with(|| sample.clone());
+        mind.previous = mind.last.replace(sample);
+        let facts = self.facts(policy, None);
+        self.act(policy, &facts, false);
+    }
+
+    fn facts(&self, policy: &Policy, idle_for: Option<Duration>) -> Facts {
+        let Some(mind) = &self.mind else { return Facts::default() };
+        let now = self.world.clock();
+        let since = |at: Option<f64>| at.map(|at| duration(now - at));
+        let Some(sample) = &mind.last else { return Facts::default() };
+        let reading = |series, total: u64| Reading {
+            series,
+            charged: sample.charged(series),
+            before: mind.previous.as_ref().and_then(|sample| sample.charged(series)),
+            at_ready: mind.at_ready.as_ref().and_then(|sample| sample.charged(series)),
+            estimated: false,
+            total: Some(total),
+            free: sample.charged(series).map(|charged| total.saturating_sub(charged)),
+            allowance: if series == Series::Host { self.scenario.allowance } else { 0 },
+        };
+        let gpus = sample.vram.iter().map(|vram| reading(Series::Vram(vram.gpu), self.scenario.device));
+        let readings = std::iter::once(reading(Series::Host, self.scenario.memory)).chain(gpus);
+        let requests = if idle_for.is_some() { 0 } else { self.in_flight() };
+        let tokens = self.scenario.world.load.output_tokens;
+        let seconds = self.scenario.service.as_secs_f64().max(0.001);
+        Facts {
+            series: readings
+                .map(|reading| SeriesFacts::gather(&policy.recycle, &mind.monitor, &reading))
+                .collect(),
+            age: duration(now - self.ready_at),
+            work: sample.work,
+            idle_for,
+            wanted_for: since(mind.wanted),
+            urgent_for: since(mind.urgent),
+            minute: Some(minute(now)),
+            load: Load {
+                load_time: Some(self.scenario.load_time),
+                requests,
+                tokens: u64::from(requests) * tokens.1 / 2,
+                tokens_per_second: u32::try_from(tokens.1 / 2)
+                    .ok()
+                    .map(|mean| f64::from(mean * requests) / seconds),
+                arrivals: mind.monitor.rate(),
+                overlap: self.scenario.overlap,
+                lull_every: Some(mind.lulls.expected(duration(now))),
+            },
+            unit: 0.5,
+            ..Facts::default()
+        }
+    }
+
+    /// Decides and acts. Returns whether a restart took place.
+    fn act(&mut self, policy: &Policy, facts: &Facts, idle: bool) -> bool {
+        let decision = decide(&policy.recycle, facts);
+        let now = self.world.clock();
+        let Some(mind) = &mut self.mind else { return false };
+        let wanted = decision.action != Action::Observe;
+        mind.wanted = wanted.then(|| mind.wanted.unwrap_or(now));
+        mind.urgent = (decision.action >= Action::DrainNow).then(|| mind.urgent.unwrap_or(now));
+        self.pending = wanted.then_some(decision);
+        let (true, Some(reason)) = (decision.due, decision.reason) else { return false };
+        let ask = Ask { now: duration(now), load_time: Some(self.scenario.load_time), unit: facts.unit };
+        if let Err(held) = mind.restraint.check(&decision, &ask, &policy.restraint) {
+            note(&mut self.outcome, held);
+            return false;
+        }
+        if let Some(held) = mind.restraint.began(duration(now), reason, &policy.restraint) {
+            note(&mut self.outcome, held);
+        }
+        let series = decision.series.filter(|_| reason.is_memory());
+        let waiting = series
+            .and_then(|series| Some((series, mind.last.as_ref()?.charged(series)?, decision.limit_bytes)));
+        self.restart(reason.as_str(), idle, decision.action == Action::KillNow);
+        if let Some(mind) = &mut self.mind {
+            mind.waiting = waiting;
+        }
+        true
+    }
+}
+
+impl Mind {
+    fn new(scenario: &Scenario, policy: &Policy) -> Self {
+        Self {
+            monitor: monitor(scenario, policy, Vec::new()),
+            restraint: Restraint::default(),
+            lulls: Lulls::new(&crate::defaults().moment, Duration::ZERO),
+            wanted: None,
+            urgent: None,
+            last: None,
+            previous: None,
+            at_ready: None,
+            waiting: None,
+        }
+    }
+
+    fn respawned(&mut self, scenario: &Scenario, policy: &Policy) {
+        self.monitor = monitor(scenario, policy, self.monitor.priors());
+        (self.last, self.previous, self.at_ready) = (None, None, None);
+        (self.wanted, self.urgent, self.waiting) = (None, None, None);
+    }
+}
+
+fn monitor(scenario: &Scenario, policy: &Policy, priors: Vec<crate::growth::Prior>) -> Monitor {
+    let mut monitor = Monitor::with_prior(&policy.growth, priors);
+    monitor.allow(Series::Host, scenario.allowance);
+    monitor
+}
+
+/// What ends recycling for good is told once.
+fn note(outcome: &mut Outcome, held: Held) {
+    if !matches!(held, Held::TooSoon { .. }) {
+        let text = held.to_string();
+        if !outcome.held.contains(&text) {
+            outcome.held.push(text);
+        }
+    }
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+}
+
+/// The world begins at midnight.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "minutes of the day, 0 to 1439")]
+fn minute(clock: f64) -> u16 {
+    ((clock / 60.0).rem_euclid(f64::from(DAY))).floor() as u16 % DAY
+}

@@ -1,0 +1,119 @@
+use super::*;
+use crate::growth::Unit;
+use crate::recycle::GrowthMode;
+use crate::units::MemoryLimit;
+use crate::world::{Leak, Load};
+
+const MIB: u64 = 1024 * 1024;
+const GIB: u64 = 1024 * MIB;
+
+/// A server that fills 8 GiB, two requests in three seconds of which a quarter bring an image.
+fn scenario(leak: Option<Leak>) -> Scenario {
+    let mut world = World::quiet(7);
+    world.leaks.extend(leak);
+    world.load = Load { per_second: 0.1, ..Load::default() };
+    Scenario {
+        world,
+        requests: 12_000,
+        memory: 8 * GIB,
+        device: 0,
+        load_time: Duration::from_secs(20),
+        service: Duration::from_secs(4),
+        overlap: false,
+        asleep: Windows::ALWAYS,
+        allowance: 0,
+    }
+}
+
+fn leaking(mib: f64) -> Scenario {
+    scenario(Some(Leak::of(Unit::Image, mib * 1024.0 * 1024.0)))
+}
+
+fn policy() -> Policy {
+    let defaults = crate::defaults();
+    let recycle = RecyclePolicy {
+        growth: GrowthMode::Recycle,
+        host_soft: Some(MemoryLimit::Percent(80.0)),
+        host_hard: Some(MemoryLimit::Percent(92.0)),
+        ..RecyclePolicy::new(&defaults.recycle)
+    };
+    Policy { recycle, restraint: RestraintPolicy::new(&defaults.recycle), growth: defaults.growth.clone() }
+}
+
+#[test]
+fn with_a_leak_the_policy_saves_every_process_with_fewer_restarts_than_a_tuned_counter() {
+    for mib in [3.0, 8.0, 30.0] {
+        let report = compare(&leaking(mib), &policy(), None);
+        assert!(report.nothing.out_of_memory >= 1, "{mib}: {report:#?}");
+        assert_eq!((report.policy.out_of_memory, report.policy.failed), (0, 0), "{mib}: {report:#?}");
+        assert_eq!((report.avoided, report.caused), (report.nothing.out_of_memory, 0));
+        let counter = report.counter.as_ref().unwrap();
+        assert!(report.policy.restarts < counter.restarts, "{mib}: {report:#?}");
+        assert!(report.policy.waited_minutes < counter.waited_minutes, "{mib}: {report:#?}");
+    }
+}
+
+#[test]
+fn without_a_leak_nothing_is_ever_recycled() {
+    for seed in 0..4 {
+        let mut calm = scenario(None);
+        calm.world.seed = seed;
+        calm.requests = 5000;
+        let report = compare(&calm, &policy(), None);
+        assert_eq!((report.policy.restarts, report.nothing.out_of_memory), (0, 0), "{report:#?}");
+        assert_eq!(report.counter, None, "there is nothing to tune by");
+    }
+}
+
+#[test]
+fn the_same_scenario_gives_the_same_outcome() {
+    let (scenario, policy) = (Scenario { requests: 2000, ..leaking(8.0) }, policy());
+    let outcome = run(&scenario, &Strategy::Policy(&policy));
+    assert_eq!(run(&scenario, &Strategy::Policy(&policy)), outcome);
+    let text = serde_json::to_string(&outcome).unwrap();
+    assert_eq!(serde_json::from_str::<Outcome>(&text).unwrap().restarts, outcome.restarts);
+}
+
+#[test]
+fn a_counter_restarts_by_its_count_and_its_requests_wait_for_the_load() {
+    let outcome = run(&Scenario { requests: 1000, ..scenario(None) }, &Strategy::Every(100));
+    assert_eq!((outcome.restarts, outcome.out_of_memory), (10, 0), "{outcome:#?}");
+    assert!(outcome.waited > 0 && outcome.waited_minutes > 0.0, "{outcome:#?}");
+}
+
+#[test]
+fn an_overlap_without_memory_for_both_is_counted_as_caused() {
+    let mut tight = Scenario { overlap: true, requests: 3000, ..leaking(30.0) };
+    tight.world.host = 3 * GIB;
+    let outcome = run(&tight, &Strategy::Policy(&policy()));
+    assert!(outcome.out_of_memory_caused > 0, "{outcome:#?}");
+    let roomy = Scenario { overlap: false, ..tight };
+    assert_eq!(run(&roomy, &Strategy::Policy(&policy())).out_of_memory_caused, 0);
+}
+
+#[test]
+fn a_backend_whose_clients_sleep_is_replaced_at_night_and_nobody_waits() {
+    let mut nightly = leaking(8.0);
+    nightly.asleep = "00:00-06:00".parse().unwrap();
+    let mut policy = policy();
+    policy.recycle.only = "02:00-05:00".parse().unwrap();
+    // 1,500 requests a day of 2 MiB each: three gibibytes a day.
+    nightly.world.load.per_second = 0.023;
+    let outcome = run(&nightly, &Strategy::Policy(&policy));
+    assert!(outcome.restarts > 0 && outcome.out_of_memory == 0 && outcome.waited == 0, "{outcome:#?}");
+}
+
+#[test]
+fn observing_only_restarts_by_budget_and_no_budget_at_all_runs_out() {
+    let mut observe = policy();
+    observe.recycle.growth = GrowthMode::Observe;
+    let outcome = run(&leaking(30.0), &Strategy::Policy(&observe));
+    assert!(
+        outcome.reasons.iter().all(|(reason, _)| reason != "growth") && outcome.restarts > 0,
+        "{outcome:#?}"
+    );
+    observe.recycle.host_soft = None;
+    observe.recycle.host_hard = None;
+    observe.recycle.levels.kill_host = 0;
+    assert!(run(&leaking(30.0), &Strategy::Policy(&observe)).out_of_memory > 0);
+}
