@@ -224,15 +224,10 @@ impl Restraint {
 
     /// The generation that followed a recycle because of `series` has settled. Returns what this switches off, if it does.
     pub fn ended(&mut self, series: Series, helped: bool, policy: &RestraintPolicy) -> Option<Held> {
-        let count = match self.futile.iter_mut().find(|(of, _)| *of == series) {
-            Some((_, count)) => count,
-            None => {
-                self.futile.push((series, 0));
-                &mut self.futile.last_mut()?.1
-            }
-        };
-        *count = if helped { 0 } else { count.saturating_add(1) };
-        let recycles = *count;
+        let before = self.futile.iter().find(|(of, _)| *of == series).map_or(0, |(_, count)| *count);
+        let recycles = if helped { 0 } else { before.saturating_add(1) };
+        self.futile.retain(|(of, _)| *of != series);
+        self.futile.push((series, recycles));
         (policy.max_futile > 0 && recycles == policy.max_futile)
             .then_some(Held::Futile { recycles, series: Some(series) })
     }

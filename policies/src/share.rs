@@ -203,9 +203,10 @@ mod tests {
         ModelName::new(name)
     }
 
-    fn granted(turn: Turn) -> TurnId {
+    #[track_caller]
+    fn granted(turn: &Turn) -> TurnId {
         match turn {
-            Turn::Granted(id) => id,
+            Turn::Granted(id) => *id,
             Turn::Wait { .. } => panic!("{turn:?}"),
         }
     }
@@ -213,25 +214,25 @@ mod tests {
     #[test]
     fn replicas_of_one_model_take_turns() {
         let mut arbiter = Arbiter::new();
-        let first = granted(arbiter.request(&model("a"), 0, &[]));
-        assert_eq!(granted(arbiter.request(&model("a"), 0, &[])), first, "it has the turn already");
+        let first = granted(&arbiter.request(&model("a"), 0, &[]));
+        assert_eq!(granted(&arbiter.request(&model("a"), 0, &[])), first, "it has the turn already");
         let wait = Turn::Wait { model: model("a"), replica: 0, gpu: None };
         assert_eq!(arbiter.request(&model("a"), 1, &[]), wait);
-        granted(arbiter.request(&model("b"), 0, &[]));
+        granted(&arbiter.request(&model("b"), 0, &[]));
         arbiter.release(first);
-        granted(arbiter.request(&model("a"), 1, &[]));
+        granted(&arbiter.request(&model("a"), 1, &[]));
     }
 
     #[test]
     fn one_replacement_at_a_time_on_a_gpu_and_a_turn_is_given_back_once() {
         let mut arbiter = Arbiter::new();
         let (zero, one) = (GpuIndex(0), GpuIndex(1));
-        let both = granted(arbiter.request(&model("a"), 0, &[zero, one]));
+        let both = granted(&arbiter.request(&model("a"), 0, &[zero, one]));
         let wait = Turn::Wait { model: model("a"), replica: 0, gpu: Some(one) };
         assert_eq!(arbiter.request(&model("b"), 0, &[one]), wait);
-        granted(arbiter.request(&model("c"), 0, &[GpuIndex(2)]));
+        granted(&arbiter.request(&model("c"), 0, &[GpuIndex(2)]));
         arbiter.release(both);
-        let next = granted(arbiter.request(&model("b"), 0, &[one]));
+        let next = granted(&arbiter.request(&model("b"), 0, &[one]));
         arbiter.release(both);
         assert_eq!(arbiter.held(), 2, "giving back an old turn takes nobody else's");
         arbiter.release(next);

@@ -8,6 +8,7 @@ use crate::schedule::Windows;
 use crate::share::Chosen;
 use crate::units::{ByteSize, MemoryLimit};
 
+#[expect(clippy::unnecessary_wraps, reason = "every limit may be missing")]
 fn mib(n: u64) -> Option<MemoryLimit> {
     Some(MemoryLimit::Bytes(ByteSize::mib(n)))
 }
@@ -85,6 +86,7 @@ fn growth(series: Series, verdict: Verdict, baseline: u64) -> Growth {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "every forecast may be missing")]
 fn forecast(limit: u64, hours: f64) -> Option<Forecast> {
     let at = |value| Interval { value, low: value * 0.8, high: value * 1.3 };
     Some(Forecast { limit, requests: at(hours * 1000.0), seconds: Some(at(hours * 3600.0)) })
