@@ -67,12 +67,8 @@ async fn vram_is_shown_as_the_driver_tells_it_else_estimated_else_unknown_with_t
     Ok(())
 }
 
-#[tokio::test]
-async fn a_backend_over_its_vram_budget_is_replaced_and_no_request_fails() -> Outcome {
-    let (warden, nvml, old) = start(&format!("policy.vram.soft = \"2GiB\"\n{EAGER}")).await?;
-    nvml.say(&[used_by(Some(old), GIB, GIB)])?;
-    until_vram(&warden, json!([{"gpu": 0, "bytes": GIB, "source": "process"}])).await?;
-    nvml.say(&[used_by(Some(old), 3 * GIB, 3 * GIB)])?;
+/// Sends requests until the backend is another one; none may fail.
+async fn until_replaced(warden: &Warden, old: ProcessId) -> Result<ProcessId, Trouble> {
     let mut asked = 0;
     wait_until("the backend is another one", SOON, async || {
         asked += 1;
@@ -82,14 +78,48 @@ async fn a_backend_over_its_vram_budget_is_replaced_and_no_request_fails() -> Ou
         now.len() == 1 && now.iter().all(|backend| backend.pid != old.pid)
     })
     .await?;
-    let new = warden.until_ready(1).await?[0];
-    nvml.say(&[used_by(Some(new), GIB, GIB)])?;
+    Ok(warden.until_ready(1).await?[0])
+}
+
+async fn first_entry(warden: &Warden) -> Result<Value, Trouble> {
     wait_until("the ledger has the replacement", SOON, async || {
         json_lines(&warden.recycles()).is_ok_and(|entries| !entries.is_empty())
     })
     .await?;
-    let entry = json_lines(&warden.recycles())?[0].clone();
+    Ok(json_lines(&warden.recycles())?[0].clone())
+}
+
+#[tokio::test]
+async fn a_backend_over_its_vram_budget_is_replaced_and_no_request_fails() -> Outcome {
+    let (warden, nvml, old) = start(&format!("policy.vram.soft = \"2GiB\"\n{EAGER}")).await?;
+    nvml.say(&[used_by(Some(old), GIB, GIB)])?;
+    until_vram(&warden, json!([{"gpu": 0, "bytes": GIB, "source": "process"}])).await?;
+    nvml.say(&[used_by(Some(old), 3 * GIB, 3 * GIB)])?;
+    let new = until_replaced(&warden, old).await?;
+    nvml.say(&[used_by(Some(new), GIB, GIB)])?;
+    let entry = first_entry(&warden).await?;
     assert_eq!(entry["reason"], "vram_soft", "{entry}");
     assert_eq!(entry["vram_before"], json!([{"gpu": 0, "bytes": 3 * GIB, "source": "process"}]), "{entry}");
     until_vram(&warden, json!([{"gpu": 0, "bytes": GIB, "source": "process"}])).await
+}
+
+#[tokio::test]
+async fn a_backend_whose_gpu_reports_a_fatal_fault_is_replaced_once() -> Outcome {
+    let (warden, nvml, old) = start(EAGER).await?;
+    let mut gpu = used_by(Some(old), GIB, GIB);
+    nvml.say(std::slice::from_ref(&gpu))?;
+    until_vram(&warden, json!([{"gpu": 0, "bytes": GIB, "source": "process"}])).await?;
+    gpu.xids.push(79);
+    nvml.say(&[gpu])?;
+    let new = until_replaced(&warden, old).await?;
+    let entry = first_entry(&warden).await?;
+    assert_eq!(entry["reason"], "device_fault", "{entry}");
+    // The fault is not told of the next generation, though the driver's library still has it in its list.
+    let mut gpu = used_by(Some(new), GIB, GIB);
+    gpu.xids.push(79);
+    nvml.say(&[gpu])?;
+    until_vram(&warden, json!([{"gpu": 0, "bytes": GIB, "source": "process"}])).await?;
+    assert_eq!(json_lines(&warden.recycles())?.len(), 1);
+    assert_eq!(warden.backends(), [new]);
+    Ok(())
 }

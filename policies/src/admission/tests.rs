@@ -1,3 +1,5 @@
+//! Predictive admission: what fits, and what is done with what does not.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! What a server is told to keep, read from its arguments, its environment and its log.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Which level of memory, growth or health calls for which action.
+
 use proptest::prelude::*;
 
 use super::*;
