@@ -30,6 +30,11 @@ pub enum Learned {
         /// Bytes of this one.
         bytes: u64,
     },
+    /// What a slot held, its checkpoints included, went to the prompt cache.
+    SlotSaved {
+        /// Which slot.
+        slot: u32,
+    },
     /// Each slot may have so many checkpoints.
     Checkpoints {
         /// Checkpoints.
@@ -52,8 +57,10 @@ pub fn read(line: &str) -> Option<Learned> {
         let count = number(rest)?;
         let of = number(after(rest, " of ")?)?;
         let bytes = mib(after(rest, "size = ")?)?;
-        let slot = after(line, "id ").and_then(|rest| number(rest.trim_start()));
-        return Some(Learned::Checkpoint { slot, count, of, bytes });
+        return Some(Learned::Checkpoint { slot: slot(line), count, of, bytes });
+    }
+    if line.contains("saving idle slot to prompt cache") {
+        return Some(Learned::SlotSaved { slot: slot(line)? });
     }
     if let Some(rest) = after(line, "context checkpoints enabled, max = ") {
         return Some(Learned::Checkpoints { of: number(rest)? });
@@ -77,6 +84,11 @@ pub fn read(line: &str) -> Option<Learned> {
         return Some(Learned::Slots { slots: number(rest)? });
     }
     None
+}
+
+/// `slot create_check: id  1 | task 0 | …`
+fn slot(line: &str) -> Option<u32> {
+    number(after(line, ": id ")?.trim_start())
 }
 
 fn after<'line>(line: &'line str, mark: &str) -> Option<&'line str> {

@@ -161,6 +161,11 @@ impl Allowance {
                 self.checkpoints = Known { value: of, from: Origin::Log };
                 self.slots_now.insert(slot.unwrap_or(0), u64::from(count).saturating_mul(bytes));
             }
+            Learned::SlotSaved { slot } => {
+                if let Some(bytes) = self.slots_now.get_mut(&slot) {
+                    *bytes = 0;
+                }
+            }
             Learned::Checkpoints { of } => self.checkpoints = Known { value: of, from: Origin::Log },
             Learned::Slots { slots } => self.slots = Known { value: slots, from: Origin::Log },
         }

@@ -76,6 +76,14 @@ fn lines_of_the_real_server_are_read_with_what_stands_before_them() {
             Learned::CacheLimit { bytes: Some(12 * MIB) },
         ),
         (
+            "0.00.424.534 I slot create_check: id  1 | task 0 | created context checkpoint 1 of 32 (pos_min = 0, pos_max = 289, n_tokens = 290, size = 0.500 MiB)",
+            Learned::Checkpoint { slot: Some(1), count: 1, of: 32, bytes: MIB / 2 },
+        ),
+        (
+            "0.00.650.223 I slot process_sing: id  1 | task -1 | saving idle slot to prompt cache",
+            Learned::SlotSaved { slot: 1 },
+        ),
+        (
             "srv load_model: context checkpoints enabled, max = 32, min spacing = 8192",
             Learned::Checkpoints { of: 32 },
         ),
@@ -89,6 +97,7 @@ fn lines_of_the_real_server_are_read_with_what_stands_before_them() {
     }
     for line in [
         "",
+        "saving idle slot to prompt cache",
         "srv  update_slots: all slots are idle",
         "cache state: ",
         "cache state: 12 prompts, lots",
@@ -110,6 +119,17 @@ fn the_log_beats_what_was_declared_and_a_measured_cache_is_not_allowed_for_twice
     allowance.learn("cache state: 2 prompts, 100.000 MiB (limits: 512.000 MiB, 8192 tokens, 9000 est)");
     assert_eq!((allowance.unmeasured(), allowance.measured()), (0, Some(100 * MIB)));
     assert!(allowance.words()[1].contains("holds 100.0 MiB"), "{:?}", allowance.words());
+}
+
+#[test]
+fn checkpoints_that_move_to_the_cache_are_counted_there_only() {
+    let mut allowance = declared("");
+    allowance
+        .learn("slot create_check: id  1 | task 0 | created context checkpoint 2 of 32 (size = 10.000 MiB)");
+    assert_eq!(allowance.measured(), Some(20 * MIB));
+    allowance.learn("slot process_sing: id  1 | task -1 | saving idle slot to prompt cache");
+    allowance.learn("srv        update:  - cache state: 1 prompts, 30.000 MiB (limits: 64.000 MiB, 2048 tokens, 4092 est)");
+    assert_eq!(allowance.measured(), Some(30 * MIB));
 }
 
 #[test]
