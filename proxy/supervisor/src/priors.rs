@@ -133,7 +133,7 @@ pub(crate) fn key(command: &Command) -> String {
     for (name, value) in env {
         add(&format!("{name}={value}"));
     }
-    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&hash.finalize()[..16])
 }
 
 #[cfg(test)]

@@ -23,10 +23,14 @@ impl Model {
         let Some(id) =
             self.units.iter().find(|unit| unit.generation() == Some(generation)).map(|unit| unit.id)
         else {
-            if let Report::Spawned(Ok(process)) = report {
+            match report {
                 // Nobody wants it, but it has to be reaped.
-                process.kill();
-                self.await_exit(generation, process);
+                Report::Spawned(Ok(process)) => {
+                    process.kill();
+                    self.await_exit(generation, process);
+                }
+                Report::Spawned(Err(_)) | Report::Exited(..) => self.context.census.gone(generation),
+                _ => {}
             }
             return;
         };

@@ -26,6 +26,7 @@
 //! | `settle` | what the whole state asks for |
 //! | `control` | restart, drain, reload, removal, end |
 //! | `show` | the view |
+//! | `words` | sentences for events |
 
 mod act;
 mod control;
@@ -38,6 +39,7 @@ mod settle;
 mod show;
 mod unit;
 mod watched;
+mod words;
 
 use std::sync::Arc;
 use std::time::Duration;

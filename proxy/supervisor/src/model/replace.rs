@@ -258,17 +258,17 @@ impl Model {
         };
         let held = live.host.map_or(0, HostMemory::charged);
         let needed = scale(held.max(self.watch.overlap_floor.0), self.watch.overlap_headroom);
-        let mut words = format!("{} available, {} needed", ByteSize(available), ByteSize(needed));
+        let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
         let mut fits = available >= needed;
         for vram in &watched.vram {
             let needed = scale(vram.bytes, self.watch.overlap_headroom);
             let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
             fits &= free.is_some_and(|free| free >= needed);
             let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());
-            words.push_str(&format!(", {free} free on GPU {}, {} needed", vram.gpu.0, ByteSize(needed)));
+            words.push(format!("{free} free on GPU {}, {} needed", vram.gpu.0, ByteSize(needed)));
         }
         let mode = if fits { Mode::Overlap } else { Mode::Sequential };
-        (mode, format!("{}: {words}", mode.as_str()))
+        (mode, format!("{}: {}", mode.as_str(), words.join(", ")))
     }
 
     // --- what happens to the generations ---

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
-use warden_policies::growth::{Blame, Turn};
+use warden_policies::growth::Turn;
 use warden_policies::lifecycle::Phase;
 use warden_policies::moment::Load;
 use warden_policies::sample::Edge;
 use warden_policies::share::Member;
-use warden_policies::units::ByteSize;
 use warden_policies::{Series, restraint};
 
 use super::unit::{Role, Unit, UnitId};
 use super::watched::Taken;
+use super::words::verdict;
 use super::{Model, Report};
 use crate::census::Returned;
 use crate::clock;
@@ -130,7 +130,7 @@ impl Model {
 
     fn tell_verdict(&mut self, id: UnitId, turn: Turn) {
         let Some(generation) = self.unit(id).and_then(Unit::generation) else { return };
-        let message = verdict_words(&turn);
+        let message = verdict(&turn);
         let Turn { request, before, growth, .. } = turn;
         let kind = EventKind::Verdict { growth: Box::new(growth), before, request, message };
         self.tell(Some(generation), kind);
@@ -207,44 +207,4 @@ impl Model {
             self.tell(None, EventKind::DriverLeak { gpu, bytes, message });
         }
     }
-}
-
-/// One sentence about a change of verdict.
-fn verdict_words(turn: &Turn) -> String {
-    let growth = &turn.growth;
-    let mut words = format!(
-        "{}: {} since request {} (was {})",
-        growth.series,
-        growth.verdict.as_str(),
-        growth.since_request,
-        turn.before.as_str()
-    );
-    if let Some(slope) = growth.slope {
-        words.push_str(&format!(", {} per request", signed(slope.value)));
-    }
-    match &growth.blame {
-        Some(Blame::Pays { unit, bytes_per_unit, share }) => words.push_str(&format!(
-            ", {} per {} ({:.0} % of the growth)",
-            signed(*bytes_per_unit),
-            unit.as_str().replace('_', " "),
-            share * 100.0
-        )),
-        Some(Blame::Undecided { why }) => words.push_str(&format!(", nobody to blame: {why}")),
-        None => {}
-    }
-    if growth.fill.allowed > 0 {
-        let (used, allowed) = (ByteSize(growth.fill.used), ByteSize(growth.fill.allowed));
-        words.push_str(&format!(", {used} of {allowed} that it is told to keep"));
-    }
-    words
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "made positive before; bytes for people, so a fraction of one does not matter"
-)]
-fn signed(bytes: f64) -> String {
-    let size = ByteSize(bytes.abs() as u64);
-    if bytes < 0.0 { format!("-{size}") } else { size.to_string() }
 }

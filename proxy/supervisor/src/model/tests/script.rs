@@ -66,7 +66,8 @@ impl Role {
     }
 }
 
-/// A world whose processes take their roles from a list, and behave well when it is empty.
+/// A world whose processes take their roles from a list, and behave well when it is empty. On a machine with a GPU they
+/// use it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Script {
     inner: Arc<Inner>,
@@ -189,7 +190,8 @@ impl World for Script {
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
-            let role = lock(&self.inner.roles).pop_front().unwrap_or_default();
+            let vram = (!lock(&self.inner.gpus).is_empty()).then_some(1 << 30);
+            let role = lock(&self.inner.roles).pop_front().unwrap_or(Role { vram, ..Role::default() });
             tokio::time::sleep(role.spawn_takes).await;
             if role.cannot_spawn {
                 let source = std::io::Error::from_raw_os_error(libc::ENOENT);

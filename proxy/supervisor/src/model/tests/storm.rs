@@ -7,9 +7,12 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use warden_policies::recycle::GrowthMode;
+use warden_sensors::gpu::Fault;
 
 use super::script::{Actor, Role};
 use super::*;
+use crate::Outcome;
 use crate::child::Exit;
 
 #[derive(Clone, Debug)]
@@ -29,6 +32,15 @@ enum Op {
     Crash(usize),
     Deaf(usize, bool),
     Grow(usize),
+    /// VRAM of a process, in GiB.
+    Gpu(usize, u64),
+    /// Nobody tells VRAM any more.
+    Blind,
+    Xid(u64),
+    /// So many answers that say that computing failed.
+    Errors(u32),
+    Growth(u8),
+    Say(usize),
     Next(Fate),
 }
 
@@ -65,12 +77,18 @@ fn op() -> impl Strategy<Value = Op> {
         3 => any::<usize>().prop_map(Op::Crash),
         2 => (any::<usize>(), any::<bool>()).prop_map(|(n, deaf)| Op::Deaf(n, deaf)),
         2 => any::<usize>().prop_map(Op::Grow),
+        3 => (any::<usize>(), 1u64..81).prop_map(|(n, gib)| Op::Gpu(n, gib)),
+        1 => Just(Op::Blind),
+        1 => prop_oneof![Just(31u64), Just(79)].prop_map(Op::Xid),
+        1 => (1u32..12).prop_map(Op::Errors),
+        1 => (0u8..3).prop_map(Op::Growth),
+        1 => any::<usize>().prop_map(Op::Say),
         3 => fate.prop_map(Op::Next),
     ]
 }
 
 fn role(fate: Fate) -> Role {
-    let good = Role::default();
+    let good = Role { vram: Some(1 << 30), ..Role::default() };
     match fate {
         Fate::Fails => Role::failing(Exit::Code(1), "something odd"),
         Fate::CannotSpawn => Role { cannot_spawn: true, ..good },
@@ -89,7 +107,7 @@ fn actor(rig: &Script, generation: GenerationId) -> Arc<Actor> {
 }
 
 async fn storm(ops: Vec<Op>, calm: bool) {
-    let mut rig = Rig::new(|config, _| {
+    let mut rig = Rig::new(|config, script| {
         let model = &mut config.models[0];
         model.queue_wait = secs(60);
         model.queue_depth = 6;
@@ -101,6 +119,10 @@ async fn storm(ops: Vec<Op>, calm: bool) {
         model.timing.probe_timeout = secs(1);
         model.restraint.min_interval = secs(5);
         model.restraint.min_interval_hard = secs(1);
+        model.recycle.vram_soft = mib(40 * 1024);
+        model.recycle.vram_hard = mib(60 * 1024);
+        model.record = true;
+        script.set_gpus(&[80 << 30]);
     })
     .await;
     let mut tasks = JoinSet::new();
@@ -159,6 +181,27 @@ async fn storm(ops: Vec<Op>, calm: bool) {
             Op::Grow(n) => drop(
                 child(n).inspect(|child| child.set_anon(if n % 2 == 0 { 600 * MIB } else { 1000 * MIB })),
             ),
+            Op::Gpu(n, gib) => drop(child(n).inspect(|child| child.set_vram((gib << 30) - (100 << 20)))),
+            Op::Blind => rig.script.hide_vram("nobody tells"),
+            Op::Xid(xid) => rig.script.fault(Fault::Xid(Some(xid))),
+            Op::Errors(count) => {
+                drop(tasks.spawn(async move {
+                    let failed = Outcome { status: Some(500), compute_error: true, ..Outcome::default() };
+                    for _ in 0..count {
+                        let Ok(lease) = fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await else {
+                            return;
+                        };
+                        lease.note_outcome(&failed);
+                    }
+                }));
+            }
+            Op::Growth(n) => {
+                let mode = GrowthMode::ALL[usize::from(n)];
+                drop(rig.apply(|config| model(config).recycle.growth = mode).await);
+            }
+            Op::Say(n) => drop(child(n).inspect(|child| {
+                child.say("srv  update: - cache state: 3 prompts, 210.938 MiB (limits: 8192.000 MiB)");
+            })),
             Op::Next(fate) => rig.script.next(role(fate)),
         }
         let alive = rig.script.alive();
@@ -188,6 +231,7 @@ async fn recover(rig: &Rig) {
     for child in rig.script.children() {
         child.set_deaf(false);
         child.set_anon(MIB);
+        child.set_vram(MIB);
     }
     let served = async {
         while rig.fleet.restart("m").await.is_err() {
