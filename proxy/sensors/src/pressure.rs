@@ -6,10 +6,12 @@
 use std::fs;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::SensorError;
 
 /// The group of a backend; each part is `None` where the kernel has no such file for the group, or forbids to read it.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CgroupMemory {
     /// The group, as `/proc/<pid>/cgroup` names it.
     pub path: String,
@@ -24,7 +26,7 @@ pub struct CgroupMemory {
 }
 
 /// Counters of `memory.events`, since the group was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryEvents {
     /// Times that the group went over `memory.high` and was slowed down.
     pub high: u64,
@@ -37,7 +39,7 @@ pub struct MemoryEvents {
 }
 
 /// Pressure stalls: the share of time, in percent, in which tasks waited for memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pressure {
     /// Some task waited, over 10 seconds.
     pub some_avg10: f64,

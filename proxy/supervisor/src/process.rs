@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use warden_policies::sample::{GpuIndex, HostMemory, Vram};
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
-use warden_sensors::{BackendMetrics, HostTotals, Report, backend_metrics};
+use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Report, backend_metrics};
 
 use crate::child::{Child, Exit};
 use crate::clock;
@@ -75,6 +75,8 @@ pub(crate) struct Sample {
     pub(crate) devices: Option<Arc<Devices>>,
     /// Memory of the host.
     pub(crate) totals: Option<HostTotals>,
+    /// Its control group; `None` if it has none of version 2.
+    pub(crate) group: Option<CgroupMemory>,
     /// Its report of its GPU memory; `None` if there is none.
     pub(crate) report: Option<Report>,
     /// Its own counters; `None` if it does not tell them.
@@ -414,6 +416,7 @@ impl Process for HostProcess {
                     vram_unknown,
                     devices,
                     totals: warden_sensors::host_totals().ok(),
+                    group: warden_sensors::cgroup_memory(pid).ok().filter(|group| !group.path.is_empty()),
                     report: source.and_then(|source| source.read(pid)),
                     metrics,
                 }

@@ -9,7 +9,7 @@ use warden_policies::lifecycle::Phase;
 use warden_policies::restraint::Held;
 use warden_policies::sample::{GpuIndex, HostMemory, Series, Vram};
 use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
-use warden_sensors::Report;
+use warden_sensors::{CgroupMemory, Report};
 
 /// The fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -166,6 +166,10 @@ pub struct MemoryView {
     /// Why VRAM is not known, so that nothing is decided by it; `None` if it is known or there is no GPU.
     #[serde(default)]
     pub vram_unknown: Option<String>,
+    /// The control group that it is in, as the kernel counts for it; shown, never judged. `None` if it has none of
+    /// version 2.
+    #[serde(default)]
+    pub group: Option<CgroupMemory>,
     /// The picture of each series that was read.
     #[serde(default)]
     pub growth: Vec<Growth>,

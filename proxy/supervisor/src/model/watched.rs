@@ -20,7 +20,7 @@ use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
 use warden_policies::{GpuIndex, Reason};
 use warden_sensors::gpu::Fault;
-use warden_sensors::{HostTotals, Report};
+use warden_sensors::{CgroupMemory, HostTotals, Report};
 
 use crate::gpus::Devices;
 use crate::lease::Cell;
@@ -53,6 +53,7 @@ pub(super) struct Watched {
     pub(super) vram_unknown: Option<String>,
     pub(super) devices: Option<Arc<Devices>>,
     pub(super) totals: Option<HostTotals>,
+    pub(super) group: Option<CgroupMemory>,
     /// The facts of the last judgement.
     pub(super) facts: Option<Facts>,
     /// Since when a drain or more is wanted.
@@ -88,6 +89,7 @@ impl Watched {
             vram_unknown: None,
             devices: None,
             totals: None,
+            group: None,
             facts: None,
             urgent_since: None,
             confirmed: None,
@@ -188,6 +190,7 @@ impl Watched {
         self.vram_unknown.clone_from(&reading.vram_unknown);
         self.devices = reading.devices.clone().or_else(|| self.devices.take());
         self.totals = reading.totals.or(self.totals);
+        self.group.clone_from(&reading.group);
         self.look(taken, reading, cell, spawned);
         turns
     }
@@ -336,6 +339,7 @@ impl Watched {
         MemoryView {
             vram: self.vram.clone(),
             vram_unknown: self.vram_unknown.clone(),
+            group: self.group.clone(),
             growth: self.monitor.growth().to_vec(),
             forecasts: forecasts.collect(),
             allowance: self.allowance.words(),

@@ -443,6 +443,7 @@ impl Process for Actor {
                 vram_unknown: unknown,
                 devices: Some(Arc::new(devices)),
                 // A world that says nothing of its memory is a large one.
+                group: None,
                 totals: (available > 0).then_some(HostTotals { total: 1 << 40, available }),
                 report: lock(&self.report).clone(),
                 metrics: decodes
