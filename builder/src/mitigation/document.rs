@@ -125,6 +125,9 @@ fn leak(text: &mut String, leak: &Leak) {
         point(text, "helps", &cure.to_string());
     }
     point(text, "how to tell", &leak.detect);
+    for sign in &leak.signs {
+        point(text, "fingerprint", &sign.to_string());
+    }
     evidence(text, &leak.evidence);
     point(text, "confidence", &leak.confidence);
     point(text, "references", &leak.references.join(", "));

@@ -41,6 +41,9 @@ pub struct Leak {
     /// How it is told from others.
     #[serde(default)]
     pub detect: String,
+    /// How a program recognizes it; none: it cannot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signs: Vec<Sign>,
     /// What was measured.
     #[serde(default)]
     pub evidence: Vec<Evidence>,
@@ -70,6 +73,52 @@ pub enum LeakKind {
     Diagnostic,
     /// Searched for, not found.
     NoneFound,
+}
+
+/// What a leak looks like in the readings of one server.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sign {
+    /// Memories that grow, all of them.
+    pub grows: Vec<Memory>,
+    /// Memories that do not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub still: Vec<Memory>,
+    /// Units of work of which one pays (`request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`); none: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub units: Vec<String>,
+    /// Flags of llama-server of which one has to be given; none: any command.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flags: Vec<String>,
+    /// Mitigations with which it is something else.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unless: Vec<String>,
+    /// How sure it is when all of that fits, 0 to 1.
+    pub confidence: f64,
+}
+
+/// Units of work as a sign names them.
+pub(super) const UNITS: [&str; 6] = ["request", "prompt_token", "output_token", "image", "audio", "hour"];
+
+impl fmt::Display for Sign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names =
+            |all: &[Memory], and: &str| all.iter().map(|one| one.name()).collect::<Vec<_>>().join(and);
+        write!(f, "{} grow{}", names(&self.grows, " and "), if self.grows.len() == 1 { "s" } else { "" })?;
+        if !self.still.is_empty() {
+            write!(f, ", {} does not", names(&self.still, " and "))?;
+        }
+        if !self.units.is_empty() {
+            write!(f, ", by {}", self.units.join(" or ").replace('_', " "))?;
+        }
+        if !self.flags.is_empty() {
+            write!(f, ", with {}", self.flags.join(" or "))?;
+        }
+        if !self.unless.is_empty() {
+            write!(f, ", without {}", self.unless.join(", "))?;
+        }
+        write!(f, " ({:.0} %)", self.confidence * 100.0)
+    }
 }
 
 /// What helps: exactly one of the fields but `note` is given.

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::entry::{Action, Flag, Memory, Mitigation};
-use super::leak::Leak;
+use super::leak::{Leak, UNITS};
 use super::value::{ValueKind, ValueSpec};
 use crate::error::{Error, Result};
 use crate::patch::Evidence;
@@ -128,9 +128,26 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
                 "each cure says exactly one of mitigation, upgrade, restart, monitor, advice".to_owned();
             return Err(wrong(Some(at), &key, why));
         }
+        signs(&leak).map_err(|why| wrong(Some(at), &key, why))?;
         leaks.push(leak);
     }
     Ok(Loaded { mitigations, pairs: raw.pair, leaks })
+}
+
+/// Ids of mitigations are checked with those of the patch sets, in the catalogue.
+fn signs(leak: &Leak) -> std::result::Result<(), String> {
+    for sign in &leak.signs {
+        if sign.grows.is_empty() || sign.still.iter().any(|memory| sign.grows.contains(memory)) {
+            return Err("a sign says which memory `grows`, and names none of it in `still`".to_owned());
+        }
+        if let Some(unit) = sign.units.iter().find(|unit| !UNITS.contains(&unit.as_str())) {
+            return Err(format!("`{unit}` is no unit of work: they are {}", UNITS.join(", ")));
+        }
+        if !(0.0..=1.0).contains(&sign.confidence) {
+            return Err("the `confidence` of a sign goes from 0 to 1".to_owned());
+        }
+    }
+    Ok(())
 }
 
 fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {

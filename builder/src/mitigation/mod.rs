@@ -11,6 +11,7 @@
 //! Resolving is pure. Only [`Effect::fit`] may read a file: a binary that we did not build is searched for the text
 //! that a fix leaves in it.
 
+mod advise;
 mod build;
 mod catalogue;
 mod document;
@@ -22,11 +23,12 @@ mod marker;
 mod resolve;
 mod value;
 
+pub use advise::{Advice, Seen};
 pub use build::{BuildFacts, Fit, Papers};
 pub use catalogue::Catalogue;
 pub use document::markdown;
 pub use entry::{Action, Flag, Memory, Mitigation, Part};
-pub use leak::{Cure, Leak, LeakKind};
+pub use leak::{Cure, Leak, LeakKind, Sign};
 pub use marker::{Presence, find_text};
 pub use resolve::{Effect, Finding, FlagUse, Need, Resolution};
 pub use value::{ValueKind, ValueSpec};

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 mod admin;
+mod advice;
 mod cli;
 mod clock;
 mod config;

@@ -5,11 +5,6 @@ use std::time::Duration;
 use warden_policies::growth::{Blame, Fill, Forecast, Interval, Unit};
 use warden_policies::{Action, ByteSize, Decision, Reason};
 
-/// An amount of memory with two digits after the point, signed: `+4.42 MiB`.
-pub(crate) fn signed(bytes: f64) -> String {
-    format!("{}{}", if bytes < 0.0 { "-" } else { "+" }, amount(bytes.abs()))
-}
-
 /// An amount of memory, with two digits after the point: `4.42 MiB`.
 pub(crate) fn amount(bytes: f64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -21,10 +16,14 @@ pub(crate) fn amount(bytes: f64) -> String {
     if unit == 0 { format!("{value:.0} B") } else { format!("{value:.2} {}", units[unit]) }
 }
 
-/// Growth per request with its interval: `+4.42 MiB a request (4.40 to 4.45)`.
+/// Growth per request with its interval, always in MiB, so that figures compare: `+4.42 MiB a request (4.40 to 4.45)`.
 pub(crate) fn slope(slope: &Interval) -> String {
-    let both = |end: f64| if end < 0.0 { format!("-{}", amount(-end)) } else { amount(end) };
-    format!("{} a request ({} to {})", signed(slope.value), both(slope.low), both(slope.high))
+    let mib = |bytes: f64| {
+        let mib = bytes / (1024.0 * 1024.0);
+        if mib == 0.0 || mib.abs() >= 0.1 { format!("{mib:.2}") } else { format!("{mib:.4}") }
+    };
+    let sign = if slope.value < 0.0 { "" } else { "+" };
+    format!("{sign}{} MiB a request ({} to {})", mib(slope.value), mib(slope.low), mib(slope.high))
 }
 
 /// The name of a unit of work in a sentence.
@@ -145,7 +144,7 @@ pub(crate) fn decision(decision: &Decision) -> Option<String> {
     let why = decision.reason?;
     let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     let series = decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
-    Some(format!("{} ({why}): {series}{}{limit}", self::action(decision.action), reason(why)))
+    Some(format!("{} ({why}): {series}{}{limit}", action(decision.action), reason(why)))
 }
 
 #[cfg(test)]
@@ -157,9 +156,9 @@ mod tests {
     #[test]
     fn growth_reads_as_a_sentence_with_its_interval() {
         let interval = Interval { value: 4.42 * MIB, low: 4.4 * MIB, high: 4.45 * MIB };
-        assert_eq!(slope(&interval), "+4.42 MiB a request (4.40 MiB to 4.45 MiB)");
-        let falling = Interval { value: -512.0, low: -2048.0, high: 0.0 };
-        assert_eq!(slope(&falling), "-512 B a request (-2.00 KiB to 0 B)");
+        assert_eq!(slope(&interval), "+4.42 MiB a request (4.40 to 4.45)");
+        let falling = Interval { value: -0.02 * MIB, low: -0.5 * MIB, high: 0.0 };
+        assert_eq!(slope(&falling), "-0.0200 MiB a request (-0.50 to 0.00)");
         let image = Blame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * MIB, share: 0.976 };
         assert_eq!(blame(&image), "each image pays 4.42 MiB (98 % of the growth)");
         let refused = Blame::Undecided { why: "every request has one image.".to_owned() };

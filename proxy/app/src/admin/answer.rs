@@ -14,12 +14,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use warden_builder::mitigation::Advice;
 use warden_gateway::Gauges;
 use warden_policies::MemoryLimit;
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
 use super::metrics::Metrics;
 use super::route::{self, Mismatch, ROUTES, Route};
+use crate::advice::{self, Servers};
 
 /// The body of an answer.
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -32,27 +34,71 @@ pub(crate) struct Status {
     /// Budgets by model; models without one are left out.
     #[serde(default)]
     pub(crate) budgets: Budgets,
+    /// What might be done about models whose memory grows; models without advice are left out.
+    #[serde(default)]
+    pub(crate) advice: BTreeMap<String, Vec<AdviceView>>,
     /// The models.
     pub(crate) fleet: FleetView,
+}
+
+/// A leak that a model looks like, and what helps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct AdviceView {
+    /// Its id in the list of leaks.
+    pub(crate) leak: String,
+    /// How likely, 0 to 1.
+    pub(crate) confidence: f64,
+    /// Mitigations to try, best first.
+    pub(crate) mitigations: Vec<String>,
+    /// All of it in one sentence.
+    pub(crate) text: String,
+}
+
+impl From<&Advice> for AdviceView {
+    fn from(advice: &Advice) -> Self {
+        Self {
+            leak: advice.leak.clone(),
+            confidence: advice.confidence,
+            mitigations: advice.mitigations.clone(),
+            text: advice.sentence(),
+        }
+    }
+}
+
+/// What the configuration says that answers need: taken anew at each reload.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told {
+    /// Budgets.
+    pub(crate) budgets: Budgets,
+    /// How the servers are started.
+    pub(crate) servers: Servers,
 }
 
 /// Budgets by model.
 pub(crate) type Budgets = BTreeMap<String, Budget>;
 
-/// The budgets of one model on host memory, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The budgets of one model: bytes, a share like `"80%"`, or `"auto"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Budget {
-    /// Replaced when quiet above this.
-    pub(crate) soft: Option<u64>,
-    /// Drained now above this.
-    pub(crate) hard: Option<u64>,
+    /// Of host memory: replaced when quiet above this.
+    pub(crate) soft: Option<MemoryLimit>,
+    /// Of host memory: drained now above this.
+    pub(crate) hard: Option<MemoryLimit>,
+    /// Of VRAM, on each GPU: replaced when quiet above this.
+    #[serde(default)]
+    pub(crate) vram_soft: Option<MemoryLimit>,
+    /// Of VRAM: drained now above this.
+    #[serde(default)]
+    pub(crate) vram_hard: Option<MemoryLimit>,
 }
 
 /// The budgets of a fleet.
 pub(crate) fn budgets(models: &[ModelSpec]) -> Budgets {
     let budget = |model: &ModelSpec| Budget {
-        soft: model.recycle.host_soft.and_then(MemoryLimit::bytes).map(|size| size.0),
-        hard: model.recycle.host_hard.and_then(MemoryLimit::bytes).map(|size| size.0),
+        soft: model.recycle.host_soft,
+        hard: model.recycle.host_hard,
+        vram_soft: model.recycle.vram_soft,
+        vram_hard: model.recycle.vram_hard,
     };
     let all = models.iter().map(|model| (model.name.as_str().to_owned(), budget(model)));
     all.filter(|(_, budget)| *budget != Budget::default()).collect()
@@ -85,8 +131,8 @@ pub(crate) struct Admin {
     pub(crate) fleet: Fleet,
     /// Numbers.
     pub(crate) metrics: Arc<Metrics>,
-    /// Budgets, as last configured.
-    pub(crate) budgets: watch::Receiver<Budgets>,
+    /// Budgets and commands, as last configured.
+    pub(crate) told: watch::Receiver<Told>,
     /// Numbers of the gateway.
     pub(crate) gauges: Arc<Gauges>,
     /// Who we are.
@@ -102,7 +148,7 @@ impl Admin {
             Ok(Route::Status) => json(StatusCode::OK, &self.status()),
             Ok(Route::Metrics) => {
                 let text = {
-                    let budgets = self.budgets.borrow().clone();
+                    let budgets = self.told.borrow().budgets.clone();
                     self.metrics.text(&self.fleet.view(), &budgets, &self.gauges, own_memory())
                 };
                 respond(
@@ -138,7 +184,12 @@ impl Admin {
 
     fn status(&self) -> Status {
         let instance = Instance { memory_anon: own_memory(), ..(*self.instance).clone() };
-        Status { instance, budgets: self.budgets.borrow().clone(), fleet: (*self.fleet.view()).clone() }
+        let told = self.told.borrow().clone();
+        let fleet = (*self.fleet.view()).clone();
+        let advice = advice::of_fleet(&told.servers, &fleet);
+        let advice =
+            advice.into_iter().map(|(model, all)| (model, all.iter().map(AdviceView::from).collect()));
+        Status { instance, budgets: told.budgets, advice: advice.collect(), fleet }
     }
 
     fn unknown(&self, model: &str) -> Response<Body> {

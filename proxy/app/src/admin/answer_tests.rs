@@ -25,7 +25,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
     let admin = Admin {
         fleet,
         metrics: Arc::new(Metrics::new()),
-        budgets: watch::channel(Budgets::new()).1,
+        told: watch::channel(Told::default()).1,
         gauges: Arc::default(),
         instance: Arc::new(instance),
         stop: CancellationToken::new(),

@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use warden_gateway::{Gauges, Record};
+use warden_policies::MemoryLimit;
 use warden_policies::lifecycle::Phase;
 use warden_supervisor::{EventKind, FleetView};
 
@@ -291,8 +292,9 @@ impl Metrics {
         self.budget.clear();
         for (model, budget) in budgets {
             for (kind, bytes) in [("soft", budget.soft), ("hard", budget.hard)] {
-                if let Some(bytes) = bytes {
-                    self.budget.get_or_create(&KindLabels { model: model.clone(), kind }).set(whole(bytes));
+                if let Some(bytes) = bytes.and_then(MemoryLimit::bytes) {
+                    let labels = KindLabels { model: model.clone(), kind };
+                    self.budget.get_or_create(&labels).set(whole(bytes.0));
                 }
             }
         }

@@ -128,7 +128,11 @@ fn without_reports_there_is_no_line_about_them() {
 }
 
 fn budgets() -> Budgets {
-    let budget = crate::admin::answer::Budget { soft: Some(1000), hard: None };
+    let budget = crate::admin::answer::Budget {
+        soft: Some(MemoryLimit::Bytes(warden_policies::ByteSize(1000))),
+        hard: Some(MemoryLimit::Auto),
+        ..crate::admin::answer::Budget::default()
+    };
     Budgets::from([("m".to_owned(), budget)])
 }
 

@@ -62,8 +62,7 @@ fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, first: 
     let dash = || "-".to_owned();
     let of = |value: Option<String>| value.unwrap_or_else(dash);
     let restarts: u64 = model.recycles.iter().map(|(_, count)| count).sum();
-    let limit =
-        budget.soft.or(budget.hard).map(|bytes| format!(" of {}", ByteSize(bytes))).unwrap_or_default();
+    let limit = budget.soft.or(budget.hard).map(|limit| format!(" of {limit}")).unwrap_or_default();
     let memory = |host: HostMemory| format!("{}{limit}", ByteSize(host.charged()));
     let once = |text: String| if first { text } else { String::new() };
     let state = match backend {
@@ -124,7 +123,7 @@ mod tests {
     use crate::admin::answer::Instance;
     use std::collections::BTreeMap;
     use warden_policies::lifecycle::Phase;
-    use warden_policies::{GenerationId, ModelName, Reason, Work};
+    use warden_policies::{GenerationId, MemoryLimit, ModelName, Reason, Work};
     use warden_sensors::Report;
     use warden_sensors::report::{ContextReport, Counts, Settings};
     use warden_supervisor::{Failure, FailureKind, FleetView, ModelState};
@@ -195,7 +194,15 @@ mod tests {
                 ledger: String::new(),
                 memory_anon: Some(5 << 20),
             },
-            budgets: BTreeMap::from([("a".into(), Budget { soft: Some(4 << 30), hard: Some(5 << 30) })]),
+            budgets: BTreeMap::from([(
+                "a".into(),
+                Budget {
+                    soft: Some(MemoryLimit::Bytes(ByteSize(4 << 30))),
+                    hard: Some(MemoryLimit::Bytes(ByteSize(5 << 30))),
+                    ..Budget::default()
+                },
+            )]),
+            advice: BTreeMap::new(),
             fleet: FleetView {
                 number: 1,
                 models: vec![model("a", ModelState::Loaded, two), failed],

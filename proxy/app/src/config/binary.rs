@@ -66,7 +66,7 @@ pub(crate) async fn fill(
     let mut judge = Judge::default();
     let timeout = resolved.child.version_timeout;
     let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
-    for ((spec, (choice, place)), mitigations) in models {
+    for (((spec, (choice, place)), mitigations), build) in models.zip(&mut resolved.builds) {
         if !known.contains_key(choice) {
             let tried = match find(choice, place, machine, builds) {
                 Ok(found) => try_version(found.path(), timeout, place, machine)
@@ -82,6 +82,7 @@ pub(crate) async fn fill(
             let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
             let own = &mut spec.command;
             own.binary.clone_from(&facts.binary);
+            *build = Some(facts.clone());
             (own.args, own.env, own.env_remove) = (command.args, command.env, command.env_remove);
         }
     }

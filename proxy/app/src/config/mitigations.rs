@@ -46,6 +46,11 @@ pub(crate) struct Mitigated {
 }
 
 impl Mitigations {
+    /// Their ids.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.effects.iter().map(|(effect, _)| effect.mitigation.id.clone()).collect()
+    }
+
     /// The command with all of them but those that `leave_out` names by index.
     pub(crate) fn command(&self, leave_out: &[usize]) -> Mitigated {
         let mut done = Mitigated { args: self.args.clone(), env: self.env.clone(), ..Mitigated::default() };

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
+use warden_builder::mitigation::BuildFacts;
 use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
@@ -18,6 +19,7 @@ use super::machine::Machine;
 use super::mitigations::{Mitigated, Mitigations};
 use super::problem::{Place, Problem, Problems};
 use super::settings::Model;
+use crate::advice::{Server, Servers};
 
 /// What the parts of the program are told.
 #[derive(Clone, Debug)]
@@ -42,6 +44,8 @@ pub(crate) struct Resolved {
     pub(crate) choices: Vec<(Choice, Place)>,
     /// The mitigations of each model, in the order of the models.
     pub(crate) mitigations: Vec<Mitigations>,
+    /// What is known about the llama-server of each model, in the order of the models; [`super::binary`] finds it out.
+    pub(crate) builds: Vec<Option<BuildFacts>>,
     /// What is allowed and probably not meant.
     pub(crate) warnings: Vec<Problem>,
 }
@@ -57,6 +61,55 @@ pub(crate) struct Dirs {
     pub(crate) data: PathBuf,
     /// What can be made again.
     pub(crate) cache: PathBuf,
+}
+
+impl Resolved {
+    /// How each model's server is started, for advice.
+    pub(crate) fn servers(&self, machine: &Machine) -> Servers {
+        let inherited: Vec<String> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
+        let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
+        models
+            .map(|((spec, facts), mitigations)| {
+                let server = Server::of(spec, facts.as_ref(), mitigations, &inherited);
+                (spec.name.as_str().to_owned(), server)
+            })
+            .collect()
+    }
+}
+
+/// How a model's server would be started here, as far as that can be told without starting anything.
+pub(crate) struct Launch {
+    /// Its arguments.
+    pub(crate) args: Vec<String>,
+    /// Variables to set.
+    pub(crate) env: Vec<(String, String)>,
+    /// Variables to keep away.
+    pub(crate) env_remove: Vec<String>,
+    /// Its mitigations.
+    pub(crate) mitigations: Vec<String>,
+    /// What the papers of its build say, if it is one of the store.
+    pub(crate) facts: Option<BuildFacts>,
+}
+
+impl Loaded {
+    /// How a model's server would be started. Its files need not be there.
+    pub(crate) fn launch(&self, machine: &Machine, name: &str, model: &Model) -> Result<Launch, Problems> {
+        let mut resolver = Resolver::new(self, machine);
+        let mitigations = resolver.mitigations(name, model, model.args.clone());
+        let (choice, _) = resolver.choice(name, model);
+        if !resolver.problems.is_empty() {
+            return Err(Problems(resolver.problems));
+        }
+        let data = self.dirs(machine).data;
+        let built = match &choice {
+            Choice::Build(id) => super::store::find(&data, Some(id)),
+            Choice::Newest => super::store::find(&data, None),
+            Choice::Path(_) | Choice::InPath(_) => Ok(None),
+        };
+        let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
+        // A damaged store is told by what starts a server; here it only means that less is known.
+        Ok(Launch { args, env, env_remove, mitigations: mitigations.ids(), facts: built.ok().flatten() })
+    }
 }
 
 impl Loaded {
@@ -145,6 +198,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         admin_address,
         fleet,
         choices,
+        builds: vec![None; mitigations.len()],
         mitigations,
         warnings,
     })

@@ -1,6 +1,7 @@
 //! What came of a recording, for programs: one object, whose keys are documented in `docs/configuration.md`.
 
 use serde_json::{Map, Value, json as value};
+use warden_builder::mitigation::Advice;
 use warden_policies::growth::{Blame, Forecast, Growth, Turn, Verdict};
 use warden_policies::recycle::SeriesFacts;
 
@@ -8,7 +9,7 @@ use super::{Act, Replayed};
 use crate::words;
 
 /// The whole object.
-pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Value]) -> Value {
+pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Advice]) -> Value {
     let all = done.growth().map(|(facts, growth)| (growth.series.to_string(), series(done, facts, growth)));
     value!({
         "trace": trace,
@@ -18,7 +19,12 @@ pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Value]) -> Value {
         "series": all.collect::<Map<String, Value>>(),
         "actions": done.actions.iter().map(act).collect::<Vec<_>>(),
         "observed": done.observed.iter().map(act).collect::<Vec<_>>(),
-        "advice": advice,
+        "advice": advice.iter().map(|one| value!({
+            "leak": one.leak,
+            "confidence": one.confidence,
+            "mitigations": one.mitigations,
+            "text": one.sentence(),
+        })).collect::<Vec<_>>(),
     })
 }
 

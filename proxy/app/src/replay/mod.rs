@@ -35,9 +35,9 @@ pub(crate) struct Told {
     pub(crate) growth: GrowthPolicy,
     /// Bytes of host memory that the server was told to keep; 0: nothing was declared.
     pub(crate) allowance: u64,
-    /// Bytes of the machine; `None` switches off what is a share of it.
+    /// Bytes of the machine, with nobody else on it; `None` switches off what is a share of it, and what looks at its end.
     pub(crate) host_total: Option<u64>,
-    /// Bytes of each GPU; `None` switches off what is a share of it.
+    /// The same of each GPU.
     pub(crate) gpu_total: Option<u64>,
     /// Minute of the day of the first reading; `None` opens all windows.
     pub(crate) starts_at: Option<u16>,
@@ -192,8 +192,8 @@ impl<'a> Run<'a> {
                 at_ready: of(self.first),
                 estimated,
                 total,
-                // Nobody wrote down what others held.
-                free: None,
+                // Nobody wrote down what others held: it is taken to be alone.
+                free: total.zip(sample.charged(series)).map(|(total, held)| total.saturating_sub(held)),
                 allowance,
             };
             SeriesFacts::gather(&self.told.policy, &self.monitor, &reading)

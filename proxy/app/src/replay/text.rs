@@ -1,6 +1,7 @@
 //! What came of a recording, for people: each change at the request and the time at which it came, then the end.
 
-use warden_policies::growth::{Growth, Turn, Verdict};
+use warden_builder::mitigation::Advice;
+use warden_policies::growth::{Blame, Growth, Turn, Verdict};
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::{Action, ByteSize};
 
@@ -9,7 +10,7 @@ use super::{Act, Replayed, Told};
 use crate::words;
 
 /// The whole text.
-pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[String]) -> String {
+pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice]) -> String {
     let mut lines = vec![format!(
         "{trace}: {} readings, {} requests, {}",
         done.readings,
@@ -22,7 +23,8 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[String])
         "  nothing is declared that the server may keep (--cache-ram, --ctx-checkpoints, --model)".to_owned()
     });
     let mut steps: Vec<(std::time::Duration, u64, String)> = Vec::new();
-    steps.extend(done.turns.iter().map(|one| (one.at, one.request, turn(one))));
+    let mut said = Vec::new();
+    steps.extend(done.turns.iter().map(|one| (one.at, one.request, turn(one, &mut said))));
     steps.extend(done.actions.iter().map(|one| (one.at, one.request, act(one))));
     steps.extend(done.observed.iter().map(|one| (one.at, one.request, observed(one))));
     steps.sort_by_key(|(at, ..)| *at);
@@ -34,33 +36,42 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[String])
     }
     lines.push("  at the end".to_owned());
     for (facts, growth) in done.growth() {
-        lines.extend(end(facts, growth));
+        lines.extend(end(facts, growth, &mut said));
     }
     if done.series.is_empty() {
         lines.push("    no memory was read".to_owned());
     }
     if done.actions.is_empty() && done.observed.is_empty() {
-        lines.push("    policy: nothing to do".to_owned());
+        lines.push(format!("    policy: nothing to do{}", blind(done)));
     }
-    lines.extend(advice.iter().map(|line| format!("  {line}")));
+    lines.extend(advice.iter().map(|one| format!("    looks like: {}", one.sentence())));
     lines.join("\n") + "\n"
 }
 
-fn turn(turn: &Turn) -> String {
+fn turn(turn: &Turn, said: &mut Vec<String>) -> String {
     let growth = &turn.growth;
-    let mut text = format!("{}: {} -> {}", growth.series, name(turn.before), name(growth.verdict));
-    text.push_str(&grounds(growth));
-    text
+    format!("{}: {} -> {}{}", growth.series, name(turn.before), name(growth.verdict), grounds(growth, said))
 }
 
-/// Slope, blame and fill, as far as they say something at this verdict.
-fn grounds(growth: &Growth) -> String {
+/// Slope, blame and fill, as far as they say something at this verdict. Why nothing is blamed is said once.
+fn grounds(growth: &Growth, said: &mut Vec<String>) -> String {
     let mut parts = Vec::new();
     if growth.verdict >= Verdict::Bounded {
         parts.extend(growth.slope.as_ref().map(words::slope));
         parts.extend(words::fill(&growth.fill));
     }
-    parts.extend(growth.blame.as_ref().map(words::blame));
+    match &growth.blame {
+        Some(Blame::Undecided { why }) if said.contains(why) => {
+            parts.push("nothing is blamed, as above".to_owned())
+        }
+        Some(blame) => {
+            parts.push(words::blame(blame));
+            if let Blame::Undecided { why } = blame {
+                said.push(why.clone());
+            }
+        }
+        None => {}
+    }
     if parts.is_empty() { String::new() } else { format!(": {}", parts.join("; ")) }
 }
 
@@ -87,8 +98,20 @@ fn observed(act: &Act) -> String {
     format!("policy: {series}{reason}, and nothing is done: {why}")
 }
 
+/// Why a leak leads to nothing: without a limit there is nothing to forecast.
+fn blind(done: &Replayed) -> &'static str {
+    let leaks = done.growth().any(|(_, growth)| growth.verdict == Verdict::Leaking);
+    let limits = done.series.iter().any(|facts| facts.to_soft.or(facts.to_hard).or(facts.to_end).is_some());
+    match (leaks, limits) {
+        (true, false) => {
+            "; no limit is known to which it grows: give budgets with --policy, or --host-memory and --gpu-memory"
+        }
+        _ => "",
+    }
+}
+
 /// One series at the end.
-fn end(facts: &SeriesFacts, growth: &Growth) -> Vec<String> {
+fn end(facts: &SeriesFacts, growth: &Growth, said: &mut Vec<String>) -> Vec<String> {
     let held = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
     let since = match growth.verdict {
         Verdict::Warming => String::new(),
@@ -98,14 +121,19 @@ fn end(facts: &SeriesFacts, growth: &Growth) -> Vec<String> {
         "    {}: {}{since}{}; settled at {}, now {}",
         growth.series,
         name(growth.verdict),
-        grounds(growth),
+        grounds(growth, said),
         held(growth.baseline),
         held(growth.floor.or(facts.charged)),
     )];
-    for (budget, left) in [("soft", &facts.to_soft), ("hard", &facts.to_hard)] {
+    let limits = [
+        ("the soft budget of", &facts.to_soft),
+        ("the hard budget of", &facts.to_hard),
+        ("the end of the memory at", &facts.to_end),
+    ];
+    for (limit, left) in limits {
         if let Some(left) = left {
             lines.push(format!(
-                "      the {budget} budget of {} is reached {}",
+                "      {limit} {} is reached {}",
                 ByteSize(left.limit),
                 words::forecast(left)
             ));

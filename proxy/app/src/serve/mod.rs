@@ -147,7 +147,7 @@ async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) {
     match plan.resolve(machine).await {
         Ok(resolved) => {
             warn(&resolved.warnings);
-            if let Err(problem) = server.reload(resolved).await {
+            if let Err(problem) = server.reload(resolved, machine).await {
                 for line in problem.lines() {
                     tracing::error!("reload: {line}");
                 }

@@ -3,12 +3,17 @@
 use std::sync::Arc;
 
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use warden_builder::mitigation::Advice;
 use warden_gateway::{Observer, Record};
+use warden_policies::growth::Verdict;
 use warden_supervisor::{Event, EventKind, Fleet};
 
 use super::describe::describe;
+use crate::admin::answer::Told;
 use crate::admin::metrics::Metrics;
+use crate::advice::{self, Servers};
 
 /// Takes the gateway's records.
 pub(crate) struct Watcher(pub(crate) Arc<Metrics>);
@@ -42,13 +47,18 @@ impl Observer for Watcher {
 }
 
 /// Logs and counts events until the end, and counts what the processes report.
-pub(crate) async fn events(fleet: Fleet, metrics: Arc<Metrics>, stop: CancellationToken) {
+pub(crate) async fn events(
+    fleet: Fleet,
+    metrics: Arc<Metrics>,
+    told: watch::Receiver<Told>,
+    stop: CancellationToken,
+) {
     let tail = fleet.events();
     let mut receiver = tail.receiver;
     let mut views = fleet.subscribe();
     let see = |event: &Event| {
         metrics.event(event);
-        log_event(event);
+        log_event(event, &advice_for(event, &fleet, &told.borrow().servers));
     };
     tail.events.iter().for_each(see);
     loop {
@@ -71,7 +81,23 @@ pub(crate) async fn events(fleet: Fleet, metrics: Arc<Metrics>, stop: Cancellati
     }
 }
 
-fn log_event(event: &Event) {
+/// What is known about growth that an event tells of.
+fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
+    let (EventKind::Verdict { growth, .. }, Some(model)) = (&event.kind, &event.model) else {
+        return Vec::new();
+    };
+    if growth.verdict < Verdict::Suspected {
+        return Vec::new();
+    }
+    let view = fleet.view();
+    let backends = view.models.iter().filter(|own| own.name == *model).flat_map(|own| &own.backends);
+    let same = backends.filter(|backend| backend.generation == event.generation);
+    // The event is ahead of the picture: its own series counts, the others are taken from there.
+    let others = same.flat_map(|backend| &backend.memory.growth).filter(|own| own.series != growth.series);
+    advice::advise(servers.get(model.as_str()), others.chain([&**growth]))
+}
+
+fn log_event(event: &Event, advice: &[Advice]) {
     let model = event.model.as_ref().map(tracing::field::display);
     let generation = event.generation.map(|generation| generation.0);
     let text = describe(&event.kind);
@@ -82,12 +108,18 @@ fn log_event(event: &Event) {
             | EventKind::Failed { .. }
             | EventKind::RecycleHeld { .. }
             | EventKind::PolicyOff { .. }
+            | EventKind::Unwell { .. }
+            | EventKind::VramUnknown { .. }
+            | EventKind::DriverLeak { .. }
             | EventKind::QueueFull { .. }
-    );
+    ) || matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict >= Verdict::Suspected);
     if loud {
         tracing::warn!(target: "event", model, generation, "{text}");
     } else {
         tracing::info!(target: "event", model, generation, "{text}");
+    }
+    for one in advice {
+        tracing::warn!(target: "event", model, generation, "looks like: {}", one.sentence());
     }
     if let EventKind::Crashed { failure } = &event.kind {
         for line in &failure.lines {

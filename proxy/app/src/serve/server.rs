@@ -15,7 +15,7 @@ use warden_supervisor::nursery::NurseryHandle;
 
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
-use crate::admin::answer::{Admin, Budgets, Instance, budgets};
+use crate::admin::answer::{Admin, Instance, Told, budgets};
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
 use crate::admin::server::bind;
@@ -31,7 +31,7 @@ pub(crate) struct Server {
     admin_address: Option<SocketAddr>,
     fleet: Fleet,
     gauges: Arc<Gauges>,
-    budgets: watch::Sender<Budgets>,
+    told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests go on.
     accepting: CancellationToken,
     gateway_done: CancellationToken,
@@ -71,12 +71,13 @@ impl Server {
         };
         claim.announce(&resolved.dirs.state, &instance)?;
         let tasks = TaskTracker::new();
-        tasks.spawn(events(fleet.clone(), metrics.clone(), stop.clone()));
-        let (budgets, told) = watch::channel(budgets(&resolved.fleet.models));
+        let now = Told { budgets: budgets(&resolved.fleet.models), servers: resolved.servers(machine) };
+        let (tell, told) = watch::channel(now);
+        tasks.spawn(events(fleet.clone(), metrics.clone(), told.clone(), stop.clone()));
         let admin = Admin {
             fleet: fleet.clone(),
             metrics: metrics.clone(),
-            budgets: told,
+            told,
             gauges: gauges.clone(),
             instance: Arc::new(instance),
             stop: stop.clone(),
@@ -94,7 +95,7 @@ impl Server {
             admin_address,
             fleet,
             gauges,
-            budgets,
+            told: tell,
             accepting,
             gateway_done,
             stop,
@@ -140,7 +141,7 @@ impl Server {
     }
 
     /// Takes over a new configuration, as far as that goes without a restart.
-    pub(crate) async fn reload(&mut self, new: Resolved) -> Result<(), Failure> {
+    pub(crate) async fn reload(&mut self, new: Resolved, machine: &Machine) -> Result<(), Failure> {
         let kept = needs_restart(&self.resolved, &new);
         for section in &kept {
             tracing::warn!(target: "config", "[{section}] has changed: that takes effect at the next start of llama-warden");
@@ -152,7 +153,8 @@ impl Server {
         for setting in &report.needs_restart {
             tracing::warn!(target: "config", "{setting}: that takes effect at the next start of llama-warden");
         }
-        self.budgets.send_replace(budgets(&fleet.models));
+        let servers = new.servers(machine);
+        self.told.send_replace(Told { budgets: budgets(&fleet.models), servers });
         self.resolved.fleet = fleet;
         Ok(())
     }

@@ -2,12 +2,15 @@
 //!
 //! All recordings are read before anything is printed: a bad line costs no half of an answer.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use warden_policies::allowance::Allowance;
 use warden_policies::restraint::RestraintPolicy;
 use warden_policies::{ByteSize, Sample, trace};
 
+use crate::advice::{self, Server};
 use crate::cli::ConfigArgs;
 use crate::config::layers::{Loaded, load_policy};
 use crate::config::machine::Machine;
@@ -59,21 +62,22 @@ pub(crate) struct ReplayArgs {
 
 /// Answers.
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
-    let told = args.told()?;
+    let (told, server) = args.told()?;
     let recordings: Vec<(&Path, Vec<Sample>)> =
         args.traces.iter().map(|path| Ok((path.as_path(), read(path)?))).collect::<Result<_, Failure>>()?;
     let mut text = String::new();
     for (path, samples) in &recordings {
         let done = replay::replay(&told, samples);
         let shown = path.display().to_string();
+        let advice = advice::advise(server.as_ref(), done.growth().map(|(_, growth)| growth));
         if args.json {
-            text.push_str(&replay::json(&shown, &done, &[]).to_string());
+            text.push_str(&replay::json(&shown, &done, &advice).to_string());
             text.push('\n');
         } else {
             if !text.is_empty() {
                 text.push('\n');
             }
-            text.push_str(&replay::text(&shown, &told, &done, &[]));
+            text.push_str(&replay::text(&shown, &told, &done, &advice));
         }
     }
     out::write(&text)
@@ -104,7 +108,8 @@ fn read(path: &Path) -> Result<Vec<Sample>, Failure> {
 }
 
 impl ReplayArgs {
-    fn told(&self) -> Result<Told, Failure> {
+    /// What the backend was told, and how it was started if a model of the configuration is named.
+    fn told(&self) -> Result<(Told, Option<Server>), Failure> {
         let machine = Machine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
         let model = self.model.as_deref().map(|name| find(&loaded, name)).transpose()?;
@@ -114,25 +119,60 @@ impl ReplayArgs {
             (None, Some((_, model))) => &model.policy,
             (None, None) => &loaded.defaults.policy,
         };
+        let server = model.map(|(name, model)| started(&loaded, &machine, name, model)).transpose()?;
         // The machine's own memory is the right one only for a model of its configuration.
         let host_total = self.host_memory.or_else(|| model.map(|_| machine.memory));
-        Ok(Told {
+        let told = Told {
             policy: policy.recycle(host_total),
             restraint: RestraintPolicy::new(&policy.common),
             growth: loaded.settings.growth.clone(),
-            allowance: self.allowance(),
+            allowance: self.allowance(server.as_ref()),
             host_total: host_total.map(|size| size.0),
             gpu_total: self.gpu_memory.map(|size| size.0),
             starts_at: self.starts_at,
-        })
+        };
+        Ok((told, server.map(|started| started.server)))
     }
 
-    fn allowance(&self) -> u64 {
+    /// What is given here comes before what the model's command says; without either nothing is declared.
+    fn allowance(&self, started: Option<&Started>) -> u64 {
+        let given = self.cache_ram.is_some() || self.ctx_checkpoints.is_some();
+        if let Some(started) = started.filter(|_| !given) {
+            return started.allowance;
+        }
         let cache = self.cache_ram.map_or(ByteSize(0), ByteSize::mib);
         let each = self.checkpoint_size.unwrap_or_default().0;
         let number = u64::from(self.ctx_checkpoints.unwrap_or(0)).saturating_mul(u64::from(self.slots));
         cache.0.saturating_add(each.saturating_mul(number))
     }
+}
+
+/// A model's server as it would be started here.
+struct Started {
+    server: Server,
+    allowance: u64,
+}
+
+/// Whether the files of the model are here does not matter: nothing is started.
+fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Result<Started, Failure> {
+    let server = loaded.launch(machine, name, model)?;
+    let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
+    env.retain(|name, _| !server.env_remove.contains(name));
+    env.extend(server.env.iter().cloned());
+    let mut allowance =
+        Allowance::declared(&server.args, &env, server.facts.as_ref().and_then(|facts| facts.number));
+    allowance.available(machine.memory.0);
+    let facts = server.facts.as_ref();
+    Ok(Started {
+        allowance: allowance.bytes(),
+        server: Server {
+            build: facts.and_then(|facts| facts.number),
+            backend: facts.and_then(|facts| facts.papers.as_ref()).map(|papers| papers.backend.clone()),
+            variables: env.into_keys().collect(),
+            args: server.args,
+            mitigations: server.mitigations,
+        },
+    })
 }
 
 /// A model of the configuration.

@@ -183,7 +183,7 @@ async fn show(
         std::process::id()
     ))?;
     let resolved = plan.resolve(machine).await?;
-    server.reload(resolved).await?;
+    server.reload(resolved, machine).await?;
     done(&format!("it holds {} now; the budget is {budget}", ByteSize(now)))?;
 
     step(6, "Load: four clients send requests until the budget is passed and the backend is replaced")?;
@@ -215,7 +215,7 @@ async fn show(
     // What follows is for the user: the demonstration's budget would replace the backend again and again.
     file.hard = None;
     file.write()?;
-    server.reload(plan.resolve(machine).await?).await
+    server.reload(plan.resolve(machine).await?, machine).await
 }
 
 /// Sends requests until the ledger has a replacement, then lets those that run end.

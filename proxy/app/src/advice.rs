@@ -1,0 +1,150 @@
+//! What is known about memory that grows like this: a detector's picture and a server's command, held against the list of
+//! leaks. Values in, advice out; what is already in place is never advised.
+
+use std::collections::BTreeMap;
+
+use warden_builder::mitigation::{Advice, BuildFacts, Memory, Seen};
+use warden_policies::Series;
+use warden_policies::growth::{Blame, Growth, Verdict};
+use warden_supervisor::{FleetView, ModelSpec};
+
+use crate::config::mitigations::{Mitigations, catalogue};
+
+/// More than this many leaks that it might be are no help.
+const MOST: usize = 2;
+/// Less likely than this is not worth a line.
+const LEAST: f64 = 0.2;
+
+/// How a model's server was started.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Server {
+    /// Its arguments.
+    pub(crate) args: Vec<String>,
+    /// The names of the variables that it gets.
+    pub(crate) variables: Vec<String>,
+    /// The number of the llama.cpp build, if known.
+    pub(crate) build: Option<u32>,
+    /// What it computes on, if known.
+    pub(crate) backend: Option<String>,
+    /// Its mitigations.
+    pub(crate) mitigations: Vec<String>,
+}
+
+/// Servers by model.
+pub(crate) type Servers = BTreeMap<String, Server>;
+
+impl Server {
+    /// From a resolved model. `inherited` are the names of our own variables.
+    pub(crate) fn of(
+        spec: &ModelSpec,
+        facts: Option<&BuildFacts>,
+        mitigations: &Mitigations,
+        inherited: &[String],
+    ) -> Self {
+        let command = &spec.command;
+        let own = command.env.iter().map(|(name, _)| name);
+        let inherited = inherited.iter().filter(|name| !command.env_remove.contains(name));
+        Self {
+            args: command.args.clone(),
+            variables: own.chain(inherited).cloned().collect(),
+            build: facts.and_then(|facts| facts.number),
+            backend: facts.and_then(|facts| facts.papers.as_ref()).map(|papers| papers.backend.clone()),
+            mitigations: mitigations.ids(),
+        }
+    }
+}
+
+/// The likeliest leaks for the pictures of one process; none while nothing looks like one.
+pub(crate) fn advise<'a>(server: Option<&Server>, growth: impl Iterator<Item = &'a Growth>) -> Vec<Advice> {
+    let mut seen = Seen::default();
+    for one in growth {
+        let memory = if one.series == Series::Host { Memory::Host } else { Memory::Vram };
+        match one.verdict {
+            Verdict::Suspected | Verdict::Leaking => {
+                seen.grows.push(memory);
+                if let Some(Blame::Pays { unit, .. }) = &one.blame {
+                    seen.unit.get_or_insert_with(|| unit.as_str().to_owned());
+                }
+            }
+            Verdict::Steady | Verdict::Bounded => seen.still.push(memory),
+            Verdict::Warming => {}
+        }
+    }
+    if seen.grows.is_empty() {
+        return Vec::new();
+    }
+    if let Some(server) = server {
+        seen.args.clone_from(&server.args);
+        seen.variables.clone_from(&server.variables);
+        seen.mitigations.clone_from(&server.mitigations);
+        seen.build = server.build;
+        seen.backend.clone_from(&server.backend);
+    }
+    let Ok(list) = catalogue() else { return Vec::new() };
+    let mut all = list.advise(&seen);
+    all.retain(|advice| advice.confidence >= LEAST);
+    all.truncate(MOST);
+    all
+}
+
+/// Advice for each model of a fleet, from its worst process; models without any are left out.
+pub(crate) fn of_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, Vec<Advice>> {
+    let mut all = BTreeMap::new();
+    for model in &view.models {
+        let name = model.name.as_str();
+        let worst = model.backends.iter().max_by_key(|backend| {
+            backend.memory.growth.iter().map(|growth| growth.verdict).max().unwrap_or_default()
+        });
+        let Some(worst) = worst else { continue };
+        let advice = advise(servers.get(name), worst.memory.growth.iter());
+        if !advice.is_empty() {
+            all.insert(name.to_owned(), advice);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_policies::GpuIndex;
+    use warden_policies::growth::{Fill, Unit};
+
+    fn growth(series: Series, verdict: Verdict, unit: Option<Unit>) -> Growth {
+        Growth {
+            series,
+            verdict,
+            since_request: 1,
+            slope: None,
+            baseline: None,
+            floor: None,
+            fill: Fill::default(),
+            blame: unit.map(|unit| Blame::Pays { unit, bytes_per_unit: 1.0, share: 1.0 }),
+        }
+    }
+
+    #[test]
+    fn growth_per_image_on_cuda_names_the_graph_cache_until_it_is_capped() {
+        let all = [
+            growth(Series::Host, Verdict::Leaking, Some(Unit::Image)),
+            growth(Series::Vram(GpuIndex(0)), Verdict::Leaking, None),
+        ];
+        let mut server =
+            Server { build: Some(10_587), backend: Some("cuda".to_owned()), ..Server::default() };
+        let told = advise(Some(&server), all.iter());
+        assert_eq!(told[0].leak, "cuda-graph-window", "{told:?}");
+        assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MOST);
+        server.mitigations = vec!["graph-cache-cap".to_owned()];
+        let told = advise(Some(&server), all.iter());
+        assert!(told.iter().all(|advice| !advice.leak.starts_with("cuda-graph")), "{told:?}");
+    }
+
+    #[test]
+    fn what_does_not_grow_needs_no_advice() {
+        let all = [
+            growth(Series::Host, Verdict::Bounded, None),
+            growth(Series::Vram(GpuIndex(0)), Verdict::Warming, None),
+        ];
+        assert!(advise(None, all.iter()).is_empty());
+    }
+}
