@@ -7,6 +7,7 @@ budget; `budget` by a budget of VRAM. Beside it, what `llama-warden status` says
 Prints one object of JSON: answers, what differed from nvidia-smi, and each replacement as the ledger has it.
 """
 import argparse
+import atexit
 import http.client
 import json
 import os
@@ -27,7 +28,6 @@ sensors.interval = "1s"
 
 [defaults]
 binary = "{server}"
-model = "{models}/gemma4.gguf"
 args = {args}
 preload = true
 record = true
@@ -39,10 +39,14 @@ quiet_within = "20s"
 min_interval = "20s"
 min_interval_hard = "5s"
 
+[models.growth]
+model = "{models}/gemma4.gguf"
 [models.growth.policy]
 growth = "recycle"
 vram = {{ soft = "12GiB", hard = "16GiB" }}
 
+[models.budget]
+model = "{models}/gemma4.gguf"
 [models.budget.policy]
 growth = "off"
 vram = {{ soft = "{soft}MiB", hard = "{hard}MiB" }}
@@ -64,6 +68,7 @@ class Warden:
         self.log = open(home / "warden.log", "w")
         command = [self.program, "serve", "--config", str(home / "warden.toml")]
         self.process = subprocess.Popen(command, env=self.env, stdout=self.log, stderr=subprocess.STDOUT)
+        atexit.register(lambda: self.process.poll() is None and self.process.terminate())
         self.port = self.wait(lambda: re.search(r"listening on http://[\d.]+:(\d+)", self.said()), 60).group(1)
         self.wait(lambda: all(m["state"] == "loaded" for m in self.status()["models"]), 240)
 
@@ -82,7 +87,7 @@ class Warden:
 
     def status(self):
         text = subprocess.run([self.program, "status", "--json"], env=self.env, capture_output=True, text=True).stdout
-        return json.loads(text) if text.strip() else {"models": [{"state": "unknown"}]}
+        return json.loads(text)["fleet"] if text.strip() else {"models": [{"state": "unknown"}]}
 
     def ledger(self):
         found = list(self.home.rglob("ledger.jsonl"))
@@ -97,7 +102,7 @@ class Client(threading.Thread):
     """Image after image to one model, with pauses as people make them."""
 
     def __init__(self, warden, model, requests, over):
-        super().__init__()
+        super().__init__(daemon=True)
         self.warden, self.model, self.requests, self.over = warden, model, requests, over
         self.answered, self.failed = 0, []
 
