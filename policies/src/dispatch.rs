@@ -11,7 +11,9 @@
 //!                             gone
 //! ```
 //!
-//! A generation is *open* (may take leases) or *closed* (drains). The queue is served strictly in order of arrival: a
+//! A generation is *open* (may take leases) or *closed* (drains). An open one may be *held*: nobody from the queue gets a
+//! lease on it, because somebody who had his turn waits until its memory has room for him ([`Dispatch::hold`],
+//! [`Dispatch::take`]). The queue is served strictly in order of arrival: a
 //! newcomer is never granted while an earlier caller of its class waits. This module has no synchronisation of its
 //! own: its owner holds it under one lock and acts on what it returns, so that no decision rests on a stale read.
 
@@ -63,6 +65,7 @@ pub enum Answer {
 #[derive(Clone, Debug)]
 struct Generation {
     open: bool,
+    held: bool,
     limit: u32,
     slots: u32,
     aux: u32,
@@ -70,7 +73,7 @@ struct Generation {
 
 impl Generation {
     fn has_room(&self, kind: LeaseKind) -> bool {
-        self.open && (kind == LeaseKind::Aux || self.slots < self.limit)
+        self.open && (kind == LeaseKind::Aux || (!self.held && self.slots < self.limit))
     }
 
     fn count(&mut self, kind: LeaseKind) -> &mut u32 {
@@ -110,8 +113,7 @@ impl Dispatch {
         if self.queue.len() >= self.depth {
             return Answer::Full { waiting: self.queue.len() };
         }
-        let ticket = Ticket(self.next_ticket);
-        self.next_ticket += 1;
+        let ticket = self.issue();
         self.queue.push_back((ticket, kind));
         Answer::Queued(ticket)
     }
@@ -140,8 +142,13 @@ impl Dispatch {
 
     /// A generation may take leases from now on, at most `limit` of [`LeaseKind::Slot`] at a time.
     pub fn open(&mut self, generation: GenerationId, limit: u32) -> Vec<Grant> {
-        let entry =
-            self.generations.entry(generation).or_insert(Generation { open: false, limit, slots: 0, aux: 0 });
+        let entry = self.generations.entry(generation).or_insert(Generation {
+            open: false,
+            held: false,
+            limit,
+            slots: 0,
+            aux: 0,
+        });
         entry.open = true;
         entry.limit = limit.max(1);
         self.serve()
@@ -157,6 +164,41 @@ impl Dispatch {
     /// The generation's process is gone: its leases are void.
     pub fn forget(&mut self, generation: GenerationId) {
         self.generations.remove(&generation);
+    }
+
+    /// A ticket for a caller who had his turn and waits for something else than his turn. It is in no queue.
+    pub fn issue(&mut self) -> Ticket {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        ticket
+    }
+
+    /// Holds these generations and no others: slots on them are given by [`Dispatch::take`] alone.
+    pub fn hold(&mut self, held: &[GenerationId]) -> Vec<Grant> {
+        for (id, generation) in &mut self.generations {
+            generation.held = held.contains(id);
+        }
+        self.serve()
+    }
+
+    /// Takes a lease on one generation, beside the queue and whether it is held or not. False if it has no room, or is
+    /// not open.
+    pub fn take(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
+        let Some(known) = self.generations.get_mut(&generation).filter(|known| known.open) else {
+            return false;
+        };
+        if kind == LeaseKind::Slot && known.slots >= known.limit {
+            return false;
+        }
+        *known.count(kind) += 1;
+        true
+    }
+
+    /// The generations that take leases, the emptiest first; the older one first at a tie.
+    pub fn open_generations(&self) -> Vec<GenerationId> {
+        let mut open: Vec<_> = self.generations.iter().filter(|(_, known)| known.open).collect();
+        open.sort_by_key(|(_, known)| share(known));
+        open.into_iter().map(|(id, _)| *id).collect()
     }
 
     /// Leases now held on a generation, of both kinds.
@@ -264,6 +306,26 @@ mod tests {
         dispatch.open(B, 4);
         let granted: Vec<_> = (0..4).map(|_| dispatch.request(LeaseKind::Slot)).collect();
         assert_eq!(granted, [Answer::Granted(A), Answer::Granted(B), Answer::Granted(A), Answer::Granted(B)]);
+    }
+
+    #[test]
+    fn a_held_generation_is_kept_for_the_one_who_takes_it() {
+        let mut dispatch = Dispatch::new(8);
+        dispatch.open(A, 2);
+        dispatch.open(B, 1);
+        assert_eq!(dispatch.hold(&[A]), []);
+        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(B));
+        assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A), "no slot, no memory");
+        let Answer::Queued(next) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        assert_eq!(dispatch.open_generations(), [A, B]);
+        assert!(dispatch.take(A, LeaseKind::Slot));
+        assert_eq!(dispatch.in_flight(A), 2);
+        let grants = dispatch.hold(&[]);
+        assert_eq!(grants, [Grant { ticket: next, generation: A, kind: LeaseKind::Slot }]);
+        assert!(!dispatch.take(A, LeaseKind::Slot), "no room");
+        dispatch.close(B);
+        assert!(!dispatch.take(B, LeaseKind::Aux), "not open");
+        assert!(!dispatch.cancel(dispatch.clone().issue()), "in no queue");
     }
 
     #[derive(Clone, Debug)]

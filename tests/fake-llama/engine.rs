@@ -66,6 +66,8 @@ pub(crate) struct Engine {
     /// Nor does /health.
     pub(crate) wedged_health: Latch,
     pub(crate) prompt_tokens: AtomicU64,
+    /// Tokens of the largest prompt so far.
+    pub(crate) largest_prompt: AtomicU64,
     pub(crate) predicted_tokens: AtomicU64,
     script: Mutex<Arc<Script>>,
     arrivals: AtomicU64,
@@ -93,6 +95,7 @@ impl Engine {
             poisoned: Latch::default(),
             wedged_health: Latch::default(),
             prompt_tokens: AtomicU64::new(0),
+            largest_prompt: AtomicU64::new(0),
             predicted_tokens: AtomicU64::new(0),
             script: Mutex::new(Arc::new(script)),
             arrivals: AtomicU64::new(0),

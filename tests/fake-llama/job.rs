@@ -90,6 +90,9 @@ impl Job {
         let units =
             Units { requests: 1, images: plan.images, audio: plan.audio, prompt_tokens, output_tokens: 0 };
         engine.leak.pay(&script, units);
+        let largest = engine.largest_prompt.fetch_max(prompt_tokens, Ordering::Relaxed);
+        let larger = prompt_tokens.saturating_sub(largest).saturating_mul(script.buffer_kib_per_prompt_token);
+        engine.leak.grow(larger.saturating_mul(1024));
         let kept = script
             .cache_kib_per_prompt_token
             .saturating_mul(prompt_tokens)

@@ -51,6 +51,8 @@ pub(crate) struct Script {
     pub(crate) leak_kib_per_prompt_token: u64,
     /// KiB never given back, per output token.
     pub(crate) leak_kib_per_token: u64,
+    /// KiB per prompt token of the largest prompt so far: buffers that are made larger when need be and kept.
+    pub(crate) buffer_kib_per_prompt_token: u64,
     /// MiB never given back, per hour, whatever is done in it.
     pub(crate) leak_mib_per_hour: u64,
     /// KiB that the prompt cache keeps for a request, up to `--cache-ram` in all.

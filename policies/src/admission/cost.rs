@@ -131,6 +131,11 @@ impl PromptCost {
         }
     }
 
+    /// All prices, for the next process like this one ([`PromptCost::told`]).
+    pub fn learnt(&self) -> Vec<Price> {
+        self.learners.iter().filter_map(|learner| self.price(learner.series)).collect()
+    }
+
     /// Bytes in each priced memory that a prompt of `tokens` needs, where the largest so far had `largest`.
     pub fn need(&self, tokens: u64, largest: u64) -> Vec<(Series, u64)> {
         let mut known: Vec<Series> = self.learners.iter().map(|learner| learner.series).collect();

@@ -137,7 +137,7 @@ impl Exchange {
         drop(failed);
         let until = Instant::now() + patience;
         loop {
-            let granted = shared.backends.lease(model, self.route.kind).await;
+            let granted = shared.backends.lease(model, self.route.kind, self.tokens).await;
             let right = self.granted(model, granted)?;
             if right.generation() != generation || Instant::now() >= until {
                 return Ok(right);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work};
-use warden_supervisor::{Denied, Endpoint, Fleet, FleetView, Lease, Outcome, ResolveError};
+use warden_supervisor::{Denied, Endpoint, Fleet, FleetView, Lease, Outcome, ResolveError, Size, Weighed};
 
 use crate::pool::Pool;
 
@@ -18,12 +18,15 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait Backends: Send + Sync + 'static {
     /// The model that a name means.
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
-    /// Waits for the right to send one request.
+    /// Waits for the right to send one request, whose prompt has so many tokens where that was asked.
     fn lease<'a>(
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
+        tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn Right>, Denied>>;
+    /// Whether a prompt of this size would find room in memory now.
+    fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
     /// What to list.
     fn view(&self) -> Arc<FleetView>;
 }
@@ -54,11 +57,16 @@ impl Backends for Fleet {
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
+        tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn Right>, Denied>> {
         Box::pin(async move {
-            let lease = Fleet::lease(self, model, kind).await?;
+            let lease = Fleet::lease_for(self, model, kind, tokens).await?;
             Ok(Arc::new(lease) as Arc<dyn Right>)
         })
+    }
+
+    fn weigh(&self, model: &ModelName, size: Size) -> Weighed {
+        Fleet::weigh(self, model, size)
     }
 
     fn view(&self) -> Arc<FleetView> {

@@ -139,6 +139,7 @@ impl Refusal {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(RETRY_SOON)),
+            Self::Denied { denied: Denied::NoRoom(short), .. } => Some(short.retry_after),
             Self::Denied { denied: Denied::Removed, .. } => None,
             Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
                 Some(RETRY_SOON)
@@ -154,6 +155,13 @@ impl Refusal {
                 let Failure { kind, lines, failures, .. } = failure;
                 Some(json!({ "kind": kind, "failures": failures, "lines": lines }))
             }
+            Self::Denied { denied: Denied::NoRoom(short), .. } => Some(json!({
+                "memory": short.series,
+                "prompt_tokens": short.tokens,
+                "needed_bytes": short.needed,
+                "left_bytes": short.have,
+                "bytes_per_token": short.bytes_per_token,
+            })),
             _ => None,
         }
     }
@@ -176,6 +184,7 @@ impl Refusal {
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",
                 Denied::Deadline { .. } => "queue_deadline",
+                Denied::NoRoom(_) => "no_room",
                 Denied::StartFailed(..) => "start_failed",
                 Denied::Failed(_) => "failed",
                 Denied::ShuttingDown => "shutting_down",

@@ -72,7 +72,8 @@ pub(crate) async fn answer(
         label,
     );
     let origin = parts.headers.get(ORIGIN).cloned();
-    let mut exchange = Exchange { shared, conn, route, request_id, origin, flight, body_left: true };
+    let mut exchange =
+        Exchange { shared, conn, route, request_id, origin, flight, tokens: None, body_left: true };
     let result = match own {
         _ if head_bytes(&parts) > exchange.shared.config.header_bytes => {
             Err(Refusal::HeadTooLarge { limit: exchange.shared.config.header_bytes })
@@ -111,6 +112,8 @@ pub(crate) struct Exchange {
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
     pub(crate) flight: Flight,
+    /// Tokens of the prompt, where admission wants to know.
+    pub(crate) tokens: Option<u64>,
     /// The client may still be sending its body.
     body_left: bool,
 }
@@ -152,6 +155,7 @@ impl Exchange {
         self.flight.record.model = Some(model.clone());
 
         headers::to_backend(&mut parts.headers, &self.request_id);
+        self.tokens = self.demand(&model, &parts.headers, &mut intake).await?;
         let right = self.lease(&model, &mut intake).await?;
         self.body_left = !intake.is_whole();
         let message = Message::new(parts, intake, self.route, self.shared.config.replay_bytes)?;
@@ -181,7 +185,7 @@ impl Exchange {
     /// Waits for a lease and reads the body ahead meanwhile, because a client's leaving can only be seen behind it.
     async fn lease(&mut self, model: &ModelName, intake: &mut Intake) -> Result<Arc<dyn Right>, Refusal> {
         let shared = self.shared.clone();
-        let lease = shared.backends.lease(model, self.route.kind);
+        let lease = shared.backends.lease(model, self.route.kind, self.tokens);
         let granted = tokio::select! {
             biased;
             granted = lease => granted,

@@ -14,6 +14,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -25,6 +26,7 @@ use tokio::time::timeout;
 
 use crate::budget::{Budget, Held};
 use crate::config::GatewayConfig;
+use crate::demand::Texts;
 use crate::errors::Refusal;
 use crate::multipart::Multipart;
 use crate::request_body::{BodyFault, Limits, RequestBody, Sent};
@@ -124,6 +126,42 @@ impl Intake {
             }
         }
         std::future::pending().await
+    }
+
+    /// Takes in all of the body, as long as the common budget has room. False if it has not.
+    pub(crate) async fn take_all(&mut self, silence: Duration) -> Result<bool, Refusal> {
+        while self.rest.is_some() {
+            let Ok(piece) = timeout(silence, self.next()).await else { return Err(Refusal::BodyTooSlow) };
+            let Some(piece) = piece.map_err(|fault| Refusal::of_body(fault, self.limits.bytes))? else {
+                break;
+            };
+            if let Err(piece) = self.held.push(piece) {
+                self.held.push_unreserved(piece);
+                return Ok(self.rest.is_none());
+            }
+        }
+        Ok(true)
+    }
+
+    /// Bytes of the body that may be text, at most; `None` for a form.
+    pub(crate) fn text_bytes(&self) -> Option<u64> {
+        let Finder::Json(scanner) = &self.finder else { return None };
+        let rest = self.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact());
+        // Of unknown length: at least what is here already.
+        let all = self.held.len().saturating_add(rest.unwrap_or(0));
+        Some(all.saturating_sub(scanner.media_bytes()))
+    }
+
+    /// The prompt's texts, if the whole body is here and can be read.
+    pub(crate) fn texts(&self) -> Option<Texts> {
+        let Finder::Json(scanner) = &self.finder else { return None };
+        if self.rest.is_some() || !scanner.is_complete_object() {
+            return None;
+        }
+        Texts::of(&self.held.again().iter().fold(Vec::new(), |mut all, piece| {
+            all.extend_from_slice(piece);
+            all
+        }))
     }
 
     /// The next piece; `None` at the end. Dropping the future loses nothing.

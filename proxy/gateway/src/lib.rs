@@ -19,6 +19,7 @@
 //! | `gateway`, `connection`, `client_io` | listening, limits and clocks of client connections |
 //! | `exchange`, `attempts` | one request's life; its way to an answer |
 //! | `routes`, `own`, `errors` | what is served by whom; our own answers |
+//! | `demand` | how large a prompt is, where admission wants to know |
 //! | `intake`, `scan`, `multipart`, `query`, `budget` | which model a request names; held bodies |
 //! | `backends`, `pool`, `request_body`, `headers` | the way to a backend |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
@@ -31,6 +32,7 @@ mod client_io;
 mod clock;
 mod config;
 mod connection;
+mod demand;
 mod errors;
 mod exchange;
 mod gateway;

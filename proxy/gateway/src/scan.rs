@@ -57,6 +57,13 @@ enum TypeKey {
     Colon,
 }
 
+impl TypeKey {
+    /// After a colon.
+    fn colon(self) -> Self {
+        if self == Self::Seen { Self::Colon } else { Self::No }
+    }
+}
+
 /// A string as it is spelled, as far as it is kept.
 #[derive(Debug)]
 struct Raw {
@@ -64,6 +71,8 @@ struct Raw {
     limit: usize,
     over: bool,
     escaped: bool,
+    /// Bytes of all of it.
+    length: u64,
 }
 
 /// The scanner. Feed it the body in order.
@@ -74,6 +83,7 @@ pub(crate) struct Scanner {
     slot: Slot,
     key: Key,
     type_key: TypeKey,
+    data_key: TypeKey,
     raw: Raw,
     object: Option<bool>,
     closed: bool,
@@ -82,6 +92,7 @@ pub(crate) struct Scanner {
     stream_true: bool,
     images: u32,
     audio: u32,
+    media_bytes: u64,
 }
 
 impl Scanner {
@@ -92,7 +103,8 @@ impl Scanner {
             slot: Slot::Key,
             key: Key::Other,
             type_key: TypeKey::No,
-            raw: Raw { bytes: Vec::new(), limit: SPELLING, over: false, escaped: false },
+            data_key: TypeKey::No,
+            raw: Raw { bytes: Vec::new(), limit: SPELLING, over: false, escaped: false, length: 0 },
             object: None,
             closed: false,
             model: Model::Absent,
@@ -100,6 +112,7 @@ impl Scanner {
             stream_true: false,
             images: 0,
             audio: 0,
+            media_bytes: 0,
         }
     }
 
@@ -131,6 +144,11 @@ impl Scanner {
     /// Audio clips seen so far.
     pub(crate) fn audio(&self) -> u32 {
         self.audio
+    }
+
+    /// Bytes of strings that hold an image or a recording: `data:` URLs, and values of keys named `data`.
+    pub(crate) fn media_bytes(&self) -> u64 {
+        self.media_bytes
     }
 
     /// Reads the next piece.
@@ -193,6 +211,7 @@ impl Scanner {
                 self.raw.bytes.clear();
                 self.raw.over = false;
                 self.raw.escaped = false;
+                self.raw.length = 0;
                 let is_name = self.depth == 1 && self.slot == Slot::Value && self.key == Key::Model;
                 self.raw.limit = if is_name { NAME } else { SPELLING };
                 self.lex = Lex::Text { escaped: false };
@@ -210,7 +229,8 @@ impl Scanner {
                 if self.depth == 1 && self.slot == Slot::Colon {
                     self.slot = Slot::Value;
                 }
-                self.type_key = if self.type_key == TypeKey::Seen { TypeKey::Colon } else { TypeKey::No };
+                self.type_key = self.type_key.colon();
+                self.data_key = self.data_key.colon();
                 return at + 1;
             }
             b',' => {
@@ -222,6 +242,7 @@ impl Scanner {
             first => self.value_begins(first == b't'),
         }
         self.type_key = TypeKey::No;
+        self.data_key = TypeKey::No;
         at + 1
     }
 
@@ -242,6 +263,10 @@ impl Scanner {
 
     fn text_ends(&mut self) {
         let of_type = std::mem::replace(&mut self.type_key, TypeKey::No) == TypeKey::Colon;
+        let of_data = std::mem::replace(&mut self.data_key, TypeKey::No) == TypeKey::Colon;
+        if of_data || self.raw.bytes.starts_with(b"data:") {
+            self.media_bytes = self.media_bytes.saturating_add(self.raw.length);
+        }
         if self.depth == 1 && self.slot == Slot::Value {
             match self.key {
                 Key::Model if self.model == Model::Absent => {
@@ -271,6 +296,8 @@ impl Scanner {
         }
         if self.raw.spells("type") {
             self.type_key = TypeKey::Seen;
+        } else if self.raw.spells("data") {
+            self.data_key = TypeKey::Seen;
         }
         if self.depth == 1 && self.slot == Slot::Key {
             self.slot = Slot::Colon;
@@ -287,11 +314,10 @@ impl Scanner {
 
 impl Raw {
     fn keep(&mut self, bytes: &[u8]) {
-        if self.bytes.len() + bytes.len() <= self.limit && !self.over {
-            self.bytes.extend_from_slice(bytes);
-        } else {
-            self.over = true;
-        }
+        self.length += bytes.len() as u64;
+        let kept = bytes.len().min(self.limit.saturating_sub(self.bytes.len()));
+        self.bytes.extend_from_slice(&bytes[..kept]);
+        self.over |= kept < bytes.len();
     }
 
     fn spells(&self, word: &str) -> bool {

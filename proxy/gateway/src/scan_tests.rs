@@ -102,6 +102,24 @@ fn audio_clips_are_counted_beside_images() {
 }
 
 #[test]
+fn what_holds_media_is_no_text() {
+    let data = "A".repeat(1000);
+    let body = json!({"data": data, "messages": [{"content": [
+        {"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}},
+        {"type": "input_audio", "input_audio": {"format": "wav", "data": data}},
+        {"type": "text", "text": data},
+        ["data", data],
+    ]}]});
+    let body = body.to_string();
+    for cut in 0..=body.len() {
+        let mut scanner = Scanner::new();
+        scanner.feed(&body.as_bytes()[..cut]);
+        scanner.feed(&body.as_bytes()[cut..]);
+        assert_eq!(scanner.media_bytes(), 3000 + "data:image/png;base64,".len() as u64, "cut at {cut}");
+    }
+}
+
+#[test]
 fn a_long_name_is_not_kept_without_bound() {
     let body = format!(r#"{{"model":"{}"}}"#, "x".repeat(10 * NAME));
     let mut scanner = Scanner::new();

@@ -4,7 +4,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use warden_policies::ModelName;
+use serde::{Deserialize, Serialize};
+use warden_policies::sample::Series;
+use warden_policies::{ByteSize, ModelName};
 
 use crate::view::Failure;
 
@@ -84,8 +86,39 @@ fn known_models(known: &[String]) -> String {
     }
 }
 
+/// A prompt for which there is not enough memory, with the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NoRoom {
+    /// Which memory is short.
+    pub series: Series,
+    /// Tokens of the prompt, as far as they are known.
+    pub tokens: u64,
+    /// Bytes that it needs beyond what the process holds, the reserve included.
+    pub needed: u64,
+    /// Bytes that are left until the limit.
+    pub have: u64,
+    /// What a token beyond the largest prompt so far was seen to cost, in bytes.
+    pub bytes_per_token: f64,
+    /// When to try again.
+    pub retry_after: Duration,
+}
+
+impl std::fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { series, tokens, needed, have, bytes_per_token, .. } = *self;
+        write!(
+            f,
+            "a prompt of about {tokens} tokens does not fit into the memory `{series}`: it needs {} ({bytes_per_token:.0} \
+             bytes for each token beyond the largest prompt so far, and a reserve), and {} are left; send a shorter \
+             prompt, or raise the hard budget",
+            ByteSize(needed),
+            ByteSize(have)
+        )
+    }
+}
+
 /// Why a lease was not granted. In every case nothing was sent to any backend.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Denied {
     /// The queue is full.
     #[error("the queue is full: {waiting} of {depth} places are taken")]
@@ -95,6 +128,9 @@ pub enum Denied {
         /// Places.
         depth: usize,
     },
+    /// The prompt does not fit into the memory that is left.
+    #[error("{0}")]
+    NoRoom(NoRoom),
     /// The caller waited as long as it may.
     #[error("no backend was free within {:.1} s", waited.as_secs_f64())]
     Deadline {

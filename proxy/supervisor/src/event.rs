@@ -11,6 +11,7 @@ use warden_policies::sample::GpuIndex;
 use warden_policies::{Decision, GenerationId, ModelName, Reason};
 
 use crate::clock;
+use crate::error::NoRoom;
 use crate::fleet::ApplyReport;
 use crate::ledger::{LedgerEntry, Mode};
 use crate::log::LISTENERS_LAG;
@@ -156,6 +157,13 @@ pub enum EventKind {
         /// What changed.
         report: ApplyReport,
     },
+    /// A prompt does not fit into the memory that is left.
+    PromptTooLarge {
+        /// What is done about it: `warn` (it is sent all the same), `wait`, `elsewhere`, `recycle` or `refuse`.
+        action: String,
+        /// The numbers.
+        short: NoRoom,
+    },
     /// The queue became full. Told once, until there is room again.
     QueueFull {
         /// Callers waiting.
@@ -256,6 +264,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             Verdict::Suspected | Verdict::Leaking => tracing::warn!(model, generation, "{message}"),
             _ => tracing::info!(model, generation, "{message}"),
         },
+        EventKind::PromptTooLarge { action, short } => tracing::warn!(model, generation, action, "{short}"),
         EventKind::Unwell { reason, message } => tracing::warn!(model, generation, %reason, "{message}"),
         EventKind::VramUnknown { message } => tracing::warn!(model, generation, "{message}"),
         EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),

@@ -16,6 +16,7 @@ use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 
 use self::roster::{Handle, Roster};
+use crate::admit::{Size, Weighed};
 use crate::clock;
 use crate::context::{Common, Context};
 use crate::directories;
@@ -110,8 +111,26 @@ impl Fleet {
     /// Callers of one kind are served in the order in which they came. Dropping the future gives up the place, or the
     /// lease if it was granted meanwhile.
     pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, Denied> {
+        self.lease_for(model, kind, None).await
+    }
+
+    /// The same for a prompt of so many tokens. Where the model's admission is enforced, it is granted only where it fits
+    /// into memory, waits for that, or is refused; where it only warns, that is told.
+    pub async fn lease_for(
+        &self,
+        model: &ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Result<Lease, Denied> {
         let shared = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.shared));
-        shared.ok_or(Denied::Removed)?.lease(kind).await
+        shared.ok_or(Denied::Removed)?.lease(kind, tokens).await
+    }
+
+    /// Whether a prompt of this size would find room now. Decides nothing: it tells whether counting its tokens
+    /// exactly is worth while.
+    pub fn weigh(&self, model: &ModelName, size: Size) -> Weighed {
+        let roster = self.inner.roster.load();
+        roster.get(model).map_or(Weighed::Unasked, |handle| handle.shared.weigh(size))
     }
 
     /// The fleet now: the last published picture, with the counts of this moment.
@@ -237,6 +256,7 @@ impl Fleet {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let shared = Arc::new(Shared::new(spec.name.clone(), journal, spec.queue_depth, spec.queue_wait));
+        shared.set_admission(spec.admission.mode, spec.admission.policy.clone());
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.log_lines));
         let (model, sender) =
             Model::new(Arc::clone(context), Arc::clone(&shared), Arc::clone(&logs), spec.clone(), watch);

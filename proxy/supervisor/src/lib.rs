@@ -45,6 +45,7 @@ pub mod nursery;
 pub mod spec;
 pub mod view;
 
+mod admit;
 mod census;
 mod child;
 mod clock;
@@ -64,7 +65,8 @@ mod shared;
 mod spawn;
 mod sync;
 
-pub use error::{ControlError, Denied, FleetError, ResolveError, SpawnError};
+pub use admit::{Size, Weighed};
+pub use error::{ControlError, Denied, FleetError, NoRoom, ResolveError, SpawnError};
 pub use event::{Event, EventKind, EventTail};
 pub use fleet::{ApplyReport, Fleet};
 pub use lease::{Endpoint, Lease, Outcome};

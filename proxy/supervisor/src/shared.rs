@@ -12,16 +12,22 @@
 //!                    v
 //!             place freed, or the lease that was on its way is given back
 //! ```
+//!
+//! A grant for a prompt that has no room in memory is taken back, and its caller waits in [`crate::admit`] instead.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
+use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::dispatch::{Answer, Dispatch, Grant, LeaseKind, Ticket};
+use warden_policies::sample::Series;
 use warden_policies::{GenerationId, ModelName, Work};
 
+use crate::admit::{Admit, Board, Judged, Size, Weighed};
 use crate::clock;
 use crate::error::Denied;
 use crate::event::{EventKind, Journal};
@@ -68,12 +74,15 @@ pub(crate) struct Shared {
     journal: Arc<Journal>,
     /// Wakes the model's task: somebody waits and nothing is open, or a generation has become idle.
     pub(crate) wake: Notify,
+    /// Prompts are weighed at all, so that nobody takes the lock for it where they are not.
+    asks: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     dispatch: Dispatch,
+    admit: Admit,
     depth: usize,
     wait: Duration,
     waiters: HashMap<Ticket, Waiter>,
@@ -90,6 +99,8 @@ struct State {
 struct Waiter {
     answer: oneshot::Sender<Result<Lease, Denied>>,
     since: Instant,
+    /// Tokens of its prompt, if they are to be weighed.
+    tokens: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -107,8 +118,16 @@ pub(crate) struct Opened {
     pub(crate) gap: Option<Instant>,
 }
 
-/// Answers that are handed over once the lock is free.
-type Outbox = Vec<(oneshot::Sender<Result<Lease, Denied>>, Result<Lease, Denied>)>;
+type Answers = Vec<(oneshot::Sender<Result<Lease, Denied>>, Result<Lease, Denied>)>;
+
+/// What is handed over and told once the lock is free.
+#[derive(Default)]
+struct Outbox {
+    answers: Answers,
+    events: Vec<(GenerationId, EventKind)>,
+    /// The task has something to look at.
+    wake: bool,
+}
 
 enum Asked {
     Granted(Lease),
@@ -117,19 +136,29 @@ enum Asked {
 
 /// A place in the queue. Dropping it gives it up.
 struct Place<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     ticket: Ticket,
 }
 
 impl Place<'_> {
-    /// Gives up the place. False if there is none any more: an answer is on its way or has been taken.
-    fn leave(&self) -> bool {
+    /// Gives up the place. `None` if there is none any more: an answer is on its way or has been taken. Else the reason
+    /// for the wait, if it was not the queue.
+    fn leave(&self) -> Option<Option<Denied>> {
         let mut state = lock(&self.shared.state);
         let channel = state.waiters.remove(&self.ticket);
-        let had_place = state.dispatch.cancel(self.ticket);
+        if state.dispatch.cancel(self.ticket) {
+            drop(state);
+            drop(channel);
+            return Some(None);
+        }
+        let short = state.admit.leave(self.ticket)?;
+        // Nothing is kept for it any more.
+        let mut outbox = Outbox::default();
+        self.shared.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
         drop(channel);
-        had_place
+        self.shared.deliver(outbox);
+        Some(Some(short.into()))
     }
 }
 
@@ -143,6 +172,7 @@ impl Shared {
     pub(crate) fn new(name: ModelName, journal: Arc<Journal>, depth: usize, wait: Duration) -> Self {
         let state = State {
             dispatch: Dispatch::new(depth),
+            admit: Admit::new(AdmissionMode::Off, warden_policies::defaults().admission.clone()),
             depth,
             wait,
             waiters: HashMap::new(),
@@ -152,7 +182,8 @@ impl Shared {
             full_told: false,
             doubted: Vec::new(),
         };
-        Self { name, journal, wake: Notify::new(), state: Mutex::new(state) }
+        let asks = AtomicBool::new(false);
+        Self { name, journal, wake: Notify::new(), asks, state: Mutex::new(state) }
     }
 
     pub(crate) fn name(&self) -> &ModelName {
@@ -160,22 +191,28 @@ impl Shared {
     }
 
     /// Waits for a lease. See [`crate::Fleet::lease`].
-    pub(crate) async fn lease(self: &Arc<Self>, kind: LeaseKind) -> Result<Lease, Denied> {
+    pub(crate) async fn lease(
+        self: &Arc<Self>,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Result<Lease, Denied> {
         let asked = Instant::now();
-        let (ticket, mut answer, until) = match self.ask(kind, asked)? {
+        let (ticket, mut answer, until) = match self.ask(kind, tokens, asked)? {
             Asked::Granted(lease) => return Ok(lease),
             Asked::Queued { ticket, answer, until } => (ticket, answer, until),
         };
         let place = Place { shared: self, ticket };
         match tokio::time::timeout_at(until, &mut answer).await {
             Ok(answer) => answer.unwrap_or(Err(Denied::ShuttingDown)),
-            Err(_) if place.leave() => Err(Denied::Deadline { waited: asked.elapsed() }),
-            // Granted in this very moment: the answer is on its way.
-            Err(_) => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
+            Err(_) => match place.leave() {
+                Some(reason) => Err(reason.unwrap_or(Denied::Deadline { waited: asked.elapsed() })),
+                // Granted in this very moment: the answer is on its way.
+                None => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
+            },
         }
     }
 
-    fn ask(self: &Arc<Self>, kind: LeaseKind, now: Instant) -> Result<Asked, Denied> {
+    fn ask(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>, now: Instant) -> Result<Asked, Denied> {
         let mut state = lock(&self.state);
         let open = state.dispatch.any_open();
         if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
@@ -183,6 +220,9 @@ impl Shared {
         }
         match state.dispatch.request(kind) {
             Answer::Granted(generation) => {
+                if let Some(tokens) = tokens.filter(|_| self.asks.load(Ordering::Relaxed)) {
+                    return self.weighed(state, generation, kind, tokens, now);
+                }
                 let cell = state.occupy(generation);
                 drop(state);
                 match cell {
@@ -193,7 +233,7 @@ impl Shared {
             }
             Answer::Queued(ticket) => {
                 let (sender, answer) = oneshot::channel();
-                state.waiters.insert(ticket, Waiter { answer: sender, since: now });
+                state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens });
                 let until = clock::after(now, state.wait);
                 drop(state);
                 if !open {
@@ -213,6 +253,64 @@ impl Shared {
         }
     }
 
+    /// A prompt was granted a lease at once: whether it has room there. If not, it waits like everybody else.
+    fn weighed(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        generation: GenerationId,
+        kind: LeaseKind,
+        tokens: u64,
+        now: Instant,
+    ) -> Result<Asked, Denied> {
+        let (sender, mut answer) = oneshot::channel();
+        let ticket = state.dispatch.issue();
+        state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens: Some(tokens) });
+        let until = clock::after(now, state.wait);
+        let mut outbox = Outbox::default();
+        self.settle(&mut state, vec![Grant { ticket, generation, kind }], &mut outbox);
+        drop(state);
+        self.deliver(outbox);
+        match answer.try_recv() {
+            Ok(Ok(lease)) => Ok(Asked::Granted(lease)),
+            Ok(Err(denied)) => Err(denied),
+            Err(_) => Ok(Asked::Queued { ticket, answer, until }),
+        }
+    }
+
+    /// Whether a prompt of this size would find room now. Costs one load where nobody wants to know.
+    pub(crate) fn weigh(&self, size: Size) -> Weighed {
+        if !self.asks.load(Ordering::Relaxed) {
+            return Weighed::Unasked;
+        }
+        let state = lock(&self.state);
+        state.admit.weigh(&state.dispatch, size)
+    }
+
+    /// Whether and by which numbers prompts are weighed from now on.
+    pub(crate) fn set_admission(self: &Arc<Self>, mode: AdmissionMode, policy: AdmissionPolicy) {
+        self.reconsider(|admit| admit.set(mode, policy));
+    }
+
+    /// What is known about memory now: after each reading, and when a process becomes ready or goes.
+    pub(crate) fn publish_memory(self: &Arc<Self>, board: Board) {
+        self.reconsider(|admit| admit.publish(board));
+    }
+
+    fn reconsider(self: &Arc<Self>, change: impl FnOnce(&mut Admit)) {
+        let mut state = lock(&self.state);
+        change(&mut state.admit);
+        self.asks.store(state.admit.asks(), Ordering::Relaxed);
+        let mut outbox = Outbox::default();
+        self.settle(&mut state, Vec::new(), &mut outbox);
+        drop(state);
+        self.deliver(outbox);
+    }
+
+    /// The memory for which a prompt that waits wants a fresh process in the place of this one.
+    pub(crate) fn admission_wish(&self, generation: GenerationId) -> Option<Series> {
+        lock(&self.state).admit.wish(generation)
+    }
+
     fn lease_on(self: &Arc<Self>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Lease {
         Lease::new(Arc::clone(self), cell, kind, queued_for)
     }
@@ -221,39 +319,96 @@ impl Shared {
     pub(crate) fn release(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
         let mut state = lock(&self.state);
         let grants = state.dispatch.release(generation, kind);
-        let outbox = self.hand_out(&mut state, grants);
+        let mut outbox = Outbox::default();
+        self.settle(&mut state, grants, &mut outbox);
         let idle = state.dispatch.in_flight(generation) == 0;
         if idle && let Some(entry) = state.generations.get_mut(&generation) {
             entry.idle_since = Some(Instant::now());
         }
         drop(state);
-        if idle {
-            self.wake.notify_one();
-        }
-        deliver(outbox);
+        outbox.wake |= idle;
+        self.deliver(outbox);
     }
 
-    fn hand_out(self: &Arc<Self>, state: &mut State, grants: Vec<Grant>) -> Outbox {
-        let mut outbox = Vec::with_capacity(grants.len());
-        for grant in grants {
-            let (Some(waiter), Some(cell)) =
-                (state.waiters.remove(&grant.ticket), state.occupy(grant.generation))
-            else {
-                continue;
-            };
-            let lease = self.lease_on(cell, grant.kind, waiter.since.elapsed());
-            outbox.push((waiter.answer, Ok(lease)));
+    /// Hands out grants and looks again at those who wait for room, until neither leads to more. Each round serves
+    /// somebody or ends, so it ends.
+    fn settle(self: &Arc<Self>, state: &mut State, grants: Vec<Grant>, outbox: &mut Outbox) {
+        let mut grants = VecDeque::from(grants);
+        loop {
+            while let Some(grant) = grants.pop_front() {
+                grants.extend(self.hand_out(state, &grant, outbox));
+            }
+            let looked = state.admit.look(&mut state.dispatch);
+            outbox.wake |= looked.wished;
+            for (ticket, generation, kind) in looked.granted {
+                match (state.waiters.remove(&ticket), state.occupy(generation)) {
+                    (Some(waiter), Some(cell)) => {
+                        let lease = self.lease_on(cell, kind, waiter.since.elapsed());
+                        outbox.answers.push((waiter.answer, Ok(lease)));
+                    }
+                    // Cannot be: who waits has its entry, and so has what is open.
+                    _ => grants.extend(state.dispatch.release(generation, kind)),
+                }
+            }
+            for (ticket, short) in looked.refused {
+                let waiter = state.waiters.remove(&ticket);
+                outbox.answers.extend(waiter.map(|waiter| (waiter.answer, Err(short.into()))));
+            }
+            grants.extend(state.dispatch.hold(&looked.held));
+            if grants.is_empty() {
+                break;
+            }
         }
         if state.dispatch.waiting() < state.depth {
             state.full_told = false;
         }
-        outbox
+    }
+
+    /// Hands out one grant. If its prompt has no room, the lease goes back, which may be a grant for others.
+    fn hand_out(self: &Arc<Self>, state: &mut State, grant: &Grant, outbox: &mut Outbox) -> Vec<Grant> {
+        let Grant { ticket, generation, kind } = *grant;
+        let Some(waiter) = state.waiters.get(&ticket) else { return Vec::new() };
+        let tokens = waiter.tokens.filter(|_| self.asks.load(Ordering::Relaxed));
+        let judged = tokens
+            .map_or(Judged::Fits, |tokens| state.admit.judge(&state.dispatch, generation, tokens, true));
+        if let Some((action, short)) = judged.action() {
+            let enforced = state.admit.enforces();
+            let action = if enforced { action } else { "warn" }.to_owned();
+            outbox.events.push((generation, EventKind::PromptTooLarge { action, short: *short }));
+            if enforced {
+                if state.dispatch.waiting() + state.admit.waiting() >= state.depth {
+                    let full = Denied::QueueFull { waiting: state.depth, depth: state.depth };
+                    let waiter = state.waiters.remove(&ticket);
+                    outbox.answers.extend(waiter.map(|waiter| (waiter.answer, Err(full))));
+                } else {
+                    state.admit.wait(ticket, kind, short.tokens, *short);
+                }
+                return state.dispatch.release(generation, kind);
+            }
+        }
+        if let Some(waiter) = state.waiters.remove(&ticket)
+            && let Some(cell) = state.occupy(generation)
+        {
+            let lease = self.lease_on(cell, kind, waiter.since.elapsed());
+            outbox.answers.push((waiter.answer, Ok(lease)));
+        }
+        Vec::new()
+    }
+
+    fn deliver(&self, outbox: Outbox) {
+        if outbox.wake {
+            self.wake.notify_one();
+        }
+        for (generation, kind) in outbox.events {
+            self.journal.tell(Some(&self.name), Some(generation), kind);
+        }
+        hand_over(outbox.answers);
     }
 
     /// The generation may take leases from now on.
     pub(crate) fn open(self: &Arc<Self>, cell: &Arc<Cell>, limit: u32) -> Opened {
         let mut state = lock(&self.state);
-        let opened = Opened { waiting: state.dispatch.waiting(), gap: state.gap.take() };
+        let opened = Opened { waiting: state.waiting(), gap: state.gap.take() };
         state
             .generations
             .entry(cell.id)
@@ -262,27 +417,41 @@ impl Shared {
             state.refusal = None;
         }
         let grants = state.dispatch.open(cell.id, limit);
-        let outbox = self.hand_out(&mut state, grants);
+        let mut outbox = Outbox::default();
+        self.settle(&mut state, grants, &mut outbox);
         drop(state);
-        deliver(outbox);
+        self.deliver(outbox);
         opened
     }
 
     /// The generation takes no more leases. Returns those that it holds.
-    pub(crate) fn close(&self, generation: GenerationId) -> u32 {
+    pub(crate) fn close(self: &Arc<Self>, generation: GenerationId) -> u32 {
         let mut state = lock(&self.state);
         state.close(generation);
-        state.dispatch.in_flight(generation)
+        let in_flight = state.dispatch.in_flight(generation);
+        self.look_again(state);
+        in_flight
+    }
+
+    /// Something changed for those who wait for room. Gives the lock back.
+    fn look_again(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        if state.admit.waiting() == 0 {
+            return;
+        }
+        let mut outbox = Outbox::default();
+        self.settle(&mut state, Vec::new(), &mut outbox);
+        drop(state);
+        self.deliver(outbox);
     }
 
     /// A caller found that the generation takes no connections: closes it and has the task look.
-    pub(crate) fn doubt(&self, generation: GenerationId) {
+    pub(crate) fn doubt(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         if state.generations.contains_key(&generation) {
             state.close(generation);
             state.doubted.push(generation);
         }
-        drop(state);
+        self.look_again(state);
         self.wake.notify_one();
     }
 
@@ -292,12 +461,12 @@ impl Shared {
     }
 
     /// The generation's process is gone.
-    pub(crate) fn forget(&self, generation: GenerationId) {
+    pub(crate) fn forget(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.close(generation);
         state.dispatch.forget(generation);
         let entry = state.generations.remove(&generation);
-        drop(state);
+        self.look_again(state);
         drop(entry);
     }
 
@@ -317,13 +486,13 @@ impl Shared {
             _ => Vec::new(),
         };
         drop(state);
-        deliver(dismissed);
+        hand_over(dismissed);
     }
 
     /// Turns everybody away who waits.
     pub(crate) fn dismiss(&self, denied: &Denied) {
         let dismissed = lock(&self.state).dismiss(denied);
-        deliver(dismissed);
+        hand_over(dismissed);
     }
 
     /// New bounds of the queue.
@@ -335,7 +504,7 @@ impl Shared {
     }
 
     pub(crate) fn waiting(&self) -> usize {
-        lock(&self.state).dispatch.waiting()
+        lock(&self.state).waiting()
     }
 
     pub(crate) fn any_open(&self) -> bool {
@@ -345,13 +514,13 @@ impl Shared {
     /// Whether somebody waits whom nobody can serve.
     pub(crate) fn in_need(&self) -> bool {
         let state = lock(&self.state);
-        state.dispatch.waiting() > 0 && !state.dispatch.any_open()
+        state.waiting() > 0 && !state.dispatch.any_open()
     }
 
     /// Whether nobody waits and no lease is held.
     pub(crate) fn is_still(&self) -> bool {
         let state = lock(&self.state);
-        state.dispatch.waiting() == 0 && state.dispatch.in_flight_total() == 0
+        state.waiting() == 0 && state.dispatch.in_flight_total() == 0
     }
 
     pub(crate) fn in_flight(&self, generation: GenerationId) -> u32 {
@@ -370,6 +539,11 @@ impl Shared {
 }
 
 impl State {
+    /// All who wait: for a slot, or for room.
+    fn waiting(&self) -> usize {
+        self.dispatch.waiting() + self.admit.waiting()
+    }
+
     fn occupy(&mut self, generation: GenerationId) -> Option<Arc<Cell>> {
         let entry = self.generations.get_mut(&generation)?;
         entry.idle_since = None;
@@ -384,8 +558,9 @@ impl State {
         }
     }
 
-    fn dismiss(&mut self, denied: &Denied) -> Outbox {
-        let tickets = self.dispatch.dismiss();
+    fn dismiss(&mut self, denied: &Denied) -> Answers {
+        let mut tickets = self.dispatch.dismiss();
+        tickets.extend(self.admit.dismiss());
         self.full_told = false;
         let waiters = tickets.iter().filter_map(|ticket| self.waiters.remove(ticket));
         waiters.map(|waiter| (waiter.answer, Err(denied.clone()))).collect()
@@ -393,8 +568,8 @@ impl State {
 }
 
 /// A caller that has left meanwhile sends its lease back by dropping it.
-fn deliver(outbox: Outbox) {
-    for (sender, answer) in outbox {
+fn hand_over(answers: Answers) {
+    for (sender, answer) in answers {
         drop(sender.send(answer));
     }
 }

@@ -26,7 +26,7 @@ fn failure() -> Failure {
 async fn queued(shared: &Arc<Shared>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
     let before = shared.waiting();
     let ours = Arc::clone(shared);
-    let task = TaskTracker::new().spawn(async move { ours.lease(kind).await });
+    let task = TaskTracker::new().spawn(async move { ours.lease(kind, None).await });
     while shared.waiting() == before {
         tokio::task::yield_now().await;
     }
@@ -38,7 +38,7 @@ async fn an_open_generation_is_leased_at_once_and_given_back_by_dropping() {
     let shared = shared(4);
     let cell = cell(1);
     shared.open(&cell, 1);
-    let lease = shared.lease(LeaseKind::Slot).await.unwrap();
+    let lease = shared.lease(LeaseKind::Slot, None).await.unwrap();
     assert_eq!((lease.generation(), shared.in_flight(cell.id)), (GenerationId(1), 1));
     assert_eq!(shared.idle_since(cell.id), None);
     drop(lease);
@@ -61,7 +61,7 @@ async fn callers_wait_for_a_generation_to_open_and_wake_the_task() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_waits_no_longer_than_it_may() {
     let shared = shared(4);
-    let denied = shared.lease(LeaseKind::Slot).await.unwrap_err();
+    let denied = shared.lease(LeaseKind::Slot, None).await.unwrap_err();
     assert_eq!(denied, Denied::Deadline { waited: WAIT });
     assert_eq!(shared.waiting(), 0);
 }
@@ -71,7 +71,7 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
     let shared = shared(1);
     let waiting = queued(&shared, LeaseKind::Slot).await;
     for _ in 0..3 {
-        let denied = shared.lease(LeaseKind::Slot).await.unwrap_err();
+        let denied = shared.lease(LeaseKind::Slot, None).await.unwrap_err();
         assert_eq!(denied, Denied::QueueFull { waiting: 1, depth: 1 });
     }
     assert_eq!(shared.journal.tail().events.len(), 1);
@@ -82,7 +82,7 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
 #[tokio::test]
 async fn a_caller_that_leaves_frees_its_place() {
     let shared = shared(4);
-    let mut leaving = Box::pin(shared.lease(LeaseKind::Slot));
+    let mut leaving = Box::pin(shared.lease(LeaseKind::Slot, None));
     assert!(futures_util::poll!(leaving.as_mut()).is_pending());
     assert_eq!(shared.waiting(), 1);
     drop(leaving);
@@ -93,7 +93,7 @@ async fn a_caller_that_leaves_frees_its_place() {
 #[tokio::test]
 async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
     let shared = shared(4);
-    let mut leaving = Box::pin(shared.lease(LeaseKind::Slot));
+    let mut leaving = Box::pin(shared.lease(LeaseKind::Slot, None));
     assert!(futures_util::poll!(leaving.as_mut()).is_pending());
     let next = queued(&shared, LeaseKind::Slot).await;
     let cell = cell(1);
@@ -112,8 +112,10 @@ async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
     let shared = shared(4);
     let cell = cell(1);
     shared.open(&cell, 2);
-    let (one, two) =
-        (shared.lease(LeaseKind::Slot).await.unwrap(), shared.lease(LeaseKind::Slot).await.unwrap());
+    let (one, two) = (
+        shared.lease(LeaseKind::Slot, None).await.unwrap(),
+        shared.lease(LeaseKind::Slot, None).await.unwrap(),
+    );
     one.note_progress(0);
     one.note_progress(70);
     two.note_progress(30);
@@ -131,7 +133,7 @@ async fn a_lease_that_outlives_its_process_is_harmless() {
     let shared = shared(4);
     let (old, new) = (cell(1), cell(2));
     shared.open(&old, 1);
-    let lease = shared.lease(LeaseKind::Slot).await.unwrap();
+    let lease = shared.lease(LeaseKind::Slot, None).await.unwrap();
     assert_eq!(*lease.attachment(|| 7_u32), 7);
     assert_eq!(*lease.attachment(|| 8_u32), 7, "one per generation");
     shared.forget(old.id);
@@ -140,7 +142,7 @@ async fn a_lease_that_outlives_its_process_is_harmless() {
     shared.open(&new, 1);
     drop(lease);
     assert_eq!(shared.in_flight(new.id), 0);
-    assert!(shared.lease(LeaseKind::Slot).await.is_ok());
+    assert!(shared.lease(LeaseKind::Slot, None).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,20 +168,20 @@ async fn a_failed_start_is_told_at_once_with_the_time_to_the_next_attempt() {
     shared.refuse(Some(Refusal::StartFailed(failure(), again)));
     let expected = Denied::StartFailed(failure(), Some(Duration::from_secs(2)));
     assert_eq!(waiting.await.unwrap().unwrap_err(), expected);
-    assert_eq!(shared.lease(LeaseKind::Slot).await.unwrap_err(), expected);
+    assert_eq!(shared.lease(LeaseKind::Slot, None).await.unwrap_err(), expected);
     shared.open(&cell(1), 1);
-    assert!(shared.lease(LeaseKind::Slot).await.is_ok(), "what serves is not refused");
+    assert!(shared.lease(LeaseKind::Slot, None).await.is_ok(), "what serves is not refused");
 }
 
 #[tokio::test]
 async fn the_end_lets_those_wait_on_who_can_still_be_served() {
     let shared = shared(4);
     shared.open(&cell(1), 1);
-    let lease = shared.lease(LeaseKind::Slot).await.unwrap();
+    let lease = shared.lease(LeaseKind::Slot, None).await.unwrap();
     let waiting = queued(&shared, LeaseKind::Slot).await;
     shared.refuse(Some(Refusal::ShuttingDown));
     shared.refuse(None);
-    assert_eq!(shared.lease(LeaseKind::Slot).await.unwrap_err(), Denied::ShuttingDown);
+    assert_eq!(shared.lease(LeaseKind::Slot, None).await.unwrap_err(), Denied::ShuttingDown);
     drop(lease);
     assert!(waiting.await.unwrap().is_ok());
 }
@@ -195,7 +197,7 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
         callers.spawn(async move {
             let kind = if n % 5 == 0 { LeaseKind::Aux } else { LeaseKind::Slot };
             let patience = if n % 3 == 0 { Duration::from_micros(n * 7 % 900) } else { WAIT };
-            if let Ok(lease) = tokio::time::timeout(patience, shared.lease(kind)).await {
+            if let Ok(lease) = tokio::time::timeout(patience, shared.lease(kind, None)).await {
                 let lease = lease.unwrap();
                 tokio::task::yield_now().await;
                 lease.note_progress(1);

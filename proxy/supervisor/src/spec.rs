@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::recycle::RecyclePolicy;
@@ -38,6 +39,15 @@ pub enum Replace {
     Auto,
 }
 
+/// What is done about prompts that do not fit into memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdmissionSpec {
+    /// Nothing, a warning, or keeping them from being sent.
+    pub mode: AdmissionMode,
+    /// The numbers.
+    pub policy: AdmissionPolicy,
+}
+
 /// One model: a name that clients address, and the processes behind it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
@@ -67,6 +77,8 @@ pub struct ModelSpec {
     pub recycle: RecyclePolicy,
     /// Limits on recycling.
     pub restraint: RestraintPolicy,
+    /// What is done about prompts that do not fit into memory.
+    pub admission: AdmissionSpec,
     /// Added to `oom_score_adj` of the child, -1000 to 1000.
     pub oom_score_adj: i32,
     /// Ask the process for a report of its GPU memory, which a patched llama-server writes.

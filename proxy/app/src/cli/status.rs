@@ -207,7 +207,6 @@ mod tests {
                 number: 1,
                 models: vec![model("a", ModelState::Loaded, two), failed],
                 devices: Vec::new(),
-                host: None,
             },
         };
         let text = table(&status);

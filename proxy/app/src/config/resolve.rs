@@ -10,7 +10,7 @@ use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
 use warden_policies::{MemoryLimit, ModelName, defaults};
-use warden_supervisor::spec::{Command, FleetConfig, ModelSpec, SharedBudgets, Timing, Watch};
+use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, SharedBudgets, Timing, Watch};
 
 use super::arguments;
 use super::binary::Choice;
@@ -349,6 +349,7 @@ impl Resolver<'_> {
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
             memory_report: model.memory_report,
             record: model.record,
+            admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
         };
         (spec, self.choice(name, model), mitigations)
     }

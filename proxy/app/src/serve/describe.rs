@@ -63,6 +63,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
                 if parts.is_empty() { "nothing changed".to_owned() } else { parts.join("; ") }
             )
         }
+        EventKind::PromptTooLarge { action, short } => format!("{action}: {short}"),
         EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
     }
 }

@@ -111,6 +111,7 @@ fn log_event(event: &Event, advice: &[Advice]) {
             | EventKind::Unwell { .. }
             | EventKind::VramUnknown { .. }
             | EventKind::DriverLeak { .. }
+            | EventKind::PromptTooLarge { .. }
             | EventKind::QueueFull { .. }
     ) || matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict >= Verdict::Suspected);
     if loud {

@@ -10,6 +10,7 @@ mod passing;
 mod peer;
 mod stopping;
 mod storm;
+mod weighing;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -27,7 +28,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work, defaults};
-use warden_supervisor::{Denied, Endpoint, FleetView, ModelState, ModelView, Outcome as Ended, ResolveError};
+use warden_supervisor::{
+    Denied, Endpoint, FleetView, ModelState, ModelView, Outcome as Ended, ResolveError, Size, Weighed,
+};
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
 use crate::backends::{Backends, BoxFuture, Right};
@@ -62,6 +65,10 @@ struct TestBackends {
     pools: Mutex<HashMap<u64, Arc<Pool>>>,
     work: Arc<Mutex<Vec<Work>>>,
     ended: Mutex<Vec<Ended>>,
+    /// Tokens told with each request for a slot.
+    demands: Mutex<Vec<Option<u64>>>,
+    /// Tokens for which there is room, if prompts are weighed.
+    room_tokens: Mutex<Option<u64>>,
     revoke: CancellationToken,
     denied: Mutex<Option<Denied>>,
 }
@@ -108,10 +115,14 @@ impl Backends for Shell {
     fn lease<'a>(
         &'a self,
         model: &'a ModelName,
-        _: LeaseKind,
+        kind: LeaseKind,
+        tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn Right>, Denied>> {
         let backends = self.0.clone();
         let _ = model;
+        if kind == LeaseKind::Slot {
+            backends.demands.lock().unwrap().push(tokens);
+        }
         Box::pin(async move {
             if let Some(denied) = backends.denied.lock().unwrap().clone() {
                 return Err(denied);
@@ -133,6 +144,15 @@ impl Backends for Shell {
         })
     }
 
+    fn weigh(&self, _: &ModelName, size: Size) -> Weighed {
+        let Some(room) = *self.0.room_tokens.lock().unwrap() else { return Weighed::Unasked };
+        let tokens = match size {
+            Size::Bytes(bytes) => bytes / 3,
+            Size::Tokens(tokens) => tokens,
+        };
+        if tokens <= room { Weighed::Fits { tokens } } else { Weighed::Unclear { tokens } }
+    }
+
     fn view(&self) -> Arc<FleetView> {
         let one = |name: &ModelName| ModelView {
             name: name.clone(),
@@ -152,7 +172,6 @@ impl Backends for Shell {
             number: 1,
             models: self.0.models.iter().map(one).collect(),
             devices: Vec::new(),
-            host: None,
         })
     }
 }
@@ -242,6 +261,8 @@ impl Rig {
             pools: Mutex::default(),
             work: Arc::default(),
             ended: Mutex::default(),
+            demands: Mutex::default(),
+            room_tokens: Mutex::default(),
             revoke: CancellationToken::new(),
             denied: Mutex::default(),
         });

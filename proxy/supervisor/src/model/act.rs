@@ -182,7 +182,11 @@ impl Model {
         let context = &self.context;
         let key = priors::key(command);
         let growth = lock(&context.common).growth.clone();
+        let prices = self.prices.of(&key).to_vec();
         let mut watched = Watched::new(&growth, context.priors.of(&key), key, command);
+        for price in prices {
+            watched.cost.told(price);
+        }
         if self.spec.record {
             let limit = self.watch.trace_bytes.0;
             watched.recorder = Recorder::begin(&context.traces, &self.spec.name, generation, limit);

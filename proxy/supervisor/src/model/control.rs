@@ -82,6 +82,7 @@ impl Model {
         let old = std::mem::replace(&mut self.spec, spec);
         self.watch = watch;
         self.shared.set_queue(self.spec.queue_depth, self.spec.queue_wait);
+        self.shared.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
         if self.spec.recycle != old.recycle || self.spec.restraint != old.restraint {
             self.restraint.reset();
         }

@@ -38,9 +38,7 @@ impl Model {
         live.watched.urgent_since = if urgent { live.watched.urgent_since.or(Some(now)) } else { None };
         match phase {
             Phase::Ready if role == Role::Current => self.weigh(id, replica, decision, now),
-            Phase::Draining if decision.action == Action::KillNow && !self.is_spared(&decision) => {
-                self.cut_short(id, &decision);
-            }
+            Phase::Draining if decision.action == Action::KillNow => self.cut_short(id, &decision),
             _ => {}
         }
     }
@@ -61,10 +59,9 @@ impl Model {
         }
         let replacing = !self.replacements.is_empty() || self.end.is_some();
         let free = due && held.is_none() && !replacing;
-        let spared = free && self.is_spared(&decision);
-        let go = free && !spared && self.is_confirmed(id, &decision, now);
+        let go = free && self.is_confirmed(id, &decision, now);
         let permit = if go { self.permit(id, replica) } else { None };
-        if spared || go && permit.is_none() && decision.action < Action::KillNow {
+        if go && permit.is_none() && decision.action < Action::KillNow {
             decision = decision.but(WhyNot::InTurn);
         }
         self.remember(id, decision, held, now);
@@ -120,14 +117,6 @@ impl Model {
             let message = held.to_string();
             self.tell(generation, EventKind::RecycleHeld { decision, held, message });
             self.changed();
-        }
-    }
-
-    /// A shortage of memory is everybody's, and one backend that ends may be enough.
-    fn is_spared(&self, decision: &Decision) -> bool {
-        match decision.series.filter(|_| decision.reason == Some(Reason::MemoryExhausted)) {
-            Some(series) => !self.context.may_end(series),
-            None => false,
         }
     }
 
@@ -204,6 +193,7 @@ impl Model {
             series,
             symptoms: watched.symptoms(),
             shared: self.context.census.chosen(live.id, &budgets, total),
+            admission: self.shared.admission_wish(live.id),
             age: since(live.ready).unwrap_or_default(),
             work: live.cell.work(),
             idle_for: since(idle_since),

@@ -23,6 +23,7 @@
 //! | `watched` | what the readings of one generation add up to |
 //! | `judge` | the recycle policy, and what follows from it |
 //! | `replace` | replacements from decision to ledger entry |
+//! | `room` | what room memory has for prompts |
 //! | `settle` | what the whole state asks for |
 //! | `control` | restart, drain, reload, removal, end |
 //! | `show` | the view |
@@ -34,6 +35,7 @@ mod hear;
 mod judge;
 mod message;
 mod replace;
+mod room;
 mod sample;
 mod settle;
 mod show;
@@ -88,6 +90,8 @@ pub(crate) struct Model {
     /// From spawn to ready, as it was the last time.
     load_time: Option<Duration>,
     lulls: Lulls,
+    /// What prompts cost, as far as it was learnt.
+    prices: room::Prices,
     /// No replacement because of the configuration before this time: the last one failed.
     configuration_at: Option<Instant>,
     recycles: Vec<(Reason, u64)>,
@@ -155,6 +159,7 @@ impl Model {
             restraint: Restraint::default(),
             load_time: None,
             lulls,
+            prices: room::Prices::default(),
             configuration_at: None,
             recycles: Vec::new(),
             crashes: 0,

@@ -86,6 +86,7 @@ impl Model {
         // The last known figure stays: an unreadable file is no sign of less memory.
         live.host = sample.host.or(live.host);
         let first = !std::mem::replace(&mut live.sampled, true);
+        let unknown_before = live.watched.vram_unknown.is_some();
         let ill_before = live.watched.symptoms();
         let turns = live.watched.observe(taken, &sample, live.spawned, &live.cell);
         if first {
@@ -93,7 +94,7 @@ impl Model {
             live.watched.vram_at_ready.clone_from(&sample.vram);
         }
         let symptoms = live.watched.symptoms();
-        let unknown = live.watched.news_of_vram();
+        let unknown = live.watched.vram_unknown.clone().filter(|_| !unknown_before);
         tracing::trace!(model = %self.spec.name, %generation, edge = ?taken.edge, host = ?sample.host, "sample");
         if first {
             self.note_sampled(generation, sample.host, &sample.vram);
@@ -117,13 +118,14 @@ impl Model {
                 device.leak = leaks.get(&device.gpu).cloned();
             }
             drop(leaks);
-            self.context.publisher.set_machine(shown, sample.totals);
+            self.context.publisher.set_devices(shown);
         }
         if let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) {
             live.report = sample.report.or_else(|| live.report.take());
         }
         self.changed();
         self.count_in(id);
+        self.publish_room();
         self.judge(id);
     }
 
@@ -151,7 +153,7 @@ impl Model {
             (facts.series, member)
         };
         let members = series.iter().map(member).collect();
-        self.context.census.read(live.id, live.watched.knows_vram(), members);
+        self.context.census.read(live.id, live.watched.vram_unknown.is_none(), members);
     }
 
     /// What a replacement would meet now.

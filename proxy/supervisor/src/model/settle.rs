@@ -22,6 +22,7 @@ impl Model {
         self.replace_the_unresponsive();
         self.clear_away();
         self.watch_idle();
+        self.heed_wishes();
         self.fail_replacements();
         self.complete();
         self.settle_restarts();

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use warden_policies::admission::PromptCost;
 use warden_policies::allowance::Allowance;
 use warden_policies::growth::{Growth, GrowthPolicy, Monitor, Prior, Turn};
 use warden_policies::health::{Health, HealthPolicy, Look, Symptom};
@@ -25,7 +26,7 @@ use warden_sensors::{CgroupMemory, HostTotals, Report};
 use crate::gpus::Devices;
 use crate::lease::Cell;
 use crate::outcomes::Decode;
-use crate::process::{self, NoVram};
+use crate::process;
 use crate::record::Recorder;
 use crate::spec::Command;
 use crate::view::{ForecastView, HealthView, MemoryView};
@@ -45,16 +46,18 @@ pub(crate) struct Taken {
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) monitor: Monitor,
+    /// What prompts cost.
+    pub(super) cost: PromptCost,
+    /// Tokens of the largest prompt at the last reading.
+    pub(super) largest_prompt: u64,
+    /// Requests were in flight at the last reading.
+    pub(super) busy: bool,
     pub(super) recorder: Option<Recorder>,
     /// Names what the process is made of, for what is remembered of it.
     pub(super) key: String,
     pub(super) vram: Vec<Vram>,
     pub(super) vram_at_ready: Vec<Vram>,
-    pub(super) no_vram: Option<NoVram>,
-    /// The last one that was told.
-    no_vram_told: Option<NoVram>,
-    /// The most tokens that anybody counted: prompt and output.
-    tokens: (u64, u64),
+    pub(super) vram_unknown: Option<String>,
     pub(super) devices: Option<Arc<Devices>>,
     pub(super) totals: Option<HostTotals>,
     pub(super) group: Option<CgroupMemory>,
@@ -86,13 +89,14 @@ impl Watched {
     pub(super) fn new(growth: &GrowthPolicy, priors: Vec<Prior>, key: String, command: &Command) -> Self {
         let mut watched = Self {
             monitor: Monitor::with_prior(growth, priors),
+            cost: PromptCost::new(&warden_policies::defaults().admission),
+            largest_prompt: 0,
+            busy: false,
             recorder: None,
             key,
             vram: Vec::new(),
             vram_at_ready: Vec::new(),
-            no_vram: None,
-            no_vram_told: None,
-            tokens: (0, 0),
+            vram_unknown: None,
             devices: None,
             totals: None,
             group: None,
@@ -179,13 +183,15 @@ impl Watched {
             vram: reading.vram.clone(),
             pools: self.pools(reading),
             in_flight: taken.in_flight,
-            work: self.work(taken.work, reading),
+            work: taken.work,
             largest_prompt: cell.largest_prompt(),
         };
         if let Some(recorder) = &mut self.recorder {
             recorder.write(&sample);
         }
         let turns = self.monitor.observe(&sample);
+        self.cost.observe(&sample);
+        (self.largest_prompt, self.busy) = (sample.largest_prompt, sample.in_flight > 0);
         if let Some(facts) = &mut self.facts {
             self.before =
                 facts.series.iter().filter_map(|facts| Some((facts.series, facts.charged?))).collect();
@@ -193,36 +199,12 @@ impl Watched {
         }
         self.confirm(taken, reading, &now);
         self.vram.clone_from(&reading.vram);
-        self.no_vram.clone_from(&reading.no_vram);
+        self.vram_unknown.clone_from(&reading.vram_unknown);
         self.devices = reading.devices.clone().or_else(|| self.devices.take());
         self.totals = reading.totals.or(self.totals);
         self.group.clone_from(&reading.group);
         self.look(taken, reading, cell, spawned);
         turns
-    }
-
-    /// The work, with its tokens as the server counts them where it tells: it knows of those for clients that left, too.
-    fn work(&mut self, work: Work, reading: &process::Sample) -> Work {
-        let told = |tokens: Option<u64>| tokens.unwrap_or(0);
-        let metrics = reading.metrics.unwrap_or_default();
-        let (prompt, output) = self.tokens;
-        let prompt_tokens = work.prompt_tokens.max(told(metrics.prompt_tokens)).max(prompt);
-        let output_tokens = work.output_tokens.max(told(metrics.output_tokens)).max(output);
-        self.tokens = (prompt_tokens, output_tokens);
-        Work { prompt_tokens, output_tokens, ..work }
-    }
-
-    /// Why VRAM is not known, if that is worth telling and was not told yet.
-    pub(super) fn news_of_vram(&mut self) -> Option<String> {
-        let news = self.no_vram.clone().filter(|no_vram| !no_vram.is_normal);
-        let news = news.filter(|no_vram| self.no_vram_told.as_ref() != Some(no_vram))?;
-        self.no_vram_told = Some(news.clone());
-        Some(news.why)
-    }
-
-    /// Whether all its VRAM is in its figures.
-    pub(super) fn knows_vram(&self) -> bool {
-        self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
 
     /// Pools that were measured: the prompt cache by the log, those of the GPUs by the memory report.
@@ -347,8 +329,8 @@ impl Watched {
 
     /// The GPUs that it uses; all of them where that is not known.
     pub(super) fn gpus(&self) -> Vec<GpuIndex> {
-        match (&self.no_vram, &self.devices) {
-            (Some(no_vram), Some(devices)) if !no_vram.is_normal => devices.with_vram().collect(),
+        match (&self.vram_unknown, &self.devices) {
+            (Some(_), Some(devices)) => devices.with_vram().collect(),
             _ => self.vram.iter().map(|vram| vram.gpu).collect(),
         }
     }
@@ -368,7 +350,7 @@ impl Watched {
         });
         MemoryView {
             vram: self.vram.clone(),
-            vram_unknown: self.no_vram.as_ref().map(|no_vram| no_vram.why.clone()),
+            vram_unknown: self.vram_unknown.clone(),
             group: self.group.clone(),
             growth: self.monitor.growth().to_vec(),
             forecasts: forecasts.collect(),

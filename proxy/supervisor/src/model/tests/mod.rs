@@ -169,6 +169,7 @@ fn spec(name: &str) -> ModelSpec {
         oom_score_adj: defaults.child.oom_score_adj,
         memory_report: defaults.model.memory_report,
         record: false,
+        admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
     }
 }
 

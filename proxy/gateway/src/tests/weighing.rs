@@ -1,0 +1,80 @@
+//! A prompt's tokens are told with its request where somebody wants to know, and the backend counts them only where it
+//! matters.
+
+use super::*;
+
+/// Answers `/tokenize` with one token a word, everything else with a sentence.
+fn counting() -> Upstream {
+    Upstream::answering(|head, body| {
+        if head.starts_with("POST /tokenize ") {
+            assert!(head.to_ascii_lowercase().contains("authorization: bearer k\r\n"), "{head}");
+            let text = String::from_utf8(body.to_vec()).unwrap().replace("\\n", " ");
+            let words = text.split('"').nth(3).unwrap().split_whitespace().count();
+            return json_answer(&format!(r#"{{"tokens":{:?}}}"#, vec![7; words]));
+        }
+        json_answer(r#"{"usage":{"prompt_tokens":1}}"#)
+    })
+}
+
+fn request(body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("POST /v1/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer k\r\nContent-Length: {length}\r\n\r\n{body}")
+        .into_bytes()
+}
+
+fn prompt(words: usize) -> String {
+    format!(r#"{{"model":"m","prompt":"{}"}}"#, vec!["word"; words].join(" "))
+}
+
+#[tokio::test]
+async fn nothing_is_counted_where_nobody_asks() {
+    let upstream = counting();
+    let rig = Rig::start(&[&upstream]).await;
+    rig.ask(&request(&prompt(5000))).await;
+    assert_eq!(*rig.backends.demands.lock().unwrap(), [None]);
+    assert_eq!(upstream.accepted(), 1);
+}
+
+#[tokio::test]
+async fn a_bound_is_enough_where_it_fits_and_the_backend_counts_where_it_may_not() {
+    let upstream = counting();
+    let rig = Rig::start(&[&upstream]).await;
+    *rig.backends.room_tokens.lock().unwrap() = Some(1000);
+    let small = prompt(100);
+    rig.ask(&request(&small)).await;
+    rig.ask(&request(&prompt(5000))).await;
+    let bound = small.len() as u64 / 3;
+    assert_eq!(*rig.backends.demands.lock().unwrap(), [Some(bound), Some(5000)]);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn images_are_no_text_however_large_and_however_late_they_come() {
+    let upstream = counting();
+    let mut plan = Plan::default();
+    plan.config.replay_bytes = 1000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    *rig.backends.room_tokens.lock().unwrap() = Some(1000);
+    let image = "A".repeat(300_000);
+    let body = format!(
+        r#"{{"model":"m","messages":[{{"content":[{{"type":"text","text":"see"}},{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}]}}"#
+    );
+    rig.ask(&request(&body)).await;
+    let told = rig.backends.demands.lock().unwrap()[0].unwrap();
+    assert!(told < 100, "{told}");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn without_a_count_the_bound_holds() {
+    let upstream = Upstream::answering(|head, _| match head.starts_with("POST /tokenize ") {
+        true => b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec(),
+        false => json_answer("{}"),
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    *rig.backends.room_tokens.lock().unwrap() = Some(1000);
+    let large = prompt(5000);
+    rig.ask(&request(&large)).await;
+    assert_eq!(*rig.backends.demands.lock().unwrap(), [Some(large.len() as u64 / 3)]);
+    rig.is_clean().await;
+}

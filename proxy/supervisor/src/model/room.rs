@@ -1,0 +1,107 @@
+//! Tells the queue how much room the memory of each process has for prompts, and hears which prompt wants a fresh process.
+//!
+//! What is published is a picture of the last readings: the queue weighs prompts by it until the next one.
+
+use std::time::Duration;
+
+use warden_policies::admission::{AdmissionMode, Price};
+use warden_policies::lifecycle::Phase;
+use warden_policies::recycle::SeriesFacts;
+use warden_policies::restraint::Ask;
+use warden_policies::{Action, Decision, Reason};
+
+use super::Model;
+use super::unit::{Live, Role, Unit};
+use crate::admit::{Board, Known, Left};
+
+/// Prices that were learnt of a process made of this, for the next one like it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Prices {
+    key: String,
+    prices: Vec<Price>,
+}
+
+impl Prices {
+    /// What is known of processes like this.
+    pub(super) fn of(&self, key: &str) -> &[Price] {
+        if self.key == key { &self.prices } else { &[] }
+    }
+}
+
+impl Model {
+    /// Publishes what the last readings say.
+    pub(super) fn publish_room(&mut self) {
+        if self.spec.admission.mode == AdmissionMode::Off {
+            return;
+        }
+        let serving = self.units.iter().filter(|unit| matches!(unit.phase(), Phase::Ready | Phase::Suspect));
+        let known: Vec<Known> = serving.filter_map(|unit| self.room_of(unit)).collect();
+        for unit in &self.units {
+            let Some(live) = &unit.live else { continue };
+            let watched = &live.watched;
+            let learnt = watched.cost.learnt();
+            if !learnt.is_empty() {
+                self.prices = Prices { key: watched.key.clone(), prices: learnt };
+            }
+        }
+        self.shared.publish_memory(Board { known });
+    }
+
+    fn room_of(&self, unit: &Unit) -> Option<Known> {
+        let live = unit.live.as_ref().filter(|live| live.sampled)?;
+        let watched = &live.watched;
+        let series = watched.series(&self.spec.recycle, live.host, live.host_at_ready);
+        let left = series.iter().map(|facts| self.left(facts));
+        Some(Known {
+            generation: live.id,
+            largest: watched.largest_prompt,
+            busy: watched.busy,
+            recycle: self.recycle_costs(unit, live),
+            left: left.collect(),
+            cost: watched.cost.clone(),
+        })
+    }
+
+    /// What is left until the hard budget, or until the memory of the machine or device is at its end.
+    fn left(&self, facts: &SeriesFacts) -> Left {
+        let hard = self.spec.recycle.budget(facts).hard;
+        let held = facts.charged;
+        let in_budget = |held: Option<u64>| Some(hard?.saturating_sub(held?));
+        let least = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
+        // What the process gives back is free for the next one.
+        let gain = facts.gain().unwrap_or(0);
+        let floor = facts.growth.as_ref().and_then(|growth| growth.floor);
+        Left {
+            series: facts.series,
+            left: least(in_budget(held), facts.free),
+            returns: held.zip(floor).map_or(0, |(held, floor)| held.saturating_sub(floor)),
+            left_fresh: least(in_budget(facts.fresh()), facts.free.map(|free| free.saturating_add(gain))),
+        }
+    }
+
+    /// The time that a recycle of this one would let requests wait; `None` if it would be held back.
+    fn recycle_costs(&self, unit: &Unit, live: &Live) -> Option<Duration> {
+        let free = unit.role == Role::Current && self.replacements.is_empty() && self.end.is_none();
+        let decision = Decision {
+            action: Action::DrainNow,
+            reason: Some(Reason::Admission),
+            due: true,
+            ..Decision::OBSERVE
+        };
+        let ask = Ask { now: self.context.now(), load_time: self.load_time, unit: live.random };
+        let allowed = free && self.restraint.check(&decision, &ask, &self.spec.restraint).is_ok();
+        allowed.then(|| self.load_time.unwrap_or_default())
+    }
+
+    /// A prompt waits for a fresh process: the policy is asked at once.
+    pub(super) fn heed_wishes(&mut self) {
+        for id in self.ids() {
+            let Some(live) = self.unit(id).and_then(|unit| unit.live.as_ref()) else { continue };
+            let wish = self.shared.admission_wish(live.id);
+            let heard = live.watched.facts.as_ref().and_then(|facts| facts.admission);
+            if wish.is_some() && wish != heard {
+                self.judge(id);
+            }
+        }
+    }
+}
