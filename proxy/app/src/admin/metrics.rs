@@ -17,6 +17,7 @@ use warden_policies::lifecycle::Phase;
 use warden_supervisor::{EventKind, FleetView};
 
 use super::answer::Budgets;
+use super::growth_metrics::GrowthMetrics;
 use super::report_metrics::ReportMetrics;
 
 /// From the answer of a tokenizer to a generation of half an hour.
@@ -100,6 +101,7 @@ pub(crate) struct Metrics {
     held_bytes: Gauge,
     own_anon: Gauge,
     reports: ReportMetrics,
+    growth: GrowthMetrics,
 }
 
 fn request_histogram() -> Histogram {
@@ -139,6 +141,7 @@ impl Metrics {
             held_bytes: Gauge::default(),
             own_anon: Gauge::default(),
             reports: ReportMetrics::default(),
+            growth: GrowthMetrics::default(),
         };
         metrics.register();
         metrics
@@ -220,6 +223,7 @@ impl Metrics {
             self.own_anon.clone(),
         );
         self.reports.register(registry);
+        self.growth.register(registry);
     }
 
     /// A request ended.
@@ -289,6 +293,7 @@ impl Metrics {
         self.read(view);
         self.reports.count(view);
         self.reports.read(view);
+        self.growth.read(view);
         self.budget.clear();
         for (model, budget) in budgets {
             for (kind, bytes) in [("soft", budget.soft), ("hard", budget.hard)] {

@@ -248,11 +248,16 @@ fn every_metric_is_in_the_documentation() {
             kind,
         });
     }
-    let view = reporting(1, None, Some(report(&[(0, Counts::default())])));
+    let mut view = reporting(1, None, Some(report(&[(0, Counts::default())])));
+    let mut blind = crate::admin::growth_metrics::tests::leaking();
+    blind.memory.vram_unknown = Some("no driver".to_owned());
+    let grown = crate::admin::growth_metrics::tests::fleet(vec![blind]);
+    view.models.extend(grown.models);
+    view.devices = grown.devices;
     let text = metrics.text(&view, &budgets(), &Gauges::default(), None);
     let names: Vec<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    assert!(names.len() == 39, "{} {text}", names.len());
+    assert!(names.len() == 61, "{} {text}", names.len());
     for name in names {
         assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
     }

@@ -5,6 +5,7 @@ use clap::Subcommand;
 use crate::exit::Failure;
 
 mod replay;
+mod simulate;
 
 /// What can be asked.
 #[derive(Debug, Subcommand)]
@@ -12,11 +13,14 @@ pub(crate) enum PolicyCommand {
     /// Runs the detector and a policy over recorded readings: verdicts, blame, forecasts and actions, each with the request
     /// at which it came.
     Replay(Box<replay::ReplayArgs>),
+    /// Runs a made-up backend that leaks under a policy, under none, and under a restart every N requests.
+    Simulate(Box<simulate::SimulateArgs>),
 }
 
 /// Answers.
 pub(crate) fn run(command: PolicyCommand) -> Result<(), Failure> {
     match command {
         PolicyCommand::Replay(args) => replay::run(&args),
+        PolicyCommand::Simulate(args) => simulate::run(&args),
     }
 }

@@ -1,0 +1,145 @@
+//! What Prometheus is told about growth.
+
+use super::*;
+use prometheus_client::encoding::text::encode;
+use std::time::Duration;
+use warden_policies::growth::{Fill, Forecast, Interval, Unit as Work};
+use warden_policies::lifecycle::Phase;
+use warden_policies::recycle::WhyNot;
+use warden_policies::sample::Vram;
+use warden_policies::{Action, Decision, GenerationId, GpuIndex, ModelName, Reason, Series};
+use warden_supervisor::{ForecastView, HealthView, MemoryView, ModelState, ModelView};
+
+fn interval(value: f64) -> Interval {
+    Interval { value, low: value / 2.0, high: value * 2.0 }
+}
+
+/// A backend that leaks host memory by images, and of which VRAM is known on GPU 0.
+pub(crate) fn leaking() -> BackendView {
+    let growth = Growth {
+        series: Series::Host,
+        verdict: Verdict::Leaking,
+        since_request: 77,
+        slope: Some(interval(4.0)),
+        baseline: Some(500),
+        floor: Some(900),
+        fill: Fill { allowed: 100, used: 80 },
+        blame: Some(Blame::Pays { unit: Work::Image, bytes_per_unit: 16.0, share: 0.9 }),
+    };
+    let forecast = Forecast { limit: 1000, requests: interval(25.0), seconds: Some(interval(50.0)) };
+    let decision = Decision {
+        reason: Some(Reason::Growth),
+        series: Some(Series::Host),
+        limit_bytes: Some(1000),
+        why_not: Some(WhyNot::Observing { would: Action::RecycleWhenQuiet }),
+        ..Decision::OBSERVE
+    };
+    BackendView {
+        replica: 0,
+        generation: Some(GenerationId(3)),
+        phase: Phase::Ready,
+        pid: Some(1),
+        ready_for: None,
+        in_flight: 0,
+        slots: None,
+        host: None,
+        host_at_ready: None,
+        work: warden_policies::Work::default(),
+        report: None,
+        memory: MemoryView {
+            vram: vec![Vram { gpu: GpuIndex(0), bytes: 300, source: VramSource::Estimate }],
+            growth: vec![growth],
+            forecasts: vec![ForecastView { series: Series::Host, reason: Reason::HostSoft, forecast }],
+            ..MemoryView::default()
+        },
+        health: HealthView {
+            compute_errors: 2,
+            decode_rate: Some(30.5),
+            decode_baseline: Some(40.0),
+            stalled_for: Some(Duration::from_millis(1500)),
+        },
+        next: Some(PolicyView { decision, held: None }),
+    }
+}
+
+/// A fleet of one model with these backends and one GPU.
+pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
+    let model = ModelView {
+        name: ModelName::new("m"),
+        aliases: Vec::new(),
+        state: ModelState::Loaded,
+        waiting: 0,
+        queue_depth: 1,
+        backends,
+        recycles: Vec::new(),
+        crashes: 0,
+        n_ctx: None,
+        policy: None,
+        last_failure: None,
+        replace_note: None,
+    };
+    let device = DeviceView {
+        gpu: GpuIndex(0),
+        total: Some(8000),
+        used: Some(5000),
+        free: Some(3000),
+        temperature: Some(40),
+        xid: Some(31),
+        ..DeviceView::default()
+    };
+    FleetView { number: 1, models: vec![model], devices: vec![device] }
+}
+
+fn scrape(view: &FleetView) -> String {
+    let metrics = GrowthMetrics::default();
+    let mut registry = Registry::with_prefix("llama_warden");
+    metrics.register(&mut registry);
+    // Twice: gauges are set, not added up.
+    metrics.read(view);
+    metrics.read(view);
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    text
+}
+
+#[test]
+fn a_backend_that_leaks_shows_verdict_slope_blame_forecast_and_next_action() {
+    let text = scrape(&fleet(vec![leaking()]));
+    for line in [
+        "backend_vram_bytes{model=\"m\",replica=\"0\",gpu=\"0\",source=\"estimate\"} 300",
+        "backend_growth_verdict{model=\"m\",replica=\"0\",series=\"host\",verdict=\"leaking\"} 1",
+        "backend_growth_verdict{model=\"m\",replica=\"0\",series=\"host\",verdict=\"steady\"} 0",
+        "backend_growth_bytes_per_request{model=\"m\",replica=\"0\",series=\"host\"} 4.0",
+        "backend_growth_blame_bytes_per_unit{model=\"m\",replica=\"0\",series=\"host\",unit=\"image\"} 16.0",
+        "backend_growth_baseline_bytes{model=\"m\",replica=\"0\",series=\"host\"} 500",
+        "backend_allowance_bytes{model=\"m\",replica=\"0\",series=\"host\"} 100",
+        "backend_allowance_used_bytes{model=\"m\",replica=\"0\",series=\"host\"} 80",
+        "backend_forecast_limit_bytes{model=\"m\",replica=\"0\",series=\"host\",limit=\"host_soft\"} 1000",
+        "backend_forecast_requests{model=\"m\",replica=\"0\",series=\"host\",limit=\"host_soft\"} 25.0",
+        "backend_forecast_seconds{model=\"m\",replica=\"0\",series=\"host\",limit=\"host_soft\"} 50.0",
+        "backend_policy_next{model=\"m\",replica=\"0\",action=\"observe\",reason=\"growth\"} 1",
+        "backend_policy_held{model=\"m\",replica=\"0\"} 1",
+        "backend_compute_errors{model=\"m\",replica=\"0\"} 2",
+        "backend_stalled_seconds{model=\"m\",replica=\"0\"} 1.5",
+        "backend_decode_tokens_per_second{model=\"m\",replica=\"0\"} 30.5",
+        "gpu_memory_bytes{gpu=\"0\"} 8000",
+        "gpu_last_xid{gpu=\"0\"} 31",
+    ] {
+        let line = format!("llama_warden_{line}");
+        assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn what_is_not_known_has_no_line() {
+    let mut backend = leaking();
+    backend.memory = MemoryView { vram_unknown: Some("no driver".to_owned()), ..MemoryView::default() };
+    backend.next = None;
+    let text = scrape(&fleet(vec![backend]));
+    assert!(text.contains("llama_warden_backend_vram_unknown{model=\"m\",replica=\"0\"} 1"), "{text}");
+    for name in ["backend_vram_bytes{", "backend_growth_verdict{", "backend_policy_next{"] {
+        assert!(!text.contains(name), "{name}\n{text}");
+    }
+    let text = scrape(&FleetView::default());
+    assert!(text.lines().all(|line| line.starts_with('#')), "{text}");
+}

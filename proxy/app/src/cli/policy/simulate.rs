@@ -1,0 +1,336 @@
+//! `llama-warden policy simulate`: a made-up backend that leaks, under a policy, under none, and under a counter of
+//! requests. The numbers come from [`warden_policies::simulate`]; here they are asked for and shown.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use warden_policies::defaults::parse_duration;
+use warden_policies::growth::Unit;
+use warden_policies::recycle::GrowthMode;
+use warden_policies::restraint::RestraintPolicy;
+use warden_policies::schedule::Windows;
+use warden_policies::simulate::{Outcome, Policy, Report, Scenario, compare};
+use warden_policies::world::{Background, Leak, Load, World};
+use warden_policies::{ByteSize, MemoryLimit};
+
+use crate::cli::ConfigArgs;
+use crate::config::layers::load_policy;
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::out;
+
+use super::replay::find;
+
+/// More requests than this take minutes, and say no more.
+const MOST_REQUESTS: f64 = 2_000_000.0;
+
+/// What `policy simulate` takes.
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    /// Host memory that leaks for each unit of work; 0 for none.
+    #[arg(long, value_name = "SIZE", default_value = "4MiB")]
+    leak: ByteSize,
+    /// VRAM that leaks for each unit of work.
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    vram_leak: ByteSize,
+    /// The unit of work that leaks.
+    #[arg(long, value_name = "UNIT", default_value = "request")]
+    per: PerArg,
+    /// Requests in an hour.
+    #[arg(long, value_name = "N", default_value_t = 360.0, value_parser = positive)]
+    requests_per_hour: f64,
+    /// How they come.
+    #[arg(long, value_name = "PATTERN", default_value = "random")]
+    pattern: Pattern,
+    /// Share of the requests that bring an image, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.25, value_parser = share)]
+    images: f64,
+    /// Times of the day at which nobody asks, like `22:00-06:00`.
+    #[arg(long, value_name = "TIMES", default_value = "")]
+    asleep: String,
+    /// Host memory of a fresh process.
+    #[arg(long, value_name = "SIZE", default_value = "400MiB")]
+    fresh: ByteSize,
+    /// Host memory that it can have before it fails.
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
+    memory: ByteSize,
+    /// VRAM of a fresh process; without it there is no GPU.
+    #[arg(long, value_name = "SIZE")]
+    fresh_vram: Option<ByteSize>,
+    /// VRAM that it can have before it fails.
+    #[arg(long, value_name = "SIZE", default_value = "24GiB")]
+    gpu_memory: ByteSize,
+    /// A prompt cache of this size, which fills up and is declared.
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    cache_ram: u64,
+    /// From the start of a process to its first answer.
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
+    load_time: Duration,
+    /// From the beginning of an answer to its end.
+    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = parse_duration)]
+    service: Duration,
+    /// The next process is started before the old one drains.
+    #[arg(long)]
+    overlap: bool,
+    /// Hours to simulate.
+    #[arg(long, value_name = "N", default_value_t = 72.0, value_parser = positive)]
+    hours: f64,
+    /// Restarts after so many requests, for comparison; without it half of what a process lasts without a policy.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    every: Option<u64>,
+    /// Decides every random number: the same seed gives the same result.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// TOML with the keys of a model's `policy`; without it and without --model growth recycles, and budgets are 80 % and 92 %.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// The policy of a model of the configuration.
+    #[arg(long, value_name = "NAME", conflicts_with = "policy")]
+    model: Option<String>,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// A unit of work.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PerArg {
+    /// Each request.
+    Request,
+    /// Each prompt token.
+    PromptToken,
+    /// Each output token.
+    OutputToken,
+    /// Each image.
+    Image,
+    /// Each hour.
+    Hour,
+}
+
+impl From<PerArg> for Unit {
+    fn from(arg: PerArg) -> Self {
+        match arg {
+            PerArg::Request => Self::Request,
+            PerArg::PromptToken => Self::PromptToken,
+            PerArg::OutputToken => Self::OutputToken,
+            PerArg::Image => Self::Image,
+            PerArg::Hour => Self::Hour,
+        }
+    }
+}
+
+/// How requests come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Pattern {
+    /// Like clockwork.
+    Steady,
+    /// At random, with pauses of all lengths.
+    Random,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "a number is needed".to_owned())?;
+    if number > 0.0 && number < 1e6 { Ok(number) } else { Err("a number above 0 is needed".to_owned()) }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "a number is needed".to_owned())?;
+    if (0.0..=1.0).contains(&number) { Ok(number) } else { Err("a number from 0 to 1 is needed".to_owned()) }
+}
+
+/// Answers.
+pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
+    let scenario = args.scenario()?;
+    let (policy, words) = args.policy()?;
+    let report = compare(&scenario, &policy, args.every);
+    if args.json {
+        out::json(&args.as_json(&scenario, &words, &report))
+    } else {
+        out::write(&text(args, &words, &report))
+    }
+}
+
+impl SimulateArgs {
+    fn scenario(&self) -> Result<Scenario, Failure> {
+        let asleep: Windows = if self.asleep.is_empty() {
+            Windows::ALWAYS
+        } else {
+            let wrong = |error: warden_policies::schedule::WindowError| {
+                Failure::usage(format!("--asleep: {error}"), "write it like `--asleep 22:00-06:00`")
+            };
+            self.asleep.parse().map_err(wrong)?
+        };
+        let awake = if asleep.is_always() {
+            1.0
+        } else {
+            let day = warden_policies::schedule::DAY;
+            f64::from(u16::try_from((0..day).filter(|minute| !asleep.open(*minute)).count()).unwrap_or(day))
+                / f64::from(day)
+        };
+        let requests = (self.hours * awake * self.requests_per_hour).round();
+        if !(1.0..=MOST_REQUESTS).contains(&requests) {
+            return Err(Failure::usage(
+                format!("{requests} requests are to be simulated: it is from 1 to {MOST_REQUESTS}"),
+                "change --hours or --requests-per-hour",
+            ));
+        }
+        if self.fresh >= self.memory || self.fresh_vram.is_some_and(|fresh| fresh >= self.gpu_memory) {
+            return Err(Failure::usage(
+                "a fresh process would not fit into the memory",
+                "--fresh has to be below --memory, and --fresh-vram below --gpu-memory",
+            ));
+        }
+        let leak = |size: ByteSize| (size.0 > 0).then(|| Leak::of(self.per.into(), bytes(size)));
+        let cache = ByteSize::mib(self.cache_ram);
+        let mut world = World::quiet(self.seed);
+        world.host = self.fresh.0;
+        world.vram = self.fresh_vram.map(|size| size.0);
+        world.leaks.extend(leak(self.leak));
+        // A CUDA pool takes 2 MiB at a time.
+        world.vram_leaks.extend(leak(self.vram_leak).map(|leak| Leak { step: 2 << 20, ..leak }));
+        if cache.0 > 0 {
+            world
+                .backgrounds
+                .push(Background::Cache { per_request: 16.0 * 1024.0 * 1024.0, cap: bytes(cache) });
+        }
+        world.load = Load {
+            per_second: self.requests_per_hour / 3600.0,
+            steady: self.pattern == Pattern::Steady,
+            images: self.images,
+            ..Load::default()
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "checked to be a whole number from 1 to two millions"
+        )]
+        let requests = requests as u64;
+        Ok(Scenario {
+            world,
+            requests,
+            memory: self.memory.0,
+            device: self.gpu_memory.0,
+            load_time: self.load_time,
+            service: self.service,
+            overlap: self.overlap,
+            asleep,
+            allowance: cache.0,
+        })
+    }
+
+    /// The policy, and whose it is.
+    fn policy(&self) -> Result<(Policy, String), Failure> {
+        let machine = Machine::read();
+        let loaded = self.config.load(&machine, Vec::new())?;
+        // Shares are of the memory of the simulated machine, not of this one.
+        let growth = loaded.settings.growth.clone();
+        let of = |policy: &crate::config::policy::Policy| Policy {
+            recycle: policy.recycle(None),
+            restraint: RestraintPolicy::new(&policy.common),
+            growth: growth.clone(),
+        };
+        Ok(match (&self.policy, &self.model) {
+            (Some(file), _) => (of(&load_policy(file)?), format!("of {}", file.display())),
+            (None, Some(name)) => (of(&find(&loaded, name)?.1.policy), format!("of model {name}")),
+            (None, None) => {
+                let mut policy = of(&loaded.defaults.policy);
+                let (soft, hard) = (Some(MemoryLimit::Percent(80.0)), Some(MemoryLimit::Percent(92.0)));
+                let recycle = &mut policy.recycle;
+                recycle.growth = GrowthMode::Recycle;
+                (recycle.host_soft, recycle.host_hard) = (soft, hard);
+                (recycle.vram_soft, recycle.vram_hard) = (soft, hard);
+                (policy, "growth = \"recycle\", soft budgets \"80%\", hard budgets \"92%\"".to_owned())
+            }
+        })
+    }
+
+    fn as_json(&self, scenario: &Scenario, policy: &str, report: &Report) -> serde_json::Value {
+        let unit: Unit = self.per.into();
+        json!({
+            "scenario": {
+                "leak_bytes": self.leak.0,
+                "vram_leak_bytes": self.vram_leak.0,
+                "per": unit.as_str(),
+                "requests": scenario.requests,
+                "requests_per_hour": self.requests_per_hour,
+                "memory_bytes": self.memory.0,
+                "load_seconds": self.load_time.as_secs_f64(),
+                "seed": self.seed,
+            },
+            "this_policy": policy,
+            "policy": report.policy,
+            "no_policy": report.nothing,
+            "every": report.counter,
+            "out_of_memory_avoided": report.avoided,
+            "out_of_memory_caused": report.caused,
+        })
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an amount of memory")]
+fn bytes(size: ByteSize) -> f64 {
+    size.0 as f64
+}
+
+fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
+    let counter = report.counter.as_ref();
+    let every = counter
+        .map_or_else(|| "restart every N requests".to_owned(), |one| format!("restart {}", one.strategy));
+    let head = ["", "this policy", "no policy", &every].map(str::to_owned).to_vec();
+    let row = |name: &str, of: &dyn Fn(&Outcome) -> String| {
+        vec![
+            name.to_owned(),
+            of(&report.policy),
+            of(&report.nothing),
+            counter.map_or_else(|| "-".to_owned(), of),
+        ]
+    };
+    let rows = vec![
+        head,
+        row("restarts", &restarts),
+        row("minutes waited", &|one| format!("{:.1}", one.waited_minutes)),
+        row("requests that waited", &|one| one.waited.to_string()),
+        row("out of memory", &|one| one.out_of_memory.to_string()),
+        row("requests failed", &|one| one.failed.to_string()),
+    ];
+    let unit: Unit = args.per.into();
+    let mut leaks = Vec::new();
+    for (memory, size) in [("host memory", args.leak), ("VRAM", args.vram_leak)] {
+        if size.0 > 0 {
+            leaks.push(format!("{size} of {memory} for each {}", crate::words::noun(unit)));
+        }
+    }
+    let leaks = if leaks.is_empty() { "no leak".to_owned() } else { leaks.join(" and ") };
+    let mut text = format!(
+        "{} requests in {:.1} hours; {leaks}; {} from start to ready\npolicy: {policy}\n\n{}",
+        report.policy.requests,
+        report.policy.hours,
+        crate::words::time(args.load_time.as_secs_f64()),
+        out::table(&rows)
+    );
+    for held in &report.policy.held {
+        text.push_str(&format!("\nthe policy held back: {held}\n"));
+    }
+    text.push_str(&format!(
+        "\nagainst no policy, memory ran out {} times less; the policy itself made it run out {} times\n",
+        report.avoided, report.caused
+    ));
+    if counter.is_none() {
+        text.push_str("memory never runs out without a policy, so there is nothing to count requests for: give --every\n");
+    }
+    text
+}
+
+/// `12 (growth 10, host_soft 2)`.
+fn restarts(outcome: &Outcome) -> String {
+    if outcome.reasons.is_empty() {
+        return outcome.restarts.to_string();
+    }
+    let reasons: Vec<String> =
+        outcome.reasons.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+    format!("{} ({})", outcome.restarts, reasons.join(", "))
+}
