@@ -381,10 +381,18 @@ section!(
         test_every: u64,
         /// Tests of one length that make a verdict.
         tests: usize,
-        /// How many of them may fail.
-        misses: usize,
         /// The last slope of these tests, as a share of the first, has to be at least this.
         persist_ratio: f64,
+        /// Rise of all floors of a length that makes a verdict, as a multiple of the least rise ...
+        long_effect: f64,
+        /// ... unless they lie on a line: deviations from it are at most this share of the rise, and ...
+        straight_scatter: f64,
+        /// ... its later half has at least this share of the slope of its earlier half.
+        straight_ratio: f64,
+        /// A line that rose by this multiple of the least rise needs only two tests.
+        swift_effect: f64,
+        /// Rise of all floors in deviations of a random walk with steps of their size.
+        drift_z: f64,
         /// Deviations from no trend that a test needs.
         trend_z: f64,
         /// Deviations to each side of the slope that its interval has.
@@ -399,6 +407,8 @@ section!(
         effect_noise: f64,
         /// Least slope of the end of a test's stretch, as a share of the whole stretch's.
         brake_ratio: f64,
+        /// A floor this many deviations from both of its neighbours is no step.
+        peak_noise: f64,
         /// Largest single steps of a stretch that are taken off ...
         jumps: usize,
         /// ... and the share of the rise that has to remain.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::growth::Unit;
 use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Vram, VramSource, Work};
 
+pub mod catalogue;
 mod random;
 
 pub use random::SplitMix;

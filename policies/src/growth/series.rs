@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::growth::blame::blame;
 use crate::growth::floors::{Floors, Point};
-use crate::growth::shape::{Finding, examine};
+use crate::growth::shape::{Finding, examine, whole};
 use crate::growth::stats::{self, exact};
 use crate::growth::{Fill, Growth, GrowthPolicy, Interval, Prior, Verdict};
 use crate::sample::{Sample, Series};
@@ -251,19 +251,43 @@ impl Watch {
         self.tracks.iter().any(|track| track.last.is_some_and(|last| last.grows))
     }
 
-    /// Growth was found again and again, and did not slow down.
-    fn persists(&self) -> bool {
-        self.tracks.iter().any(|track| {
-            let Some(last) = track.last.filter(|last| last.grows) else { return false };
-            if self.known(last.slope) {
-                return true;
-            }
-            let hits = track.recent.iter().filter(|finding| finding.grows);
-            let Some(first) = hits.clone().next() else { return false };
-            track.recent.len() == self.policy.tests
-                && hits.count() + self.policy.misses >= self.policy.tests
-                && last.slope.value >= self.policy.persist_ratio * first.slope.value
-        })
+    /// Growth was found again and again, and all of it together leaves no doubt.
+    fn persists(&self, effect: f64) -> bool {
+        (0..self.tracks.len()).any(|scale| self.scale_persists(scale, effect).unwrap_or(false))
+    }
+
+    fn scale_persists(&self, scale: usize, effect: f64) -> Option<bool> {
+        let (track, policy) = (&self.tracks[scale], &self.policy);
+        let last = track.last.filter(|last| last.grows)?;
+        if self.known(last.slope) {
+            return Some(true);
+        }
+        // Every other test: those share half of their floors, which is enough.
+        let spaced = || track.recent.iter().rev().step_by(2);
+        let first = spaced().last()?;
+        let again = track.recent.iter().rev().take(2).filter(|finding| finding.grows).count() > 1;
+        let often = track.recent.len() == policy.tests
+            && spaced().all(|finding| finding.grows)
+            && last.slope.value >= policy.persist_ratio * first.slope.value;
+        if !(often || again) {
+            return None;
+        }
+        // What rose faster some time ago settles, however straight it looks from near.
+        if self.earlier(scale).is_some_and(|earlier| last.slope.value < policy.persist_ratio * earlier) {
+            return None;
+        }
+        let whole = whole(self.floors.of(scale).iter(), policy)?;
+        let swift = again && whole.straight && whole.rise >= policy.swift_effect * effect;
+        Some(whole.drift && (swift || often && (whole.straight || whole.rise >= policy.long_effect * effect)))
+    }
+
+    /// The slope of a scale some time ago, as the next longer one remembers it.
+    fn earlier(&self, scale: usize) -> Option<f64> {
+        let floors = (scale + 1 < self.floors.len()).then(|| self.floors.of(scale + 1))?;
+        let old = floors.len() / 2;
+        let (xs, ys): (Vec<f64>, Vec<f64>) =
+            floors.iter().take(old).map(|floor| (exact(floor.work.requests), floor.level)).unzip();
+        (old >= self.policy.baseline_floors).then(|| stats::sen(&xs, &ys))?
     }
 
     /// Growth as in an earlier generation needs no repetition.
@@ -294,7 +318,7 @@ impl Watch {
             Verdict::Steady
         } else if leaks && requests.saturating_sub(self.grew) < self.calm(effect) {
             Verdict::Leaking
-        } else if grows && (tested && self.persists()) {
+        } else if grows && (tested && self.persists(effect)) {
             Verdict::Leaking
         } else if grows {
             Verdict::Suspected

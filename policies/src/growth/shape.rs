@@ -38,9 +38,37 @@ pub(super) fn examine<'a>(
     let grows = rise >= effect.max(policy.effect_noise * noise)
         && slope.low > 0.0
         && !braking(&xs, &ys, slope.value, policy)
-        && !jumping(&ys, rise, policy)
+        && !jumping(&ys, rise, noise, policy)
         && significant(&ys, trend, rise, policy);
     Some(Finding { slope, grows })
+}
+
+/// All floors of a scale together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Whole {
+    /// By how many bytes they rose.
+    pub(super) rise: f64,
+    /// The rise is more than chance makes of steps of this size, were each as likely to go up as down: what wanders far
+    /// and slowly shows trends everywhere, but no drift.
+    pub(super) drift: bool,
+    /// They lie on a line, and its end is as steep as its beginning: nothing that settles does that.
+    pub(super) straight: bool,
+}
+
+/// Looks at all floors of a scale together. `None` if they are too few for a slope of each half.
+pub(super) fn whole<'a>(floors: impl Iterator<Item = &'a Point>, policy: &GrowthPolicy) -> Option<Whole> {
+    let (xs, ys): (Vec<f64>, Vec<f64>) = floors.map(|floor| (exact(floor.work.requests), floor.level)).unzip();
+    let slope = stats::sen(&xs, &ys)?;
+    let rise = slope * (xs.last()? - xs.first()?);
+    let half = xs.len() / 2;
+    let (early, late) = (stats::sen(&xs[..half], &ys[..half])?, stats::sen(&xs[half..], &ys[half..])?);
+    let straight = stats::scatter(&xs, &ys, slope) <= policy.straight_scatter * rise
+        && late >= policy.straight_ratio * early;
+    let steps: Vec<f64> = ys.windows(2).map(|two| two[1] - two[0]).collect();
+    let places: Vec<f64> = vec![0.0; steps.len()];
+    let chance = stats::scatter(&places, &steps, 0.0) * size(steps.len()).sqrt();
+    let drift = rise >= policy.drift_z * chance;
+    Some(Whole { rise, drift, straight })
 }
 
 /// The trend test, corrected for autocorrelation.
@@ -59,12 +87,18 @@ fn braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool {
     last.is_none_or(|last| last < policy.brake_ratio * slope)
 }
 
-/// A few steps make most of the rise. Single readings that stand out are no steps: a median of three drops them.
-fn jumping(ys: &[f64], rise: f64, policy: &GrowthPolicy) -> bool {
-    let smooth: Vec<f64> =
-        ys.windows(3).map(|three| three[0].max(three[1]).min(three[0].min(three[1]).max(three[2]))).collect();
-    let mut steps: Vec<f64> = smooth.windows(2).map(|two| two[1] - two[0]).collect();
+/// A few steps make most of the rise, or the floors jump about so much that they could. Single readings that stand out
+/// are no steps: they count as the middle one of themselves and their neighbours.
+fn jumping(ys: &[f64], rise: f64, noise: f64, policy: &GrowthPolicy) -> bool {
+    let smooth: Vec<f64> = ys
+        .windows(3)
+        .map(|three| {
+            let middle = three[0].max(three[1]).min(three[0].min(three[1]).max(three[2]));
+            if (three[1] - middle).abs() > policy.peak_noise * noise { middle } else { three[1] }
+        })
+        .collect();
+    let mut steps: Vec<f64> = smooth.windows(2).map(|two| (two[1] - two[0]).max(0.0)).collect();
     steps.sort_unstable_by(|a, b| b.total_cmp(a));
-    let largest: f64 = steps.iter().take(policy.jumps).filter(|step| **step > 0.0).sum();
+    let largest: f64 = steps.iter().take(policy.jumps).sum();
     rise - largest < policy.jump_rest * rise
 }

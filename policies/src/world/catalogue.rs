@@ -1,0 +1,127 @@
+//! The worlds that detectors are measured in: those without a leak, and those with one.
+//!
+//! Each seed makes another world of the kind: its sizes are drawn too, not only its noise.
+
+use std::time::Duration;
+
+use crate::growth::Unit;
+use crate::world::{Background, Leak, Load, Noise, SplitMix, World};
+
+const KIB: f64 = 1024.0;
+const MIB: f64 = 1024.0 * KIB;
+
+/// A world, and what its server is told to keep on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// The world.
+    pub world: World,
+    /// Bytes of declared pools.
+    pub declared: u64,
+}
+
+/// A kind of world without a leak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Harmless {
+    /// A heap that moves, and peaks.
+    Flat,
+    /// Slow drift that comes back.
+    Wander,
+    /// Fragmentation that slows down.
+    Ratchet,
+    /// A buffer for the largest prompt so far.
+    RunningMax,
+    /// Twelve jumps of 32 to 256 MiB.
+    Plateaus,
+    /// Up and down by 40 MiB within a day.
+    Diurnal,
+    /// A declared cache that fills, and then stays full.
+    Cache,
+    /// A busy server: readings by a timer only, each with requests in flight.
+    Busy,
+}
+
+impl Harmless {
+    /// All kinds.
+    pub const ALL: [Self; 8] = [
+        Self::Flat,
+        Self::Wander,
+        Self::Ratchet,
+        Self::RunningMax,
+        Self::Plateaus,
+        Self::Diurnal,
+        Self::Cache,
+        Self::Busy,
+    ];
+
+    /// The name in tables.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Flat => "flat",
+            Self::Wander => "wander",
+            Self::Ratchet => "ratchet",
+            Self::RunningMax => "running maximum",
+            Self::Plateaus => "plateaus",
+            Self::Diurnal => "diurnal",
+            Self::Cache => "declared cache",
+            Self::Busy => "busy",
+        }
+    }
+
+    /// One world of this kind, for runs of some ten thousand requests.
+    pub fn case(self, seed: u64) -> Case {
+        let mut draw = SplitMix::new(seed ^ 0x5EED);
+        let mut world = World::quiet(seed);
+        let mut declared = 0;
+        match self {
+            Self::Flat => {}
+            Self::Wander => world.noise = Noise::WANDER,
+            Self::Ratchet => world.backgrounds.push(Background::Ratchet {
+                first: draw.between(0.5, 4.0) * MIB,
+                half: draw.between(10.0, 60.0),
+            }),
+            Self::RunningMax => {
+                let longest = 1000 << draw.below(6);
+                world.load.prompt_tokens = (20, longest);
+                let largest = draw.between(100.0, 1000.0) * MIB;
+                #[expect(clippy::cast_precision_loss, reason = "a small number")]
+                world.backgrounds.push(Background::RunningMax { per_token: largest / longest as f64 });
+            }
+            Self::Plateaus => world.backgrounds.push(Background::Plateaus {
+                count: 12,
+                low: 32.0 * MIB,
+                high: 256.0 * MIB,
+                within: 10_000,
+            }),
+            Self::Diurnal => {
+                world.load.per_second = draw.between(0.1, 2.0);
+                world.backgrounds.push(Background::Diurnal { amplitude: 40.0 * MIB });
+            }
+            Self::Cache => {
+                let megabytes = 512 << draw.below(5);
+                declared = megabytes << 20;
+                #[expect(clippy::cast_precision_loss, reason = "a small number")]
+                let cap = megabytes as f64 * MIB;
+                world.backgrounds.push(Background::Cache { per_request: draw.between(1.0, 30.0) * MIB, cap });
+            }
+            Self::Busy => {
+                world.load = Load {
+                    per_second: draw.between(1.0, 20.0),
+                    ticks: Some(Duration::from_secs(5)),
+                    ..world.load
+                };
+            }
+        }
+        Case { world, declared }
+    }
+}
+
+/// A leak of so many bytes per request, in the movement of a real heap.
+pub fn leaking(seed: u64, bytes_per_request: f64) -> World {
+    World { leaks: vec![Leak::of(Unit::Request, bytes_per_request)], ..World::quiet(seed) }
+}
+
+/// One request in ten leaks so many bytes.
+pub fn leaking_now_and_then(seed: u64, bytes: f64) -> World {
+    let leak = Leak { chance: 0.1, ..Leak::of(Unit::Request, bytes) };
+    World { leaks: vec![leak], ..World::quiet(seed) }
+}
