@@ -391,6 +391,8 @@ section!(
         straight_ratio: f64,
         /// A line that rose by this multiple of the least rise needs only two tests.
         swift_effect: f64,
+        /// Growth that is no line but rose by this multiple, and does not slow down, needs only two tests too.
+        steep_effect: f64,
         /// Rise of all floors in deviations of a random walk with steps of their size.
         drift_z: f64,
         /// Deviations from no trend that a test needs.
@@ -403,6 +405,8 @@ section!(
         host_effect_share: f64,
         /// Least rise within a test that counts on a GPU.
         vram_effect: ByteSize,
+        /// Memory of a GPU is taken in pieces of this size.
+        vram_grain: ByteSize,
         /// Least rise within a test in deviations of the floors about their line.
         effect_noise: f64,
         /// Least slope of the end of a test's stretch, as a share of the whole stretch's.
@@ -432,6 +436,8 @@ section!(
         /// By how much the blamed unit has to explain the growth better than every other, in units of the chi-squared
         /// statistic.
         blame_margin: f64,
+        /// Least variation of the rate of requests at which an hour can be blamed, as a share of the rate.
+        blame_uneven: f64,
         /// Least share of the growth that the blamed unit pays for.
         blame_share: f64,
     }

@@ -58,6 +58,13 @@ impl Table {
         self.rise.iter().enumerate().map(|(row, rise)| rise - fitted(row)).collect()
     }
 
+    /// How much the rate of requests varies: the mean distance between shares of the requests and shares of the time.
+    fn uneven(&self) -> f64 {
+        let of = |unit| self.columns.iter().find(|column| column.0 == unit).map(|column| &column.1);
+        let Some((requests, hours)) = of(Unit::Request).zip(of(Unit::Hour)) else { return 0.0 };
+        requests.iter().zip(hours).map(|(a, b)| (a - b).abs()).sum::<f64>() / size(requests.len().max(1))
+    }
+
     /// Robust non-negative fit of some columns. `scale`: deviation of the rests, measured anew each time if `None`.
     fn fit(&self, of: &[usize], scale: Option<f64>) -> (Vec<f64>, f64) {
         let mut betas = vec![0.0; of.len()];
@@ -138,9 +145,10 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     let work = alone.iter().filter(|(column, ..)| unit_of(*column) != Unit::Hour).min_by(by_loss);
     let hour = alone.iter().find(|(column, ..)| unit_of(*column) == Unit::Hour);
     let margin = policy.blame_margin;
-    // Requests that come at a constant rate make hours look guilty: an hour has to be clearly better than all work.
+    // Requests that come at a constant rate make hours look guilty, even more so as a request in flight has taken
+    // memory before it is counted: an hour has to be clearly better than all work, and the rate has to vary.
     let winner = match (work, hour) {
-        (Some(work), Some(hour)) if hour.2 + margin < work.2 => hour,
+        (Some(work), Some(hour)) if hour.2 + margin < work.2 && table.uneven() >= policy.blame_uneven => hour,
         (Some(work), _) => work,
         (None, _) => return undecided("no work was done while it grew"),
     };

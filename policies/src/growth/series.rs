@@ -276,9 +276,22 @@ impl Watch {
         if self.earlier(scale).is_some_and(|earlier| last.slope.value < policy.persist_ratio * earlier) {
             return None;
         }
-        let whole = whole(self.floors.of(scale).iter(), policy)?;
-        let swift = again && whole.straight && whole.rise >= policy.swift_effect * effect;
-        Some(whole.drift && (swift || often && (whole.straight || whole.rise >= policy.long_effect * effect)))
+        let whole = whole(self.floors.of(scale).iter(), self.grain(), policy)?;
+        let line = whole.steady && whole.scatter <= 1.0;
+        // The straighter, the shorter: half of it for a line that is twice as straight as it has to be.
+        let ruled = line && whole.rise >= policy.swift_effect * whole.scatter.max(0.5) * effect;
+        // Only from step to step: over longer stretches, plateaus add up to as much.
+        let steep = scale == 0 && whole.steady && whole.rise >= policy.steep_effect * effect;
+        let long = line || whole.rise >= policy.long_effect * effect;
+        Some(whole.drift && (again && (ruled || steep) || often && long))
+    }
+
+    /// The steps in bytes in which this memory is taken.
+    fn grain(&self) -> f64 {
+        match self.growth.series {
+            Series::Host => 0.0,
+            Series::Vram(_) => exact(self.policy.vram_grain.0),
+        }
     }
 
     /// The slope of a scale some time ago, as the next longer one remembers it.

@@ -51,24 +51,33 @@ pub(super) struct Whole {
     /// The rise is more than chance makes of steps of this size, were each as likely to go up as down: what wanders far
     /// and slowly shows trends everywhere, but no drift.
     pub(super) drift: bool,
-    /// They lie on a line, and its end is as steep as its beginning: nothing that settles does that.
-    pub(super) straight: bool,
+    /// The end is as steep as the beginning: nothing that settles is.
+    pub(super) steady: bool,
+    /// Deviation of the floors from their line as a share of what a line is allowed: up to 1, it is a line.
+    pub(super) scatter: f64,
 }
 
 /// Looks at all floors of a scale together. `None` if they are too few for a slope of each half.
-pub(super) fn whole<'a>(floors: impl Iterator<Item = &'a Point>, policy: &GrowthPolicy) -> Option<Whole> {
-    let (xs, ys): (Vec<f64>, Vec<f64>) = floors.map(|floor| (exact(floor.work.requests), floor.level)).unzip();
+/// `grain`: the steps in bytes in which such memory is taken, for which the floors are not to blame.
+pub(super) fn whole<'a>(
+    floors: impl Iterator<Item = &'a Point>,
+    grain: f64,
+    policy: &GrowthPolicy,
+) -> Option<Whole> {
+    let (xs, ys): (Vec<f64>, Vec<f64>) =
+        floors.map(|floor| (exact(floor.work.requests), floor.level)).unzip();
     let slope = stats::sen(&xs, &ys)?;
     let rise = slope * (xs.last()? - xs.first()?);
     let half = xs.len() / 2;
     let (early, late) = (stats::sen(&xs[..half], &ys[..half])?, stats::sen(&xs[half..], &ys[half..])?);
-    let straight = stats::scatter(&xs, &ys, slope) <= policy.straight_scatter * rise
-        && late >= policy.straight_ratio * early;
+    let scatter = (stats::scatter(&xs, &ys, slope) - grain / 2.0).max(0.0);
+    let scatter = if rise > 0.0 { scatter / (policy.straight_scatter * rise) } else { f64::MAX };
+    let steady = late >= policy.straight_ratio * early;
     let steps: Vec<f64> = ys.windows(2).map(|two| two[1] - two[0]).collect();
     let places: Vec<f64> = vec![0.0; steps.len()];
     let chance = stats::scatter(&places, &steps, 0.0) * size(steps.len()).sqrt();
     let drift = rise >= policy.drift_z * chance;
-    Some(Whole { rise, drift, straight })
+    Some(Whole { rise, drift, steady, scatter })
 }
 
 /// The trend test, corrected for autocorrelation.

@@ -1,0 +1,178 @@
+//! Recordings of real servers: what the detector must say of them, whole, cut, thinned and shaken.
+
+use std::path::Path;
+
+use warden_policies::growth::{Blame, Growth, Monitor, Unit, Verdict};
+use warden_policies::sample::Edge;
+use warden_policies::world::SplitMix;
+use warden_policies::{GpuIndex, Sample, Series, defaults, trace};
+
+const MIB: u64 = 1 << 20;
+const HOST: Series = Series::Host;
+const VRAM: Series = Series::Vram(GpuIndex(0));
+
+fn read(name: &str) -> Vec<Sample> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.jsonl"));
+    trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// What was said of a recording.
+struct Said {
+    first_leaking: Vec<(Series, u64)>,
+    last: Vec<Growth>,
+    blamed: Vec<Unit>,
+}
+
+impl Said {
+    fn last(&self, series: Series) -> &Growth {
+        self.last.iter().find(|growth| growth.series == series).unwrap()
+    }
+
+    fn leaking_at(&self, series: Series) -> Option<u64> {
+        self.first_leaking.iter().find(|(of, _)| *of == series).map(|(_, request)| *request)
+    }
+}
+
+fn judge(samples: &[Sample], declared: u64) -> Said {
+    let mut monitor = Monitor::new(&defaults().growth);
+    monitor.allow(HOST, declared);
+    let (mut first_leaking, mut blamed) = (vec![], vec![]);
+    for sample in samples {
+        for turn in monitor.observe(sample) {
+            if turn.growth.verdict == Verdict::Leaking {
+                first_leaking.push((turn.growth.series, turn.request));
+            }
+        }
+        for growth in monitor.growth() {
+            if let Some(Blame::Pays { unit, .. }) = growth.blame {
+                blamed.push(unit);
+            }
+        }
+    }
+    Said { first_leaking, last: monitor.growth().to_vec(), blamed }
+}
+
+/// The same recording as another observer would have made it.
+fn variants(samples: &[Sample]) -> Vec<(&'static str, Vec<Sample>)> {
+    let only = |edge| samples.iter().filter(|sample| sample.edge == edge).cloned().collect();
+    let mut random = SplitMix::new(3);
+    let thinned = samples.iter().filter(|_| random.chance(0.7)).cloned().collect();
+    let shifted = samples.iter().map(|sample| Sample { at: sample.at * 7, ..sample.clone() }).collect();
+    let mut random = SplitMix::new(4);
+    let mut shake = |sample: &Sample| {
+        let mut sample = sample.clone();
+        if let Some(host) = &mut sample.host {
+            host.anon += random.below(3 * MIB);
+        }
+        sample
+    };
+    let shaken = samples.iter().map(&mut shake).collect();
+    let doubled = samples.iter().flat_map(|sample| [sample.clone(), sample.clone()]).collect();
+    vec![
+        ("whole", samples.to_vec()),
+        ("without timers", only(Edge::Idle)),
+        ("thinned", thinned),
+        ("slower", shifted),
+        ("shaken", shaken),
+        ("doubled", doubled),
+    ]
+}
+
+#[test]
+fn an_image_leak_is_found_on_host_and_gpu_in_time_with_its_slope() {
+    for (name, samples) in variants(&read("b8827-long-gemma4-image-fixed")) {
+        let said = judge(&samples, 0);
+        assert!(said.leaking_at(HOST).is_some_and(|at| at <= 120), "{name}: {:?}", said.leaking_at(HOST));
+        assert!(said.leaking_at(VRAM).is_some_and(|at| at <= 400), "{name}: {:?}", said.leaking_at(VRAM));
+        for (series, truth) in [(HOST, 4.42), (VRAM, 0.95)] {
+            let growth = said.last(series);
+            assert_eq!(growth.verdict, Verdict::Leaking, "{name} {series}");
+            let slope = growth.slope.unwrap().value / (1 << 20) as f64;
+            assert!((slope / truth - 1.0).abs() < 0.1, "{name} {series}: {slope}");
+        }
+        assert!(!said.blamed.contains(&Unit::Hour), "{name}");
+    }
+}
+
+#[test]
+fn a_busy_server_that_is_only_read_by_a_timer_is_judged_too() {
+    let samples = read("b8827-long-gemma4-image-fixed");
+    let ticks: Vec<Sample> = samples.into_iter().filter(|sample| sample.edge == Edge::Tick).collect();
+    let said = judge(&ticks, 0);
+    for (series, truth) in [(HOST, 4.42), (VRAM, 0.95)] {
+        let growth = said.last(series);
+        assert_eq!(growth.verdict, Verdict::Leaking, "{series}");
+        let slope = growth.slope.unwrap().value / (1 << 20) as f64;
+        assert!((slope / truth - 1.0).abs() < 0.1, "{series}: {slope}");
+    }
+}
+
+#[test]
+fn leaks_of_short_recordings_are_found() {
+    for (name, series) in [
+        ("h200-b8827-images-vary", vec![HOST, VRAM]),
+        ("h200-b8827-images-out1", vec![HOST]),
+        ("h200-b8827-images-out256", vec![VRAM]),
+    ] {
+        let said = judge(&read(name), 0);
+        for series in series {
+            assert_eq!(said.last(series).verdict, Verdict::Leaking, "{name} {series}");
+        }
+    }
+}
+
+#[test]
+fn servers_that_do_not_leak_are_steady() {
+    for name in [
+        "b8827-gemma4-image-nographs",
+        "h200-b8827-conversations",
+        "h200-b8827-text-llama",
+        "h200-b10587-images-fixed",
+    ] {
+        for (variant, samples) in variants(&read(name)) {
+            let said = judge(&samples, 0);
+            assert_eq!(said.first_leaking, [], "{name} {variant}");
+            for growth in &said.last {
+                // A server that is hardly ever idle has too few idle edges for a judgement.
+                let few = variant == "without timers" && growth.verdict == Verdict::Warming;
+                assert!(few || growth.verdict == Verdict::Steady, "{name} {variant} {}", growth.series);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_is_bounded_if_it_was_declared_and_a_leak_if_not() {
+    for name in ["b8827-llama-text-promptcache", "h200-b8827-distinct-2048"] {
+        for (variant, samples) in variants(&read(name)) {
+            let said = judge(&samples, 2048 * MIB);
+            let growth = said.last(HOST);
+            assert_eq!(
+                (growth.verdict, &said.first_leaking),
+                (Verdict::Bounded, &vec![]),
+                "{name} {variant}"
+            );
+            assert!(
+                growth.fill.used > 1024 * MIB && growth.fill.used <= growth.fill.allowed,
+                "{:?}",
+                growth.fill
+            );
+            if variant != "thinned" {
+                assert_eq!(judge(&samples, 0).last(HOST).verdict, Verdict::Leaking, "{name} {variant}");
+            }
+        }
+    }
+}
+
+#[test]
+fn mixed_load_on_three_slots_is_never_blamed_on_prompt_tokens() {
+    for name in ["b8827-gemma4-mixed-np3", "h200-b8827-mixed-np3"] {
+        for (variant, samples) in variants(&read(name)) {
+            let blamed = judge(&samples, 0).blamed;
+            assert!(
+                !blamed.contains(&Unit::PromptToken) && !blamed.contains(&Unit::Hour),
+                "{name} {variant}"
+            );
+        }
+    }
+}
