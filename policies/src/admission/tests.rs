@@ -1,3 +1,5 @@
+//! What a prompt is expected to cost, and what becomes of it.
+
 //! Predictive admission: what fits, and what is done with what does not.
 
 use proptest::prelude::*;

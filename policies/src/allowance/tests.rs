@@ -1,3 +1,5 @@
+//! What is read from flags, variables and the log.
+
 //! What a server is told to keep, read from its arguments, its environment and its log.
 
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! What is decided at which level, and when.
+
 //! Which level of memory, growth or health calls for which action.
 
 use proptest::prelude::*;
@@ -5,17 +7,18 @@ use proptest::prelude::*;
 use super::*;
 use crate::growth::{Fill, Growth, Interval};
 use crate::health::Symptom;
+use crate::restraint::Held;
 use crate::sample::{GpuIndex, Work};
 use crate::schedule::Windows;
 use crate::share::Chosen;
 use crate::units::{ByteSize, MemoryLimit};
 
 #[expect(clippy::unnecessary_wraps, reason = "every limit may be missing")]
-fn mib(n: u64) -> Option<MemoryLimit> {
+pub(super) fn mib(n: u64) -> Option<MemoryLimit> {
     Some(MemoryLimit::Bytes(ByteSize::mib(n)))
 }
 
-fn policy() -> RecyclePolicy {
+pub(super) fn policy() -> RecyclePolicy {
     RecyclePolicy {
         host_soft: mib(100),
         host_hard: mib(200),
@@ -71,11 +74,11 @@ fn requests_and_age_count_with_jitter_that_never_exceeds_the_limit() {
     assert_eq!(decide(&policy(), &Facts { age, ..facts(0) }).reason, Some(Reason::MaxAge));
 }
 
-const MIB: u64 = 1024 * 1024;
-const GIB: u64 = 1024 * MIB;
-const VRAM: Series = Series::Vram(GpuIndex(0));
+pub(super) const MIB: u64 = 1024 * 1024;
+pub(super) const GIB: u64 = 1024 * MIB;
+pub(super) const VRAM: Series = Series::Vram(GpuIndex(0));
 
-fn growth(series: Series, verdict: Verdict, baseline: u64) -> Growth {
+pub(super) fn growth(series: Series, verdict: Verdict, baseline: u64) -> Growth {
     Growth {
         series,
         verdict,
@@ -272,50 +275,6 @@ fn a_device_that_is_full_by_design_kills_nobody() {
     assert_eq!(of(full(false, 20 * GIB)).0, Action::Observe);
     assert_eq!(of(full(true, 23 * GIB - MIB)).0, Action::Observe);
     assert_eq!(of(SeriesFacts { estimated: true, ..full(true, 20 * GIB) }).0, Action::Observe);
-}
-
-#[test]
-fn automatic_budgets_leave_room_for_what_is_told_and_need_a_settled_backend() {
-    let policy = RecyclePolicy {
-        host_soft: Some(MemoryLimit::Auto),
-        host_hard: Some(MemoryLimit::Auto),
-        vram_soft: Some(MemoryLimit::Auto),
-        vram_hard: Some(MemoryLimit::Auto),
-        ..policy()
-    };
-    let host = |baseline: u64, allowance, total| SeriesFacts {
-        growth: Some(growth(Series::Host, Verdict::Steady, baseline)),
-        allowance,
-        total: Some(total),
-        ..SeriesFacts::of(Series::Host, Some(baseline))
-    };
-    let budget = |soft, hard| Budget { soft: Some(soft), hard: Some(hard) };
-    assert_eq!(policy.budget(&host(4 * GIB, 8 * GIB, 64 * GIB)), budget(15 * GIB, 18_522_046_464));
-    assert_eq!(policy.budget(&host(GIB, 0, 64 * GIB)), budget(2 * GIB, 2_469_606_195), "at least a GiB more");
-    let small = policy.budget(&host(4 * GIB, 8 * GIB, 10 * GIB));
-    assert_eq!(small, budget(9_126_805_504, 10_200_547_328), "85 and 95 percent of the machine");
-    let unsettled = SeriesFacts { growth: None, ..host(GIB, 0, 64 * GIB) };
-    assert_eq!(policy.budget(&unsettled), Budget::default());
-
-    let vram = |baseline: u64, charged: u64, free| SeriesFacts {
-        growth: Some(growth(VRAM, Verdict::Steady, baseline)),
-        free: Some(free),
-        total: Some(24_000),
-        ..SeriesFacts::of(VRAM, Some(charged))
-    };
-    assert_eq!(policy.budget(&vram(10_000, 10_000, 10_000)), budget(19_000, 19_600), "of what it can get");
-    assert_eq!(
-        policy.budget(&vram(19_800, 19_800, 200)),
-        budget(19_900, 19_960),
-        "a device that is full by design"
-    );
-}
-
-#[test]
-fn an_automatic_hard_budget_follows_the_soft_one_that_is_set() {
-    let policy = RecyclePolicy { host_soft: mib(1000), host_hard: Some(MemoryLimit::Auto), ..policy() };
-    let host = SeriesFacts { total: Some(64 * GIB), ..SeriesFacts::of(Series::Host, Some(MIB)) };
-    assert_eq!(policy.budget(&host).hard, Some(1150 * MIB));
 }
 
 #[test]

@@ -1,8 +1,10 @@
+//! Policies against made-up leaks.
+
 use super::*;
 use crate::growth::Unit;
 use crate::recycle::GrowthMode;
 use crate::units::MemoryLimit;
-use crate::world::{Leak, Load};
+use crate::world::{Background, Leak, Load};
 
 const MIB: u64 = 1024 * 1024;
 const GIB: u64 = 1024 * MIB;
@@ -116,4 +118,37 @@ fn observing_only_restarts_by_budget_and_no_budget_at_all_runs_out() {
     observe.recycle.host_hard = None;
     observe.recycle.levels.kill_host = 0;
     assert!(run(&leaking(30.0), &Strategy::Policy(&observe)).out_of_memory > 0);
+}
+
+#[test]
+fn a_leak_of_vram_is_stopped_before_the_device_is_full() {
+    let mut gpu = scenario(None);
+    gpu.world.vram = Some(6 * GIB);
+    gpu.world.vram_leaks.push(Leak { step: 2 * MIB, ..Leak::of(Unit::Request, 900.0 * 1024.0) });
+    gpu.device = 10 * GIB;
+    let mut policy = policy();
+    policy.recycle.vram_soft = Some(MemoryLimit::Auto);
+    policy.recycle.vram_hard = Some(MemoryLimit::Auto);
+    let report = compare(&gpu, &policy, None);
+    assert!(report.nothing.out_of_memory >= 1, "{report:#?}");
+    assert_eq!((report.policy.out_of_memory, report.policy.failed), (0, 0), "{report:#?}");
+    assert!(report.policy.restarts >= 1 && report.policy.restarts <= 4, "{report:#?}");
+}
+
+#[test]
+fn a_cache_that_fills_as_declared_is_left_alone_and_one_that_nobody_declared_is_not() {
+    let mut cache = scenario(None);
+    cache
+        .world
+        .backgrounds
+        .push(Background::Cache { per_request: 1.5 * 1024.0 * 1024.0, cap: 2.0 * 1024.0 * 1024.0 * 1024.0 });
+    cache.requests = 6000;
+    cache.allowance = 2 * GIB;
+    let mut policy = policy();
+    policy.recycle.host_soft = Some(MemoryLimit::Auto);
+    policy.recycle.host_hard = Some(MemoryLimit::Auto);
+    let told = run(&cache, &Strategy::Policy(&policy));
+    assert_eq!((told.restarts, told.out_of_memory), (0, 0), "{told:#?}");
+    cache.allowance = 0;
+    assert!(run(&cache, &Strategy::Policy(&policy)).restarts > 0);
 }

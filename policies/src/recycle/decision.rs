@@ -1,0 +1,224 @@
+//! What a policy says: an action, its reason, and what keeps it from happening. Values that are printed, stored and sent;
+//! nothing is decided here.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::restraint::Held;
+use crate::sample::Series;
+
+/// What to do about a backend, in rising urgency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Nothing.
+    Observe,
+    /// Replace it at the next quiet moment, or when its time is up.
+    RecycleWhenQuiet,
+    /// Drain and replace it now.
+    DrainNow,
+    /// End it without draining.
+    KillNow,
+}
+
+impl Action {
+    /// The name in JSON and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Observe => "observe",
+            Self::RecycleWhenQuiet => "recycle_when_quiet",
+            Self::DrainNow => "drain_now",
+            Self::KillNow => "kill_now",
+        }
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])* $name:ident = $text:literal,)*) => {
+        /// Why a backend is replaced. The name is the `reason` label of metrics and the ledger.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Reason { $($(#[doc = $doc])* $name,)* }
+
+        impl Reason {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            /// The name used in the ledger, events and metrics.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Host memory passed the soft budget.
+    HostSoft = "host_soft",
+    /// Host memory passed the hard budget.
+    HostHard = "host_hard",
+    /// VRAM passed the soft budget.
+    VramSoft = "vram_soft",
+    /// VRAM passed the hard budget.
+    VramHard = "vram_hard",
+    /// Memory grows without bound and would reach a budget before long.
+    Growth = "growth",
+    /// It answered its share of requests.
+    MaxRequests = "max_requests",
+    /// It is old.
+    MaxAge = "max_age",
+    /// Work is in flight and nothing moves.
+    Wedged = "wedged",
+    /// It answers errors only.
+    ComputeErrors = "compute_errors",
+    /// It has become slower than itself.
+    SlowDecode = "slow_decode",
+    /// Its GPU reported a fault that ends the process's use of it.
+    DeviceFault = "device_fault",
+    /// The machine or a GPU has almost no memory left.
+    MemoryExhausted = "memory_exhausted",
+    /// A prompt waits that fits only into a fresh process.
+    Admission = "admission",
+    /// Several backends together passed their budget of host memory, and this one gives back most.
+    SharedHost = "shared_host",
+    /// Several backends together passed their budget on a GPU, and this one gives back most.
+    SharedVram = "shared_vram",
+    /// An operator asked.
+    Operator = "operator",
+    /// Its configuration changed.
+    Configuration = "configuration",
+    /// It stopped answering probes.
+    Unresponsive = "unresponsive",
+}
+
+impl Reason {
+    /// Whether a policy decided it, so that [`crate::restraint`] applies.
+    pub const fn is_policy(self) -> bool {
+        !matches!(self, Self::Operator | Self::Configuration | Self::Unresponsive)
+    }
+
+    /// Whether memory is the reason, so that the replacement has to bring it down to have helped.
+    pub const fn is_memory(self) -> bool {
+        matches!(
+            self,
+            Self::HostSoft
+                | Self::HostHard
+                | Self::VramSoft
+                | Self::VramHard
+                | Self::Growth
+                | Self::MemoryExhausted
+                | Self::Admission
+                | Self::SharedHost
+                | Self::SharedVram
+        )
+    }
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What keeps a wanted replacement from happening now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum WhyNot {
+    /// Requests are in flight, or were a moment ago.
+    NotQuiet {
+        /// It waits no longer than this, in whole seconds, rounded up.
+        seconds_left: u64,
+    },
+    /// The time of the day is outside of the windows.
+    OutsideWindow {
+        /// Until the next one opens.
+        minutes_left: u16,
+    },
+    /// The mode is to observe.
+    Observing {
+        /// What would be done otherwise.
+        would: Action,
+    },
+    /// Another replacement goes first: of the same model, or on the same GPU.
+    InTurn,
+    /// The restraint holds it back.
+    Held {
+        /// Why.
+        by: Held,
+    },
+}
+
+impl std::fmt::Display for WhyNot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotQuiet { seconds_left } => write!(
+                f,
+                "waiting for a moment without requests, at most {}",
+                words(Duration::from_secs(*seconds_left))
+            ),
+            Self::OutsideWindow { minutes_left } => {
+                let left = Duration::from_secs(u64::from(*minutes_left) * 60);
+                write!(f, "outside of the window of the day: the next one opens in {}", words(left))
+            }
+            Self::Observing { would: Action::DrainNow } => f.write_str(
+                "`policy.growth` is \"observe\": with \"recycle\" it would be drained and replaced now",
+            ),
+            Self::Observing { .. } => f.write_str(
+                "`policy.growth` is \"observe\": with \"recycle\" it would be replaced at the next quiet moment",
+            ),
+            Self::InTurn => f.write_str("another replacement of this model or on this GPU goes first"),
+            Self::Held { by } => by.fmt(f),
+        }
+    }
+}
+
+/// A time for people, in its two largest units: `11 h 20 min`, `45 s`.
+pub(crate) fn words(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 if seconds.is_multiple_of(60) => format!("{} min", seconds / 60),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ if seconds % 3600 < 60 => format!("{} h", seconds / 3600),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// What the policy says.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// What to do.
+    pub action: Action,
+    /// Why. `None` with [`Action::Observe`], unless [`WhyNot::Observing`] says what would be done otherwise.
+    pub reason: Option<Reason>,
+    /// Whether the moment has come: always true above [`Action::RecycleWhenQuiet`], never for [`Action::Observe`].
+    pub due: bool,
+    /// Which memory is the reason, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<Series>,
+    /// The limit that it passed or will reach, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// What keeps it from happening now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<WhyNot>,
+}
+
+impl Decision {
+    /// Nothing is wanted.
+    pub const OBSERVE: Self = Self {
+        action: Action::Observe,
+        reason: None,
+        due: false,
+        series: None,
+        limit_bytes: None,
+        why_not: None,
+    };
+
+    /// The same decision, held back: it is not due, and says why.
+    #[must_use]
+    pub fn but(self, why_not: WhyNot) -> Self {
+        Self { due: false, why_not: Some(why_not), ..self }
+    }
+}
