@@ -41,13 +41,25 @@ struct Wish {
 
 /// Judges one generation.
 pub fn decide(policy: &RecyclePolicy, facts: &Facts) -> Decision {
+    decide_unless(policy, facts, |_, _| false)
+}
+
+/// Judges one generation where some reasons are barred for good ([`crate::restraint::Restraint::bars`]): a barred one
+/// does not stand before one that is not, however urgent. If nothing else is wanted it is returned all the same, for the
+/// restraint to hold it back and say why.
+pub fn decide_unless(
+    policy: &RecyclePolicy,
+    facts: &Facts,
+    barred: impl Fn(Reason, Option<Series>) -> bool,
+) -> Decision {
     let wishes = wishes(policy, facts);
-    let strongest = |observing: bool| {
+    let of = |observing: bool, all: bool| {
         // `max_by_key` takes the last of equals, and the list has the weightiest first.
-        wishes.iter().rev().filter(|wish| wish.observing == observing).max_by_key(|wish| wish.action)
+        let kind = wishes.iter().rev().filter(move |wish| wish.observing == observing);
+        kind.filter(|wish| all || !barred(wish.reason, wish.series)).max_by_key(|wish| wish.action)
     };
-    let Some(wish) = strongest(false) else {
-        return strongest(true).map_or(Decision::OBSERVE, |wish| Decision {
+    let Some(wish) = of(false, false).or_else(|| of(false, true)) else {
+        return of(true, true).map_or(Decision::OBSERVE, |wish| Decision {
             reason: Some(wish.reason),
             series: wish.series,
             limit_bytes: wish.limit,

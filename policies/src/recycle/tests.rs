@@ -189,6 +189,16 @@ fn a_backend_that_often_pauses_is_recycled_later_than_one_that_pauses_once_a_day
 }
 
 #[test]
+fn a_barred_reason_stands_in_nobodys_way_and_is_told_when_nothing_else_is_wanted() {
+    let mut both = only(leak(0.1));
+    both.series.push(SeriesFacts::of(Series::Host, Some(150 * MIB)));
+    assert_eq!(decide(&recycling(), &both).reason, Some(Reason::Growth));
+    let barred = |reason, series| reason == Reason::Growth && series == Some(VRAM);
+    assert_eq!(decide_unless(&recycling(), &both, barred).reason, Some(Reason::HostSoft));
+    assert_eq!(decide_unless(&recycling(), &only(leak(0.1)), barred).reason, Some(Reason::Growth));
+}
+
+#[test]
 fn outside_of_the_window_only_what_cannot_wait_happens() {
     let night = RecyclePolicy { only: "02:00-05:00".parse::<Windows>().unwrap(), ..recycling() };
     let idle = |minute, host| Facts {

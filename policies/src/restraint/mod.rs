@@ -176,8 +176,8 @@ impl Restraint {
     ///
     /// What holds it back.
     pub fn check(&self, decision: &Decision, ask: &Ask, policy: &RestraintPolicy) -> Result<(), Held> {
-        if let Some(reason) = decision.reason.filter(|reason| reason.is_memory()) {
-            self.no_cure(reason, decision.series.unwrap_or(Series::Host), policy)?;
+        if let Some(held) = decision.reason.and_then(|reason| self.bars(reason, decision.series, policy)) {
+            return Err(held);
         }
         let allowed = self
             .last
@@ -187,6 +187,14 @@ impl Restraint {
             return Err(Held::TooSoon { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) });
         }
         Ok(())
+    }
+
+    /// What bars a recycle for this reason until an operator acts, if something does: not the time since the last one.
+    pub fn bars(&self, reason: Reason, series: Option<Series>, policy: &RestraintPolicy) -> Option<Held> {
+        if !reason.is_memory() {
+            return None;
+        }
+        self.no_cure(reason, series.unwrap_or(Series::Host), policy).err()
     }
 
     fn no_cure(&self, reason: Reason, series: Series, policy: &RestraintPolicy) -> Result<(), Held> {

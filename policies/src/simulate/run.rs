@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Outcome, Policy, Scenario, Strategy};
 use crate::growth::Monitor;
 use crate::moment::{Load, Lulls};
-use crate::recycle::{Action, Decision, Facts, Reading, SeriesFacts, decide};
+use crate::recycle::{Action, Decision, Facts, Reading, SeriesFacts, decide_unless};
 use crate::restraint::{Ask, Held, Restraint, helped};
 use crate::sample::{Sample, Series};
 use crate::schedule::DAY;
@@ -287,9 +287,10 @@ impl<'a> Simulation<'a> {
 
     /// Decides and acts. Returns whether a restart took place.
     fn act(&mut self, policy: &Policy, facts: &Facts, idle: bool) -> bool {
-        let decision = decide(&policy.recycle, facts);
         let now = self.world.clock();
         let Some(mind) = &mut self.mind else { return false };
+        let barred = |reason, series| mind.restraint.bars(reason, series, &policy.restraint).is_some();
+        let decision = decide_unless(&policy.recycle, facts, barred);
         let wanted = decision.action != Action::Observe;
         mind.wanted = wanted.then(|| mind.wanted.unwrap_or(now));
         mind.urgent = (decision.action >= Action::DrainNow).then(|| mind.urgent.unwrap_or(now));

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use warden_policies::growth::{Growth, GrowthPolicy, Monitor, Turn};
 use warden_policies::moment::Load;
-use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts, decide};
+use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts, decide_unless};
 use warden_policies::restraint::{Ask, Held, Restraint, RestraintPolicy};
 use warden_policies::schedule::DAY;
 use warden_policies::{Action, Decision, Reason, Sample, Series, VramSource};
@@ -203,7 +203,8 @@ impl<'a> Run<'a> {
 
     /// Asks the policy, and the restraint where a replacement is due. Returns what has not been told yet.
     fn judge(&mut self, sample: &Sample, facts: &Facts) -> Option<Act> {
-        let decision = decide(&self.told.policy, facts);
+        let barred = |reason, series| self.restraint.bars(reason, series, &self.told.restraint).is_some();
+        let decision = decide_unless(&self.told.policy, facts, barred);
         let since = |wanted: bool, since: Option<Duration>| wanted.then(|| since.unwrap_or(sample.at));
         self.wanted_since = since(decision.action > Action::Observe, self.wanted_since);
         self.urgent_since = since(decision.action >= Action::DrainNow, self.urgent_since);

@@ -14,7 +14,7 @@
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase, Timer};
-use warden_policies::recycle::{Decision, Facts, WhyNot, decide};
+use warden_policies::recycle::{Decision, Facts, WhyNot, decide_unless};
 use warden_policies::restraint::{Ask, Held};
 use warden_policies::{Action, GenerationId, Reason, Series};
 
@@ -29,7 +29,8 @@ impl Model {
         let now = Instant::now();
         self.note_lull(id);
         let Some(facts) = self.facts(id, now) else { return };
-        let decision = decide(&self.spec.recycle, &facts);
+        let barred = |reason, series| self.restraint.bars(reason, series, &self.spec.restraint).is_some();
+        let decision = decide_unless(&self.spec.recycle, &facts, barred);
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
         let Some(live) = &mut unit.live else { return };
