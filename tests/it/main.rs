@@ -14,6 +14,7 @@ mod operator;
 mod passthrough;
 mod patched;
 mod patches;
+mod policy;
 mod queue;
 mod real;
 mod reload;

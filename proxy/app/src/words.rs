@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use warden_policies::growth::{Blame, Fill, Forecast, Interval, Unit};
-use warden_policies::{Action, ByteSize, Decision, Reason};
+use warden_policies::{Action, ByteSize, Decision, Reason, Series};
 
 /// An amount of memory, with two digits after the point: `4.42 MiB`.
 pub(crate) fn amount(bytes: f64) -> String {
@@ -100,6 +100,7 @@ pub(crate) fn time(seconds: f64) -> String {
         0..60 => format!("{seconds} s"),
         60..3600 if seconds % 60 == 0 => format!("{} min", seconds / 60),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 if seconds % 3600 < 60 => format!("{} h", seconds / 3600),
         3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
         _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
     }
@@ -143,7 +144,9 @@ pub(crate) const fn reason(reason: Reason) -> &'static str {
 pub(crate) fn decision(decision: &Decision) -> Option<String> {
     let why = decision.reason?;
     let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
-    let series = decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
+    // Reasons about the host name it already.
+    let series = decision.series.filter(|series| *series != Series::Host || why == Reason::Growth);
+    let series = series.map(|series| format!("{series}: ")).unwrap_or_default();
     Some(format!("{} ({why}): {series}{}{limit}", action(decision.action), reason(why)))
 }
 
@@ -174,7 +177,7 @@ mod tests {
         assert_eq!(forecast(&left), "in 120 requests (100 to any number), 35 min (1 min 1 s to over a year)");
         assert_eq!(
             (time(90_061.0), time(59.9), time(7200.0)),
-            ("1 d 1 h".into(), "59 s".into(), "2 h 0 min".into())
+            ("1 d 1 h".into(), "59 s".into(), "2 h".into())
         );
     }
 

@@ -348,4 +348,4 @@ impl GrowthMetrics {
 
 #[cfg(test)]
 #[path = "growth_metrics_tests.rs"]
-pub(super) mod tests;
+pub(crate) mod tests;

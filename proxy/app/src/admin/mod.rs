@@ -12,7 +12,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod client;
-mod growth_metrics;
+pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 pub(crate) mod metrics;
 mod report_metrics;

@@ -15,6 +15,7 @@ mod config;
 mod control;
 mod dropin;
 mod gpu;
+mod growth;
 mod mitigations;
 mod patches;
 mod policy;

@@ -6,7 +6,7 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{Action, ByteSize};
 use warden_supervisor::{BackendView, ModelView};
 
-use super::gpu;
+use super::{gpu, growth};
 use crate::admin::answer::{Budget, Status};
 use crate::out;
 
@@ -30,15 +30,24 @@ pub(crate) fn table(status: &Status) -> String {
             rows.push(row);
             notes.push(lines);
         }
+        let advice = status.advice.get(model.name.as_str());
+        if let (Some(advice), Some(last)) = (advice, notes.last_mut()) {
+            last.extend(advice.iter().map(|one| format!("looks like: {}", one.text)));
+        }
     }
     for (row, lines) in out::table(&rows).lines().zip(notes) {
         text.extend([row, "\n"]);
         text.extend(lines.iter().map(|line| format!("  {line}\n")));
     }
+    let devices = growth::devices(&status.fleet.devices);
+    if !devices.is_empty() {
+        text.push('\n');
+        text.extend(devices.iter().map(|line| format!("{line}\n")));
+    }
     text
 }
 
-/// A row, and what its process reports about its GPU memory.
+/// A row, and what is said about its process.
 type Row = (Vec<String>, Vec<String>);
 
 /// One row per process; a model without one has a row, too.
@@ -52,8 +61,9 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
         .iter()
         .enumerate()
         .map(|(index, backend)| {
-            let reported = backend.report.as_ref().map(gpu::lines).unwrap_or_default();
-            (row(model, budget, Some(backend), index == 0), reported)
+            let mut lines = growth::lines(backend);
+            lines.extend(backend.report.as_ref().map(gpu::lines).unwrap_or_default());
+            (row(model, budget, Some(backend), index == 0), lines)
         })
         .collect()
 }

@@ -4,6 +4,7 @@ use clap::Subcommand;
 
 use crate::exit::Failure;
 
+mod check;
 mod replay;
 mod simulate;
 
@@ -13,6 +14,8 @@ pub(crate) enum PolicyCommand {
     /// Runs the detector and a policy over recorded readings: verdicts, blame, forecasts and actions, each with the request
     /// at which it came.
     Replay(Box<replay::ReplayArgs>),
+    /// Explains the policies of a configuration in words: what happens at which level, what is off and why.
+    Check(check::CheckArgs),
     /// Runs a made-up backend that leaks under a policy, under none, and under a restart every N requests.
     Simulate(Box<simulate::SimulateArgs>),
 }
@@ -21,6 +24,7 @@ pub(crate) enum PolicyCommand {
 pub(crate) fn run(command: PolicyCommand) -> Result<(), Failure> {
     match command {
         PolicyCommand::Replay(args) => replay::run(&args),
+        PolicyCommand::Check(args) => check::run(args),
         PolicyCommand::Simulate(args) => simulate::run(&args),
     }
 }

@@ -1,0 +1,208 @@
+//! What the memory of a backend does and what the policy does about it, in lines for people. Pure: views in, text out.
+
+use warden_policies::growth::{Blame, Growth, Verdict};
+use warden_policies::recycle::WhyNot;
+use warden_policies::sample::VramSource;
+use warden_policies::{Action, ByteSize, Series};
+use warden_supervisor::{BackendView, DeviceView, ForecastView, PolicyView};
+
+use crate::words;
+
+/// The lines about one process.
+pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
+    let memory = &backend.memory;
+    let mut lines = Vec::new();
+    let (quiet, loud): (Vec<&Growth>, Vec<&Growth>) =
+        memory.growth.iter().partition(|growth| growth.verdict < Verdict::Bounded);
+    if !quiet.is_empty() {
+        let each = quiet.iter().map(|growth| format!("{} {}", growth.series, growth.verdict.as_str()));
+        lines.push(format!("growth: {}", each.collect::<Vec<_>>().join(", ")));
+    }
+    for growth in loud {
+        let of_series = memory.forecasts.iter().filter(|one| one.series == growth.series);
+        lines.push(format!("growth: {}{}", of_growth(growth), of_series.map(left).collect::<String>()));
+    }
+    let host = memory.growth.iter().find(|growth| growth.series == Series::Host);
+    if host.is_some_and(|growth| growth.verdict >= Verdict::Bounded) {
+        lines.extend(memory.allowance.iter().map(|line| format!("may keep: {line}")));
+    }
+    lines.extend(vram(backend));
+    lines.extend(health(backend));
+    lines.extend(backend.next.as_ref().and_then(next).map(|text| format!("next: {text}")));
+    lines
+}
+
+/// What one memory says: verdict, slope, blame, fill.
+fn of_growth(growth: &Growth) -> String {
+    let mut parts = Vec::new();
+    parts.extend(growth.slope.as_ref().map(words::slope));
+    match &growth.blame {
+        Some(blame @ Blame::Pays { .. }) => parts.push(words::blame(blame)),
+        Some(blame @ Blame::Undecided { .. }) if growth.verdict == Verdict::Leaking => {
+            parts.push(words::blame(blame));
+        }
+        _ => {}
+    }
+    parts.extend(words::fill(&growth.fill));
+    format!(
+        "{} {} since request {}: {}",
+        growth.series,
+        growth.verdict.as_str(),
+        growth.since_request,
+        parts.join("; ")
+    )
+}
+
+fn left(one: &ForecastView) -> String {
+    format!("; {} of {} {}", one.reason, ByteSize(one.forecast.limit), words::forecast(&one.forecast))
+}
+
+fn vram(backend: &BackendView) -> Option<String> {
+    let memory = &backend.memory;
+    if let Some(why) = &memory.vram_unknown {
+        return Some(format!("VRAM is not known: {why}"));
+    }
+    let each = memory.vram.iter().map(|vram| {
+        let source = match vram.source {
+            VramSource::Process => "",
+            VramSource::Estimate => " (estimate)",
+        };
+        format!("GPU {} {}{source}", vram.gpu.0, ByteSize(vram.bytes))
+    });
+    let each: Vec<String> = each.collect();
+    (!each.is_empty()).then(|| format!("VRAM: {}", each.join(", ")))
+}
+
+fn health(backend: &BackendView) -> Option<String> {
+    let health = &backend.health;
+    let mut parts = Vec::new();
+    if health.compute_errors > 0 {
+        parts.push(format!("{} answers in a row say that computing failed", health.compute_errors));
+    }
+    // A moment without progress is a prefill.
+    if let Some(time) = health.stalled_for.filter(|time| time.as_secs() >= 60) {
+        parts.push(format!("work in flight and no progress for {}", words::time(time.as_secs_f64())));
+    }
+    if let (Some(now), Some(fresh)) = (health.decode_rate, health.decode_baseline)
+        && now < fresh * 0.8
+    {
+        parts.push(format!("{now:.1} tokens/s for a busy slot, {fresh:.1} when it was fresh"));
+    }
+    (!parts.is_empty()).then(|| format!("health: {}", parts.join("; ")))
+}
+
+/// What the policy does next and why not yet; `None` if nothing is wanted.
+pub(crate) fn next(next: &PolicyView) -> Option<String> {
+    let decision = &next.decision;
+    let mut text = match (decision.action, decision.reason) {
+        (Action::Observe, Some(reason)) => {
+            let series = decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
+            format!("nothing; {series}{}", words::reason(reason))
+        }
+        _ => words::decision(decision)?,
+    };
+    match (&next.held, &decision.why_not) {
+        (Some(held), _) | (None, Some(WhyNot::Held { by: held })) => {
+            text.push_str(&format!("; held back: {held}"))
+        }
+        (None, Some(why)) => text.push_str(&format!("; not yet: {why}")),
+        (None, None) => {}
+    }
+    Some(text)
+}
+
+/// One line for each GPU.
+pub(crate) fn devices(all: &[DeviceView]) -> Vec<String> {
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
+    all.iter()
+        .map(|device| {
+            let mut text = format!(
+                "GPU {}: {}, {} of {} in use, {} free",
+                device.gpu.0,
+                device.name,
+                size(device.used),
+                size(device.total),
+                size(device.free)
+            );
+            if let Some(degrees) = device.temperature {
+                text.push_str(&format!(", {degrees} °C"));
+            }
+            if let Some(xid) = device.xid {
+                text.push_str(&format!(", last Xid error {xid}"));
+            }
+            if let Some(leak) = &device.leak {
+                text.push_str(&format!("; {leak}"));
+            }
+            text
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::growth_metrics::tests::{fleet, leaking};
+    use warden_policies::restraint::Held;
+    use warden_policies::{Decision, Reason};
+
+    #[test]
+    fn a_backend_that_leaks_says_how_much_who_pays_how_long_and_what_happens() {
+        let mut backend = leaking();
+        backend.memory.growth[0].slope =
+            Some(warden_policies::growth::Interval { value: 4.42e6, low: 4.4e6, high: 4.5e6 });
+        let told = lines(&backend);
+        assert!(
+            told[0].starts_with("growth: host leaking since request 77: +4.22 MiB a request"),
+            "{told:?}"
+        );
+        for part in ["each image pays 16 B", "80 B of 100 B", "host_soft of 1000 B in 25 requests"] {
+            assert!(told[0].contains(part), "{part}: {told:?}");
+        }
+        assert_eq!(told[1], "VRAM: GPU 0 300 B (estimate)");
+        assert_eq!(
+            told[2],
+            "health: 2 answers in a row say that computing failed; 30.5 tokens/s for a busy slot, 40.0 when it was fresh"
+        );
+        assert!(told[3].starts_with("next: nothing; host: memory leaks"), "{told:?}");
+        assert!(told[3].contains("not yet: `policy.growth` is \"observe\""), "{told:?}");
+    }
+
+    #[test]
+    fn a_quiet_backend_takes_one_line_and_unknown_vram_says_why() {
+        let mut backend = leaking();
+        backend.memory.growth[0].verdict = Verdict::Steady;
+        backend.memory.vram_unknown = Some("no driver lists it".to_owned());
+        backend.health = warden_supervisor::HealthView::default();
+        backend.next = None;
+        assert_eq!(lines(&backend), ["growth: host steady", "VRAM is not known: no driver lists it"]);
+    }
+
+    #[test]
+    fn what_is_held_back_says_by_what() {
+        let decision = Decision {
+            action: Action::RecycleWhenQuiet,
+            reason: Some(Reason::HostSoft),
+            due: true,
+            series: Some(Series::Host),
+            limit_bytes: Some(1 << 30),
+            why_not: None,
+        };
+        let held = PolicyView { decision, held: Some(Held::TooSoon { seconds_left: 9 }) };
+        assert_eq!(
+            next(&held).unwrap(),
+            "replace it when quiet (host_soft): host memory passed the soft budget, 1.0 GiB; held back: the last \
+             recycle was too recent: 9 s to wait"
+        );
+        assert_eq!(next(&PolicyView { decision: Decision::OBSERVE, held: None }), None);
+    }
+
+    #[test]
+    fn a_gpu_is_shown_with_what_its_driver_tells() {
+        let mut all = fleet(Vec::new()).devices;
+        all[0].name = "H200".to_owned();
+        assert_eq!(
+            devices(&all),
+            ["GPU 0: H200, 4.9 KiB of 7.8 KiB in use, 2.9 KiB free, 40 °C, last Xid error 31"]
+        );
+    }
+}

@@ -1,0 +1,363 @@
+//! `llama-warden policy check`: a configuration's policies in words, model by model: what happens at which level, what is
+//! off, and why. It starts nothing; it asks the drivers which GPUs there are.
+
+use std::collections::BTreeMap;
+
+use clap::Args;
+use warden_policies::admission::AdmissionMode;
+use warden_policies::allowance::Allowance;
+use warden_policies::recycle::GrowthMode;
+use warden_policies::{ByteSize, MemoryLimit};
+use warden_sensors::gpu::{Device, Gpus};
+use warden_supervisor::ModelSpec;
+use warden_supervisor::spec::SharedBudgets;
+
+use crate::cli::ConfigArgs;
+use crate::config::machine::Machine;
+use crate::config::resolve::resolve;
+use crate::exit::Failure;
+use crate::{out, words};
+
+/// What `policy check` takes.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The file, as an alternative to --config.
+    file: Option<std::path::PathBuf>,
+    /// Only this model.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Answers.
+pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
+    let CheckArgs { file, model, mut config } = args;
+    config.config = file.or(config.config);
+    let machine = Machine::read();
+    let loaded = config.load(&machine, Vec::new())?;
+    if let Some(name) = &model {
+        super::replay::find(&loaded, name)?;
+    }
+    let resolved = resolve(&loaded, &machine, false)?;
+    let gpus = Gpus::open();
+    let here = Here { memory: machine.memory, gpus: gpus.devices(), notes: gpus.notes() };
+    let mut text = String::new();
+    for (spec, (name, own, _)) in resolved.fleet.models.iter().zip(&loaded.models) {
+        if model.as_ref().is_some_and(|asked| asked != name && !own.aliases.contains(asked)) {
+            continue;
+        }
+        let launch = loaded.launch(&machine, name, own)?;
+        let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
+        env.retain(|name, _| !launch.env_remove.contains(name));
+        env.extend(launch.env);
+        let build = launch.facts.and_then(|facts| facts.number);
+        let mut keeps = Allowance::declared(&launch.args, &env, build);
+        keeps.available(machine.memory.0);
+        text.push_str(&of_model(spec, &keeps, &here));
+        text.push('\n');
+    }
+    if resolved.fleet.models.is_empty() {
+        text.push_str("the configuration has no models\n\n");
+    }
+    text.push_str(&shared(&resolved.fleet.shared, &here));
+    out::write(&text)?;
+    for warning in &resolved.warnings {
+        out::error_line(&format!("warning: {warning}"));
+        if let Some(hint) = &warning.hint {
+            out::error_line(&format!("hint: {hint}"));
+        }
+    }
+    Ok(())
+}
+
+/// The machine.
+struct Here<'a> {
+    memory: ByteSize,
+    gpus: &'a [Device],
+    notes: &'a [String],
+}
+
+impl Here<'_> {
+    /// Why no budget on VRAM can hold here, if none can.
+    fn no_vram(&self) -> Option<String> {
+        let own = self.gpus.iter().any(|gpu| !gpu.unified);
+        (!own).then(|| match self.gpus.first() {
+            Some(gpu) => {
+                format!("GPU {} uses the host's memory, which the budgets of the host watch", gpu.index.0)
+            }
+            None if self.notes.is_empty() => "no GPU is visible here".to_owned(),
+            None => format!("no GPU is visible here: {}", self.notes.join("; ")),
+        })
+    }
+
+    /// What a budget on VRAM comes to on each GPU.
+    fn on_gpus(&self, limit: MemoryLimit) -> String {
+        let MemoryLimit::Percent(_) = limit else { return limit.to_string() };
+        let each = self.gpus.iter().filter(|gpu| !gpu.unified).filter_map(|gpu| {
+            let bytes = limit.resolve(ByteSize(gpu.total?))?;
+            Some(format!("{bytes} on GPU {}", gpu.index.0))
+        });
+        let each: Vec<String> = each.collect();
+        if each.is_empty() { format!("{limit} of the GPU") } else { format!("{limit}: {}", each.join(", ")) }
+    }
+}
+
+fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> String {
+    let mut sheet = Sheet::new(&format!("model {}", spec.name));
+    host(&mut sheet, spec, keeps, here);
+    vram(&mut sheet, spec, here);
+    growth(&mut sheet, spec, here);
+    let recycle = &spec.recycle;
+    let jitter = recycle.jitter * 100.0;
+    if let Some(max) = recycle.max_requests {
+        sheet.say(
+            "requests",
+            format!("replaced when quiet after {max} requests, or up to {jitter:.0} % fewer"),
+        );
+    }
+    if let Some(max) = recycle.max_age {
+        sheet.say(
+            "age",
+            format!("replaced when quiet at an age of {}, or up to {jitter:.0} % less", time(max)),
+        );
+    }
+    if recycle.max_requests.is_none() && recycle.max_age.is_none() {
+        sheet.say("requests, age", "off: neither `max_requests` nor `max_age` is set");
+    }
+    sheet.say(
+        "when quiet",
+        format!(
+            "nothing in flight for {}; it waits for that at most {}, and a backend that would run out before the next \
+             pause does not wait",
+            time(recycle.quiet_for),
+            time(recycle.quiet_within)
+        ),
+    );
+    sheet.say(
+        "only",
+        if recycle.only.is_always() {
+            "at any time of the day".to_owned()
+        } else {
+            format!("replacements that can wait happen within {}; hard budgets do not wait", recycle.only)
+        },
+    );
+    restraint(&mut sheet, spec);
+    sheet.say(
+        "admission",
+        match spec.admission.mode {
+            AdmissionMode::Off => "off: prompts are sent whatever they need",
+            AdmissionMode::Warn => "a prompt that may not fit into memory is told, and sent",
+            AdmissionMode::Enforce => {
+                "a prompt that may not fit into memory waits for slots to finish, goes to another replica, waits for a fresh \
+                 process, or is answered 503 with `Retry-After`"
+            }
+        },
+    );
+    let levels = &recycle.levels;
+    sheet.say(
+        "last defence",
+        format!(
+            "ended without draining when it could give enough back and the machine has less than {} ({:.0} % of its \
+             memory, if that is less) available, or a GPU on which it still grows less than {} free",
+            ByteSize(levels.kill_host),
+            levels.kill_host_share * 100.0,
+            ByteSize(levels.kill_vram)
+        ),
+    );
+    let slow = match recycle.growth {
+        GrowthMode::Recycle => "; replaced when quiet when it has become much slower than itself",
+        GrowthMode::Observe => "; told when it has become much slower than itself",
+        GrowthMode::Off => "",
+    };
+    sheet.say(
+        "illness",
+        format!("replaced when it is wedged, answers only compute errors, or its GPU reports a fault{slow}"),
+    );
+    sheet.text
+}
+
+fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) {
+    let recycle = &spec.recycle;
+    let (soft, hard) = (recycle.host_soft, recycle.host_hard);
+    if soft.is_none() && hard.is_none() {
+        sheet.say("host memory", "off: neither `host.soft` nor `host.hard` is set");
+    }
+    let levels = &recycle.levels;
+    if let Some(limit) = soft {
+        let what = match limit {
+            MemoryLimit::Auto => format!(
+                "auto: {:.0} % of its settled size with what it may keep, at least {} above its settled size, at most {:.0} % \
+                 of the machine; off until it has settled",
+                levels.host_soft * 100.0,
+                ByteSize(levels.host_room),
+                levels.host_soft_most * 100.0
+            ),
+            limit => limit.to_string(),
+        };
+        sheet.say("host soft", format!("{what}: replaced when quiet"));
+    }
+    if let Some(limit) = hard {
+        let what = match limit {
+            MemoryLimit::Auto => format!(
+                "auto: {:.0} % of the soft budget, at most {:.0} % of the machine",
+                levels.host_hard * 100.0,
+                levels.host_hard_most * 100.0
+            ),
+            limit => limit.to_string(),
+        };
+        sheet.say("host hard", format!("{what}: drained and replaced now; {}", over(spec)));
+    }
+    let beyond =
+        [soft, hard].into_iter().flatten().filter_map(MemoryLimit::bytes).find(|size| *size > here.memory);
+    if let Some(size) = beyond {
+        let memory = here.memory;
+        sheet
+            .say("warning", format!("{size} is more than the {memory} of this machine: it is never reached"));
+    }
+    for line in keeps.words() {
+        sheet.say("may keep", line);
+    }
+    let kept = keeps.bytes();
+    let least = soft.or(hard).and_then(MemoryLimit::bytes);
+    if let Some(budget) = least.filter(|budget| budget.0 <= kept) {
+        sheet.say(
+            "warning",
+            format!(
+                "the budget of {budget} is passed without any leak, because it may keep {}: lower that with `--cache-ram \
+                 MIB` in `args` (or the mitigation `cache-ram=MIB`), or raise the budget above its settled size and that",
+                ByteSize(kept)
+            ),
+        );
+    }
+}
+
+/// What happens when draining does not do.
+fn over(spec: &ModelSpec) -> String {
+    let levels = &spec.recycle.levels;
+    format!(
+        "running requests may take {}; ended when it is {:.0} % of the budget for {}",
+        time(spec.timing.drain_deadline),
+        levels.kill_over * 100.0,
+        time(levels.kill_after)
+    )
+}
+
+fn vram(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
+    let recycle = &spec.recycle;
+    let (soft, hard) = (recycle.vram_soft, recycle.vram_hard);
+    if soft.is_none() && hard.is_none() {
+        sheet.say("VRAM", "off: neither `vram.soft` nor `vram.hard` is set");
+        return;
+    }
+    if let Some(why) = here.no_vram() {
+        sheet.say("VRAM", format!("off here: {why}"));
+    }
+    let levels = &recycle.levels;
+    let auto = |share: f64, left: f64| {
+        format!(
+            "auto: {:.0} % of what the GPU can give it, but not below {:.0} % of what its settled size leaves",
+            share * 100.0,
+            left * 100.0
+        )
+    };
+    if let Some(limit) = soft {
+        let what = match limit {
+            MemoryLimit::Auto => auto(levels.vram_soft, levels.vram_soft_left),
+            limit => here.on_gpus(limit),
+        };
+        sheet.say("VRAM soft", format!("{what}: replaced when quiet"));
+    }
+    if let Some(limit) = hard {
+        let what = match limit {
+            MemoryLimit::Auto => auto(levels.vram_hard, levels.vram_hard_left),
+            limit => here.on_gpus(limit),
+        };
+        sheet.say("VRAM hard", format!("{what}: drained and replaced now; {}", over(spec)));
+    }
+}
+
+fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
+    let recycle = &spec.recycle;
+    let does = format!(
+        "a leak that reaches a budget or the end of the memory within {} is answered by a replacement when quiet, within {} \
+         by a drain now",
+        time(recycle.growth_quiet),
+        time(recycle.growth_drain)
+    );
+    let text = match recycle.growth {
+        GrowthMode::Off => "off: leaks are shown and lead to nothing".to_owned(),
+        GrowthMode::Observe => format!("observe: leaks are told; with `growth = \"recycle\"` {does}"),
+        GrowthMode::Recycle => format!("recycle: {does}"),
+    };
+    sheet.say("growth", text);
+    if let Some(why) = here.no_vram() {
+        sheet.say("", format!("VRAM is not watched: {why}"));
+    }
+}
+
+fn restraint(sheet: &mut Sheet, spec: &ModelSpec) {
+    let own = &spec.restraint;
+    let mut text = format!(
+        "at most one replacement every {}, and never more often than {:.0} times the time that a load takes; at the hard \
+         budget every {}",
+        time(own.min_interval),
+        own.load_factor,
+        time(own.min_interval_hard)
+    );
+    if own.max_futile > 0 {
+        text.push_str(&format!("; off after {} in a row that did not bring memory down", own.max_futile));
+    }
+    if own.growth_recycles > 0 {
+        text.push_str(&format!(
+            "; {} because of growth within {} end those",
+            own.growth_recycles,
+            time(own.growth_window)
+        ));
+    }
+    sheet.say("restraint", text);
+}
+
+fn shared(shared: &SharedBudgets, here: &Here<'_>) -> String {
+    let mut sheet = Sheet::new(&format!("all models together, on {} of host memory", here.memory));
+    let all = [
+        ("host soft", shared.host_soft.map(|size| size.to_string()), "when quiet"),
+        ("host hard", shared.host_hard.map(|size| size.to_string()), "now"),
+        ("VRAM soft", shared.vram_soft.map(|limit| here.on_gpus(limit)), "when quiet"),
+        ("VRAM hard", shared.vram_hard.map(|limit| here.on_gpus(limit)), "now"),
+    ];
+    if all.iter().all(|(_, limit, _)| limit.is_none()) {
+        sheet.say("shared", "off: nothing is set in [shared]");
+    }
+    for (name, limit, when) in all {
+        if let Some(limit) = limit {
+            sheet.say(name, format!("{limit}: the one whose replacement gives back most is replaced {when}"));
+        }
+    }
+    if (shared.vram_soft.is_some() || shared.vram_hard.is_some())
+        && let Some(why) = here.no_vram()
+    {
+        sheet.say("VRAM", format!("off here: {why}"));
+    }
+    sheet.say("turns", "never two replicas of one model at once, one replacement for each GPU at a time");
+    sheet.text
+}
+
+fn time(time: std::time::Duration) -> String {
+    words::time(time.as_secs_f64())
+}
+
+/// Lines `  name  text` under a head.
+struct Sheet {
+    text: String,
+}
+
+impl Sheet {
+    fn new(head: &str) -> Self {
+        Self { text: format!("{head}\n") }
+    }
+
+    fn say(&mut self, name: &str, text: impl AsRef<str>) {
+        self.text.push_str(&format!("  {name:13}  {}\n", text.as_ref()));
+    }
+}
