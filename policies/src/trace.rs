@@ -144,7 +144,7 @@ fn field_of(gpu: GpuIndex) -> String {
 /// Whole multiples stay whole numbers.
 #[expect(clippy::cast_precision_loss, reason = "exact up to 2^53 bytes")]
 fn scaled(bytes: u64, unit: u64) -> Value {
-    if bytes % unit == 0 { json!(bytes / unit) } else { json!(bytes as f64 / unit as f64) }
+    if bytes.is_multiple_of(unit) { json!(bytes / unit) } else { json!(bytes as f64 / unit as f64) }
 }
 
 fn kind(value: &Value) -> &'static str {

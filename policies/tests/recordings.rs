@@ -1,5 +1,7 @@
 //! Recordings of real servers: what the detector must say of them, whole, cut, thinned and shaken.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its recordings has failed")]
+
 use std::path::Path;
 
 use warden_policies::growth::{Blame, Growth, Monitor, Unit, Verdict};
@@ -8,6 +10,7 @@ use warden_policies::world::SplitMix;
 use warden_policies::{GpuIndex, Sample, Series, defaults, trace};
 
 const MIB: u64 = 1 << 20;
+const MIB_F: f64 = 1_048_576.0;
 const HOST: Series = Series::Host;
 const VRAM: Series = Series::Vram(GpuIndex(0));
 
@@ -87,7 +90,7 @@ fn an_image_leak_is_found_on_host_and_gpu_in_time_with_its_slope() {
         for (series, truth) in [(HOST, 4.42), (VRAM, 0.95)] {
             let growth = said.last(series);
             assert_eq!(growth.verdict, Verdict::Leaking, "{name} {series}");
-            let slope = growth.slope.unwrap().value / (1 << 20) as f64;
+            let slope = growth.slope.unwrap().value / MIB_F;
             assert!((slope / truth - 1.0).abs() < 0.1, "{name} {series}: {slope}");
         }
         assert!(!said.blamed.contains(&Unit::Hour), "{name}");
@@ -102,7 +105,7 @@ fn a_busy_server_that_is_only_read_by_a_timer_is_judged_too() {
     for (series, truth) in [(HOST, 4.42), (VRAM, 0.95)] {
         let growth = said.last(series);
         assert_eq!(growth.verdict, Verdict::Leaking, "{series}");
-        let slope = growth.slope.unwrap().value / (1 << 20) as f64;
+        let slope = growth.slope.unwrap().value / MIB_F;
         assert!((slope / truth - 1.0).abs() < 0.1, "{series}: {slope}");
     }
 }

@@ -140,10 +140,10 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
         let (betas, _) = table.fit(&[column], Some(scale));
         alone.push((column, betas[0], table.loss(&[column], &betas, scale)));
     }
-    let unit_of = |column: usize| table.columns[column].0;
+    let unit_at = |column: usize| table.columns[column].0;
     let by_loss = |a: &&(usize, f64, f64), b: &&(usize, f64, f64)| a.2.total_cmp(&b.2);
-    let work = alone.iter().filter(|(column, ..)| unit_of(*column) != Unit::Hour).min_by(by_loss);
-    let hour = alone.iter().find(|(column, ..)| unit_of(*column) == Unit::Hour);
+    let work = alone.iter().filter(|(column, ..)| unit_at(*column) != Unit::Hour).min_by(by_loss);
+    let hour = alone.iter().find(|(column, ..)| unit_at(*column) == Unit::Hour);
     let margin = policy.blame_margin;
     // Requests that come at a constant rate make hours look guilty, even more so as a request in flight has taken
     // memory before it is counted: an hour has to be clearly better than all work, and the rate has to vary.
@@ -159,12 +159,12 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     let rivals: Vec<Unit> = alone
         .iter()
         .filter(|(other, beta, other_loss)| {
-            *other != column && *beta > 0.0 && unit_of(*other) != Unit::Hour && *other_loss < loss + margin
+            *other != column && *beta > 0.0 && unit_at(*other) != Unit::Hour && *other_loss < loss + margin
         })
-        .map(|(other, ..)| unit_of(*other))
+        .map(|(other, ..)| unit_at(*other))
         .collect();
     if !rivals.is_empty() {
-        return Blame::Undecided { why: alike(unit_of(column), &rivals) };
+        return Blame::Undecided { why: alike(unit_at(column), &rivals) };
     }
     let total: f64 = table.rise.iter().sum();
     let rows = size(table.rise.len());
@@ -185,8 +185,8 @@ fn alike(winner: Unit, rivals: &[Unit]) -> String {
         .filter(|unit| **unit == winner || rivals.contains(unit))
         .map(|unit| plural(*unit))
         .collect();
-    let (last, others) = alike.split_last().map_or(("", &[][..]), |(last, others)| (*last, others));
-    let list = format!("{} and {last}", others.join(", "));
+    let (end, others) = alike.split_last().map_or(("", &[][..]), |(end, others)| (*end, others));
+    let list = format!("{} and {end}", others.join(", "));
     if alike.contains(&plural(Unit::Request)) {
         format!(
             "request-shaped load: every request brings much the same work, so {list} cannot be told apart"

@@ -93,7 +93,8 @@ impl Floors {
                 }
                 scale.open += 1;
             }
-            if scale.lowest.is_none_or(|lowest| point.level < lowest.level) {
+            // Not before the first step: what was cleared must not come back by a second look at it.
+            if scale.open > 0 && scale.lowest.is_none_or(|lowest| point.level < lowest.level) {
                 scale.lowest = Some(point);
             }
         }

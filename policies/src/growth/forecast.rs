@@ -81,10 +81,10 @@ mod tests {
     fn a_slope_that_may_be_flat_has_no_far_end_and_one_that_falls_no_forecast() {
         let slope = Interval { value: 1.0, low: -1.0, high: 2.0 };
         let forecast_of = |slope| forecast(0.0, 100, slope, None);
-        assert_eq!(forecast_of(slope).unwrap().requests.high, f64::MAX);
+        assert!(forecast_of(slope).unwrap().requests.high >= f64::MAX);
         assert_eq!(forecast_of(slope).unwrap().seconds, None);
         assert_eq!(forecast_of(Interval { value: -1.0, ..slope }), None);
         let past = forecast(500.0, 100, Interval { low: 1.0, ..slope }, None).unwrap();
-        assert_eq!(past.requests.value, 0.0);
+        assert!(past.requests.value.abs() < 1e-9);
     }
 }

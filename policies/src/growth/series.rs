@@ -264,7 +264,7 @@ impl Watch {
         }
         // Every other test: those share half of their floors, which is enough.
         let spaced = || track.recent.iter().rev().step_by(2);
-        let first = spaced().last()?;
+        let first = track.recent.front()?;
         let again = track.recent.iter().rev().take(2).filter(|finding| finding.grows).count() > 1;
         let often = track.recent.len() == policy.tests
             && spaced().all(|finding| finding.grows)
@@ -329,9 +329,9 @@ impl Watch {
             Verdict::Bounded
         } else if within {
             Verdict::Steady
-        } else if leaks && requests.saturating_sub(self.grew) < self.calm(effect) {
-            Verdict::Leaking
-        } else if grows && (tested && self.persists(effect)) {
+        } else if (leaks && requests.saturating_sub(self.grew) < self.calm(effect))
+            || (grows && tested && self.persists(effect))
+        {
             Verdict::Leaking
         } else if grows {
             Verdict::Suspected

@@ -24,7 +24,7 @@ pub(super) fn median(values: &mut [f64]) -> Option<f64> {
     if values.is_empty() {
         return None;
     }
-    let even = values.len() % 2 == 0;
+    let even = values.len().is_multiple_of(2);
     let (below, found, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
     let found = *found;
     if even {
@@ -111,8 +111,10 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     let mut ranks = vec![0.0; values.len()];
     let mut first = 0;
     for tied in order.chunk_by(|a, b| values[*a].total_cmp(&values[*b]).is_eq()) {
-        let mean = size(first) + (size(tied.len()) + 1.0) / 2.0;
-        tied.iter().for_each(|index| ranks[*index] = mean);
+        let mean = f64::midpoint(size(first) * 2.0, size(tied.len()) + 1.0);
+        for index in tied {
+            ranks[*index] = mean;
+        }
         first += tied.len();
     }
     ranks
@@ -144,7 +146,7 @@ pub(super) fn sen_bounds(xs: &[f64], ys: &[f64], var: f64, z: f64) -> Option<Int
     let half = z * var.max(0.0).sqrt();
     let count = size(slopes.len());
     let low = *nth(&mut slopes, (count - half) / 2.0 - 1.0)?;
-    let high = *nth(&mut slopes, (count + half) / 2.0)?;
+    let high = *nth(&mut slopes, f64::midpoint(count, half))?;
     Some(Interval { value, low: low.min(value), high: high.max(value) })
 }
 
@@ -161,7 +163,9 @@ fn nth(values: &mut [f64], rank: f64) -> Option<&mut f64> {
 pub(super) fn scatter(xs: &[f64], ys: &[f64], slope: f64) -> f64 {
     let mut rests: Vec<f64> = xs.iter().zip(ys).map(|(x, y)| y - slope * x).collect();
     let Some(middle) = median(&mut rests) else { return 0.0 };
-    rests.iter_mut().for_each(|rest| *rest = (*rest - middle).abs());
+    for rest in &mut rests {
+        *rest = (*rest - middle).abs();
+    }
     median(&mut rests).unwrap_or(0.0) * 1.4826
 }
 

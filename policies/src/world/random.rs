@@ -1,6 +1,6 @@
 //! Random numbers that are the same on every machine. Never for secrets.
 
-/// The generator SplitMix64 (Steele, Lea, Flood 2014): small, fast, and good enough for made-up worlds.
+/// The generator `SplitMix64` (Steele, Lea, Flood 2014): small, fast, and good enough for made-up worlds.
 #[derive(Clone, Debug)]
 pub struct SplitMix(u64);
 

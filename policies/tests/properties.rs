@@ -1,0 +1,76 @@
+//! What must not change a verdict: the unit of bytes, the time of day, readings taken twice. And a stronger leak is
+//! found no later.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use warden_policies::growth::{GrowthPolicy, Monitor, Verdict};
+use warden_policies::units::ByteSize;
+use warden_policies::world::catalogue::leaking;
+use warden_policies::{Sample, Series, defaults};
+
+const MIB: f64 = 1_048_576.0;
+
+/// Every change of verdict: series, request, verdict.
+fn turns(policy: &GrowthPolicy, samples: &[Sample]) -> Vec<(Series, u64, Verdict)> {
+    let mut monitor = Monitor::new(policy);
+    let turns = samples.iter().flat_map(|sample| monitor.observe(sample));
+    turns.map(|turn| (turn.growth.series, turn.request, turn.growth.verdict)).collect()
+}
+
+fn recording(seed: u64, mib: f64, requests: usize) -> Vec<Sample> {
+    leaking(seed, mib * MIB).run().take(requests).collect()
+}
+
+fn leaking_at(samples: &[Sample]) -> Option<u64> {
+    let turns = turns(&defaults().growth, samples);
+    turns.into_iter().find(|(_, _, verdict)| *verdict == Verdict::Leaking).map(|(_, request, _)| request)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_unit_of_bytes_does_not_matter(seed in any::<u64>(), mib in 0.0..10.0_f64) {
+        let samples = recording(seed, mib, 600);
+        let mut policy = defaults().growth.clone();
+        for size in [&mut policy.host_effect, &mut policy.vram_effect, &mut policy.allowance_slack, &mut policy.vram_grain] {
+            *size = ByteSize(size.0 * 1024);
+        }
+        let larger: Vec<Sample> = samples.iter().cloned().map(|mut sample| {
+            if let Some(host) = &mut sample.host {
+                host.anon *= 1024;
+            }
+            sample
+        }).collect();
+        prop_assert_eq!(turns(&defaults().growth, &samples), turns(&policy, &larger));
+    }
+
+    #[test]
+    fn the_time_of_the_start_does_not_matter(seed in any::<u64>(), mib in 0.0..10.0_f64, shift in 0..1_000_000_u64) {
+        let samples = recording(seed, mib, 600);
+        let later: Vec<Sample> = samples.iter().cloned()
+            .map(|sample| Sample { at: sample.at + Duration::from_secs(shift), ..sample }).collect();
+        prop_assert_eq!(turns(&defaults().growth, &samples), turns(&defaults().growth, &later));
+    }
+
+    #[test]
+    fn readings_taken_twice_change_nothing(seed in any::<u64>(), mib in 0.0..10.0_f64, every in 1..5_usize) {
+        let samples = recording(seed, mib, 600);
+        let twice: Vec<Sample> = samples.iter().enumerate()
+            .flat_map(|(number, sample)| vec![sample.clone(); 1 + usize::from(number % every == 0)]).collect();
+        prop_assert_eq!(turns(&defaults().growth, &samples), turns(&defaults().growth, &twice));
+    }
+
+    // With the same noise. Scales double, so noise may let a leak pass at a scale that a slightly stronger one just
+    // misses: then it passes at the next one, within twice the requests.
+    #[test]
+    fn a_stronger_leak_is_found_no_later(seed in any::<u64>(), mib in 0.5..8.0_f64, factor in 1.2..20.0_f64) {
+        let weak = leaking_at(&recording(seed, mib, 2000));
+        let strong = leaking_at(&recording(seed, mib * factor, 2000));
+        prop_assert!(strong.is_some(), "{} MiB were not found", mib * factor);
+        if let (Some(weak), Some(strong)) = (weak, strong) {
+            prop_assert!(strong <= weak * 2, "{strong} against {weak}");
+        }
+    }
+}

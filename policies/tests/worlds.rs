@@ -1,0 +1,230 @@
+//! Made-up worlds: how soon leaks are found, how seldom something else is called one, and who is blamed.
+
+use std::collections::BTreeMap;
+
+use warden_policies::growth::{Blame, Monitor, Prior, Turn, Unit, Verdict};
+use warden_policies::world::catalogue::{Case, Harmless, leaking, leaking_now_and_then};
+use warden_policies::world::{Leak, Load, World};
+use warden_policies::{Sample, Series, defaults};
+
+const MIB: f64 = 1_048_576.0;
+
+/// The first time that something is called a leak within so many requests.
+fn first_leak(monitor: &mut Monitor, world: &World, requests: u64) -> Option<Turn> {
+    for sample in world.run() {
+        let turns = monitor.observe(&sample);
+        if let Some(turn) = turns.into_iter().find(|turn| turn.growth.verdict == Verdict::Leaking) {
+            return Some(turn);
+        }
+        if sample.work.requests >= requests {
+            return None;
+        }
+    }
+    None
+}
+
+fn found(world: &World, requests: u64) -> Option<u64> {
+    first_leak(&mut Monitor::new(&defaults().growth), world, requests).map(|turn| turn.request)
+}
+
+fn alarm(case: &Case, requests: u64) -> bool {
+    let mut monitor = Monitor::new(&defaults().growth);
+    monitor.allow(Series::Host, case.declared);
+    first_leak(&mut monitor, &case.world, requests).is_some()
+}
+
+#[test]
+fn of_six_hundred_runs_without_a_leak_at_most_one_is_called_a_leak() {
+    let kinds = Harmless::ALL.into_iter().filter(|kind| *kind != Harmless::Busy);
+    let runs: Vec<(Harmless, u64)> = kinds.flat_map(|kind| (0..86).map(move |seed| (kind, seed))).collect();
+    assert!(runs.len() >= 600);
+    let alarms: Vec<_> = runs.into_iter().filter(|(kind, seed)| alarm(&kind.case(*seed), 10_000)).collect();
+    assert!(alarms.len() <= 1, "{alarms:?}");
+}
+
+#[test]
+fn a_busy_server_without_a_leak_is_not_called_one() {
+    let alarms: Vec<u64> = (0..30).filter(|seed| alarm(&Harmless::Busy.case(*seed), 50_000)).collect();
+    assert!(alarms.is_empty(), "{alarms:?}");
+}
+
+#[test]
+fn leaks_of_every_size_are_found_and_large_ones_at_once() {
+    let median_of = |world: &dyn Fn(u64) -> World| {
+        let mut delays: Vec<u64> = (0..21).filter_map(|seed| found(&world(seed), 12_000)).collect();
+        assert_eq!(delays.len(), 21, "some were not found: {delays:?}");
+        delays.sort_unstable();
+        delays[10]
+    };
+    for (mib, within) in [(126.0, 84), (8.0, 100), (3.0, 276), (1.0, 276), (0.3, 1044), (0.1, 4116)] {
+        let median = median_of(&|seed| leaking(seed, mib * MIB));
+        assert!(median <= within, "{mib} MiB per request: {median} requests");
+    }
+    for (mib, within) in [(30.0, 404), (5.0, 1044)] {
+        let median = median_of(&|seed| leaking_now_and_then(seed, mib * MIB));
+        assert!(median <= within, "{mib} MiB in one of ten requests: {median} requests");
+    }
+}
+
+/// What is blamed at the end of so many requests.
+fn blamed(world: &World, requests: u64) -> Option<Blame> {
+    let mut monitor = Monitor::new(&defaults().growth);
+    for sample in world.run() {
+        monitor.observe(&sample);
+        if sample.work.requests >= requests {
+            break;
+        }
+    }
+    monitor.growth()[0].blame.clone()
+}
+
+#[test]
+fn the_unit_of_work_that_pays_is_blamed_and_never_another() {
+    for (unit, bytes) in [
+        (Unit::Request, 8.0 * MIB),
+        (Unit::Image, 30.0 * MIB),
+        (Unit::OutputToken, 0.04 * MIB),
+        (Unit::PromptToken, 0.01 * MIB),
+    ] {
+        let mut seen: BTreeMap<Option<Unit>, u32> = BTreeMap::new();
+        for seed in 0..12 {
+            let world = World { leaks: vec![Leak::of(unit, bytes)], ..World::quiet(seed) };
+            let blamed = match blamed(&world, 1500) {
+                Some(Blame::Pays { unit, bytes_per_unit, share }) => {
+                    assert!(
+                        (bytes_per_unit / bytes - 1.0).abs() < 0.15 && share > 0.7,
+                        "{unit:?} {bytes_per_unit}"
+                    );
+                    Some(unit)
+                }
+                _ => None,
+            };
+            *seen.entry(blamed).or_default() += 1;
+        }
+        assert!(seen.get(&Some(unit)).is_some_and(|times| *times >= 10), "{unit:?}: {seen:?}");
+        assert!(seen.keys().all(|blamed| blamed.is_none_or(|blamed| blamed == unit)), "{unit:?}: {seen:?}");
+    }
+}
+
+#[test]
+fn when_every_request_brings_the_same_work_nobody_is_blamed_and_the_sentence_says_why() {
+    let load = Load {
+        steady: true,
+        prompt_tokens: (300, 300),
+        output_tokens: (64, 64),
+        images: 1.0,
+        ..Load::default()
+    };
+    let world = World { load, leaks: vec![Leak::of(Unit::Image, 8.0 * MIB)], ..World::quiet(5) };
+    let Some(Blame::Undecided { why }) = blamed(&world, 400) else { panic!("somebody was blamed") };
+    assert!(why.starts_with("request-shaped load") && why.contains("images"), "{why}");
+    let world = World { leaks: vec![Leak::of(Unit::Request, 8.0 * MIB)], ..world };
+    assert!(!matches!(blamed(&world, 400), Some(Blame::Pays { unit: Unit::Hour, .. })));
+}
+
+#[test]
+fn growth_within_what_is_declared_is_bounded_and_beyond_it_a_leak() {
+    let mut monitor = Monitor::new(&defaults().growth);
+    monitor.allow(Series::Host, 2048 << 20);
+    let world = leaking(1, 8.0 * MIB);
+    let turn = first_leak(&mut monitor, &world, 2000).unwrap();
+    // (2048 + 256 MiB) / 8 MiB = 288 requests after the start.
+    assert!((300..360).contains(&turn.request), "{}", turn.request);
+    assert_eq!(turn.before, Verdict::Bounded);
+    monitor.allow(Series::Host, 8192 << 20);
+    let sample = world.run().find(|sample| sample.work.requests > turn.request).unwrap();
+    monitor.observe(&sample);
+    assert_eq!(monitor.growth()[0].verdict, Verdict::Bounded, "more turned out to be declared");
+}
+
+/// A leak of 8 MiB a request in a pool that somebody measures.
+fn measured(from: u64, to: u64) -> impl Iterator<Item = Sample> {
+    let world = leaking(2, 8.0 * MIB);
+    world.run().take(600).map(move |mut sample| {
+        let requests = sample.work.requests;
+        if (from..to).contains(&requests) {
+            sample.pools = vec![(Series::Host, (requests * 8) << 20)];
+        }
+        sample
+    })
+}
+
+#[test]
+fn measured_pools_are_taken_off_and_no_jump_comes_of_it_when_that_begins_or_ends() {
+    for (from, to) in [(0, 600), (200, 600), (0, 550)] {
+        let mut monitor = Monitor::new(&defaults().growth);
+        let mut leaking: Vec<u64> = vec![];
+        for sample in measured(from, to) {
+            let turns = monitor.observe(&sample);
+            leaking.extend(
+                turns.iter().filter(|turn| turn.growth.verdict == Verdict::Leaking).map(|t| t.request),
+            );
+        }
+        let last = monitor.growth()[0].verdict;
+        match from {
+            0 => assert!(leaking.is_empty(), "{from}..{to}: {leaking:?}"),
+            _ => assert!(leaking.iter().all(|at| *at < from), "{leaking:?}"),
+        }
+        assert!(last <= Verdict::Steady, "{from}..{to}: {last:?}");
+    }
+}
+
+#[test]
+fn a_leak_that_ends_is_forgiven_and_one_that_pauses_is_not() {
+    let growing = |requests: u64| requests.min(400) * 8;
+    for (rests, verdict) in [(100, Verdict::Leaking), (3000, Verdict::Steady)] {
+        let mut monitor = Monitor::new(&defaults().growth);
+        for mut sample in World::quiet(4).run().take(400 + rests) {
+            if let Some(host) = &mut sample.host {
+                host.anon += growing(sample.work.requests) << 20;
+            }
+            monitor.observe(&sample);
+        }
+        assert_eq!(monitor.growth()[0].verdict, verdict, "{rests} requests after its end");
+    }
+}
+
+#[test]
+fn a_known_leaker_is_found_sooner_and_never_without_evidence() {
+    let policy = &defaults().growth;
+    let world = leaking(9, 3.0 * MIB);
+    let mut first = Monitor::new(policy);
+    let new = first_leak(&mut first, &world, 2000).unwrap().request;
+    let priors: Vec<Prior> = first.priors();
+    assert_eq!(priors.len(), 1);
+    let known = first_leak(&mut Monitor::with_prior(policy, priors.clone()), &world, 2000).unwrap().request;
+    assert!(known < new, "{known} against {new}");
+    for seed in 0..10 {
+        let mut monitor = Monitor::with_prior(policy, priors.clone());
+        assert!(first_leak(&mut monitor, &World::quiet(seed), 10_000).is_none());
+    }
+}
+
+#[test]
+fn a_forecast_counts_down_to_the_limit() {
+    let mut monitor = Monitor::new(&defaults().growth);
+    for sample in leaking(3, 8.0 * MIB).run().take(500) {
+        monitor.observe(&sample);
+    }
+    let forecast = monitor.forecast(Series::Host, (400 + 8 * 1000) << 20).unwrap();
+    assert!((450.0..550.0).contains(&forecast.requests.value), "{forecast:?}");
+    assert!(
+        forecast.requests.low <= forecast.requests.value && forecast.requests.value <= forecast.requests.high
+    );
+    let seconds = forecast.seconds.unwrap().value;
+    assert!((800.0..1200.0).contains(&seconds), "two seconds a request: {seconds}");
+    assert_eq!(monitor.forecast(Series::Vram(warden_policies::GpuIndex(0)), 1), None);
+}
+
+#[test]
+fn counters_that_stand_still_and_unknown_figures_judge_nothing() {
+    let mut monitor = Monitor::new(&defaults().growth);
+    for (number, mut sample) in leaking(3, 8.0 * MIB).run().take(2000).enumerate() {
+        sample.work.requests = 3;
+        if number % 2 == 0 {
+            sample.host = None;
+        }
+        assert_eq!(monitor.observe(&sample), []);
+    }
+    assert_eq!(monitor.growth()[0].verdict, Verdict::Warming);
+}
