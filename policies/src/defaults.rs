@@ -297,6 +297,8 @@ section!(
         kill_host: ByteSize,
         /// A backend is ended when its GPU has less memory free than this and it still grows.
         kill_vram: ByteSize,
+        /// After a backend was ended because a memory was almost gone, the others are spared for this long.
+        kill_pause: Duration = "duration",
         /// Memory that does not come back after a process has exited is a driver's leak from this size on ...
         unreturned: ByteSize,
         /// ... after this many exits in a row.

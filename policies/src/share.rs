@@ -2,7 +2,8 @@
 //!
 //! - [`first`]: where several together are over a shared budget, the one that gives back most for what its replacement
 //!   costs goes first. The others are looked at again when it is done.
-//! - [`Arbiter`]: never two replicas of one model at once, one replacement per GPU at a time. It hands out turns; whoever
+//! - [`Arbiter`]: never two replicas of one model at once, one replacement per GPU at a time, one end for want of memory
+//!   at a time. It hands out turns; whoever
 //!   has one gives it back when the replacement has ended, however it ended.
 
 use std::time::Duration;
@@ -114,12 +115,14 @@ struct Holder {
 pub struct Arbiter {
     next: u64,
     holders: Vec<Holder>,
+    /// When a backend was ended last because a memory was almost gone.
+    ended: Vec<(Series, Duration)>,
 }
 
 impl Arbiter {
     /// Nobody has a turn.
     pub const fn new() -> Self {
-        Self { next: 0, holders: Vec::new() }
+        Self { next: 0, holders: Vec::new(), ended: Vec::new() }
     }
 
     /// Asks for a turn for a replacement of one replica, which uses these GPUs (none, if it uses none). A replica that
@@ -146,6 +149,19 @@ impl Arbiter {
     /// The replacement has ended, or does not take place. Giving back twice does nothing.
     pub fn release(&mut self, turn: TurnId) {
         self.holders.retain(|holder| holder.id != turn);
+    }
+
+    /// Whether a backend may be ended because this memory is almost gone. Every backend sees the same shortage, and one
+    /// that goes may be enough: after each the others wait for `pause`, until its memory has come back. `now` is the time
+    /// since the caller's epoch. An answer of `true` counts as an end.
+    pub fn may_end(&mut self, series: Series, now: Duration, pause: Duration) -> bool {
+        let last = self.ended.iter().find(|(of, _)| *of == series).map(|(_, at)| *at);
+        if last.is_some_and(|at| now < at.saturating_add(pause)) {
+            return false;
+        }
+        self.ended.retain(|(of, _)| *of != series);
+        self.ended.push((series, now));
+        true
     }
 
     /// How many have a turn.
@@ -237,6 +253,18 @@ mod tests {
         assert_eq!(arbiter.held(), 2, "giving back an old turn takes nobody else's");
         arbiter.release(next);
         assert_eq!(arbiter.held(), 1);
+    }
+
+    #[test]
+    fn a_shortage_ends_one_backend_at_a_time_and_each_memory_counts_by_itself() {
+        let mut arbiter = Arbiter::new();
+        let mut may =
+            |series, second| arbiter.may_end(series, Duration::from_secs(second), Duration::from_secs(20));
+        assert!(may(Series::Host, 100));
+        assert!(!may(Series::Host, 101) && !may(Series::Host, 119));
+        assert!(may(Series::Vram(GpuIndex(0)), 101));
+        assert!(may(Series::Host, 120), "it was not enough");
+        assert!(!may(Series::Host, 125));
     }
 
     proptest! {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::share::{Arbiter, Turn, TurnId};
-use warden_policies::{GenerationId, GpuIndex, ModelName};
+use warden_policies::{GenerationId, GpuIndex, ModelName, Series};
 
 use crate::census::Census;
 use crate::event::Journal;
@@ -107,6 +107,11 @@ impl Context {
             Turn::Granted(turn) => Some(Permit { context: Arc::clone(self), turn }),
             Turn::Wait { .. } => None,
         }
+    }
+
+    /// Whether a backend may be ended because this memory is almost gone: one at a time.
+    pub(crate) fn may_end(&self, series: Series) -> bool {
+        lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)
     }
 
     /// Time since the fleet started: the clock of all policies.

@@ -39,7 +39,9 @@ impl Model {
         live.watched.urgent_since = if urgent { live.watched.urgent_since.or(Some(now)) } else { None };
         match phase {
             Phase::Ready if role == Role::Current => self.weigh(id, replica, decision, now),
-            Phase::Draining if decision.action == Action::KillNow => self.cut_short(id, &decision),
+            Phase::Draining if decision.action == Action::KillNow && !self.is_spared(&decision) => {
+                self.cut_short(id, &decision);
+            }
             _ => {}
         }
     }
@@ -60,9 +62,10 @@ impl Model {
         }
         let replacing = !self.replacements.is_empty() || self.end.is_some();
         let free = due && held.is_none() && !replacing;
-        let go = free && self.is_confirmed(id, &decision, now);
+        let spared = free && self.is_spared(&decision);
+        let go = free && !spared && self.is_confirmed(id, &decision, now);
         let permit = if go { self.permit(id, replica) } else { None };
-        if go && permit.is_none() && decision.action < Action::KillNow {
+        if spared || go && permit.is_none() && decision.action < Action::KillNow {
             decision = decision.but(WhyNot::InTurn);
         }
         self.remember(id, decision, held, now);
@@ -118,6 +121,14 @@ impl Model {
             let message = held.to_string();
             self.tell(generation, EventKind::RecycleHeld { decision, held, message });
             self.changed();
+        }
+    }
+
+    /// A shortage of memory is everybody's, and one backend that ends may be enough.
+    fn is_spared(&self, decision: &Decision) -> bool {
+        match decision.series.filter(|_| decision.reason == Some(Reason::MemoryExhausted)) {
+            Some(series) => !self.context.may_end(series),
+            None => false,
         }
     }
 
