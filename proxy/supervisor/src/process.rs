@@ -69,8 +69,8 @@ pub(crate) struct Sample {
     pub(crate) confirmed: Option<u64>,
     /// VRAM of its group, GPU by GPU; those that are not known are not in it.
     pub(crate) vram: Vec<Vram>,
-    /// Why VRAM is not known, if it is not: a whole sentence.
-    pub(crate) vram_unknown: Option<String>,
+    /// Why VRAM is not known, if it is not.
+    pub(crate) no_vram: Option<NoVram>,
     /// The GPUs; `None` if the driver did not answer.
     pub(crate) devices: Option<Arc<Devices>>,
     /// Memory of the host.
@@ -81,6 +81,15 @@ pub(crate) struct Sample {
     pub(crate) report: Option<Report>,
     /// Its own counters; `None` if it does not tell them.
     pub(crate) metrics: Option<BackendMetrics>,
+}
+
+/// Why VRAM is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NoVram {
+    /// A whole sentence.
+    pub(crate) why: String,
+    /// It is on no GPU, so there is nothing to know.
+    pub(crate) is_normal: bool,
 }
 
 /// Memory that anybody could take at one moment; what is not known is not in it.
@@ -203,9 +212,19 @@ impl World for Host {
             }
             let http = client(&socket);
             let readers = tokio::sync::Mutex::new(readers);
-            let gpus = Arc::clone(&self.gpus);
-            Ok(Arc::new(HostProcess { child, readers, http, key, report, tells, gpus, before, birth })
-                as Arc<dyn Process>)
+            let (gpus, gpu_here) = (Arc::clone(&self.gpus), self.has_gpu());
+            Ok(Arc::new(HostProcess {
+                child,
+                readers,
+                http,
+                key,
+                report,
+                tells,
+                gpus,
+                before,
+                birth,
+                gpu_here,
+            }) as Arc<dyn Process>)
         })
     }
 
@@ -307,6 +326,8 @@ struct HostProcess {
     /// The GPUs before it was made.
     before: Option<Baseline>,
     birth: Birth,
+    /// The machine has a GPU, known to a sensor or not.
+    gpu_here: bool,
 }
 
 impl HostProcess {
@@ -388,7 +409,7 @@ impl Process for HostProcess {
             let (seen, metrics) =
                 tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), self.metrics(ask.limit));
             let (pid, source) = (self.child.pid(), self.report.clone());
-            let (before, alone) = (self.before.clone(), self.birth.is_alone());
+            let (before, alone, gpu_here) = (self.before.clone(), self.birth.is_alone(), self.gpu_here);
             let read = move || {
                 let host = warden_sensors::host_memory(pid);
                 let host = host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok();
@@ -400,20 +421,22 @@ impl Process for HostProcess {
                     Some(before) => snapshot.of_group_since(pid, before, alone),
                     None => snapshot.of_group(pid),
                 };
-                let (vram, vram_unknown, devices) = match seen {
-                    None => (Vec::new(), Some(NO_ANSWER.to_owned()), None),
+                let (vram, no_vram, devices) = match seen {
+                    None => {
+                        let why = NO_ANSWER.to_owned();
+                        (Vec::new(), Some(NoVram { why, is_normal: false }), None)
+                    }
                     Some((snapshot, devices)) => {
                         let vram = of(&snapshot);
-                        // Without any GPU there is nothing that could be missing.
-                        let missing = vram.unavailable.filter(|_| !devices.readings.is_empty());
-                        (vram.readings, missing.as_ref().map(Why::sentence), Some(devices))
+                        let no_vram = vram.unavailable.and_then(|why| no_vram(&why, gpu_here));
+                        (vram.readings, no_vram, Some(devices))
                     }
                 };
                 Sample {
                     host,
                     confirmed: confirmed.map(warden_sensors::HostConfirmed::charged),
                     vram,
-                    vram_unknown,
+                    no_vram,
                     devices,
                     totals: warden_sensors::host_totals().ok(),
                     group: warden_sensors::cgroup_memory(pid).ok().filter(|group| !group.path.is_empty()),
@@ -425,6 +448,13 @@ impl Process for HostProcess {
             tokio::task::spawn_blocking(read).await.unwrap_or_default()
         })
     }
+}
+
+/// On a machine without any GPU there is nothing to know, and nothing to tell.
+fn no_vram(why: &Why, gpu_here: bool) -> Option<NoVram> {
+    let nothing = matches!(why, Why::NoDevice(_));
+    let is_normal = why.is_normal() && !nothing;
+    (gpu_here || !nothing).then(|| NoVram { why: why.sentence(), is_normal })
 }
 
 const NO_ANSWER: &str = "the VRAM policy is off because the driver does not answer";

@@ -99,6 +99,35 @@ async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
 }
 
 #[tokio::test]
+async fn its_own_counters_are_read_where_the_flag_is_given_and_only_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "llamacpp:n_decode_total 42\n";
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len());
+    let answer: &'static str = Box::leak(answer.into_boxed_str());
+    // `sleeper` gives its key as a flag, and `sh` takes any.
+    for (key, decodes) in [(None, None), (Some("--metrics"), Some(42))] {
+        let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", key).await;
+        let answers = answering(&socket, "get /metrics ", answer);
+        let metrics = process.sample(ASK).await.metrics;
+        assert_eq!(metrics.and_then(|metrics| metrics.decodes), decodes);
+        drop(answers);
+        std::fs::remove_file(&socket).unwrap();
+        process.kill();
+        process.wait().await;
+    }
+}
+
+#[test]
+fn what_is_normal_is_not_told_as_missing() {
+    let none = Why::NoDevice("no driver".to_owned());
+    assert_eq!(no_vram(&none, false), None, "nothing to know");
+    assert!(!no_vram(&none, true).unwrap().is_normal, "a GPU without a driver");
+    assert!(no_vram(&Why::NotOnAny, true).unwrap().is_normal, "it computes on the CPU");
+    let hidden = Why::NotListed { gpu: GpuIndex(0), reason: "no".to_owned() };
+    assert!(no_vram(&hidden, true).unwrap().why.contains("GPU 0"));
+}
+
+#[tokio::test]
 async fn the_end_is_told_after_the_last_words_and_memory_is_read_while_it_lives() {
     let directory = tempfile::tempdir().unwrap();
     let (process, _, _) = sleeper(directory.path(), "exec sleep 60", None).await;

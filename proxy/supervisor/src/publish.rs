@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 use warden_policies::ModelName;
+use warden_sensors::HostTotals;
 
 use crate::sync::lock;
 use crate::view::{DeviceView, FleetView, ModelView};
@@ -22,6 +23,7 @@ struct Desk {
     order: Vec<ModelName>,
     models: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
+    host: Option<HostTotals>,
 }
 
 impl Publisher {
@@ -42,9 +44,11 @@ impl Publisher {
         }
     }
 
-    /// The GPUs as they were read last; shown with the next change of a model.
-    pub(crate) fn set_devices(&self, devices: Vec<DeviceView>) {
-        lock(&self.desk).devices = devices;
+    /// The machine as it was read last; shown with the next change of a model.
+    pub(crate) fn set_machine(&self, devices: Vec<DeviceView>, host: Option<HostTotals>) {
+        let mut desk = lock(&self.desk);
+        desk.devices = devices;
+        desk.host = host.or(desk.host);
     }
 
     /// Under the lock of the desk, so that numbers go out in order.
@@ -56,6 +60,7 @@ impl Publisher {
             number: desk.number,
             models,
             devices: desk.devices.clone(),
+            host: desk.host,
         }));
     }
 

@@ -9,7 +9,7 @@ use warden_policies::lifecycle::Phase;
 use warden_policies::restraint::Held;
 use warden_policies::sample::{GpuIndex, HostMemory, Series, Vram};
 use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
-use warden_sensors::{CgroupMemory, Report};
+use warden_sensors::{CgroupMemory, HostTotals, Report};
 
 /// The fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -21,6 +21,9 @@ pub struct FleetView {
     /// The GPUs of this machine at the last reading; none where no driver tells.
     #[serde(default)]
     pub devices: Vec<DeviceView>,
+    /// The host's memory at the last reading of a process.
+    #[serde(default)]
+    pub host: Option<HostTotals>,
 }
 
 /// One GPU, as its driver tells. What the driver does not tell is absent, never 0.
@@ -163,7 +166,7 @@ pub struct MemoryView {
     /// VRAM at the last sample, GPU by GPU; a GPU whose figure is not known is not in it.
     #[serde(default)]
     pub vram: Vec<Vram>,
-    /// Why VRAM is not known, so that nothing is decided by it; `None` if it is known or there is no GPU.
+    /// Why VRAM is not known, so that nothing is decided by it; `None` if it is known or the machine has no GPU.
     #[serde(default)]
     pub vram_unknown: Option<String>,
     /// The control group that it is in, as the kernel counts for it; shown, never judged. `None` if it has none of

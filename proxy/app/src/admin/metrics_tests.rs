@@ -185,7 +185,7 @@ fn view() -> FleetView {
         last_failure: None,
         replace_note: None,
     };
-    FleetView { number: 1, models: vec![model], devices: Vec::new() }
+    FleetView { number: 1, models: vec![model], devices: Vec::new(), host: None }
 }
 
 #[test]

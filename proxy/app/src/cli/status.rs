@@ -217,6 +217,7 @@ mod tests {
                 number: 1,
                 models: vec![model("a", ModelState::Loaded, two), failed],
                 devices: Vec::new(),
+                host: None,
             },
         };
         let text = table(&status);

@@ -172,6 +172,7 @@ impl Backends for Shell {
             number: 1,
             models: self.0.models.iter().map(one).collect(),
             devices: Vec::new(),
+            host: None,
         })
     }
 }

@@ -246,8 +246,8 @@ impl Model {
         let sequential = |why: String| (Mode::Sequential, format!("sequential: {why}"));
         let Some(live) = &unit.live else { return sequential("nothing is known of its memory".to_owned()) };
         let watched = &live.watched;
-        if let Some(unknown) = &watched.vram_unknown {
-            return sequential(format!("a GPU is present, and {unknown}"));
+        if let Some(no_vram) = watched.no_vram.as_ref().filter(|no_vram| !no_vram.is_normal) {
+            return sequential(format!("a GPU is present, and {}", no_vram.why));
         }
         let devices = watched.devices.as_ref().filter(|devices| !devices.readings.is_empty());
         if devices.is_none() && world.has_gpu() {

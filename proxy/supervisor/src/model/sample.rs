@@ -86,7 +86,6 @@ impl Model {
         // The last known figure stays: an unreadable file is no sign of less memory.
         live.host = sample.host.or(live.host);
         let first = !std::mem::replace(&mut live.sampled, true);
-        let unknown_before = live.watched.vram_unknown.is_some();
         let ill_before = live.watched.symptoms();
         let turns = live.watched.observe(taken, &sample, live.spawned, &live.cell);
         if first {
@@ -94,7 +93,7 @@ impl Model {
             live.watched.vram_at_ready.clone_from(&sample.vram);
         }
         let symptoms = live.watched.symptoms();
-        let unknown = live.watched.vram_unknown.clone().filter(|_| !unknown_before);
+        let unknown = live.watched.news_of_vram();
         tracing::trace!(model = %self.spec.name, %generation, edge = ?taken.edge, host = ?sample.host, "sample");
         if first {
             self.note_sampled(generation, sample.host, &sample.vram);
@@ -118,7 +117,7 @@ impl Model {
                 device.leak = leaks.get(&device.gpu).cloned();
             }
             drop(leaks);
-            self.context.publisher.set_devices(shown);
+            self.context.publisher.set_machine(shown, sample.totals);
         }
         if let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) {
             live.report = sample.report.or_else(|| live.report.take());
@@ -153,7 +152,7 @@ impl Model {
             (facts.series, member)
         };
         let members = series.iter().map(member).collect();
-        self.context.census.read(live.id, live.watched.vram_unknown.is_none(), members);
+        self.context.census.read(live.id, live.watched.knows_vram(), members);
     }
 
     /// What a replacement would meet now.

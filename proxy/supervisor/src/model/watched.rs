@@ -26,7 +26,7 @@ use warden_sensors::{CgroupMemory, HostTotals, Report};
 use crate::gpus::Devices;
 use crate::lease::Cell;
 use crate::outcomes::Decode;
-use crate::process;
+use crate::process::{self, NoVram};
 use crate::record::Recorder;
 use crate::spec::Command;
 use crate::view::{ForecastView, HealthView, MemoryView};
@@ -57,7 +57,11 @@ pub(super) struct Watched {
     pub(super) key: String,
     pub(super) vram: Vec<Vram>,
     pub(super) vram_at_ready: Vec<Vram>,
-    pub(super) vram_unknown: Option<String>,
+    pub(super) no_vram: Option<NoVram>,
+    /// The last one that was told.
+    no_vram_told: Option<NoVram>,
+    /// The most tokens that anybody counted: prompt and output.
+    tokens: (u64, u64),
     pub(super) devices: Option<Arc<Devices>>,
     pub(super) totals: Option<HostTotals>,
     pub(super) group: Option<CgroupMemory>,
@@ -96,7 +100,9 @@ impl Watched {
             key,
             vram: Vec::new(),
             vram_at_ready: Vec::new(),
-            vram_unknown: None,
+            no_vram: None,
+            no_vram_told: None,
+            tokens: (0, 0),
             devices: None,
             totals: None,
             group: None,
@@ -183,7 +189,7 @@ impl Watched {
             vram: reading.vram.clone(),
             pools: self.pools(reading),
             in_flight: taken.in_flight,
-            work: taken.work,
+            work: self.work(taken.work, reading),
             largest_prompt: cell.largest_prompt(),
         };
         if let Some(recorder) = &mut self.recorder {
@@ -199,12 +205,36 @@ impl Watched {
         }
         self.confirm(taken, reading, &now);
         self.vram.clone_from(&reading.vram);
-        self.vram_unknown.clone_from(&reading.vram_unknown);
+        self.no_vram.clone_from(&reading.no_vram);
         self.devices = reading.devices.clone().or_else(|| self.devices.take());
         self.totals = reading.totals.or(self.totals);
         self.group.clone_from(&reading.group);
         self.look(taken, reading, cell, spawned);
         turns
+    }
+
+    /// The work, with its tokens as the server counts them where it tells: it knows of those for clients that left, too.
+    fn work(&mut self, work: Work, reading: &process::Sample) -> Work {
+        let told = |tokens: Option<u64>| tokens.unwrap_or(0);
+        let metrics = reading.metrics.unwrap_or_default();
+        let (prompt, output) = self.tokens;
+        let prompt_tokens = work.prompt_tokens.max(told(metrics.prompt_tokens)).max(prompt);
+        let output_tokens = work.output_tokens.max(told(metrics.output_tokens)).max(output);
+        self.tokens = (prompt_tokens, output_tokens);
+        Work { prompt_tokens, output_tokens, ..work }
+    }
+
+    /// Why VRAM is not known, if that is worth telling and was not told yet.
+    pub(super) fn news_of_vram(&mut self) -> Option<String> {
+        let news = self.no_vram.clone().filter(|no_vram| !no_vram.is_normal);
+        let news = news.filter(|no_vram| self.no_vram_told.as_ref() != Some(no_vram))?;
+        self.no_vram_told = Some(news.clone());
+        Some(news.why)
+    }
+
+    /// Whether all its VRAM is in its figures.
+    pub(super) fn knows_vram(&self) -> bool {
+        self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
 
     /// Pools that were measured: the prompt cache by the log, those of the GPUs by the memory report.
@@ -329,8 +359,8 @@ impl Watched {
 
     /// The GPUs that it uses; all of them where that is not known.
     pub(super) fn gpus(&self) -> Vec<GpuIndex> {
-        match (&self.vram_unknown, &self.devices) {
-            (Some(_), Some(devices)) => devices.with_vram().collect(),
+        match (&self.no_vram, &self.devices) {
+            (Some(no_vram), Some(devices)) if !no_vram.is_normal => devices.with_vram().collect(),
             _ => self.vram.iter().map(|vram| vram.gpu).collect(),
         }
     }
@@ -350,7 +380,7 @@ impl Watched {
         });
         MemoryView {
             vram: self.vram.clone(),
-            vram_unknown: self.vram_unknown.clone(),
+            vram_unknown: self.no_vram.as_ref().map(|no_vram| no_vram.why.clone()),
             group: self.group.clone(),
             growth: self.monitor.growth().to_vec(),
             forecasts: forecasts.collect(),

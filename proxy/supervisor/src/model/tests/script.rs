@@ -19,7 +19,7 @@ use crate::error::SpawnError;
 use crate::gpus::{Devices, SeenFault};
 use crate::log::Stream;
 use crate::nursery::SpawnRequest;
-use crate::process::{Ask, FreeMemory, Health, Process, Props, Sample, Sink, World};
+use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World};
 use crate::sync::lock;
 
 /// How one process behaves.
@@ -440,10 +440,10 @@ impl Process for Actor {
                 host: Some(HostMemory { anon, swap: 0, rss: anon }),
                 confirmed: ask.confirm.then(|| lock(&self.exact).unwrap_or(anon)),
                 vram: if uses { vec![vram] } else { Vec::new() },
-                vram_unknown: unknown,
+                no_vram: unknown.map(|why| NoVram { why, is_normal: false }),
                 devices: Some(Arc::new(devices)),
-                // A world that says nothing of its memory is a large one.
                 group: None,
+                // A world that says nothing of its memory is a large one.
                 totals: (available > 0).then_some(HostTotals { total: 1 << 40, available }),
                 report: lock(&self.report).clone(),
                 metrics: decodes
