@@ -87,7 +87,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         xid: Some(31),
         ..DeviceView::default()
     };
-    FleetView { number: 1, models: vec![model], devices: vec![device] }
+    FleetView { number: 1, models: vec![model], devices: vec![device], host: None }
 }
 
 fn scrape(view: &FleetView) -> String {
