@@ -1,5 +1,6 @@
 //! The one integration test binary. One module per promise; a test's name is the promise's sentence.
 
+mod admission;
 mod bad_input;
 mod build;
 mod cancel;
@@ -8,6 +9,7 @@ mod drain_and_replace;
 mod drop_in;
 mod eras;
 mod fake;
+mod growth;
 mod layout;
 mod mitigations;
 mod operator;

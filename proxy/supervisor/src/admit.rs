@@ -92,8 +92,19 @@ struct Waiting {
     ticket: Ticket,
     kind: LeaseKind,
     tokens: u64,
+    /// What was said to be done, at the last look.
+    action: &'static str,
     /// What is short, at the last look.
     short: NoRoom,
+}
+
+impl Waiting {
+    /// The answer is this now. True if it is another one than before.
+    fn answer(&mut self, judged: &Judged) -> bool {
+        let Some((action, short)) = judged.action() else { return false };
+        self.short = *short;
+        std::mem::replace(&mut self.action, action) != action
+    }
 }
 
 /// What is to be done about one prompt.
@@ -131,6 +142,8 @@ pub(crate) struct Looked {
     pub(crate) granted: Vec<(Ticket, GenerationId, LeaseKind)>,
     /// Those who are refused.
     pub(crate) refused: Vec<(Ticket, NoRoom)>,
+    /// What is done now about those for whom it was something else.
+    pub(crate) told: Vec<(GenerationId, &'static str, NoRoom)>,
     /// Processes on which nobody else may get a slot.
     pub(crate) held: Vec<GenerationId>,
     /// There are new wishes for the model's task.
@@ -285,8 +298,8 @@ impl Admit {
     // --- those who wait ---
 
     /// Somebody who had his turn waits for room.
-    pub(crate) fn wait(&mut self, ticket: Ticket, kind: LeaseKind, tokens: u64, short: NoRoom) {
-        self.waiting.push(Waiting { ticket, kind, tokens, short });
+    pub(crate) fn wait(&mut self, ticket: Ticket, kind: LeaseKind, action: &'static str, short: NoRoom) {
+        self.waiting.push(Waiting { ticket, kind, tokens: short.tokens, action, short });
     }
 
     /// How many wait.
@@ -320,11 +333,14 @@ impl Admit {
                 self.waiting.push(one);
                 continue;
             };
-            let on = match self.judge(dispatch, chosen, one.tokens, false) {
+            let judged = self.judge(dispatch, chosen, one.tokens, false);
+            if one.answer(&judged) {
+                looked.told.push((chosen, one.action, one.short));
+            }
+            let on = match judged {
                 Judged::Fits => chosen,
                 Judged::Elsewhere(other, _) => other,
-                Judged::Wait(on, short) => {
-                    one.short = short;
+                Judged::Wait(on, _) => {
                     looked.held.push(on);
                     self.waiting.push(one);
                     continue;
@@ -333,7 +349,6 @@ impl Admit {
                     if !wishes.iter().any(|(of, _)| *of == old) {
                         wishes.push((old, short.series));
                     }
-                    one.short = short;
                     self.waiting.push(one);
                     continue;
                 }

@@ -340,6 +340,10 @@ impl Shared {
             }
             let looked = state.admit.look(&mut state.dispatch);
             outbox.wake |= looked.wished;
+            for (generation, action, short) in looked.told {
+                let action = action.to_owned();
+                outbox.events.push((generation, EventKind::PromptTooLarge { action, short }));
+            }
             for (ticket, generation, kind) in looked.granted {
                 match (state.waiters.remove(&ticket), state.occupy(generation)) {
                     (Some(waiter), Some(cell)) => {
@@ -373,15 +377,15 @@ impl Shared {
             .map_or(Judged::Fits, |tokens| state.admit.judge(&state.dispatch, generation, tokens, true));
         if let Some((action, short)) = judged.action() {
             let enforced = state.admit.enforces();
-            let action = if enforced { action } else { "warn" }.to_owned();
-            outbox.events.push((generation, EventKind::PromptTooLarge { action, short: *short }));
+            let told = if enforced { action } else { "warn" }.to_owned();
+            outbox.events.push((generation, EventKind::PromptTooLarge { action: told, short: *short }));
             if enforced {
                 if state.dispatch.waiting() + state.admit.waiting() >= state.depth {
                     let full = Denied::QueueFull { waiting: state.depth, depth: state.depth };
                     let waiter = state.waiters.remove(&ticket);
                     outbox.answers.extend(waiter.map(|waiter| (waiter.answer, Err(full))));
                 } else {
-                    state.admit.wait(ticket, kind, short.tokens, *short);
+                    state.admit.wait(ticket, kind, action, *short);
                 }
                 return state.dispatch.release(generation, kind);
             }

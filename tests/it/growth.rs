@@ -1,0 +1,214 @@
+//! A leak is told from a cache, the unit of work that pays is named, and what follows is what was configured: nothing,
+//! or a replacement without one failed request. A process that cannot compute any more is replaced though it is healthy.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use warden_builder::sample_model::Preset;
+use warden_rig::real::{model_lines, sample_model};
+use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
+use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
+
+/// The detector as it is, but for smaller leaks in less time: a fake wanders by less than a MiB.
+const DETECTOR: &str = "sensors.interval = \"20ms\"\nsensors.idle_settle = \"1ms\"\n\
+                        growth.host_effect = \"4MiB\"\ngrowth.allowance_slack = \"4MiB\"";
+
+/// A budget far away, so that growth acts long before it, and nothing waits for a better moment.
+const BUDGET: &str = "policy.host.soft = \"2GiB\"\npolicy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\n\
+                      policy.quiet_within = \"100ms\"\npolicy.min_interval = \"1ms\"\n\
+                      policy.min_interval_hard = \"1ms\"\n";
+
+/// Nothing is kept on purpose.
+const PLAIN: &str =
+    "args = [\"-np\", \"4\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
+
+/// More requests than any verdict here takes.
+const MANY: usize = 1200;
+
+/// A number that looks random and is the same in each run.
+fn noise(n: usize, salt: u64) -> u64 {
+    let mixed = (n as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ salt.wrapping_mul(0xD134_2543_DE82_EF95);
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40
+}
+
+/// Requests whose images, prompts and answers vary independently of each other, so that blame can tell them apart.
+fn mixed(n: usize) -> Value {
+    let words = vec!["word"; usize::try_from(2 + noise(n, 1) % 60).unwrap_or(2)].join(" ");
+    let mut request = chat(&format!("g-{n}"), "m", &words, 1 + noise(n, 2) % 12, n.is_multiple_of(2));
+    let images = noise(n, 3) % 3;
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
+    let mut content = vec![json!({"type": "text", "text": words})];
+    content.extend((0..images).map(|_| image.clone()));
+    request["messages"][0]["content"] = Value::Array(content);
+    request
+}
+
+/// Sends requests one after the other until `holds`; none may fail.
+async fn load(
+    warden: &Warden,
+    make: impl Fn(usize) -> Value,
+    from: usize,
+    mut holds: impl AsyncFnMut(usize) -> bool,
+) -> Result<usize, Trouble> {
+    for n in from..from + MANY {
+        let answer = warden.http.post(CHAT, &make(n)).await?;
+        if !answer.status.is_success() || !answer.answer()?.is_whole() {
+            return Err(Trouble::new(format!("request {n}: {}: {}", answer.status, answer.text())));
+        }
+        if holds(n).await {
+            return Ok(n);
+        }
+    }
+    Err(Trouble::new(format!("not within {MANY} requests: {}", warden.status("m").await?)))
+}
+
+/// What the detector says about host memory.
+async fn host(warden: &Warden) -> Value {
+    let status = warden.status("m").await.unwrap_or_default();
+    let growth = status["backends"][0]["memory"]["growth"].as_array().cloned().unwrap_or_default();
+    growth.into_iter().find(|growth| growth["series"] == "host").unwrap_or_default()
+}
+
+async fn leaking(warden: &Warden) -> bool {
+    host(warden).await["verdict"] == "leaking"
+}
+
+fn entries(warden: &Warden) -> Result<Vec<Value>, Trouble> {
+    json_lines(&warden.recycles())
+}
+
+/// A fake that leaks by `field` is found out, and `unit` is blamed.
+async fn blamed(field: &str, kib: u64, unit: &str) -> Outcome {
+    let toml = format!("{PLAIN}{BUDGET}policy.growth = \"observe\"\n");
+    let mut warden = Setup::new()?.top(DETECTOR).fake("m", &json!({field: kib}), &toml)?.start().await?;
+    warden.until_ready(1).await?;
+    load(&warden, mixed, 0, async |_| leaking(&warden).await).await?;
+    let told = f64::from(u32::try_from(kib * 1024)?);
+    // The first verdict may come before blame is sure.
+    let sure = |growth: &Value| {
+        let blame = &growth["blame"];
+        let paid = blame["bytes_per_unit"].as_f64().unwrap_or_default();
+        blame["kind"] == "pays" && blame["unit"] == unit && (paid / told - 1.0).abs() < 0.25
+    };
+    load(&warden, mixed, MANY, async |_| sure(&host(&warden).await)).await?;
+    // It is only told.
+    warden.says("leaking").await?;
+    assert_eq!(entries(&warden)?, [] as [Value; 0]);
+    let next = warden.status("m").await?["backends"][0]["next"].clone();
+    assert_ne!(next["decision"]["action"], "drain_now", "{next}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_leak_per_image_is_found_and_images_are_blamed() -> Outcome {
+    blamed("leak_kib_per_image", 512, "image").await
+}
+
+#[tokio::test]
+async fn a_leak_per_output_token_is_found_and_output_tokens_are_blamed() -> Outcome {
+    blamed("leak_kib_per_token", 96, "output_token").await
+}
+
+#[tokio::test]
+async fn a_leak_per_request_is_found_and_requests_are_blamed() -> Outcome {
+    blamed("leak_kib_per_request", 512, "request").await
+}
+
+#[tokio::test]
+async fn a_leak_per_prompt_token_is_found_and_prompt_tokens_are_blamed() -> Outcome {
+    blamed("leak_kib_per_prompt_token", 16, "prompt_token").await
+}
+
+#[tokio::test]
+async fn where_growth_recycles_a_leaking_backend_is_replaced_and_no_request_fails() -> Outcome {
+    let toml = format!("{PLAIN}{BUDGET}policy.growth = \"recycle\"\n");
+    let script = json!({"leak_kib_per_image": 512});
+    let warden = Setup::new()?.top(DETECTOR).fake("m", &script, &toml)?.start().await?;
+    warden.until_ready(1).await?;
+    let last =
+        load(&warden, mixed, 0, async |_| entries(&warden).is_ok_and(|found| !found.is_empty())).await?;
+    let entry = entries(&warden)?.remove(0);
+    assert_eq!(entry["reason"], "growth", "{entry}");
+    assert_eq!((&entry["cut"], &entry["helped"]), (&json!(0), &json!(true)), "{entry}");
+    // It was long before the budget.
+    let held = entry["evidence"]["host_bytes"].as_u64().context("no evidence")?;
+    assert!(held < 1 << 30, "{entry}");
+    // What is known of the old one is known of the new one: nothing fails after it either.
+    load(&warden, mixed, last + 1, async |n| n >= last + 20).await?;
+    Ok(())
+}
+
+/// Sends requests until a cache of so many bytes must be full twice, and looks at the verdict after each.
+async fn never_leaking(warden: &Warden, make: impl Fn(usize) -> Value, count: usize) -> Outcome {
+    let mut alarmed = None;
+    load(warden, make, 0, async |n| {
+        let growth = host(warden).await;
+        if matches!(growth["verdict"].as_str(), Some("suspected" | "leaking")) {
+            alarmed = Some(growth);
+        }
+        alarmed.is_some() || n + 1 >= count
+    })
+    .await?;
+    if let Some(growth) = alarmed {
+        return Err(Trouble::new(format!("alarmed: {growth}")));
+    }
+    assert_eq!(entries(warden)?, [] as [Value; 0]);
+    let growth = host(warden).await;
+    assert!(matches!(growth["verdict"].as_str(), Some("bounded" | "steady")), "{growth}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cache_that_fills_to_its_declared_size_is_bounded_and_replaces_nothing() -> Outcome {
+    let args =
+        "args = [\"-np\", \"4\", \"--metrics\", \"--cache-ram\", \"64\", \"--ctx-checkpoints\", \"0\"]\n";
+    let toml = format!("{args}{BUDGET}policy.growth = \"recycle\"\n");
+    let script = json!({"cache_kib_per_request": 512});
+    let warden = Setup::new()?.top(DETECTOR).fake("m", &script, &toml)?.start().await?;
+    warden.until_ready(1).await?;
+    never_leaking(&warden, mixed, 256).await
+}
+
+#[tokio::test]
+async fn the_prompt_cache_of_a_real_server_is_bounded_and_replaces_nothing() -> Outcome {
+    let flags = ["-np", "1", "-c", "2048", "--cache-ram", "64", "--no-warmup", "-t", "1"];
+    let lines = format!("{}{BUDGET}policy.growth = \"recycle\"\n", model_lines(Preset::FatKv, &flags).await?);
+    sample_model(Preset::FatKv)?;
+    // A real allocator wanders more than a fake.
+    let detector = DETECTOR.replace("4MiB", "16MiB");
+    let warden = Setup::new()?.top(&detector).model("m", &lines).start().await?;
+    warden.until_ready(1).await?;
+    let distinct = |n: usize| {
+        let words: Vec<String> = (0..40).map(|at| (noise(n * 40 + at, 7) % 1000).to_string()).collect();
+        chat(&format!("c-{n}"), "m", &words.join(" "), 2, false)
+    };
+    never_leaking(&warden, distinct, 160).await
+}
+
+#[tokio::test]
+async fn a_process_that_cannot_compute_any_more_is_replaced_though_it_is_healthy() -> Outcome {
+    let directory = tempfile::tempdir()?;
+    let once = directory.path().join("poisoned");
+    let script = json!({"faults": [{"at": 5, "do": "poison", "once": once}]});
+    let toml = format!("{PLAIN}{BUDGET}");
+    let mut warden = Setup::new()?.top(DETECTOR).fake("m", &script, &toml)?.start().await?;
+    let old = warden.until_ready(1).await?[0];
+    let mut sent = 0;
+    wait_until("the process is another one", SOON, async || {
+        sent += 1;
+        let _failed = warden.http.post(CHAT, &chat(&format!("s-{sent}"), "m", "hi", 2, false)).await;
+        warden.backends().iter().all(|backend| backend.pid != old.pid) && !warden.backends().is_empty()
+    })
+    .await?;
+    warden.until_ready(1).await?;
+    wait_until("the ledger has the replacement", SOON, async || {
+        entries(&warden).is_ok_and(|found| !found.is_empty())
+    })
+    .await?;
+    assert_eq!(entries(&warden)?[0]["reason"], "compute_errors");
+    let answer = warden.http.post(CHAT, &chat("well", "m", "hi", 2, false)).await?;
+    assert!(answer.answer()?.is_whole());
+    warden.says("computing failed").await?;
+    assert!(!old.is_alive() || Warden::until_gone(&[old], Duration::from_secs(10)).await.is_ok());
+    Ok(())
+}
