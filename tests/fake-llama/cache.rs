@@ -33,7 +33,7 @@ impl Cache {
     pub(crate) fn announce(&self) {
         match self.limit {
             None => {
-                say::err("0.00.059.001 W srv    load_model: prompt cache is enabled, size limit: no limit")
+                say::err("0.00.059.001 W srv    load_model: prompt cache is enabled, size limit: no limit");
             }
             Some(0) => say::err(
                 "0.00.059.001 W srv    load_model: prompt cache is disabled - use `--cache-ram N` to enable it",

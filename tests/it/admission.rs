@@ -60,7 +60,7 @@ fn too_large(warden: &mut Warden, action: &str) -> bool {
     warden.kid.output().contains(&format!("{action}: a prompt of about"))
 }
 
-async fn entries(warden: &Warden) -> Result<Vec<Value>, Trouble> {
+fn entries(warden: &Warden) -> Result<Vec<Value>, Trouble> {
     json_lines(&warden.recycles())
 }
 
@@ -86,7 +86,7 @@ async fn a_prompt_that_fits_nowhere_is_refused_with_the_numbers_and_others_are_n
     let fits = ask(&warden, LARGE).await?;
     assert!(fits.status.is_success(), "{}", fits.text());
     assert!(ask(&warden, 10).await?.status.is_success());
-    assert_eq!(entries(&warden).await?.len(), 0);
+    assert_eq!(entries(&warden)?.len(), 0);
     assert_eq!(warden.waiting("m").await?, 0);
     Ok(())
 }
@@ -120,10 +120,10 @@ async fn a_prompt_that_fits_into_a_fresh_process_gets_one() -> Outcome {
     assert!(large.as_ref().is_ok_and(|answer| answer.status.is_success()), "{:?}", large?.text());
     assert!(small?.status.is_success());
     wait_until("the ledger has the replacement", SOON, async || {
-        entries(&warden).await.is_ok_and(|entries| !entries.is_empty())
+        entries(&warden).is_ok_and(|entries| !entries.is_empty())
     })
     .await?;
-    let found = entries(&warden).await?;
+    let found = entries(&warden)?;
     assert_eq!(
         (found.len(), found[0]["reason"].as_str(), &found[0]["cut"]),
         (1, Some("admission"), &json!(0))
@@ -147,6 +147,6 @@ async fn a_prompt_goes_to_the_process_that_has_room() -> Outcome {
     arrivals.sort_unstable();
     assert_eq!(arrivals, [1, LESSONS.len() as u64 + 1]);
     assert!(too_large(&mut warden, "elsewhere"), "{}", warden.kid.output());
-    assert_eq!(entries(&warden).await?.len(), 0);
+    assert_eq!(entries(&warden)?.len(), 0);
     Ok(())
 }

@@ -53,11 +53,11 @@ pub(crate) struct Left {
     /// Which memory.
     pub(crate) series: Series,
     /// Bytes until its limit; `None` if not known.
-    pub(crate) left: Option<u64>,
+    pub(crate) now: Option<u64>,
     /// Bytes that come back when the requests in flight have ended.
     pub(crate) returns: u64,
-    /// The same as `left` in a fresh, settled process.
-    pub(crate) left_fresh: Option<u64>,
+    /// The same as `now` in a fresh, settled process.
+    pub(crate) fresh: Option<u64>,
 }
 
 /// Whether a prompt of a size would find room.
@@ -264,10 +264,10 @@ impl Admit {
         let rooms = known.left.iter().map(|left| Room {
             series: left.series,
             need: need(&now, left.series),
-            left: left.left,
+            left: left.now,
             returns: left.returns,
             need_fresh: need(&fresh, left.series),
-            left_fresh: left.left_fresh,
+            left_fresh: left.fresh,
         });
         // What was read while requests ran is still their memory until the next reading, though they may have ended.
         let in_flight = running.max(u32::from(known.busy));

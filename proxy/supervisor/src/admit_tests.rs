@@ -33,7 +33,9 @@ impl Rig {
             AdmissionPolicy { reserve: warden_policies::ByteSize(0), ..defaults().admission.clone() };
         shared.set_admission(mode, policy);
         let rig = Self { shared, journal };
-        open.iter().for_each(|id| rig.open(*id));
+        for id in open {
+            rig.open(*id);
+        }
         rig
     }
 
@@ -76,8 +78,7 @@ fn known(generation: GenerationId, left: u64) -> Known {
     let mut cost = PromptCost::new(&defaults().admission);
     #[expect(clippy::cast_precision_loss, reason = "a power of two")]
     cost.told(Price { series: Series::Host, bytes_per_token: MIB as f64, evidence: 3 });
-    let left =
-        Left { series: Series::Host, left: Some(left * MIB), returns: 0, left_fresh: Some(1000 * MIB) };
+    let left = Left { series: Series::Host, now: Some(left * MIB), returns: 0, fresh: Some(1000 * MIB) };
     Known { generation, largest: 0, busy: false, recycle: None, left: vec![left], cost }
 }
 

@@ -29,7 +29,7 @@ use warden_policies::{GenerationId, ModelName, Work};
 
 use crate::admit::{Admit, Board, Judged, Size, Weighed};
 use crate::clock;
-use crate::error::Denied;
+use crate::error::{Denied, NoRoom};
 use crate::event::{EventKind, Journal};
 use crate::lease::{Cell, Lease};
 use crate::sync::lock;
@@ -134,6 +134,16 @@ enum Asked {
     Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, until: Instant },
 }
 
+/// What a place was when it was given up.
+enum Was {
+    /// In the queue.
+    InQueue,
+    /// Among those who wait for room in memory, and what was short.
+    WithoutRoom(NoRoom),
+    /// None any more: an answer is on its way or has been taken.
+    Gone,
+}
+
 /// A place in the queue. Dropping it gives it up.
 struct Place<'a> {
     shared: &'a Arc<Shared>,
@@ -141,24 +151,23 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Gives up the place. `None` if there is none any more: an answer is on its way or has been taken. Else the reason
-    /// for the wait, if it was not the queue.
-    fn leave(&self) -> Option<Option<Denied>> {
+    /// Gives up the place.
+    fn leave(&self) -> Was {
         let mut state = lock(&self.shared.state);
         let channel = state.waiters.remove(&self.ticket);
         if state.dispatch.cancel(self.ticket) {
             drop(state);
             drop(channel);
-            return Some(None);
+            return Was::InQueue;
         }
-        let short = state.admit.leave(self.ticket)?;
+        let Some(short) = state.admit.leave(self.ticket) else { return Was::Gone };
         // Nothing is kept for it any more.
         let mut outbox = Outbox::default();
         self.shared.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
         drop(channel);
         self.shared.deliver(outbox);
-        Some(Some(short.into()))
+        Was::WithoutRoom(short)
     }
 }
 
@@ -205,9 +214,10 @@ impl Shared {
         match tokio::time::timeout_at(until, &mut answer).await {
             Ok(answer) => answer.unwrap_or(Err(Denied::ShuttingDown)),
             Err(_) => match place.leave() {
-                Some(reason) => Err(reason.unwrap_or(Denied::Deadline { waited: asked.elapsed() })),
+                Was::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
+                Was::WithoutRoom(short) => Err(short.into()),
                 // Granted in this very moment: the answer is on its way.
-                None => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
+                Was::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
             },
         }
     }

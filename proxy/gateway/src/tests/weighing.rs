@@ -67,9 +67,11 @@ async fn images_are_no_text_however_large_and_however_late_they_come() {
 
 #[tokio::test]
 async fn without_a_count_the_bound_holds() {
-    let upstream = Upstream::answering(|head, _| match head.starts_with("POST /tokenize ") {
-        true => b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec(),
-        false => json_answer("{}"),
+    let upstream = Upstream::answering(|head, _| {
+        if head.starts_with("POST /tokenize ") {
+            return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec();
+        }
+        json_answer("{}")
     });
     let rig = Rig::start(&[&upstream]).await;
     *rig.backends.room_tokens.lock().unwrap() = Some(1000);

@@ -73,9 +73,9 @@ impl Model {
         let floor = facts.growth.as_ref().and_then(|growth| growth.floor);
         Left {
             series: facts.series,
-            left: least(in_budget(held), facts.free),
+            now: least(in_budget(held), facts.free),
             returns: held.zip(floor).map_or(0, |(held, floor)| held.saturating_sub(floor)),
-            left_fresh: least(in_budget(facts.fresh()), facts.free.map(|free| free.saturating_add(gain))),
+            fresh: least(in_budget(facts.fresh()), facts.free.map(|free| free.saturating_add(gain))),
         }
     }
 
