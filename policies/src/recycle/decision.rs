@@ -140,6 +140,13 @@ pub enum WhyNot {
         /// What would be done otherwise.
         would: Action,
     },
+    /// It leaks, and the limit that it will reach is not near enough.
+    NotYet {
+        /// Until the limit is reached, in whole seconds.
+        seconds_to_limit: u64,
+        /// It is wanted when less than this is left, in whole seconds.
+        seconds_before: u64,
+    },
     /// Another replacement goes first: of the same model, or on the same GPU.
     InTurn,
     /// The restraint holds it back.
@@ -167,6 +174,12 @@ impl std::fmt::Display for WhyNot {
             Self::Observing { .. } => f.write_str(
                 "`policy.growth` is \"observe\": with \"recycle\" it would be replaced at the next quiet moment",
             ),
+            Self::NotYet { seconds_to_limit, seconds_before } => write!(
+                f,
+                "it reaches the limit in about {}; it is replaced when less than {} are left",
+                words(Duration::from_secs(*seconds_to_limit)),
+                words(Duration::from_secs(*seconds_before))
+            ),
             Self::InTurn => f.write_str("another replacement of this model or on this GPU goes first"),
             Self::Held { by } => by.fmt(f),
         }
@@ -190,7 +203,8 @@ pub(crate) fn words(time: Duration) -> String {
 pub struct Decision {
     /// What to do.
     pub action: Action,
-    /// Why. `None` with [`Action::Observe`], unless [`WhyNot::Observing`] says what would be done otherwise.
+    /// Why. `None` with [`Action::Observe`], unless [`WhyNot::Observing`] says what would be done otherwise, or
+    /// [`WhyNot::NotYet`] what will be.
     pub reason: Option<Reason>,
     /// Whether the moment has come: always true above [`Action::RecycleWhenQuiet`], never for [`Action::Observe`].
     pub due: bool,

@@ -59,13 +59,14 @@ pub fn decide_unless(
         kind.filter(|wish| all || !barred(wish.reason, wish.series)).max_by_key(|wish| wish.action)
     };
     let Some(wish) = of(false, false).or_else(|| of(false, true)) else {
-        return of(true, true).map_or(Decision::OBSERVE, |wish| Decision {
+        let observed = of(true, true).map(|wish| Decision {
             reason: Some(wish.reason),
             series: wish.series,
             limit_bytes: wish.limit,
             why_not: Some(WhyNot::Observing { would: wish.action }),
             ..Decision::OBSERVE
         });
+        return observed.or_else(|| not_yet(policy, facts)).unwrap_or(Decision::OBSERVE);
     };
     let decision = Decision {
         action: wish.action,
@@ -239,6 +240,33 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
         series: Some(series.series),
         limit: Some(limit),
         observing: policy.growth == GrowthMode::Observe,
+    })
+}
+
+/// A leak that will be acted on, but not now: the first limit that it reaches, and when that is near enough.
+fn not_yet(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
+    if policy.growth != GrowthMode::Recycle {
+        return None;
+    }
+    let leaks = |series: &&SeriesFacts| {
+        series.growth.as_ref().is_some_and(|growth| growth.verdict == Verdict::Leaking)
+    };
+    let ends = facts.series.iter().filter(leaks).flat_map(|series| {
+        let all = [series.to_soft, series.to_hard, series.to_end].into_iter().flatten();
+        all.filter_map(|forecast| Some((series.series, forecast.limit, forecast.seconds?.value)))
+    });
+    let (series, limit, seconds) = ends.min_by(|a, b| a.2.total_cmp(&b.2))?;
+    let left = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+    let why_not = WhyNot::NotYet {
+        seconds_to_limit: left.as_secs(),
+        seconds_before: quiet_horizon(policy, facts).as_secs(),
+    };
+    Some(Decision {
+        reason: Some(Reason::Growth),
+        series: Some(series),
+        limit_bytes: Some(limit),
+        why_not: Some(why_not),
+        ..Decision::OBSERVE
     })
 }
 

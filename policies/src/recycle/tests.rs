@@ -158,7 +158,14 @@ fn growth_is_only_told_unless_the_mode_says_recycle() {
 
 #[test]
 fn growth_recycles_when_the_budget_is_hours_away_and_drains_when_it_is_minutes_away() {
-    assert_eq!(decide(&recycling(), &only(leak(13.0))), Decision::OBSERVE);
+    let later = decide(&recycling(), &only(leak(13.0)));
+    assert_eq!(brief(later), (Action::Observe, Some(Reason::Growth), false));
+    let why_not = later.why_not.unwrap();
+    let told = WhyNot::NotYet { seconds_to_limit: 13 * 3600, seconds_before: 12 * 3600 };
+    assert_eq!((why_not, later.series), (told, Some(VRAM)));
+    assert!(why_not.to_string().contains("in about 13 h"), "{why_not}");
+    let observing = RecyclePolicy { growth: GrowthMode::Observe, ..recycling() };
+    assert_eq!(decide(&observing, &only(leak(13.0))), Decision::OBSERVE);
     let soon = decide(&recycling(), &only(leak(11.0)));
     assert_eq!(brief(soon), (Action::RecycleWhenQuiet, Some(Reason::Growth), false));
     let now = decide(&recycling(), &only(leak(0.1)));
@@ -224,7 +231,7 @@ fn a_leak_that_would_not_last_until_the_next_window_uses_this_one() {
     let at =
         |minute| Facts { minute: Some(minute), idle_for: Some(Duration::from_secs(9)), ..only(leak(20.0)) };
     assert!(decide(&night, &at(240)).due, "it runs out at midnight, and the next window opens at two");
-    assert_eq!(decide(&night, &at(720)), Decision::OBSERVE, "the window in 14 hours will do");
+    assert_eq!(decide(&night, &at(720)).action, Action::Observe, "the window in 14 hours will do");
 }
 
 #[test]

@@ -275,9 +275,15 @@ fn interval(action: Action, ask: &Ask, policy: &RestraintPolicy) -> Duration {
 
 /// Whether a recycle helped: the next generation holds clearly less, and is under the budget that called for it.
 ///
-/// "Clearly" is a tenth: less could be noise of the allocator.
-pub fn helped(before: u64, after: u64, budget: Option<u64>) -> bool {
-    after <= before.saturating_sub(before / 10) && budget.is_none_or(|budget| after < budget)
+/// `fresh` is what the old generation held when it was young. Where that is known, three quarters of what had grown since
+/// have to be gone: most of a process may be weights, of which none goes. Otherwise a tenth has to: less could be noise of
+/// the allocator.
+pub fn helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) -> bool {
+    let most = match fresh.filter(|fresh| *fresh < before) {
+        Some(fresh) => fresh.saturating_add((before - fresh) / 4),
+        None => before.saturating_sub(before / 10),
+    };
+    after <= most && budget.is_none_or(|budget| after < budget)
 }
 
 /// Bytes that did not come back: the memory was free before the process was made and is not free after its exit. `None`

@@ -128,8 +128,12 @@ fn a_little_noise_after_an_exit_is_not_missing_memory() {
 
 #[test]
 fn a_recycle_helped_when_memory_is_clearly_lower_and_under_the_budget() {
-    assert!(helped(1000, 100, Some(900)));
-    assert!(!helped(1000, 950, None));
-    assert!(!helped(1000, 500, Some(400)));
-    assert!(helped(1000, 900, None));
+    assert!(helped(1000, 100, None, Some(900)));
+    assert!(!helped(1000, 950, None, None));
+    assert!(!helped(1000, 500, None, Some(400)));
+    assert!(helped(1000, 900, None, None));
+    // Weights are most of it.
+    assert!(helped(3300, 2978, Some(2970), Some(3250)), "all that had grown is gone");
+    assert!(!helped(3300, 3100, Some(2970), None), "a third of it is left");
+    assert!(!helped(1000, 950, Some(1000), None), "it had not grown: then the tenth counts");
 }

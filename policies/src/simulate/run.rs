@@ -12,7 +12,7 @@ use crate::schedule::DAY;
 use crate::world::Run;
 
 /// A restart that waits for the verdict on whether it helped: the memory, what it held, and the limit.
-type Waiting = (Series, u64, Option<u64>);
+type Waiting = (Series, u64, Option<u64>, Option<u64>);
 
 pub(super) struct Simulation<'a> {
     scenario: &'a Scenario,
@@ -227,9 +227,10 @@ impl<'a> Simulation<'a> {
         }
         let (Strategy::Policy(policy), Some(mind)) = (self.strategy, &mut self.mind) else { return };
         mind.monitor.observe(&sample);
-        if let Some((series, before, limit)) = mind.waiting.take()
+        if let Some((series, before, fresh, limit)) = mind.waiting.take()
             && let Some(after) = sample.charged(series)
-            && let Some(held) = mind.restraint.ended(series, helped(before, after, limit), &policy.restraint)
+            && let Some(held) =
+                mind.restraint.ended(series, helped(before, after, fresh, limit), &policy.restraint)
         {
             note(&mut self.outcome, held);
         }
@@ -305,8 +306,11 @@ impl<'a> Simulation<'a> {
             note(&mut self.outcome, held);
         }
         let series = decision.series.filter(|_| reason.is_memory());
-        let waiting = series
-            .and_then(|series| Some((series, mind.last.as_ref()?.charged(series)?, decision.limit_bytes)));
+        let waiting = series.and_then(|series| {
+            let known = facts.series.iter().find(|known| known.series == series);
+            let before = mind.last.as_ref()?.charged(series)?;
+            Some((series, before, known.and_then(SeriesFacts::fresh), decision.limit_bytes))
+        });
         self.restart(reason.as_str(), idle, decision.action == Action::KillNow);
         if let Some(mind) = &mut self.mind {
             mind.waiting = waiting;

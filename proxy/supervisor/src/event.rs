@@ -91,6 +91,9 @@ pub enum EventKind {
         decision: Decision,
         /// Host memory charged to it, in bytes.
         host_bytes: Option<u64>,
+        /// Bytes of the memory that is the reason, if one is: `decision.series`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        series_bytes: Option<u64>,
     },
     /// A replacement is due and held back.
     RecycleHeld {
@@ -244,8 +247,10 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
                 failure.message
             );
         }
-        EventKind::RecycleWanted { decision, host_bytes } => {
-            tracing::info!(model, generation, reason = ?decision.reason, host_bytes, "to be replaced when quiet");
+        EventKind::RecycleWanted { decision, series_bytes, .. } => {
+            let series = decision.series.map(tracing::field::display);
+            let reason = decision.reason.map(tracing::field::display);
+            tracing::info!(model, generation, reason, series, series_bytes, "to be replaced when quiet");
         }
         EventKind::RecycleHeld { message, .. } => {
             tracing::warn!(model, generation, "not replaced: {message}");

@@ -1,7 +1,7 @@
 //! Events of the fleet in one line each, for the log and for `llama-warden events`.
 
 use warden_policies::ByteSize;
-use warden_policies::sample::HostMemory;
+use warden_policies::sample::{HostMemory, Series, Vram};
 use warden_supervisor::{EventKind, LedgerEntry};
 
 /// What happened, without model and generation: the caller has those.
@@ -26,9 +26,13 @@ pub(crate) fn describe(kind: &EventKind) -> String {
                 failure.message
             )
         }
-        EventKind::RecycleWanted { decision, host_bytes } => {
+        EventKind::RecycleWanted { decision, host_bytes, series_bytes } => {
             let reason = decision.reason.map_or("?", warden_policies::Reason::as_str);
-            let held = host_bytes.map(|bytes| format!(" at {}", ByteSize(bytes))).unwrap_or_default();
+            let held = match (decision.series, series_bytes.or(*host_bytes)) {
+                (Some(series), Some(bytes)) => format!(" at {series} {}", ByteSize(bytes)),
+                (None, Some(bytes)) => format!(" at {}", ByteSize(bytes)),
+                (_, None) => String::new(),
+            };
             format!("recycle wanted ({reason}){held}, at the next quiet moment")
         }
         EventKind::RecycleHeld { message, .. } => format!("recycle held back: {message}"),
@@ -75,15 +79,23 @@ fn done(entry: &LedgerEntry) -> String {
     if let Some(failed) = &entry.failed {
         return format!("recycle failed ({}): {failed}", entry.reason);
     }
+    let vram = |all: &[Vram], gpu| {
+        let found = all.iter().find(|vram| vram.gpu == gpu);
+        found.map_or_else(|| "?".to_owned(), |vram| ByteSize(vram.bytes).to_string())
+    };
+    let (what, before, after) = match entry.evidence.series {
+        Some(series @ Series::Vram(gpu)) => {
+            (series.to_string(), vram(&entry.vram_before, gpu), vram(&entry.vram_after, gpu))
+        }
+        _ => ("memory".to_owned(), memory(entry.host_before), memory(entry.host_after)),
+    };
     format!(
-        "recycle done: {}, {}, gap {} ms, {} carried over, {} drained, {} cut, memory {} -> {}",
+        "recycle done: {}, {}, gap {} ms, {} carried over, {} drained, {} cut, {what} {before} -> {after}",
         entry.reason,
         entry.mode.as_str(),
         entry.gap_ms,
         entry.carried_over,
         entry.drained,
         entry.cut,
-        memory(entry.host_before),
-        memory(entry.host_after)
     )
 }

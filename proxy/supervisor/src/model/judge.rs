@@ -73,7 +73,9 @@ impl Model {
             let told = before.and_then(|(decision, _)| decision.reason);
             if told != decision.reason {
                 let host_bytes = self.charged(id, Series::Host);
-                self.tell(Some(generation), EventKind::RecycleWanted { decision, host_bytes });
+                let series_bytes = decision.series.and_then(|series| self.charged(id, series));
+                let kind = EventKind::RecycleWanted { decision, host_bytes, series_bytes };
+                self.tell(Some(generation), kind);
                 self.changed();
             }
         }
@@ -214,7 +216,6 @@ impl Model {
             minute: self.context.world.minute(),
             load: self.load(unit),
             unit: live.random,
-            ..Facts::default()
         })
     }
 }

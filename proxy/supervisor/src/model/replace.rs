@@ -14,13 +14,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::recycle::SeriesFacts;
 use warden_policies::restraint;
 use warden_policies::sample::{HostMemory, Vram};
 use warden_policies::{Action, ByteSize, Decision, GenerationId, Reason, Series};
 use warden_sensors::Report;
 
 use super::unit::{Live, Role, Unit, UnitId};
-use super::{Model, millis};
+use super::{Model, millis, words};
 use crate::clock;
 use crate::context::Permit;
 use crate::error::ControlError;
@@ -38,8 +39,7 @@ pub(super) fn because(reason: Reason) -> Decision {
 /// What is known when a replacement is decided.
 fn evidence(live: &Live, decision: &Decision, note: Option<String>) -> Evidence {
     let work = live.cell.work();
-    let facts = live.watched.facts.as_ref();
-    let facts = decision.series.and_then(|series| facts?.series.iter().find(|facts| facts.series == series));
+    let facts = facts_of(live, decision);
     let growth = decision.series.and_then(|series| live.watched.growth(series));
     let forecast = facts.and_then(|facts| facts.to_hard.or(facts.to_soft).or(facts.to_end));
     Evidence {
@@ -60,11 +60,16 @@ fn evidence(live: &Live, decision: &Decision, note: Option<String>) -> Evidence 
     }
 }
 
-/// The grounds that are no figure.
+/// The facts of the memory that a decision is about.
+fn facts_of<'a>(live: &'a Live, decision: &Decision) -> Option<&'a SeriesFacts> {
+    live.watched.facts.as_ref()?.series.iter().find(|facts| Some(facts.series) == decision.series)
+}
+
+/// The grounds in a sentence.
 fn grounds(live: &Live, decision: &Decision) -> Option<String> {
     let symptoms = live.watched.symptoms();
     let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);
-    symptom.map(ToString::to_string)
+    symptom.map(ToString::to_string).or_else(|| words::grounds(decision, facts_of(live, decision)?))
 }
 
 /// One replacement under way.
@@ -79,6 +84,8 @@ pub(super) struct Replacement {
     from_gone: bool,
     host_before: Option<HostMemory>,
     vram_before: Vec<Vram>,
+    /// What the old generation held of the memory that is the reason when it was young.
+    fresh: Option<u64>,
     closed: Option<Instant>,
     running_at_close: u32,
     drained: Option<Instant>,
@@ -115,7 +122,7 @@ impl Replacement {
         let own =
             matches!(self.reason, Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard);
         let budget = self.evidence.budget_bytes.filter(|_| own);
-        Some(restraint::helped(before?, after?, budget))
+        Some(restraint::helped(before?, after?, self.fresh, budget))
     }
 
     fn is_complete(&self) -> bool {
@@ -206,6 +213,7 @@ impl Model {
             from_gone: from.is_none(),
             host_before: live.and_then(|live| live.host),
             vram_before: live.map(|live| live.watched.vram.clone()).unwrap_or_default(),
+            fresh: live.and_then(|live| facts_of(live, decision)?.fresh()),
             closed: closed.map(|_| Instant::now()),
             running_at_close: closed.map_or(0, |generation| self.shared.in_flight(generation)),
             drained: None,

@@ -1,7 +1,22 @@
 //! What readings say, in sentences for events and logs.
 
-use warden_policies::growth::{Blame, Turn};
+use warden_policies::Decision;
+use warden_policies::growth::{Blame, Turn, Verdict};
+use warden_policies::recycle::SeriesFacts;
 use warden_policies::units::ByteSize;
+
+/// One sentence about the memory that a decision is about; `None` if it is not known.
+pub(super) fn grounds(decision: &Decision, facts: &SeriesFacts) -> Option<String> {
+    let holds = format!("{} holds {}", facts.series, ByteSize(facts.charged?));
+    let mut parts = vec![holds];
+    parts.extend(facts.fresh().map(|fresh| format!("{} when it was young", ByteSize(fresh))));
+    if let Some(growth) = facts.growth.as_ref().filter(|growth| growth.verdict >= Verdict::Suspected) {
+        let per_request = growth.slope.map(|slope| format!(", {} per request", size(slope.value)));
+        parts.push(format!("{}{}", growth.verdict.as_str(), per_request.unwrap_or_default()));
+    }
+    parts.extend(decision.limit_bytes.map(|limit| format!("the limit is {}", ByteSize(limit))));
+    Some(parts.join("; "))
+}
 
 /// One sentence about a change of verdict.
 pub(super) fn verdict(turn: &Turn) -> String {
@@ -40,10 +55,25 @@ fn size(bytes: f64) -> String {
 mod tests {
     use std::time::Duration;
 
-    use warden_policies::Series;
-    use warden_policies::growth::{Fill, Growth, Interval, Unit, Verdict};
+    use warden_policies::growth::{Fill, Growth, Interval, Unit};
+    use warden_policies::{Action, GpuIndex, Reason, Series};
 
     use super::*;
+
+    #[test]
+    fn the_grounds_name_the_memory_what_it_held_and_the_limit() {
+        let series = Series::Vram(GpuIndex(0));
+        let facts = SeriesFacts { at_ready: Some(2 << 30), ..SeriesFacts::of(series, Some(3 << 30)) };
+        let decision = Decision {
+            action: Action::RecycleWhenQuiet,
+            reason: Some(Reason::VramSoft),
+            limit_bytes: Some(5 << 29),
+            ..Decision::OBSERVE
+        };
+        let said = "vram0 holds 3.0 GiB; 2.0 GiB when it was young; the limit is 2.5 GiB";
+        assert_eq!(grounds(&decision, &facts).as_deref(), Some(said));
+        assert_eq!(grounds(&decision, &SeriesFacts::of(series, None)), None);
+    }
 
     #[test]
     fn a_change_of_verdict_reads_as_a_sentence() {

@@ -68,6 +68,7 @@ async fn a_leak_on_the_gpu_is_recycled_by_its_slope_long_before_its_budget() {
     assert_eq!((entry.reason, entry.helped), (Reason::Growth, Some(true)), "{entry:#?}");
     let evidence = &entry.evidence;
     assert_eq!((evidence.series, evidence.verdict), (Some(VRAM), Some(Verdict::Leaking)));
+    assert!(evidence.words.as_ref().unwrap().starts_with("vram0 holds"), "{evidence:#?}");
     let slope = evidence.slope.unwrap().value;
     // 8 MiB.
     assert!((7.5e6..9.3e6).contains(&slope) && evidence.forecast.is_some(), "{evidence:#?}");
@@ -79,6 +80,49 @@ async fn a_leak_on_the_gpu_is_recycled_by_its_slope_long_before_its_budget() {
     // What the next run will know.
     let known = std::fs::read_to_string(rig.config.state_dir.join("growth.json")).unwrap();
     assert!(known.contains("vram0"), "{known}");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leak_of_a_tenth_of_mostly_weights_is_helped_and_its_events_speak_of_vram() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].recycle.vram_soft = mib(3200);
+        on_gpu(script, &[80 * GIB], 2);
+    })
+    .await;
+    drop(rig.lease().await.unwrap());
+    pass(secs(1)).await;
+    let busy = rig.lease().await.unwrap();
+    rig.script.last().set_vram(3 * GIB + 250 * MIB);
+    pass(secs(6)).await;
+    drop(busy);
+    pass(secs(10)).await;
+    let entry = last(&rig);
+    assert_eq!((entry.reason, entry.helped), (Reason::VramSoft, Some(true)), "{entry:#?}");
+    assert!(entry.evidence.words.unwrap().contains("3.0 GiB when it was young"));
+    let wanted = rig.events().into_iter().find_map(|(_, kind)| match kind {
+        EventKind::RecycleWanted { decision, series_bytes, .. } => Some((decision.series, series_bytes)),
+        _ => None,
+    });
+    assert_eq!(wanted, Some((Some(VRAM), Some(3 * GIB + 250 * MIB))));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leak_with_its_budget_far_away_says_what_it_waits_for() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].recycle.growth = GrowthMode::Recycle;
+        on_gpu(script, &[8000 * GIB], 1);
+    })
+    .await;
+    for _ in 0..100 {
+        request(&rig, grows_on_the_gpu(8)).await;
+    }
+    pass(secs(5)).await;
+    assert_eq!(verdict(&rig, VRAM), Verdict::Leaking);
+    let next = backend(&rig).next.unwrap().decision;
+    assert_eq!((next.action, next.reason, next.series), (Action::Observe, Some(Reason::Growth), Some(VRAM)));
+    assert!(matches!(next.why_not, Some(WhyNot::NotYet { .. })), "{next:?}");
     rig.end().await;
 }
 
