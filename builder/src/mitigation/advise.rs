@@ -54,6 +54,8 @@ pub struct Advice {
     pub references: Vec<String>,
 }
 
+/// Mitigations in the sentence: the best of them are enough to begin with.
+const TOLD: usize = 3;
 /// Without a blamed unit a leak that each request pays for stays likely: the load has one shape, and requests are in it.
 const ANY_REQUEST: f64 = 0.85;
 /// A leak that needs another unit is then less likely.
@@ -63,7 +65,7 @@ const UNEXPLAINED: f64 = 0.6;
 /// The same where the build is not known and the leak has a first build.
 const BUILD_UNKNOWN: f64 = 0.8;
 /// And where it has a last one: most people run newer builds than those that were fixed.
-const MAYBE_FIXED: f64 = 0.5;
+const MAYBE_FIXED: f64 = 0.3;
 /// The same for a backend.
 const BACKEND_UNKNOWN: f64 = 0.8;
 
@@ -79,18 +81,12 @@ impl Advice {
 
     /// All of it in one sentence.
     pub fn sentence(&self) -> String {
-        let mut text = format!("{} (`{}`, {})", self.title, self.leak, self.likelihood());
-        if !self.mitigations.is_empty() {
-            let all: Vec<String> = self.mitigations.iter().map(|id| format!("`{id}`")).collect();
-            text.push_str(&format!(": try {}", all.join(" or ")));
-        }
-        for other in &self.others {
-            text.push_str(&format!("; {other}"));
-        }
-        if let Some(reference) = self.references.first() {
-            text.push_str(&format!(", see {reference}"));
-        }
-        text
+        let tries: Vec<String> = self.mitigations.iter().take(TOLD).map(|id| format!("`{id}`")).collect();
+        let tries = (!tries.is_empty()).then(|| format!(": try {}", tries.join(" or ")));
+        let others = self.others.iter().map(|other| format!("; {other}"));
+        let see = self.references.first().map(|reference| format!(", see {reference}"));
+        let rest: String = tries.into_iter().chain(others).chain(see).collect();
+        format!("{} (`{}`, {}){rest}", self.title, self.leak, self.likelihood())
     }
 }
 

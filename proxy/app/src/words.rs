@@ -75,12 +75,7 @@ pub(crate) fn forecast(forecast: &Forecast) -> String {
         count(requests.high)
     );
     if let Some(seconds) = seconds {
-        text.push_str(&format!(
-            ", {} ({} to {})",
-            time(seconds.value),
-            time(seconds.low),
-            time(seconds.high)
-        ));
+        text.extend([format!(", {} ({} to {})", time(seconds.value), time(seconds.low), time(seconds.high))]);
     }
     text
 }
@@ -98,7 +93,7 @@ pub(crate) fn time(seconds: f64) -> String {
     let seconds = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default().as_secs();
     match seconds {
         0..60 => format!("{seconds} s"),
-        60..3600 if seconds % 60 == 0 => format!("{} min", seconds / 60),
+        60..3600 if seconds.is_multiple_of(60) => format!("{} min", seconds / 60),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
         3600..86_400 if seconds % 3600 < 60 => format!("{} h", seconds / 3600),
         3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),

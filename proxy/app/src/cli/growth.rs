@@ -3,7 +3,7 @@
 use warden_policies::growth::{Blame, Growth, Verdict};
 use warden_policies::recycle::WhyNot;
 use warden_policies::sample::VramSource;
-use warden_policies::{Action, ByteSize, Series};
+use warden_policies::{Action, ByteSize, Reason, Series};
 use warden_supervisor::{BackendView, DeviceView, ForecastView, PolicyView};
 
 use crate::words;
@@ -54,7 +54,11 @@ fn of_growth(growth: &Growth) -> String {
 }
 
 fn left(one: &ForecastView) -> String {
-    format!("; {} of {} {}", one.reason, ByteSize(one.forecast.limit), words::forecast(&one.forecast))
+    let limit = match one.reason {
+        Reason::MemoryExhausted => "the end of the memory".to_owned(),
+        reason => reason.to_string(),
+    };
+    format!("; {limit} at {} {}", ByteSize(one.forecast.limit), words::forecast(&one.forecast))
 }
 
 fn vram(backend: &BackendView) -> Option<String> {
@@ -103,9 +107,9 @@ pub(crate) fn next(next: &PolicyView) -> Option<String> {
     };
     match (&next.held, &decision.why_not) {
         (Some(held), _) | (None, Some(WhyNot::Held { by: held })) => {
-            text.push_str(&format!("; held back: {held}"))
+            text.extend([format!("; held back: {held}")]);
         }
-        (None, Some(why)) => text.push_str(&format!("; not yet: {why}")),
+        (None, Some(why)) => text.extend([format!("; not yet: {why}")]),
         (None, None) => {}
     }
     Some(text)
@@ -125,13 +129,13 @@ pub(crate) fn devices(all: &[DeviceView]) -> Vec<String> {
                 size(device.free)
             );
             if let Some(degrees) = device.temperature {
-                text.push_str(&format!(", {degrees} °C"));
+                text.extend([format!(", {degrees} °C")]);
             }
             if let Some(xid) = device.xid {
-                text.push_str(&format!(", last Xid error {xid}"));
+                text.extend([format!(", last Xid error {xid}")]);
             }
             if let Some(leak) = &device.leak {
-                text.push_str(&format!("; {leak}"));
+                text.extend([format!("; {leak}")]);
             }
             text
         })
@@ -142,8 +146,8 @@ pub(crate) fn devices(all: &[DeviceView]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::admin::growth_metrics::tests::{fleet, leaking};
+    use warden_policies::Decision;
     use warden_policies::restraint::Held;
-    use warden_policies::{Decision, Reason};
 
     #[test]
     fn a_backend_that_leaks_says_how_much_who_pays_how_long_and_what_happens() {
@@ -155,7 +159,7 @@ mod tests {
             told[0].starts_with("growth: host leaking since request 77: +4.22 MiB a request"),
             "{told:?}"
         );
-        for part in ["each image pays 16 B", "80 B of 100 B", "host_soft of 1000 B in 25 requests"] {
+        for part in ["each image pays 16 B", "80 B of 100 B", "host_soft at 1000 B in 25 requests"] {
             assert!(told[0].contains(part), "{part}: {told:?}");
         }
         assert_eq!(told[1], "VRAM: GPU 0 300 B (estimate)");

@@ -30,6 +30,12 @@ pub(crate) fn table(status: &Status) -> String {
             rows.push(row);
             notes.push(lines);
         }
+        // The drivers told of no GPU: then nothing else says that these budgets do nothing.
+        let blind =
+            (budget.vram_soft.is_some() || budget.vram_hard.is_some()) && status.fleet.devices.is_empty();
+        if let Some(last) = notes.last_mut().filter(|_| blind) {
+            last.push("VRAM: no GPU is visible here, so the budgets on it are off".to_owned());
+        }
         let advice = status.advice.get(model.name.as_str());
         if let (Some(advice), Some(last)) = (advice, notes.last_mut()) {
             last.extend(advice.iter().map(|one| format!("looks like: {}", one.text)));
@@ -130,7 +136,7 @@ fn age(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::answer::Instance;
+    use crate::admin::answer::{AdviceView, Instance};
     use std::collections::BTreeMap;
     use warden_policies::lifecycle::Phase;
     use warden_policies::{GenerationId, MemoryLimit, ModelName, Reason, Work};
@@ -209,10 +215,19 @@ mod tests {
                 Budget {
                     soft: Some(MemoryLimit::Bytes(ByteSize(4 << 30))),
                     hard: Some(MemoryLimit::Bytes(ByteSize(5 << 30))),
+                    vram_hard: Some(MemoryLimit::Percent(90.0)),
                     ..Budget::default()
                 },
             )]),
-            advice: BTreeMap::new(),
+            advice: BTreeMap::from([(
+                "b".into(),
+                vec![AdviceView {
+                    leak: "x".into(),
+                    confidence: 0.5,
+                    mitigations: Vec::new(),
+                    text: "a leak (`x`, possible)".into(),
+                }],
+            )]),
             fleet: FleetView {
                 number: 1,
                 models: vec![model("a", ModelState::Loaded, two), failed],
@@ -236,8 +251,10 @@ mod tests {
         );
         assert_eq!(lines[4], "  CUDA: 3 graphs, pools 0 B cached, 0 cuBLAS handles");
         assert_eq!(words(5), ["ready", "4000", "g8", "2/4", "3.0", "GiB", "of", "4.0", "GiB", "12", "1h01m"]);
+        assert_eq!(lines[6], "  VRAM: no GPU is visible here, so the budgets on it are off");
+        assert_eq!(lines[8], "  looks like: a leak (`x`, possible)");
         assert_eq!(
-            words(6),
+            words(7),
             [
                 "b", "failed", "-", "-", "-", "1/9", "-", "-", "3", "(+5", "crashes)", "-", "no", "such",
                 "file"

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json as value};
 use warden_builder::mitigation::Advice;
+use warden_policies::Reason;
 use warden_policies::growth::{Blame, Forecast, Growth, Turn, Verdict};
 use warden_policies::recycle::SeriesFacts;
 
@@ -82,7 +83,7 @@ fn act(act: &Act) -> Value {
         "request": act.request,
         "t": rounded(act.at.as_secs_f64()),
         "action": act.decision.action.as_str(),
-        "reason": act.decision.reason.map(|reason| reason.as_str()),
+        "reason": act.decision.reason.map(Reason::as_str),
         "series": act.decision.series.map(|series| series.to_string()),
         "limit_mib": act.decision.limit_bytes.map(whole_mib),
         "charged_mib": act.bytes.map(whole_mib),

@@ -62,7 +62,7 @@ fn grounds(growth: &Growth, said: &mut Vec<String>) -> String {
     }
     match &growth.blame {
         Some(Blame::Undecided { why }) if said.contains(why) => {
-            parts.push("nothing is blamed, as above".to_owned())
+            parts.push("nothing is blamed, as above".to_owned());
         }
         Some(blame) => {
             parts.push(words::blame(blame));
@@ -78,11 +78,11 @@ fn grounds(growth: &Growth, said: &mut Vec<String>) -> String {
 fn act(act: &Act) -> String {
     let mut text = format!("policy: {}", words::decision(&act.decision).unwrap_or_default());
     if let Some(bytes) = act.bytes {
-        text.push_str(&format!("; it holds {}", ByteSize(bytes)));
+        text.extend([format!("; it holds {}", ByteSize(bytes))]);
     }
     match (act.held, act.decision.why_not) {
-        (Some(held), _) => text.push_str(&format!("; held back: {held}")),
-        (None, Some(why)) => text.push_str(&format!("; not yet: {why}")),
+        (Some(held), _) => text.extend([format!("; held back: {held}")]),
+        (None, Some(why)) => text.extend([format!("; not yet: {why}")]),
         (None, None) if act.decision.action == Action::RecycleWhenQuiet => {
             text.push_str("; the moment has come");
         }

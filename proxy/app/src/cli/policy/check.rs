@@ -306,14 +306,14 @@ fn restraint(sheet: &mut Sheet, spec: &ModelSpec) {
         time(own.min_interval_hard)
     );
     if own.max_futile > 0 {
-        text.push_str(&format!("; off after {} in a row that did not bring memory down", own.max_futile));
+        text.extend([format!("; off after {} in a row that did not bring memory down", own.max_futile)]);
     }
     if own.growth_recycles > 0 {
-        text.push_str(&format!(
+        text.extend([format!(
             "; {} because of growth within {} end those",
             own.growth_recycles,
             time(own.growth_window)
-        ));
+        )]);
     }
     sheet.say("restraint", text);
 }
@@ -358,6 +358,6 @@ impl Sheet {
     }
 
     fn say(&mut self, name: &str, text: impl AsRef<str>) {
-        self.text.push_str(&format!("  {name:13}  {}\n", text.as_ref()));
+        self.text.extend([format!("  {name:13}  {}\n", text.as_ref())]);
     }
 }

@@ -313,12 +313,12 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
         out::table(&rows)
     );
     for held in &report.policy.held {
-        text.push_str(&format!("\nthe policy held back: {held}\n"));
+        text.extend([format!("\nthe policy held back: {held}\n")]);
     }
-    text.push_str(&format!(
+    text.extend([format!(
         "\nagainst no policy, memory ran out {} times less; the policy itself made it run out {} times\n",
         report.avoided, report.caused
-    ));
+    )]);
     if counter.is_none() {
         text.push_str("memory never runs out without a policy, so there is nothing to count requests for: give --every\n");
     }
