@@ -43,7 +43,7 @@ min_interval_hard = "5s"
 model = "{models}/gemma4.gguf"
 [models.growth.policy]
 growth = "recycle"
-vram = {{ soft = "12GiB", hard = "16GiB" }}
+vram = {{ soft = "5GiB", hard = "6GiB" }}
 
 [models.budget]
 model = "{models}/gemma4.gguf"
