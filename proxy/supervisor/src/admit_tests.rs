@@ -228,3 +228,57 @@ async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() 
     }
     assert_eq!((rig.shared.waiting(), rig.shared.admission_wish(A)), (0, None));
 }
+
+/// Real threads: prompts of all sizes, callers that leave at any moment, processes that come and go, and room that does,
+/// too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() {
+    const CALLERS: u64 = 1000;
+    let journal = Arc::new(Journal::new(1));
+    let shared = Arc::new(Shared::new(ModelName::new("m"), Arc::clone(&journal), usize::MAX, WAIT));
+    let rig = Rig { shared, journal };
+    rig.shared.set_admission(AdmissionMode::Enforce, defaults().admission.clone());
+    let callers = TaskTracker::new();
+    for n in 0..CALLERS {
+        let shared = Arc::clone(&rig.shared);
+        callers.spawn(async move {
+            let patience = if n % 3 == 0 { Duration::from_micros(n * 7 % 900) } else { WAIT };
+            let tokens = (n % 4 > 0).then_some(n % 90);
+            let lease = shared.lease(LeaseKind::Slot, tokens);
+            match tokio::time::timeout(patience, lease).await {
+                Ok(Err(denied)) => assert!(matches!(denied, Denied::NoRoom(_)), "{denied}"),
+                Ok(Ok(lease)) => {
+                    tokio::task::yield_now().await;
+                    drop(lease);
+                }
+                Err(_) => {}
+            }
+        });
+    }
+    callers.close();
+    let mut id = 0;
+    while !callers.is_empty() {
+        id += 2;
+        let both = [GenerationId(id), GenerationId(id + 1)];
+        for one in both {
+            rig.open(one);
+        }
+        for round in 0..4 {
+            let known = both.map(|one| {
+                let mut known = known(one, 256 + (one.0 * 31 + round * 17) % 100);
+                known.busy = (one.0 + round) % 3 == 0;
+                known.left[0].returns = (round * 13 % 60) * MIB;
+                known.recycle = (round % 2 == 0).then_some(Duration::ZERO);
+                known
+            });
+            rig.publish(known.to_vec());
+            tokio::task::yield_now().await;
+        }
+        for one in both {
+            rig.shared.close(one);
+            rig.shared.forget(one);
+        }
+    }
+    tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
+    assert!(rig.shared.is_still());
+}

@@ -63,6 +63,12 @@ struct ModeLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ActionLabels {
+    model: String,
+    action: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
     model: String,
     kind: &'static str,
@@ -86,9 +92,11 @@ pub(crate) struct Metrics {
     prompt_tokens: Family<ModelLabel, Counter>,
     output_tokens: Family<ModelLabel, Counter>,
     images: Family<ModelLabel, Counter>,
+    audio: Family<ModelLabel, Counter>,
     restarts: Family<ReasonLabels, Counter>,
     gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>,
     crashes: Family<ModelLabel, Counter>,
+    prompts_too_large: Family<ActionLabels, Counter>,
     carried_over: Family<ModelLabel, Counter>,
     in_flight: Family<ModelLabel, Gauge>,
     waiting: Family<ModelLabel, Gauge>,
@@ -126,9 +134,11 @@ impl Metrics {
             prompt_tokens: Family::default(),
             output_tokens: Family::default(),
             images: Family::default(),
+            audio: Family::default(),
             restarts: Family::default(),
             gap_seconds: Family::new_with_constructor(gap_histogram),
             crashes: Family::default(),
+            prompts_too_large: Family::default(),
             carried_over: Family::default(),
             in_flight: Family::default(),
             waiting: Family::default(),
@@ -174,12 +184,18 @@ impl Metrics {
         registry.register("prompt_tokens", "Prompt tokens evaluated", self.prompt_tokens.clone());
         registry.register("output_tokens", "Tokens generated", self.output_tokens.clone());
         registry.register("images", "Images in requests", self.images.clone());
+        registry.register("audio", "Recordings in requests", self.audio.clone());
         registry.register("backend_restarts", "Replacements of a backend", self.restarts.clone());
         registry.register_with_unit(
             "backend_restart_gap",
             "Time without a backend that takes requests, per replacement",
             Unit::Seconds,
             self.gap_seconds.clone(),
+        );
+        registry.register(
+            "prompts_too_large",
+            "Prompts that do not fit into the memory that is left",
+            self.prompts_too_large.clone(),
         );
         registry.register("crashes", "Unexpected ends of a backend", self.crashes.clone());
         registry.register(
@@ -249,6 +265,7 @@ impl Metrics {
             self.prompt_tokens.get_or_create(&label).inc_by(record.work.prompt_tokens);
             self.output_tokens.get_or_create(&label).inc_by(record.work.output_tokens);
             self.images.get_or_create(&label).inc_by(record.work.images);
+            self.audio.get_or_create(&label).inc_by(record.work.audio);
         }
     }
 
@@ -269,6 +286,9 @@ impl Metrics {
                         .get_or_create(&ModeLabels { model, mode })
                         .observe(entry.gap_ms as f64 / 1000.0);
                 }
+            }
+            EventKind::PromptTooLarge { action, .. } => {
+                self.prompts_too_large.get_or_create(&ActionLabels { model, action: action.clone() }).inc();
             }
             EventKind::Crashed { .. } => {
                 self.crashes.get_or_create(&ModelLabel { model }).inc();

@@ -170,6 +170,18 @@ fn crashed() -> EventKind {
     EventKind::Crashed { failure }
 }
 
+fn too_large() -> EventKind {
+    let short = warden_supervisor::NoRoom {
+        series: warden_policies::Series::Host,
+        tokens: 9,
+        needed: 2,
+        have: 1,
+        bytes_per_token: 1.0,
+        retry_after: Duration::from_secs(1),
+    };
+    EventKind::PromptTooLarge { action: "refuse".to_owned(), short }
+}
+
 fn view() -> FleetView {
     let model = ModelView {
         name: ModelName::new("m"),
@@ -239,7 +251,7 @@ fn every_metric_is_in_the_documentation() {
     let documentation = include_str!("../../../../docs/metrics.md");
     let metrics = Metrics::new();
     metrics.request_done(&record());
-    for kind in [recycled(), crashed()] {
+    for kind in [recycled(), crashed(), too_large()] {
         metrics.event(&Event {
             id: 1,
             at: String::new(),
@@ -257,7 +269,7 @@ fn every_metric_is_in_the_documentation() {
     let text = metrics.text(&view, &budgets(), &Gauges::default(), None);
     let names: Vec<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    assert!(names.len() == 61, "{} {text}", names.len());
+    assert!(names.len() == 63, "{} {text}", names.len());
     for name in names {
         assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
     }
