@@ -4,7 +4,6 @@
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -18,11 +17,12 @@ use crate::clock;
 use crate::directories;
 use crate::error::SpawnError;
 use crate::gpus::{Devices, GpuRoom};
+use crate::hints::{api_key, build_number, tells_metrics};
 use crate::lines;
 use crate::log::Stream;
 use crate::nursery::{NurseryHandle, SpawnRequest};
+use crate::population::{Birth, Population};
 use crate::report::Source;
-use crate::spec::Command;
 
 /// Takes each line of a child's output.
 pub(crate) type Sink = Arc<dyn Fn(Stream, String) + Send + Sync>;
@@ -146,41 +146,6 @@ pub(crate) struct Host {
     population: Arc<Population>,
 }
 
-/// How many children there are, and how many there were: estimates of VRAM need a machine of their own.
-#[derive(Debug, Default)]
-struct Population {
-    alive: AtomicU64,
-    born: AtomicU64,
-}
-
-/// One of them.
-#[derive(Debug)]
-struct Birth {
-    population: Arc<Population>,
-    /// Nobody else lived then.
-    first: bool,
-    number: u64,
-}
-
-impl Birth {
-    fn new(population: &Arc<Population>) -> Self {
-        let first = population.alive.fetch_add(1, Ordering::SeqCst) == 0;
-        let number = population.born.fetch_add(1, Ordering::SeqCst) + 1;
-        Self { population: Arc::clone(population), first, number }
-    }
-
-    /// Whether it has been the only child since it was born.
-    fn is_alone(&self) -> bool {
-        self.first && self.population.born.load(Ordering::SeqCst) == self.number
-    }
-}
-
-impl Drop for Birth {
-    fn drop(&mut self) {
-        self.population.alive.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 impl Host {
     pub(crate) fn new(nursery: NurseryHandle) -> Self {
         Self { nursery, gpus: Arc::default(), population: Arc::default() }
@@ -275,31 +240,6 @@ fn restore_directory(socket: &Path) {
         // The child says so too, in words that end in a failure which callers are told.
         tracing::error!(directory = %directory.display(), %error, "cannot make the directory for sockets");
     }
-}
-
-/// The first key that the command line or the environment gives llama-server: `/props` asks for one.
-fn api_key(command: &Command) -> Option<String> {
-    let keys = command
-        .args
-        .iter()
-        .position(|arg| arg == "--api-key")
-        .and_then(|at| command.args.get(at + 1))
-        .cloned();
-    let given = |name: &str| command.env.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-    let keys = keys.or_else(|| given("LLAMA_API_KEY")).or_else(|| std::env::var("LLAMA_API_KEY").ok())?;
-    keys.split(',').next().map(str::to_owned).filter(|key| !key.is_empty())
-}
-
-/// Whether it tells its own counters.
-fn tells_metrics(command: &Command) -> bool {
-    const VARIABLE: &str = "LLAMA_ARG_ENDPOINT_METRICS";
-    let given = command.env.iter().rfind(|(name, _)| name == VARIABLE).map(|(_, value)| value.clone());
-    let inherited = || {
-        let removed = command.env_remove.iter().any(|name| name == VARIABLE);
-        std::env::var(VARIABLE).ok().filter(|_| !removed)
-    };
-    let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
-    command.args.iter().any(|arg| arg == "--metrics") || given.or_else(inherited).is_some_and(on)
 }
 
 /// No pool: llama-server closes an idle connection after 5 s, and probes are further apart than a pool would help.
@@ -463,12 +403,6 @@ const NO_ANSWER: &str = "the VRAM policy is off because the driver does not answ
 const BASELINE_AGE: Duration = Duration::from_millis(50);
 /// A start does not wait longer for a driver.
 const BASELINE_LIMIT: Duration = Duration::from_secs(2);
-
-/// llama.cpp's build number in `b8827-3f545bec`. `b1` and below are builds from sources without history.
-fn build_number(info: &str) -> Option<u32> {
-    let digits = info.strip_prefix('b')?.split('-').next()?;
-    digits.parse().ok().filter(|number| *number > 1)
-}
 
 #[cfg(test)]
 #[path = "process_tests.rs"]

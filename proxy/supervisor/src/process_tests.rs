@@ -5,6 +5,7 @@ use tokio::net::UnixListener;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::*;
+use crate::spec::Command;
 use crate::sync::lock;
 
 /// As a model's task asks.

@@ -23,6 +23,7 @@
 //! | `watched` | what the readings of one generation add up to |
 //! | `judge` | the recycle policy, and what follows from it |
 //! | `replace` | replacements from decision to ledger entry |
+//! | `way` | in sequence or by overlap |
 //! | `room` | what room memory has for prompts |
 //! | `settle` | what the whole state asks for |
 //! | `control` | restart, drain, reload, removal, end |
@@ -41,6 +42,7 @@ mod settle;
 mod show;
 mod unit;
 mod watched;
+mod way;
 mod words;
 
 use std::sync::Arc;

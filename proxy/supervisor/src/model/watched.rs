@@ -8,18 +8,19 @@
 //!   outcomes ─┴─> health: symptoms
 //! ```
 
+mod show;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
+use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
 use warden_policies::allowance::Allowance;
 use warden_policies::growth::{Growth, GrowthPolicy, Monitor, Prior, Turn};
 use warden_policies::health::{Health, HealthPolicy, Look, Symptom};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
-use warden_policies::{GpuIndex, Reason};
 use warden_sensors::gpu::Fault;
 use warden_sensors::{CgroupMemory, HostTotals, Report};
 
@@ -29,7 +30,6 @@ use crate::outcomes::Decode;
 use crate::process::{self, NoVram};
 use crate::record::Recorder;
 use crate::spec::Command;
-use crate::view::{ForecastView, HealthView, MemoryView};
 
 /// When and of what a reading was taken.
 #[derive(Clone, Copy, Debug)]
@@ -364,47 +364,7 @@ impl Watched {
             _ => self.vram.iter().map(|vram| vram.gpu).collect(),
         }
     }
-
-    /// For status and metrics.
-    pub(super) fn show(&self) -> MemoryView {
-        let facts = self.facts.iter().flat_map(|facts| &facts.series);
-        let forecasts = facts.flat_map(|facts| {
-            let (soft, hard) = match facts.series {
-                Series::Host => (Reason::HostSoft, Reason::HostHard),
-                Series::Vram(_) => (Reason::VramSoft, Reason::VramHard),
-            };
-            let all = [(soft, facts.to_soft), (hard, facts.to_hard), (Reason::MemoryExhausted, facts.to_end)];
-            all.into_iter().filter_map(|(reason, forecast)| {
-                Some(ForecastView { series: facts.series, reason, forecast: forecast? })
-            })
-        });
-        MemoryView {
-            vram: self.vram.clone(),
-            vram_unknown: self.no_vram.as_ref().map(|no_vram| no_vram.why.clone()),
-            group: self.group.clone(),
-            growth: self.monitor.growth().to_vec(),
-            forecasts: forecasts.collect(),
-            allowance: self.allowance.words(),
-        }
-    }
-
-    pub(super) fn show_health(&self, cell: &Cell, now: Instant) -> HealthView {
-        let slow = self.symptoms().into_iter().find_map(|symptom| match symptom {
-            Symptom::SlowDecode { baseline, .. } => Some(baseline),
-            _ => None,
-        });
-        let stalled = self.progress.since.map(|since| now.saturating_duration_since(since));
-        HealthView {
-            compute_errors: cell.compute_errors(),
-            decode_rate: self.speed,
-            decode_baseline: slow,
-            stalled_for: stalled.filter(|stalled| *stalled >= STALL_SHOWN),
-        }
-    }
 }
-
-/// Silence that is worth showing: less is the pause between two looks.
-const STALL_SHOWN: Duration = Duration::from_secs(60);
 
 fn health_policy() -> &'static HealthPolicy {
     &warden_policies::defaults().health

@@ -1,0 +1,67 @@
+//! Which way a process is replaced: in sequence or by overlap, by what memory there is, and why, for people.
+
+use warden_policies::ByteSize;
+use warden_policies::lifecycle::Phase;
+use warden_policies::sample::HostMemory;
+
+use super::Model;
+use super::unit::Unit;
+use crate::ledger::Mode;
+use crate::spec::Replace;
+
+impl Model {
+    /// The way of replacing, and why, for people.
+    pub(super) fn choose(&self, unit: &Unit) -> (Mode, Option<String>) {
+        if unit.phase() != Phase::Ready {
+            return (Mode::Sequential, Some(format!("sequential: the process is {}", unit.phase())));
+        }
+        match self.spec.replace {
+            Replace::Sequential => (Mode::Sequential, Some("sequential: as configured".to_owned())),
+            Replace::Overlap => (Mode::Overlap, Some("overlap: as configured".to_owned())),
+            Replace::Auto => {
+                let (mode, note) = self.choose_by_memory(unit);
+                (mode, Some(note))
+            }
+        }
+    }
+
+    fn choose_by_memory(&self, unit: &Unit) -> (Mode, String) {
+        let world = &self.context.world;
+        let sequential = |why: String| (Mode::Sequential, format!("sequential: {why}"));
+        let Some(live) = &unit.live else { return sequential("nothing is known of its memory".to_owned()) };
+        let watched = &live.watched;
+        if let Some(no_vram) = watched.no_vram.as_ref().filter(|no_vram| !no_vram.is_normal) {
+            return sequential(format!("a GPU is present, and {}", no_vram.why));
+        }
+        let devices = watched.devices.as_ref().filter(|devices| !devices.readings.is_empty());
+        if devices.is_none() && world.has_gpu() {
+            return sequential("a GPU is present, and its memory might not hold two".to_owned());
+        }
+        let Some(available) = world.available() else {
+            return sequential("the available memory is unknown".to_owned());
+        };
+        let held = live.host.map_or(0, HostMemory::charged);
+        let needed = scale(held.max(self.watch.overlap_floor.0), self.watch.overlap_headroom);
+        let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
+        let mut fits = available >= needed;
+        for vram in &watched.vram {
+            let needed = scale(vram.bytes, self.watch.overlap_headroom);
+            let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
+            fits &= free.is_some_and(|free| free >= needed);
+            let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());
+            words.push(format!("{free} free on GPU {}, {} needed", vram.gpu.0, ByteSize(needed)));
+        }
+        let mode = if fits { Mode::Overlap } else { Mode::Sequential };
+        (mode, format!("{}: {}", mode.as_str(), words.join(", ")))
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "bytes of memory times a small factor: far from the ends of both types, and an estimate anyway"
+)]
+fn scale(bytes: u64, factor: f64) -> u64 {
+    (bytes as f64 * factor.max(0.0)) as u64
+}
