@@ -25,6 +25,8 @@ pub struct Seen {
     pub still: Vec<Memory>,
     /// The unit of work that pays, by its name in JSON: `image`, `request`, …; `None` if nothing could be blamed.
     pub unit: Option<String>,
+    /// Whether there were images in the requests.
+    pub images: bool,
     /// Number of the llama.cpp build, if known.
     pub build: Option<u32>,
     /// What it computes on, such as `cuda`, if known.
@@ -58,6 +60,8 @@ pub struct Advice {
 const TOLD: usize = 3;
 /// Without a blamed unit a leak that each request pays for stays likely: the load has one shape, and requests are in it.
 const ANY_REQUEST: f64 = 0.85;
+/// Less so for a leak that has nothing to do with images, where there are images.
+const NOT_BY_IMAGE: f64 = 0.6;
 /// A leak that needs another unit is then less likely.
 const UNIT_UNKNOWN: f64 = 0.5;
 /// A memory grows that the leak does not explain.
@@ -68,6 +72,8 @@ const BUILD_UNKNOWN: f64 = 0.8;
 const MAYBE_FIXED: f64 = 0.3;
 /// The same for a backend.
 const BACKEND_UNKNOWN: f64 = 0.8;
+/// And for one that is not the commonest.
+const RARE_BACKEND: f64 = 0.4;
 
 impl Advice {
     /// How likely, in a word.
@@ -150,8 +156,7 @@ impl Catalogue {
         let mut confidence = sign.confidence;
         match &seen.unit {
             Some(unit) if !sign.units.is_empty() && !sign.units.contains(unit) => return None,
-            None if sign.units.iter().any(|unit| unit == "request") => confidence *= ANY_REQUEST,
-            None if !sign.units.is_empty() => confidence *= UNIT_UNKNOWN,
+            None if !sign.units.is_empty() => confidence *= shapeless(sign, seen.images)?,
             Some(_) | None => {}
         }
         if seen.grows.iter().any(|memory| !sign.grows.contains(memory)) {
@@ -163,9 +168,20 @@ impl Catalogue {
             _ => 1.0,
         };
         if seen.backend.is_none() && !leak.backends.is_empty() {
-            confidence *= BACKEND_UNKNOWN;
+            confidence *= if leak.is_for("cuda") { BACKEND_UNKNOWN } else { RARE_BACKEND };
         }
         Some(confidence)
+    }
+}
+
+/// How likely a sign with units is while nothing can be blamed; `None` for a leak by images where there were none.
+fn shapeless(sign: &Sign, images: bool) -> Option<f64> {
+    let has = |name: &str| sign.units.iter().any(|unit| unit == name);
+    match (has("image"), has("request")) {
+        (true, false) if !images => None,
+        (true, _) if images => Some(1.0),
+        (_, true) => Some(if images { NOT_BY_IMAGE } else { ANY_REQUEST }),
+        _ => Some(UNIT_UNKNOWN),
     }
 }
 
@@ -239,5 +255,22 @@ mod tests {
         let same = unknown.iter().find(|advice| advice.leak == "cuda-graph-map-unbounded").unwrap();
         assert!(same.confidence < known && same.confidence > 0.0, "{unknown:?}");
         assert!(advise(&Seen { grows: Vec::new(), ..images() }).is_empty());
+        let blind = |images| {
+            let told = advise(&Seen {
+                images,
+                unit: None,
+                grows: vec![Memory::Host],
+                still: vec![Memory::Vram],
+                ..Seen::default()
+            });
+            told.into_iter().map(|advice| (advice.leak, advice.confidence)).collect::<Vec<_>>()
+        };
+        let of = |all: &[(String, f64)], leak: &str| {
+            all.iter().find(|(own, _)| own == leak).map(|(_, sure)| *sure)
+        };
+        let (without, with) = (blind(false), blind(true));
+        assert!(of(&with, "prompt-cache-ram") < of(&without, "prompt-cache-ram"), "{with:?}");
+        assert!(of(&with, "cuda-graph-window") > of(&without, "cuda-graph-window"), "{with:?}");
+        assert_eq!(of(&without, "mtmd-chunk-leak"), None, "no image, no leak by images");
     }
 }

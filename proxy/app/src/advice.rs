@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use warden_builder::mitigation::{Advice, BuildFacts, Memory, Seen};
-use warden_policies::Series;
 use warden_policies::growth::{Blame, Growth, Verdict};
+use warden_policies::{Series, Work};
 use warden_supervisor::{FleetView, ModelSpec};
 
 use crate::config::mitigations::{Mitigations, catalogue};
@@ -55,8 +55,12 @@ impl Server {
 }
 
 /// The likeliest leaks for the pictures of one process; none while nothing looks like one.
-pub(crate) fn advise<'a>(server: Option<&Server>, growth: impl Iterator<Item = &'a Growth>) -> Vec<Advice> {
-    let mut seen = Seen::default();
+pub(crate) fn advise<'a>(
+    server: Option<&Server>,
+    work: Work,
+    growth: impl Iterator<Item = &'a Growth>,
+) -> Vec<Advice> {
+    let mut seen = Seen { images: work.images > 0, ..Seen::default() };
     for one in growth {
         let memory = if one.series == Series::Host { Memory::Host } else { Memory::Vram };
         match one.verdict {
@@ -96,7 +100,7 @@ pub(crate) fn of_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, 
             backend.memory.growth.iter().map(|growth| growth.verdict).max().unwrap_or_default()
         });
         let Some(worst) = worst else { continue };
-        let advice = advise(servers.get(name), worst.memory.growth.iter());
+        let advice = advise(servers.get(name), worst.work, worst.memory.growth.iter());
         if !advice.is_empty() {
             all.insert(name.to_owned(), advice);
         }
@@ -131,11 +135,11 @@ mod tests {
         ];
         let mut server =
             Server { build: Some(10_587), backend: Some("cuda".to_owned()), ..Server::default() };
-        let told = advise(Some(&server), all.iter());
+        let told = advise(Some(&server), Work::default(), all.iter());
         assert_eq!(told[0].leak, "cuda-graph-window", "{told:?}");
         assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MOST);
         server.mitigations = vec!["graph-cache-cap".to_owned()];
-        let told = advise(Some(&server), all.iter());
+        let told = advise(Some(&server), Work::default(), all.iter());
         assert!(told.iter().all(|advice| !advice.leak.starts_with("cuda-graph")), "{told:?}");
     }
 
@@ -145,6 +149,6 @@ mod tests {
             growth(Series::Host, Verdict::Bounded, None),
             growth(Series::Vram(GpuIndex(0)), Verdict::Warming, None),
         ];
-        assert!(advise(None, all.iter()).is_empty());
+        assert!(advise(None, Work::default(), all.iter()).is_empty());
     }
 }

@@ -15,7 +15,7 @@ pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Advice]) -> Value {
     value!({
         "trace": trace,
         "readings": done.readings,
-        "requests": done.requests,
+        "requests": done.work.requests,
         "seconds": rounded(done.lasted.as_secs_f64()),
         "series": all.collect::<Map<String, Value>>(),
         "actions": done.actions.iter().map(act).collect::<Vec<_>>(),

@@ -19,7 +19,7 @@ use warden_policies::moment::Load;
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts, decide_unless};
 use warden_policies::restraint::{Ask, Held, Restraint, RestraintPolicy};
 use warden_policies::schedule::DAY;
-use warden_policies::{Action, Decision, Reason, Sample, Series, VramSource};
+use warden_policies::{Action, Decision, Reason, Sample, Series, VramSource, Work};
 
 pub(crate) use json::json;
 pub(crate) use text::text;
@@ -63,8 +63,8 @@ pub(crate) struct Act {
 pub(crate) struct Replayed {
     /// Readings in it.
     pub(crate) readings: usize,
-    /// Requests at its end.
-    pub(crate) requests: u64,
+    /// Work at its end.
+    pub(crate) work: Work,
     /// From its first reading to its last.
     pub(crate) lasted: Duration,
     /// Changes of verdict.
@@ -119,7 +119,7 @@ pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
     let last = samples.last();
     let mut done = Replayed {
         readings: samples.len(),
-        requests: last.map_or(0, |sample| sample.work.requests),
+        work: last.map(|sample| sample.work).unwrap_or_default(),
         lasted: last.map_or(Duration::ZERO, |sample| sample.at.saturating_sub(from)),
         turns: Vec::new(),
         actions: Vec::new(),

@@ -14,7 +14,7 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice])
     let mut lines = vec![format!(
         "{trace}: {} readings, {} requests, {}",
         done.readings,
-        done.requests,
+        done.work.requests,
         words::time(done.lasted.as_secs_f64())
     )];
     lines.push(if told.allowance > 0 {

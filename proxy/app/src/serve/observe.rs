@@ -91,10 +91,12 @@ fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
     }
     let view = fleet.view();
     let backends = view.models.iter().filter(|own| own.name == *model).flat_map(|own| &own.backends);
-    let same = backends.filter(|backend| backend.generation == event.generation);
+    let same: Vec<_> = backends.filter(|backend| backend.generation == event.generation).collect();
+    let work = same.first().map(|backend| backend.work).unwrap_or_default();
     // The event is ahead of the picture: its own series counts, the others are taken from there.
-    let others = same.flat_map(|backend| &backend.memory.growth).filter(|own| own.series != growth.series);
-    advice::advise(servers.get(model.as_str()), others.chain([&**growth]))
+    let others =
+        same.iter().flat_map(|backend| &backend.memory.growth).filter(|own| own.series != growth.series);
+    advice::advise(servers.get(model.as_str()), work, others.chain([&**growth]))
 }
 
 fn log_event(event: &Event, advice: &[Advice]) {

@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     for (path, samples) in &recordings {
         let done = replay::replay(&told, samples);
         let shown = path.display().to_string();
-        let advice = advice::advise(server.as_ref(), done.growth().map(|(_, growth)| growth));
+        let advice = advice::advise(server.as_ref(), done.work, done.growth().map(|(_, growth)| growth));
         if args.json {
             text.push_str(&replay::json(&shown, &done, &advice).to_string());
             text.push('\n');
