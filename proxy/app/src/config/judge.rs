@@ -122,6 +122,17 @@ impl Resolver<'_> {
         recycle
     }
 
+    /// Floors that are not kept cannot be tested.
+    pub(super) fn check_growth(&mut self) {
+        let growth = &self.loaded.settings.growth;
+        if growth.kept < growth.window {
+            let message =
+                format!("`growth.kept` ({}) is below `growth.window` ({})", growth.kept, growth.window);
+            let problem = Problem::new(self.place(&["growth", "kept"]), message);
+            self.problems.push(problem.hint("keep at least as many floors as a test looks at"));
+        }
+    }
+
     /// The budgets over all backends.
     pub(super) fn check_shared(&mut self) {
         let shared = self.loaded.settings.shared;

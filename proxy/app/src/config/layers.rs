@@ -9,12 +9,11 @@ use figment::value::{Dict, Map};
 use figment::{Figment, Metadata, Profile, Provider};
 use warden_policies::defaults::TEXT;
 
-use super::policy::Policy;
 use super::problem::{Place, Problem, Problems};
-use super::schema::{self, COMPILED_IN};
+use super::schema::COMPILED_IN;
 use super::settings::{Model, Settings};
 use super::tree::{Kind, Node};
-use super::validate::{validate, validate_as};
+use super::validate::validate;
 
 /// Prefix of environment variables. Sections and keys are separated by two underscores.
 pub(crate) const ENV_PREFIX: &str = "LLAMA_WARDEN_";
@@ -60,14 +59,17 @@ enum Origin {
     Flag(String),
 }
 
+/// One place where settings were written.
 #[derive(Clone, Debug)]
-struct Layer {
+pub(super) struct Layer {
     origin: Origin,
-    tree: Node,
+    /// What was written.
+    pub(super) tree: Node,
 }
 
 impl Layer {
-    fn place(&self, byte: Option<usize>) -> Place {
+    /// Where a byte of it is.
+    pub(super) fn place(&self, byte: Option<usize>) -> Place {
         match &self.origin {
             Origin::Default => Place::Default,
             Origin::File { path, text } => Place::in_file(path, text, byte),
@@ -87,7 +89,8 @@ impl Provider for Layer {
     }
 }
 
-struct Plain(Dict);
+/// A table without a place of its own.
+pub(super) struct Plain(pub(super) Dict);
 
 impl Provider for Plain {
     fn metadata(&self) -> Metadata {
@@ -150,7 +153,8 @@ fn inherited(path: &[String]) -> Vec<String> {
     }
 }
 
-fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
+/// Where the value under a path was written last.
+pub(super) fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
     layers.iter().rev().find_map(|layer| {
         let node = layer.tree.find(path)?;
         let (last, parent) = path.split_last()?;
@@ -228,44 +232,8 @@ fn names_in_order(layers: &[Layer]) -> Vec<String> {
     names
 }
 
-/// Reads a file that has the keys of one model's `policy`, over the compiled-in defaults. A file with nothing but a table
-/// `[policy]` is read as that table.
-pub(crate) fn load_policy(path: &Path) -> Result<Policy, Problems> {
-    let defaults = load(Sources::default())?.settings.defaults;
-    let beneath = match defaults.get("policy") {
-        Some(figment::value::Value::Dict(_, dict)) => dict.clone(),
-        _ => Dict::new(),
-    };
-    let mut layer = file_layer(path)?;
-    if let Kind::Table(entries) = &layer.tree.kind
-        && let [only] = entries.as_slice()
-        && only.key == "policy"
-    {
-        layer.tree = only.value.clone();
-    }
-    let mut tree = layer.tree.clone();
-    let mut problems = validate_as(&mut tree, schema::policy(), &|byte| layer.place(byte));
-    layer.tree = tree;
-    if problems.is_empty() {
-        let merged = Figment::from(Plain(beneath)).merge(layer.clone());
-        let layers = [layer.clone()];
-        let policy: Policy = merged.extract().map_err(|error| problem(&layers, &error, &[]))?;
-        for (memory, budgets) in [("host", policy.host), ("vram", policy.vram)] {
-            let at = [memory.to_owned(), "hard".to_owned()];
-            problems.extend(budgets.wrong_order(None).map(|wrong| {
-                let place = written(&layers, &at).unwrap_or(Place::Nowhere);
-                Problem::new(place, wrong).hint(format!("`{memory}.hard` has to be the larger of the two"))
-            }));
-        }
-        if problems.is_empty() {
-            return Ok(policy);
-        }
-    }
-    Err(Problems(problems))
-}
-
 /// What the schema let through and the types did not take; a number too large for its type, for one.
-fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> Problems {
+pub(super) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> Problems {
     let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
     let place = place(layers, &path).unwrap_or(Place::Nowhere);
     let what = match &error.kind {
@@ -306,7 +274,8 @@ fn defaults_layer() -> Result<Layer, Problems> {
     Ok(Layer { origin: Origin::Default, tree })
 }
 
-fn file_layer(path: &Path) -> Result<Layer, Problems> {
+/// The layer of a file.
+pub(super) fn file_layer(path: &Path) -> Result<Layer, Problems> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         Problem::new(
             Place::File { path: path.to_owned(), line: 0 },

@@ -19,6 +19,7 @@ pub(crate) mod layers;
 pub(crate) mod machine;
 pub(crate) mod mitigations;
 pub(crate) mod policy;
+pub(crate) mod policy_file;
 pub(crate) mod problem;
 pub(crate) mod resolve;
 #[cfg(test)]

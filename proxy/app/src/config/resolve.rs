@@ -149,6 +149,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     resolver.names();
     resolver.log_level();
     resolver.check_shared();
+    resolver.check_growth();
     let settings = &loaded.settings;
     let admin_address = resolver.admin_address();
     let admin_socket = settings

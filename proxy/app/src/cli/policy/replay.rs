@@ -12,9 +12,10 @@ use warden_policies::{ByteSize, Sample, trace};
 
 use crate::advice::{self, Server};
 use crate::cli::ConfigArgs;
-use crate::config::layers::{Loaded, load_policy};
+use crate::config::layers::Loaded;
 use crate::config::machine::Machine;
 use crate::config::policy::Policy;
+use crate::config::policy_file::load_policy;
 use crate::config::settings::Model;
 use crate::exit::Failure;
 use crate::out;

@@ -16,8 +16,8 @@ use warden_policies::world::{Background, Leak, Load, World};
 use warden_policies::{ByteSize, MemoryLimit};
 
 use crate::cli::ConfigArgs;
-use crate::config::layers::load_policy;
 use crate::config::machine::Machine;
+use crate::config::policy_file::load_policy;
 use crate::exit::Failure;
 use crate::out;
 
