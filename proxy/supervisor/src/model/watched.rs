@@ -67,7 +67,7 @@ pub(super) struct Watched {
     pub(super) group: Option<CgroupMemory>,
     /// The facts of the last judgement.
     pub(super) facts: Option<Facts>,
-    /// Since when a drain or more is wanted.
+    /// Since when it drains although a drain or more is wanted.
     pub(super) urgent_since: Option<Instant>,
     /// When growth of host memory was read page by page, and whether that showed it, too.
     pub(super) confirmed: Option<(Instant, bool)>,
@@ -295,10 +295,14 @@ impl Watched {
         // Those before its first reading were another one's.
         let seen = *self.faults_seen.get_or_insert_with(|| devices.last_fault());
         for fault in devices.faults.iter().filter(|fault| fault.number > seen) {
-            let uses = reading.vram.iter().any(|vram| vram.gpu == fault.gpu);
-            if let Fault::Xid(Some(xid)) = fault.fault
-                && uses
-            {
+            // A GPU that is lost tells no figures any more, so those of better times count, too.
+            let uses = reading.vram.iter().chain(&self.vram_at_ready).any(|vram| vram.gpu == fault.gpu);
+            let xid = match fault.fault {
+                Fault::Xid(xid) => xid,
+                Fault::Lost => Some(OFF_THE_BUS),
+                Fault::Ecc(_) => None,
+            };
+            if let Some(xid) = xid.filter(|_| uses) {
                 self.health.xid(fault.gpu, xid);
             }
         }
@@ -365,6 +369,9 @@ impl Watched {
         }
     }
 }
+
+/// The Xid of a GPU that has fallen off the bus, which is what a driver that lost it means.
+const OFF_THE_BUS: u64 = 79;
 
 fn health_policy() -> &'static HealthPolicy {
     &warden_policies::defaults().health

@@ -89,3 +89,21 @@ async fn a_fault_that_ends_a_gpu_replaces_those_who_use_it_and_only_a_new_one_do
     assert_eq!(rig.ledger()[0].reason, Reason::DeviceFault);
     rig.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_gpu_that_is_lost_takes_its_figures_with_it_and_still_replaces_those_who_used_it() {
+    for fault in [Fault::Xid(Some(79)), Fault::Lost] {
+        let rig = Rig::new(|_, script| {
+            script.set_gpus(&[80 << 30]);
+            script.all((0..2).map(|_| Role { vram: Some(3 << 30), ..Role::default() }));
+        })
+        .await;
+        drop(rig.lease().await.unwrap());
+        pass(secs(30)).await;
+        rig.script.hide_vram("the VRAM policy is off because the GPU is lost");
+        rig.script.fault(fault);
+        pass(secs(10)).await;
+        assert_eq!(rig.ledger()[0].reason, Reason::DeviceFault, "{fault:?}");
+        rig.end().await;
+    }
+}
