@@ -133,8 +133,8 @@ pub struct Facts {
     pub idle_for: Option<Duration>,
     /// For how long a replacement has been wanted; `None` if it is wanted only now.
     pub wanted_for: Option<Duration>,
-    /// For how long [`super::Action::DrainNow`] or more has been wanted; `None` if only now. A unit that drains is to be
-    /// judged, too: this is how a drain that lasts too long becomes a kill.
+    /// For how long it has drained while [`super::Action::DrainNow`] or more was wanted; `None` if only since now, or if it
+    /// does not drain. A unit that drains is to be judged, too: this is how a drain that lasts too long becomes a kill.
     pub urgent_for: Option<Duration>,
     /// Local time, in minutes of the day; `None` if it is not known, which closes no window.
     pub minute: Option<u16>,

@@ -30,16 +30,21 @@ impl Model {
         self.note_lull(id);
         let Some(facts) = self.facts(id, now) else { return };
         let barred = |reason, series| self.restraint.bars(reason, series, &self.spec.restraint).is_some();
-        let decision = decide_unless(&self.spec.recycle, &facts, barred);
+        let decision = decide_unless(&self.spec.recycle, &facts, &barred);
+        let futile = decision.reason.is_some_and(|reason| barred(reason, decision.series));
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
         let Some(live) = &mut unit.live else { return };
         live.watched.facts = Some(facts);
-        let urgent = decision.action >= Action::DrainNow;
+        // Only a drain can last too long: what waits for its turn or its interval has not had one yet.
+        let urgent = phase == Phase::Draining && decision.action >= Action::DrainNow;
         live.watched.urgent_since = if urgent { live.watched.urgent_since.or(Some(now)) } else { None };
         match phase {
             Phase::Ready if role == Role::Current => self.weigh(id, replica, decision, now),
-            Phase::Draining if decision.action == Action::KillNow && !self.is_spared(&decision) => {
+            // An end that brings nothing back is not worth the requests that it cuts.
+            Phase::Draining
+                if decision.action == Action::KillNow && !futile && !self.is_spared(&decision) =>
+            {
                 self.cut_short(id, &decision);
             }
             _ => {}

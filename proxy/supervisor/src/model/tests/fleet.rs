@@ -62,6 +62,50 @@ async fn two_models_on_one_gpu_are_never_recycled_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_waits_for_its_turn_far_over_its_budget_is_not_ended_but_drained_when_it_comes() {
+    let rig = two(|model| model.recycle.vram_hard = mib(10 * 1024), |_| {}).await;
+    let (of_a, of_b) = (lease(&rig, "a").await, lease(&rig, "b").await);
+    first_of(&rig, 0).set_vram(10 * GIB + GIB / 5);
+    pass(secs(6)).await;
+    first_of(&rig, 1).set_vram(12 * GIB);
+    pass(secs(60)).await;
+    assert_eq!(rig.count("draining"), 1, "one at a time: {:?}", rig.kinds());
+    drop(of_a);
+    let cut = tokio::time::timeout(secs(8), of_b.revoked()).await;
+    assert!(cut.is_err() && rig.count("draining") == 2, "its answers get their time: {:?}", rig.kinds());
+    let cut = tokio::time::timeout(secs(20), of_b.revoked()).await;
+    assert!(cut.is_ok(), "this far over the budget it is not long: {:?}", rig.kinds());
+    drop(of_b);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_is_not_cut_short_over_memory_that_no_restart_brings_back() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].recycle.vram_hard = mib(10 * 1024);
+        config.models[0].restraint.max_futile = 1;
+        script.set_gpus(&[80 * GIB]);
+        let big = Role { vram: Some(12 * GIB), ..Role::default() };
+        script.all([Role { vram: Some(3 * GIB), ..Role::default() }, big]);
+    })
+    .await;
+    drop(rig.lease().await.unwrap());
+    pass(secs(6)).await;
+    rig.script.last().set_vram(12 * GIB);
+    pass(secs(60)).await;
+    assert_eq!((rig.ledger()[0].helped, rig.count("policy_off")), (Some(false), 1), "{:?}", rig.kinds());
+    let busy = rig.lease().await.unwrap();
+    pass(secs(30)).await;
+    let fleet = rig.fleet.clone();
+    let drained = begun(async move { fleet.drain("m").await }).await;
+    let cut = tokio::time::timeout(secs(200), busy.revoked()).await;
+    assert!(cut.is_err(), "it has until the drain's deadline: {:?}", rig.kinds());
+    drop(busy);
+    drained.await.unwrap().unwrap();
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replacement_that_fails_lets_the_next_one_go() {
     let rig = two(
         |model| {
