@@ -223,3 +223,31 @@ async fn a_process_that_cannot_compute_any_more_is_replaced_though_it_is_healthy
     assert!(!old.is_alive() || Warden::until_gone(&[old], Duration::from_secs(10)).await.is_ok());
     Ok(())
 }
+
+#[tokio::test]
+async fn a_process_that_makes_no_progress_is_replaced_although_it_answers_probes() -> Outcome {
+    let directory = tempfile::tempdir()?;
+    let once = directory.path().join("wedged");
+    let script = json!({"faults": [{"at": 3, "do": "hang", "once": once}]});
+    let toml = format!("{PLAIN}{BUDGET}lifecycle.drain_deadline = \"200ms\"\n");
+    let top = format!("{DETECTOR}\nhealth.wedged_after = \"300ms\"");
+    let warden = Setup::new()?.top(&top).fake("m", &script, &toml)?.start().await?;
+    let old = warden.until_ready(1).await?[0];
+    for n in 1..=2 {
+        let answer = warden.http.post(CHAT, &chat(&format!("w-{n}"), "m", "hi", 2, false)).await?;
+        assert!(answer.answer()?.is_whole());
+    }
+    // It hangs, and is cut when the drain's time is up: its client is told, it does not wait for ever.
+    let hanging = warden.http.post(CHAT, &chat("w-3", "m", "hi", 2, false)).await?;
+    assert!(hanging.status.is_server_error(), "{}", hanging.text());
+    wait_until("the ledger has the replacement", SOON, async || {
+        entries(&warden).is_ok_and(|found| !found.is_empty())
+    })
+    .await?;
+    assert_eq!(entries(&warden)?[0]["reason"], "wedged");
+    let new = warden.until_ready(1).await?[0];
+    assert_ne!(new.pid, old.pid);
+    let answer = warden.http.post(CHAT, &chat("well", "m", "hi", 2, false)).await?;
+    assert!(answer.answer()?.is_whole());
+    Ok(())
+}

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::growth::GrowthPolicy;
+use warden_policies::health::HealthPolicy;
 use warden_policies::share::{Arbiter, Turn, TurnId};
 use warden_policies::{GenerationId, GpuIndex, ModelName, Series};
 
@@ -50,11 +51,12 @@ pub(crate) struct Context {
 pub(crate) struct Common {
     pub(crate) shared: SharedBudgets,
     pub(crate) growth: GrowthPolicy,
+    pub(crate) health: HealthPolicy,
 }
 
 impl From<&FleetConfig> for Common {
     fn from(config: &FleetConfig) -> Self {
-        Self { shared: config.shared, growth: config.growth.clone() }
+        Self { shared: config.shared, growth: config.growth.clone(), health: config.health.clone() }
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::growth::GrowthPolicy;
+use warden_policies::health::HealthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::recycle::RecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
@@ -121,6 +122,8 @@ pub struct FleetConfig {
     pub shared: SharedBudgets,
     /// The numbers of the growth detector.
     pub growth: GrowthPolicy,
+    /// When a backend is ill.
+    pub health: HealthPolicy,
     /// Private directory (mode 0700) for the children's sockets and memory reports. Its path must be short: a Unix socket's path has at
     /// most 107 bytes.
     pub runtime_dir: PathBuf,

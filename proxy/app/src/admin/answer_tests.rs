@@ -39,6 +39,7 @@ pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
         models: Vec::new(),
         any_name: false,
         shared: SharedBudgets::default(),
+        health: warden_policies::defaults().health.clone(),
         growth: warden_policies::defaults().growth.clone(),
         runtime_dir: dir.join("run"),
         state_dir: dir.join("state"),

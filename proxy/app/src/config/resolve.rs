@@ -163,6 +163,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         any_name,
         shared: resolver.shared(),
         growth: settings.growth.clone(),
+        health: settings.health.clone(),
         runtime_dir: dirs.runtime.clone(),
         state_dir: dirs.state.clone(),
         watch: Watch {

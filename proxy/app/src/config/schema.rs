@@ -19,9 +19,9 @@ use warden_policies::defaults::{self, TEXT, parse_duration};
 pub(crate) const FLEET_WIDE: [&str; 4] =
     ["failures_told", "unknown_slots", "overlap_headroom", "overlap_floor"];
 
-/// Sections of the defaults that are no keys of a configuration: the numbers behind `auto` and behind the signs of
-/// illness. `config show --defaults` prints them with their reasons.
-pub(crate) const COMPILED_IN: [&str; 4] = ["levels", "moment", "health", "admission"];
+/// Sections of the defaults that are no keys of a configuration: the numbers behind `auto` and behind
+/// admission. `config show --defaults` prints them with their reasons.
+pub(crate) const COMPILED_IN: [&str; 3] = ["levels", "moment", "admission"];
 
 /// The schema of a whole configuration file.
 pub(crate) fn root() -> &'static Value {
@@ -123,6 +123,7 @@ default_sections! {
     Upstream = "upstream" in Upstream without [];
     Sensors = "sensors" in Sensors without [];
     Growth = "growth" in Growth without [];
+    Health = "health" in Health without [];
     Child = "child" in Child without [];
     Build = "build" in Build without [];
     Log = "log" in Log without [];
@@ -208,6 +209,10 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         }
         ("growth", "persist_ratio" | "brake_ratio" | "jump_rest" | "prior_ratio" | "blame_share") => {
             json!({ "type": "number", "minimum": 0, "maximum": 1 })
+        }
+        ("health", "speed_slow") => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
+        ("health", "compute_errors" | "speed_readings" | "speed_baseline" | "speed_persists") => {
+            json!({ "type": "integer", "minimum": 1, "maximum": 1024 })
         }
         ("recycle", "jitter") => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
         _ => match default {
@@ -307,9 +312,10 @@ mod tests {
                 }
             }
         };
-        for section in
-            ["server", "admin", "paths", "log", "upstream", "sensors", "growth", "shared", "child", "build"]
-        {
+        for section in [
+            "server", "admin", "paths", "log", "upstream", "sensors", "growth", "health", "shared", "child",
+            "build",
+        ] {
             see(section, "", at(&[section]));
         }
         see("build.sources", "", at(&["build", "sources"]));

@@ -40,6 +40,9 @@ pub(crate) struct Settings {
     /// How growth of memory is judged.
     #[schemars(with = "schema::Growth")]
     pub(crate) growth: defaults::Growth,
+    /// When a backend is ill although it lives.
+    #[schemars(with = "schema::Health")]
+    pub(crate) health: defaults::Health,
     /// Budgets over all backends: of the machine, and of each GPU.
     #[serde(default)]
     pub(crate) shared: Shared,

@@ -10,8 +10,8 @@ use super::mitigations::explain;
 use super::problem::{Place, dotted, quoted};
 
 /// Sections in the order in which people think about them. Those about models come last.
-const ORDER: [&str; 12] = [
-    "server", "admin", "paths", "log", "upstream", "sensors", "growth", "shared", "child", "build",
+const ORDER: [&str; 13] = [
+    "server", "admin", "paths", "log", "upstream", "sensors", "growth", "health", "shared", "child", "build",
     "defaults", "models",
 ];
 

@@ -181,9 +181,9 @@ impl Model {
     fn watched(&self, generation: GenerationId, command: &Command) -> Watched {
         let context = &self.context;
         let key = priors::key(command);
-        let growth = lock(&context.common).growth.clone();
+        let common = lock(&context.common).clone();
         let prices = self.prices.of(&key).to_vec();
-        let mut watched = Watched::new(&growth, context.priors.of(&key), key, command);
+        let mut watched = Watched::new(&common, context.priors.of(&key), key, command);
         for price in prices {
             watched.cost.told(price);
         }

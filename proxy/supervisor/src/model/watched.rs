@@ -17,13 +17,14 @@ use tokio::time::Instant;
 use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
 use warden_policies::allowance::Allowance;
-use warden_policies::growth::{Growth, GrowthPolicy, Monitor, Prior, Turn};
-use warden_policies::health::{Health, HealthPolicy, Look, Symptom};
+use warden_policies::growth::{Growth, Monitor, Prior, Turn};
+use warden_policies::health::{Health, Look, Symptom};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
 use warden_sensors::gpu::Fault;
 use warden_sensors::{CgroupMemory, HostTotals, Report};
 
+use crate::context::Common;
 use crate::gpus::Devices;
 use crate::lease::Cell;
 use crate::outcomes::Decode;
@@ -90,9 +91,9 @@ struct Progress {
 }
 
 impl Watched {
-    pub(super) fn new(growth: &GrowthPolicy, priors: Vec<Prior>, key: String, command: &Command) -> Self {
+    pub(super) fn new(common: &Common, priors: Vec<Prior>, key: String, command: &Command) -> Self {
         let mut watched = Self {
-            monitor: Monitor::with_prior(growth, priors),
+            monitor: Monitor::with_prior(&common.growth, priors),
             cost: PromptCost::new(&warden_policies::defaults().admission),
             largest_prompt: 0,
             busy: false,
@@ -111,7 +112,7 @@ impl Watched {
             confirmed: None,
             confirm_next: false,
             allowance: declared(command, None),
-            health: Health::new(health_policy()),
+            health: Health::new(&common.health),
             before: Vec::new(),
             last: None,
             faults_seen: None,
@@ -372,10 +373,6 @@ impl Watched {
 
 /// The Xid of a GPU that has fallen off the bus, which is what a driver that lost it means.
 const OFF_THE_BUS: u64 = 79;
-
-fn health_policy() -> &'static HealthPolicy {
-    &warden_policies::defaults().health
-}
 
 /// What it is told to keep, by its command line and environment.
 fn declared(command: &Command, build: Option<u32>) -> Allowance {

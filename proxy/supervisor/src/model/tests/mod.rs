@@ -180,6 +180,7 @@ fn config(directory: &Path) -> FleetConfig {
         any_name: false,
         shared: crate::SharedBudgets::default(),
         growth: defaults.growth.clone(),
+        health: defaults.health.clone(),
         runtime_dir: directory.join("run"),
         state_dir: directory.join("state"),
         watch: Watch {
