@@ -1,5 +1,6 @@
 //! What is written down while we serve: a line and numbers for each request and each event.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::broadcast::error::RecvError;
@@ -7,6 +8,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use warden_builder::mitigation::Advice;
 use warden_gateway::{Observer, Record};
+use warden_policies::ModelName;
 use warden_policies::growth::Verdict;
 use warden_supervisor::{Event, EventKind, Fleet};
 
@@ -56,11 +58,13 @@ pub(crate) async fn events(
     let tail = fleet.events();
     let mut receiver = tail.receiver;
     let mut views = fleet.subscribe();
-    let see = |event: &Event| {
+    let mut advised = Advised::default();
+    let mut see = |event: &Event| {
         metrics.event(event);
-        log_event(event, &advice_for(event, &fleet, &told.borrow().servers));
+        let advice = advice_for(event, &fleet, &told.borrow().servers);
+        log_event(event, &advised.new(event, advice));
     };
-    tail.events.iter().for_each(see);
+    tail.events.iter().for_each(&mut see);
     loop {
         let next = tokio::select! {
             next = receiver.recv() => next,
@@ -81,12 +85,31 @@ pub(crate) async fn events(
     }
 }
 
-/// What is known about growth that an event tells of.
+/// What was advised last, by model: the same is not said again for every series and every generation. `status` always
+/// has it.
+#[derive(Default)]
+struct Advised(BTreeMap<ModelName, Vec<String>>);
+
+impl Advised {
+    /// What was not said already.
+    fn new(&mut self, event: &Event, advice: Vec<Advice>) -> Vec<Advice> {
+        let Some(model) = event.model.as_ref().filter(|_| !advice.is_empty()) else { return Vec::new() };
+        let said = self.0.entry(model.clone()).or_default();
+        let sentences: Vec<String> = advice.iter().map(Advice::sentence).collect();
+        if sentences.iter().all(|sentence| said.contains(sentence)) {
+            return Vec::new();
+        }
+        said.extend(sentences);
+        advice
+    }
+}
+
+/// What is known about a leak that an event tells of. A suspicion is not worth advice in the log.
 fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
     let (EventKind::Verdict { growth, .. }, Some(model)) = (&event.kind, &event.model) else {
         return Vec::new();
     };
-    if growth.verdict < Verdict::Suspected {
+    if growth.verdict < Verdict::Leaking {
         return Vec::new();
     }
     let view = fleet.view();
@@ -128,5 +151,35 @@ fn log_event(event: &Event, advice: &[Advice]) {
         for line in &failure.lines {
             tracing::warn!(target: "event", model, generation, "| {line}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::GenerationId;
+
+    use super::*;
+
+    fn advice(leak: &str) -> Advice {
+        let (leak, title) = (leak.to_owned(), leak.to_owned());
+        let (mitigations, others, references) = (Vec::new(), Vec::new(), Vec::new());
+        Advice { leak, title, confidence: 0.9, mitigations, others, references }
+    }
+
+    #[test]
+    fn the_same_advice_is_said_once_for_each_model() {
+        let event = |model: &str, generation| Event {
+            id: 1,
+            at: String::new(),
+            model: Some(ModelName::new(model)),
+            generation: Some(GenerationId(generation)),
+            kind: EventKind::Suspect,
+        };
+        let mut advised = Advised::default();
+        assert_eq!(advised.new(&event("a", 1), vec![advice("x")]).len(), 1);
+        assert_eq!(advised.new(&event("a", 2), vec![advice("x")]).len(), 0, "said");
+        assert_eq!(advised.new(&event("b", 3), vec![advice("x")]).len(), 1, "another model");
+        assert_eq!(advised.new(&event("a", 2), vec![advice("x"), advice("y")]).len(), 2, "something new");
+        assert_eq!(advised.new(&event("a", 4), vec![advice("y")]).len(), 0);
     }
 }

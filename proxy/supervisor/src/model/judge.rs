@@ -30,7 +30,7 @@ impl Model {
         self.note_lull(id);
         let Some(facts) = self.facts(id, now) else { return };
         let barred = |reason, series| self.restraint.bars(reason, series, &self.spec.restraint).is_some();
-        let decision = decide_unless(&self.spec.recycle, &facts, &barred);
+        let decision = decide_unless(&self.spec.recycle, &facts, barred);
         let futile = decision.reason.is_some_and(|reason| barred(reason, decision.series));
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
