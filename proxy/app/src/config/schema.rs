@@ -204,17 +204,13 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         // A test costs the square of its window.
         ("growth", "window" | "kept") => json!({ "type": "integer", "minimum": 8, "maximum": 1024 }),
         ("growth", "scales") => json!({ "type": "integer", "minimum": 1, "maximum": 16 }),
-        ("growth", "test_every" | "tests" | "baseline_floors" | "settle_floors" | "floor_steps") => {
+        ("growth", "test_every" | "tests" | "baseline_floors" | "settle_floors" | "floor_steps")
+        | ("health", "compute_errors" | "speed_readings" | "speed_baseline" | "speed_persists") => {
             json!({ "type": "integer", "minimum": 1, "maximum": 1024 })
         }
-        ("growth", "persist_ratio" | "brake_ratio" | "jump_rest" | "prior_ratio" | "blame_share") => {
-            json!({ "type": "number", "minimum": 0, "maximum": 1 })
-        }
-        ("health", "speed_slow") => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
-        ("health", "compute_errors" | "speed_readings" | "speed_baseline" | "speed_persists") => {
-            json!({ "type": "integer", "minimum": 1, "maximum": 1024 })
-        }
-        ("recycle", "jitter") => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
+        ("growth", "persist_ratio" | "brake_ratio" | "jump_rest" | "prior_ratio" | "blame_share")
+        | ("health", "speed_slow")
+        | ("recycle", "jitter") => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
         _ => match default {
             toml_edit::Value::Integer(_) => json!({ "type": "integer", "minimum": 0 }),
             toml_edit::Value::Float(_) => json!({ "type": "number", "minimum": 0 }),

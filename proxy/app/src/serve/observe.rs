@@ -62,7 +62,7 @@ pub(crate) async fn events(
     let mut see = |event: &Event| {
         metrics.event(event);
         let advice = advice_for(event, &fleet, &told.borrow().servers);
-        log_event(event, &advised.new(event, advice));
+        log_event(event, &advised.unsaid(event, advice));
     };
     tail.events.iter().for_each(&mut see);
     loop {
@@ -92,7 +92,7 @@ struct Advised(BTreeMap<ModelName, Vec<String>>);
 
 impl Advised {
     /// What was not said already.
-    fn new(&mut self, event: &Event, advice: Vec<Advice>) -> Vec<Advice> {
+    fn unsaid(&mut self, event: &Event, advice: Vec<Advice>) -> Vec<Advice> {
         let Some(model) = event.model.as_ref().filter(|_| !advice.is_empty()) else { return Vec::new() };
         let said = self.0.entry(model.clone()).or_default();
         let sentences: Vec<String> = advice.iter().map(Advice::sentence).collect();
@@ -176,10 +176,10 @@ mod tests {
             kind: EventKind::Suspect,
         };
         let mut advised = Advised::default();
-        assert_eq!(advised.new(&event("a", 1), vec![advice("x")]).len(), 1);
-        assert_eq!(advised.new(&event("a", 2), vec![advice("x")]).len(), 0, "said");
-        assert_eq!(advised.new(&event("b", 3), vec![advice("x")]).len(), 1, "another model");
-        assert_eq!(advised.new(&event("a", 2), vec![advice("x"), advice("y")]).len(), 2, "something new");
-        assert_eq!(advised.new(&event("a", 4), vec![advice("y")]).len(), 0);
+        assert_eq!(advised.unsaid(&event("a", 1), vec![advice("x")]).len(), 1);
+        assert_eq!(advised.unsaid(&event("a", 2), vec![advice("x")]).len(), 0, "said");
+        assert_eq!(advised.unsaid(&event("b", 3), vec![advice("x")]).len(), 1, "another model");
+        assert_eq!(advised.unsaid(&event("a", 2), vec![advice("x"), advice("y")]).len(), 2, "something new");
+        assert_eq!(advised.unsaid(&event("a", 4), vec![advice("y")]).len(), 0);
     }
 }
