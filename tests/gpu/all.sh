@@ -86,6 +86,13 @@ EOF
     measure base/memcheck parallel --server "$wrapped" --against "$B" --requests 12 --output 24 "${all[@]}" --report
     tail -3 "$out/memcheck.log" | tee -a "$out/progress"
 fi
+timeout 600 python3 "$here/policy.py" --warden "$warden" --server "$P" --models "$models" --out "$out/policy" \
+    >"$out/policy.json" 2>>"$out/errors"
+say "policies: exit $?"
+if [ -n "${READER:-}" ]; then # the example `gpu` of warden-sensors
+    timeout 100 python3 "$here/vram.py" --server "$P" --models "$models" --reader "$READER" >"$out/vram.json" 2>>"$out/errors"
+    say "readings of VRAM: exit $?"
+fi
 build newest-plain "$newest" --plain
 measure newest/decode decode --server "$N" --against "$(cat "$out/newest-plain")" --env $cap
 measure newest/inert parallel --server "$N" --against "$(cat "$out/newest-plain")" --requests 200
