@@ -36,14 +36,18 @@ pub struct TraceError {
     what: String,
 }
 
-/// All readings of a recording; empty lines are passed over.
+/// All readings of a recording; empty lines are passed over. So is a last line that was cut short: by a full disk, or
+/// because the recording goes on.
 pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
     let mut samples: Vec<Sample> = Vec::new();
     for (index, line) in text.lines().enumerate() {
         if line.trim().is_empty() {
             continue;
         }
-        let sample = parse_line(line).map_err(|what| TraceError { line: index + 1, what })?;
+        let sample = match parse_line(line) {
+            Err(_) if !samples.is_empty() && text.ends_with(line) && is_piece(line) => break,
+            sample => sample.map_err(|what| TraceError { line: index + 1, what })?,
+        };
         if samples.last().is_some_and(|before| before.at > sample.at) {
             let what =
                 "`t` is before that of the line above: a recording holds one generation, in order".to_owned();
@@ -52,6 +56,11 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
         samples.push(sample);
     }
     Ok(samples)
+}
+
+/// Whether it is the beginning of a JSON object.
+fn is_piece(line: &str) -> bool {
+    line.starts_with('{') && serde_json::from_str::<Value>(line).is_err_and(|error| error.is_eof())
 }
 
 /// One reading; the error says which field is wrong, and how.

@@ -68,3 +68,15 @@ fn errors_name_the_line_and_the_field() {
         assert!(error.starts_with("line 2: ") && error.contains(says), "{bad}: {error}");
     }
 }
+
+#[test]
+fn a_last_line_that_was_cut_short_is_no_error() {
+    let whole = r#"{"t": 1, "requests": 1, "rss_anon_kib": 5}"#;
+    for end in 1..whole.len() {
+        let text = format!("{whole}\n{}", &whole[..end]);
+        assert_eq!(parse(&text).unwrap().len(), 1, "{text}");
+    }
+    assert!(parse(&format!("{whole}\n{{\"t\"\n")).is_err(), "a whole line is meant as it is");
+    assert!(parse(&format!("{whole}\nx")).is_err());
+    assert!(parse("{\"t\"").is_err(), "nothing but a piece is no recording");
+}
