@@ -323,8 +323,10 @@ section!(
 section!(
     /// Signs of illness other than memory.
     Health {
-        /// Work in flight without any progress for this long is a wedge.
+        /// Work in flight without any progress for this long is a wedge ...
         wedged_after: Duration = "duration",
+        /// ... and for this long where only bytes of answers could show progress.
+        wedged_unseen: Duration = "duration",
         /// Answers in a row that say that computing failed, with no success in between.
         compute_errors: u32,
         /// Time over which a median speed is taken.

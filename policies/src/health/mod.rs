@@ -7,6 +7,8 @@
 //! | device fault | an Xid that ends a process's use of its GPU | drain |
 //! | slow decode | tokens per second and busy slot fall far below the backend's own | when quiet, if the mode allows |
 //!
+//! A server that tells no counter (`--metrics`) may write a long answer that is not streamed: it gets more time.
+//!
 //! It never looks at latency alone: a busy server is slow and sound.
 
 mod speed;
@@ -124,6 +126,8 @@ pub struct Health {
     progress: Duration,
     /// Looks in a row without progress.
     still: u32,
+    /// It tells its count of decodes, or once did: one that is wedged may not even answer that.
+    counts: bool,
     faults: Vec<(GpuIndex, u64)>,
     /// By the number of busy slots: 1, 2 and 3, 4 to 7, 8 and more. A slot among eight is slower than a lonely one.
     speeds: [Speed; 4],
@@ -140,6 +144,7 @@ impl Health {
             last: Look::default(),
             progress: Duration::ZERO,
             still: 0,
+            counts: false,
             faults: Vec::new(),
             speeds: Default::default(),
         }
@@ -148,6 +153,7 @@ impl Health {
     /// Takes a look in.
     pub fn observe(&mut self, look: &Look) {
         let last = std::mem::replace(&mut self.last, *look);
+        self.counts |= look.decodes.is_some();
         let moved = look.bytes_streamed > last.bytes_streamed || look.decodes > last.decodes;
         if look.in_flight == 0 || last.in_flight == 0 || moved {
             (self.progress, self.still) = (look.at, 0);
@@ -182,9 +188,9 @@ impl Health {
         let errors = (self.policy.compute_errors > 0 && streak >= self.policy.compute_errors)
             .then_some(Symptom::ComputeErrors { in_a_row: streak });
         let since = self.last.at.saturating_sub(self.progress);
-        let wedged =
-            (self.last.in_flight > 0 && self.still >= STILL_LOOKS && since >= self.policy.wedged_after)
-                .then_some(Symptom::Wedged { seconds: since.as_secs() });
+        let patience = if self.counts { self.policy.wedged_after } else { self.policy.wedged_unseen };
+        let wedged = (self.last.in_flight > 0 && self.still >= STILL_LOOKS && since >= patience)
+            .then_some(Symptom::Wedged { seconds: since.as_secs() });
         let slow = self.speeds.iter().find_map(|speed| speed.symptom(&self.policy));
         [fault, errors, wedged, slow].into_iter().flatten().collect()
     }

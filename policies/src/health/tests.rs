@@ -22,7 +22,9 @@ fn names(health: &Health) -> Vec<Reason> {
 #[test]
 fn work_in_flight_without_progress_for_long_is_a_wedge() {
     let mut health = health();
-    for minute in 0..15 {
+    health.observe(&Look { decodes: Some(7), ..at(0) });
+    for minute in 1..15 {
+        // It told its counter once, and does not even answer now.
         health.observe(&at(minute));
         assert_eq!(health.symptoms(), [], "minute {minute}");
     }
@@ -30,6 +32,17 @@ fn work_in_flight_without_progress_for_long_is_a_wedge() {
     assert_eq!(health.symptoms(), [Symptom::Wedged { seconds: 900 }]);
     health.observe(&Look { bytes_streamed: 1, ..at(16) });
     assert_eq!(health.symptoms(), [], "it moves again");
+}
+
+#[test]
+fn without_a_counter_a_long_answer_that_is_not_streamed_is_no_wedge() {
+    let mut health = health();
+    for minute in 0..60 {
+        health.observe(&at(minute));
+        assert_eq!(health.symptoms(), [], "minute {minute}");
+    }
+    health.observe(&at(60));
+    assert_eq!(health.symptoms(), [Symptom::Wedged { seconds: 3600 }]);
 }
 
 #[test]

@@ -40,6 +40,7 @@ async fn a_process_that_answers_nothing_but_compute_errors_is_replaced() {
 async fn a_wedged_process_is_drained_and_ends_by_the_deadline() {
     let rig = Rig::new(|_, _| {}).await;
     let wedged = rig.lease().await.unwrap();
+    rig.script.last().set_decodes(7);
     let patience = defaults().health.wedged_after;
     pass(patience.saturating_sub(secs(30))).await;
     assert_eq!(rig.count("recycle_began"), 0);
