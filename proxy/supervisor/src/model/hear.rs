@@ -118,7 +118,7 @@ impl Model {
         let (context, name, keep) =
             (Arc::clone(&self.context), self.spec.name.clone(), self.watch.priors_kept);
         if !growth.is_empty() {
-            self.helpers.spawn_blocking(move || context.priors.learn(&key, &name, &found, &growth, keep));
+            self.writers.spawn_blocking(move || context.priors.learn(&key, &name, &found, &growth, keep));
         }
     }
 

@@ -78,6 +78,8 @@ pub(crate) struct Model {
     /// For helpers to report with.
     outbox: mpsc::UnboundedSender<Message>,
     helpers: JoinSet<()>,
+    /// Writers of what was learnt: unlike helpers they are waited for at the end.
+    writers: JoinSet<()>,
     units: Vec<Unit>,
     next_unit: u64,
     /// Processes are to run even if nobody waits.
@@ -151,6 +153,7 @@ impl Model {
             inbox,
             outbox: outbox.clone(),
             helpers: JoinSet::new(),
+            writers: JoinSet::new(),
             units: Vec::new(),
             next_unit: 0,
             end: None,
@@ -188,6 +191,7 @@ impl Model {
                 answer();
             }
             if self.is_over() {
+                while self.writers.join_next().await.is_some() {}
                 return;
             }
             let deadline = self.next_deadline();
@@ -202,6 +206,7 @@ impl Model {
                 () = shared.wake.notified() => {}
                 () = sleep_until(deadline) => self.fire(Instant::now()),
                 Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
+                Some(_) = self.writers.join_next(), if !self.writers.is_empty() => {}
             }
         }
     }

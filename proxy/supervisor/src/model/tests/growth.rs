@@ -84,6 +84,18 @@ async fn a_leak_on_the_gpu_is_recycled_by_its_slope_long_before_its_budget() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_process_showed_until_the_end_of_the_fleet_is_remembered() {
+    let rig = Rig::new(|_, script| on_gpu(script, &[80 * GIB], 1)).await;
+    for _ in 0..300 {
+        request(&rig, grows_on_the_gpu(8)).await;
+    }
+    assert_eq!(verdict(&rig, VRAM), Verdict::Leaking);
+    rig.fleet.shutdown(secs(30)).await;
+    let known = std::fs::read_to_string(rig.config.state_dir.join("growth.json")).unwrap();
+    assert!(known.contains("vram0"), "{known}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leak_of_a_tenth_of_mostly_weights_is_helped_and_its_events_speak_of_vram() {
     let rig = Rig::new(|config, script| {
         config.models[0].recycle.vram_soft = mib(3200);
