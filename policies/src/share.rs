@@ -140,10 +140,15 @@ impl Arbiter {
                 return Turn::Wait { model: holder.model.clone(), replica: holder.replica, gpu };
             }
         }
+        Turn::Granted(self.claim(model, replica, gpus))
+    }
+
+    /// Takes a turn out of turn: for what an operator wants, or what cannot be helped. Others wait for it as for any other.
+    pub fn claim(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> TurnId {
         self.next += 1;
         let id = TurnId(self.next);
         self.holders.push(Holder { id, model: model.clone(), replica, gpus: gpus.to_vec() });
-        Turn::Granted(id)
+        id
     }
 
     /// The replacement has ended, or does not take place. Giving back twice does nothing.

@@ -111,6 +111,12 @@ impl Context {
         }
     }
 
+    /// The right to replace a replica at once, whoever is at it. Others wait for its end.
+    pub(crate) fn claim(self: &Arc<Self>, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> Permit {
+        let turn = lock(&self.arbiter).claim(model, replica, gpus);
+        Permit { context: Arc::clone(self), turn }
+    }
+
     /// Whether a backend may be ended because this memory is almost gone: one at a time.
     pub(crate) fn may_end(&self, series: Series) -> bool {
         lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)

@@ -21,6 +21,7 @@ use warden_policies::{Action, GenerationId, Reason, Series};
 use super::Model;
 use super::unit::{Live, Role, UnitId};
 use crate::clock;
+use crate::context::Permit;
 use crate::event::EventKind;
 
 impl Model {
@@ -86,7 +87,10 @@ impl Model {
         }
         match held {
             Some(held) if !replacing => self.tell_held(id, before, decision, held),
-            _ if go && decision.action == Action::KillNow => self.kill_now(id, replica, &decision, permit),
+            _ if go && decision.action == Action::KillNow => {
+                let permit = permit.unwrap_or_else(|| self.claim(id, replica));
+                self.kill_now(id, replica, &decision, permit);
+            }
             _ if permit.is_some() => self.replace_by_policy(replica, decision, permit),
             _ => {}
         }
@@ -164,18 +168,24 @@ impl Model {
         }
     }
 
+    /// The right to replace a replica now; `None` while another one goes first.
+    pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<Permit> {
+        let gpus = self.unit(id)?.live.as_ref()?.watched.gpus();
+        self.context.permit(&self.spec.name, replica, &gpus)
+    }
+
+    /// The same for what does not wait: others wait for it.
+    pub(super) fn claim(&self, id: UnitId, replica: u32) -> Permit {
+        let gpus = self.unit(id).and_then(|unit| unit.live.as_ref()).map(|live| live.watched.gpus());
+        self.context.claim(&self.spec.name, replica, &gpus.unwrap_or_default())
+    }
+
     /// Memory is almost gone: no drain, a short grace.
-    fn kill_now(
-        &mut self,
-        id: UnitId,
-        replica: u32,
-        decision: &Decision,
-        permit: Option<crate::context::Permit>,
-    ) {
+    fn kill_now(&mut self, id: UnitId, replica: u32, decision: &Decision, permit: crate::context::Permit) {
         self.begin_by_policy(
             replica,
             decision,
-            permit,
+            Some(permit),
             "sequential: memory is almost gone, so it does not drain",
         );
         self.step(id, Event::Recycle);

@@ -130,12 +130,6 @@ impl Replacement {
 }
 
 impl Model {
-    /// The right to replace a replica now; `None` while another one goes first.
-    pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<Permit> {
-        let gpus = self.unit(id)?.live.as_ref()?.watched.gpus();
-        self.context.permit(&self.spec.name, replica, &gpus)
-    }
-
     /// Begins a replacement that the policy decided and nothing holds back.
     pub(super) fn replace_by_policy(&mut self, replica: u32, decision: Decision, permit: Option<Permit>) {
         let Some(unit) = self.current(replica) else { return };
@@ -172,8 +166,8 @@ impl Model {
         let Some(unit) = self.current(replica) else { return };
         let id = unit.id;
         let (mode, note) = self.choose(unit);
-        let permit = self.permit(id, replica);
-        self.record(replica, &because(reason), mode, note, permit);
+        let permit = self.claim(id, replica);
+        self.record(replica, &because(reason), mode, note, Some(permit));
         self.carry_on(id, replica, mode);
     }
 

@@ -102,8 +102,7 @@ impl Model {
         for replica in given_up {
             if self.end.is_none() && !self.replacements.iter().any(|known| known.replica == replica) {
                 let note = "sequential: the process does not answer".to_owned();
-                let permit =
-                    self.current(replica).map(|unit| unit.id).and_then(|id| self.permit(id, replica));
+                let permit = self.current(replica).map(|unit| self.claim(unit.id, replica));
                 let decision = because(Reason::Unresponsive);
                 self.record(replica, &decision, Mode::Sequential, Some(note), permit);
             }

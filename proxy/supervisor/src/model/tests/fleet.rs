@@ -106,6 +106,41 @@ async fn a_drain_is_not_cut_short_over_memory_that_no_restart_brings_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_an_operator_restarts_out_of_turn_is_waited_for_all_the_same() {
+    let rig = Rig::new(|config, script| {
+        config.models = vec![spec("a"), spec("b"), spec("c")];
+        for model in &mut config.models {
+            model.recycle.vram_hard = mib(10 * 1024);
+        }
+        script.set_gpus(&[80 * GIB]);
+        script.all((0..8).map(|_| Role { vram: Some(3 * GIB), ..Role::default() }));
+    })
+    .await;
+    let mut leases = Vec::new();
+    for name in ["a", "b", "c"] {
+        leases.push(lease(&rig, name).await);
+        pass(secs(6)).await;
+    }
+    first_of(&rig, 0).set_vram(10 * GIB + GIB / 5);
+    pass(secs(6)).await;
+    let fleet = rig.fleet.clone();
+    let restarted = begun(async move { fleet.restart("b").await }).await;
+    pass(secs(1)).await;
+    assert_eq!(rig.count("draining"), 2, "operators do not wait: {:?}", rig.kinds());
+    first_of(&rig, 2).set_vram(10 * GIB + GIB / 5);
+    // The first one's turn ends, and the operator's restart goes on.
+    drop(leases.remove(0));
+    pass(secs(30)).await;
+    assert_eq!(rig.count("draining"), 2, "{:?}", rig.kinds());
+    drop(leases.remove(0));
+    restarted.await.unwrap().unwrap();
+    pass(secs(10)).await;
+    assert_eq!(rig.count("draining"), 3, "{:?}", rig.kinds());
+    drop(leases);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replacement_that_fails_lets_the_next_one_go() {
     let rig = two(
         |model| {
