@@ -397,6 +397,18 @@ section!(
         swift_effect: f64,
         /// Growth that is no line but rose by this multiple, and does not slow down, needs only two tests too.
         steep_effect: f64,
+        /// Such a rise settles only if its later half has less than this share of the slope of its earlier half.
+        steep_ratio: f64,
+        /// A line that is so much straighter than it has to be needs as much less of a rise.
+        straight_share: f64,
+        /// Any rise settles if its later half is slower by more than this multiple of its scatter ...
+        pace_noise: f64,
+        /// ... and has less than this share of the slope of its earlier half.
+        pace_limit: f64,
+        /// So many longer scales are asked whether it settles, and the last of them whether it fell before.
+        past_scales: usize,
+        /// A fall before by this share of the rise makes it a movement, not a leak.
+        fall_share: f64,
         /// Rise of all floors in deviations of a random walk with steps of their size.
         drift_z: f64,
         /// Deviations from no trend that a test needs.

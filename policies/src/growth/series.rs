@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::growth::blame::blame;
 use crate::growth::floors::{Floors, Point};
-use crate::growth::shape::{Finding, examine, whole};
+use crate::growth::shape::{Finding, Whole, examine, whole};
 use crate::growth::stats::{self, exact};
 use crate::growth::{Fill, Growth, GrowthPolicy, Interval, Prior, Verdict};
 use crate::sample::{Sample, Series};
@@ -272,18 +272,53 @@ impl Watch {
         if !(often || again) {
             return None;
         }
-        // What rose faster some time ago settles, however straight it looks from near.
-        if self.earlier(scale).is_some_and(|earlier| last.slope.value < policy.persist_ratio * earlier) {
+        let whole = whole(self.floors.of(scale).iter(), self.grain(), policy)?;
+        if !whole.drift || self.settles(scale, &whole, effect) || self.fell(scale, whole.rise) {
             return None;
         }
-        let whole = whole(self.floors.of(scale).iter(), self.grain(), policy)?;
-        let line = whole.steady && whole.scatter <= 1.0;
+        let scatter = whole.bent / policy.straight_scatter;
+        let line = whole.pace >= policy.straight_ratio && scatter <= 1.0;
         // The straighter, the shorter: half of it for a line that is twice as straight as it has to be.
-        let ruled = line && whole.rise >= policy.swift_effect * whole.scatter.max(0.5) * effect;
+        let ruled = line && whole.rise >= policy.swift_effect * scatter.max(policy.straight_share) * effect;
         // Only from step to step: over longer stretches, plateaus add up to as much.
-        let steep = scale == 0 && whole.steady && whole.rise >= policy.steep_effect * effect;
+        let steep = scale == 0 && whole.rise >= policy.steep_effect * effect;
         let long = line || whole.rise >= policy.long_effect * effect;
-        Some(whole.drift && (again && (ruled || steep) || often && long))
+        Some(again && (ruled || steep) || often && long)
+    }
+
+    /// It rises more slowly than before, in this stretch or in longer ones: the straighter the line, the surer that is.
+    fn settles(&self, scale: usize, near: &Whole, effect: f64) -> bool {
+        let policy = &self.policy;
+        let slows = |whole: &Whole| {
+            let noise = 1.0 - policy.pace_noise * whole.scatter;
+            let limit = if whole.rise >= policy.steep_effect * effect {
+                policy.steep_ratio
+            } else {
+                noise.clamp(policy.persist_ratio, policy.pace_limit)
+            };
+            whole.pace < limit
+        };
+        let far = |scale: usize| {
+            let floors = self.floors.of(scale);
+            let enough = floors.len() >= 2 * policy.baseline_floors;
+            enough.then(|| whole(floors.iter(), self.grain(), policy)).flatten()
+        };
+        let end = self.floors.len().min(scale + 1 + policy.past_scales);
+        slows(near) || (scale + 1..end).filter_map(far).any(|far| slows(&far))
+    }
+
+    /// It fell within an equal stretch of work by a good part of what it rose now: then it may fall again.
+    fn fell(&self, scale: usize, rise: f64) -> bool {
+        let far = (scale + self.policy.past_scales).min(self.floors.len() - 1);
+        let floors = self.floors.of(far);
+        let span = self.floors.of(scale).len() >> (far - scale);
+        (2..floors.len()).any(|end| {
+            // A single low reading is no fall.
+            let low = floors[end].level.max(floors[end - 1].level);
+            floors
+                .range(end.saturating_sub(span)..end - 1)
+                .any(|floor| floor.level - low > self.policy.fall_share * rise)
+        })
     }
 
     /// The steps in bytes in which this memory is taken.
@@ -292,15 +327,6 @@ impl Watch {
             Series::Host => 0.0,
             Series::Vram(_) => exact(self.policy.vram_grain.0),
         }
-    }
-
-    /// The slope of a scale some time ago, as the next longer one remembers it.
-    fn earlier(&self, scale: usize) -> Option<f64> {
-        let floors = (scale + 1 < self.floors.len()).then(|| self.floors.of(scale + 1))?;
-        let old = floors.len() / 2;
-        let (xs, ys): (Vec<f64>, Vec<f64>) =
-            floors.iter().take(old).map(|floor| (exact(floor.work.requests), floor.level)).unzip();
-        (old >= self.policy.baseline_floors).then(|| stats::sen(&xs, &ys))?
     }
 
     /// Growth as in an earlier generation needs no repetition.

@@ -51,10 +51,12 @@ pub(super) struct Whole {
     /// The rise is more than chance makes of steps of this size, were each as likely to go up as down: what wanders far
     /// and slowly shows trends everywhere, but no drift.
     pub(super) drift: bool,
-    /// The end is as steep as the beginning: nothing that settles is.
-    pub(super) steady: bool,
-    /// Deviation of the floors from their line as a share of what a line is allowed: up to 1, it is a line.
+    /// Slope of the later half as a share of that of the earlier one; beyond 1 where the earlier half does not rise.
+    pub(super) pace: f64,
+    /// Deviation of the floors from their line as a share of the rise.
     pub(super) scatter: f64,
+    /// The same, less what the steps are to blame for in which such memory is taken.
+    pub(super) bent: f64,
 }
 
 /// Looks at all floors of a scale together. `None` if they are too few for a slope of each half.
@@ -70,14 +72,15 @@ pub(super) fn whole<'a>(
     let rise = slope * (xs.last()? - xs.first()?);
     let half = xs.len() / 2;
     let (early, late) = (stats::sen(&xs[..half], &ys[..half])?, stats::sen(&xs[half..], &ys[half..])?);
-    let scatter = (stats::scatter(&xs, &ys, slope) - grain / 2.0).max(0.0);
-    let scatter = if rise > 0.0 { scatter / (policy.straight_scatter * rise) } else { f64::MAX };
-    let steady = late >= policy.straight_ratio * early;
+    let scatter = stats::scatter(&xs, &ys, slope);
+    let share = |bytes: f64| if rise > 0.0 { bytes / rise } else { f64::MAX };
+    let (scatter, bent) = (share(scatter), share((scatter - grain / 2.0).max(0.0)));
+    let pace = if early > 0.0 { late / early } else { f64::MAX };
     let steps: Vec<f64> = ys.windows(2).map(|two| two[1] - two[0]).collect();
     let places: Vec<f64> = vec![0.0; steps.len()];
     let chance = stats::scatter(&places, &steps, 0.0) * size(steps.len()).sqrt();
     let drift = rise >= policy.drift_z * chance;
-    Some(Whole { rise, drift, steady, scatter })
+    Some(Whole { rise, drift, pace, scatter, bent })
 }
 
 /// The trend test, corrected for autocorrelation.
