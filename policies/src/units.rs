@@ -42,6 +42,17 @@ impl fmt::Display for ByteSize {
     }
 }
 
+/// Bytes times a factor; a negative factor counts as 0, and what is too large becomes the largest number.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a cast of a larger number saturates, and a byte more or less does not matter to a limit"
+)]
+pub fn scale(bytes: u64, factor: f64) -> u64 {
+    (bytes as f64 * factor.max(0.0)) as u64
+}
+
 /// Why a text is not a size. The message repeats the text and shows the right form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a size: write a number and a unit, like `12GiB` or `512MiB`{}", if *.percent { ", a share of the memory, like `80%`, or `auto`" } else { "" })]

@@ -28,6 +28,7 @@ use crate::growth::{Forecast, Verdict};
 use crate::moment;
 use crate::sample::Series;
 use crate::share::Level;
+use crate::units;
 
 /// One thing that speaks for a replacement.
 #[derive(Clone, Copy)]
@@ -175,7 +176,7 @@ fn exhausted(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> {
     let (free, gain) = (facts.free?, facts.gain()?);
     let (limit, still) = match facts.series {
         Series::Host => {
-            let share = facts.total.map_or(u64::MAX, |total| policy::scale(total, levels.kill_host_share));
+            let share = facts.total.map_or(u64::MAX, |total| units::scale(total, levels.kill_host_share));
             (levels.kill_host.min(share), true)
         }
         // Free VRAM is constant on a device that is full by design; only a process that still takes more is in danger.
@@ -201,7 +202,7 @@ fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<D
         Some(Wish { action, reason, series: Some(facts.series), limit: Some(limit), observing: false })
     };
     if let Some(limit) = budget.hard.filter(|limit| charged >= *limit) {
-        let lost = charged > policy::scale(limit, policy.levels.kill_over)
+        let lost = charged > units::scale(limit, policy.levels.kill_over)
             && urgent_for.is_some_and(|wanted| wanted >= policy.levels.kill_after)
             && !facts.estimated;
         return wish(if lost { Action::KillNow } else { Action::DrainNow }, hard, limit);

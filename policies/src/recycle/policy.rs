@@ -18,7 +18,7 @@ use crate::defaults::{Levels, Recycle};
 use crate::moment::MomentPolicy;
 use crate::sample::Series;
 use crate::schedule::Windows;
-use crate::units::{ByteSize, MemoryLimit};
+use crate::units::{ByteSize, MemoryLimit, scale};
 
 /// What is done about memory that grows without bound, long before it reaches a budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -231,14 +231,4 @@ impl RecyclePolicy {
         let most = total.map_or(u64::MAX, |total| scale(total, self.levels.host_hard_most));
         scale(soft, self.levels.host_hard).min(most).max(soft)
     }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "bytes of memory times a small positive factor; a cast of a larger number saturates, and a byte does not matter"
-)]
-pub(super) fn scale(bytes: u64, factor: f64) -> u64 {
-    (bytes as f64 * factor.max(0.0)) as u64
 }

@@ -21,6 +21,7 @@ use warden_policies::growth::{Growth, Monitor, Prior, Turn};
 use warden_policies::health::{Health, Look, Symptom};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
+use warden_policies::units::scale;
 use warden_sensors::gpu::Fault;
 use warden_sensors::{CgroupMemory, HostTotals, Report};
 
@@ -390,14 +391,8 @@ fn declared(command: &Command, build: Option<u32>) -> Allowance {
 }
 
 /// Whether the exact figure shows this share of the growth, too.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "a share of bytes of memory, for a comparison with a wide margin"
-)]
 fn shows(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
-    exact.saturating_sub(baseline) >= (growth as f64 * share.clamp(0.0, 1.0)) as u64
+    exact.saturating_sub(baseline) >= scale(growth, share.min(1.0))
 }
 
 /// Tokens per second of one slot, over all these answers.

@@ -3,6 +3,7 @@
 use warden_policies::ByteSize;
 use warden_policies::lifecycle::Phase;
 use warden_policies::sample::HostMemory;
+use warden_policies::units::scale;
 
 use super::Model;
 use super::unit::Unit;
@@ -54,14 +55,4 @@ impl Model {
         let mode = if fits { Mode::Overlap } else { Mode::Sequential };
         (mode, format!("{}: {}", mode.as_str(), words.join(", ")))
     }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "bytes of memory times a small factor: far from the ends of both types, and an estimate anyway"
-)]
-fn scale(bytes: u64, factor: f64) -> u64 {
-    (bytes as f64 * factor.max(0.0)) as u64
 }
