@@ -181,7 +181,7 @@ impl Model {
     }
 
     /// Memory is almost gone: no drain, a short grace.
-    fn kill_now(&mut self, id: UnitId, replica: u32, decision: &Decision, permit: crate::context::Permit) {
+    fn kill_now(&mut self, id: UnitId, replica: u32, decision: &Decision, permit: Permit) {
         self.begin_by_policy(
             replica,
             decision,
