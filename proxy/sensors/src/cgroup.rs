@@ -19,16 +19,19 @@ pub(crate) struct Allowance {
 struct Names {
     limit: &'static str,
     used: &'static str,
-    inactive_file: &'static str,
+    /// Pages of files, which the kernel gives up before it fails an allocation: those of late use, too, as in
+    /// `MemAvailable`. A mapped model is nothing else.
+    files: [&'static str; 2],
 }
 
 const V1: Names = Names {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
-    inactive_file: "total_inactive_file",
+    files: ["total_inactive_file", "total_active_file"],
 };
 
-const V2: Names = Names { limit: "memory.max", used: "memory.current", inactive_file: "inactive_file" };
+const V2: Names =
+    Names { limit: "memory.max", used: "memory.current", files: ["inactive_file", "active_file"] };
 
 /// What our groups allow; `None` without any limit. A limit of `total` or more is none.
 pub(crate) fn allowance(total: u64) -> Option<Allowance> {
@@ -40,7 +43,8 @@ fn among(groups: &str, root: &Path, total: u64) -> Option<Allowance> {
     let limits = groups.lines().flat_map(|line| levels(line, root)).filter_map(|(directory, names)| {
         let limit = number(&directory.join(names.limit)).filter(|limit| *limit < total)?;
         let used = number(&directory.join(names.used))?;
-        let given_back = statistic(&directory.join("memory.stat"), names.inactive_file).unwrap_or(0);
+        let files = names.files.iter().filter_map(|name| statistic(&directory.join("memory.stat"), name));
+        let given_back = files.fold(0, u64::saturating_add);
         Some(Allowance { limit, left: limit.saturating_sub(used.saturating_sub(given_back)) })
     });
     limits.reduce(|a, b| Allowance { limit: a.limit.min(b.limit), left: a.left.min(b.left) })
@@ -105,6 +109,15 @@ mod tests {
             ],
         );
         assert_eq!(among("0::/a/b\n", root, TOTAL), Some(Allowance { limit: 5000, left: 3000 }));
+    }
+
+    #[test]
+    fn pages_of_a_mapped_model_are_left_though_they_are_in_use() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let stat = "anon 1500\nfile 7500\nshmem 300\ninactive_file 200\nactive_file 7000\nunevictable 9\n";
+        write(root, &[("memory.max", "10000\n"), ("memory.current", "9900\n"), ("memory.stat", stat)]);
+        assert_eq!(among("0::/\n", root, TOTAL), Some(Allowance { limit: 10_000, left: 7300 }));
     }
 
     #[test]
