@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
-use warden_policies::{GenerationId, backoff};
+use warden_policies::{GenerationId, allowance, backoff};
 
 use super::unit::{Live, Unit, UnitId};
 use super::watched::Watched;
@@ -241,9 +241,11 @@ impl Unit {
     }
 }
 
-/// Whether a line may tell what the server keeps. Cheap, because every line is asked.
+/// Whether a line tells what the server keeps. Every line is asked, so the first question is a cheap one; a server with a
+/// full prompt cache lists hundreds of prompts at each request, of which none tells anything.
 fn is_telling(line: &str) -> bool {
     ["cache", "checkpoint", "n_slots"].iter().any(|word| line.contains(word))
+        && allowance::read(line).is_some()
 }
 
 /// What a process is made of. Two equal ones mean that nothing needs a new process.
