@@ -70,7 +70,8 @@ impl Model {
         let free = due && held.is_none() && !replacing;
         let spared = free && self.is_spared(&decision);
         let go = free && !spared && self.is_confirmed(id, &decision, now);
-        let permit = if go { self.permit(id, replica) } else { None };
+        let alone = decision.action < Action::KillNow && self.another_comes(replica);
+        let permit = if go && !alone { self.permit(id, replica) } else { None };
         if spared || go && permit.is_none() && decision.action < Action::KillNow {
             decision = decision.but(WhyNot::InTurn);
         }
@@ -158,6 +159,16 @@ impl Model {
                 false
             }
         }
+    }
+
+    /// Whether another replica is on its way back without having been replaced: after a crash this one serves for both.
+    fn another_comes(&self, replica: u32) -> bool {
+        let told = self.watch.failures_told;
+        self.units.iter().any(|unit| {
+            let comes =
+                matches!(unit.phase(), Phase::Starting | Phase::Draining | Phase::Stopping | Phase::Backoff);
+            unit.role == Role::Current && unit.replica != replica && comes && !unit.is_hopeless(told)
+        })
     }
 
     fn charged(&self, id: UnitId, series: Series) -> Option<u64> {

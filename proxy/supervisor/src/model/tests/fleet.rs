@@ -141,6 +141,33 @@ async fn whoever_an_operator_restarts_out_of_turn_is_waited_for_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_replica_that_serves_is_not_recycled_while_the_other_one_comes_back_from_a_crash() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].replicas = 2;
+        config.models[0].preload = true;
+        config.models[0].recycle.vram_hard = mib(10 * 1024);
+        script.set_gpus(&[80 * GIB]);
+        let role = Role { vram: Some(3 * GIB), ..Role::default() };
+        script.all([role.clone(), role.clone()]);
+        // The one after the crash loads for a minute.
+        script.all([Role { ready_after: secs(60), ..role.clone() }, role]);
+    })
+    .await;
+    pass(secs(10)).await;
+    first_of(&rig, 0).crash();
+    pass(secs(3)).await;
+    first_of(&rig, 1).set_vram(10 * GIB + GIB / 5);
+    pass(secs(45)).await;
+    assert_eq!((rig.script.children().len(), rig.count("draining")), (3, 0), "{:?}", rig.kinds());
+    let why = |view: &crate::BackendView| view.next.as_ref().and_then(|next| next.decision.why_not);
+    let view = rig.fleet.view();
+    assert!(view.models[0].backends.iter().any(|view| why(view) == Some(WhyNot::InTurn)));
+    pass(secs(30)).await;
+    assert_eq!(rig.ledger()[0].reason, Reason::VramHard, "{:?}", rig.kinds());
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replacement_that_fails_lets_the_next_one_go() {
     let rig = two(
         |model| {
