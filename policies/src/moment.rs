@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::defaults::Moment;
 use crate::growth::Forecast;
-use crate::recycle::words;
+use crate::units::span;
 
 /// The numbers. Reasons: `defaults.toml`, section `[moment]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,7 @@ pub struct Weighing {
 
 impl std::fmt::Display for Weighing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let time = |seconds: f64| words(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+        let time = |seconds: f64| span(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
         write!(
             f,
             "now it costs {} of waiting, at the next lull {}; with {:.0} % memory runs out before, which costs {}: {}",

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -51,6 +52,22 @@ impl fmt::Display for ByteSize {
 )]
 pub fn scale(bytes: u64, factor: f64) -> u64 {
     (bytes as f64 * factor.max(0.0)) as u64
+}
+
+/// A time for people, in its two largest units: `2 d 3 h`, `11 h 20 min`, `45 s`, `100 ms`.
+pub fn span(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let two = |large: u64, unit: &str, small: u64, rest: &str| match small {
+        0 => format!("{large} {unit}"),
+        _ => format!("{large} {unit} {small} {rest}"),
+    };
+    match seconds {
+        0 if !time.is_zero() => format!("{} ms", time.as_millis().max(1)),
+        0..60 => format!("{seconds} s"),
+        60..3600 => two(seconds / 60, "min", seconds % 60, "s"),
+        3600..86_400 => two(seconds / 3600, "h", seconds % 3600 / 60, "min"),
+        _ => two(seconds / 86_400, "d", seconds % 86_400 / 3600, "h"),
+    }
 }
 
 /// Why a text is not a size. The message repeats the text and shows the right form.
@@ -275,5 +292,22 @@ mod tests {
     fn sizes_print_with_a_binary_unit() {
         assert_eq!(ByteSize(12 * 1024 * MIB).to_string(), "12.0 GiB");
         assert_eq!(ByteSize(900).to_string(), "900 B");
+    }
+
+    #[test]
+    fn a_time_is_told_in_its_two_largest_units() {
+        let told = |seconds: f64| span(Duration::from_secs_f64(seconds));
+        for (seconds, text) in [
+            (0.0, "0 s"),
+            (0.1, "100 ms"),
+            (59.9, "59 s"),
+            (120.0, "2 min"),
+            (135.0, "2 min 15 s"),
+            (3600.0, "1 h"),
+            (40_800.0, "11 h 20 min"),
+            (183_600.0, "2 d 3 h"),
+        ] {
+            assert_eq!(told(seconds), text);
+        }
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::restraint::Held;
 use crate::sample::Series;
+use crate::units::span;
 
 /// What to do about a backend, in rising urgency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -162,11 +163,11 @@ impl std::fmt::Display for WhyNot {
             Self::NotQuiet { seconds_left } => write!(
                 f,
                 "waiting for a moment without requests, at most {}",
-                words(Duration::from_secs(*seconds_left))
+                span(Duration::from_secs(*seconds_left))
             ),
             Self::OutsideWindow { minutes_left } => {
                 let left = Duration::from_secs(u64::from(*minutes_left) * 60);
-                write!(f, "outside of the window of the day: the next one opens in {}", words(left))
+                write!(f, "outside of the window of the day: the next one opens in {}", span(left))
             }
             Self::Observing { would: Action::DrainNow } => f.write_str(
                 "`policy.growth` is \"observe\": with \"recycle\" it would be drained and replaced now",
@@ -177,24 +178,12 @@ impl std::fmt::Display for WhyNot {
             Self::NotYet { seconds_to_limit, seconds_before } => write!(
                 f,
                 "it reaches the limit in about {}; it is replaced when less than {} are left",
-                words(Duration::from_secs(*seconds_to_limit)),
-                words(Duration::from_secs(*seconds_before))
+                span(Duration::from_secs(*seconds_to_limit)),
+                span(Duration::from_secs(*seconds_before))
             ),
             Self::InTurn => f.write_str("another replacement of this model or on this GPU goes first"),
             Self::Held { by } => by.fmt(f),
         }
-    }
-}
-
-/// A time for people, in its two largest units: `11 h 20 min`, `45 s`.
-pub(crate) fn words(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 if seconds.is_multiple_of(60) => format!("{} min", seconds / 60),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        _ if seconds % 3600 < 60 => format!("{} h", seconds / 3600),
-        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
     }
 }
 

@@ -19,7 +19,6 @@ mod tests;
 
 use std::time::Duration;
 
-pub(crate) use decision::words;
 pub use decision::{Action, Decision, Reason, WhyNot};
 pub use facts::{Facts, Reading, SeriesFacts};
 pub use policy::{Budget, GrowthMode, LevelsPolicy, RecyclePolicy};

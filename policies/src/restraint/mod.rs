@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::recycle::{Action, Decision, Reason, words};
+use crate::recycle::{Action, Decision, Reason};
 use crate::sample::Series;
 use crate::units::ByteSize;
+use crate::units::span;
 
 /// The limits on recycling by policy. Operators are not bound by them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -123,7 +124,7 @@ impl std::fmt::Display for Held {
                 "{recycles} recycles because of growth within {} did not cure it, so growth recycles nothing any more; \
                  budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden restart` \
                  switches it on again",
-                words(Duration::from_secs(*seconds))
+                span(Duration::from_secs(*seconds))
             ),
             Self::DriverLeak { series, bytes } => {
                 let (what, cure) = match series {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use warden_policies::growth::{Blame, Fill, Forecast, Interval, Unit};
+use warden_policies::units::span;
 use warden_policies::{Action, ByteSize, Decision, Reason, Series};
 
 /// An amount of memory, with two digits after the point: `4.42 MiB`.
@@ -90,15 +91,7 @@ pub(crate) fn time(seconds: f64) -> String {
     if seconds >= 365.0 * 86_400.0 {
         return "over a year".to_owned();
     }
-    let seconds = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default().as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 if seconds.is_multiple_of(60) => format!("{} min", seconds / 60),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86_400 if seconds % 3600 < 60 => format!("{} h", seconds / 3600),
-        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
+    span(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default())
 }
 
 /// What an action is, in words.
