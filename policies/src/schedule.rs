@@ -116,6 +116,20 @@ impl Windows {
         self.0.iter().map(|window| window.opens_in(minute)).min().unwrap_or(0)
     }
 
+    /// For how long one has been open, in whole minutes; `None` without windows, or while none is open.
+    pub fn open_for(&self, minute: u16) -> Option<Duration> {
+        if self.is_always() || !self.open(minute) {
+            return None;
+        }
+        let closed = (1..DAY).find(|back| !self.open((minute + DAY - back) % DAY))?;
+        Some(Duration::from_secs(u64::from(closed - 1) * 60))
+    }
+
+    /// Whether this is the last minute of the window that is open.
+    pub fn closes(&self, minute: u16) -> bool {
+        self.open(minute) && !self.open((minute + 1) % DAY)
+    }
+
     /// How long there will be no window after the one that is open now, counted from now: what waits past this one
     /// waits at least so long. Zero without windows, or while none is open.
     pub fn next_after_this(&self, minute: u16) -> Duration {
@@ -209,6 +223,18 @@ mod tests {
         let two = windows("02:00-05:00, 12:00-13:00");
         assert_eq!(two.next_after_this(240), Duration::from_secs(8 * 3600));
         assert_eq!(Windows::ALWAYS.next_after_this(240), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_window_knows_since_when_it_is_open_and_when_it_closes() {
+        let night = windows("22:00-04:00");
+        let minutes = |minutes: u64| Some(Duration::from_secs(minutes * 60));
+        assert_eq!(
+            [1320, 1330, 10, 240].map(|minute| night.open_for(minute)),
+            [minutes(0), minutes(10), minutes(130), None]
+        );
+        assert_eq!([238, 239, 240].map(|minute| night.closes(minute)), [false, true, false]);
+        assert_eq!((Windows::ALWAYS.open_for(5), Windows::ALWAYS.closes(5)), (None, false));
     }
 
     #[test]

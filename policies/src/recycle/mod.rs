@@ -87,8 +87,15 @@ fn when_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Deci
         return decision.but(WhyNot::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
     }
     let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.quiet_for);
-    let waited = facts.wanted_for.unwrap_or_default();
-    if quiet || waited >= policy.quiet_within || moment::weigh(&policy.moment, &facts.load, end(facts)).now {
+    // Closed hours are no waiting for quiet: else everything that waits for a window would be due when it opens.
+    let opened = facts.minute.and_then(|minute| policy.only.open_for(minute)).unwrap_or(Duration::MAX);
+    let waited = facts.wanted_for.unwrap_or_default().min(opened);
+    let last = facts.minute.is_some_and(|minute| policy.only.closes(minute));
+    if quiet
+        || last
+        || waited >= policy.quiet_within
+        || moment::weigh(&policy.moment, &facts.load, end(facts)).now
+    {
         return decision;
     }
     let left = policy.quiet_within.saturating_sub(waited);

@@ -405,3 +405,23 @@ proptest! {
         prop_assert_eq!(decide(&policy, &Facts { work, unit, ..facts(0) }).reason, Some(Reason::MaxRequests));
     }
 }
+
+#[test]
+fn hours_outside_of_the_window_are_no_waiting_for_quiet() {
+    let policy = RecyclePolicy { only: "02:00-05:00".parse().unwrap(), ..policy() };
+    let at = |minute| Facts {
+        minute: Some(minute),
+        wanted_for: Some(Duration::from_secs(9 * 3600)),
+        ..only(SeriesFacts::of(Series::Host, Some(100 * MIB)))
+    };
+    let opened = decide(&policy, &at(120));
+    assert_eq!(brief(opened), (Action::RecycleWhenQuiet, Some(Reason::HostSoft), false));
+    assert_eq!(opened.why_not, Some(WhyNot::NotQuiet { seconds_left: policy.quiet_within.as_secs() }));
+    let quiet = Facts { idle_for: Some(policy.quiet_for), ..at(120) };
+    assert!(decide(&policy, &quiet).due);
+    let waited = u16::try_from(policy.quiet_within.as_secs() / 60).unwrap();
+    assert!(decide(&policy, &at(120 + waited)).due, "it has waited within the window");
+    let short = RecyclePolicy { quiet_within: Duration::from_secs(24 * 3600), ..policy };
+    assert!(!decide(&short, &at(298)).due);
+    assert!(decide(&short, &at(299)).due, "the last minute of the window");
+}
