@@ -411,6 +411,8 @@ section!(
         fall_share: f64,
         /// Rise of all floors in deviations of a random walk with steps of their size.
         drift_z: f64,
+        /// The same over four floors at a time, where only what wanders goes far.
+        drift_far_z: f64,
         /// Deviations from no trend that a test needs.
         trend_z: f64,
         /// Deviations to each side of the slope that its interval has.

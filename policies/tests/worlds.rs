@@ -1,10 +1,11 @@
 //! Made-up worlds: how soon leaks are found, how seldom something else is called one, and who is blamed.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use warden_policies::growth::{Blame, Monitor, Prior, Turn, Unit, Verdict};
 use warden_policies::world::catalogue::{Case, Harmless, leaking, leaking_now_and_then};
-use warden_policies::world::{Leak, Load, World};
+use warden_policies::world::{Leak, Load, Noise, World};
 use warden_policies::{Sample, Series, defaults};
 
 const MIB: f64 = 1_048_576.0;
@@ -103,6 +104,37 @@ fn the_unit_of_work_that_pays_is_blamed_and_never_another() {
         }
         assert!(seen.get(&Some(unit)).is_some_and(|times| *times >= 10), "{unit:?}: {seen:?}");
         assert!(seen.keys().all(|blamed| blamed.is_none_or(|blamed| blamed == unit)), "{unit:?}: {seen:?}");
+    }
+}
+
+/// Every unit of work that is blamed within so many requests.
+fn ever_blamed(world: &World, requests: u64) -> Vec<Unit> {
+    let mut monitor = Monitor::new(&defaults().growth);
+    let mut units = vec![];
+    for sample in world.run().take_while(|sample| sample.work.requests < requests) {
+        monitor.observe(&sample);
+        if let Some(Blame::Pays { unit, .. }) = monitor.growth()[0].blame {
+            units.push(unit);
+        }
+    }
+    units
+}
+
+#[test]
+fn growth_of_hours_is_put_down_to_hours_where_the_rate_of_requests_varies() {
+    let hourly = |seed| World { leaks: vec![Leak::of(Unit::Hour, 4000.0 * MIB)], ..World::quiet(seed) };
+    let seen = (0..12).filter(|seed| ever_blamed(&hourly(*seed), 1500).contains(&Unit::Hour)).count();
+    assert!(seen >= 10, "{seen} of 12");
+}
+
+#[test]
+fn requests_back_to_back_with_short_pauses_are_never_hours() {
+    for seed in 0..12 {
+        let load = Load { per_second: 2.0, ticks: Some(Duration::from_secs(1)), ..Load::default() };
+        let noise = Noise { spike: 4.0 * MIB, ..Noise::SILENT };
+        let world = World { load, noise, ..leaking(seed, 4.0 * MIB) };
+        let units = ever_blamed(&world, 800);
+        assert!(!units.is_empty() && !units.contains(&Unit::Hour), "{seed}: {units:?}");
     }
 }
 

@@ -58,11 +58,28 @@ impl Table {
         self.rise.iter().enumerate().map(|(row, rise)| rise - fitted(row)).collect()
     }
 
-    /// How much the rate of requests varies: the mean distance between shares of the requests and shares of the time.
-    fn uneven(&self) -> f64 {
+    /// How much the amount of a unit in a request varies: the mean distance between shares of the requests and of it.
+    fn uneven(&self, unit: Unit) -> f64 {
         let of = |unit| self.columns.iter().find(|column| column.0 == unit).map(|column| &column.1);
-        let Some((requests, hours)) = of(Unit::Request).zip(of(Unit::Hour)) else { return 0.0 };
-        requests.iter().zip(hours).map(|(a, b)| (a - b).abs()).sum::<f64>() / size(requests.len().max(1))
+        let Some((requests, amounts)) = of(Unit::Request).zip(of(unit)) else { return 0.0 };
+        requests.iter().zip(amounts).map(|(a, b)| (a - b).abs()).sum::<f64>() / size(requests.len().max(1))
+    }
+
+    /// Hours explain the growth clearly better than all work, and the rate of requests varies enough to say so.
+    fn hourly(&self, policy: &GrowthPolicy) -> bool {
+        if self.uneven(Unit::Hour) < policy.blame_uneven {
+            return false;
+        }
+        let all: Vec<usize> = (0..self.columns.len()).collect();
+        let (_, scale) = self.fit(&all, None);
+        let (mut hour, mut work) = (f64::MAX, f64::MAX);
+        for column in all {
+            let (betas, _) = self.fit(&[column], Some(scale));
+            let loss = self.loss(&[column], &betas, scale);
+            let best = if self.columns[column].0 == Unit::Hour { &mut hour } else { &mut work };
+            *best = best.min(loss);
+        }
+        hour + policy.blame_margin < work
     }
 
     /// Robust non-negative fit of some columns. `scale`: deviation of the rests, measured anew each time if `None`.
@@ -142,16 +159,11 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     }
     let unit_at = |column: usize| table.columns[column].0;
     let by_loss = |a: &&(usize, f64, f64), b: &&(usize, f64, f64)| a.2.total_cmp(&b.2);
-    let work = alone.iter().filter(|(column, ..)| unit_at(*column) != Unit::Hour).min_by(by_loss);
+    let of_work = alone.iter().filter(|(column, ..)| unit_at(*column) != Unit::Hour);
+    let Some(work) = of_work.min_by(by_loss) else { return undecided("no work was done while it grew") };
     let hour = alone.iter().find(|(column, ..)| unit_at(*column) == Unit::Hour);
     let margin = policy.blame_margin;
-    // Requests that come at a constant rate make hours look guilty, even more so as a request in flight has taken
-    // memory before it is counted: an hour has to be clearly better than all work, and the rate has to vary.
-    let winner = match (work, hour) {
-        (Some(work), Some(hour)) if hour.2 + margin < work.2 && table.uneven() >= policy.blame_uneven => hour,
-        (Some(work), _) => work,
-        (None, _) => return undecided("no work was done while it grew"),
-    };
+    let winner = hour.filter(|_| hourly(floors, &table, policy)).unwrap_or(work);
     let (column, beta, loss) = *winner;
     if beta <= 0.0 {
         return undecided("nothing that was counted explains the growth");
@@ -164,22 +176,38 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
         .map(|(other, ..)| unit_at(*other))
         .collect();
     if !rivals.is_empty() {
-        return Blame::Undecided { why: alike(unit_at(column), &rivals) };
+        let shaped = rivals.iter().all(|unit| table.uneven(*unit) < policy.blame_uneven)
+            && table.uneven(unit_at(column)) < policy.blame_uneven;
+        return Blame::Undecided { why: alike(unit_at(column), &rivals, shaped) };
     }
     let total: f64 = table.rise.iter().sum();
     let rows = size(table.rise.len());
     let share = if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 };
     let sum: f64 = together.iter().sum();
     let own = if sum > 0.0 { together[column] / sum } else { 0.0 };
-    if loss > best_loss + 2.0 * margin && own < policy.blame_share {
+    // Hours are beyond doubt here: with a steady stream of requests beside them, the fit of all splits what is theirs.
+    if unit_at(column) != Unit::Hour && loss > best_loss + 2.0 * margin && own < policy.blame_share {
         return undecided("several units of work pay together, none of them most of it");
     }
     let (unit, _, mean) = &table.columns[column];
     Blame::Pays { unit: *unit, bytes_per_unit: beta / mean, share }
 }
 
-/// The sentence for units that cannot be told apart.
-fn alike(winner: Unit, rivals: &[Unit]) -> String {
+/// Whether hours pay, from floor to floor and also from every fourth to every fourth. Requests that come at a constant
+/// rate make hours look guilty, even more so as a request in flight takes memory before it is counted: over longer
+/// stretches that is nothing, and what is left of the difference is the rate.
+fn hourly(floors: &[Point], table: &Table, policy: &GrowthPolicy) -> bool {
+    let fourth: Vec<Point> = floors.iter().step_by(4).copied().collect();
+    table.hourly(policy) && Table::of(&fourth).hourly(policy)
+}
+
+/// Whether hours pay for the growth between these floors, beyond doubt.
+pub(super) fn time_pays(floors: &[Point], policy: &GrowthPolicy) -> bool {
+    floors.len() >= policy.blame_floors && hourly(floors, &Table::of(floors), policy)
+}
+
+/// The sentence for units that cannot be told apart. `shaped`: every request brings much the same of each.
+fn alike(winner: Unit, rivals: &[Unit], shaped: bool) -> String {
     let alike: Vec<&str> = UNITS
         .iter()
         .filter(|unit| **unit == winner || rivals.contains(unit))
@@ -187,12 +215,12 @@ fn alike(winner: Unit, rivals: &[Unit]) -> String {
         .collect();
     let (end, others) = alike.split_last().map_or(("", &[][..]), |(end, others)| (*end, others));
     let list = format!("{} and {end}", others.join(", "));
-    if alike.contains(&plural(Unit::Request)) {
+    if shaped {
         format!(
             "request-shaped load: every request brings much the same work, so {list} cannot be told apart"
         )
     } else {
-        format!("the load does not tell {list} apart: they rise together")
+        format!("the growth is too uneven to tell {list} apart: each of them explains it about as well")
     }
 }
 

@@ -19,11 +19,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::growth::blame::blame;
+use crate::growth::blame::{blame, time_pays};
 use crate::growth::floors::{Floors, Point};
-use crate::growth::shape::{Finding, Whole, examine, whole};
+use crate::growth::shape::{Finding, Whole, examine, fell, whole};
 use crate::growth::stats::{self, exact};
-use crate::growth::{Fill, Growth, GrowthPolicy, Interval, Prior, Verdict};
+use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Prior, Verdict};
 use crate::sample::{Sample, Series};
 
 /// The tests of one scale.
@@ -278,7 +278,7 @@ impl Watch {
         }
         let scatter = whole.bent / policy.straight_scatter;
         let line = whole.pace >= policy.straight_ratio && scatter <= 1.0;
-        // The straighter, the shorter: half of it for a line that is twice as straight as it has to be.
+        // The straighter, the shorter.
         let ruled = line && whole.rise >= policy.swift_effect * scatter.max(policy.straight_share) * effect;
         // Only from step to step: over longer stretches, plateaus add up to as much.
         let steep = scale == 0 && whole.rise >= policy.steep_effect * effect;
@@ -288,37 +288,21 @@ impl Watch {
 
     /// It rises more slowly than before, in this stretch or in longer ones: the straighter the line, the surer that is.
     fn settles(&self, scale: usize, near: &Whole, effect: f64) -> bool {
-        let policy = &self.policy;
-        let slows = |whole: &Whole| {
-            let noise = 1.0 - policy.pace_noise * whole.scatter;
-            let limit = if whole.rise >= policy.steep_effect * effect {
-                policy.steep_ratio
-            } else {
-                noise.clamp(policy.persist_ratio, policy.pace_limit)
-            };
-            whole.pace < limit
-        };
         let far = |scale: usize| {
             let floors = self.floors.of(scale);
-            let enough = floors.len() >= 2 * policy.baseline_floors;
-            enough.then(|| whole(floors.iter(), self.grain(), policy)).flatten()
+            let enough = floors.len() >= 2 * self.policy.baseline_floors;
+            enough.then(|| whole(floors.iter(), self.grain(), &self.policy)).flatten()
         };
-        let end = self.floors.len().min(scale + 1 + policy.past_scales);
+        let end = self.floors.len().min(scale + 1 + self.policy.past_scales);
+        let slows = |whole: &Whole| whole.slows(effect, &self.policy);
         slows(near) || (scale + 1..end).filter_map(far).any(|far| slows(&far))
     }
 
     /// It fell within an equal stretch of work by a good part of what it rose now: then it may fall again.
     fn fell(&self, scale: usize, rise: f64) -> bool {
         let far = (scale + self.policy.past_scales).min(self.floors.len() - 1);
-        let floors = self.floors.of(far);
         let span = self.floors.of(scale).len() >> (far - scale);
-        (2..floors.len()).any(|end| {
-            // A single low reading is no fall.
-            let low = floors[end].level.max(floors[end - 1].level);
-            floors
-                .range(end.saturating_sub(span)..end - 1)
-                .any(|floor| floor.level - low > self.policy.fall_share * rise)
-        })
+        fell(self.floors.of(far), span, self.policy.fall_share * rise)
     }
 
     /// The steps in bytes in which this memory is taken.
@@ -383,12 +367,13 @@ impl Watch {
         self.policy.calm_requests.max(bytes(expected))
     }
 
-    /// Who pays, from the longest stretch that has enough floors.
-    fn blamed(&self) -> Option<crate::growth::Blame> {
-        let enough =
-            (0..self.floors.len()).rev().find(|scale| self.floors.of(*scale).len() >= self.policy.window);
-        let floors = self.floors.of(enough?);
-        Some(blame(&floors.iter().copied().collect::<Vec<_>>(), &self.policy))
+    /// Who pays, from the longest stretch that has enough floors; hours also from shorter ones, less evened out.
+    fn blamed(&self) -> Option<Blame> {
+        let floors = |scale| self.floors.of(scale).iter().copied().collect::<Vec<_>>();
+        let long = |scale: &usize| self.floors.of(*scale).len() >= self.policy.window;
+        let longest = (0..self.floors.len()).rev().find(long)?;
+        let hourly = (0..longest).map(floors).find(|floors| time_pays(floors, &self.policy));
+        Some(blame(&hourly.unwrap_or_else(|| floors(longest)), &self.policy))
     }
 
     fn fill(&mut self) {

@@ -9,6 +9,8 @@
 //!
 //! It sees one stretch at a time and remembers nothing.
 
+use std::collections::VecDeque;
+
 use crate::growth::floors::Point;
 use crate::growth::stats::{self, Trend, exact, size};
 use crate::growth::{GrowthPolicy, Interval};
@@ -76,11 +78,40 @@ pub(super) fn whole<'a>(
     let share = |bytes: f64| if rise > 0.0 { bytes / rise } else { f64::MAX };
     let (scatter, bent) = (share(scatter), share((scatter - grain / 2.0).max(0.0)));
     let pace = if early > 0.0 { late / early } else { f64::MAX };
-    let steps: Vec<f64> = ys.windows(2).map(|two| two[1] - two[0]).collect();
-    let places: Vec<f64> = vec![0.0; steps.len()];
-    let chance = stats::scatter(&places, &steps, 0.0) * size(steps.len()).sqrt();
-    let drift = rise >= policy.drift_z * chance;
+    // A random walk goes as far in four steps as twice in one; noise goes no farther, which leaves room for a higher bar.
+    let drift =
+        rise >= policy.drift_z * walk(&ys, 1, 0.0) && rise >= policy.drift_far_z * walk(&ys, 4, grain);
     Some(Whole { rise, drift, pace, scatter, bent })
+}
+
+impl Whole {
+    /// Its later half rises more slowly than its earlier one: the straighter the line, the surer that is.
+    pub(super) fn slows(&self, effect: f64, policy: &GrowthPolicy) -> bool {
+        let noise = 1.0 - policy.pace_noise * self.scatter;
+        let limit = if self.rise >= policy.steep_effect * effect {
+            policy.steep_ratio
+        } else {
+            noise.min(policy.pace_limit).max(policy.persist_ratio)
+        };
+        self.pace < limit
+    }
+}
+
+/// Memory fell by more than `depth` bytes within `span` floors, and stayed down for two: a single low reading is no fall.
+pub(super) fn fell(floors: &VecDeque<Point>, span: usize, depth: f64) -> bool {
+    (2..floors.len()).any(|end| {
+        let low = floors[end].level.max(floors[end - 1].level);
+        floors.range(end.saturating_sub(span.max(2))..end - 1).any(|floor| floor.level - low > depth)
+    })
+}
+
+/// How far a random walk goes in as many floors as these, were its steps over `lag` floors of the size of theirs,
+/// less the `grain` in which such memory is taken.
+fn walk(ys: &[f64], lag: usize, grain: f64) -> f64 {
+    let steps: Vec<f64> = ys.iter().zip(ys.iter().skip(lag)).map(|(from, to)| to - from).collect();
+    let places = vec![0.0; steps.len()];
+    (stats::scatter(&places, &steps, 0.0) - grain).max(0.0)
+        * (size(ys.len().saturating_sub(1)) / size(lag)).sqrt()
 }
 
 /// The trend test, corrected for autocorrelation.

@@ -75,10 +75,12 @@ impl Harmless {
         match self {
             Self::Flat => {}
             Self::Wander => world.noise = Noise::WANDER,
-            Self::Ratchet => world.backgrounds.push(Background::Ratchet {
-                first: draw.between(0.5, 4.0) * MIB,
-                half: draw.between(10.0, 60.0),
-            }),
+            Self::Ratchet => {
+                let half = draw.between(20.0, 200.0);
+                // It adds as much again whenever the number of requests grows by a factor of e.
+                let first = draw.between(10.0, 300.0) * MIB / half;
+                world.backgrounds.push(Background::Ratchet { first, half });
+            }
             Self::RunningMax => {
                 let longest = 1000 << draw.below(6);
                 world.load.prompt_tokens = (20, longest);
