@@ -378,11 +378,9 @@ impl Watch {
 
     fn fill(&mut self) {
         let slack = self.policy.allowance_slack.0;
-        let allowed = match (self.pooled, self.declared) {
-            (true, _) => slack,
-            (false, 0) => 0,
-            (false, declared) => declared.saturating_add(slack),
-        };
+        // Where pools are measured, what is declared is the rest that nobody measures.
+        let limited = self.pooled || self.declared > 0;
+        let allowed = if limited { self.declared.saturating_add(slack) } else { 0 };
         let used = self.baseline.zip(self.growth.floor);
         let used = used.map_or(0, |(baseline, floor)| bytes(exact(floor) - baseline));
         self.growth.fill = Fill { allowed, used };
