@@ -82,7 +82,7 @@ impl Exchange {
             let Some(bytes) = intake.text_bytes() else { return Ok(None) };
             match backends.weigh(model, Size::Bytes(bytes)) {
                 Weighed::Unasked => return Ok(None),
-                Weighed::Fits { tokens } => return Ok(Some(tokens)),
+                Weighed::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
                 Weighed::Unclear { tokens } if last || intake.is_whole() => {
                     let counted = match intake.texts() {
                         Some(texts) => {
@@ -92,8 +92,8 @@ impl Exchange {
                     };
                     return Ok(Some(counted.unwrap_or(tokens)));
                 }
-                // What is still to come may be an image.
-                Weighed::Unclear { .. } => {
+                // What is still to come may be an image, or, in chunks, a text of any length.
+                Weighed::Fits { .. } | Weighed::Unclear { .. } => {
                     if !intake.take_all(self.shared.config.body_timeout).await? {
                         return Ok(None);
                     }

@@ -143,6 +143,11 @@ impl Intake {
         Ok(true)
     }
 
+    /// Whether the length of the body is known: it is here, or was declared.
+    pub(crate) fn is_measured(&self) -> bool {
+        self.rest.as_ref().is_none_or(|rest| rest.size_hint().exact().is_some())
+    }
+
     /// Bytes of the body that may be text, at most; `None` for a form.
     pub(crate) fn text_bytes(&self) -> Option<u64> {
         let Finder::Json(scanner) = &self.finder else { return None };

@@ -264,7 +264,7 @@ impl Scanner {
     fn text_ends(&mut self) {
         let of_type = std::mem::replace(&mut self.type_key, TypeKey::No) == TypeKey::Colon;
         let of_data = std::mem::replace(&mut self.data_key, TypeKey::No) == TypeKey::Colon;
-        if of_data || self.raw.bytes.starts_with(b"data:") {
+        if of_data || self.raw.is_media() {
             self.media_bytes = self.media_bytes.saturating_add(self.raw.length);
         }
         if self.depth == 1 && self.slot == Slot::Value {
@@ -328,6 +328,11 @@ impl Raw {
         } else {
             self.bytes == word.as_bytes()
         }
+    }
+
+    /// Whether it is a URL that holds its data. A text may begin with `data:`, too, as event streams do.
+    fn is_media(&self) -> bool {
+        self.bytes.starts_with(b"data:") && memchr::memmem::find(&self.bytes, b";base64,").is_some()
     }
 
     /// The string just read, unescaped; `None` if it is too long or not valid.

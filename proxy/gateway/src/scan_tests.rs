@@ -108,6 +108,7 @@ fn what_holds_media_is_no_text() {
         {"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}},
         {"type": "input_audio", "input_audio": {"format": "wav", "data": data}},
         {"type": "text", "text": data},
+        {"type": "text", "text": format!("data: {data}")},
         ["data", data],
     ]}]});
     let body = body.to_string();

@@ -49,6 +49,25 @@ async fn a_bound_is_enough_where_it_fits_and_the_backend_counts_where_it_may_not
 }
 
 #[tokio::test]
+async fn a_prompt_that_comes_in_chunks_is_weighed_whole() {
+    let upstream = counting();
+    let mut plan = Plan::default();
+    plan.config.replay_bytes = 1000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    *rig.backends.room_tokens.lock().unwrap() = Some(1000);
+    let body = prompt(5000);
+    let (first, rest) = body.split_at(1500);
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer k\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let mut client = rig.client().await;
+    client.send(format!("{head}{:x}\r\n{first}\r\n", first.len()).as_bytes()).await;
+    client.send(format!("{:x}\r\n{rest}\r\n0\r\n\r\n", rest.len()).as_bytes()).await;
+    client.response().await;
+    assert_eq!(*rig.backends.demands.lock().unwrap(), [Some(5000)]);
+    drop(client);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn images_are_no_text_however_large_and_however_late_they_come() {
     let upstream = counting();
     let mut plan = Plan::default();
