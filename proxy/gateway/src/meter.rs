@@ -16,7 +16,8 @@ static TIMINGS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"tim
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
 
 /// llama-server's words for a failure of its own to compute, in lower case: what `llama_decode` returned, and what became
-/// of an image or a recording. Everything else that it answers with a 500 may be the client's mistake.
+/// of an image or a recording. Everything else that it answers with a 500 may be the client's mistake. A message begins
+/// with them: further on it may quote what a client wrote.
 const COMPUTE_ERRORS: [&str; 4] =
     ["compute error", "invalid input batch", "failed to decode", "failed to process mtmd chunk"];
 
@@ -132,7 +133,8 @@ impl Meter {
         let input = || Some(usage.input_tokens?.saturating_add(usage.cache_read_input_tokens.unwrap_or(0)));
         Outcome {
             status: Some(status),
-            compute_error: self.compute_error,
+            // Whatever the refusal of a request says, nothing was computed.
+            compute_error: self.compute_error && !(400..500).contains(&status),
             prompt: all.or(usage.prompt_tokens).or_else(input),
             decode: timings.predicted_n.zip(timings.predicted_ms),
         }
@@ -164,7 +166,7 @@ impl Meter {
         let error = self.find(&ERROR, bytes, |meter, object| {
             if let Ok(failure) = serde_json::from_slice::<Failure>(object) {
                 let message = failure.message.to_ascii_lowercase();
-                meter.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.contains(words));
+                meter.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.starts_with(words));
             }
         });
         [usage, timings, error].into_iter().flatten().min()
@@ -300,6 +302,7 @@ mod tests {
             (r#"{"error":{"code":500,"message":"Failed to parse tools: x","type":"server_error"}}"#, false),
             (r#"{"error":{"code":500,"message":"Context size has been exceeded."}}"#, false),
             (r#"{"content":"{\"error\":{\"message\":\"Compute error.\"}}"}"#, false),
+            (r#"{"error":{"code":500,"message":"parse error: last read: 'Compute error.'"}}"#, false),
             (r#"{"error":"Compute error."}"#, false),
             (r#"{"message":"Compute error."}"#, false),
         ] {
@@ -307,6 +310,7 @@ mod tests {
                 let mut meter = Meter::new(512);
                 body.as_bytes().chunks(size).for_each(|piece| meter.feed(piece));
                 assert_eq!(meter.outcome(500).compute_error, failed, "{body} in pieces of {size}");
+                assert!(!meter.outcome(400).compute_error, "{body}: a request that was refused");
             }
         }
     }
