@@ -333,7 +333,11 @@ impl Admit {
                 self.waiting.push(one);
                 continue;
             };
-            let judged = self.judge(dispatch, chosen, one.tokens, false);
+            // A mode that keeps nobody waiting any more lets those go who wait.
+            let judged = match self.enforces() {
+                true => self.judge(dispatch, chosen, one.tokens, false),
+                false => Judged::Fits,
+            };
             if one.answer(&judged) {
                 looked.told.push((chosen, one.action, one.short));
             }

@@ -214,6 +214,31 @@ async fn a_client_that_leaves_frees_what_was_kept_for_it() {
 }
 
 #[tokio::test]
+async fn a_mode_that_only_warns_lets_those_go_who_wait() {
+    for mode in [AdmissionMode::Warn, AdmissionMode::Off] {
+        let rig = Rig::new(AdmissionMode::Enforce, &[A]);
+        rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
+        let large = rig.waiting(50).await;
+        rig.shared.set_admission(mode, defaults().admission.clone());
+        let lease = tokio::time::timeout(WAIT, large).await.expect("it is let go").unwrap().unwrap();
+        assert_eq!((lease.generation(), rig.shared.admission_wish(A)), (A, None));
+        rig.publish(vec![known(A, 10)]);
+        assert_eq!(rig.actions(), ["recycle"]);
+    }
+}
+
+#[tokio::test]
+async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
+    let rig = Rig::new(AdmissionMode::Enforce, &[A, B]);
+    rig.shared.set_queue(0, WAIT);
+    rig.publish(vec![known(A, 10), known(B, 100)]);
+    assert_eq!(rig.lease(50).await.unwrap().generation(), B);
+    assert!(matches!(rig.lease(2000).await, Err(Denied::NoRoom(_))));
+    rig.publish([A, B].map(|id| Known { recycle: Some(Duration::ZERO), ..known(id, 10) }).to_vec());
+    assert!(matches!(rig.lease(50).await, Err(Denied::QueueFull { .. })));
+}
+
+#[tokio::test]
 async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);

@@ -390,7 +390,9 @@ impl Shared {
             let told = if enforced { action } else { "warn" }.to_owned();
             outbox.events.push((generation, EventKind::PromptTooLarge { action: told, short: *short }));
             if enforced {
-                if state.dispatch.waiting() + state.admit.waiting() >= state.depth {
+                // Who has room elsewhere, or nowhere, is answered by the next look.
+                let stays = matches!(judged, Judged::Wait(..) | Judged::Recycle(..));
+                if stays && state.waiting() >= state.depth {
                     let full = Denied::QueueFull { waiting: state.depth, depth: state.depth };
                     let waiter = state.waiters.remove(&ticket);
                     outbox.answers.extend(waiter.map(|waiter| (waiter.answer, Err(full))));
