@@ -39,6 +39,8 @@ pub struct TraceError {
 /// All readings of a recording; empty lines are passed over. So is a last line that was cut short: by a full disk, or
 /// because the recording goes on.
 pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
+    // Some editors put a byte order mark in front.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut samples: Vec<Sample> = Vec::new();
     for (index, line) in text.lines().enumerate() {
         if line.trim().is_empty() {

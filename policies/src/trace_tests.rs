@@ -30,7 +30,7 @@ fn what_is_missing_or_null_is_unknown_and_not_zero() {
 
 #[test]
 fn unknown_fields_and_empty_lines_are_passed_over() {
-    let text = "\n{\"t\": 1, \"requests\": 1, \"weather\": [1, {}], \"vram_total_mib\": 5}\n\n";
+    let text = "\u{feff}\n{\"t\": 1, \"requests\": 1, \"weather\": [1, {}], \"vram_total_mib\": 5}\n\n";
     assert_eq!(parse(text).unwrap().len(), 1);
 }
 
