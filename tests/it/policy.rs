@@ -70,6 +70,16 @@ async fn a_replay_tells_a_leak_from_a_cache_and_from_nothing() -> Outcome {
     assert_eq!(host["final"], "Bounded", "{host}");
     assert!(host["fill"]["allowed_mib"].as_f64().unwrap() >= 2048.0, "{host}");
     assert!(host["fill"]["used_mib"].as_f64().unwrap() > 1000.0, "{host}");
+    // Without a bound it may be half of the machine, as for a server that runs.
+    let unbounded = [prompts.as_str(), "--cache-ram", "-1", "--host-memory", "8GiB"];
+    let [unbounded] = replayed(&home, &unbounded).await?.try_into().unwrap();
+    let host = &unbounded["series"]["host"];
+    assert_eq!(host["final"], "Bounded", "{host}");
+    assert!(host["fill"]["allowed_mib"].as_f64().unwrap() >= 4096.0, "{host}");
+    for (given, says) in [("-1", "--host-memory"), ("18446744073709551615", "MiB"), ("garbage", "MiB")] {
+        let ran = home.warden(&["policy", "replay", &prompts, "--cache-ram", given], SOON).await?;
+        assert!(ran.code == 2 && ran.stderr.contains(says), "{given}: {ran:?}");
+    }
     Ok(())
 }
 

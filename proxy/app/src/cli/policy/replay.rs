@@ -33,9 +33,10 @@ pub(crate) struct ReplayArgs {
     /// The policy, the arguments and the environment of a model of the configuration.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The bound of the prompt cache that the server was told to keep; nothing is assumed without it.
-    #[arg(long, value_name = "MIB")]
-    cache_ram: Option<u64>,
+    /// The bound of the prompt cache that the server was told to keep; nothing is assumed without it. -1 is no bound:
+    /// half of --host-memory counts.
+    #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = cache_ram)]
+    cache_ram: Option<CacheRam>,
     /// Context checkpoints that it was told to keep for each slot; they count with --checkpoint-size.
     #[arg(long, value_name = "N")]
     ctx_checkpoints: Option<u32>,
@@ -43,7 +44,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "SIZE", requires = "ctx_checkpoints")]
     checkpoint_size: Option<ByteSize>,
     /// Slots of the server.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     slots: u32,
     /// Memory of the machine, for budgets that are shares of it.
     #[arg(long, value_name = "SIZE")]
@@ -59,6 +60,15 @@ pub(crate) struct ReplayArgs {
     json: bool,
     #[command(flatten)]
     config: ConfigArgs,
+}
+
+/// `--cache-ram`, as llama-server takes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum CacheRam {
+    /// At most this.
+    Bound(ByteSize),
+    /// No bound: -1.
+    None,
 }
 
 /// Answers.
@@ -127,7 +137,7 @@ impl ReplayArgs {
             policy: policy.recycle(host_total),
             restraint: RestraintPolicy::new(&policy.common),
             growth: loaded.settings.growth.clone(),
-            allowance: self.allowance(server.as_ref()),
+            allowance: self.allowance(server.as_ref(), host_total)?,
             host_total: host_total.map(|size| size.0),
             gpu_total: self.gpu_memory.map(|size| size.0),
             starts_at: self.starts_at,
@@ -136,15 +146,26 @@ impl ReplayArgs {
     }
 
     /// What is given here comes before what the model's command says; without either nothing is declared.
-    fn allowance(&self, started: Option<&Started>) -> u64 {
+    fn allowance(&self, started: Option<&Started>, memory: Option<ByteSize>) -> Result<u64, Failure> {
         let given = self.cache_ram.is_some() || self.ctx_checkpoints.is_some();
         if let Some(started) = started.filter(|_| !given) {
-            return started.allowance;
+            return Ok(started.allowance);
         }
-        let cache = self.cache_ram.map_or(ByteSize(0), ByteSize::mib);
+        let cache = match (self.cache_ram, memory) {
+            (None, _) => ByteSize(0),
+            (Some(CacheRam::Bound(size)), _) => size,
+            // As for a server that runs.
+            (Some(CacheRam::None), Some(memory)) => ByteSize(memory.0 / 2),
+            (Some(CacheRam::None), None) => {
+                return Err(Failure::usage(
+                    "--cache-ram -1 is a cache without a bound, of which half of the machine's memory counts",
+                    "give the memory of the machine with --host-memory, like `--host-memory 64GiB`",
+                ));
+            }
+        };
         let each = self.checkpoint_size.unwrap_or_default().0;
         let number = u64::from(self.ctx_checkpoints.unwrap_or(0)).saturating_mul(u64::from(self.slots));
-        cache.0.saturating_add(each.saturating_mul(number))
+        Ok(cache.0.saturating_add(each.saturating_mul(number)))
     }
 }
 
@@ -190,6 +211,17 @@ pub(super) fn find<'a>(loaded: &'a Loaded, name: &str) -> Result<(&'a str, &'a M
             Failure::usage(format!("--model {name}: there is no such model in the configuration"), hint)
         },
     )
+}
+
+/// MiB, or -1.
+fn cache_ram(text: &str) -> Result<CacheRam, String> {
+    let bound = |mib: i64| Some(ByteSize(u64::try_from(mib).ok()?.checked_mul(1 << 20)?));
+    let read = match text.parse() {
+        Ok(-1) => Some(CacheRam::None),
+        Ok(mib) => bound(mib).map(CacheRam::Bound),
+        Err(_) => None,
+    };
+    read.ok_or_else(|| "a number of MiB from 0 is needed, or -1 for no bound".to_owned())
 }
 
 /// Minutes after midnight.
