@@ -99,6 +99,8 @@ async fn a_replay_with_a_policy_says_what_would_be_done_and_when() -> Outcome {
     assert_eq!(hard["action"], "drain_now");
     assert!(soft["request"].as_u64() < hard["request"].as_u64(), "{acts:?}");
     assert!(soft["charged_mib"].as_f64().unwrap() >= 1024.0, "{soft}");
+    let kills: Vec<_> = acts.iter().filter(|act| act["action"] == "kill_now").collect();
+    assert_eq!(kills.last().map(|act| &act["due"]), Some(&json!(true)), "held back at first: {kills:?}");
     let number = acts.len();
     assert!(number <= 6, "each decision is listed once: {acts:?}");
 

@@ -211,19 +211,19 @@ impl<'a> Run<'a> {
         self.wanted_since = since(decision.action > Action::Observe, self.wanted_since);
         self.urgent_since = since(decision.action >= Action::DrainNow, self.urgent_since);
         let reason = decision.reason?;
-        let key = (decision.action, decision.reason, decision.series, decision.due);
-        if self.told_acts.contains(&key) {
+        let asked = decision.due && decision.action > Action::Observe;
+        let ask = Ask { now: sample.at, load_time: None, unit: 0.0 };
+        let held = asked.then(|| self.restraint.check(&decision, &ask, &self.told.restraint).err()).flatten();
+        // What was held back is told again when it is not any more, but not the other way round.
+        let key = |due| (decision.action, decision.reason, decision.series, due);
+        let due = decision.due && held.is_none();
+        if self.told_acts.contains(&key(due)) || (held.is_some() && self.told_acts.contains(&key(true))) {
             return None;
         }
-        self.told_acts.push(key);
-        let mut held = None;
-        if decision.due && decision.action > Action::Observe {
-            let ask = Ask { now: sample.at, load_time: None, unit: 0.0 };
-            held = self.restraint.check(&decision, &ask, &self.told.restraint).err();
-            if held.is_none() {
-                // What this switches off shows at the next decision.
-                let _switched_off = self.restraint.began(sample.at, reason, &self.told.restraint);
-            }
+        self.told_acts.push(key(due));
+        if asked && held.is_none() {
+            // What this switches off shows at the next decision.
+            let _switched_off = self.restraint.began(sample.at, reason, &self.told.restraint);
         }
         Some(Act {
             request: sample.work.requests,
