@@ -104,6 +104,11 @@ async fn a_replay_with_a_policy_says_what_would_be_done_and_when() -> Outcome {
     let number = acts.len();
     assert!(number <= 6, "each decision is listed once: {acts:?}");
 
+    // A share of what nobody told of is no budget, and that is said.
+    home.file("share.toml", "vram.soft = \"80%\"\n")?;
+    let text = said(&home, &["policy", "replay", &images, "--policy", "share.toml"]).await?;
+    assert!(text.contains("off: give --gpu-memory"), "{text}");
+
     // A slope alone is told and not acted on, unless the policy says so.
     let limits = [images.as_str(), "--host-memory", "16GiB"];
     let [observed] = replayed(&home, &limits).await?.try_into().unwrap();

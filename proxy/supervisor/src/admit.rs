@@ -334,10 +334,8 @@ impl Admit {
                 continue;
             };
             // A mode that keeps nobody waiting any more lets those go who wait.
-            let judged = match self.enforces() {
-                true => self.judge(dispatch, chosen, one.tokens, false),
-                false => Judged::Fits,
-            };
+            let judged =
+                if self.enforces() { self.judge(dispatch, chosen, one.tokens, false) } else { Judged::Fits };
             if one.answer(&judged) {
                 looked.told.push((chosen, one.action, one.short));
             }

@@ -3,7 +3,7 @@
 use warden_builder::mitigation::Advice;
 use warden_policies::growth::{Blame, Growth, Turn, Verdict};
 use warden_policies::recycle::SeriesFacts;
-use warden_policies::{Action, ByteSize};
+use warden_policies::{Action, ByteSize, MemoryLimit};
 
 use super::json::name;
 use super::{Act, Replayed, Told};
@@ -22,6 +22,7 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice])
     } else {
         "  nothing is declared that the server may keep (--cache-ram, --ctx-checkpoints, --model)".to_owned()
     });
+    lines.extend(shares(told));
     let mut steps: Vec<(std::time::Duration, u64, String)> = Vec::new();
     let mut said = Vec::new();
     steps.extend(done.turns.iter().map(|one| (one.at, one.request, turn(one, &mut said))));
@@ -46,6 +47,19 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice])
     }
     lines.extend(advice.iter().map(|one| format!("    looks like: {}", one.sentence())));
     lines.join("\n") + "\n"
+}
+
+/// Budgets that are off because nobody told of what they are a share.
+fn shares(told: &Told) -> Vec<String> {
+    let policy = &told.policy;
+    let all = [
+        ("host memory", policy.host_soft, policy.host_hard, told.host_total, "--host-memory"),
+        ("VRAM", policy.vram_soft, policy.vram_hard, told.gpu_total, "--gpu-memory"),
+    ];
+    let share = |limit: Option<MemoryLimit>| matches!(limit, Some(MemoryLimit::Percent(_)));
+    let off =
+        all.into_iter().filter(|(_, soft, hard, total, _)| total.is_none() && (share(*soft) || share(*hard)));
+    off.map(|(memory, .., flag)| format!("  shares of {memory} in the policy are off: give {flag}")).collect()
 }
 
 fn turn(turn: &Turn, said: &mut Vec<String>) -> String {
