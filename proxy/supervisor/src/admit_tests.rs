@@ -239,6 +239,19 @@ async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
 }
 
 #[tokio::test]
+async fn a_newcomer_does_not_take_the_place_of_one_who_waits_for_room() {
+    let rig = Rig::new(AdmissionMode::Enforce, &[A]);
+    rig.shared.set_queue(1, WAIT);
+    rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
+    let _large = rig.waiting(50).await;
+    let _running = (rig.lease(1).await.unwrap(), rig.lease(1).await.unwrap());
+    let mut third = Box::pin(rig.lease(1));
+    let answer = futures_util::poll!(third.as_mut());
+    assert!(matches!(answer, std::task::Poll::Ready(Err(Denied::QueueFull { waiting: 1, depth: 1 }))));
+    assert_eq!(rig.shared.waiting(), 1);
+}
+
+#[tokio::test]
 async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);

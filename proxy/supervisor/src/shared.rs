@@ -228,7 +228,15 @@ impl Shared {
         if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
             return Err(refusal.denied());
         }
-        match state.dispatch.request(kind) {
+        let answer = match state.dispatch.request(kind) {
+            // Those who wait for room have their places, too: a newcomer does not push one of them out.
+            Answer::Queued(ticket) if state.waiting() > state.depth => {
+                state.dispatch.cancel(ticket);
+                Answer::Full { waiting: state.waiting() }
+            }
+            answer => answer,
+        };
+        match answer {
             Answer::Granted(generation) => {
                 if let Some(tokens) = tokens.filter(|_| self.asks.load(Ordering::Relaxed)) {
                     return self.weighed(state, generation, kind, tokens, now);
