@@ -268,7 +268,7 @@ async fn each_unit_of_work_leaks_what_it_is_told_to() -> Outcome {
         let told = if request == plain { 2 * kib } else { kib } * 1024;
         assert_eq!(fake.state().await?["leaked_bytes"], told, "{field}");
         let grown = process.host_bytes().unwrap_or_default() - before;
-        assert!(grown >= told && grown < told + told / 4, "{field}: grew by {grown}, told {told}");
+        assert!(grown >= told - told / 8 && grown < told * 7 / 4, "{field}: grew by {grown}, told {told}");
     }
     let fake = Fake::start(&json!({"leak_kib_per_prompt_token": 10}), &[]).await?;
     let answer = fake.http.post(CHAT, &plain).await?.answer()?;
@@ -297,7 +297,8 @@ async fn its_prompt_cache_fills_to_its_size_and_no_further() -> Outcome {
     }
     assert_eq!(fake.state().await?["cached_bytes"], 16 << 20);
     let grown = process.host_bytes().unwrap_or_default() - before;
-    assert!((16 << 20..20 << 20).contains(&grown), "grew by {grown}");
+    // What serving itself takes, and what the kernel counts late, comes on top; 20 requests without a bound make 40 MiB.
+    assert!((14 << 20..28 << 20).contains(&grown), "grew by {grown}");
     fake.kid.says("cache state: 8 prompts, 16.000 MiB (limits: 16.000 MiB", SOON).await?;
     Ok(())
 }
