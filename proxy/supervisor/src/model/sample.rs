@@ -17,7 +17,6 @@ use super::{Model, Report};
 use crate::census::Returned;
 use crate::clock;
 use crate::event::EventKind;
-use crate::ledger::Mode;
 use crate::process::{Ask, Sample};
 use crate::sync::lock;
 
@@ -144,8 +143,7 @@ impl Model {
             && unit.phase() == Phase::Ready
             && self.replacements.is_empty()
             && self.end.is_none();
-        let overlap = self.choose(unit).0 == Mode::Overlap;
-        let cost = if overlap { Some(std::time::Duration::ZERO) } else { self.load_time };
+        let cost = if self.would_overlap(unit) { Some(std::time::Duration::ZERO) } else { self.load_time };
         let series = live.watched.series(&self.spec.recycle, live.host, live.host_at_ready);
         let member = |facts: &warden_policies::recycle::SeriesFacts| {
             let member = Member { charged: facts.charged, fresh: facts.fresh(), cost, free_to_go };
@@ -168,7 +166,7 @@ impl Model {
             tokens: usual.saturating_mul(u64::from(requests)) / 2,
             tokens_per_second: live.watched.speed().map(|speed| speed * f64::from(requests.max(1))),
             arrivals: live.watched.monitor.rate(),
-            overlap: self.choose(unit).0 == Mode::Overlap,
+            overlap: self.would_overlap(unit),
             lull_every: Some(self.lulls.expected(self.context.now())),
         }
     }

@@ -13,6 +13,17 @@ use crate::spec::Replace;
 impl Model {
     /// The way of replacing, and why, for people.
     pub(super) fn choose(&self, unit: &Unit) -> (Mode, Option<String>) {
+        self.way(unit, || self.context.world.available())
+    }
+
+    /// Whether a replacement would overlap. Asked at every sample, so the memory that the sample found available counts;
+    /// only where it found none is it read again.
+    pub(super) fn would_overlap(&self, unit: &Unit) -> bool {
+        let sampled = unit.live.as_ref().and_then(|live| live.watched.totals).map(|totals| totals.available);
+        self.way(unit, || sampled.or_else(|| self.context.world.available())).0 == Mode::Overlap
+    }
+
+    fn way(&self, unit: &Unit, available: impl FnOnce() -> Option<u64>) -> (Mode, Option<String>) {
         if unit.phase() != Phase::Ready {
             return (Mode::Sequential, Some(format!("sequential: the process is {}", unit.phase())));
         }
@@ -20,14 +31,13 @@ impl Model {
             Replace::Sequential => (Mode::Sequential, Some("sequential: as configured".to_owned())),
             Replace::Overlap => (Mode::Overlap, Some("overlap: as configured".to_owned())),
             Replace::Auto => {
-                let (mode, note) = self.choose_by_memory(unit);
+                let (mode, note) = self.by_memory(unit, available);
                 (mode, Some(note))
             }
         }
     }
 
-    fn choose_by_memory(&self, unit: &Unit) -> (Mode, String) {
-        let world = &self.context.world;
+    fn by_memory(&self, unit: &Unit, available: impl FnOnce() -> Option<u64>) -> (Mode, String) {
         let sequential = |why: String| (Mode::Sequential, format!("sequential: {why}"));
         let Some(live) = &unit.live else { return sequential("nothing is known of its memory".to_owned()) };
         let watched = &live.watched;
@@ -35,10 +45,10 @@ impl Model {
             return sequential(format!("a GPU is present, and {}", no_vram.why));
         }
         let devices = watched.devices.as_ref().filter(|devices| !devices.readings.is_empty());
-        if devices.is_none() && world.has_gpu() {
+        if devices.is_none() && self.context.world.has_gpu() {
             return sequential("a GPU is present, and its memory might not hold two".to_owned());
         }
-        let Some(available) = world.available() else {
+        let Some(available) = available() else {
             return sequential("the available memory is unknown".to_owned());
         };
         let held = live.host.map_or(0, HostMemory::charged);
