@@ -157,6 +157,22 @@ pub struct Growth {
     pub blame: Option<Blame>,
 }
 
+impl Growth {
+    /// A series of which nothing is known yet.
+    pub fn of(series: Series) -> Self {
+        Self {
+            series,
+            verdict: Verdict::Warming,
+            since_request: 0,
+            slope: None,
+            baseline: None,
+            floor: None,
+            fill: Fill::default(),
+            blame: None,
+        }
+    }
+}
+
 /// A change of verdict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {

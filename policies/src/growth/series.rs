@@ -70,16 +70,7 @@ impl Watch {
             baseline: None,
             height: f64::MAX,
             grew: 0,
-            growth: Growth {
-                series,
-                verdict: Verdict::Warming,
-                since_request: 0,
-                slope: None,
-                baseline: None,
-                floor: None,
-                fill: Fill::default(),
-                blame: None,
-            },
+            growth: Growth::of(series),
             policy: policy.clone(),
         }
     }

@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::growth::{Fill, Growth, Interval};
+use crate::growth::{Growth, Interval};
 use crate::health::Symptom;
 use crate::restraint::Held;
 use crate::sample::{GpuIndex, Work};
@@ -79,16 +79,7 @@ pub(super) const GIB: u64 = 1024 * MIB;
 pub(super) const VRAM: Series = Series::Vram(GpuIndex(0));
 
 pub(super) fn growth(series: Series, verdict: Verdict, baseline: u64) -> Growth {
-    Growth {
-        series,
-        verdict,
-        since_request: 100,
-        slope: None,
-        baseline: Some(baseline),
-        floor: None,
-        fill: Fill::default(),
-        blame: None,
-    }
+    Growth { verdict, since_request: 100, baseline: Some(baseline), ..Growth::of(series) }
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "every forecast may be missing")]

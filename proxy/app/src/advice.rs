@@ -112,18 +112,14 @@ pub(crate) fn of_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, 
 mod tests {
     use super::*;
     use warden_policies::GpuIndex;
-    use warden_policies::growth::{Fill, Unit};
+    use warden_policies::growth::Unit;
 
     fn growth(series: Series, verdict: Verdict, unit: Option<Unit>) -> Growth {
         Growth {
-            series,
             verdict,
             since_request: 1,
-            slope: None,
-            baseline: None,
-            floor: None,
-            fill: Fill::default(),
             blame: unit.map(|unit| Blame::Pays { unit, bytes_per_unit: 1.0, share: 1.0 }),
+            ..Growth::of(series)
         }
     }
 

@@ -138,7 +138,7 @@ pub(crate) fn key(command: &Command) -> String {
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::growth::{Fill, Interval};
+    use warden_policies::growth::Interval;
 
     use super::*;
 
@@ -147,16 +147,7 @@ mod tests {
     }
 
     fn growth(series: Series, verdict: Verdict) -> Growth {
-        Growth {
-            series,
-            verdict,
-            since_request: 0,
-            slope: None,
-            baseline: None,
-            floor: None,
-            fill: Fill::default(),
-            blame: None,
-        }
+        Growth { verdict, ..Growth::of(series) }
     }
 
     const VRAM: Series = Series::Vram(warden_policies::GpuIndex(0));

@@ -79,14 +79,12 @@ mod tests {
     fn a_change_of_verdict_reads_as_a_sentence() {
         let interval = |value| Interval { value, low: value, high: value };
         let mut growth = Growth {
-            series: Series::Host,
             verdict: Verdict::Leaking,
             since_request: 120,
             slope: Some(interval(4.5 * 1024.0 * 1024.0)),
-            baseline: None,
-            floor: None,
             fill: Fill { allowed: 2 << 30, used: 3 << 30 },
             blame: Some(Blame::Pays { unit: Unit::Image, bytes_per_unit: 1024.0, share: 0.943 }),
+            ..Growth::of(Series::Host)
         };
         let turn = |growth: &Growth| Turn {
             at: Duration::ZERO,
