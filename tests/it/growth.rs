@@ -138,7 +138,14 @@ async fn where_growth_recycles_a_leaking_backend_is_replaced_and_no_request_fail
     }
     let all: Vec<Value> = (0..sent).map(mixed).collect();
     warden.ledger().each_finished_once(names(&all))?;
-    let entry = entries(&warden)?.pop().context(format!("no replacement: {}", host(&warden).await))?;
+    // The entry is written when the old process is gone: that may take longer than the rest of the requests.
+    let replaced = wait_until("the ledger has the replacement", SOON, async || {
+        entries(&warden).is_ok_and(|found| !found.is_empty())
+    });
+    if let Err(late) = replaced.await {
+        return Err(Trouble::new(format!("{late}: {}", host(&warden).await)));
+    }
+    let entry = entries(&warden)?.pop().context("no replacement")?;
     assert_eq!(entry["reason"], "growth", "{entry}");
     assert_eq!((&entry["cut"], &entry["helped"]), (&json!(0), &json!(true)), "{entry}");
     // It was long before the budget.
