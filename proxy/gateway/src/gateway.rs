@@ -17,6 +17,7 @@ use crate::client_io::{ClientIo, ConnState, HeadLimits};
 use crate::clock;
 use crate::config::GatewayConfig;
 use crate::connection;
+use crate::live::Control;
 use crate::observe::{Gauges, Observer};
 use crate::pool::{Pool, PoolLimits};
 
@@ -111,6 +112,7 @@ pub struct Bound {
     listener: TcpListener,
     address: SocketAddr,
     gauges: Arc<Gauges>,
+    control: Control,
 }
 
 /// What all requests share.
@@ -120,6 +122,8 @@ pub(crate) struct Shared {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) budget: Budget,
+    #[expect(dead_code, reason = "the first rule will ask")]
+    pub(crate) live: Control,
     pub(crate) stop: CancellationToken,
     /// Seconds since 1970.
     pub(crate) started: u64,
@@ -143,7 +147,7 @@ impl Shared {
 impl Bound {
     fn new(config: GatewayConfig, listener: TcpListener, asked: SocketAddr) -> Self {
         let address = listener.local_addr().unwrap_or(asked);
-        Self { config, listener, address, gauges: Arc::default() }
+        Self { config, listener, address, gauges: Arc::default(), control: Control::default() }
     }
 
     /// The address, with the port that was chosen.
@@ -154,6 +158,11 @@ impl Bound {
     /// What is going on now.
     pub fn gauges(&self) -> Arc<Gauges> {
         self.gauges.clone()
+    }
+
+    /// Tells it what may change while it serves.
+    pub fn control(&self) -> Control {
+        self.control.clone()
     }
 
     /// Serves until `stop` is cancelled. Then it accepts nobody any more, closes idle connections, lets running requests
@@ -174,6 +183,7 @@ impl Bound {
             backends,
             observer,
             gauges: self.gauges,
+            live: self.control,
             stop: stop.clone(),
             started: clock::unix_seconds(),
             upstream: TaskTracker::new(),

@@ -23,6 +23,7 @@
 //! | `intake`, `scan`, `multipart`, `query`, `budget` | which model a request names; held bodies |
 //! | `backends`, `pool`, `request_body`, `headers` | the way to a backend |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
+//! | `live` | what may change while we serve: rules of single models |
 //! | `observe` | what is told: records and gauges |
 
 mod attempts;
@@ -38,6 +39,7 @@ mod exchange;
 mod gateway;
 mod headers;
 mod intake;
+mod live;
 mod meter;
 mod multipart;
 mod observe;
@@ -52,6 +54,7 @@ mod sse;
 
 pub use config::GatewayConfig;
 pub use gateway::{Bound, Gateway, GatewayError};
+pub use live::{Control, Live, ModelRules};
 pub use observe::{Gauges, Observer, Outcome, Record};
 
 #[cfg(test)]

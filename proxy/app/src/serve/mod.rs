@@ -24,6 +24,7 @@ use crate::exit::Failure;
 use crate::{logging, out};
 
 mod describe;
+mod live;
 mod observe;
 mod reload;
 mod server;

@@ -8,11 +8,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use warden_gateway::{Gateway, GatewayConfig, GatewayError, Gauges};
+use warden_gateway::{Control, Gateway, GatewayConfig, GatewayError, Gauges};
 use warden_policies::defaults;
 use warden_supervisor::Fleet;
 use warden_supervisor::nursery::NurseryHandle;
 
+use super::live::live;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
 use crate::admin::answer::{Admin, Instance, Told, budgets};
@@ -31,6 +32,7 @@ pub(crate) struct Server {
     admin_address: Option<SocketAddr>,
     fleet: Fleet,
     gauges: Arc<Gauges>,
+    gateway: Control,
     told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests go on.
     accepting: CancellationToken,
@@ -53,6 +55,8 @@ impl Server {
             Gateway::bind(gateway_config(&resolved)).await.map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
         let gauges = gateway.gauges();
+        let control = gateway.control();
+        control.update(live(&resolved));
         let listeners =
             bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
         let admin_address = listeners.address();
@@ -95,6 +99,7 @@ impl Server {
             admin_address,
             fleet,
             gauges,
+            gateway: control,
             told: tell,
             accepting,
             gateway_done,
@@ -155,6 +160,7 @@ impl Server {
         }
         let servers = new.servers(machine);
         self.told.send_replace(Told { budgets: budgets(&fleet.models), servers });
+        self.gateway.update(live(&new));
         self.resolved.fleet = fleet;
         Ok(())
     }
