@@ -35,6 +35,8 @@ pub enum Value {
     Strings(Vec<String>),
     /// 32-bit signed integers, such as token types.
     I32s(Vec<i32>),
+    /// 32-bit floats, such as the mean of each colour.
+    F32s(Vec<f32>),
 }
 
 impl Value {
@@ -45,7 +47,7 @@ impl Value {
             Self::F32(_) => 6,
             Self::Bool(_) => 7,
             Self::String(_) => 8,
-            Self::Strings(_) | Self::I32s(_) => 9,
+            Self::Strings(_) | Self::I32s(_) | Self::F32s(_) => 9,
         }
     }
 
@@ -61,6 +63,10 @@ impl Value {
             }
             Self::I32s(numbers) => {
                 write_array_head(out, 5, numbers.len())?;
+                numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
+            }
+            Self::F32s(numbers) => {
+                write_array_head(out, 6, numbers.len())?;
                 numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
             }
         }
@@ -108,6 +114,15 @@ impl Gguf {
         let rows = data.len().checked_div(columns).unwrap_or(0);
         data.truncate(rows * columns);
         self.tensors.push(Tensor { name: name.to_owned(), lengths: vec![columns as u64, rows as u64], data });
+        self
+    }
+
+    /// Adds a tensor of any number of dimensions, the innermost length first. What is missing is zero and what is too
+    /// much is cut off.
+    pub fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
+        data.resize(lengths.iter().product(), 0.0);
+        let lengths = lengths.iter().map(|length| *length as u64).collect();
+        self.tensors.push(Tensor { name: name.to_owned(), lengths, data });
         self
     }
 

@@ -9,6 +9,7 @@
 //! output matrix is then a bias per token, which forbids byte and control tokens and makes the end as likely as
 //! wanted.
 
+mod mmproj;
 mod noise;
 mod vocab;
 
@@ -42,11 +43,18 @@ pub enum Preset {
     Slow,
     /// One layer of 16 KiB of KV cache per token (f16), 4.6 MB: memory grows fast for little arithmetic.
     FatKv,
+    /// As `Chat`, and sometimes calls a tool that the request offers: `<tool_call>`, whose shape llama-server's grammar
+    /// sees to.
+    Tools,
+    /// No model of its own: a vision encoder and projector for `--mmproj` beside any of the others, 80 KB. An image is
+    /// 16 tokens.
+    Mmproj,
 }
 
 impl Preset {
     /// All presets, in the order of this page.
-    pub const ALL: [Self; 5] = [Self::Chat, Self::Ends, Self::Plain, Self::Slow, Self::FatKv];
+    pub const ALL: [Self; 7] =
+        [Self::Chat, Self::Ends, Self::Plain, Self::Slow, Self::FatKv, Self::Tools, Self::Mmproj];
 
     /// The name on a command line.
     pub const fn name(self) -> &'static str {
@@ -56,6 +64,8 @@ impl Preset {
             Self::Plain => "plain",
             Self::Slow => "slow",
             Self::FatKv => "fat-kv",
+            Self::Tools => "tools",
+            Self::Mmproj => "mmproj",
         }
     }
 
@@ -67,7 +77,7 @@ impl Preset {
     const fn shape(self) -> Shape {
         let small = Shape { layers: 3, heads: 4, kv_heads: 2, head: 16, context: 32_768 };
         match self {
-            Self::Chat | Self::Ends | Self::Plain => small,
+            Self::Chat | Self::Ends | Self::Plain | Self::Tools | Self::Mmproj => small,
             Self::Slow => Shape { layers: 96, context: 8192, ..small },
             Self::FatKv => Shape { layers: 1, heads: 16, kv_heads: 16, head: 256, context: 8192 },
         }
@@ -109,8 +119,12 @@ const INNER: u32 = 128;
 /// The file's bytes.
 pub fn bytes(options: &Options) -> Vec<u8> {
     let mut out = Vec::new();
+    let file = match options.preset {
+        Preset::Mmproj => mmproj::file(options.seed),
+        _ => model(options),
+    };
     // A Vec takes everything, so there is no error to pass on.
-    model(options).write(&mut out).ok();
+    file.write(&mut out).ok();
     out
 }
 
@@ -131,6 +145,8 @@ pub fn write(path: &Path, options: &Options) -> io::Result<()> {
 
 fn model(options: &Options) -> Gguf {
     let shape = options.preset.shape();
+    let tools = options.preset == Preset::Tools;
+    let tokens = if tools { vocab::TOKENS_WITH_TOOLS } else { vocab::TOKENS };
     let mut file = Gguf::new("llama");
     file.set("general.name", Value::String(format!("llama-warden sample ({})", options.preset.name())))
         .set("general.file_type", Value::U32(0));
@@ -144,18 +160,23 @@ fn model(options: &Options) -> Gguf {
         ("attention.key_length", shape.head),
         ("attention.value_length", shape.head),
         ("rope.dimension_count", shape.head),
-        ("vocab_size", u32::try_from(vocab::TOKENS).unwrap_or(u32::MAX)),
+        ("vocab_size", u32::try_from(tokens).unwrap_or(u32::MAX)),
     ] {
         file.set(&format!("llama.{key}"), Value::U32(number));
     }
     file.set("llama.rope.freq_base", Value::F32(10_000.0))
         .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
-    vocab::add(&mut file, options.preset != Preset::Plain);
+    let speaks = match options.preset {
+        Preset::Plain => vocab::Speaks::Text,
+        Preset::Tools => vocab::Speaks::Tools,
+        _ => vocab::Speaks::Turns,
+    };
+    vocab::add(&mut file, speaks);
 
-    let weights = Weights { seed: options.seed };
+    let weights = Weights { seed: options.seed, tokens };
     file.matrix("token_embd.weight", WIDTH as usize, weights.embedding());
     file.vector("output_norm.weight", vec![1.0; WIDTH as usize]);
-    file.matrix("output.weight", WIDTH as usize, weights.output(options.preset == Preset::Ends));
+    file.matrix("output.weight", WIDTH as usize, weights.output(options.preset));
     // Layers share one contribution to the residual stream, whatever their number.
     let residual = GAIN * (3.0 / f64::from(shape.layers)).sqrt();
     let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
@@ -174,6 +195,10 @@ fn model(options: &Options) -> Gguf {
             if name.contains("output") || name.contains("down") {
                 // Row 0 writes to the constant channel: it must not.
                 data[..columns as usize].fill(0.0);
+                if tools {
+                    // Nor row 1 to the one that a newline after `<tool_call>` hangs on.
+                    data[columns as usize..2 * columns as usize].fill(0.0);
+                }
             }
             file.matrix(&name, columns as usize, data);
         }
@@ -187,6 +212,7 @@ fn model(options: &Options) -> Gguf {
 /// Random numbers by tensor name.
 struct Weights {
     seed: u64,
+    tokens: usize,
 }
 
 impl Weights {
@@ -196,20 +222,33 @@ impl Weights {
     }
 
     fn embedding(&self) -> Vec<f32> {
-        let count = vocab::TOKENS * WIDTH as usize;
+        let count = self.tokens * WIDTH as usize;
         let mut data = Noise::new(self.seed, "token_embd").take(count, 1.0);
         data.iter_mut().step_by(WIDTH as usize).for_each(|first| *first = CONSTANT);
+        if self.tokens > vocab::TOKENS {
+            data.iter_mut().skip(1).step_by(WIDTH as usize).for_each(|second| *second = 0.0);
+            data[vocab::CALL * WIDTH as usize + 1] = CALLING;
+        }
         data
     }
 
-    fn output(&self, ends: bool) -> Vec<f32> {
-        let count = vocab::TOKENS * WIDTH as usize;
+    fn output(&self, preset: Preset) -> Vec<f32> {
+        let count = self.tokens * WIDTH as usize;
         let mut data = Noise::new(self.seed, "output").take(count, OUTPUT_GAIN / f64::from(WIDTH).sqrt());
         for (token, row) in data.chunks_exact_mut(WIDTH as usize).enumerate() {
             let word = (vocab::FIRST_WORD..vocab::FIRST_WORD + vocab::WORDS).contains(&token);
             row[0] = if word { 0.0 } else { NEVER };
-            if ends && token == vocab::TURN_END {
-                row[0] = ENDS_BIAS;
+            match preset {
+                Preset::Ends if token == vocab::TURN_END => row[0] = ENDS_BIAS,
+                Preset::Tools => {
+                    row[1] = if token == vocab::NEWLINE { AFTER_CALL } else { 0.0 };
+                    if token == vocab::TURN_END {
+                        row[0] = TOOLS_END_BIAS;
+                    } else if token == vocab::CALL {
+                        row[0] = CALL_BIAS;
+                    }
+                }
+                _ => {}
             }
         }
         data
@@ -218,6 +257,14 @@ impl Weights {
 
 /// Found by trying on llama-server: of 20 answers the shortest had 2 tokens, the median 28, the longest 293.
 const ENDS_BIAS: f32 = 11.0;
+
+/// Found by trying on llama-server: most answers to a request with a tool call it, after some words.
+const CALL_BIAS: f32 = 13.0;
+/// Likewise: answers end, though not at once.
+const TOOLS_END_BIAS: f32 = 10.0;
+/// What only `<tool_call>` has in channel 1, and what makes of it the newline that the format wants there.
+const CALLING: f32 = 30.0;
+const AFTER_CALL: f32 = 1e4;
 
 #[cfg(test)]
 mod tests;

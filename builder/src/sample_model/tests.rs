@@ -24,7 +24,7 @@ fn another_seed_gives_another_model_of_the_same_size() {
 
 #[test]
 fn models_for_everyday_use_are_under_two_megabytes() {
-    for preset in [Preset::Chat, Preset::Ends, Preset::Plain] {
+    for preset in [Preset::Chat, Preset::Ends, Preset::Plain, Preset::Tools, Preset::Mmproj] {
         let size = bytes(&Options { preset, ..Options::default() }).len();
         assert!(size < 2_000_000, "{}: {size} bytes", preset.name());
     }

@@ -17,9 +17,29 @@ pub(crate) const TOKENS: usize = FIRST_WORD + WORDS + CONTROL.len();
 
 /// Opens the text, opens a turn, ends a turn, fills a batch.
 const CONTROL: [&str; 4] = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
+/// Open and close a tool call, in models that know tools; after the control tokens.
+const MARKS: [&str; 2] = ["<tool_call>", "</tool_call>"];
+/// The id of the first of them.
+pub(crate) const CALL: usize = TOKENS;
+/// All tokens of a model that knows tools.
+pub(crate) const TOKENS_WITH_TOOLS: usize = TOKENS + MARKS.len();
+/// The id of the newline.
+pub(crate) const NEWLINE: usize = b'\n' as usize;
 /// llama.cpp's numbers for kinds of tokens.
 const NORMAL: i32 = 1;
 const CONTROL_TYPE: i32 = 3;
+const USER_DEFINED: i32 = 4;
+
+/// What a vocabulary is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaks {
+    /// Text only: a base model.
+    Text,
+    /// Turns.
+    Turns,
+    /// Turns, and calls of tools.
+    Tools,
+}
 
 /// Our own words: two or three of these, none of which is a word of English.
 const SYLLABLES: [&str; 16] =
@@ -37,14 +57,41 @@ const CHAT_TEMPLATE: &str = "\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
-/// Adds the tokenizer's metadata, with or without a chat template.
-pub(crate) fn add(file: &mut Gguf, chat: bool) {
+/// As [`CHAT_TEMPLATE`], with the tools before the first turn, and calls and results as `<tool_call>` models have them.
+const TOOLS_TEMPLATE: &str = "\
+{%- if tools -%}\
+{{- '<|im_start|>system\\n# Tools\\n' -}}\
+{%- for tool in tools -%}{{- tool | tojson ~ '\\n' -}}{%- endfor -%}\
+{{- 'To call one: <tool_call>\\n{\"name\": <name>, \"arguments\": <arguments>}\\n</tool_call><|im_end|>\\n' -}}\
+{%- endif -%}\
+{%- for message in messages -%}\
+{%- if message.role == 'tool' -%}\
+{{- '<|im_start|>user\\n<tool_response>\\n' ~ message.content ~ '\\n</tool_response><|im_end|>\\n' -}}\
+{%- else -%}\
+{{- '<|im_start|>' ~ message.role ~ '\\n' -}}\
+{%- if message.content is string -%}{{- message.content -}}\
+{%- else -%}{%- for part in message.content or [] -%}{%- if part.type == 'text' -%}{{- part.text -}}{%- endif -%}{%- endfor -%}\
+{%- endif -%}\
+{%- for call in message.tool_calls or [] -%}\
+{{- '\\n<tool_call>\\n{\"name\": \"' ~ call.function.name ~ '\", \"arguments\": ' ~ (call.function.arguments | tojson) ~ '}\\n</tool_call>' -}}\
+{%- endfor -%}\
+{{- '<|im_end|>\\n' -}}\
+{%- endif -%}\
+{%- endfor -%}\
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
+
+/// Adds the tokenizer's metadata, and the chat template if there is one.
+pub(crate) fn add(file: &mut Gguf, speaks: Speaks) {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
     let space = symbol(b' ');
     tokens.extend((0..WORDS).map(|index| format!("{space}{}", word(index))));
     tokens.extend(CONTROL.map(str::to_owned));
     let mut types = vec![NORMAL; FIRST_WORD + WORDS];
     types.resize(TOKENS, CONTROL_TYPE);
+    if speaks == Speaks::Tools {
+        tokens.extend(MARKS.map(str::to_owned));
+        types.resize(TOKENS_WITH_TOOLS, USER_DEFINED);
+    }
 
     let id = |place: usize| Value::U32(u32::try_from(FIRST_WORD + WORDS + place).unwrap_or(u32::MAX));
     file.set("tokenizer.ggml.model", Value::String("gpt2".to_owned()))
@@ -58,9 +105,12 @@ pub(crate) fn add(file: &mut Gguf, chat: bool) {
         .set("tokenizer.ggml.padding_token_id", id(3))
         .set("tokenizer.ggml.add_bos_token", Value::Bool(true))
         .set("tokenizer.ggml.add_eos_token", Value::Bool(false));
-    if chat {
-        file.set("tokenizer.chat_template", Value::String(CHAT_TEMPLATE.to_owned()));
-    }
+    let template = match speaks {
+        Speaks::Text => return,
+        Speaks::Turns => CHAT_TEMPLATE,
+        Speaks::Tools => TOOLS_TEMPLATE,
+    };
+    file.set("tokenizer.chat_template", Value::String(template.to_owned()));
 }
 
 /// The printable stand-in for a raw byte in a byte-level vocabulary: printable Latin-1 stands for itself, the other

@@ -1,0 +1,82 @@
+//! A vision encoder and projector for the sample models: what `--mmproj` takes.
+//!
+//! One layer of 32 channels over patches of 8 by 8 pixels, projected to the sample models' embedding. Different images
+//! give different texts, the same image the same text; that is all it is for. The keys and names of tensors are
+//! those of llama.cpp's `tools/mtmd/clip-impl.h`, for its projector `gemma3`, which needs no tokens of its own.
+
+use crate::gguf::{Gguf, Value};
+
+use super::WIDTH;
+use super::noise::Noise;
+
+/// Channels of the encoder.
+const CHANNELS: u32 = 32;
+/// Width inside its FFN.
+const INNER: u32 = 64;
+/// Edge of the image that the encoder sees, and of a patch, in pixels.
+const IMAGE: u32 = 64;
+const PATCH: u32 = 8;
+/// Patches are pooled by this many in each direction: (64 / 8 / 2)^2 = 16 tokens an image.
+const POOL: u32 = 2;
+/// The projection's gain: enough that the text depends on the image.
+const GAIN: f64 = 6.0;
+
+pub(crate) fn file(seed: u64) -> Gguf {
+    let mut file = Gguf::new("clip");
+    file.set("general.type", Value::String("mmproj".to_owned()))
+        .set("general.name", Value::String("llama-warden sample (mmproj)".to_owned()))
+        .set("general.file_type", Value::U32(0))
+        .set("clip.has_vision_encoder", Value::Bool(true))
+        .set("clip.projector_type", Value::String("gemma3".to_owned()))
+        .set("clip.use_gelu", Value::Bool(true));
+    for (key, number) in [
+        ("embedding_length", CHANNELS),
+        ("feed_forward_length", INNER),
+        ("block_count", 1),
+        ("projection_dim", WIDTH),
+        ("attention.head_count", 2),
+        ("image_size", IMAGE),
+        ("patch_size", PATCH),
+        ("projector.scale_factor", POOL),
+    ] {
+        file.set(&format!("clip.vision.{key}"), Value::U32(number));
+    }
+    file.set("clip.vision.attention.layer_norm_epsilon", Value::F32(1e-6))
+        .set("clip.vision.image_mean", Value::F32s(vec![0.5; 3]))
+        .set("clip.vision.image_std", Value::F32s(vec![0.5; 3]));
+
+    let (channels, inner, width, patch) = (CHANNELS as usize, INNER as usize, WIDTH as usize, PATCH as usize);
+    let noise = |name: &str, count: usize, inputs: usize, gain: f64| {
+        let inputs = u32::try_from(inputs).unwrap_or(u32::MAX);
+        Noise::new(seed, name).take(count, gain / f64::from(inputs).sqrt())
+    };
+    let inputs = 3 * patch * patch;
+    let name = "v.patch_embd.weight";
+    file.tensor(name, &[patch, patch, 3, channels], noise(name, inputs * channels, inputs, 4.0));
+    file.vector("v.patch_embd.bias", vec![0.0; channels]);
+    let places = (IMAGE as usize / patch).pow(2);
+    let name = "v.position_embd.weight";
+    file.matrix(name, channels, noise(name, places * channels, 1, 0.3));
+    for part in ["attn_q", "attn_k", "attn_v", "attn_out"] {
+        let name = format!("v.blk.0.{part}.weight");
+        file.matrix(&name, channels, noise(&name, channels * channels, channels, 1.0));
+        file.vector(&format!("v.blk.0.{part}.bias"), vec![0.0; channels]);
+    }
+    for (part, rows, columns) in [("ffn_up", inner, channels), ("ffn_down", channels, inner)] {
+        let name = format!("v.blk.0.{part}.weight");
+        file.matrix(&name, columns, noise(&name, rows * columns, columns, 1.0));
+        file.vector(&format!("v.blk.0.{part}.bias"), vec![0.0; rows]);
+    }
+    for norm in ["v.blk.0.ln1", "v.blk.0.ln2", "v.post_ln"] {
+        file.vector(&format!("{norm}.weight"), vec![1.0; channels]);
+        file.vector(&format!("{norm}.bias"), vec![0.0; channels]);
+    }
+    file.vector("mm.soft_emb_norm.weight", vec![1.0; channels]);
+    // Stored the other way round: a row for each channel of the encoder.
+    let name = "mm.input_projection.weight";
+    let mut projection = noise(name, channels * width, width, GAIN);
+    // The first two channels of the embedding are no picture's business (see `super`).
+    projection.chunks_exact_mut(width).for_each(|row| row[..2].fill(0.0));
+    file.matrix(name, width, projection);
+    file
+}
