@@ -103,9 +103,14 @@ impl Exchange {
             if failed != Failed::Starved {
                 right.doubt();
             }
+            if let Failed::Garbled = failed {
+                let why = "it is not HTTP/1.1".to_owned();
+                return Err(Refusal::Garbled { model, why });
+            }
             let proved = match failed {
                 Failed::Refused | Failed::Starved | Failed::Unsent => true,
                 Failed::Sent => matches!(message.body, Outgoing::Again(_)),
+                Failed::Garbled => false,
             };
             if !proved {
                 return Err(Refusal::Died { model });
@@ -196,6 +201,8 @@ enum Failed {
     Unsent,
     /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
     Sent,
+    /// An answer began that cannot be read.
+    Garbled,
 }
 
 impl Failed {
@@ -208,7 +215,7 @@ impl Failed {
 
     fn sent(error: &hyper::Error) -> Self {
         tracing::debug!(%error, "a backend's connection ended before its answer");
-        Self::Sent
+        if error.is_parse() { Self::Garbled } else { Self::Sent }
     }
 }
 

@@ -14,6 +14,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use crate::errors::unreadable_head;
+use crate::gateway::LEAST_BUFFER;
+use crate::raw_head::{Heads, Seen};
 
 /// Where a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +39,13 @@ struct Inner {
     phase: Phase,
     linger: bool,
     ended: bool,
+    /// Reads beside hyper, where hyper reads HTTP/1.
+    heads: Option<Heads>,
 }
 
 impl ConnState {
     pub(crate) fn new() -> Arc<Self> {
-        let inner = Inner { phase: Phase::Idle(Instant::now()), linger: false, ended: false };
+        let inner = Inner { phase: Phase::Idle(Instant::now()), linger: false, ended: false, heads: None };
         Arc::new(Self { inner: Mutex::new(inner) })
     }
 
@@ -69,11 +73,21 @@ impl ConnState {
         self.with(|inner| inner.linger = true);
     }
 
-    fn came(&self, bytes: usize) {
-        self.with(|inner| match inner.phase {
-            _ if bytes == 0 => inner.ended = true,
-            Phase::Idle(_) => inner.phase = Phase::Head(Instant::now()),
-            Phase::Head(_) | Phase::Busy(_) => {}
+    /// What the raw head of the request that begins was found to be, if anybody read it.
+    pub(crate) fn next_head(&self) -> Option<Seen> {
+        self.with(|inner| inner.heads.as_mut().map(Heads::next))
+    }
+
+    fn came(&self, bytes: &[u8]) {
+        self.with(|inner| {
+            match inner.phase {
+                _ if bytes.is_empty() => inner.ended = true,
+                Phase::Idle(_) => inner.phase = Phase::Head(Instant::now()),
+                Phase::Head(_) | Phase::Busy(_) => {}
+            }
+            if let Some(heads) = &mut inner.heads {
+                heads.feed(bytes);
+            }
         });
     }
 }
@@ -106,6 +120,7 @@ pub(crate) struct ClientIo {
 
 impl ClientIo {
     pub(crate) fn new(stream: TcpStream, state: Arc<ConnState>, limits: HeadLimits) -> Self {
+        state.with(|inner| inner.heads = Some(Heads::new(limits.bytes.max(LEAST_BUFFER))));
         Self { stream, state, limits, instead: Bytes::new() }
     }
 
@@ -186,7 +201,7 @@ impl AsyncRead for ClientIo {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        self.state.came(buffer.filled().len() - before);
+        self.state.came(&buffer.filled()[before..]);
         Poll::Ready(Ok(()))
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use serde_json::{Value, json};
 use warden_policies::ModelName;
 use warden_supervisor::{Denied, Failure, ResolveError};
@@ -16,6 +16,7 @@ use warden_supervisor::{Denied, Failure, ResolveError};
 use crate::headers::EXECUTED;
 use crate::observe::Outcome;
 use crate::request_body::BodyFault;
+use crate::wire::WireFault;
 
 /// Told to clients where nobody knows better: long enough for a queue to move, short enough not to be noticed.
 const RETRY_SOON: Duration = Duration::from_secs(1);
@@ -28,6 +29,8 @@ const SOURCE: &str = "llama-warden";
 pub(crate) enum Refusal {
     #[error("the request needs exactly one Host header")]
     Host,
+    #[error(transparent)]
+    Wire(#[from] WireFault),
     #[error(
         "the request head is larger than {limit} bytes (`server.header_bytes`); send fewer or smaller headers"
     )]
@@ -60,6 +63,8 @@ pub(crate) enum Refusal {
     Unreachable { model: ModelName, attempts: u32 },
     #[error("model `{model}`: its process ended before it answered; the request may have been executed")]
     Died { model: ModelName },
+    #[error("model `{model}`: its answer cannot be passed on: {why}; the request may have been executed")]
+    Garbled { model: ModelName, why: String },
     #[error(
         "model `{model}`: its process was stopped before it answered; the request may have been executed"
     )]
@@ -104,6 +109,7 @@ impl Refusal {
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
             | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
+            Self::Wire(fault) => (fault.status(), INVALID),
             Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
             Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID),
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
@@ -114,7 +120,9 @@ impl Refusal {
             Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
                 (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE)
             }
-            Self::Died { .. } | Self::Revoked { .. } => (StatusCode::BAD_GATEWAY, "server_error"),
+            Self::Died { .. } | Self::Garbled { .. } | Self::Revoked { .. } => {
+                (StatusCode::BAD_GATEWAY, "server_error")
+            }
             Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
         }
     }
@@ -132,7 +140,10 @@ impl Refusal {
 
     /// Whether a backend may have executed the request.
     fn may_have_executed(&self) -> bool {
-        matches!(self, Self::Died { .. } | Self::Revoked { .. } | Self::TimedOut { .. })
+        matches!(
+            self,
+            Self::Died { .. } | Self::Garbled { .. } | Self::Revoked { .. } | Self::TimedOut { .. }
+        )
     }
 
     /// When to send again, for errors that pass by themselves.
@@ -170,6 +181,7 @@ impl Refusal {
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Host => Outcome::Rejected("host"),
+            Self::Wire(fault) => Outcome::Rejected(fault.label()),
             Self::Method(_) => Outcome::Rejected("method"),
             Self::HeadTooLarge { .. } => Outcome::Rejected("head_too_large"),
             Self::BodyTooLarge { .. } => Outcome::Rejected("body_too_large"),
@@ -192,6 +204,7 @@ impl Refusal {
             }),
             Self::Unreachable { .. } => Outcome::Denied("unreachable"),
             Self::Died { .. } => Outcome::UpstreamDied,
+            Self::Garbled { .. } => Outcome::UpstreamGarbled,
             Self::Revoked { .. } => Outcome::Revoked,
             Self::TimedOut { .. } => Outcome::TimedOut,
             Self::ShuttingDown => Outcome::Denied("shutting_down"),
@@ -212,6 +225,9 @@ impl Refusal {
             (CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8")),
             (EXECUTED, HeaderValue::from_static(executed)),
         ];
+        if matches!(self, Self::Method(_)) {
+            headers.push((ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")));
+        }
         if let Some(after) = self.retry_after() {
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             headers.push((RETRY_AFTER, HeaderValue::from(seconds.max(1))));

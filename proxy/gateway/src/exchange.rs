@@ -21,11 +21,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{
-    ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN,
-};
+use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, ORIGIN};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
@@ -43,6 +41,7 @@ use crate::own;
 use crate::query;
 use crate::relay::{AnswerBody, Relay, RelayTerms};
 use crate::routes::{self, Own, Route};
+use crate::wire;
 
 /// Answers one request.
 pub(crate) async fn answer(
@@ -52,6 +51,7 @@ pub(crate) async fn answer(
     request: Request<Incoming>,
 ) -> Response<AnswerBody> {
     let busy = conn.begin();
+    let seen = conn.next_head();
     let (parts, body) = request.into_parts();
     let request_id = headers::given_request_id(&parts.headers).unwrap_or_else(headers::fresh_request_id);
     let own = routes::own(&parts.method, parts.uri.path());
@@ -78,23 +78,19 @@ pub(crate) async fn answer(
         _ if head_bytes(&parts) > exchange.shared.config.header_bytes => {
             Err(Refusal::HeadTooLarge { limit: exchange.shared.config.header_bytes })
         }
-        _ if !has_one_host(&parts) => Err(Refusal::Host),
-        Some(own) => exchange.own(&parts, &own),
-        None => match exchange.forward(parts, body).await {
-            Ok(relayed) => return exchange.relay(relayed, busy),
-            Err(refusal) => Err(refusal),
+        own => match (wire::check(&parts, &body, seen), own) {
+            (Err(fault), _) => Err(Refusal::Wire(fault)),
+            (Ok(()), Some(own)) => exchange.own(&parts, &own),
+            (Ok(()), None) => match exchange.forward(parts, body).await {
+                Ok(relayed) => return exchange.relay(relayed, busy),
+                Err(refusal) => Err(refusal),
+            },
         },
     };
     match result {
         Ok(words) => exchange.words(words, busy),
         Err(refusal) => exchange.refuse(&refusal, busy),
     }
-}
-
-/// RFC 9112 section 3.2: a request of HTTP/1.1 has exactly one `Host`.
-fn has_one_host(parts: &Parts) -> bool {
-    let hosts = parts.headers.get_all(HOST).iter().count();
-    hosts == 1 || (hosts == 0 && parts.version < Version::HTTP_11)
 }
 
 /// Bytes of a request head. hyper looks at its limit only while a head is incomplete, so one that comes in few large
@@ -133,7 +129,11 @@ impl Exchange {
                     .ok_or_else(|| ResolveError::Unknown { name, known: self.known() }.into())
             }
             Own::Preflight => Ok(own::preflight()),
-            Own::Forbidden => Err(Refusal::Method(parts.method.clone())),
+            Own::Forbidden => {
+                // A client may send through its tunnel before it knows that there is none: nothing behind is a request.
+                self.body_left = true;
+                Err(Refusal::Method(parts.method.clone()))
+            }
         }
     }
 
@@ -154,12 +154,17 @@ impl Exchange {
         let model = self.model(asked, &intake, search)?;
         self.flight.record.model = Some(model.clone());
 
+        wire::sign(&mut parts.headers, parts.version);
         headers::to_backend(&mut parts.headers, &self.request_id);
         self.tokens = self.demand(&model, &parts.headers, &mut intake).await?;
         let right = self.lease(&model, &mut intake).await?;
         self.body_left = !intake.is_whole();
         let message = Message::new(parts, intake, self.route, self.shared.config.replay_bytes)?;
-        self.attempts(model, right, message).await
+        let relayed = self.attempts(model.clone(), right, message).await?;
+        // Its connection ends here with it.
+        wire::check_answer(relayed.response.status(), relayed.response.headers())
+            .map_err(|why| Refusal::Garbled { model, why: why.to_owned() })?;
+        Ok(relayed)
     }
 
     fn model(&self, asked: Option<String>, intake: &Intake, search: bool) -> Result<ModelName, Refusal> {
@@ -197,6 +202,7 @@ impl Exchange {
     fn relay(mut self, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
         let Relayed { response, right, link, pool, sent, deadline } = relayed;
         let (mut parts, incoming) = response.into_parts();
+        let version = parts.version;
         let config = &self.shared.config;
         let is_events = parts
             .headers
@@ -204,6 +210,7 @@ impl Exchange {
             .is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(b"text/event-stream"));
         let has_body = self.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
         headers::to_client(&mut parts.headers, &self.request_id, has_body);
+        wire::sign(&mut parts.headers, version);
         self.flight.record.status = parts.status.as_u16();
         self.flight.record.stream = is_events;
         right.note_progress(0);
@@ -217,6 +224,10 @@ impl Exchange {
         };
         if !sent.is_whole() {
             self.conn.must_linger();
+            if self.body_left {
+                // What still comes of the body must not be taken for the next request.
+                parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
         }
         let mut answer = Response::new(AnswerBody::relay(
             Relay::new(incoming, self.flight, right, link, pool, sent, &terms),

@@ -4,14 +4,28 @@
 //! no two parties can read one message differently.
 
 use http::header::{
-    self, CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    self, CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
+
+use crate::wire::drop_underscored;
 
 /// `Keep-Alive`, not in the `http` crate.
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 /// `Proxy-Connection`, a relic that some clients still send.
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+/// The fields that are of one connection whether `Connection` names them or not; those of a proxy's own login with them.
+const OF_ONE_CONNECTION: [HeaderName; 9] = [
+    CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
 /// Makes llama-server go on generating after its client has left, which would defeat cancellation.
 const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
 /// Names one request through client, gateway, log and backend.
@@ -33,7 +47,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    for name in [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE] {
+    for name in OF_ONE_CONNECTION {
         headers.remove(name);
     }
 }
@@ -41,6 +55,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// Makes a client's head ready for the backend.
 pub(crate) fn to_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
     strip_hop_by_hop(headers);
+    drop_underscored(headers);
     for name in [CONTENT_LENGTH, EXPECT, CONVERSATION_ID] {
         headers.remove(name);
     }

@@ -21,6 +21,7 @@
 //! | `routes`, `own`, `errors` | what is served by whom; our own answers |
 //! | `demand` | how large a prompt is, where admission wants to know |
 //! | `intake`, `scan`, `multipart`, `query`, `budget` | which model a request names; held bodies |
+//! | `wire`, `raw_head` | what HTTP demands of an intermediary; ambiguous requests |
 //! | `backends`, `pool`, `request_body`, `headers` | the way to a backend |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
 //! | `live` | what may change while we serve: rules of single models |
@@ -46,11 +47,13 @@ mod observe;
 mod own;
 mod pool;
 mod query;
+mod raw_head;
 mod relay;
 mod request_body;
 mod routes;
 mod scan;
 mod sse;
+mod wire;
 
 pub use config::GatewayConfig;
 pub use gateway::{Bound, Gateway, GatewayError};

@@ -61,6 +61,8 @@ pub enum Outcome {
     ClientGone,
     /// The backend's connection ended before its answer did.
     UpstreamDied,
+    /// The backend's answer was not HTTP, or its end could be seen in two places.
+    UpstreamGarbled,
     /// The backend's event stream was silent for too long.
     UpstreamStalled,
     /// The exchange took longer than allowed.
@@ -80,6 +82,7 @@ impl Outcome {
             Self::Ok => "ok",
             Self::ClientGone => "client_gone",
             Self::UpstreamDied => "upstream_died",
+            Self::UpstreamGarbled => "upstream_garbled",
             Self::UpstreamStalled => "upstream_stalled",
             Self::TimedOut => "timed_out",
             Self::Revoked => "revoked",

@@ -1,0 +1,234 @@
+//! What HTTP demands of somebody between a client and a server (RFC 9110, RFC 9112), and hyper leaves to us: which
+//! messages must be refused because two readers could understand them differently, and how we sign what we pass on.
+//! It never reads a socket: `raw_head` does that.
+//!
+//! | duty | where |
+//! |---|---|
+//! | one length or one coding, never both, never two; no bare LF; no fragment | `raw_head`, here |
+//! | exactly one valid `Host`, the same as an absolute target's | here |
+//! | `Expect`: only `100-continue`, and never passed on | here; `headers` |
+//! | `Via`, and the refusal of our own | here |
+//! | fields of one connection, both ways | `headers` |
+//! | `CONNECT`, `TRACE` | `routes` |
+//! | the length of an answer | here |
+
+use std::sync::LazyLock;
+
+use http::header::{
+    CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, VIA,
+};
+use http::request::Parts;
+use http::uri::Scheme;
+use http::{Method, StatusCode, Version};
+use http_body::Body;
+
+use crate::raw_head::{Framing, Seen};
+
+/// Why a request is refused before anybody looks at what it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WireFault {
+    #[error("the request has both Content-Length and Transfer-Encoding; send one of them")]
+    LengthAndCoding,
+    #[error("the request has more than one Content-Length; send one")]
+    TwoLengths,
+    #[error("Content-Length must be one decimal number")]
+    Length,
+    #[error("the only Transfer-Encoding served is one `chunked`")]
+    Coding,
+    #[error("a line of the request head ends with a bare LF; lines end with CRLF")]
+    BareLf,
+    #[error("a line of the request head is no header field")]
+    Field,
+    #[error("the request line is not `METHOD TARGET HTTP/1.1` with single spaces")]
+    RequestLine,
+    #[error("the method is not one of capital letters")]
+    Method,
+    #[error(
+        "the request target is not valid: a path, or an http URL, of visible ASCII characters without a fragment; percent-encode others"
+    )]
+    Target,
+    #[error("the request needs exactly one Host header")]
+    HostCount,
+    #[error("the Host header is not a host with an optional port")]
+    Host,
+    #[error("the Host header and the request target name different hosts")]
+    HostDiffers,
+    #[error("the only expectation served is `Expect: 100-continue`")]
+    Expectation,
+    #[error(
+        "the request has passed here before: its Via has our name; look for a proxy that sends to itself"
+    )]
+    Loop,
+    #[error("the request's head and body could be read in two ways; send it again on a new connection")]
+    Unseen,
+}
+
+impl WireFault {
+    /// The status that says so.
+    pub(crate) fn status(self) -> StatusCode {
+        match self {
+            Self::Expectation => StatusCode::EXPECTATION_FAILED,
+            Self::Loop => StatusCode::LOOP_DETECTED,
+            Self::Coding => StatusCode::NOT_IMPLEMENTED,
+            _ => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// The reason under which it is counted.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::LengthAndCoding | Self::TwoLengths | Self::Length | Self::Coding | Self::Unseen => {
+                "framing"
+            }
+            Self::BareLf | Self::Field | Self::RequestLine | Self::Method => "head",
+            Self::Target => "target",
+            Self::HostCount | Self::Host | Self::HostDiffers => "host",
+            Self::Expectation => "expectation",
+            Self::Loop => "loop",
+        }
+    }
+}
+
+/// Judges a request's head; `seen` is what the reader beside hyper made of the same bytes, where there are such.
+pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<Seen>) -> Result<(), WireFault> {
+    if let Some(seen) = seen {
+        // Two readers of one connection: what they do not agree on goes nowhere.
+        let agreed = match seen? {
+            Framing::None => body.is_end_stream(),
+            Framing::Length(length) => body.size_hint().exact() == Some(length),
+            Framing::Chunked => body.size_hint().exact().is_none(),
+        };
+        if !agreed {
+            return Err(WireFault::Unseen);
+        }
+    }
+    check_target(parts)?;
+    let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    if parts.version >= Version::HTTP_11 && !parts.headers.get_all(EXPECT).iter().all(is_asked) {
+        return Err(WireFault::Expectation);
+    }
+    if is_loop(&parts.headers) {
+        return Err(WireFault::Loop);
+    }
+    Ok(())
+}
+
+/// RFC 9112 sections 3.2 and 3.3; for HTTP/2 RFC 9113 section 8.3.1.
+fn check_target(parts: &Parts) -> Result<(), WireFault> {
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() || (host.is_none() && parts.version == Version::HTTP_11) {
+        return Err(WireFault::HostCount);
+    }
+    if !host.is_none_or(|host| is_host(host.as_bytes())) {
+        return Err(WireFault::Host);
+    }
+    if parts.method == Method::CONNECT {
+        return Ok(());
+    }
+    let uri = &parts.uri;
+    let Some(authority) = uri.authority() else {
+        let is_form = match uri.path() {
+            "*" => parts.method == Method::OPTIONS && uri.query().is_none(),
+            path => path.starts_with('/'),
+        };
+        return if is_form { Ok(()) } else { Err(WireFault::Target) };
+    };
+    let Some(scheme) = uri.scheme().filter(|scheme| **scheme == Scheme::HTTP || **scheme == Scheme::HTTPS)
+    else {
+        return Err(WireFault::Target);
+    };
+    if !is_host(authority.as_str().as_bytes()) {
+        return Err(WireFault::Host);
+    }
+    let same = |host: &HeaderValue| {
+        let port: &[u8] = if *scheme == Scheme::HTTPS { b":443" } else { b":80" };
+        let plain = |name| <[u8]>::strip_suffix(name, port).unwrap_or(name).to_ascii_lowercase();
+        plain(host.as_bytes()) == plain(authority.as_str().as_bytes())
+    };
+    if host.is_none_or(same) { Ok(()) } else { Err(WireFault::HostDiffers) }
+}
+
+/// `host [":" port]`. A comma is valid there by the letter (RFC 3986), but is how two `Host` headers look when joined.
+fn is_host(bytes: &[u8]) -> bool {
+    let (host, port) = match bytes.iter().rposition(|byte| *byte == b':') {
+        Some(at) if !bytes[at..].contains(&b']') => (&bytes[..at], &bytes[at + 1..]),
+        _ => (bytes, &[][..]),
+    };
+    let is_name = match host.strip_prefix(b"[") {
+        Some(inner) => inner.strip_suffix(b"]").is_some_and(|inner| {
+            !inner.is_empty()
+                && inner.iter().all(|byte| byte.is_ascii_alphanumeric() || b":.-_~%".contains(byte))
+        }),
+        None => host.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+;=".contains(byte)),
+    };
+    !host.is_empty() && is_name && port.iter().all(u8::is_ascii_digit)
+}
+
+/// Our name in `Via`: each process has its own, so that two of us may stand in a chain.
+static PSEUDONYM: LazyLock<String> =
+    LazyLock::new(|| format!("llama-warden-{:012x}", rand::random::<u64>() >> 16));
+
+/// How we sign a message that came as HTTP/1.0, HTTP/1.1, HTTP/2.
+static SIGNATURES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
+    ["1.0", "1.1", "2"].map(|version| {
+        HeaderValue::from_str(&format!("{version} {}", *PSEUDONYM))
+            .unwrap_or_else(|_| HeaderValue::from_static("1.1 llama-warden"))
+    })
+});
+
+/// Signs a message that came in this version (RFC 9110 section 7.6.3).
+pub(crate) fn sign(headers: &mut HeaderMap, version: Version) {
+    let [old, usual, two] = &*SIGNATURES;
+    let signature = match version {
+        Version::HTTP_10 => old,
+        Version::HTTP_2 => two,
+        _ => usual,
+    };
+    headers.append(VIA, signature.clone());
+}
+
+/// Whether the message was here before.
+fn is_loop(headers: &HeaderMap) -> bool {
+    let name = PSEUDONYM.as_bytes();
+    headers.get_all(VIA).iter().any(|via| memchr::memmem::find(via.as_bytes(), name).is_some())
+}
+
+/// Drops fields whose name has an underscore: some servers take it for a dash, and `Content_Length` must be nobody's
+/// length. llama-server reads no such field.
+pub(crate) fn drop_underscored(headers: &mut HeaderMap) {
+    let odd = |name: &HeaderName| name.as_str().contains('_');
+    if headers.keys().any(odd) {
+        let names: Vec<HeaderName> = headers.keys().filter(|name| odd(name)).cloned().collect();
+        for name in names {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Why a backend's answer cannot be passed on: its end could be seen in two places, or it switches to another protocol,
+/// which nobody asked for (RFC 9112 section 6.3). Then its connection is closed, too.
+pub(crate) fn check_answer(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
+    if status.is_informational() {
+        return Err("it switched protocols");
+    }
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let length = lengths.next();
+    if lengths.next().is_some() || length.is_some_and(|length| length.as_bytes().contains(&b',')) {
+        return Err("it has more than one Content-Length");
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next() {
+        if length.is_some() {
+            return Err("it has both Content-Length and Transfer-Encoding");
+        }
+        if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+            return Err("it has a Transfer-Encoding other than chunked");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

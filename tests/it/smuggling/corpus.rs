@@ -1,0 +1,447 @@
+//! Raw requests that somebody between a client and a server must not misunderstand, each with what must become of it.
+//!
+//! Characters stand for the byte of the same number. Most refused ones are followed by a request to `/smuggled`, which no
+//! upstream may ever see. Sources: RFC 9112, the vectors of the usual smuggling scanners, old faults of proxies.
+
+/// What must become of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Refused with this status (0: any of ours), and the connection closed; the upstream sees nothing.
+    Refused(u16),
+    /// Answered by the warden itself with this status; the upstream sees nothing.
+    Ours(u16),
+    /// Arrives exactly so: request line, then fields sorted by name, then an empty line and the body. Framing, `host`, `via` and
+    /// `x-request-id` are left out here and checked apart.
+    Passed(String),
+    /// It never becomes complete: whatever is answered, the upstream sees no whole request.
+    Never,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    /// Its name, unique.
+    pub(crate) name: String,
+    /// The bytes, as characters.
+    pub(crate) bytes: String,
+    /// What must become of it.
+    pub(crate) verdict: Verdict,
+    /// Why we pass what nginx or haproxy refuses.
+    pub(crate) why: &'static str,
+}
+
+impl Case {
+    fn but(mut self, why: &'static str) -> Self {
+        self.why = why;
+        self
+    }
+}
+
+/// A request that must not come through as one of its own.
+pub(crate) const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n";
+
+const CHUNKS: &str = "5\r\nhello\r\n0\r\n\r\n";
+
+fn case(name: &str, bytes: String, verdict: Verdict) -> Case {
+    Case { name: name.to_owned(), bytes, verdict, why: "" }
+}
+
+/// A POST with these field lines (each with its end) and this body, then a smuggled request.
+fn refused(name: &str, status: u16, fields: &str, body: &str) -> Case {
+    let bytes = format!("POST /e HTTP/1.1\r\nHost: x\r\n{fields}\r\n{body}{SMUGGLED}");
+    case(name, bytes, Verdict::Refused(status))
+}
+
+fn passed(name: &str, fields: &str, body: &str, arrives: &str) -> Case {
+    let bytes = format!("POST /e HTTP/1.1\r\nHost: x\r\n{fields}\r\n{body}");
+    case(name, bytes, Verdict::Passed(format!("POST /e HTTP/1.1\n{arrives}")))
+}
+
+/// A whole head, then a smuggled request.
+fn head(name: &str, status: u16, head: &str) -> Case {
+    case(name, format!("{head}{SMUGGLED}"), Verdict::Refused(status))
+}
+
+fn get(name: &str, head: &str, arrives: &str) -> Case {
+    case(name, head.to_owned(), Verdict::Passed(arrives.to_owned()))
+}
+
+/// All of them.
+pub(crate) fn all() -> Vec<Case> {
+    let mut all = lengths();
+    all.extend(codings());
+    all.extend(chunks());
+    all.extend(fields());
+    all.extend(request_lines());
+    all.extend(hosts());
+    all.extend(of_one_connection());
+    all
+}
+
+fn lengths() -> Vec<Case> {
+    let hello = "\nhello";
+    vec![
+        refused(
+            "cl.te",
+            400,
+            "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n",
+            "0\r\n\r\n",
+        ),
+        refused("te.cl", 400, "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n", CHUNKS),
+        refused("cl.te.0", 400, "Content-Length: 0\r\nTransfer-Encoding: chunked\r\n", CHUNKS),
+        refused("cl twice, unequal", 400, "Content-Length: 5\r\nContent-Length: 6\r\n", "hello"),
+        refused("cl twice, equal", 400, "Content-Length: 5\r\nContent-Length: 5\r\n", "hello"),
+        refused("cl list, equal", 400, "Content-Length: 5, 5\r\n", "hello"),
+        refused("cl list, unequal", 400, "Content-Length: 5, 6\r\n", "hello"),
+        refused("cl negative", 400, "Content-Length: -5\r\n", "hello"),
+        refused("cl with plus", 400, "Content-Length: +5\r\n", "hello"),
+        refused("cl hexadecimal", 400, "Content-Length: 0x5\r\n", "hello"),
+        refused("cl with underscore", 400, "Content-Length: 5_0\r\n", "hello"),
+        refused("cl empty", 400, "Content-Length: \r\n", "hello"),
+        refused("cl of two words", 400, "Content-Length: 5 5\r\n", "hello"),
+        refused("cl fraction", 400, "Content-Length: 5.0\r\n", "hello"),
+        refused("cl quoted", 400, "Content-Length: \"5\"\r\n", "hello"),
+        refused("cl beyond 64 bits", 400, "Content-Length: 18446744073709551621\r\n", "hello"),
+        refused("cl of 2^63", 413, "Content-Length: 9223372036854775808\r\n", "hello"),
+        refused("cl behind a vertical tab", 400, "Content-Length:\u{b}5\r\n", "hello"),
+        refused("cl, space before the colon", 400, "Content-Length : 5\r\n", "hello"),
+        refused("cl folded", 400, "Content-Length:\r\n 5\r\n", "hello"),
+        passed("cl with leading zeros", "Content-Length: 005\r\n", "hello", hello),
+        passed("cl between tabs", "Content-Length:\t5\t\r\n", "hello", hello),
+        passed("cl beside Content_Length", "Content_Length: 90\r\nContent-Length: 5\r\n", "hello", hello),
+        passed("cl of 0", "Content-Length: 0\r\n", "", "\n"),
+        get(
+            "body with GET",
+            "GET /e HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
+            "GET /e HTTP/1.1\n\nhello",
+        ),
+        case(
+            "body shorter than cl",
+            "POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\nhello".to_owned(),
+            Verdict::Never,
+        ),
+    ]
+}
+
+fn codings() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (name, line) in [
+        ("te xchunked", "Transfer-Encoding: xchunked"),
+        ("te chunk", "Transfer-Encoding: chunk"),
+        ("te identity", "Transfer-Encoding: identity"),
+        ("te empty", "Transfer-Encoding: "),
+        ("te chunked, identity", "Transfer-Encoding: chunked, identity"),
+        ("te identity, chunked", "Transfer-Encoding: identity, chunked"),
+        ("te gzip, chunked", "Transfer-Encoding: gzip, chunked"),
+        ("te chunked, chunked", "Transfer-Encoding: chunked, chunked"),
+        ("te chunked with a comma", "Transfer-Encoding: ,chunked"),
+        ("te chunked with a parameter", "Transfer-Encoding: chunked;q=1"),
+        ("te quoted", "Transfer-Encoding: \"chunked\""),
+        ("te in single quotes", "Transfer-Encoding: 'chunked'"),
+        ("te twice", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked"),
+        ("te chunked and identity", "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity"),
+        ("te identity and chunked", "Transfer-Encoding: identity\r\nTransfer-Encoding: chunked"),
+        ("te folded", "Transfer-Encoding:\r\n chunked"),
+        ("te with its colon folded", "Transfer-Encoding\r\n : chunked"),
+        ("te behind a bare LF", "X: x\nTransfer-Encoding: chunked"),
+        ("te behind a bare CR", "X: x\rTransfer-Encoding: chunked"),
+        ("te behind LF CR", "X: x\n\rTransfer-Encoding: chunked"),
+        ("te with a NUL in its name", "Transfer-Encodi\0ng: chunked"),
+        ("te with a NUL in its value", "Transfer-Encoding: chun\0ked"),
+        ("te with a wide letter", "Transfer-Encoding: chun\u{212a}ed"),
+    ] {
+        all.push(refused(name, 0, &format!("{line}\r\n"), CHUNKS));
+    }
+    // Bytes around name and value: only blanks around the value mean nothing.
+    for byte in [0x01, 0x04, 0x08, 0x09, 0x0a, 0x0b, 0x0c, 0x0d, 0x1f, 0x20, 0x2f, 0x7f, 0xa0, 0xff_u8] {
+        let char = char::from(byte);
+        for (place, line) in [
+            ("before the name", format!("{char}Transfer-Encoding: chunked\r\n")),
+            ("behind the name", format!("Transfer-Encoding{char}: chunked\r\n")),
+            ("before the value", format!("Transfer-Encoding:{char}chunked\r\n")),
+            ("behind the value", format!("Transfer-Encoding: chunked{char}\r\n")),
+        ] {
+            let name = format!("te, byte {byte:02x} {place}");
+            all.push(match (byte, place) {
+                (0x09 | 0x20, "before the value" | "behind the value") => passed(&name, &line, CHUNKS, "\nhello"),
+                _ => refused(&name, 0, &line, CHUNKS),
+            });
+        }
+    }
+    all.push(passed("te in capitals", "TRANSFER-ENCODING: CHUNKED\r\n", CHUNKS, "\nhello"));
+    all.push(passed(
+        "te beside Transfer_Encoding",
+        "Transfer_Encoding: chunked\r\nContent-Length: 5\r\n",
+        "hello",
+        "\nhello",
+    ));
+    let old = format!("POST /e HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n{CHUNKS}");
+    all.push(head("te in HTTP/1.0", 400, &old));
+    all
+}
+
+fn chunks() -> Vec<Case> {
+    let mut all = Vec::new();
+    let coded = "Transfer-Encoding: chunked\r\n";
+    for (name, body) in [
+        ("chunk size 0x5", "0x5\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size +5", "+5\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size -5", "-5\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size 5_", "5_\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size behind a blank", " 5\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size of two words", "5 5\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size of 17 digits", "10000000000000005\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size not a number", "g\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size empty", "\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size only an extension", ";a=b\r\nhello\r\n0\r\n\r\n"),
+        ("chunk size ended by a bare LF", "5\nhello\r\n0\r\n\r\n"),
+        ("chunk size ended by a bare CR", "5\rhello\r\n0\r\n\r\n"),
+        ("chunk extension with a CR", "5;a=\rb\r\nhello\r\n0\r\n\r\n"),
+        ("chunk extension with an LF", "5;a=b\nhello\r\n0\r\n\r\n"),
+        ("chunk ended by a bare LF", "5\r\nhello\n0\r\n\r\n"),
+        ("chunk ended by a bare CR", "5\r\nhello\r0\r\n\r\n"),
+        ("chunk without an end", "5\r\nhello0\r\n\r\n"),
+        ("chunk shorter than its size", "6\r\nhello\r\n0\r\n\r\n"),
+        ("chunk longer than its size", "4\r\nhello\r\n0\r\n\r\n"),
+        ("last chunk ended by bare LFs", "5\r\nhello\r\n0\n\n"),
+        ("trailer that is none", "5\r\nhello\r\n0\r\nno colon\r\n\r\n"),
+    ] {
+        all.push(refused(name, 0, coded, body));
+    }
+    let huge = format!("5\r\nhello\r\n0\r\nX: {}\r\n\r\n", "a".repeat(80_000));
+    all.push(refused("trailer of 80,000 bytes", 0, coded, &huge));
+    let many = format!("5\r\nhello\r\n0\r\n{}\r\n", "X: a\r\n".repeat(300));
+    all.push(refused("trailers, 300 of them", 0, coded, &many));
+    let long = format!("5;{}\r\nhello\r\n0\r\n\r\n", "a".repeat(20_000));
+    all.push(refused("chunk extension of 20,000 bytes", 0, coded, &long));
+    for (name, body) in [
+        ("chunks", "3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"),
+        ("chunk size with leading zeros", "0005\r\nhello\r\n000\r\n\r\n"),
+        ("chunk size before a blank", "5 \r\nhello\r\n0\r\n\r\n"),
+        ("chunk extension", "5;a=b\r\nhello\r\n0;c\r\n\r\n"),
+        ("chunk extension, quoted", "5;a=\"b;c\"\r\nhello\r\n0\r\n\r\n"),
+        ("trailers are dropped", "5\r\nhello\r\n0\r\nX-Sum: 1\r\nContent-Length: 3\r\nHost: y\r\n\r\n"),
+    ] {
+        all.push(passed(name, coded, body, "\nhello"));
+    }
+    for (name, body) in [
+        ("chunks without a last one", "5\r\nhello\r\n"),
+        ("last chunk without an end", "5\r\nhello\r\n0\r\n"),
+        ("chunk size of 16 digits", "ffffffffffffffff\r\nhello"),
+    ] {
+        let bytes = format!("POST /e HTTP/1.1\r\nHost: x\r\n{coded}\r\n{body}");
+        all.push(case(name, bytes, Verdict::Never));
+    }
+    all
+}
+
+fn fields() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (name, line) in [
+        ("field, space before the colon", "X-A : b"),
+        ("field, tab before the colon", "X-A\t: b"),
+        ("field folded", "X-A: b\r\n c"),
+        ("field folded with a tab", "X-A: b\r\n\tc"),
+        ("field without a colon", "X-A"),
+        ("field without a name", ": b"),
+        ("field with a space in its name", "X A: b"),
+        ("field with an 8-bit name", "X-\u{e4}: b"),
+        ("field with brackets in its name", "X[a]: b"),
+        ("field with a NUL in its name", "X-\0A: b"),
+        ("field with a NUL in its value", "X-A: b\0c"),
+        ("field with a bare CR in its value", "X-A: b\rc"),
+        ("field with a bare CR at its end", "X-A: b\r"),
+        ("field with a bell in its value", "X-A: b\u{7}c"),
+        ("field with DEL in its value", "X-A: b\u{7f}c"),
+        ("field ended by a bare LF", "X-A: b\nX-C: d"),
+    ] {
+        all.push(head(name, 0, &format!("GET /e HTTP/1.1\r\nHost: x\r\n{line}\r\n\r\n")));
+    }
+    all.push(head("blank line in the middle of a head", 0, "GET /e HTTP/1.1\r\nHost: x\r\n\nX-A: b\r\n\r\n"));
+    all.push(head("head of bare LFs", 0, "GET /e HTTP/1.1\nHost: x\n\n"));
+    all.push(head("blank before the first field", 0, "GET /e HTTP/1.1\r\n X-A: b\r\nHost: x\r\n\r\n"));
+    let many = format!("GET /e HTTP/1.1\r\nHost: x\r\n{}\r\n", "X-A: b\r\n".repeat(200));
+    all.push(head("fields, 200 of them", 431, &many));
+    let long = format!("GET /e HTTP/1.1\r\nHost: x\r\nX-A: {}\r\n\r\n", "a".repeat(90_000));
+    all.push(head("field of 90,000 bytes", 431, &long));
+    let simple = |name: &str, lines: &str, arrives: &str| {
+        let head = format!("GET /e HTTP/1.1\r\nHost: x\r\n{lines}\r\n");
+        get(name, &head, &format!("GET /e HTTP/1.1\n{arrives}\n"))
+    };
+    all.push(simple("field with an 8-bit value", "X-A: \u{e4}\r\n", "x-a: \u{e4}\n"));
+    all.push(simple("field twice", "X-A: b\r\nX-A: c\r\n", "x-a: b\nx-a: c\n"));
+    all.push(simple("field without a value", "X-A:\r\n", "x-a: \n"));
+    all.push(simple("field with an underscore", "X_A: b\r\nX-B: c\r\n", "x-b: c\n"));
+    all.push(simple("lines before the request", "", "").but(""));
+    if let Some(last) = all.last_mut() {
+        last.bytes.insert_str(0, "\r\n");
+    }
+    all
+}
+
+fn request_lines() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (name, line) in [
+        ("request line behind a blank", " GET /e HTTP/1.1"),
+        ("request line with two spaces", "GET  /e HTTP/1.1"),
+        ("request line with a tab", "GET\t/e\tHTTP/1.1"),
+        ("request line with a space at its end", "GET /e HTTP/1.1 "),
+        ("request line without a version", "GET /e"),
+        ("request line without a target", "GET HTTP/1.1"),
+        ("request line of HTTP/1.2", "GET /e HTTP/1.2"),
+        ("request line of HTTP/2.0", "GET /e HTTP/2.0"),
+        ("request line of HTTP/0.9", "GET /e HTTP/0.9"),
+        ("request line of HTTP/1", "GET /e HTTP/1"),
+        ("request line of HTTP/01.1", "GET /e HTTP/01.1"),
+        ("request line of http/1.1", "GET /e http/1.1"),
+        ("request line ended by CR CR LF", "GET /e HTTP/1.1\r"),
+        ("request line with a second one in it", "GET /e HTTP/1.1 /x HTTP/1.1"),
+        ("method in small letters", "get /e HTTP/1.1"),
+        ("method with an at sign", "G@T /e HTTP/1.1"),
+        ("method with a NUL", "G\0T /e HTTP/1.1"),
+        ("method with a colon", "GET: /e HTTP/1.1"),
+        ("target with a space", "GET /e f HTTP/1.1"),
+        ("target with a tab", "GET /e\tf HTTP/1.1"),
+        ("target with a control character", "GET /e\u{1}f HTTP/1.1"),
+        ("target with a NUL", "GET /e\0f HTTP/1.1"),
+        ("target with DEL", "GET /e\u{7f} HTTP/1.1"),
+        ("target with a bare CR", "GET /e\rf HTTP/1.1"),
+        ("target with an 8-bit character", "GET /\u{e4} HTTP/1.1"),
+        ("target with a fragment", "GET /e#f HTTP/1.1"),
+        ("target with a fragment behind a query", "GET /e?a#f HTTP/1.1"),
+        ("target with an encoded NUL", "GET /e%00f HTTP/1.1"),
+        ("target with a broken encoding", "GET /e%zz HTTP/1.1"),
+        ("target that is relative", "GET e HTTP/1.1"),
+        ("target that is an asterisk, of GET", "GET * HTTP/1.1"),
+        ("target that is an authority, of GET", "GET x:80 HTTP/1.1"),
+        ("target empty", "GET  HTTP/1.1"),
+    ] {
+        all.push(head(name, 0, &format!("{line}\r\nHost: x\r\n\r\n")));
+    }
+    let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(70_000));
+    all.push(head("target of 70,000 bytes", 0, &long));
+    all.push(head("CONNECT", 405, "CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\n\r\n"));
+    all.push(head("TRACE", 405, "TRACE /e HTTP/1.1\r\nHost: x\r\n\r\n"));
+    all.push(head("garbage", 0, "GARBAGE\r\n\r\n"));
+    all.push(head("TLS", 0, "\u{16}\u{3}\u{1}\u{0}\u{5}hello\r\n\r\n"));
+    all.push(head("preface of HTTP/2", 0, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"));
+    for (name, line) in [
+        ("OPTIONS *", "OPTIONS * HTTP/1.1"),
+        ("OPTIONS with Max-Forwards 0", "OPTIONS /e HTTP/1.1\r\nMax-Forwards: 0"),
+    ] {
+        let bytes = format!("{line}\r\nHost: x\r\n\r\n");
+        all.push(case(name, bytes, Verdict::Ours(200)));
+    }
+    let same = |name: &str, target: &str| {
+        let head = format!("GET {target} HTTP/1.1\r\nHost: x\r\n\r\n");
+        get(name, &head, &format!("GET {target} HTTP/1.1\n\n"))
+    };
+    all.push(same("target with encoded slashes", "/e%2f..%2Fa%20b"));
+    all.push(same("target with two slashes", "//e//f"));
+    all.push(same("target with quotes and braces", "/e?q={\"a\":1}"));
+    all.push(same("target with a question mark twice", "/e?a=b?c"));
+    all.push(same("target that climbs", "/a/../../e").but(
+        "nginx resolves dots and refuses to climb above the root; we pass a path byte for byte, and llama-server compares it with its routes as it stands",
+    ));
+    all.push(get("Max-Forwards of GET", "GET /e HTTP/1.1\r\nHost: x\r\nMax-Forwards: 3\r\n\r\n", "GET /e HTTP/1.1\nmax-forwards: 3\n\n"));
+    all.push(get("method unknown", "FROB /e HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "FROB /e HTTP/1.1\n\n"));
+    all
+}
+
+fn hosts() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (name, status, line, lines) in [
+        ("host missing", 400, "GET /e HTTP/1.1", ""),
+        ("host twice", 400, "GET /e HTTP/1.1", "Host: x\r\nHost: y\r\n"),
+        ("host twice, equal", 400, "GET /e HTTP/1.1", "Host: x\r\nHost: x\r\n"),
+        ("host empty", 400, "GET /e HTTP/1.1", "Host: \r\n"),
+        ("host list", 400, "GET /e HTTP/1.1", "Host: x, y\r\n"),
+        ("host of two words", 400, "GET /e HTTP/1.1", "Host: x y\r\n"),
+        ("host with a path", 400, "GET /e HTTP/1.1", "Host: x/y\r\n"),
+        ("host with a user", 400, "GET /e HTTP/1.1", "Host: a@x\r\n"),
+        ("host with a fragment", 400, "GET /e HTTP/1.1", "Host: x#y\r\n"),
+        ("host with a backslash", 400, "GET /e HTTP/1.1", "Host: x\\y\r\n"),
+        ("host with a bad port", 400, "GET /e HTTP/1.1", "Host: x:y\r\n"),
+        ("host with a quote", 400, "GET /e HTTP/1.1", "Host: x\"\r\n"),
+        ("host, space before the colon", 400, "GET /e HTTP/1.1", "Host : x\r\n"),
+        ("absolute target of another host", 400, "GET http://y/e HTTP/1.1", "Host: x\r\n"),
+        ("absolute target of another port", 400, "GET http://x:81/e HTTP/1.1", "Host: x\r\n"),
+        ("absolute target with a user", 400, "GET http://a@x/e HTTP/1.1", "Host: x\r\n"),
+        ("absolute target of ftp", 400, "GET ftp://x/e HTTP/1.1", "Host: x\r\n"),
+        ("absolute target without a host", 400, "GET http:///e HTTP/1.1", "Host: x\r\n"),
+        ("absolute target, no Host", 400, "GET http://x/e HTTP/1.1", ""),
+        ("expectation unknown", 417, "GET /e HTTP/1.1", "Host: x\r\nExpect: 200-ok\r\n"),
+    ] {
+        all.push(head(name, status, &format!("{line}\r\n{lines}\r\n")));
+    }
+    for (name, head, arrives) in [
+        ("absolute target", "GET http://x/e?a HTTP/1.1\r\nHost: x\r\n\r\n", "GET /e?a HTTP/1.1\n\n"),
+        ("absolute target without a path", "GET http://x HTTP/1.1\r\nHost: x\r\n\r\n", "GET / HTTP/1.1\n\n"),
+        ("absolute target of https", "GET https://x/e HTTP/1.1\r\nHost: x\r\n\r\n", "GET /e HTTP/1.1\n\n"),
+        ("host with a port", "GET /e HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n", "GET /e HTTP/1.1\n\n"),
+        ("HTTP/1.0 without a host", "GET /e HTTP/1.0\r\n\r\n", "GET /e HTTP/1.1\n\n"),
+        ("HTTP/1.0 with keep-alive", "GET /e HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "GET /e HTTP/1.1\n\n"),
+        (
+            "HTTP/1.0 with a body",
+            "POST /e HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello",
+            "POST /e HTTP/1.1\n\nhello",
+        ),
+        (
+            "expectation in HTTP/1.0",
+            "POST /e HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello",
+            "POST /e HTTP/1.1\n\nhello",
+        ),
+        (
+            "expectation with its body at once",
+            "POST /e HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello",
+            "POST /e HTTP/1.1\n\nhello",
+        ),
+    ] {
+        all.push(get(name, head, arrives));
+    }
+    all
+}
+
+fn of_one_connection() -> Vec<Case> {
+    [
+        (
+            "fields of one connection",
+            "Connection: close, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=9\r\nProxy-Connection: keep-alive\r\nTE: trailers\r\n\
+             Trailer: X-Sum\r\nProxy-Authorization: Basic x\r\nX-Own: 1\r\n",
+            "x-own: 1\n",
+        ),
+        (
+            "connection that names others twice",
+            "Connection: X-A\r\nConnection: ,x-b ,\r\nX-A: 1\r\nX-B: 2\r\nX-C: 3\r\n",
+            "x-c: 3\n",
+        ),
+        ("connection that names the host", "Connection: Host, X-Request-Id\r\nX-Request-Id: a\r\n", ""),
+        (
+            "upgrade to a websocket",
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\nSec-WebSocket-Version: 13\r\n",
+            "sec-websocket-key: a\nsec-websocket-version: 13\n",
+        ),
+        (
+            "upgrade to h2c",
+            "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",
+            "",
+        ),
+        ("upgrade that Connection does not name", "Upgrade: h2c\r\n", ""),
+        ("id that makes llama-server deaf", "X-Conversation-Id: c\r\nX_Conversation_Id: d\r\n", ""),
+    ]
+    .into_iter()
+    .map(|(name, lines, arrives)| {
+        let head = format!("GET /e HTTP/1.1\r\nHost: x\r\n{lines}\r\n");
+        get(name, &head, &format!("GET /e HTTP/1.1\n{arrives}\n"))
+    })
+    .chain([
+        passed("connection that names the length", "Connection: Content-Length\r\nContent-Length: 5\r\n", "hello", "\nhello"),
+        passed(
+            "connection that names the coding",
+            "Connection: Transfer-Encoding\r\nTransfer-Encoding: chunked\r\n",
+            CHUNKS,
+            "\nhello",
+        ),
+    ])
+    .collect()
+}

@@ -1,0 +1,170 @@
+//! `raw-llama`: an upstream that knows no HTTP library. It takes llama-server's flags as far as it must, answers health
+//! probes, and for everything else writes down the exact bytes of each request that it believes to have got, and sends
+//! them back. On `/dirty/NAME` it sends the raw bytes that its answers file has under that name.
+//!
+//! It reads requests as a plain server would: a head up to an empty line, then a body by `Content-Length` or in chunks.
+//! So whatever a proxy smuggles past itself becomes a request here, and a line in the log.
+//!
+//! `RAW_LLAMA_LOG` names the log, `RAW_LLAMA_ANSWERS` the JSON file with the answers. Bytes are written there as the
+//! characters of the same number.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use serde_json::json;
+
+/// No request of a test is longer.
+const LIMIT: u64 = 1 << 20;
+
+struct Shared {
+    log: Option<PathBuf>,
+    answers: BTreeMap<String, String>,
+    connections: AtomicU64,
+}
+
+fn main() -> ExitCode {
+    let flags: Vec<String> = std::env::args().skip(1).collect();
+    if flags.iter().any(|flag| flag == "--version") {
+        say("version: 0.0.0-raw (build 1, commit 000000000)");
+        return ExitCode::SUCCESS;
+    }
+    let host = flags.iter().position(|flag| flag == "--host").and_then(|at| flags.get(at + 1));
+    let Some(socket) = host.and_then(|hosts| hosts.split(',').find(|host| host.ends_with(".sock"))) else {
+        say("raw-llama: needs --host PATH.sock");
+        return ExitCode::FAILURE;
+    };
+    let answers = std::env::var_os("RAW_LLAMA_ANSWERS").and_then(|file| std::fs::read(file).ok());
+    let shared = Arc::new(Shared {
+        log: std::env::var_os("RAW_LLAMA_LOG").map(PathBuf::from),
+        answers: answers.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default(),
+        connections: AtomicU64::new(0),
+    });
+    let listener = match UnixListener::bind(socket) {
+        Ok(listener) => listener,
+        Err(error) => {
+            say(&format!("raw-llama: {socket}: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    say(&format!("srv  llama_server: listening on unix://{socket}"));
+    say("srv  llama_server: model loaded");
+    for stream in listener.incoming().flatten() {
+        let shared = Arc::clone(&shared);
+        thread::spawn(move || {
+            let _ended = serve(&shared, stream);
+        });
+    }
+    ExitCode::SUCCESS
+}
+
+fn say(line: &str) {
+    let _ignored = writeln!(io::stderr(), "{line}");
+}
+
+/// Bytes as characters of the same number.
+fn text(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| char::from(*byte)).collect()
+}
+
+fn bytes(text: &str) -> Vec<u8> {
+    text.chars().map(|char| u8::try_from(u32::from(char)).unwrap_or(b'?')).collect()
+}
+
+fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
+    let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
+    let mut reader = BufReader::new(stream.try_clone()?);
+    for nth in 0_u64.. {
+        let Some(raw) = request(&mut reader)? else { return Ok(()) };
+        let raw = text(&raw);
+        let target = raw.split(' ').nth(1).unwrap_or_default().to_owned();
+        let path = target.split('?').next().unwrap_or_default();
+        if ["/health", "/props", "/slots", "/metrics", "/v1/models"].contains(&path) {
+            answer(&mut stream, "{\"status\":\"ok\"}")?;
+            continue;
+        }
+        let line = json!({ "connection": connection, "nth": nth, "target": target, "raw": raw }).to_string();
+        if let Some(log) = &shared.log {
+            let mut file = OpenOptions::new().create(true).append(true).open(log)?;
+            file.write_all(format!("{line}\n").as_bytes())?;
+        }
+        match path.strip_prefix("/dirty/").and_then(|name| shared.answers.get(name)) {
+            Some(raw) => {
+                stream.write_all(&bytes(raw))?;
+                if path.ends_with("-close") {
+                    return Ok(());
+                }
+            }
+            None => answer(&mut stream, &line)?,
+        }
+    }
+    Ok(())
+}
+
+fn answer(stream: &mut UnixStream, body: &str) -> io::Result<()> {
+    let head = "HTTP/1.1 200 OK\r\nServer: raw-llama\r\nContent-Type: application/json\r\n";
+    stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes())
+}
+
+/// The bytes of the next request; `None` at the end of the connection.
+fn request(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
+    let mut raw = Vec::new();
+    let (mut length, mut chunked, mut dirty) = (0, false, false);
+    loop {
+        let line = line(reader, &mut raw)?;
+        let Some(line) = line else { return Ok(None) };
+        if line.is_empty() {
+            break;
+        }
+        let Some((name, value)) = line.split_once(':') else { continue };
+        match name.to_ascii_lowercase().as_str() {
+            "content-length" => length = value.trim().parse().unwrap_or(0),
+            "transfer-encoding" => chunked = true,
+            _ => {}
+        }
+        // Early answers are sent before a body is read.
+        dirty |= raw.starts_with(b"POST /dirty/early");
+    }
+    if dirty {
+        return Ok(Some(raw));
+    }
+    if chunked {
+        loop {
+            let Some(size) = line(reader, &mut raw)? else { return Ok(None) };
+            let size =
+                u64::from_str_radix(size.split(';').next().unwrap_or_default().trim(), 16).unwrap_or(0);
+            if size > 0 {
+                reader.take(size.min(LIMIT)).read_to_end(&mut raw)?;
+            }
+            // Behind the last chunk there may be trailers, behind any other an empty line.
+            loop {
+                let Some(rest) = line(reader, &mut raw)? else { return Ok(None) };
+                if size > 0 || rest.is_empty() {
+                    break;
+                }
+            }
+            if size == 0 {
+                return Ok(Some(raw));
+            }
+        }
+    }
+    reader.take(length.min(LIMIT)).read_to_end(&mut raw)?;
+    Ok(Some(raw))
+}
+
+/// The next line without its end, which is kept in `raw` with everything else.
+fn line(reader: &mut impl BufRead, raw: &mut Vec<u8>) -> io::Result<Option<String>> {
+    let before = raw.len();
+    reader.take(LIMIT).read_until(b'\n', raw)?;
+    let whole = &raw[before..];
+    if whole.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(text(whole.strip_suffix(b"\r\n").or(whole.strip_suffix(b"\n")).unwrap_or(whole))))
+}
