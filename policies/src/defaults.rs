@@ -131,6 +131,13 @@ section!(
         header_count: usize,
         /// Bytes in a request body.
         body_bytes: ByteSize,
+        /// Bytes in the form of a transcription.
+        audio_body_bytes: ByteSize,
+        /// Bytes in a body that holds text alone, as for `/tokenize` and `/rerank`; never more than `body_bytes`.
+        text_body_bytes: ByteSize,
+        /// Bytes in a body that tells the server itself something, as for `/slots` and `/props`; never more than
+        /// `body_bytes`.
+        control_body_bytes: ByteSize,
         /// Bytes of bodies held in memory while their model is looked for, all requests together.
         buffered_bytes: ByteSize,
         /// Bytes of a body read in search of `model`.

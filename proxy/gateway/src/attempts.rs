@@ -98,7 +98,7 @@ impl Exchange {
                 Ok(Err(failed)) => failed,
             };
             if let Some(fault) = message.sent().fault() {
-                return Err(Refusal::of_body(fault, config.body_bytes));
+                return Err(Refusal::of_body(fault, config.limits(self.route.size)));
             }
             if failed != Failed::Starved {
                 right.doubt();

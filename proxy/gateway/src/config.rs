@@ -5,6 +5,9 @@ use std::time::Duration;
 use warden_policies::ByteSize;
 use warden_policies::defaults::Defaults;
 
+use crate::request_body::Limits;
+use crate::routes::BodySize;
+
 /// Address, limits and deadlines. The reason for each default is in `defaults.toml`, sections `[server]` and
 /// `[upstream]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +24,13 @@ pub struct GatewayConfig {
     pub header_count: usize,
     /// Bytes in a request body.
     pub body_bytes: u64,
+    /// Bytes in the form of a transcription.
+    pub audio_body_bytes: u64,
+    /// Bytes in a body that holds text alone: `/tokenize`, `/rerank` and their like; no more than `body_bytes`.
+    pub text_body_bytes: u64,
+    /// Bytes in a body that tells the server itself something: `/slots/0`, `/props` and their like; no more than
+    /// `body_bytes`.
+    pub control_body_bytes: u64,
     /// A request body without a byte for this long is given up.
     pub body_timeout: Duration,
     /// Bytes of request bodies held in memory, all requests together.
@@ -57,6 +67,21 @@ pub struct GatewayConfig {
     pub event_bytes: usize,
 }
 
+impl GatewayConfig {
+    /// What a body of this class may be.
+    pub(crate) fn limits(&self, size: BodySize) -> Limits {
+        let (bytes, key) = match size {
+            BodySize::Prompt => (self.body_bytes, "server.body_bytes"),
+            BodySize::Audio => (self.audio_body_bytes, "server.audio_body_bytes"),
+            BodySize::Text => (self.text_body_bytes, "server.text_body_bytes"),
+            BodySize::Control => (self.control_body_bytes, "server.control_body_bytes"),
+        };
+        let narrower = matches!(size, BodySize::Text | BodySize::Control) && self.body_bytes < bytes;
+        let (bytes, key) = if narrower { (self.body_bytes, "server.body_bytes") } else { (bytes, key) };
+        Limits { bytes, key, silence: self.body_timeout }
+    }
+}
+
 impl From<&Defaults> for GatewayConfig {
     fn from(defaults: &Defaults) -> Self {
         let (server, upstream) = (&defaults.server, &defaults.upstream);
@@ -67,6 +92,9 @@ impl From<&Defaults> for GatewayConfig {
             header_bytes: bytes(server.header_bytes),
             header_count: server.header_count,
             body_bytes: server.body_bytes.0,
+            audio_body_bytes: server.audio_body_bytes.0,
+            text_body_bytes: server.text_body_bytes.0,
+            control_body_bytes: server.control_body_bytes.0,
             body_timeout: server.body_timeout,
             buffered_bytes: bytes(server.buffered_bytes),
             model_scan_bytes: bytes(server.model_scan_bytes),

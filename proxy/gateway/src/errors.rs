@@ -15,7 +15,7 @@ use warden_supervisor::{Denied, Failure, ResolveError};
 
 use crate::headers::EXECUTED;
 use crate::observe::Outcome;
-use crate::request_body::BodyFault;
+use crate::request_body::{BodyFault, Limits};
 use crate::wire::WireFault;
 
 /// Told to clients where nobody knows better: long enough for a queue to move, short enough not to be noticed.
@@ -37,8 +37,8 @@ pub(crate) enum Refusal {
     HeadTooLarge { limit: usize },
     #[error("the method {0} is not served")]
     Method(http::Method),
-    #[error("the request body is larger than {limit} bytes, the limit `server.body_bytes`")]
-    BodyTooLarge { limit: u64 },
+    #[error("the request body is larger than {limit} bytes, the limit `{key}`")]
+    BodyTooLarge { limit: u64, key: &'static str },
     #[error("the request body did not arrive in time: nothing came for longer than `server.body_timeout`")]
     BodyTooSlow,
     #[error("the request body broke off")]
@@ -55,6 +55,12 @@ pub(crate) enum Refusal {
     NotJson { known: Vec<String> },
     #[error("`model` must be a string ({})", models(.known))]
     ModelNotText { known: Vec<String> },
+    #[error(
+        "File Not Found: this is no route of llama-server, and the request names no model to be asked for it"
+    )]
+    NoRoute,
+    #[error("no model's name stands behind `/upstream/` ({})", models(.known))]
+    Upstream { known: Vec<String> },
     #[error(transparent)]
     Resolve(#[from] ResolveError),
     #[error("model `{model}`: {denied}")]
@@ -80,10 +86,10 @@ fn models(known: &[String]) -> String {
 }
 
 impl Refusal {
-    /// For a body that failed; `limit` is the number of bytes allowed.
-    pub(crate) fn of_body(fault: BodyFault, limit: u64) -> Self {
+    /// For a body that failed.
+    pub(crate) fn of_body(fault: BodyFault, limits: Limits) -> Self {
         match fault {
-            BodyFault::TooLarge => Self::BodyTooLarge { limit },
+            BodyFault::TooLarge => Self::BodyTooLarge { limit: limits.bytes, key: limits.key },
             BodyFault::TooSlow => Self::BodyTooSlow,
             BodyFault::Broken => Self::BodyBroken,
         }
@@ -114,9 +120,10 @@ impl Refusal {
             Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID),
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
             Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
-            Self::Resolve(ResolveError::Unknown { .. }) | Self::Denied { denied: Denied::Removed, .. } => {
-                (StatusCode::NOT_FOUND, "not_found_error")
-            }
+            Self::NoRoute
+            | Self::Upstream { .. }
+            | Self::Resolve(ResolveError::Unknown { .. })
+            | Self::Denied { denied: Denied::Removed, .. } => (StatusCode::NOT_FOUND, "not_found_error"),
             Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
                 (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE)
             }
@@ -192,7 +199,10 @@ impl Refusal {
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
             | Self::Resolve(ResolveError::Missing { .. }) => Outcome::Rejected("no_model"),
-            Self::Resolve(ResolveError::Unknown { .. }) => Outcome::Rejected("unknown_model"),
+            Self::Upstream { .. } | Self::Resolve(ResolveError::Unknown { .. }) => {
+                Outcome::Rejected("unknown_model")
+            }
+            Self::NoRoute => Outcome::Rejected("unknown_route"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",
                 Denied::Deadline { .. } => "queue_deadline",

@@ -60,7 +60,7 @@ fn only_what_was_sent_may_have_been_executed() {
         (Refusal::Unreachable { model: model.clone(), attempts: 3 }, "no", 503),
         (Refusal::Denied { model, denied: Denied::QueueFull { waiting: 2, depth: 2 } }, "no", 503),
         (Refusal::Busy, "no", 503),
-        (Refusal::BodyTooLarge { limit: 1 }, "no", 413),
+        (Refusal::BodyTooLarge { limit: 1, key: "server.body_bytes" }, "no", 413),
     ] {
         let (got, _, headers) = body(&refusal, false);
         assert_eq!((got, header(&headers, "x-warden-executed")), (status, Some(executed)), "{refusal}");

@@ -21,7 +21,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, ORIGIN};
+use http::header::{
+    ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, ORIGIN,
+};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -41,6 +43,7 @@ use crate::own;
 use crate::query;
 use crate::relay::{AnswerBody, Relay, RelayTerms};
 use crate::routes::{self, Own, Route};
+use crate::target::{self, Upstream};
 use crate::wire;
 
 /// Answers one request.
@@ -54,12 +57,24 @@ pub(crate) async fn answer(
     let seen = conn.next_head();
     let (parts, body) = request.into_parts();
     let request_id = headers::given_request_id(&parts.headers).unwrap_or_else(headers::fresh_request_id);
-    let own = routes::own(&parts.method, parts.uri.path());
-    let route = routes::route(&parts.method, parts.uri.path());
+    let upstream = target::is_upstream(parts.uri.path()).then(|| {
+        target::upstream(&parts.uri, &shared.backends.view(), shared.backends.resolve(Some("")).is_ok())
+    });
+    let route = match &upstream {
+        // Rules would not leave the body as it is.
+        Some(Ok(named)) => Route { shape: None, ..routes::route(&parts.method, named.target.path()) },
+        _ => routes::route(&parts.method, parts.uri.path()),
+    };
+    let own = match &upstream {
+        Some(Ok(named)) if named.is_bare && parts.method == Method::GET => Some(Own::Bare),
+        _ => routes::own(&parts.method, parts.uri.path()),
+    };
     let label = match &own {
         None => route.name,
         Some(Own::Health) => "health",
         Some(Own::Models | Own::Model(_)) => "models",
+        Some(Own::Running) => "running",
+        Some(Own::Bare) => "upstream",
         Some(Own::Preflight) => "preflight",
         Some(Own::Forbidden) => "forbidden",
     };
@@ -81,7 +96,7 @@ pub(crate) async fn answer(
         own => match (wire::check(&parts, &body, seen), own) {
             (Err(fault), _) => Err(Refusal::Wire(fault)),
             (Ok(()), Some(own)) => exchange.own(&parts, &own),
-            (Ok(()), None) => match exchange.forward(parts, body).await {
+            (Ok(()), None) => match exchange.forward(parts, upstream, body).await {
                 Ok(relayed) => return exchange.relay(relayed, busy),
                 Err(refusal) => Err(refusal),
             },
@@ -121,7 +136,9 @@ impl Exchange {
         match own {
             Own::Health if self.shared.stop.is_cancelled() => Err(Refusal::ShuttingDown),
             Own::Health => Ok(own::health()),
-            Own::Models => Ok(own::models(&view(), self.shared.started)),
+            Own::Models => Ok(own::models(&view(), self.shared.started, &|_| true)),
+            Own::Running => Ok(own::running(&view(), &|_| true)),
+            Own::Bare => Ok(own::redirect(&target::with_slash(&parts.uri))),
             Own::Model(id) => {
                 let name = query::path(id).unwrap_or_else(|| (*id).to_owned());
                 let resolved = self.shared.backends.resolve(Some(&name))?;
@@ -141,10 +158,22 @@ impl Exchange {
         self.shared.backends.view().models.iter().map(|model| model.name.to_string()).collect()
     }
 
-    async fn forward(&mut self, mut parts: Parts, body: Incoming) -> Result<Relayed, Refusal> {
+    async fn forward(
+        &mut self,
+        mut parts: Parts,
+        upstream: Option<Result<Upstream, Refusal>>,
+        body: Incoming,
+    ) -> Result<Relayed, Refusal> {
         let config = &self.shared.clone().config;
-        let mut intake = Intake::begin(&parts.headers, body, self.shared.budget.clone(), config)?;
-        let asked = parts.uri.query().and_then(|query| query::parameter(query, "model"));
+        let limits = config.limits(self.route.size);
+        let mut intake = Intake::begin(&parts.headers, body, self.shared.budget.clone(), limits)?;
+        let asked = match upstream.transpose()? {
+            Some(named) => {
+                parts.uri = named.target.into();
+                Some(named.name)
+            }
+            None => parts.uri.query().and_then(|query| query::parameter(query, "model")),
+        };
         // With `any_name`, every name means the only model, so that a large body need not be searched for one.
         let search = asked.is_none() && self.shared.backends.resolve(Some("")).is_err();
         let taken = intake.take(search, config).await;
@@ -181,6 +210,8 @@ impl Exchange {
         }
         // The only model takes whatever comes and answers itself; with several, the reason must be ours.
         backends.resolve(None).map_err(|error| match (named, error) {
+            // Nobody can be asked whether there is such a route.
+            (_, ResolveError::Missing { .. }) if self.route.name == routes::UNKNOWN => Refusal::NoRoute,
             (Named::NotJson, ResolveError::Missing { known }) => Refusal::NotJson { known },
             (Named::NotText, ResolveError::Missing { known }) => Refusal::ModelNotText { known },
             (_, error) => Refusal::Resolve(error),
@@ -239,7 +270,9 @@ impl Exchange {
     }
 
     fn words(self, (headers, body): own::Words, busy: Busy) -> Response<AnswerBody> {
-        self.reply(StatusCode::OK, headers, body, Outcome::Ok, busy)
+        let status =
+            if headers.contains_key(LOCATION) { StatusCode::PERMANENT_REDIRECT } else { StatusCode::OK };
+        self.reply(status, headers, body, Outcome::Ok, busy)
     }
 
     fn refuse(self, refusal: &Refusal, busy: Busy) -> Response<AnswerBody> {

@@ -66,17 +66,17 @@ impl Intake {
         headers: &HeaderMap,
         body: Incoming,
         budget: Budget,
-        config: &GatewayConfig,
+        limits: Limits,
     ) -> Result<Self, Refusal> {
-        if body.size_hint().lower() > config.body_bytes {
-            return Err(Refusal::BodyTooLarge { limit: config.body_bytes });
+        if body.size_hint().lower() > limits.bytes {
+            return Err(Refusal::of_body(BodyFault::TooLarge, limits));
         }
         let form = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(Multipart::of);
         Ok(Self {
             held: Held::new(budget),
             rest: (!body.is_end_stream()).then_some(body),
             finder: form.map_or_else(|| Finder::Json(Scanner::new()), Finder::Form),
-            limits: Limits { bytes: config.body_bytes, silence: config.body_timeout },
+            limits,
             sent: Arc::default(),
         })
     }
@@ -97,7 +97,7 @@ impl Intake {
             let Ok(piece) = timeout(self.limits.silence, self.next()).await else {
                 return Err(Refusal::BodyTooSlow);
             };
-            let Some(piece) = piece.map_err(|fault| Refusal::of_body(fault, self.limits.bytes))? else {
+            let Some(piece) = piece.map_err(|fault| Refusal::of_body(fault, self.limits))? else {
                 return Ok(());
             };
             if let Err(piece) = self.held.push(piece) {
@@ -115,7 +115,7 @@ impl Intake {
     pub(crate) async fn ahead(&mut self) -> Refusal {
         while self.rest.is_some() {
             match self.next().await {
-                Err(fault) => return Refusal::of_body(fault, self.limits.bytes),
+                Err(fault) => return Refusal::of_body(fault, self.limits),
                 Ok(None) => break,
                 Ok(Some(piece)) => {
                     if let Err(piece) = self.held.push(piece) {
@@ -132,7 +132,7 @@ impl Intake {
     pub(crate) async fn take_all(&mut self, silence: Duration) -> Result<bool, Refusal> {
         while self.rest.is_some() {
             let Ok(piece) = timeout(silence, self.next()).await else { return Err(Refusal::BodyTooSlow) };
-            let Some(piece) = piece.map_err(|fault| Refusal::of_body(fault, self.limits.bytes))? else {
+            let Some(piece) = piece.map_err(|fault| Refusal::of_body(fault, self.limits))? else {
                 break;
             };
             if let Err(piece) = self.held.push(piece) {

@@ -20,7 +20,7 @@
 //! | `exchange`, `attempts` | one request's life; its way to an answer |
 //! | `routes`, `own`, `errors` | what is served by whom; our own answers |
 //! | `demand` | how large a prompt is, where admission wants to know |
-//! | `intake`, `scan`, `multipart`, `query`, `budget` | which model a request names; held bodies |
+//! | `intake`, `scan`, `multipart`, `query`, `target`, `budget` | which model a request names; held bodies |
 //! | `wire`, `raw_head` | what HTTP demands of an intermediary; ambiguous requests |
 //! | `backends`, `pool`, `request_body`, `headers` | the way to a backend |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
@@ -53,6 +53,7 @@ mod request_body;
 mod routes;
 mod scan;
 mod sse;
+mod target;
 mod wire;
 
 pub use config::GatewayConfig;

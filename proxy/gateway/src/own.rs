@@ -1,16 +1,20 @@
-//! The routes that are ours: health, the list of models, and the question of a browser whether it may call.
+//! The routes that are ours: health, the models and their processes, and the question of a browser whether it may call.
+//! What is listed is what `shown` says: a client sees the models that it may use.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
-    CONTENT_TYPE, HeaderMap, HeaderValue,
+    CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION,
 };
 use serde_json::{Value, json};
 use warden_supervisor::{FleetView, ModelView};
 
-/// Headers and body of an answer with status 200.
+/// Whether a model is listed.
+pub(crate) type Shown<'a> = &'a dyn Fn(&ModelView) -> bool;
+
+/// Headers and body of an answer: with status 308 if it has a `Location`, else 200.
 pub(crate) type Words = (HeaderMap, Bytes);
 
 fn words(body: &Value) -> Words {
@@ -24,10 +28,40 @@ pub(crate) fn health() -> Words {
     words(&json!({ "status": "ok" }))
 }
 
-/// `/v1/models`: every configured model, whatever its state.
-pub(crate) fn models(view: &Arc<FleetView>, created: u64) -> Words {
-    let data: Vec<Value> = view.models.iter().map(|model| one(model, created)).collect();
-    words(&json!({ "object": "list", "data": data }))
+/// `/v1/models`: every configured model that is shown, whatever its state.
+pub(crate) fn models(view: &Arc<FleetView>, created: u64, shown: Shown<'_>) -> Words {
+    let models = || view.models.iter().filter(|model| shown(model));
+    let data: Vec<Value> = models().map(|model| one(model, created)).collect();
+    let ollama: Vec<Value> = models().map(ollama).collect();
+    words(&json!({ "models": ollama, "object": "list", "data": data }))
+}
+
+/// `/running`: the processes of the models that are shown.
+pub(crate) fn running(view: &Arc<FleetView>, shown: Shown<'_>) -> Words {
+    let processes = view.models.iter().filter(|model| shown(model)).flat_map(|model| {
+        model.backends.iter().filter(|backend| backend.pid.is_some()).map(|backend| {
+            json!({
+                "model": model.name,
+                "state": backend.phase,
+                "replica": backend.replica,
+                "generation": backend.generation,
+                "in_flight": backend.in_flight,
+                "slots": backend.slots,
+                "waiting": model.waiting,
+                "ready_seconds": backend.ready_for.map(|time| time.as_secs()),
+            })
+        })
+    });
+    words(&json!({ "running": processes.collect::<Vec<_>>() }))
+}
+
+/// The same target with a slash at its end.
+pub(crate) fn redirect(location: &str) -> Words {
+    let mut headers = HeaderMap::new();
+    if let Ok(location) = HeaderValue::from_str(location) {
+        headers.insert(LOCATION, location);
+    }
+    (headers, Bytes::new())
 }
 
 /// `/v1/models/{id}`, by name or alias.
@@ -49,6 +83,11 @@ fn one(model: &ModelView, created: u64) -> Value {
         entry["meta"] = json!({ "n_ctx": n_ctx });
     }
     entry
+}
+
+/// The second list of llama-server's `/v1/models`, for clients of Ollama's kind.
+fn ollama(model: &ModelView) -> Value {
+    json!({ "name": model.name, "model": model.name, "type": "model" })
 }
 
 /// The answer to a preflight, as llama-server gives it.

@@ -13,6 +13,27 @@ pub(crate) fn path(text: &str) -> Option<String> {
     decode(text, false)
 }
 
+/// The key of a pair, decoded as a form is.
+pub(crate) fn decoded_key(text: &str) -> Option<String> {
+    decode(text, true)
+}
+
+/// A text as the value of a query: everything but letters, digits and `-._~/` becomes `%XX`.
+pub(crate) fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push('%');
+            for digit in [byte >> 4, byte & 15] {
+                out.push(char::from(b"0123456789ABCDEF"[usize::from(digit)]));
+            }
+        }
+    }
+    out
+}
+
 fn decode(text: &str, plus_is_space: bool) -> Option<String> {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());

@@ -80,6 +80,8 @@ impl Sent {
 pub(crate) struct Limits {
     /// Bytes of the whole body.
     pub(crate) bytes: u64,
+    /// The setting that says so.
+    pub(crate) key: &'static str,
     /// Longest silence.
     pub(crate) silence: Duration,
 }

@@ -1,6 +1,9 @@
 //! Which of llama-server's routes a request is for: it decides what kind of lease the request needs, how errors are
-//! spelled, and the bounded label under which it is counted. Routes we do not know pass through; llama-server answers
-//! them.
+//! spelled, how large a body may be, which rules for requests mean it, and the bounded label under which it is counted.
+//! Routes we do not know pass through; llama-server answers them.
+//!
+//! The tables follow llama-server's own (`tools/server/server.cpp`). Its only event streams without a slot are answers to
+//! `GET` (`/v1/stream`, `/models/sse`), which may be sent again like any `GET`; it has no websockets.
 
 use http::Method;
 use warden_policies::dispatch::LeaseKind;
@@ -17,7 +20,48 @@ pub(crate) struct Route {
     pub(crate) head_with_slot: bool,
     /// Errors are spelled as Anthropic's API does.
     pub(crate) anthropic: bool,
+    /// Which limit its bodies have.
+    pub(crate) size: BodySize,
+    /// What of a JSON body the rules for requests mean; `None`: they leave it alone.
+    pub(crate) shape: Option<Shape>,
 }
+
+/// Classes of bodies by the limit that they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodySize {
+    /// Prompts, with images and recordings in them.
+    Prompt,
+    /// Files of sound.
+    Audio,
+    /// Text alone.
+    Text,
+    /// Some words for the server itself.
+    Control,
+}
+
+/// Where a request body has what rules are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// `messages`; generates.
+    Chat,
+    /// `prompt`, in llama-server's own dialect; generates.
+    Native,
+    /// `prompt`, as OpenAI has it; generates.
+    Completion,
+    /// `instructions` and `input`; generates.
+    Responses,
+    /// `system` and `messages`; generates.
+    Messages,
+    /// As [`Self::Chat`], and nothing is generated.
+    ChatCount,
+    /// As [`Self::Responses`], and nothing is generated.
+    ResponsesCount,
+    /// As [`Self::Messages`], and nothing is generated.
+    MessagesCount,
+}
+
+/// The label of what is none of llama-server's routes, as far as we know them.
+pub(crate) const UNKNOWN: &str = "other";
 
 /// What is answered here and never reaches a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +72,10 @@ pub(crate) enum Own<'a> {
     Models,
     /// `/v1/models/{id}`; the id as it stands in the path.
     Model(&'a str),
+    /// `/running`: which processes there are.
+    Running,
+    /// `/upstream/<model>` without a slash behind it.
+    Bare,
     /// The answer to a browser's question whether it may call.
     Preflight,
     /// A method that no proxy may serve to anybody.
@@ -35,70 +83,85 @@ pub(crate) enum Own<'a> {
 }
 
 /// Requests that generate text, possibly as a stream.
-const GENERATING: [(&str, &str); 9] = [
-    ("/v1/chat/completions", "chat"),
-    ("/chat/completions", "chat"),
-    ("/v1/completions", "completions"),
-    ("/completions", "completions"),
-    ("/completion", "completions"),
-    ("/v1/responses", "responses"),
-    ("/responses", "responses"),
-    ("/v1/messages", "messages"),
-    ("/infill", "infill"),
+const GENERATING: [(&str, &str, Shape); 9] = [
+    ("/v1/chat/completions", "chat", Shape::Chat),
+    ("/chat/completions", "chat", Shape::Chat),
+    ("/v1/completions", "completions", Shape::Completion),
+    ("/completions", "completions", Shape::Native),
+    ("/completion", "completions", Shape::Native),
+    ("/v1/responses", "responses", Shape::Responses),
+    ("/responses", "responses", Shape::Responses),
+    ("/v1/messages", "messages", Shape::Messages),
+    ("/infill", "infill", Shape::Native),
 ];
 
-/// Requests that occupy a slot, or the model, and answer at once.
-const EVALUATING: [(&str, &str); 10] = [
-    ("/v1/audio/transcriptions", "audio"),
-    ("/audio/transcriptions", "audio"),
-    ("/v1/embeddings", "embeddings"),
-    ("/embeddings", "embeddings"),
-    ("/embedding", "embeddings"),
-    ("/v1/rerank", "rerank"),
-    ("/v1/reranking", "rerank"),
-    ("/rerank", "rerank"),
-    ("/reranking", "rerank"),
-    ("/predict", "predict"),
+/// Requests that occupy a slot, or the model, and answer at once. A transcription may be a stream, which only its form
+/// says: nothing is proved by its head.
+const EVALUATING: [(&str, &str, BodySize); 10] = [
+    ("/v1/audio/transcriptions", "audio", BodySize::Audio),
+    ("/audio/transcriptions", "audio", BodySize::Audio),
+    ("/v1/embeddings", "embeddings", BodySize::Prompt),
+    ("/embeddings", "embeddings", BodySize::Prompt),
+    ("/embedding", "embeddings", BodySize::Prompt),
+    ("/v1/rerank", "rerank", BodySize::Text),
+    ("/v1/reranking", "rerank", BodySize::Text),
+    ("/rerank", "rerank", BodySize::Text),
+    ("/reranking", "rerank", BodySize::Text),
+    ("/predict", "predict", BodySize::Prompt),
 ];
 
 /// Requests that are answered beside the slots.
-const AUXILIARY: [(&str, &str); 18] = [
-    ("/v1/chat/completions/input_tokens", "input_tokens"),
-    ("/chat/completions/input_tokens", "input_tokens"),
-    ("/v1/responses/input_tokens", "input_tokens"),
-    ("/responses/input_tokens", "input_tokens"),
-    ("/v1/messages/count_tokens", "count_tokens"),
-    ("/v1/chat/completions/control", "control"),
-    ("/tokenize", "tokenize"),
-    ("/detokenize", "detokenize"),
-    ("/apply-template", "apply_template"),
-    ("/props", "props"),
-    ("/metrics", "metrics"),
-    ("/slots", "slots"),
-    ("/lora-adapters", "lora_adapters"),
-    ("/v1/stream", "stream"),
-    ("/v1/streams/lookup", "stream"),
-    ("/tools", "tools"),
-    ("/cors-proxy", "cors_proxy"),
-    ("/", "ui"),
+const AUXILIARY: [(&str, &str, BodySize, Option<Shape>); 22] = [
+    ("/v1/chat/completions/input_tokens", "input_tokens", BodySize::Prompt, Some(Shape::ChatCount)),
+    ("/chat/completions/input_tokens", "input_tokens", BodySize::Prompt, Some(Shape::ChatCount)),
+    ("/v1/responses/input_tokens", "input_tokens", BodySize::Prompt, Some(Shape::ResponsesCount)),
+    ("/responses/input_tokens", "input_tokens", BodySize::Prompt, Some(Shape::ResponsesCount)),
+    ("/v1/messages/count_tokens", "count_tokens", BodySize::Prompt, Some(Shape::MessagesCount)),
+    ("/apply-template", "apply_template", BodySize::Prompt, Some(Shape::ChatCount)),
+    ("/v1/chat/completions/control", "control", BodySize::Control, None),
+    ("/tokenize", "tokenize", BodySize::Text, None),
+    ("/detokenize", "detokenize", BodySize::Text, None),
+    ("/props", "props", BodySize::Control, None),
+    ("/metrics", "metrics", BodySize::Control, None),
+    ("/slots", "slots", BodySize::Control, None),
+    ("/lora-adapters", "lora_adapters", BodySize::Control, None),
+    ("/v1/stream", "stream", BodySize::Control, None),
+    ("/v1/streams/lookup", "stream", BodySize::Control, None),
+    ("/tools", "tools", BodySize::Text, None),
+    ("/cors-proxy", "cors_proxy", BodySize::Text, None),
+    ("/models", "router", BodySize::Control, None),
+    ("/models/load", "router", BodySize::Control, None),
+    ("/models/unload", "router", BodySize::Control, None),
+    ("/models/sse", "router", BodySize::Control, None),
+    ("/", "ui", BodySize::Control, None),
 ];
 
 /// The route of a request that goes to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
     let anthropic = path == "/v1/messages" || path.starts_with("/v1/messages/");
-    let find = |table: &[(&str, &'static str)]| {
-        table.iter().find(|(known, _)| *known == path).map(|(_, name)| *name)
+    let aux = Route {
+        name: UNKNOWN,
+        kind: LeaseKind::Aux,
+        head_with_slot: false,
+        anthropic,
+        size: BodySize::Prompt,
+        shape: None,
     };
     if *method == Method::POST {
-        if let Some(name) = find(&GENERATING) {
-            return Route { name, kind: LeaseKind::Slot, head_with_slot: true, anthropic };
+        if let Some((_, name, shape)) = GENERATING.iter().find(|row| row.0 == path) {
+            return Route { name, kind: LeaseKind::Slot, head_with_slot: true, shape: Some(*shape), ..aux };
         }
-        if let Some(name) = find(&EVALUATING) {
-            return Route { name, kind: LeaseKind::Slot, head_with_slot: false, anthropic };
+        if let Some((_, name, size)) = EVALUATING.iter().find(|row| row.0 == path) {
+            return Route { name, kind: LeaseKind::Slot, size: *size, ..aux };
         }
     }
-    let name = find(&AUXILIARY).or_else(|| path.starts_with("/slots/").then_some("slots")).unwrap_or("other");
-    Route { name, kind: LeaseKind::Aux, head_with_slot: false, anthropic }
+    if let Some((_, name, size, shape)) = AUXILIARY.iter().find(|row| row.0 == path) {
+        return Route { name, size: *size, shape: shape.filter(|_| *method == Method::POST), ..aux };
+    }
+    if path.starts_with("/slots/") {
+        return Route { name: "slots", size: BodySize::Control, ..aux };
+    }
+    aux
 }
 
 /// Whether the request is answered here.
@@ -115,6 +178,7 @@ pub(crate) fn own<'a>(method: &Method, path: &'a str) -> Option<Own<'a>> {
     match path {
         "/health" | "/v1/health" => Some(Own::Health),
         "/v1/models" | "/models" => Some(Own::Models),
+        "/running" => Some(Own::Running),
         _ => path
             .strip_prefix("/v1/models/")
             .or_else(|| path.strip_prefix("/models/"))

@@ -94,6 +94,8 @@ async fn health_models_and_preflight_are_ours() {
         let (_, body) = rig.ask(&get(path)).await;
         assert!(body.contains(r#""id":"org/b""#), "{path}: {body}");
     }
+    let (_, body) = rig.ask(&get("/running")).await;
+    assert_eq!(body, r#"{"running":[]}"#, "nothing runs");
     let (head, body) = rig.ask(&get("/v1/models/none")).await;
     assert!(head.starts_with("HTTP/1.1 404 ") && body.contains("`none`"), "{head}{body}");
     let (head, _) =
@@ -115,5 +117,85 @@ async fn a_denied_lease_is_told_as_it_is() {
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1\r\n"), "{head}");
     assert!(body.contains("overloaded_error") && body.contains("queue is full"), "{body}");
     assert_eq!(rig.record(0).await.outcome.as_str(), "queue_full");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_path_that_names_its_model_passes_as_it_is() {
+    let upstream = Upstream::answering(|head, body| {
+        json_answer(&format!("{}|{}", head.lines().next().unwrap(), String::from_utf8_lossy(body)))
+    });
+    let rig = Rig::with(two(), &[&upstream]).await;
+    let body = r#"{"model":"nobody's", "x":1e400 }"#;
+    for (n, (path, passed, model, route)) in [
+        (
+            "/upstream/org/b/v1/chat/completions?x=%20y&model=z",
+            "/v1/chat/completions?x=%20y&model=z",
+            "org/b",
+            "chat",
+        ),
+        ("/upstream/org%2Fb/no//such/../route", "/no//such/../route", "org/b", "other"),
+        ("/upstream/alias-of-a/v1/models", "/v1/models", "a", "other"),
+        ("/upstream/a/slots/0?action=save", "/slots/0?action=save", "a", "slots"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (head, answer) = rig.ask(&post(path, body)).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{path}: {head}{answer}");
+        assert_eq!(answer, format!("POST {passed} HTTP/1.1|{body}"), "{path}");
+        let record = rig.record(n).await;
+        assert_eq!((record.model.unwrap().as_str(), record.route), (model, route), "{path}");
+    }
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n").into_bytes();
+    let (_, answer) = rig.ask(&get("/upstream/a/health")).await;
+    assert_eq!(answer, "GET /health HTTP/1.1|", "the backend's own health");
+    let (head, _) = rig.ask(&get("/upstream/a?x=1")).await;
+    assert!(head.starts_with("HTTP/1.1 308 ") && head.contains("location: /upstream/a/?x=1\r\n"), "{head}");
+    let (head, answer) = rig.ask(&get("/upstream/none/props")).await;
+    assert!(head.starts_with("HTTP/1.1 404 ") && answer.contains("`a`, `org/b`"), "{head}{answer}");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_route_that_nobody_knows_is_asked_of_a_backend_only_if_a_model_is_named() {
+    let upstream = Upstream::answering(|_, _| json_answer("{}"));
+    let rig = Rig::with(two(), &[&upstream]).await;
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n").into_bytes();
+    for request in [get("/no/such"), post("/no/such", "{}"), post("/no/such", "text")] {
+        let (head, body) = rig.ask(&request).await;
+        assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
+        assert!(body.contains("File Not Found") && body.contains("not_found_error"), "{body}");
+    }
+    assert_eq!(rig.record(0).await.outcome.as_str(), "unknown_route");
+    for request in [get("/no/such?model=a"), post("/no/such", r#"{"model":"a"}"#)] {
+        assert!(rig.ask(&request).await.0.starts_with("HTTP/1.1 200 "));
+    }
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn each_class_of_bodies_has_its_own_limit() {
+    let upstream = Upstream::answering(|_, _| json_answer("{}"));
+    let mut plan = Plan::default();
+    let config = &mut plan.config;
+    (config.body_bytes, config.audio_body_bytes) = (1000, 2000);
+    (config.text_body_bytes, config.control_body_bytes) = (5000, 100);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    for (path, limit, key) in [
+        ("/v1/chat/completions", 1000, "server.body_bytes"),
+        ("/no/such", 1000, "server.body_bytes"),
+        ("/v1/audio/transcriptions", 2000, "server.audio_body_bytes"),
+        ("/tokenize", 1000, "server.body_bytes"),
+        ("/slots/0?action=erase", 100, "server.control_body_bytes"),
+        ("/props", 100, "server.control_body_bytes"),
+    ] {
+        let body = |bytes: usize| format!("{{\"x\":\"{}\"}}", "y".repeat(bytes - 8));
+        assert!(rig.ask(&post(path, &body(limit))).await.0.starts_with("HTTP/1.1 200 "), "{path}");
+        // Told by its length alone: not a byte of it is sent.
+        let head = format!("POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", limit + 1);
+        let (head, told) = rig.ask(head.as_bytes()).await;
+        assert!(head.starts_with("HTTP/1.1 413 ") && told.contains(key), "{path}: {head}{told}");
+    }
     rig.is_clean().await;
 }
