@@ -154,6 +154,46 @@ section!(
         connections: usize,
         /// Connections from one address.
         connections_per_peer: usize,
+        /// A request body that comes slower than this many bytes a second, over `body_window`, is given up; a pause without a byte is measured by `body_timeout` instead.
+        body_rate: ByteSize,
+        /// Time over which the rate of a body is taken.
+        body_window: Duration = "duration",
+        /// A client that takes no byte of a waiting answer for this long is cut.
+        send_timeout: Duration = "duration",
+        /// Connections beyond the limits that are told so at a time; further ones are closed without a word.
+        refusals: usize,
+        /// PEM file with the certificate and those that lead to its authority; empty: no TLS. Relative to the configuration file.
+        tls_cert: String,
+        /// PEM file with the private key of `tls_cert`.
+        tls_key: String,
+        /// How often the two files are looked at for a new certificate.
+        tls_check: Duration = "duration",
+        /// Time for a TLS handshake.
+        tls_handshake_timeout: Duration = "duration",
+        /// Whether clients may choose HTTP/2 over TLS.
+        h2: bool,
+        /// Whether clients on this machine may speak HTTP/2 without TLS and without asking (prior knowledge).
+        h2c: bool,
+        /// Requests at a time on one HTTP/2 connection.
+        h2_streams: u32,
+        /// Bytes of a request body that a client may send ahead on one stream.
+        h2_stream_window: ByteSize,
+        /// The same for all streams of one connection.
+        h2_connection_window: ByteSize,
+        /// Bytes of an answer held per stream for a client that does not take them.
+        h2_send_buffer: ByteSize,
+        /// Streams that a client may reset before we have looked at them; more closes the connection.
+        h2_pending_resets: usize,
+        /// Streams of one connection that we may have to reset for errors of the client; more closes the connection.
+        h2_local_resets: usize,
+        /// Requests of one connection that its client may give up within `h2_reset_window`; more closes the connection.
+        h2_resets: usize,
+        /// Time over which they are counted.
+        h2_reset_window: Duration = "duration",
+        /// A connection without a frame for this long is asked whether it is alive.
+        h2_ping: Duration = "duration",
+        /// Time to answer that; a client that does not read cannot.
+        h2_ping_timeout: Duration = "duration",
         /// After SIGTERM, running requests may take this long.
         shutdown_deadline: Duration = "duration",
     }

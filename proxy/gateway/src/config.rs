@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use warden_policies::ByteSize;
-use warden_policies::defaults::Defaults;
+use warden_policies::defaults::{Defaults, Server};
 
 use crate::request_body::Limits;
 use crate::routes::BodySize;
+use crate::tls_files::TlsFiles;
 
 /// Address, limits and deadlines. The reason for each default is in `defaults.toml`, sections `[server]` and
 /// `[upstream]`.
@@ -47,6 +48,20 @@ pub struct GatewayConfig {
     pub connections: usize,
     /// Client connections from one address.
     pub connections_per_peer: usize,
+    /// Bytes per second of a request body, over `body_window`.
+    pub body_rate: u64,
+    /// Time over which that rate is taken.
+    pub body_window: Duration,
+    /// A client that takes no byte of a waiting answer for this long is cut.
+    pub send_timeout: Duration,
+    /// Connections beyond the limits that are told so at a time.
+    pub refusals: usize,
+    /// Certificate and key, for TLS.
+    pub tls: Option<TlsFiles>,
+    /// Time for a TLS handshake.
+    pub tls_handshake_timeout: Duration,
+    /// HTTP/2: whether, and how much of it.
+    pub h2: H2Limits,
     /// Time to connect to a backend.
     pub connect_timeout: Duration,
     /// An idle backend connection is not used again after this.
@@ -82,6 +97,59 @@ impl GatewayConfig {
     }
 }
 
+/// HTTP/2 towards clients. The reasons are in `defaults.toml`, keys `h2…` of `[server]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct H2Limits {
+    /// Offered over TLS.
+    pub over_tls: bool,
+    /// Taken without TLS from clients on this machine that begin with its preface.
+    pub prior_knowledge: bool,
+    /// Requests at a time on one connection.
+    pub streams: u32,
+    /// Bytes that a client may send ahead on one stream.
+    pub stream_window: u32,
+    /// The same for all streams of a connection.
+    pub connection_window: u32,
+    /// Bytes of an answer held per stream.
+    pub send_buffer: usize,
+    /// Streams reset before we have looked at them.
+    pub pending_resets: usize,
+    /// Streams that we had to reset.
+    pub local_resets: usize,
+    /// Requests given up by the client within `reset_window`.
+    pub resets: usize,
+    /// Time over which those are counted.
+    pub reset_window: Duration,
+    /// Silence after which we ask whether a client is there.
+    pub ping: Duration,
+    /// Time to answer that.
+    pub ping_timeout: Duration,
+}
+
+impl From<&Server> for H2Limits {
+    fn from(server: &Server) -> Self {
+        Self {
+            over_tls: server.h2,
+            prior_knowledge: server.h2c,
+            streams: server.h2_streams,
+            stream_window: window(server.h2_stream_window),
+            connection_window: window(server.h2_connection_window),
+            send_buffer: bytes(server.h2_send_buffer),
+            pending_resets: server.h2_pending_resets,
+            local_resets: server.h2_local_resets,
+            resets: server.h2_resets,
+            reset_window: server.h2_reset_window,
+            ping: server.h2_ping,
+            ping_timeout: server.h2_ping_timeout,
+        }
+    }
+}
+
+/// RFC 9113 section 6.9.1: a window is at most 2^31-1.
+fn window(size: ByteSize) -> u32 {
+    u32::try_from(size.0.min(0x7fff_ffff)).unwrap_or(0x7fff_ffff)
+}
+
 impl From<&Defaults> for GatewayConfig {
     fn from(defaults: &Defaults) -> Self {
         let (server, upstream) = (&defaults.server, &defaults.upstream);
@@ -103,6 +171,13 @@ impl From<&Defaults> for GatewayConfig {
             accept_pause: server.accept_pause,
             connections: server.connections,
             connections_per_peer: server.connections_per_peer,
+            body_rate: server.body_rate.0,
+            body_window: server.body_window,
+            send_timeout: server.send_timeout,
+            refusals: server.refusals,
+            tls: TlsFiles::of(&server.tls_cert, &server.tls_key),
+            tls_handshake_timeout: server.tls_handshake_timeout,
+            h2: H2Limits::from(server),
             connect_timeout: upstream.connect_timeout,
             idle_timeout: upstream.idle_timeout,
             idle_connections: upstream.idle_connections,

@@ -24,6 +24,8 @@
 //! | `wire`, `raw_head` | what HTTP demands of an intermediary; ambiguous requests |
 //! | `backends`, `pool`, `request_body`, `headers` | the way to a backend |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
+//! | `limits` | what connections may cost, and how often that was too much |
+//! | `tls_files` | certificate and key, read and read again |
 //! | `live` | what may change while we serve: rules of single models |
 //! | `observe` | what is told: records and gauges |
 
@@ -40,6 +42,7 @@ mod exchange;
 mod gateway;
 mod headers;
 mod intake;
+mod limits;
 mod live;
 mod meter;
 mod multipart;
@@ -54,12 +57,15 @@ mod routes;
 mod scan;
 mod sse;
 mod target;
+mod tls_files;
 mod wire;
 
-pub use config::GatewayConfig;
+pub use config::{GatewayConfig, H2Limits};
 pub use gateway::{Bound, Gateway, GatewayError};
+pub use limits::{Limit, Limited};
 pub use live::{Control, Live, ModelRules};
 pub use observe::{Gauges, Observer, Outcome, Record};
+pub use tls_files::{Certificate, Tls, TlsError, TlsFiles};
 
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,8 @@ use http::Method;
 use tokio::time::Instant;
 use warden_policies::{GenerationId, ModelName, Work};
 
+use crate::limits::Limited;
+
 /// Told about every request when it has ended, however it ended. Called in the request's task: it must not block.
 pub trait Observer: Send + Sync + 'static {
     /// A request has ended.
@@ -100,6 +102,8 @@ pub struct Gauges {
     pub in_flight: AtomicUsize,
     /// Bytes of request bodies held in memory.
     pub held_bytes: AtomicUsize,
+    /// How often each limit of connections was reached, which no record of a request tells.
+    pub limited: Limited,
 }
 
 /// A request on its way. Whoever drops it without [`Flight::finish`] was dropped by the client's leaving.

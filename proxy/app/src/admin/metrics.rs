@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use warden_gateway::{Gauges, Record};
+use warden_gateway::{Gauges, Limit, Record};
 use warden_policies::MemoryLimit;
 use warden_policies::lifecycle::Phase;
 use warden_supervisor::{EventKind, FleetView};
@@ -80,6 +80,11 @@ struct ReplicaLabels {
     replica: u32,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabel {
+    limit: &'static str,
+}
+
 /// All of them.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -107,6 +112,7 @@ pub(crate) struct Metrics {
     budget: Family<KindLabels, Gauge>,
     connections: Gauge,
     held_bytes: Gauge,
+    limited: Family<LimitLabel, Counter>,
     own_anon: Gauge,
     reports: ReportMetrics,
     growth: GrowthMetrics,
@@ -149,6 +155,7 @@ impl Metrics {
             budget: Family::default(),
             connections: Gauge::default(),
             held_bytes: Gauge::default(),
+            limited: Family::default(),
             own_anon: Gauge::default(),
             reports: ReportMetrics::default(),
             growth: GrowthMetrics::default(),
@@ -226,6 +233,7 @@ impl Metrics {
             self.budget.clone(),
         );
         registry.register("connections", "Client connections open", self.connections.clone());
+        registry.register("limited", "Connections refused or closed by a limit", self.limited.clone());
         registry.register_with_unit(
             "held",
             "Request bodies held in memory",
@@ -325,6 +333,12 @@ impl Metrics {
         }
         self.connections.set(whole(gateway.connections.load(Ordering::Relaxed) as u64));
         self.held_bytes.set(whole(gateway.held_bytes.load(Ordering::Relaxed) as u64));
+        for limit in Limit::ALL {
+            let label = LimitLabel { limit: limit.as_str() };
+            // The gateway counts; a scrape only repeats it.
+            let counter = self.limited.get_or_create(&label);
+            counter.inner().store(gateway.limited.count(limit), Ordering::Relaxed);
+        }
         self.own_anon.set(whole(own_anon.unwrap_or_default()));
         let mut text = String::new();
         match encode(&mut text, &self.registry) {

@@ -1,0 +1,110 @@
+//! How often each limit was reached that ends a connection or refuses it: no request was there to tell of it in a record.
+//! What a request is refused for is its outcome instead ([`crate::Outcome`]).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A limit of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// `server.connections`: refused.
+    Connections,
+    /// `server.connections_per_peer`: refused.
+    ConnectionsPerPeer,
+    /// `server.refusals`: closed without a word.
+    Refusals,
+    /// `server.header_timeout`: a head, or the beginning of a connection, did not come in time.
+    HeadTime,
+    /// `server.header_bytes`, `server.header_count`: a head that could not be read to its end.
+    HeadSize,
+    /// A head that is no HTTP.
+    HeadInvalid,
+    /// `server.keep_alive`: an idle connection was closed. This happens to every client, and is no sign of harm.
+    KeepAlive,
+    /// `server.send_timeout`: a client that does not read was cut.
+    SendTime,
+    /// `upstream.exchange_timeout`: an answer that a client has not taken long after that was cut.
+    Overdue,
+    /// `server.tls_handshake_timeout`.
+    HandshakeTime,
+    /// A TLS handshake failed.
+    Handshake,
+    /// Rapid reset: `server.h2_resets`, `server.h2_pending_resets`, `server.h2_local_resets`.
+    H2Resets,
+    /// Frames that are no HTTP/2.
+    H2Invalid,
+    /// `server.h2_ping_timeout`.
+    H2Ping,
+}
+
+impl Limit {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::Connections,
+        Self::ConnectionsPerPeer,
+        Self::Refusals,
+        Self::HeadTime,
+        Self::HeadSize,
+        Self::HeadInvalid,
+        Self::KeepAlive,
+        Self::SendTime,
+        Self::Overdue,
+        Self::HandshakeTime,
+        Self::Handshake,
+        Self::H2Resets,
+        Self::H2Invalid,
+        Self::H2Ping,
+    ];
+
+    /// A label for metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::ConnectionsPerPeer => "connections_per_peer",
+            Self::Refusals => "refusals",
+            Self::HeadTime => "head_time",
+            Self::HeadSize => "head_size",
+            Self::HeadInvalid => "head_invalid",
+            Self::KeepAlive => "keep_alive",
+            Self::SendTime => "send_time",
+            Self::Overdue => "overdue",
+            Self::HandshakeTime => "handshake_time",
+            Self::Handshake => "handshake",
+            Self::H2Resets => "h2_resets",
+            Self::H2Invalid => "h2_invalid",
+            Self::H2Ping => "h2_ping",
+        }
+    }
+}
+
+/// Counts since the start.
+#[derive(Debug, Default)]
+pub struct Limited([AtomicU64; Limit::ALL.len()]);
+
+impl Limited {
+    /// How often it was reached.
+    pub fn count(&self, limit: Limit) -> u64 {
+        self.0[limit as usize].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note(&self, limit: Limit) {
+        self.0[limit as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_has_a_count_and_a_label_of_its_own() {
+        let limited = Limited::default();
+        for (place, limit) in Limit::ALL.into_iter().enumerate() {
+            assert_eq!(limit as usize, place, "{limit:?}");
+            assert_eq!(limited.count(limit), 0);
+            limited.note(limit);
+            assert_eq!(limited.count(limit), 1);
+            let same = Limit::ALL.iter().filter(|other| other.as_str() == limit.as_str());
+            assert_eq!(same.count(), 1, "{limit:?}");
+        }
+    }
+}
