@@ -2,15 +2,17 @@
 //!
 //! The shape is llama-server's, `{"error":{"code":503,"message":"...","type":"unavailable_error"}}`, with `param` where one
 //! is at fault, `details` where there is more to see, and `source` so that nobody mistakes us for the model. On
-//! Anthropic's routes it is Anthropic's. `x-warden-executed` says whether a client may safely send again.
+//! Anthropic's routes it is Anthropic's. `x-warden-executed` says whether a client may safely send again. A stream that
+//! cannot go on ends with an event in the shape that its clients look for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde_json::{Value, json};
-use warden_policies::ModelName;
+use warden_policies::{ModelName, Rate};
 use warden_supervisor::{Denied, Failure, ResolveError};
 
 use crate::headers::EXECUTED;
@@ -20,6 +22,20 @@ use crate::wire::WireFault;
 
 /// Told to clients where nobody knows better: long enough for a queue to move, short enough not to be noticed.
 const RETRY_SOON: Duration = Duration::from_secs(1);
+
+/// The wait in milliseconds: the openai clients prefer it to the whole seconds of `Retry-After`.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
+/// How errors are spelled on a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// As llama-server does, which is `OpenAI`'s way with a number for `code`.
+    OpenAi,
+    /// The same, but events of a stream have types (`OpenAI`'s Responses API).
+    Responses,
+    /// Anthropic's way.
+    Anthropic,
+}
 
 /// Who speaks.
 const SOURCE: &str = "llama-warden";
@@ -79,6 +95,25 @@ pub(crate) enum Refusal {
     TimedOut { model: ModelName, after: Duration },
     #[error("the server is shutting down")]
     ShuttingDown,
+    #[error("Invalid API Key: none was sent; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
+    NoKey,
+    /// As llama-server says it.
+    #[error("Invalid API Key")]
+    WrongKey,
+    #[error("the key `{key}` has used up its {rate} {what}; send again in {} s", seconds(*.wait))]
+    KeySpent { key: Arc<str>, what: &'static str, rate: Rate, wait: Duration },
+    #[error(
+        "the key `{key}` has {most} requests under way, as many as it may; send again when one has ended"
+    )]
+    KeyBusy { key: Arc<str>, most: usize },
+    /// A model that exists, but not for this client.
+    #[error(transparent)]
+    Hidden(ResolveError),
+}
+
+/// Whole seconds, rounded up.
+fn seconds(time: Duration) -> u64 {
+    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
 
 fn models(known: &[String]) -> String {
@@ -99,7 +134,7 @@ impl Refusal {
 /// An error, ready to be sent.
 pub(crate) struct ErrorAnswer {
     pub(crate) status: StatusCode,
-    pub(crate) headers: Vec<(http::HeaderName, HeaderValue)>,
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     pub(crate) body: Bytes,
 }
 
@@ -123,7 +158,12 @@ impl Refusal {
             Self::NoRoute
             | Self::Upstream { .. }
             | Self::Resolve(ResolveError::Unknown { .. })
+            | Self::Hidden(_)
             | Self::Denied { denied: Denied::Removed, .. } => (StatusCode::NOT_FOUND, "not_found_error"),
+            Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, "authentication_error"),
+            Self::KeySpent { .. } | Self::KeyBusy { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error")
+            }
             Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
                 (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE)
             }
@@ -140,7 +180,8 @@ impl Refusal {
             Self::ModelTooFar { .. }
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
-            | Self::Resolve(_) => Some("model"),
+            | Self::Resolve(_)
+            | Self::Hidden(_) => Some("model"),
             _ => None,
         }
     }
@@ -159,6 +200,8 @@ impl Refusal {
             Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(RETRY_SOON)),
             Self::Denied { denied: Denied::NoRoom(short), .. } => Some(short.retry_after),
             Self::Denied { denied: Denied::Removed, .. } => None,
+            Self::KeySpent { wait, .. } => Some(*wait),
+            Self::KeyBusy { .. } => Some(RETRY_SOON),
             Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
                 Some(RETRY_SOON)
             }
@@ -218,17 +261,24 @@ impl Refusal {
             Self::Revoked { .. } => Outcome::Revoked,
             Self::TimedOut { .. } => Outcome::TimedOut,
             Self::ShuttingDown => Outcome::Denied("shutting_down"),
+            Self::NoKey => Outcome::Rejected("no_key"),
+            Self::WrongKey => Outcome::Rejected("wrong_key"),
+            Self::KeySpent { what: "tokens", .. } => Outcome::Rejected("key_tokens"),
+            Self::KeySpent { .. } => Outcome::Rejected("key_rate"),
+            Self::KeyBusy { .. } => Outcome::Rejected("key_concurrency"),
+            Self::Hidden(_) => Outcome::Rejected("key_model"),
         }
     }
 
     /// The answer.
-    pub(crate) fn answer(&self, anthropic: bool) -> ErrorAnswer {
+    pub(crate) fn answer(&self, dialect: Dialect) -> ErrorAnswer {
         let (status, kind) = self.class();
         let message = self.to_string();
-        let body = if anthropic {
-            anthropic_error(anthropic_kind(status), &message)
-        } else {
-            openai_error(status.as_u16(), kind, &message, self.param(), self.details())
+        let body = match dialect {
+            Dialect::Anthropic => anthropic_error(anthropic_kind(status), &message),
+            Dialect::OpenAi | Dialect::Responses => {
+                openai_error(status.as_u16(), kind, &message, self.param(), self.details())
+            }
         };
         let executed = if self.may_have_executed() { "maybe" } else { "no" };
         let mut headers = vec![
@@ -239,20 +289,36 @@ impl Refusal {
             headers.push((ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")));
         }
         if let Some(after) = self.retry_after() {
-            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-            headers.push((RETRY_AFTER, HeaderValue::from(seconds.max(1))));
+            headers.push((RETRY_AFTER, HeaderValue::from(seconds(after))));
+        }
+        if let Self::KeySpent { wait, .. } = self {
+            let whole = wait.as_nanos().div_ceil(1_000_000);
+            headers.push((RETRY_AFTER_MS, HeaderValue::from(u64::try_from(whole).unwrap_or(u64::MAX))));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            // RFC 9110 section 11.6.1: a 401 says how to do it right.
+            headers.push((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"llama-warden\"")));
         }
         ErrorAnswer { status, headers, body: Bytes::from(body.to_string()) }
     }
 }
 
-/// The event that ends a stream which cannot go on. No `[DONE]` follows, so that nobody takes the answer for complete.
-pub(crate) fn stream_error(message: &str, anthropic: bool) -> String {
-    if anthropic {
-        format!("event: error\ndata: {}\n\n", anthropic_error("api_error", message))
-    } else {
-        format!("data: {}\n\n", openai_error(502, "server_error", message, None, None))
+/// The event that ends a stream which cannot go on, after `seen` whole events. No `[DONE]` follows, so that nobody takes
+/// the answer for complete.
+pub(crate) fn stream_error(message: &str, dialect: Dialect, seen: u64) -> String {
+    match dialect {
+        Dialect::OpenAi => format!("data: {}\n\n", openai_error(502, "server_error", message, None, None)),
+        Dialect::Responses => format!("event: error\ndata: {}\n\n", responses_error(message, seen)),
+        Dialect::Anthropic => format!("event: error\ndata: {}\n\n", anthropic_error("api_error", message)),
     }
+}
+
+/// The `error` event of the Responses API: flat, with its place in the stream.
+fn responses_error(message: &str, seen: u64) -> Value {
+    json!({
+        "type": "error", "code": "server_error", "message": message, "param": null, "sequence_number": seen,
+        "source": SOURCE,
+    })
 }
 
 /// An answer to a head that hyper does not let through to us, with a body that says what to do. `None` for a status
@@ -297,8 +363,11 @@ fn anthropic_error(kind: &str, message: &str) -> Value {
 /// Anthropic's own names for what a status means.
 fn anthropic_kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
         404 => "not_found_error",
         413 => "request_too_large",
+        429 => "rate_limit_error",
         503 => "overloaded_error",
         400..=499 => "invalid_request_error",
         _ => "api_error",

@@ -3,8 +3,8 @@
 use super::*;
 use warden_supervisor::FailureKind;
 
-fn body(refusal: &Refusal, anthropic: bool) -> (u16, Value, Vec<(String, String)>) {
-    let answer = refusal.answer(anthropic);
+fn body(refusal: &Refusal, dialect: Dialect) -> (u16, Value, Vec<(String, String)>) {
+    let answer = refusal.answer(dialect);
     let headers = answer
         .headers
         .iter()
@@ -21,7 +21,7 @@ fn header<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
 fn an_unknown_model_is_named_with_the_known_ones() {
     let refusal =
         Refusal::Resolve(ResolveError::Unknown { name: "x".into(), known: vec!["a".into(), "org/b".into()] });
-    let (status, body, headers) = body(&refusal, false);
+    let (status, body, headers) = body(&refusal, Dialect::OpenAi);
     assert_eq!(
         (status, &body["error"]["code"], &body["error"]["type"]),
         (404, &json!(404), &json!("not_found_error"))
@@ -43,7 +43,8 @@ fn a_failed_start_shows_why_and_the_last_lines() {
         failures: 2,
     };
     let denied = Denied::StartFailed(failure, Some(Duration::from_millis(2500)));
-    let (status, body, headers) = body(&Refusal::Denied { model: ModelName::new("m"), denied }, false);
+    let (status, body, headers) =
+        body(&Refusal::Denied { model: ModelName::new("m"), denied }, Dialect::OpenAi);
     assert_eq!(status, 503);
     assert_eq!(header(&headers, "retry-after"), Some("3"));
     assert_eq!(body["error"]["details"]["kind"], "bad_model");
@@ -62,7 +63,7 @@ fn only_what_was_sent_may_have_been_executed() {
         (Refusal::Busy, "no", 503),
         (Refusal::BodyTooLarge { limit: 1, key: "server.body_bytes" }, "no", 413),
     ] {
-        let (got, _, headers) = body(&refusal, false);
+        let (got, _, headers) = body(&refusal, Dialect::OpenAi);
         assert_eq!((got, header(&headers, "x-warden-executed")), (status, Some(executed)), "{refusal}");
         assert_eq!(header(&headers, "retry-after").is_some(), status == 503, "{refusal}");
     }
@@ -70,18 +71,69 @@ fn only_what_was_sent_may_have_been_executed() {
 
 #[test]
 fn anthropic_routes_get_anthropic_errors() {
-    let (status, body, _) = body(&Refusal::Busy, true);
+    let (status, body, _) = body(&Refusal::Busy, Dialect::Anthropic);
     assert_eq!(
         (status, &body["type"], &body["error"]["type"]),
         (503, &json!("error"), &json!("overloaded_error"))
     );
-    let event = stream_error("gone", true);
+    let event = stream_error("gone", Dialect::Anthropic, 3);
     assert!(
         event.starts_with("event: error\ndata: {\"type\":\"error\"") && event.ends_with("}\n\n"),
         "{event}"
     );
-    let event = stream_error("gone", false);
+    let event = stream_error("gone", Dialect::OpenAi, 3);
     assert!(event.starts_with("data: {\"error\":{\"code\":502") && event.ends_with("}\n\n"), "{event}");
+}
+
+#[test]
+fn a_stream_of_responses_ends_with_its_own_event() {
+    let event = stream_error("gone", Dialect::Responses, 3);
+    let data = event.strip_prefix("event: error\ndata: ").unwrap();
+    let data: Value = serde_json::from_str(data.strip_suffix("\n\n").unwrap()).unwrap();
+    let wanted = json!({"type": "error", "code": "server_error", "message": "gone", "param": null,
+                        "sequence_number": 3, "source": "llama-warden"});
+    assert_eq!(data, wanted);
+}
+
+#[test]
+fn keys_are_refused_as_llama_server_and_anthropic_do() {
+    for (refusal, status, kind) in [
+        (Refusal::WrongKey, 401, "authentication_error"),
+        (Refusal::NoKey, 401, "authentication_error"),
+        (Refusal::KeyBusy { key: "a".into(), most: 1 }, 429, "rate_limit_error"),
+        (
+            Refusal::Hidden(ResolveError::Unknown { name: "x".into(), known: Vec::new() }),
+            404,
+            "not_found_error",
+        ),
+    ] {
+        for dialect in [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic] {
+            let (got, body, headers) = body(&refusal, dialect);
+            assert_eq!((got, &body["error"]["type"]), (status, &json!(kind)), "{refusal}");
+            assert_eq!(header(&headers, "x-warden-executed"), Some("no"));
+            let challenge = header(&headers, "www-authenticate");
+            assert_eq!(
+                challenge.is_some_and(|value| value.starts_with("Bearer")),
+                status == 401,
+                "{refusal}"
+            );
+        }
+    }
+    assert_eq!(Refusal::WrongKey.to_string(), "Invalid API Key");
+}
+
+#[test]
+fn the_wait_for_a_rate_is_told_exactly() {
+    let rate = "60/min".parse().unwrap();
+    let wait = Duration::from_micros(1_200_300);
+    let refusal = Refusal::KeySpent { key: "alice".into(), what: "requests", rate, wait };
+    let (status, body, headers) = body(&refusal, Dialect::OpenAi);
+    assert_eq!((status, header(&headers, "retry-after")), (429, Some("2")));
+    assert_eq!(header(&headers, "retry-after-ms"), Some("1201"));
+    assert_eq!(
+        body["error"]["message"],
+        "the key `alice` has used up its 60/min requests; send again in 2 s"
+    );
 }
 
 #[test]

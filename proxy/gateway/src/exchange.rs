@@ -38,9 +38,12 @@ use crate::errors::Refusal;
 use crate::gateway::Shared;
 use crate::headers;
 use crate::intake::{Intake, Named};
+use crate::keys::{self, Key};
+use crate::live::Live;
 use crate::observe::{Flight, Outcome};
 use crate::own;
 use crate::query;
+use crate::raw_head::Seen;
 use crate::relay::{AnswerBody, Relay, RelayTerms};
 use crate::routes::{self, Own, Route};
 use crate::target::{self, Upstream};
@@ -84,17 +87,29 @@ pub(crate) async fn answer(
         request_id.to_str().unwrap_or_default().to_owned(),
         peer,
         parts.method.clone(),
+        parts.version,
         label,
     );
     let origin = parts.headers.get(ORIGIN).cloned();
-    let mut exchange =
-        Exchange { shared, conn, route, request_id, origin, flight, tokens: None, body_left: true };
+    let live = shared.live.now();
+    let mut exchange = Exchange {
+        shared,
+        live,
+        conn,
+        route,
+        request_id,
+        origin,
+        flight,
+        key: None,
+        tokens: None,
+        body_left: true,
+    };
     let result = match own {
         _ if head_bytes(&parts) > exchange.shared.config.header_bytes => {
             Err(Refusal::HeadTooLarge { limit: exchange.shared.config.header_bytes })
         }
-        own => match (wire::check(&parts, &body, seen), own) {
-            (Err(fault), _) => Err(Refusal::Wire(fault)),
+        own => match (exchange.check(&parts, &body, seen, own.as_ref()), own) {
+            (Err(refusal), _) => Err(refusal),
             (Ok(()), Some(own)) => exchange.own(&parts, &own),
             (Ok(()), None) => match exchange.forward(parts, upstream, body).await {
                 Ok(relayed) => return exchange.relay(relayed, busy),
@@ -118,11 +133,15 @@ fn head_bytes(parts: &Parts) -> usize {
 
 pub(crate) struct Exchange {
     pub(crate) shared: Arc<Shared>,
+    /// What was configured when the request began.
+    pub(crate) live: Arc<Live>,
     pub(crate) conn: Arc<ConnState>,
     pub(crate) route: Route,
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
     pub(crate) flight: Flight,
+    /// The client's key, where keys are asked for.
+    pub(crate) key: Option<Arc<Key>>,
     /// Tokens of the prompt, where admission wants to know.
     pub(crate) tokens: Option<u64>,
     /// The client may still be sending its body.
@@ -130,18 +149,30 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
+    /// What can be said before the body is read.
+    fn check(
+        &mut self,
+        parts: &Parts,
+        body: &Incoming,
+        seen: Option<Seen>,
+        own: Option<&Own<'_>>,
+    ) -> Result<(), Refusal> {
+        wire::check(parts, body, seen).map_err(Refusal::Wire)?;
+        self.admit(&parts.headers, own)
+    }
+
     fn own(&mut self, parts: &Parts, own: &Own<'_>) -> Result<own::Words, Refusal> {
         self.body_left = false;
         let view = || self.shared.backends.view();
         match own {
             Own::Health if self.shared.stop.is_cancelled() => Err(Refusal::ShuttingDown),
             Own::Health => Ok(own::health()),
-            Own::Models => Ok(own::models(&view(), self.shared.started, &|_| true)),
-            Own::Running => Ok(own::running(&view(), &|_| true)),
+            Own::Models => Ok(own::models(&view(), self.shared.started, &|model| self.shows(&model.name))),
+            Own::Running => Ok(own::running(&view(), &|model| self.shows(&model.name))),
             Own::Bare => Ok(own::redirect(&target::with_slash(&parts.uri))),
             Own::Model(id) => {
                 let name = query::path(id).unwrap_or_else(|| (*id).to_owned());
-                let resolved = self.shared.backends.resolve(Some(&name))?;
+                let resolved = self.resolve(Some(&name))?;
                 own::model(&view(), resolved.as_str(), self.shared.started)
                     .ok_or_else(|| ResolveError::Unknown { name, known: self.known() }.into())
             }
@@ -154,10 +185,6 @@ impl Exchange {
         }
     }
 
-    fn known(&self) -> Vec<String> {
-        self.shared.backends.view().models.iter().map(|model| model.name.to_string()).collect()
-    }
-
     async fn forward(
         &mut self,
         mut parts: Parts,
@@ -167,7 +194,7 @@ impl Exchange {
         let config = &self.shared.clone().config;
         let limits = config.limits(self.route.size);
         let mut intake = Intake::begin(&parts.headers, body, self.shared.budget.clone(), limits)?;
-        let asked = match upstream.transpose()? {
+        let asked = match upstream.transpose().map_err(|refusal| self.told_of(refusal))? {
             Some(named) => {
                 parts.uri = named.target.into();
                 Some(named.name)
@@ -185,6 +212,9 @@ impl Exchange {
 
         wire::sign(&mut parts.headers, parts.version);
         headers::to_backend(&mut parts.headers, &self.request_id);
+        if self.key.is_some() {
+            keys::strip(&mut parts.headers);
+        }
         self.tokens = self.demand(&model, &parts.headers, &mut intake).await?;
         let right = self.lease(&model, &mut intake).await?;
         self.body_left = !intake.is_whole();
@@ -197,24 +227,27 @@ impl Exchange {
     }
 
     fn model(&self, asked: Option<String>, intake: &Intake, search: bool) -> Result<ModelName, Refusal> {
-        let backends = &self.shared.backends;
         if let Some(name) = asked {
-            return Ok(backends.resolve(Some(&name))?);
+            return self.resolve(Some(&name));
         }
         if !search {
-            return Ok(backends.resolve(Some(""))?);
+            return self.resolve(Some(""));
         }
         let named = intake.named();
         if let Named::Model(name) = &named {
-            return Ok(backends.resolve(Some(name))?);
+            return self.resolve(Some(name));
         }
         // The only model takes whatever comes and answers itself; with several, the reason must be ours.
-        backends.resolve(None).map_err(|error| match (named, error) {
+        self.resolve(None).map_err(|refusal| match (named, refusal) {
             // Nobody can be asked whether there is such a route.
-            (_, ResolveError::Missing { .. }) if self.route.name == routes::UNKNOWN => Refusal::NoRoute,
-            (Named::NotJson, ResolveError::Missing { known }) => Refusal::NotJson { known },
-            (Named::NotText, ResolveError::Missing { known }) => Refusal::ModelNotText { known },
-            (_, error) => Refusal::Resolve(error),
+            (_, Refusal::Resolve(ResolveError::Missing { .. })) if self.route.name == routes::UNKNOWN => {
+                Refusal::NoRoute
+            }
+            (Named::NotJson, Refusal::Resolve(ResolveError::Missing { known })) => Refusal::NotJson { known },
+            (Named::NotText, Refusal::Resolve(ResolveError::Missing { known })) => {
+                Refusal::ModelNotText { known }
+            }
+            (_, refusal) => refusal,
         })
     }
 
@@ -249,7 +282,7 @@ impl Exchange {
             tail_bytes: (self.route.kind == LeaseKind::Slot).then_some(config.tail_bytes),
             events: is_events.then_some((config.event_bytes, config.stream_idle)),
             deadline,
-            anthropic: self.route.anthropic,
+            dialect: self.route.dialect,
             // llama-server closes after a stream and after an error, whatever its headers promise.
             reusable: !is_events && parts.status.as_u16() < 400,
         };
@@ -277,7 +310,7 @@ impl Exchange {
 
     fn refuse(self, refusal: &Refusal, busy: Busy) -> Response<AnswerBody> {
         tracing::debug!(request_id = %self.flight.record.request_id, %refusal, "refused");
-        let answer = refusal.answer(self.route.anthropic);
+        let answer = refusal.answer(self.route.dialect);
         let mut headers: HeaderMap = answer.headers.into_iter().collect();
         if self.body_left {
             self.conn.must_linger();

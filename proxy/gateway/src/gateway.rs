@@ -122,7 +122,6 @@ pub(crate) struct Shared {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) budget: Budget,
-    #[expect(dead_code, reason = "the first rule will ask")]
     pub(crate) live: Control,
     pub(crate) stop: CancellationToken,
     /// Seconds since 1970.

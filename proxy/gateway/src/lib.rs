@@ -26,6 +26,7 @@
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
 //! | `limits` | what connections may cost, and how often that was too much |
 //! | `tls_files` | certificate and key, read and read again |
+//! | `keys` | API keys: who may send requests, to which models, how many |
 //! | `live` | what may change while we serve: rules of single models |
 //! | `observe` | what is told: records and gauges |
 
@@ -42,6 +43,7 @@ mod exchange;
 mod gateway;
 mod headers;
 mod intake;
+mod keys;
 mod limits;
 mod live;
 mod meter;
@@ -62,6 +64,7 @@ mod wire;
 
 pub use config::{GatewayConfig, H2Limits};
 pub use gateway::{Bound, Gateway, GatewayError};
+pub use keys::{KeyCounts, KeyHash, KeySpec, Keys};
 pub use limits::{Limit, Limited};
 pub use live::{Control, Live, ModelRules};
 pub use observe::{Gauges, Observer, Outcome, Record};

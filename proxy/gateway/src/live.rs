@@ -7,11 +7,15 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use warden_policies::ModelName;
 
+use crate::keys::{KeyCounts, Keys};
+
 /// The picture. [`Default`] is: no rules.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
     /// What is special about single models; one that is missing has no rules.
     pub models: HashMap<ModelName, Arc<ModelRules>>,
+    /// The keys that are asked for; `None`: none is, and what clients send passes on.
+    pub keys: Option<Keys>,
 }
 
 /// What is special about one model. [`Default`] is: nothing, its requests pass as they are.
@@ -25,14 +29,21 @@ pub struct Control {
 }
 
 impl Control {
-    /// Requests that begin from now on see this.
-    pub fn update(&self, live: Live) {
+    /// Requests that begin from now on see this. Keys of the same names go on with what they have used.
+    pub fn update(&self, mut live: Live) {
+        if let (Some(new), Some(old)) = (&mut live.keys, &self.now().keys) {
+            *new = new.after(old);
+        }
         self.live.store(Arc::new(live));
     }
 
     /// The picture of this moment.
-    #[expect(dead_code, reason = "the first rule will ask")]
     pub(crate) fn now(&self) -> Arc<Live> {
         self.live.load_full()
+    }
+
+    /// What each key has used since the start.
+    pub fn key_counts(&self) -> Vec<KeyCounts> {
+        self.live.load().keys.as_ref().map(Keys::counts).unwrap_or_default()
     }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use http::Method;
+use http::{Method, Version};
 use tokio::time::Instant;
 use warden_policies::{GenerationId, ModelName, Work};
 
+use crate::keys::Pass;
 use crate::limits::Limited;
 
 /// Told about every request when it has ended, however it ended. Called in the request's task: it must not block.
@@ -26,6 +27,10 @@ pub struct Record {
     pub peer: IpAddr,
     /// The method.
     pub method: Method,
+    /// The protocol on the client's side.
+    pub protocol: Version,
+    /// Name of the client's key, where keys are asked for and it brought a right one.
+    pub key: Option<Arc<str>>,
     /// Label of the route, one of a bounded set: `chat`, `embeddings`, `health`, `other` ...
     pub route: &'static str,
     /// The model, once it is known.
@@ -109,6 +114,8 @@ pub struct Gauges {
 /// A request on its way. Whoever drops it without [`Flight::finish`] was dropped by the client's leaving.
 pub(crate) struct Flight {
     pub(crate) record: Record,
+    /// The key's place among its requests at a time.
+    pub(crate) pass: Option<Pass>,
     started: Instant,
     observer: Arc<dyn Observer>,
     gauges: Arc<Gauges>,
@@ -122,6 +129,7 @@ impl Flight {
         request_id: String,
         peer: IpAddr,
         method: Method,
+        protocol: Version,
         route: &'static str,
     ) -> Self {
         gauges.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -129,6 +137,8 @@ impl Flight {
             request_id,
             peer,
             method,
+            protocol,
+            key: None,
             route,
             model: None,
             generation: None,
@@ -143,7 +153,7 @@ impl Flight {
             work: Work::default(),
             retries: 0,
         };
-        Self { record, started: Instant::now(), observer, gauges, told: false }
+        Self { record, pass: None, started: Instant::now(), observer, gauges, told: false }
     }
 
     /// Counts bytes of the answer passed on.
@@ -160,6 +170,9 @@ impl Flight {
             self.record.outcome = outcome;
             self.record.total = self.started.elapsed();
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
+            if let Some(pass) = self.pass.take() {
+                pass.done(self.record.work);
+            }
             self.observer.request_done(&self.record);
         }
     }

@@ -26,7 +26,7 @@ use warden_policies::Work;
 
 use crate::backends::{BoxFuture, Right};
 use crate::client_io::Busy;
-use crate::errors::stream_error;
+use crate::errors::{Dialect, stream_error};
 use crate::meter::Meter;
 use crate::observe::{Flight, Outcome};
 use crate::pool::{Link, Pool};
@@ -115,8 +115,8 @@ pub(crate) struct RelayTerms {
     pub(crate) events: Option<(usize, Duration)>,
     /// When the exchange must be over.
     pub(crate) deadline: Instant,
-    /// Spell errors as Anthropic does.
-    pub(crate) anthropic: bool,
+    /// How errors are spelled.
+    pub(crate) dialect: Dialect,
     /// The connection may carry another request afterwards.
     pub(crate) reusable: bool,
 }
@@ -138,7 +138,7 @@ pub(crate) struct Relay {
     waiting: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
     deadline: Instant,
-    anthropic: bool,
+    dialect: Dialect,
     reusable: bool,
     ended: bool,
     last_words: Option<Bytes>,
@@ -168,7 +168,7 @@ impl Relay {
             waiting: None,
             timer: None,
             deadline: terms.deadline,
-            anthropic: terms.anthropic,
+            dialect: terms.dialect,
             reusable: terms.reusable,
             ended: false,
             last_words: None,
@@ -280,7 +280,8 @@ impl Relay {
         if let Some(events) = &mut self.events {
             let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
             let message = format!("model `{model}`: {why}");
-            let words = format!("{}{}", events.cut(), stream_error(&message, self.anthropic));
+            let end = stream_error(&message, self.dialect, events.seen());
+            let words = format!("{}{end}", events.cut());
             self.flight.passed(words.len());
             self.last_words = Some(Bytes::from(words));
         }

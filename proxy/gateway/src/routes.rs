@@ -8,6 +8,8 @@
 use http::Method;
 use warden_policies::dispatch::LeaseKind;
 
+use crate::errors::Dialect;
+
 /// What we know about a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
@@ -18,8 +20,8 @@ pub(crate) struct Route {
     /// Whether llama-server sends the head of a *streamed* answer only once the request has its slot, so that a
     /// connection which ends before any byte proves that nothing was generated.
     pub(crate) head_with_slot: bool,
-    /// Errors are spelled as Anthropic's API does.
-    pub(crate) anthropic: bool,
+    /// How errors are spelled.
+    pub(crate) dialect: Dialect,
     /// Which limit its bodies have.
     pub(crate) size: BodySize,
     /// What of a JSON body the rules for requests mean; `None`: they leave it alone.
@@ -138,12 +140,17 @@ const AUXILIARY: [(&str, &str, BodySize, Option<Shape>); 22] = [
 
 /// The route of a request that goes to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
-    let anthropic = path == "/v1/messages" || path.starts_with("/v1/messages/");
+    let dialect = match path {
+        "/v1/messages" => Dialect::Anthropic,
+        "/v1/responses" | "/responses" => Dialect::Responses,
+        _ if path.starts_with("/v1/messages/") => Dialect::Anthropic,
+        _ => Dialect::OpenAi,
+    };
     let aux = Route {
         name: UNKNOWN,
         kind: LeaseKind::Aux,
         head_with_slot: false,
-        anthropic,
+        dialect,
         size: BodySize::Prompt,
         shape: None,
     };
@@ -213,11 +220,16 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_anthropic_only_on_its_routes() {
-        assert!(route(&Method::POST, "/v1/messages").anthropic);
-        assert!(route(&Method::POST, "/v1/messages/count_tokens").anthropic);
-        assert!(!route(&Method::POST, "/v1/messagesx").anthropic);
-        assert!(!route(&Method::POST, "/v1/chat/completions").anthropic);
+    fn errors_are_spelled_as_the_clients_of_the_route_expect() {
+        for (path, dialect) in [
+            ("/v1/messages", Dialect::Anthropic),
+            ("/v1/messages/count_tokens", Dialect::Anthropic),
+            ("/v1/messagesx", Dialect::OpenAi),
+            ("/v1/responses", Dialect::Responses),
+            ("/v1/chat/completions", Dialect::OpenAi),
+        ] {
+            assert_eq!(route(&Method::POST, path).dialect, dialect, "{path}");
+        }
     }
 
     #[test]

@@ -15,6 +15,8 @@ fn record() -> Record {
     Record {
         request_id: "r".into(),
         peer: std::net::IpAddr::from([127, 0, 0, 1]),
+        protocol: http::Version::HTTP_11,
+        key: None,
         method: http::Method::POST,
         route: "chat",
         model: Some(ModelName::new("m")),

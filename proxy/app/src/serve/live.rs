@@ -9,5 +9,6 @@ use crate::config::resolve::Resolved;
 /// The picture for the gateway.
 pub(crate) fn live(resolved: &Resolved) -> Live {
     let models = resolved.fleet.models.iter();
-    Live { models: models.map(|model| (model.name.clone(), Arc::new(ModelRules::default()))).collect() }
+    let models = models.map(|model| (model.name.clone(), Arc::new(ModelRules::default()))).collect();
+    Live { models, keys: None }
 }

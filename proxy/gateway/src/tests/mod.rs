@@ -4,6 +4,7 @@
 mod cancel;
 mod choice;
 mod death;
+mod keys;
 mod limits;
 mod outcomes;
 mod passing;
@@ -35,7 +36,7 @@ use warden_supervisor::{
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
 use crate::backends::{Backends, BoxFuture, Right};
 use crate::pool::Pool;
-use crate::{Gateway, GatewayConfig, Gauges, Observer, Record};
+use crate::{Control, Gateway, GatewayConfig, Gauges, Observer, Record};
 
 /// Nothing in these tests takes longer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -239,6 +240,7 @@ struct Rig {
     backends: Arc<TestBackends>,
     records: Arc<Records>,
     gauges: Arc<Gauges>,
+    control: Control,
     stop: CancellationToken,
     serving: JoinSet<()>,
 }
@@ -270,9 +272,10 @@ impl Rig {
         let records = Arc::new(Records::default());
         let bound = Gateway::bind(plan.config).await.unwrap();
         let (address, gauges, stop) = (bound.local_addr(), bound.gauges(), CancellationToken::new());
+        let control = bound.control();
         let mut serving = JoinSet::new();
         serving.spawn(bound.serve_backends(Arc::new(Shell(backends.clone())), records.clone(), stop.clone()));
-        Self { address, backends, records, gauges, stop, serving }
+        Self { address, backends, records, gauges, control, stop, serving }
     }
 
     async fn client(&self) -> Peer<TcpStream> {

@@ -1,0 +1,184 @@
+//! How often something may happen: `60/min`, with pauses saved up to a full minute's worth (a token bucket).
+//!
+//! The whole state is one number, the moment up to which the rate is used up, so that whoever keeps it can keep it in an
+//! atomic (the generic cell rate algorithm, ITU-T I.371). It has no clock: moments are nanoseconds since an epoch of the
+//! caller's choice.
+//!
+//! ```text
+//!        now                    used up to           now + per
+//!   ------|=========================|--------------------|------> time
+//!         |<-- must not exceed per: what is right of it is left -->|
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::defaults::parse_duration;
+
+/// At most `count` in `per`, all of them at once if nothing came before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    count: u64,
+    per: Duration,
+}
+
+/// A moment or a span, in nanoseconds.
+pub type Nanos = u64;
+
+impl Rate {
+    /// `count` (at least 1) in `per` (more than nothing).
+    pub fn new(count: u64, per: Duration) -> Option<Self> {
+        (count > 0 && !per.is_zero()).then_some(Self { count, per })
+    }
+
+    fn per(self) -> Nanos {
+        nanos(self.per)
+    }
+
+    /// What `units` take of the time, rounded up so that never more than `count` fit into `per`.
+    fn span(self, units: u64) -> Nanos {
+        let span = (u128::from(units) * self.per.as_nanos()).div_ceil(u128::from(self.count));
+        Nanos::try_from(span).unwrap_or(Nanos::MAX)
+    }
+
+    /// Takes one unit at `now`. `used` is the moment up to which the rate is used up.
+    ///
+    /// # Errors
+    /// The rate is used up; after this time there is room for one.
+    pub fn take(self, used: Nanos, now: Nanos) -> Result<Nanos, Duration> {
+        let next = used.max(now).saturating_add(self.span(1));
+        let room = now.saturating_add(self.per());
+        if next > room { Err(Duration::from_nanos(next - room)) } else { Ok(next) }
+    }
+
+    /// Whether one unit would be granted at `now`, without taking it.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn check(self, used: Nanos, now: Nanos) -> Result<(), Duration> {
+        self.take(used, now).map(drop)
+    }
+
+    /// Takes units whose number was known only afterwards: more than there is room for is owed.
+    pub fn charge(self, used: Nanos, now: Nanos, units: u64) -> Nanos {
+        used.max(now).saturating_add(self.span(units))
+    }
+}
+
+/// A span in nanoseconds; the longest there is for anything beyond 500 years.
+pub fn nanos(span: Duration) -> Nanos {
+    Nanos::try_from(span.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
+/// Why a text is not a rate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a rate: write a number from 1 and a time, like `60/min`, `5/s` or `100/10m`")]
+pub struct RateError {
+    text: String,
+}
+
+impl FromStr for Rate {
+    type Err = RateError;
+
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let error = || RateError { text: text.to_owned() };
+        let (count, per) = text.split_once('/').ok_or_else(error)?;
+        let count = count.trim().parse().map_err(|_| error())?;
+        let per = match per.trim() {
+            "s" | "sec" | "second" => Duration::from_secs(1),
+            "m" | "min" | "minute" => Duration::from_secs(60),
+            "h" | "hour" => Duration::from_secs(3600),
+            "d" | "day" => Duration::from_secs(86_400),
+            span => parse_duration(span).map_err(|_| error())?,
+        };
+        Self::new(count, per).ok_or_else(error)
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.per.as_secs() {
+            1 if self.per.subsec_nanos() == 0 => write!(f, "{}/s", self.count),
+            60 if self.per.subsec_nanos() == 0 => write!(f, "{}/min", self.count),
+            3600 if self.per.subsec_nanos() == 0 => write!(f, "{}/h", self.count),
+            86_400 if self.per.subsec_nanos() == 0 => write!(f, "{}/d", self.count),
+            _ => write!(f, "{}/{:?}", self.count, self.per),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: Nanos = 1_000_000_000;
+
+    #[test]
+    fn a_rate_is_a_number_and_a_time() {
+        for (text, count, seconds, shown) in [
+            ("60/min", 60, 60, "60/min"),
+            (" 5 / s ", 5, 1, "5/s"),
+            ("1000/hour", 1000, 3600, "1000/h"),
+            ("7/d", 7, 86_400, "7/d"),
+            ("100/10m", 100, 600, "100/600s"),
+        ] {
+            let rate: Rate = text.parse().unwrap();
+            assert_eq!(Some(rate), Rate::new(count, Duration::from_secs(seconds)), "{text}");
+            assert_eq!(rate.to_string(), shown);
+        }
+        for text in ["", "60", "0/min", "-1/s", "60/", "60/0s", "1.5/s", "60/fortnight", "x/min"] {
+            let error = text.parse::<Rate>().unwrap_err().to_string();
+            assert!(error.contains("`60/min`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_burst_passes_and_then_one_at_a_time() {
+        let rate: Rate = "60/min".parse().unwrap();
+        let mut used = 0;
+        for _ in 0..60 {
+            used = rate.take(used, 5).unwrap();
+        }
+        let wait = rate.take(used, 5).unwrap_err();
+        assert_eq!(wait, Duration::from_secs(1), "one unit comes back each second");
+        let later = 5 + SECOND;
+        used = rate.take(used, later).unwrap();
+        assert_eq!(rate.take(used, later).unwrap_err(), Duration::from_secs(1));
+        assert_eq!(rate.check(used, later + SECOND), Ok(()));
+    }
+
+    #[test]
+    fn what_was_spent_beyond_the_room_is_owed() {
+        let rate: Rate = "100/s".parse().unwrap();
+        assert_eq!(rate.check(0, 0), Ok(()));
+        let used = rate.charge(0, 0, 250);
+        let wait = rate.check(used, 0).unwrap_err();
+        assert_eq!(wait, Duration::from_millis(1510), "until one hundredth of a second's worth is free");
+        assert_eq!(rate.check(used, 1_510_000_000), Ok(()));
+    }
+
+    proptest! {
+        /// Over any span, never more than one full bucket and what flowed in meanwhile.
+        #[test]
+        fn never_more_than_the_rate(count in 1_u64..50, per_ms in 1_u64..5000, gaps in proptest::collection::vec(0_u64..2_000_000_000, 1..200)) {
+            let rate = Rate::new(count, Duration::from_millis(per_ms)).unwrap();
+            let (mut used, mut now, mut granted) = (0, 0, 0_u128);
+            for gap in gaps {
+                now += gap;
+                match rate.take(used, now) {
+                    Ok(next) => { used = next; granted += 1; }
+                    Err(wait) => {
+                        // The wait is exact: enough, and not a nanosecond too long.
+                        let due = now + nanos(wait);
+                        prop_assert!(rate.check(used, due).is_ok());
+                        prop_assert!(rate.check(used, due - 1).is_err());
+                    }
+                }
+                let inflow = u128::from(now) * u128::from(count) / u128::from(per_ms * 1_000_000);
+                prop_assert!(granted <= u128::from(count) + inflow);
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! A key as we keep it: its SHA-256. It never shows itself, and comparing two takes the same time whatever they are.
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConstantTimeEq};
+
+/// SHA-256 of a key. Keys are long and random, so that a plain hash cannot be turned back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KeyHash([u8; 32]);
+
+impl KeyHash {
+    /// The hash of a key in clear text.
+    pub fn of(key: &[u8]) -> Self {
+        Self(Sha256::digest(key).into())
+    }
+
+    /// From 64 hexadecimal digits.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let mut hash = [0; 32];
+        hex::decode_to_slice(text, &mut hash).ok()?;
+        Some(Self(hash))
+    }
+
+    /// As 64 hexadecimal digits, for the file of keys.
+    pub fn to_hex(self) -> String {
+        hex::encode(self.0)
+    }
+
+    pub(crate) fn same(&self, other: &Self) -> Choice {
+        self.0.ct_eq(&other.0)
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHash(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_sha_256_and_does_not_show_itself() {
+        // FIPS 180-2, appendix B.1.
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let hash = KeyHash::of(b"abc");
+        assert_eq!((hash.to_hex().as_str(), Some(hash)), (abc, KeyHash::from_hex(abc)));
+        assert_eq!(format!("{hash:?}"), "KeyHash(..)");
+        assert!(bool::from(hash.same(&hash)) && !bool::from(hash.same(&KeyHash::of(b"abd"))));
+        assert!(
+            ["", "ba78", &abc[1..], &abc.replace('b', "g")].iter().all(|t| KeyHash::from_hex(t).is_none())
+        );
+    }
+}
