@@ -123,6 +123,8 @@ section!(
         host: String,
         /// Port.
         port: u16,
+        /// Threads that serve clients; 0 for one on each core that we may use, at most four.
+        threads: usize,
         /// Time to send a complete request head.
         header_timeout: Duration = "duration",
         /// Bytes in a request head.

@@ -17,6 +17,8 @@ pub struct GatewayConfig {
     pub host: String,
     /// Port to listen on, 0 for any free one.
     pub port: u16,
+    /// Threads that serve clients; 0 for one on each core that we may use, at most four.
+    pub threads: usize,
     /// From the first byte of a request head to its last.
     pub header_timeout: Duration,
     /// Bytes in a request head, at least 8 KiB.
@@ -156,6 +158,7 @@ impl From<&Defaults> for GatewayConfig {
         Self {
             host: server.host.clone(),
             port: server.port,
+            threads: server.threads,
             header_timeout: server.header_timeout,
             header_bytes: bytes(server.header_bytes),
             header_count: server.header_count,

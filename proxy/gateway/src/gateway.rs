@@ -20,6 +20,7 @@ use crate::connection;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
 use crate::pool::{Pool, PoolLimits};
+use crate::workers::{self, Load, Workers};
 
 /// Why the gateway cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +69,14 @@ pub enum GatewayError {
         /// Why.
         source: io::Error,
     },
+    /// No threads to serve with.
+    #[error("cannot start {threads} threads to serve with: {source}; set fewer with `server.threads`")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// Why.
+        source: io::Error,
+    },
 }
 
 /// hyper works with no smaller buffer.
@@ -88,7 +97,7 @@ impl Gateway {
         let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
         for address in addresses {
             match TcpListener::bind(address).await {
-                Ok(listener) => return Ok(Bound::new(config, listener, address)),
+                Ok(listener) => return Bound::new(config, listener, address),
                 Err(source) => failure = not_bound(address, source),
             }
         }
@@ -110,6 +119,7 @@ fn not_bound(address: SocketAddr, source: io::Error) -> GatewayError {
 pub struct Bound {
     config: GatewayConfig,
     listener: TcpListener,
+    workers: Workers,
     address: SocketAddr,
     gauges: Arc<Gauges>,
     control: Control,
@@ -144,9 +154,12 @@ impl Shared {
 }
 
 impl Bound {
-    fn new(config: GatewayConfig, listener: TcpListener, asked: SocketAddr) -> Self {
+    fn new(config: GatewayConfig, listener: TcpListener, asked: SocketAddr) -> Result<Self, GatewayError> {
         let address = listener.local_addr().unwrap_or(asked);
-        Self { config, listener, address, gauges: Arc::default(), control: Control::default() }
+        let threads = workers::threads(config.threads);
+        let workers = Workers::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
+        let (gauges, control) = (Arc::default(), Control::default());
+        Ok(Self { config, listener, workers, address, gauges, control })
     }
 
     /// The address, with the port that was chosen.
@@ -189,6 +202,7 @@ impl Bound {
             peers: Mutex::default(),
             config: self.config,
         });
+        let workers = self.workers;
         let connections = TaskTracker::new();
         // Dropped with this future: then everything that still runs is cut.
         let cut = CancellationToken::new();
@@ -200,7 +214,9 @@ impl Bound {
                 accepted = self.listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, peer)) => accept(&shared, &connections, &cut, stream, peer.ip().to_canonical()),
+                Ok((stream, peer)) => {
+                    hand_over(&workers, &shared, &connections, &cut, stream, peer.ip().to_canonical());
+                }
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections at the moment");
@@ -220,12 +236,38 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
+/// Gives a connection to one of the threads.
+fn hand_over(
+    workers: &Workers,
+    shared: &Arc<Shared>,
+    connections: &TaskTracker,
+    cut: &CancellationToken,
+    stream: TcpStream,
+    peer: IpAddr,
+) {
+    let stream = match stream.into_std() {
+        Ok(stream) => stream,
+        Err(error) => return tracing::debug!(%error, "cannot give a connection to a thread"),
+    };
+    let (shared, cut, connections) = (shared.clone(), cut.clone(), connections.clone());
+    // Counted from now on: a stop that comes before the thread has begun waits for it.
+    let begun = connections.token();
+    workers.begin(move |load| {
+        match TcpStream::from_std(stream) {
+            Ok(stream) => accept(&shared, &connections, &cut, stream, peer, load),
+            Err(error) => tracing::debug!(%error, "a thread cannot take a connection"),
+        }
+        drop(begun);
+    });
+}
+
 fn accept(
     shared: &Arc<Shared>,
     connections: &TaskTracker,
     cut: &CancellationToken,
     stream: TcpStream,
     peer: IpAddr,
+    load: Load,
 ) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
@@ -237,6 +279,7 @@ fn accept(
     let admitted = Admitted::try_new(shared, peer);
     let (shared, cut) = (shared.clone(), cut.clone());
     connections.spawn(async move {
+        let _load = load;
         let serving = async {
             match admitted {
                 Some(_admitted) => connection::serve(shared, state, peer, io).await,

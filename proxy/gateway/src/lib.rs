@@ -16,6 +16,7 @@
 //!
 //! | module | job |
 //! |---|---|
+//! | `workers` | the threads that all of it runs on |
 //! | `gateway`, `connection`, `client_io` | listening, limits and clocks of client connections |
 //! | `exchange`, `attempts` | one request's life; its way to an answer |
 //! | `routes`, `own`, `errors` | what is served by whom; our own answers |
@@ -61,6 +62,7 @@ mod sse;
 mod target;
 mod tls_files;
 mod wire;
+mod workers;
 
 pub use config::{GatewayConfig, H2Limits};
 pub use gateway::{Bound, Gateway, GatewayError};

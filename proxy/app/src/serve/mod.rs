@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   main thread      Nursery::run: forks, and so must live as long as the children
-//!   tokio threads    check -> claim directories -> bind port -> fleet -> admin -> "listening on" -> signals
+//!   control threads  check -> claim directories -> bind port -> fleet -> admin -> "listening on" -> signals
+//!   gateway threads  clients' connections, one runtime each (`warden_gateway`)
 //!
 //!   TERM, INT        stop accepting -> requests end, up to the deadline -> children stop -> exit 0
 //!   a second one     exit 1 at once; the children die with the main thread
@@ -68,13 +69,21 @@ pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
     with_nursery(|nursery| serve(plan, nursery))
 }
 
+/// Clients are served by threads of the gateway's own. Of these here, one that is busy for a moment must not hold up
+/// everything else.
+const CONTROL_THREADS: usize = 2;
+
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.
 pub(crate) fn with_nursery<F, W>(work: F) -> Result<(), Failure>
 where
     F: FnOnce(NurseryHandle) -> W + Send + 'static,
     W: Future<Output = Result<(), Failure>> + Send + 'static,
 {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(CONTROL_THREADS)
+        .thread_name("control")
+        .enable_all()
+        .build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
     let (nursery, handle) = nursery::channel();
     let stop = StopOnDrop(handle.clone());

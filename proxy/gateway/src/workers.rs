@@ -1,0 +1,157 @@
+//! The threads that serve clients. Each has a runtime of its own, and a connection stays on its thread with all its
+//! requests and their connections to backends: nothing of a request wakes another thread. It knows nothing of HTTP.
+//!
+//! ```text
+//!   acceptor --begin--> [ the worker with the fewest connections ] --> runs there to its end
+//!                              | all handles dropped
+//!                              v
+//!                       the thread ends, and what still runs on it with it
+//! ```
+//!
+//! There is one listening socket and one acceptor. With a socket for each thread (`SO_REUSEPORT`) a second program
+//! could listen on the same port without anybody noticing.
+
+use std::cell::Cell;
+use std::io;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+/// With `threads = 0`, no more than this many.
+const MOST_BY_DEFAULT: usize = 4;
+
+thread_local! {
+    static NUMBER: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Number of the worker that we are on, from 0; 0 elsewhere too.
+pub(crate) fn number() -> usize {
+    NUMBER.get()
+}
+
+type Job = Box<dyn FnOnce(Load) + Send>;
+
+/// The threads. They end when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Workers(Vec<Worker>);
+
+#[derive(Debug)]
+struct Worker {
+    jobs: UnboundedSender<(Job, Load)>,
+    load: Arc<AtomicUsize>,
+}
+
+/// One connection of a worker. Counts until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Load(Arc<AtomicUsize>);
+
+impl Load {
+    fn new(load: &Arc<AtomicUsize>) -> Self {
+        load.fetch_add(1, Ordering::Relaxed);
+        Self(load.clone())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many threads `asked` means: 0 is one for each core that we may use, up to four.
+pub(crate) fn threads(asked: usize) -> usize {
+    match asked {
+        0 => std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_BY_DEFAULT),
+        asked => asked,
+    }
+}
+
+impl Workers {
+    /// Starts so many threads, at least one.
+    pub(crate) fn start(threads: usize) -> io::Result<Self> {
+        (0..threads.max(1)).map(Worker::start).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Calls `job` on the thread that has the fewest connections, within its runtime. The job keeps its [`Load`] as long
+    /// as its connection lasts.
+    pub(crate) fn begin(&self, job: impl FnOnce(Load) + Send + 'static) {
+        let idlest = self.0.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed));
+        if let Some(worker) = idlest {
+            let load = Load::new(&worker.load);
+            // A worker ends only after us.
+            drop(worker.jobs.send((Box::new(job), load)));
+        }
+    }
+}
+
+impl Worker {
+    fn start(number: usize) -> io::Result<Self> {
+        let (jobs, mut inbox) = unbounded_channel::<(Job, Load)>();
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new().name(format!("gateway-{number}")).spawn(move || {
+            NUMBER.set(number);
+            runtime.block_on(async move {
+                while let Some((job, load)) = inbox.recv().await {
+                    job(load);
+                }
+            });
+            // Drops what still runs, and waits for nothing.
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { jobs, load: Arc::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn connections_go_to_the_thread_that_has_the_fewest() {
+        let workers = Workers::start(3).unwrap();
+        let (tell, told) = channel();
+        let begin = || {
+            let tell = tell.clone();
+            workers.begin(move |load| drop(tell.send((number(), load))));
+            told.recv_timeout(LONG).unwrap()
+        };
+        let first = [begin(), begin(), begin()];
+        assert_eq!(first.each_ref().map(|(number, _)| *number), [0, 1, 2]);
+        let [_zero, one, _two] = first;
+        drop(one);
+        assert_eq!(begin().0, 1);
+    }
+
+    #[test]
+    fn what_runs_on_the_threads_ends_with_them() {
+        let workers = Workers::start(2).unwrap();
+        let (tell, told) = channel::<()>();
+        for _ in 0..4 {
+            let tell = tell.clone();
+            workers.begin(move |_load| {
+                let forever = async move {
+                    let _tell = tell;
+                    std::future::pending::<()>().await;
+                };
+                drop(tokio_util::task::TaskTracker::new().spawn(forever));
+            });
+        }
+        drop(tell);
+        drop(workers);
+        assert!(told.recv_timeout(LONG).is_err(), "nothing is left to tell");
+    }
+
+    #[test]
+    fn nought_means_the_cores_that_there_are_up_to_four() {
+        assert!((1..=MOST_BY_DEFAULT).contains(&threads(0)));
+        assert_eq!((threads(1), threads(7)), (1, 7));
+    }
+}
