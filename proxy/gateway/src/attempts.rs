@@ -25,7 +25,8 @@ use crate::backends::Right;
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
 use crate::intake::Intake;
-use crate::pool::{Link, Pool, SendError};
+use crate::link::{Link, SendError};
+use crate::pool::Pool;
 use crate::request_body::{RequestBody, Sent};
 use crate::routes::Route;
 
@@ -161,7 +162,7 @@ impl Exchange {
     ) -> Result<(Response<Incoming>, Link, Arc<Pool>), Failed> {
         let pool = right.pool(&|| self.shared.new_pool());
         let mut request = None;
-        if let Some(mut link) = pool.reuse().await {
+        if let Some(mut link) = pool.reuse() {
             match link.send(message.request()).await {
                 Ok(response) => return Ok((response, link, pool)),
                 Err(SendError::Sent(error)) => return Err(Failed::sent(&error)),

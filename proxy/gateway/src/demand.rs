@@ -22,7 +22,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -127,7 +126,7 @@ impl Exchange {
             return None;
         }
         let limit = length.saturating_mul(ANSWER_PER_BYTE).saturating_add(1024);
-        let answer = Limited::new(response.into_body(), limit).collect().await.ok()?.to_bytes();
+        let answer = link.all(response.into_body(), limit).await?;
         let counted: Counted = serde_json::from_slice(&answer).ok()?;
         Some((counted.tokens.len() as u64).saturating_add(texts.tokens))
     }

@@ -136,6 +136,7 @@ pub(crate) struct Shared {
     pub(crate) stop: CancellationToken,
     /// Seconds since 1970.
     pub(crate) started: u64,
+    threads: usize,
     upstream: TaskTracker,
     peers: Mutex<HashMap<IpAddr, usize>>,
 }
@@ -149,7 +150,7 @@ impl Shared {
             kept: self.config.idle_connections,
             head: self.config.header_bytes.max(LEAST_BUFFER),
         };
-        Pool::new(limits, self.upstream.clone())
+        Pool::new(self.threads, limits, self.upstream.clone())
     }
 }
 
@@ -198,6 +199,7 @@ impl Bound {
             live: self.control,
             stop: stop.clone(),
             started: clock::unix_seconds(),
+            threads: self.workers.len(),
             upstream: TaskTracker::new(),
             peers: Mutex::default(),
             config: self.config,

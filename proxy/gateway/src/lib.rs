@@ -2,7 +2,7 @@
 //! went wrong. It owns no backend and decides nothing about one: that is the supervisor's.
 //!
 //! ```text
-//!   client --TCP--> connection --> exchange --> intake (which model?) --> lease --> pool --Unix socket--> llama-server
+//!   client --TCP--> connection --> exchange --> intake (which model?) --> lease --> pool --socket--> llama-server
 //!                                     ^                                               |
 //!                                     +------------- relay (holds the lease) <--------+
 //! ```
@@ -23,7 +23,7 @@
 //! | `demand` | how large a prompt is, where admission wants to know |
 //! | `intake`, `scan`, `multipart`, `query`, `target`, `budget` | which model a request names; held bodies |
 //! | `wire`, `raw_head` | what HTTP demands of an intermediary; ambiguous requests |
-//! | `backends`, `pool`, `request_body`, `headers` | the way to a backend |
+//! | `backends`, `pool`, `link`, `signal`, `request_body`, `headers` | the way to a backend |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
 //! | `limits` | what connections may cost, and how often that was too much |
 //! | `tls_files` | certificate and key, read and read again |
@@ -46,6 +46,7 @@ mod headers;
 mod intake;
 mod keys;
 mod limits;
+mod link;
 mod live;
 mod meter;
 mod multipart;
@@ -58,6 +59,7 @@ mod relay;
 mod request_body;
 mod routes;
 mod scan;
+mod signal;
 mod sse;
 mod target;
 mod tls_files;

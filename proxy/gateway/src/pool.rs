@@ -1,5 +1,4 @@
-//! Connections to one generation: made, kept while idle, and closed at once when an exchange is given up, which is how
-//! llama-server learns that its client has left.
+//! Connections to one generation: made, kept while idle, and closed at once when an exchange is given up.
 //!
 //! ```text
 //!   checkout --> [ an idle one, fresh and open? ] --yes--> Link
@@ -8,30 +7,27 @@
 //!                   connect --> refused: proof that nothing was sent
 //! ```
 //!
-//! A link is driven by its own task, which ends with the link. Nothing else here runs by itself.
+//! A connection belongs to the thread whose runtime knows its socket, so each thread has a shelf of its own. Idle
+//! connections are not polled: whether one was closed meanwhile is seen when it is taken, and by the sweeper, which runs
+//! while there are any.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use http::{Request, Response};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{Builder, SendRequest};
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tokio_util::task::TaskTracker;
 use warden_supervisor::Endpoint;
 
-use crate::request_body::RequestBody;
-
-/// A server takes a connection off its backlog within microseconds, unless the machine is busy.
-const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
+use crate::link::Link;
+use crate::workers;
 
 /// The idle connections of one generation.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    idle: Mutex<Vec<Idle>>,
+    shelves: Box<[Mutex<Shelf>]>,
+    kept: AtomicUsize,
     limits: PoolLimits,
     tracker: TaskTracker,
 }
@@ -43,10 +39,17 @@ pub(crate) struct PoolLimits {
     pub(crate) connect: Duration,
     /// An idle connection is not used again after this.
     pub(crate) idle: Duration,
-    /// Idle connections kept.
+    /// Idle connections kept, on all threads together.
     pub(crate) kept: usize,
     /// Bytes in a response head.
     pub(crate) head: usize,
+}
+
+/// The idle connections of one thread, oldest first.
+#[derive(Debug, Default)]
+struct Shelf {
+    idle: Vec<Idle>,
+    swept: bool,
 }
 
 #[derive(Debug)]
@@ -55,103 +58,94 @@ struct Idle {
     since: Instant,
 }
 
-/// One connection. Dropping it closes it at once.
-#[derive(Debug)]
-pub(crate) struct Link {
-    sender: SendRequest<RequestBody>,
-    _driver: AbortOnDropHandle<()>,
-}
-
-/// Why a request has no answer.
-pub(crate) enum SendError {
-    /// It was handed back: not a byte of it was sent.
-    Unsent(Box<Request<RequestBody>>),
-    /// It may have been received.
-    Sent(hyper::Error),
-}
-
 impl Pool {
-    pub(crate) fn new(limits: PoolLimits, tracker: TaskTracker) -> Self {
-        Self { idle: Mutex::default(), limits, tracker }
+    /// For so many threads.
+    pub(crate) fn new(threads: usize, limits: PoolLimits, tracker: TaskTracker) -> Self {
+        let shelves = (0..threads.max(1)).map(|_| Mutex::default()).collect();
+        Self { shelves, kept: AtomicUsize::new(0), limits, tracker }
+    }
+
+    fn shelf(&self) -> &Mutex<Shelf> {
+        &self.shelves[workers::number() % self.shelves.len()]
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Shelf) -> T) -> T {
+        act(&mut self.shelf().lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// An idle connection, if a good one is left.
-    pub(crate) async fn reuse(&self) -> Option<Link> {
+    pub(crate) fn reuse(&self) -> Option<Link> {
         loop {
-            let mut link = self.pop()?;
-            // Ready at once, but for a connection whose last answer has ended this very moment.
-            if let Ok(Ok(())) = timeout(self.limits.connect, link.sender.ready()).await {
+            let Idle { mut link, since } = self.with(|shelf| shelf.idle.pop())?;
+            self.kept.fetch_sub(1, Ordering::Relaxed);
+            if since.elapsed() >= self.limits.idle {
+                // The others are older still.
+                self.prune();
+                return None;
+            }
+            if link.settle() {
                 return Some(link);
             }
         }
     }
 
-    fn pop(&self) -> Option<Link> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest = idle.pop()?;
-        if newest.since.elapsed() < self.limits.idle {
-            return Some(newest.link);
-        }
-        // The others are older still.
-        idle.clear();
-        None
-    }
-
     /// A new connection.
     pub(crate) async fn connect(&self, endpoint: &Endpoint) -> io::Result<Link> {
-        let stream = timeout(self.limits.connect, open(endpoint))
+        timeout(self.limits.connect, Link::connect(endpoint, self.limits.head))
             .await
-            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        let (sender, connection) = Builder::new()
-            .max_buf_size(self.limits.head)
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(io::Error::other)?;
-        let task = self.tracker.spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to a backend ended");
-            }
-        });
-        Ok(Link { sender, _driver: AbortOnDropHandle::new(task) })
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
     /// Keeps a connection whose last answer was read to its end.
-    pub(crate) fn put(&self, link: Link) {
-        if link.sender.is_closed() {
+    pub(crate) fn put(self: &Arc<Self>, mut link: Link) {
+        if !link.settle() {
             return;
         }
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() >= self.limits.kept {
-            idle.retain(|kept| !kept.link.sender.is_closed());
+        if self.kept.fetch_add(1, Ordering::Relaxed) >= self.limits.kept {
+            self.kept.fetch_sub(1, Ordering::Relaxed);
+            return;
         }
-        if idle.len() < self.limits.kept {
-            idle.push(Idle { link, since: Instant::now() });
+        let swept = self.with(|shelf| {
+            shelf.idle.push(Idle { link, since: Instant::now() });
+            std::mem::replace(&mut shelf.swept, true)
+        });
+        if !swept {
+            drop(self.tracker.spawn(sweep(Arc::downgrade(self), self.limits.idle)));
         }
+    }
+
+    /// Closes what is too old or was closed by the backend. False if nothing is left.
+    fn prune(&self) -> bool {
+        let (gone, left) = self.with(|shelf| {
+            let gone: Vec<Idle> = shelf
+                .idle
+                .extract_if(.., |idle| idle.since.elapsed() >= self.limits.idle || !idle.link.settle())
+                .collect();
+            (gone, !shelf.idle.is_empty())
+        });
+        self.kept.fetch_sub(gone.len(), Ordering::Relaxed);
+        left
+    }
+
+    /// What a task needs that drives a connection by itself.
+    pub(crate) fn tracker(&self) -> &TaskTracker {
+        &self.tracker
     }
 }
 
-/// Connects. A Unix socket whose backlog is full (llama-server's has 128 places) says so at once instead of letting the
-/// caller wait: that is no refusal.
-async fn open(endpoint: &Endpoint) -> io::Result<UnixStream> {
-    let Endpoint::Unix(path) = endpoint;
+/// Prunes one thread's shelf until it is empty, or the pool is gone.
+async fn sweep(pool: Weak<Pool>, every: Duration) {
     loop {
-        match UnixStream::connect(path).await {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_PAUSE).await,
-            done => return done,
+        sleep(every).await;
+        let Some(pool) = pool.upgrade() else { return };
+        if !pool.prune() {
+            let done = pool.with(|shelf| {
+                shelf.swept = !shelf.idle.is_empty();
+                !shelf.swept
+            });
+            if done {
+                return;
+            }
         }
-    }
-}
-
-impl Link {
-    /// Sends a request and waits for the head of its answer. Dropping the future and then the link closes the
-    /// connection.
-    pub(crate) async fn send(
-        &mut self,
-        request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendError> {
-        self.sender.try_send_request(request).await.map_err(|mut error| match error.take_message() {
-            Some(request) => SendError::Unsent(Box::new(request)),
-            None => SendError::Sent(error.into_error()),
-        })
     }
 }

@@ -27,9 +27,10 @@ use warden_policies::Work;
 use crate::backends::{BoxFuture, Right};
 use crate::client_io::Busy;
 use crate::errors::{Dialect, stream_error};
+use crate::link::Link;
 use crate::meter::Meter;
 use crate::observe::{Flight, Outcome};
-use crate::pool::{Link, Pool};
+use crate::pool::Pool;
 use crate::request_body::Sent;
 use crate::sse::Events;
 
@@ -82,7 +83,7 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             Kind::Fixed { bytes, .. } => bytes.is_none(),
-            Kind::Relay(relay) => relay.ended && relay.last_words.is_none(),
+            Kind::Relay(relay) => relay.ended && relay.last_words.is_none() && relay.breaking.is_none(),
         }
     }
 
@@ -142,6 +143,8 @@ pub(crate) struct Relay {
     reusable: bool,
     ended: bool,
     last_words: Option<Bytes>,
+    /// How the client's connection is broken off once it has what was passed before.
+    breaking: Option<io::Error>,
 }
 
 impl Relay {
@@ -172,9 +175,15 @@ impl Relay {
             reusable: terms.reusable,
             ended: false,
             last_words: None,
+            breaking: None,
         };
         if relay.incoming.is_end_stream() {
             relay.end(Outcome::Ok);
+        } else if !relay.sent.is_whole()
+            && let Some(link) = &mut relay.link
+        {
+            // We are polled only while the client reads; the rest of its request must not wait for that.
+            link.detach(relay.pool.tracker());
         }
         relay
     }
@@ -184,21 +193,21 @@ impl Relay {
             if let Some(words) = self.last_words.take() {
                 return Poll::Ready(Some(Ok(Frame::data(words))));
             }
+            if let Some(error) = self.breaking.take() {
+                return Poll::Ready(Some(Err(error)));
+            }
             if self.ended {
                 return Poll::Ready(None);
             }
-            let piece = match Pin::new(&mut self.incoming).poll_frame(context) {
-                // Trailers are dropped: no client of llama-server expects any.
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(piece) => self.piece(piece),
-                    Err(_) => continue,
-                },
+            // It is there until the end.
+            let Some(link) = &mut self.link else { return Poll::Ready(None) };
+            let piece = match link.poll_piece(&mut self.incoming, context) {
+                Poll::Ready(Some(Ok(piece))) => self.piece(piece),
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(%error, "a backend's answer broke off");
-                    if let Err(error) =
-                        self.cut(Outcome::UpstreamDied, "its process ended in the middle of the answer")
-                    {
-                        return Poll::Ready(Some(Err(error)));
+                    let why = "its process ended in the middle of the answer";
+                    if let Err(error) = self.cut(Outcome::UpstreamDied, why) {
+                        return self.break_off(error, context);
                     }
                     continue;
                 }
@@ -212,7 +221,7 @@ impl Relay {
                     None => return Poll::Pending,
                     Some((outcome, why)) => {
                         if let Err(error) = self.cut(outcome, why) {
-                            return Poll::Ready(Some(Err(error)));
+                            return self.break_off(error, context);
                         }
                         continue;
                     }
@@ -222,6 +231,14 @@ impl Relay {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
         }
+    }
+
+    /// The error comes with the next poll: hyper throws away what it has not sent yet when it meets one, and it sends
+    /// before it polls again.
+    fn break_off<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
+        self.breaking = Some(error);
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// A piece came: what of it may pass now.

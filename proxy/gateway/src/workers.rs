@@ -75,6 +75,11 @@ impl Workers {
         (0..threads.max(1)).map(Worker::start).collect::<io::Result<_>>().map(Self)
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Calls `job` on the thread that has the fewest connections, within its runtime. The job keeps its [`Load`] as long
     /// as its connection lasts.
     pub(crate) fn begin(&self, job: impl FnOnce(Load) + Send + 'static) {

@@ -2,6 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,8 +21,10 @@ use crate::sync::lock;
 /// Where a generation listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// A Unix socket.
+    /// A Unix socket: other users of the machine cannot reach the backend.
     Unix(PathBuf),
+    /// A port of the loopback interface: any user of the machine can connect to it.
+    Tcp(SocketAddr),
 }
 
 /// The right to send one request to one generation. Dropping it gives it back, so it belongs into whatever ends with the

@@ -4,6 +4,7 @@
 mod cancel;
 mod choice;
 mod death;
+mod inline;
 mod keys;
 mod limits;
 mod outcomes;
