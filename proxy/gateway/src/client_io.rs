@@ -2,6 +2,7 @@
 //! middle of a request head, and whether it must linger. It also puts words into the answers that hyper gives by itself
 //! to an unreadable head, which have none.
 
+use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,11 +12,15 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::errors::unreadable_head;
 use crate::gateway::LEAST_BUFFER;
 use crate::raw_head::{Heads, Seen};
+use crate::tls::ClientStream;
+
+/// How soon a client's leaving is noticed behind bytes that nobody reads yet.
+const LEFT_LOOK: Duration = Duration::from_millis(50);
 
 /// Where a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +44,24 @@ struct Inner {
     phase: Phase,
     linger: bool,
     ended: bool,
+    /// Since when the client takes nothing of what waits for it.
+    blocked: Option<Instant>,
+    /// The connection ends without regard to what is unsent.
+    abort: bool,
     /// Reads beside hyper, where hyper reads HTTP/1.
     heads: Option<Heads>,
 }
 
 impl ConnState {
     pub(crate) fn new() -> Arc<Self> {
-        let inner = Inner { phase: Phase::Idle(Instant::now()), linger: false, ended: false, heads: None };
+        let inner = Inner {
+            phase: Phase::Idle(Instant::now()),
+            linger: false,
+            ended: false,
+            blocked: None,
+            abort: false,
+            heads: None,
+        };
         Arc::new(Self { inner: Mutex::new(inner) })
     }
 
@@ -71,6 +87,25 @@ impl ConnState {
     /// The client may still be sending when we close: its bytes must be read, or it never sees its answer.
     pub(crate) fn must_linger(&self) {
         self.with(|inner| inner.linger = true);
+    }
+
+    /// The client does, or does not, keep waiting what is to be sent.
+    pub(crate) fn blocked(&self, blocked: bool) {
+        self.with(|inner| {
+            if blocked != inner.blocked.is_some() {
+                inner.blocked = blocked.then(Instant::now);
+            }
+        });
+    }
+
+    /// Since when the client takes nothing.
+    pub(crate) fn blocked_since(&self) -> Option<Instant> {
+        self.with(|inner| inner.blocked)
+    }
+
+    /// The connection is over: what is unsent goes nowhere, and the kernel must not try for minutes.
+    pub(crate) fn abort(&self) {
+        self.with(|inner| inner.abort = true);
     }
 
     /// What the raw head of the request that begins was found to be, if anybody read it.
@@ -111,41 +146,117 @@ pub(crate) struct HeadLimits {
 
 /// The socket.
 pub(crate) struct ClientIo {
-    stream: TcpStream,
+    stream: ClientStream,
     state: Arc<ConnState>,
     limits: HeadLimits,
+    /// Bytes that were read already.
+    before: Bytes,
     /// Our own words, instead of what hyper is writing.
     instead: Bytes,
+    /// hyper has bytes that it has not asked to be followed by others: it would not see the client leave.
+    unread: bool,
+    /// When to look for that.
+    look: Option<Pin<Box<Sleep>>>,
+    /// The client did not take all of the last write.
+    blocked: bool,
 }
 
 impl ClientIo {
-    pub(crate) fn new(stream: TcpStream, state: Arc<ConnState>, limits: HeadLimits) -> Self {
+    /// For HTTP/1: with a reader beside hyper.
+    pub(crate) fn http1(
+        stream: ClientStream,
+        before: Bytes,
+        state: Arc<ConnState>,
+        limits: HeadLimits,
+    ) -> Self {
         state.with(|inner| inner.heads = Some(Heads::new(limits.bytes.max(LEAST_BUFFER))));
-        Self { stream, state, limits, instead: Bytes::new() }
+        Self::http2(stream, before, state, limits)
+    }
+
+    /// For HTTP/2, whose framing has no two readings.
+    pub(crate) fn http2(
+        stream: ClientStream,
+        before: Bytes,
+        state: Arc<ConnState>,
+        limits: HeadLimits,
+    ) -> Self {
+        let (instead, unread, look, blocked) = (Bytes::new(), false, None, false);
+        Self { stream, state, limits, before, instead, unread, look, blocked }
     }
 
     /// Answers and closes, outside of hyper.
     pub(crate) async fn refuse(self, status: u16, linger: Duration) {
         if let Some(answer) = unreadable_head(status, self.limits.bytes, self.limits.count) {
-            let mut stream = self.stream;
-            let write = timeout(linger, stream.write_all(answer.as_bytes())).await;
-            if matches!(write, Ok(Ok(()))) {
-                drain(stream, linger).await;
-            }
+            self.say(&answer, linger).await;
+        }
+    }
+
+    /// Answers with these bytes and closes, outside of hyper.
+    pub(crate) async fn say(mut self, answer: &str, linger: Duration) {
+        let write = timeout(linger, self.stream.write_all(answer.as_bytes())).await;
+        if matches!(write, Ok(Ok(()))) {
+            drain(&mut self.stream, linger).await;
         }
     }
 
     /// Closes. If the client may still be sending, reads on for a while: closing with unread bytes resets the
     /// connection, and the reset may overtake the answer.
-    pub(crate) async fn close(self, linger: Duration) {
+    pub(crate) async fn close(mut self, linger: Duration) {
         let reads_on = self.state.with(|inner| inner.linger && !inner.ended);
         if reads_on {
-            drain(self.stream, linger).await;
+            drain(&mut self.stream, linger).await;
+        } else if self.stream.says_goodbye() {
+            // Whether it arrives or not, the connection is over.
+            let _over = timeout(linger, self.stream.shutdown()).await;
         }
+    }
+
+    /// Looks from time to time whether the client has left, while hyper has bytes enough not to look itself.
+    fn poll_left(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if !self.unread {
+            return Ok(());
+        }
+        if !matches!(self.state.phase(), Phase::Busy(_)) {
+            self.look = None;
+            return Ok(());
+        }
+        let look = self.look.get_or_insert_with(|| Box::pin(sleep(LEFT_LOOK)));
+        while look.as_mut().poll(context).is_ready() {
+            if has_left(self.stream.tcp()) {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            look.as_mut().reset(Instant::now() + LEFT_LOOK);
+        }
+        Ok(())
+    }
+
+    fn wrote<T>(&mut self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_pending() != self.blocked {
+            self.blocked = result.is_pending();
+            self.state.blocked(self.blocked);
+        }
+        result
     }
 }
 
-async fn drain(mut stream: TcpStream, linger: Duration) {
+/// Whether the client has closed its side or vanished, whatever of it is still unread.
+fn has_left(stream: &TcpStream) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut files = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut files, Some(&now)), Ok(1..)) && files[0].revents().intersects(gone)
+}
+
+/// Makes the close of a connection throw away what is unsent: a client that takes nothing would keep it in the kernel
+/// for minutes.
+fn reset(stream: &TcpStream) {
+    if let Err(error) = stream.set_zero_linger() {
+        tracing::debug!(%error, "cannot reset a connection");
+    }
+}
+
+async fn drain(stream: &mut ClientStream, linger: Duration) {
     let reading = async {
         stream.shutdown().await?;
         let mut sink = vec![0; 16 * 1024];
@@ -199,9 +310,16 @@ impl AsyncRead for ClientIo {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        self.state.came(&buffer.filled()[before..]);
+        let start = buffer.filled().len();
+        if self.before.is_empty() {
+            self.unread = false;
+            ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        } else {
+            let now = self.before.len().min(buffer.remaining());
+            buffer.put_slice(&self.before.split_to(now));
+        }
+        self.unread = true;
+        self.state.came(&buffer.filled()[start..]);
         Poll::Ready(Ok(()))
     }
 }
@@ -216,7 +334,8 @@ impl AsyncWrite for ClientIo {
         if self.replaces(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let result = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.wrote(result)
     }
 
     fn poll_write_vectored(
@@ -230,7 +349,8 @@ impl AsyncWrite for ClientIo {
         {
             return Poll::Ready(Ok(only.len()));
         }
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.wrote(result)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -239,11 +359,21 @@ impl AsyncWrite for ClientIo {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_instead(context))?;
-        Pin::new(&mut self.stream).poll_flush(context)
+        self.poll_left(context)?;
+        let result = Pin::new(&mut self.stream).poll_flush(context);
+        self.wrote(result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_instead(context))?;
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+impl Drop for ClientIo {
+    fn drop(&mut self) {
+        if self.state.with(|inner| inner.abort) {
+            reset(self.stream.tcp());
+        }
     }
 }

@@ -19,10 +19,11 @@ use crate::client_io::{ClientIo, ConnState, Phase};
 use crate::config::GatewayConfig;
 use crate::exchange;
 use crate::gateway::{LEAST_BUFFER, Shared};
+use crate::limits::Limit;
 use crate::relay::AnswerBody;
 
 /// The clock is looked at no more often, whatever is configured.
-const LEAST_LOOK: Duration = Duration::from_millis(10);
+pub(crate) const LEAST_LOOK: Duration = Duration::from_millis(10);
 
 struct PerRequest {
     shared: Arc<Shared>,
@@ -47,14 +48,15 @@ enum End {
     Done(hyper::Result<()>),
     /// The request head did not arrive in time.
     SlowHead,
-    /// A request is far beyond its deadline: its client does not read.
-    Overdue,
+    /// Its client does not take what waits for it.
+    Stuck(Limit),
 }
 
 /// Serves a connection to its end.
 pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAddr, io: ClientIo) {
     let config = shared.config.clone();
-    let stop = shared.stop.clone();
+    let (stop, gauges) = (shared.stop.clone(), shared.gauges.clone());
+    let limited = &gauges.limited;
     let service = PerRequest { shared, state: state.clone(), peer };
     let mut connection = Builder::new()
         .max_buf_size(config.header_bytes.max(LEAST_BUFFER))
@@ -62,7 +64,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
         // The times of a head and of an idle connection differ, and hyper has one for both.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(io), service);
-    let look = config.header_timeout.min(config.keep_alive).max(LEAST_LOOK);
+    let look = config.header_timeout.min(config.keep_alive).min(config.send_timeout).max(LEAST_LOOK);
     let watch = sleep_until(Instant::now() + look);
     tokio::pin!(watch);
     let (mut stopping, mut closing) = (false, false);
@@ -75,22 +77,21 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
             }
             () = &mut watch => {
                 let now = Instant::now();
-                let (phase, due) = due(&state, &config);
+                let due = due(&state, &config);
                 // Looked at often enough for a head that begins between two looks.
-                watch.as_mut().reset(due.map_or(now + look, |due| due.min(now + look)));
-                if due.is_none_or(|due| now < due) {
-                    continue;
-                }
-                match phase {
-                    Phase::Head(_) => break End::SlowHead,
-                    Phase::Busy(_) => break End::Overdue,
-                    // Asked before, and still not closed: its client does not take the rest of an answer.
-                    Phase::Idle(_) if closing => break End::Overdue,
-                    Phase::Idle(_) => {
+                watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
+                match due.filter(|due| due.at <= now).map(|due| due.limit) {
+                    None => {}
+                    Some(Limit::HeadTime) => break End::SlowHead,
+                    Some(Limit::KeepAlive) if !closing => {
                         closing = true;
+                        limited.note(Limit::KeepAlive);
                         watch.as_mut().reset(now + look);
                         Pin::new(&mut connection).graceful_shutdown();
                     }
+                    // Asked before, and still not closed: its client does not take the rest of an answer.
+                    Some(Limit::KeepAlive) => break End::Stuck(Limit::Overdue),
+                    Some(limit) => break End::Stuck(limit),
                 }
             }
         }
@@ -100,21 +101,41 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
         End::Done(result) => {
             if let Err(error) = result {
                 tracing::debug!(%error, %peer, "a client's connection ended");
+                if error.is_parse_too_large() {
+                    limited.note(Limit::HeadSize);
+                } else if error.is_parse() {
+                    limited.note(Limit::HeadInvalid);
+                }
             }
             io.close(config.linger).await;
         }
-        End::SlowHead => io.refuse(408, config.linger).await,
-        End::Overdue => tracing::debug!(%peer, "a client that does not read was cut"),
+        End::SlowHead => {
+            limited.note(Limit::HeadTime);
+            io.refuse(408, config.linger).await;
+        }
+        End::Stuck(limit) => {
+            limited.note(limit);
+            state.abort();
+            tracing::debug!(%peer, limit = limit.as_str(), "a client that does not read was cut");
+        }
     }
 }
 
-/// Where the connection is, and when that has lasted too long.
-fn due(state: &ConnState, config: &GatewayConfig) -> (Phase, Option<Instant>) {
-    let phase = state.phase();
-    let due = match phase {
-        Phase::Idle(since) => Some(since + config.keep_alive),
-        Phase::Head(since) => Some(since + config.header_timeout),
-        Phase::Busy(until) => until,
+/// What ends a connection, or a stream of one, and when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    pub(crate) at: Instant,
+    pub(crate) limit: Limit,
+}
+
+/// Which clock runs, and when it runs out.
+pub(crate) fn due(state: &ConnState, config: &GatewayConfig) -> Option<Due> {
+    let phase = match state.phase() {
+        Phase::Idle(since) => Some(Due { at: since + config.keep_alive, limit: Limit::KeepAlive }),
+        Phase::Head(since) => Some(Due { at: since + config.header_timeout, limit: Limit::HeadTime }),
+        Phase::Busy(until) => until.map(|at| Due { at, limit: Limit::Overdue }),
     };
-    (phase, due)
+    let stuck = state.blocked_since();
+    let stuck = stuck.map(|since| Due { at: since + config.send_timeout, limit: Limit::SendTime });
+    [phase, stuck].into_iter().flatten().min_by_key(|due| due.at)
 }

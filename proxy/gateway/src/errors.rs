@@ -335,10 +335,20 @@ pub(crate) fn unreadable_head(status: u16, header_bytes: usize, header_count: us
             .to_owned(),
         _ => return None,
     };
+    raw_answer(status, &message)
+}
+
+/// An answer without TLS to a client that began without it where TLS is spoken.
+pub(crate) fn not_tls() -> String {
+    raw_answer(400, "this port speaks TLS: use https:// in the address").unwrap_or_default()
+}
+
+/// A whole answer as it goes over the wire; the connection is closed behind it.
+fn raw_answer(status: u16, message: &str) -> Option<String> {
     let kind = if status == 503 { "unavailable_error" } else { "invalid_request_error" };
     let reason = StatusCode::from_u16(status).ok()?.canonical_reason()?;
     let retry = if status == 503 { "retry-after: 1\r\n" } else { "" };
-    let body = openai_error(status, kind, &message, None, None).to_string();
+    let body = openai_error(status, kind, message, None, None).to_string();
     Some(format!(
         "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json; charset=utf-8\r\nx-warden-executed: no\r\n{retry}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()

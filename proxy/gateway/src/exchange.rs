@@ -27,6 +27,7 @@ use http::header::{
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_supervisor::ResolveError;
@@ -105,7 +106,9 @@ pub(crate) async fn answer(
         body_left: true,
     };
     let result = match own {
-        _ if head_bytes(&parts) > exchange.shared.config.header_bytes => {
+        _ if head_bytes(&parts) > exchange.shared.config.header_bytes
+            || parts.headers.len() > exchange.shared.config.header_count =>
+        {
             Err(Refusal::HeadTooLarge { limit: exchange.shared.config.header_bytes })
         }
         own => match (exchange.check(&parts, &body, seen, own.as_ref()), own) {
@@ -333,6 +336,8 @@ impl Exchange {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         }
         self.flight.record.status = status.as_u16();
+        // Our own words are few: who has not taken them by then does not read.
+        self.conn.bound(Instant::now() + self.shared.config.send_timeout);
         let mut answer = Response::new(AnswerBody::fixed(body, self.flight, outcome, busy));
         *answer.status_mut() = status;
         *answer.headers_mut() = headers;

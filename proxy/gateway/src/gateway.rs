@@ -13,13 +13,14 @@ use warden_supervisor::Fleet;
 
 use crate::backends::Backends;
 use crate::budget::Budget;
-use crate::client_io::{ClientIo, ConnState, HeadLimits};
 use crate::clock;
 use crate::config::GatewayConfig;
-use crate::connection;
+use crate::front::{self, Front};
+use crate::limits::Limit;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
 use crate::pool::{Pool, PoolLimits};
+use crate::tls_files::{Tls, TlsError};
 use crate::workers::{self, Load, Workers};
 
 /// Why the gateway cannot listen.
@@ -61,6 +62,9 @@ pub enum GatewayError {
         /// The address.
         address: SocketAddr,
     },
+    /// Certificate or key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Anything else.
     #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]
     Listen {
@@ -89,6 +93,7 @@ pub struct Gateway;
 impl Gateway {
     /// Opens the listening socket. Clients can connect from now on, and are served when [`Bound::serve`] runs.
     pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
+        let front = Front::new(&config)?;
         let (host, port) = (config.host.trim().trim_start_matches('[').trim_end_matches(']'), config.port);
         let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
         let mut addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(unresolved)?.collect();
@@ -97,7 +102,7 @@ impl Gateway {
         let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
         for address in addresses {
             match TcpListener::bind(address).await {
-                Ok(listener) => return Bound::new(config, listener, address),
+                Ok(listener) => return Bound::new(config, front, listener, address),
                 Err(source) => failure = not_bound(address, source),
             }
         }
@@ -123,10 +128,12 @@ pub struct Bound {
     address: SocketAddr,
     gauges: Arc<Gauges>,
     control: Control,
+    front: Front,
 }
 
 /// What all requests share.
 pub(crate) struct Shared {
+    pub(crate) front: Front,
     pub(crate) config: GatewayConfig,
     pub(crate) backends: Arc<dyn Backends>,
     pub(crate) observer: Arc<dyn Observer>,
@@ -155,12 +162,17 @@ impl Shared {
 }
 
 impl Bound {
-    fn new(config: GatewayConfig, listener: TcpListener, asked: SocketAddr) -> Result<Self, GatewayError> {
+    fn new(
+        config: GatewayConfig,
+        front: Front,
+        listener: TcpListener,
+        asked: SocketAddr,
+    ) -> Result<Self, GatewayError> {
         let address = listener.local_addr().unwrap_or(asked);
         let threads = workers::threads(config.threads);
         let workers = Workers::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
         let (gauges, control) = (Arc::default(), Control::default());
-        Ok(Self { config, listener, workers, address, gauges, control })
+        Ok(Self { config, listener, workers, address, gauges, control, front })
     }
 
     /// The address, with the port that was chosen.
@@ -178,6 +190,11 @@ impl Bound {
         self.control.clone()
     }
 
+    /// The certificate, if clients speak TLS: to look from time to time whether its files have changed.
+    pub fn tls(&self) -> Option<Arc<Tls>> {
+        self.front.tls.clone()
+    }
+
     /// Serves until `stop` is cancelled. Then it accepts nobody any more, closes idle connections, lets running requests
     /// finish, and returns when the last one has. The caller bounds that wait by dropping the future, which cuts what
     /// still runs.
@@ -192,6 +209,7 @@ impl Bound {
         stop: CancellationToken,
     ) {
         let shared = Arc::new(Shared {
+            front: self.front,
             budget: Budget::new(self.gauges.clone(), self.config.buffered_bytes),
             backends,
             observer,
@@ -274,20 +292,11 @@ fn accept(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
-    let config = &shared.config;
-    let state = ConnState::new();
-    let limits = HeadLimits { bytes: config.header_bytes, count: config.header_count };
-    let io = ClientIo::new(stream, state.clone(), limits);
     let admitted = Admitted::try_new(shared, peer);
     let (shared, cut) = (shared.clone(), cut.clone());
     connections.spawn(async move {
         let _load = load;
-        let serving = async {
-            match admitted {
-                Some(_admitted) => connection::serve(shared, state, peer, io).await,
-                None => io.refuse(503, shared.config.linger).await,
-            }
-        };
+        let serving = front::serve(shared, peer, stream, admitted.is_some());
         tokio::select! {
             () = serving => {}
             () = cut.cancelled() => {}
@@ -307,7 +316,12 @@ impl Admitted {
         let mut peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let open = &shared.gauges.connections;
         let of_peer = peers.get(&peer).copied().unwrap_or(0);
-        if open.load(Ordering::Relaxed) >= config.connections || of_peer >= config.connections_per_peer {
+        if open.load(Ordering::Relaxed) >= config.connections {
+            shared.gauges.limited.note(Limit::Connections);
+            return None;
+        }
+        if of_peer >= config.connections_per_peer {
+            shared.gauges.limited.note(Limit::ConnectionsPerPeer);
             return None;
         }
         open.fetch_add(1, Ordering::Relaxed);

@@ -17,7 +17,8 @@
 //! | module | job |
 //! |---|---|
 //! | `workers` | the threads that all of it runs on |
-//! | `gateway`, `connection`, `client_io` | listening, limits and clocks of client connections |
+//! | `gateway`, `front` | listening; a connection's first moments |
+//! | `connection`, `client_io`, `h2`, `tls` | client connections: their limits and clocks |
 //! | `exchange`, `attempts` | one request's life; its way to an answer |
 //! | `routes`, `own`, `errors` | what is served by whom; our own answers |
 //! | `demand` | how large a prompt is, where admission wants to know |
@@ -41,7 +42,9 @@ mod connection;
 mod demand;
 mod errors;
 mod exchange;
+mod front;
 mod gateway;
+mod h2;
 mod headers;
 mod intake;
 mod keys;
@@ -62,6 +65,7 @@ mod scan;
 mod signal;
 mod sse;
 mod target;
+mod tls;
 mod tls_files;
 mod wire;
 mod workers;

@@ -117,7 +117,7 @@ pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<Seen>) -> Res
 fn check_target(parts: &Parts) -> Result<(), WireFault> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let host = hosts.next();
-    if hosts.next().is_some() || (host.is_none() && parts.version == Version::HTTP_11) {
+    if hosts.next().is_some() || (host.is_none() && is_nameless(parts)) {
         return Err(WireFault::HostCount);
     }
     if !host.is_none_or(|host| is_host(host.as_bytes())) {
@@ -147,6 +147,15 @@ fn check_target(parts: &Parts) -> Result<(), WireFault> {
         plain(host.as_bytes()) == plain(authority.as_str().as_bytes())
     };
     if host.is_none_or(same) { Ok(()) } else { Err(WireFault::HostDiffers) }
+}
+
+/// Whether nothing but a `Host` could say whom the request is for.
+fn is_nameless(parts: &Parts) -> bool {
+    match parts.version {
+        Version::HTTP_11 => true,
+        Version::HTTP_2 => parts.uri.authority().is_none(),
+        _ => false,
+    }
 }
 
 /// `host [":" port]`. A comma is valid there by the letter (RFC 3986), but is how two `Host` headers look when joined.
