@@ -35,6 +35,15 @@ pub fn fake_llama() -> Result<PathBuf, Trouble> {
     if beside.exists() { Ok(beside) } else { build("warden-tests", "fake-llama") }
 }
 
+/// Path of `mock-llama`, the upstream of benchmarks.
+///
+/// # Errors
+/// It cannot be built.
+pub fn mock_llama() -> Result<PathBuf, Trouble> {
+    let beside = profile_directory()?.join("mock-llama");
+    if beside.exists() { Ok(beside) } else { build("warden-tests", "mock-llama") }
+}
+
 /// The directory of this build's profile, for example `target/debug`.
 ///
 /// # Errors

@@ -11,6 +11,7 @@
 //! | [`http`] | a client that can stream, leave early, read slowly, send raw bytes |
 //! | [`sse`] | events out of bytes, and answers out of events |
 //! | [`load`] | closed loops for benchmarks, and what the times say |
+//! | [`poll`] | sockets of one thread without a runtime, for what has to be cheap |
 //! | [`swarm`] | many requests at once, and the comparison with an undisturbed run |
 //! | [`sdists`] | real sources of llama.cpp from eighteen months |
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
@@ -26,6 +27,7 @@ pub mod http;
 pub mod ledger;
 pub mod load;
 pub mod nvml;
+pub mod poll;
 pub mod process;
 pub mod real;
 pub mod sdists;

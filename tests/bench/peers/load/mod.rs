@@ -1,0 +1,67 @@
+//! The load: one thread, one `epoll`, requests that were made before the clock runs.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`requests`] | closed loops, and a fixed number of requests a second |
+//! | [`streams`] | streams, spaced and flat out, with the delay of each event |
+//! | [`client`], [`response`] | a connection, and what comes back on it |
+
+pub(crate) mod client;
+pub(crate) mod requests;
+pub(crate) mod response;
+pub(crate) mod streams;
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+/// Whom to ask, and as whom.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) address: SocketAddr,
+    /// The client's key, where one is asked for.
+    pub(crate) key: Option<String>,
+}
+
+/// The model that all requests name.
+pub(crate) const MODEL: &str = "mock";
+/// Bytes of a large body.
+pub(crate) const LARGE: usize = 5_000_000;
+
+impl Target {
+    fn post(&self, body: &str) -> Rc<[u8]> {
+        let key = self.key.as_ref().map_or(String::new(), |key| format!("Authorization: Bearer {key}\r\n"));
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: bench.invalid\r\nUser-Agent: warden-bench/1\r\nAccept: application/json\r\n{key}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        Rc::from((head + body).into_bytes())
+    }
+
+    /// A chat request of about 400 bytes, head and body.
+    pub(crate) fn small(&self) -> Rc<[u8]> {
+        self.post(&format!(
+            r#"{{"model":"{MODEL}","messages":[{{"role":"system","content":"You are a helpful assistant."}},{{"role":"user","content":"Tell me in one sentence what the fox does."}}],"temperature":0,"max_tokens":32}}"#
+        ))
+    }
+
+    /// One that asks for a stream of so many events; none a second means as fast as they go.
+    pub(crate) fn stream(&self, events: u64, per_second: u64) -> Rc<[u8]> {
+        self.post(&format!(
+            r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"Tell me a story."}}],"stream":true,"max_tokens":{events},"per_second":{per_second}}}"#
+        ))
+    }
+
+    /// One with an image of 5 MB; the model is named at its beginning or, as the `openai` Python package does, at its
+    /// end.
+    pub(crate) fn large(&self, model_first: bool) -> Rc<[u8]> {
+        let model = format!(r#""model":"{MODEL}""#);
+        let image = "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJzdHV2d3h5ejAxMjM0NTY3ODkrLw"
+            .repeat(LARGE / 86);
+        let messages = format!(
+            r#""messages":[{{"role":"user","content":[{{"type":"text","text":"What is this?"}},{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}],"max_tokens":32"#
+        );
+        let body =
+            if model_first { format!("{{{model},{messages}}}") } else { format!("{{{messages},{model}}}") };
+        self.post(&body)
+    }
+}

@@ -1,0 +1,125 @@
+//! What the command line asks for.
+
+use std::path::PathBuf;
+
+use warden_rig::{Context as _, Trouble};
+
+/// Everything that is measured, in the order in which it is.
+pub(crate) const PARTS: [&str; 12] = [
+    "start", "memory", "peak", "calls", "reuse", "latency", "first", "rate", "paced", "spaced", "flood",
+    "bodies",
+];
+/// The parts that do not depend on how busy the machine is.
+const GATED: [&str; 3] = ["memory", "calls", "reuse"];
+
+/// The options.
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
+pub(crate) struct Options {
+    /// What is measured.
+    pub(crate) parts: Vec<String>,
+    /// Interleaved rounds, of which the median counts.
+    pub(crate) rounds: usize,
+    /// Shorter rounds, for a rough look.
+    pub(crate) quick: bool,
+    /// A missed gate is an error.
+    pub(crate) gates: bool,
+    /// All at `SCHED_FIFO`, for a busy machine.
+    pub(crate) fifo: bool,
+    /// Only these peers; direct, nginx and llama-warden are always there.
+    pub(crate) peers: Option<Vec<String>>,
+    /// More llama-wardens beside the first: a name and what is different.
+    pub(crate) variants: Vec<Variant>,
+    /// Prints the calls by name.
+    pub(crate) verbose: bool,
+}
+
+/// Another llama-warden.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Variant {
+    pub(crate) name: String,
+    /// Another binary.
+    pub(crate) binary: Option<PathBuf>,
+    /// `--set KEY=VALUE`.
+    pub(crate) sets: Vec<String>,
+}
+
+/// What `--help` prints.
+pub(crate) const HELP: &str = "\
+cargo bench -p warden-tests --bench peers -- [PART…] [OPTION…]
+
+parts: start memory peak calls reuse latency first rate paced spaced flood bodies (without any: all)
+--quick           one shorter round of each, for a rough look
+--rounds N        interleaved rounds (5)
+--gates           only memory, calls and reuse; exit code 1 if one of their targets is missed
+--fifo            real-time priority for everybody, on a busy machine; needs root
+--peers A,B       only these beside direct, nginx and llama-warden: haproxy, llama-swap
+--set KEY=VALUE   one more llama-warden, with this setting (again: one more)
+--binary PATH     one more llama-warden, of another build
+--verbose         calls by name";
+
+impl Options {
+    /// Reads the command line; `None` where only help is wanted.
+    pub(crate) fn read(words: impl Iterator<Item = String>) -> Result<Option<Self>, Trouble> {
+        let mut options = Self {
+            parts: Vec::new(),
+            rounds: 5,
+            quick: false,
+            gates: false,
+            fifo: false,
+            peers: None,
+            variants: Vec::new(),
+            verbose: false,
+        };
+        let mut words = words;
+        while let Some(word) = words.next() {
+            let mut value = || words.next().context(format!("{word} needs a value"));
+            match word.as_str() {
+                // cargo's own.
+                "--bench" => {}
+                "--help" | "-h" => return Ok(None),
+                "--quick" => {
+                    options.quick = true;
+                    options.rounds = 1;
+                }
+                "--rounds" => options.rounds = value()?.parse()?,
+                "--gates" => options.gates = true,
+                "--fifo" => options.fifo = true,
+                "--verbose" => options.verbose = true,
+                "--peers" => options.peers = Some(value()?.split(',').map(str::to_owned).collect()),
+                "--set" => {
+                    let set = value()?;
+                    options.variants.push(Variant {
+                        name: set.clone(),
+                        sets: vec![set],
+                        ..Variant::default()
+                    });
+                }
+                "--binary" => {
+                    let binary = PathBuf::from(value()?);
+                    let name = binary.display().to_string();
+                    options.variants.push(Variant { name, binary: Some(binary), ..Variant::default() });
+                }
+                part if PARTS.contains(&part) => options.parts.push(part.to_owned()),
+                other => return Err(Trouble::new(format!("no part and no option {other}\n\n{HELP}"))),
+            }
+        }
+        if options.gates {
+            options.parts.extend(GATED.map(str::to_owned));
+            options.quick = true;
+            options.rounds = 1;
+        }
+        if options.parts.is_empty() {
+            options.parts = PARTS.map(str::to_owned).to_vec();
+        }
+        Ok(Some(options))
+    }
+
+    pub(crate) fn wants(&self, part: &str) -> bool {
+        self.parts.iter().any(|wanted| wanted == part)
+    }
+
+    pub(crate) fn wants_peer(&self, name: &str) -> bool {
+        self.peers.as_ref().is_none_or(|peers| peers.iter().any(|peer| peer == name))
+    }
+}

@@ -1,0 +1,106 @@
+//! The targets, and whether they are met.
+
+use std::fmt::Write as _;
+
+use crate::figures::{Figures, Metric, Spread, number};
+use crate::metrics as m;
+
+/// How a figure is compared.
+#[derive(Debug, Clone, Copy)]
+enum Rule {
+    /// Multiple of nginx's figure.
+    RatioAtLeast(f64),
+    RatioAtMost(f64),
+    /// Multiple of what nginx adds to the mock's own figure.
+    AddedAtMost(f64),
+    /// The figure itself.
+    AtMost(f64),
+    /// The figure itself, beside another one of the same peer and so much.
+    BesideAtMost(Metric, f64),
+}
+
+/// MiB: `server.buffered_bytes`.
+const HELD_BUDGET: f64 = 256.0;
+
+/// Number, metric, rule, and whether missing it fails CI.
+const TARGETS: [(&str, Metric, Rule, bool); 23] = [
+    ("1", m::RATE, Rule::RatioAtLeast(0.80), false),
+    ("2", m::RATE_CPU, Rule::RatioAtMost(1.3), false),
+    ("3", m::LATENCY_50, Rule::AddedAtMost(1.25), false),
+    ("3", m::LATENCY_99, Rule::AddedAtMost(1.25), false),
+    ("4", m::PACED_99, Rule::AddedAtMost(1.25), false),
+    ("5", m::FIRST_50, Rule::AddedAtMost(1.2), false),
+    ("5", m::FIRST_STALLS, Rule::AtMost(0.0), false),
+    ("6", m::SPACED_99, Rule::RatioAtMost(1.1), false),
+    ("6", m::SPACED_MERGED, Rule::AtMost(0.1), false),
+    ("7", m::SPACED_CPU, Rule::RatioAtMost(1.15), false),
+    ("8", m::FLOOD, Rule::RatioAtLeast(1.0), false),
+    ("9", m::BODIES_FIRST, Rule::RatioAtLeast(1.2), false),
+    ("9", m::BODIES_LAST, Rule::RatioAtLeast(0.95), false),
+    ("10", m::PEAK_FIRST, Rule::AtMost(20.0), false),
+    ("10", m::PEAK_LAST, Rule::BesideAtMost(m::IDLE, HELD_BUDGET), false),
+    ("11", m::IDLE, Rule::AtMost(8.0), true),
+    ("11", m::IDLE_CONNECTIONS, Rule::AtMost(18.0), true),
+    ("11", m::OPEN_STREAMS, Rule::AtMost(40.0), true),
+    ("12", m::START, Rule::AtMost(50.0), false),
+    ("13", m::CALLS_REQUEST, Rule::AtMost(6.5), true),
+    ("13", m::CALLS_EVENT, Rule::AtMost(2.6), true),
+    ("14", m::RECONNECTS, Rule::AtMost(0.0), true),
+    ("14", m::UPSTREAMS, Rule::AtMost(1.0), true),
+];
+
+/// The table of targets for one llama-warden, and how many gates it misses.
+pub(crate) fn table(figures: &Figures, peer: &str) -> (String, usize) {
+    let mut text = String::from(
+        "| # | metric | target | figure | ratio to nginx (range) | met |\n|---|---|---|---|---|---|\n",
+    );
+    let mut missed = 0;
+    for (target_number, metric, rule, gate) in TARGETS {
+        let Some(plain) = figures.plain(metric, peer) else { continue };
+        let (target, ratio, met) = judge(figures, metric, peer, rule, plain);
+        missed += usize::from(gate && met == Some(false));
+        let ratio = ratio.map_or(String::new(), |ratio| {
+            format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.least, ratio.most)
+        });
+        let met = match met {
+            Some(true) => "yes",
+            Some(false) if gate => "**no** (gate)",
+            Some(false) => "**no**",
+            None => "no nginx",
+        };
+        let figure = number(plain.median);
+        let _infallible =
+            writeln!(text, "| {target_number} | {metric} | {target} | {figure} | {ratio} | {met} |");
+    }
+    (text, missed)
+}
+
+fn judge(
+    figures: &Figures,
+    metric: Metric,
+    peer: &str,
+    rule: Rule,
+    plain: Spread,
+) -> (String, Option<Spread>, Option<bool>) {
+    // A ratio of two figures with two digits has no third one.
+    let slack = 0.005;
+    match rule {
+        Rule::RatioAtLeast(least) => {
+            let ratio = figures.ratio(metric, peer);
+            (format!("≥ {least:.2} × nginx"), ratio, ratio.map(|ratio| ratio.median + slack >= least))
+        }
+        Rule::RatioAtMost(most) => {
+            let ratio = figures.ratio(metric, peer);
+            (format!("≤ {most:.2} × nginx"), ratio, ratio.map(|ratio| ratio.median - slack <= most))
+        }
+        Rule::AddedAtMost(most) => {
+            let ratio = figures.added_ratio(metric, peer);
+            (format!("added ≤ {most:.2} × nginx"), ratio, ratio.map(|ratio| ratio.median - slack <= most))
+        }
+        Rule::AtMost(most) => (format!("≤ {}", number(most)), None, Some(plain.median <= most)),
+        Rule::BesideAtMost(beside, more) => {
+            let idle = figures.plain(beside, peer).map_or(0.0, |idle| idle.median);
+            (format!("≤ idle + {more:.0}"), None, Some(plain.median <= idle + more))
+        }
+    }
+}
