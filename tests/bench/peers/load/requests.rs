@@ -27,13 +27,13 @@ pub(crate) enum Until {
     Answers(usize),
 }
 
-struct Clients {
+struct Load {
     poller: Poller,
     clients: Vec<Client>,
     scratch: Vec<u8>,
 }
 
-impl Clients {
+impl Load {
     fn open(target: &Target, count: usize) -> Result<Self, Trouble> {
         let poller = Poller::new()?;
         let clients = (0..count as u64)
@@ -50,7 +50,7 @@ pub(crate) fn closed(
     connections: usize,
     until: Until,
 ) -> Result<Requests, Trouble> {
-    let Clients { mut poller, mut clients, mut scratch } = Clients::open(target, connections)?;
+    let Load { mut poller, mut clients, mut scratch } = Load::open(target, connections)?;
     let (mut done, mut ready, mut open) = (Requests::default(), Vec::new(), connections);
     let (limit, most) = match until {
         Until::After(time) => (time, usize::MAX),
@@ -116,7 +116,7 @@ pub(crate) fn paced(
     per_second: u64,
     time: Duration,
 ) -> Result<Requests, Trouble> {
-    let Clients { mut poller, mut clients, mut scratch } = Clients::open(target, connections)?;
+    let Load { mut poller, mut clients, mut scratch } = Load::open(target, connections)?;
     let (mut done, mut ready) = (Requests::default(), Vec::new());
     let mut free: VecDeque<usize> = (0..connections).collect();
     let mut waiting: VecDeque<u64> = VecDeque::new();
@@ -180,7 +180,7 @@ pub(crate) struct Held {
 
 /// Opens `count` connections that each carry one request, and keeps them.
 pub(crate) fn hold(target: &Target, request: &Rc<[u8]>, count: usize) -> Result<Held, Trouble> {
-    let Clients { mut poller, mut clients, mut scratch } = Clients::open(target, 0)?;
+    let Load { mut poller, mut clients, mut scratch } = Load::open(target, 0)?;
     let mut ready = Vec::new();
     for token in 0..count as u64 {
         let mut client = Client::open(target.address, &poller, token)?;
