@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::observe::Gauges;
+use crate::splice::{self, Edit};
 
 /// What a held piece costs beside its bytes: its handle, and a share of the buffer it is cut from. Without it, a body
 /// in pieces of one byte would cost many times its budget.
@@ -82,6 +83,23 @@ impl Held {
         self.reserved -= back;
         self.budget.give(back);
         Some(piece)
+    }
+
+    /// The pieces, to be looked at.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = &Bytes> {
+        self.pieces.iter()
+    }
+
+    /// Changes the bytes in place; false, and nothing is changed, if the budget has no room for what is added.
+    pub(crate) fn edit(&mut self, edits: Vec<Edit>) -> bool {
+        let added: usize = edits.iter().map(|edit| edit.text.len() + 2 * PER_PIECE).sum();
+        if !self.budget.take(added) {
+            return false;
+        }
+        self.reserved += added;
+        self.pieces = splice::apply(std::mem::take(&mut self.pieces), edits);
+        self.bytes = self.pieces.iter().map(|piece| piece.len() as u64).sum();
+        true
     }
 
     /// The same pieces again, sharing their bytes and therefore outside the budget: whoever asks keeps `self` as long.

@@ -17,6 +17,7 @@ use warden_supervisor::{Denied, Failure, ResolveError};
 
 use crate::headers::EXECUTED;
 use crate::observe::Outcome;
+use crate::outline::Unreadable;
 use crate::request_body::{BodyFault, Limits};
 use crate::wire::WireFault;
 
@@ -71,6 +72,10 @@ pub(crate) enum Refusal {
     NotJson { known: Vec<String> },
     #[error("`model` must be a string ({})", models(.known))]
     ModelNotText { known: Vec<String> },
+    #[error("the body names `model` twice, and it is not clear which one is meant")]
+    TwoModels,
+    #[error("model `{model}` has rules for requests (`models.\"{model}\".request`), which cannot be applied: {}", unreadable(*.why))]
+    Unreadable { model: ModelName, why: Unreadable },
     #[error(
         "File Not Found: this is no route of llama-server, and the request names no model to be asked for it"
     )]
@@ -120,6 +125,13 @@ fn models(known: &[String]) -> String {
     format!("the models are `{}`", known.join("`, `"))
 }
 
+fn unreadable(why: Unreadable) -> &'static str {
+    match why {
+        Unreadable::NotObject => "the body is not a JSON object",
+        Unreadable::Repeats => "the body repeats a parameter, or messages of the system, too often",
+    }
+}
+
 impl Refusal {
     /// For a body that failed.
     pub(crate) fn of_body(fault: BodyFault, limits: Limits) -> Self {
@@ -127,6 +139,7 @@ impl Refusal {
             BodyFault::TooLarge => Self::BodyTooLarge { limit: limits.bytes, key: limits.key },
             BodyFault::TooSlow => Self::BodyTooSlow,
             BodyFault::Broken => Self::BodyBroken,
+            BodyFault::TwoModels => Self::TwoModels,
         }
     }
 }
@@ -146,6 +159,8 @@ impl Refusal {
         match self {
             Self::Host
             | Self::BodyBroken
+            | Self::TwoModels
+            | Self::Unreadable { .. }
             | Self::ModelTooFar { .. }
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
@@ -177,7 +192,8 @@ impl Refusal {
     /// Which parameter is at fault.
     fn param(&self) -> Option<&'static str> {
         match self {
-            Self::ModelTooFar { .. }
+            Self::TwoModels
+            | Self::ModelTooFar { .. }
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
             | Self::Resolve(_)
@@ -245,6 +261,8 @@ impl Refusal {
             Self::Upstream { .. } | Self::Resolve(ResolveError::Unknown { .. }) => {
                 Outcome::Rejected("unknown_model")
             }
+            Self::TwoModels => Outcome::Rejected("two_models"),
+            Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
             Self::NoRoute => Outcome::Rejected("unknown_route"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",

@@ -70,7 +70,7 @@ pub(crate) async fn answer(
         _ => routes::route(&parts.method, parts.uri.path()),
     };
     let own = match &upstream {
-        Some(Ok(named)) if named.is_bare && parts.method == Method::GET => Some(Own::Bare),
+        Some(Ok(named)) if named.is_bare && parts.method == Method::GET => Some(Own::Bare(&named.name)),
         _ => routes::own(&parts.method, parts.uri.path()),
     };
     let label = match &own {
@@ -78,7 +78,7 @@ pub(crate) async fn answer(
         Some(Own::Health) => "health",
         Some(Own::Models | Own::Model(_)) => "models",
         Some(Own::Running) => "running",
-        Some(Own::Bare) => "upstream",
+        Some(Own::Bare(_)) => "upstream",
         Some(Own::Preflight) => "preflight",
         Some(Own::Forbidden) => "forbidden",
     };
@@ -172,7 +172,10 @@ impl Exchange {
             Own::Health => Ok(own::health()),
             Own::Models => Ok(own::models(&view(), self.shared.started, &|model| self.shows(&model.name))),
             Own::Running => Ok(own::running(&view(), &|model| self.shows(&model.name))),
-            Own::Bare => Ok(own::redirect(&target::with_slash(&parts.uri))),
+            Own::Bare(name) => {
+                self.resolve(Some(name))?;
+                Ok(own::redirect(&target::with_slash(&parts.uri)))
+            }
             Own::Model(id) => {
                 let name = query::path(id).unwrap_or_else(|| (*id).to_owned());
                 let resolved = self.resolve(Some(&name))?;
@@ -197,6 +200,9 @@ impl Exchange {
         let config = &self.shared.clone().config;
         let limits = config.limits(self.route.size);
         let mut intake = Intake::begin(&parts.headers, body, self.shared.budget.clone(), limits)?;
+        let live = self.live.clone();
+        let is_plain = upstream.is_none();
+        let rules = |model: &ModelName| live.models.get(model).filter(|_| is_plain);
         let asked = match upstream.transpose().map_err(|refusal| self.told_of(refusal))? {
             Some(named) => {
                 parts.uri = named.target.into();
@@ -204,14 +210,27 @@ impl Exchange {
             }
             None => parts.uri.query().and_then(|query| query::parameter(query, "model")),
         };
-        // With `any_name`, every name means the only model, so that a large body need not be searched for one.
-        let search = asked.is_none() && self.shared.backends.resolve(Some("")).is_err();
-        let taken = intake.take(search, config).await;
+        let named = match asked {
+            Some(name) => Some(self.resolve(Some(&name))?),
+            // With `any_name`, every name means the only model, so that a large body need not be searched for one.
+            None if self.shared.backends.resolve(Some("")).is_ok() => Some(self.resolve(Some(""))?),
+            None => None,
+        };
+        let renamed = named.as_ref().and_then(rules).is_some_and(|rules| rules.upstream_model.is_some());
+        let taken = intake.take(named.is_none() || renamed, config).await;
         self.body_left = !intake.is_whole();
         self.flight.record.bytes_in = intake.len();
         taken?;
-        let model = self.model(asked, &intake, search)?;
+        let model = match named {
+            Some(model) => model,
+            None => self.model(&intake)?,
+        };
         self.flight.record.model = Some(model.clone());
+        if let Some(rules) = rules(&model) {
+            let applied = self.apply_rules(&model, rules, &mut parts, &mut intake).await;
+            self.body_left = !intake.is_whole();
+            applied?;
+        }
 
         wire::sign(&mut parts.headers, parts.version);
         headers::to_backend(&mut parts.headers, &self.request_id);
@@ -229,13 +248,7 @@ impl Exchange {
         Ok(relayed)
     }
 
-    fn model(&self, asked: Option<String>, intake: &Intake, search: bool) -> Result<ModelName, Refusal> {
-        if let Some(name) = asked {
-            return self.resolve(Some(&name));
-        }
-        if !search {
-            return self.resolve(Some(""));
-        }
+    fn model(&self, intake: &Intake) -> Result<ModelName, Refusal> {
         let named = intake.named();
         if let Named::Model(name) = &named {
             return self.resolve(Some(name));

@@ -29,8 +29,9 @@ use crate::config::GatewayConfig;
 use crate::demand::Texts;
 use crate::errors::Refusal;
 use crate::multipart::Multipart;
-use crate::request_body::{BodyFault, Limits, RequestBody, Sent};
+use crate::request_body::{BodyFault, Guard, Limits, RequestBody, Sent};
 use crate::scan::{Model, Scanner};
+use crate::splice::Edit;
 
 /// A body being taken in.
 pub(crate) struct Intake {
@@ -38,6 +39,8 @@ pub(crate) struct Intake {
     rest: Option<Incoming>,
     finder: Finder,
     limits: Limits,
+    /// The backend must see no other model than the one that was put in.
+    one_model: bool,
     pub(crate) sent: Arc<Sent>,
 }
 
@@ -77,6 +80,7 @@ impl Intake {
             rest: (!body.is_end_stream()).then_some(body),
             finder: form.map_or_else(|| Finder::Json(Scanner::new()), Finder::Form),
             limits,
+            one_model: false,
             sent: Arc::default(),
         })
     }
@@ -217,6 +221,38 @@ impl Intake {
         }
     }
 
+    /// Whether the body is a form.
+    pub(crate) fn is_form(&self) -> bool {
+        matches!(self.finder, Finder::Form(_))
+    }
+
+    /// Whether exactly one `model` was seen, and it is a text.
+    pub(crate) fn names_once(&self) -> bool {
+        matches!(&self.finder, Finder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
+    }
+
+    /// The part of the body that is here.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = &Bytes> {
+        self.held.pieces()
+    }
+
+    /// Changes the part of the body that is here.
+    pub(crate) fn edit(&mut self, edits: Vec<Edit>) -> Result<(), Refusal> {
+        if self.held.edit(edits) { Ok(()) } else { Err(Refusal::Busy) }
+    }
+
+    /// Puts another model in the place of the one that was found, if one was; a second one in what is still to come ends
+    /// the request.
+    pub(crate) fn rename(&mut self, model: &str) -> Result<(), Refusal> {
+        let (range, text) = match &self.finder {
+            Finder::Json(scanner) => (scanner.model_value(), serde_json::Value::from(model).to_string()),
+            Finder::Form(form) => (form.model_value(), model.to_owned()),
+        };
+        let Some(range) = range else { return Ok(()) };
+        self.one_model = true;
+        self.edit(vec![Edit { range, text }])
+    }
+
     /// Whether the client has sent everything.
     pub(crate) fn is_whole(&self) -> bool {
         self.rest.is_none()
@@ -249,7 +285,8 @@ impl Intake {
             Finder::Json(scanner) => Some(scanner),
             Finder::Form(_) => None,
         };
-        RequestBody::live(self.held, self.rest, scanner, self.limits, self.sent)
+        let guard = Guard { limits: self.limits, one_model: self.one_model };
+        RequestBody::live(self.held, self.rest, scanner, guard, self.sent)
     }
 
     fn count_media(&self) {

@@ -24,6 +24,7 @@
 //! | `demand` | how large a prompt is, where admission wants to know |
 //! | `intake`, `scan`, `multipart`, `query`, `target`, `budget` | which model a request names; held bodies |
 //! | `wire`, `raw_head` | what HTTP demands of an intermediary; ambiguous requests |
+//! | `rules`, `outline`, `splice` | what an operator wants changed in request bodies, in place |
 //! | `backends`, `pool`, `link`, `signal`, `request_body`, `headers` | the way to a backend |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
 //! | `limits` | what connections may cost, and how often that was too much |
@@ -54,6 +55,7 @@ mod live;
 mod meter;
 mod multipart;
 mod observe;
+mod outline;
 mod own;
 mod pool;
 mod query;
@@ -61,8 +63,10 @@ mod raw_head;
 mod relay;
 mod request_body;
 mod routes;
+mod rules;
 mod scan;
 mod signal;
+mod splice;
 mod sse;
 mod target;
 mod tls;
@@ -74,8 +78,9 @@ pub use config::{GatewayConfig, H2Limits};
 pub use gateway::{Bound, Gateway, GatewayError};
 pub use keys::{KeyCounts, KeyHash, KeySpec, Keys};
 pub use limits::{Limit, Limited};
-pub use live::{Control, Live, ModelRules};
+pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
+pub use rules::{ModelRules, RequestRules, SystemMode, SystemPrompt};
 pub use tls_files::{Certificate, Tls, TlsError, TlsFiles};
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use warden_policies::ModelName;
 
 use crate::keys::{KeyCounts, Keys};
+use crate::rules::ModelRules;
 
 /// The picture. [`Default`] is: no rules.
 #[derive(Clone, Debug, Default)]
@@ -17,10 +18,6 @@ pub struct Live {
     /// The keys that are asked for; `None`: none is, and what clients send passes on.
     pub keys: Option<Keys>,
 }
-
-/// What is special about one model. [`Default`] is: nothing, its requests pass as they are.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ModelRules {}
 
 /// Tells a running gateway. Cheap to clone.
 #[derive(Clone, Debug, Default)]

@@ -7,6 +7,8 @@
 //!                            +--- delimiter ------+
 //! ```
 
+use std::ops::Range;
+
 use memchr::memmem;
 
 /// Longest head of a part; real ones have two short lines.
@@ -30,7 +32,10 @@ pub(crate) struct Multipart {
     delimiter: Vec<u8>,
     at: At,
     carry: Vec<u8>,
+    /// Bytes that were in `carry` and are gone.
+    gone: u64,
     model: Option<String>,
+    value: Option<Range<u64>>,
 }
 
 impl Multipart {
@@ -49,12 +54,17 @@ impl Multipart {
         }
         let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
         // The first delimiter stands at the start of the body, without a line end before it.
-        Some(Self { delimiter, at: At::Preamble, carry: b"\r\n".to_vec(), model: None })
+        Some(Self { delimiter, at: At::Preamble, carry: b"\r\n".to_vec(), gone: 0, model: None, value: None })
     }
 
     /// The model, if its field was seen to its end.
     pub(crate) fn model(&self) -> Option<&str> {
         self.model.as_deref()
+    }
+
+    /// Where its bytes are in the body.
+    pub(crate) fn model_value(&self) -> Option<Range<u64>> {
+        self.value.clone()
     }
 
     /// Whether nothing that follows can name the model.
@@ -73,6 +83,7 @@ impl Multipart {
             from = next;
         }
         self.carry.drain(..from);
+        self.gone += from as u64;
         if self.at == At::Done {
             self.carry = Vec::new();
         }
@@ -113,6 +124,9 @@ impl Multipart {
                 if let Some(end) = memmem::find(rest, &self.delimiter) {
                     self.model =
                         rest.get(2..end).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned);
+                    // The two bytes before the body are as long as the line end before the value.
+                    let start = self.gone + from as u64;
+                    self.value = self.model.as_ref().map(|name| start..start + name.len() as u64);
                     self.at = At::Done;
                 } else if rest.len() > NAME + self.delimiter.len() {
                     self.at = At::Done;
@@ -145,7 +159,12 @@ mod tests {
             let mut scanner = Multipart::of("multipart/form-data; boundary=XX").unwrap();
             scanner.feed(&body.as_bytes()[..cut]);
             scanner.feed(&body.as_bytes()[cut..]);
-            scanner.model().map(str::to_owned)
+            let model = scanner.model().map(str::to_owned);
+            let place = scanner
+                .model_value()
+                .map(|range| usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap());
+            assert_eq!(place.map(|range| &body[range]), model.as_deref());
+            model
         };
         let whole = scan(0);
         for cut in 1..=body.len() {

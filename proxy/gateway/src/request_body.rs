@@ -25,6 +25,8 @@ pub(crate) enum BodyFault {
     TooSlow = 2,
     #[error("the request body broke off")]
     Broken = 3,
+    #[error("the request body names a second model")]
+    TwoModels = 4,
 }
 
 /// What became of the body, readable while a connection owns it.
@@ -70,6 +72,7 @@ impl Sent {
             1 => Some(BodyFault::TooLarge),
             2 => Some(BodyFault::TooSlow),
             3 => Some(BodyFault::Broken),
+            4 => Some(BodyFault::TwoModels),
             _ => None,
         }
     }
@@ -84,6 +87,14 @@ pub(crate) struct Limits {
     pub(crate) key: &'static str,
     /// Longest silence.
     pub(crate) silence: Duration,
+}
+
+/// What the rest of a body must keep to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guard {
+    pub(crate) limits: Limits,
+    /// The model was replaced, and the backend would take a later one.
+    pub(crate) one_model: bool,
 }
 
 /// The body.
@@ -102,7 +113,7 @@ struct Live {
     held: Held,
     rest: Option<Incoming>,
     scanner: Option<Scanner>,
-    limits: Limits,
+    guard: Guard,
     silence: Option<Pin<Box<Sleep>>>,
 }
 
@@ -123,10 +134,10 @@ impl RequestBody {
         held: Held,
         rest: Option<Incoming>,
         scanner: Option<Scanner>,
-        limits: Limits,
+        guard: Guard,
         sent: Arc<Sent>,
     ) -> Self {
-        Self { from: From::Live(Box::new(Live { held, rest, scanner, limits, silence: None })), sent }
+        Self { from: From::Live(Box::new(Live { held, rest, scanner, guard, silence: None })), sent }
     }
 
     fn ended(&self) -> bool {
@@ -201,7 +212,7 @@ impl Live {
             let frame = match Pin::new(&mut *rest).poll_frame(context) {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
-                    let limit = self.limits.silence;
+                    let limit = self.guard.limits.silence;
                     let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(limit)));
                     ready!(silence.as_mut().poll(context));
                     return Poll::Ready(Some(Err(BodyFault::TooSlow)));
@@ -218,11 +229,14 @@ impl Live {
                 },
             };
             let total = sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
-            if total > self.limits.bytes {
+            if total > self.guard.limits.bytes {
                 return Poll::Ready(Some(Err(BodyFault::TooLarge)));
             }
             if let Some(scanner) = &mut self.scanner {
                 scanner.feed(&piece);
+                if self.guard.one_model && scanner.models() > 1 {
+                    return Poll::Ready(Some(Err(BodyFault::TwoModels)));
+                }
                 sent.note_media(scanner.images(), scanner.audio());
             }
             return Poll::Ready(Some(Ok(piece)));

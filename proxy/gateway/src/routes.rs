@@ -76,8 +76,8 @@ pub(crate) enum Own<'a> {
     Model(&'a str),
     /// `/running`: which processes there are.
     Running,
-    /// `/upstream/<model>` without a slash behind it.
-    Bare,
+    /// `/upstream/<model>` without a slash behind it; the name.
+    Bare(&'a str),
     /// The answer to a browser's question whether it may call.
     Preflight,
     /// A method that no proxy may serve to anybody.

@@ -10,12 +10,25 @@
 //! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, which is how OpenAI
 //!   chat, OpenAI responses and Anthropic messages spell one. An audio clip is `input_audio` there.
 
+use std::ops::Range;
+
 use memchr::memchr2;
 
 /// Longest raw spelling that is compared: `input_image` with every letter escaped takes 66 bytes.
 const SPELLING: usize = 72;
 /// Longest raw model name that is read; no file system or registry has longer ones.
 const NAME: usize = 4096;
+
+/// The bytes that a value inside another value can begin or end with, as far as they matter here.
+static STRUCTURAL: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut at = 0;
+    while at < 5 {
+        table[b"\"{}[]"[at] as usize] = true;
+        at += 1;
+    }
+    table
+};
 
 /// What the body says about its model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +106,12 @@ pub(crate) struct Scanner {
     images: u32,
     audio: u32,
     media_bytes: u64,
+    /// Bytes of the pieces before this one.
+    before: u64,
+    /// How often `model` is a key of the outermost object.
+    models: u32,
+    /// Where the first model stands, with its quotes.
+    model_value: Range<u64>,
 }
 
 impl Scanner {
@@ -113,12 +132,25 @@ impl Scanner {
             images: 0,
             audio: 0,
             media_bytes: 0,
+            before: 0,
+            models: 0,
+            model_value: 0..0,
         }
     }
 
     /// The model, as far as it is known.
     pub(crate) fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// How many models the body has named so far.
+    pub(crate) fn models(&self) -> u32 {
+        self.models
+    }
+
+    /// Where the model's text stands in the body, with its quotes.
+    pub(crate) fn model_value(&self) -> Option<Range<u64>> {
+        matches!(self.model, Model::Named(_)).then(|| self.model_value.clone())
     }
 
     /// Whether nothing that follows can name the model: it was found, the object ended, or this is no object.
@@ -160,6 +192,7 @@ impl Scanner {
                 Lex::Between => self.between(piece, at),
             };
         }
+        self.before += piece.len() as u64;
     }
 
     /// In a string: jumps to its end or the next backslash.
@@ -184,20 +217,27 @@ impl Scanner {
             Some(n) => {
                 self.raw.keep(&rest[..n]);
                 self.lex = Lex::Between;
-                self.text_ends();
+                self.text_ends(self.before + (at + n) as u64 + 1);
                 at + n + 1
             }
         }
     }
 
-    fn between(&mut self, piece: &[u8], at: usize) -> usize {
+    fn between(&mut self, piece: &[u8], mut at: usize) -> usize {
+        if self.depth > 1 && self.type_key == TypeKey::No && self.data_key == TypeKey::No {
+            // Numbers, literals, commas: nothing in there counts.
+            match piece[at..].iter().position(|byte| STRUCTURAL[usize::from(*byte)]) {
+                Some(skipped) => at += skipped,
+                None => return piece.len(),
+            }
+        }
         let byte = piece[at];
         if matches!(byte, b' ' | b'\t' | b'\r' | b'\n') {
             return at + 1;
         }
         if self.object.is_none() {
             // A byte order mark is skipped, as llama-server's parser does.
-            if matches!(byte, 0xEF | 0xBB | 0xBF) {
+            if matches!((self.before + at as u64, byte), (0, 0xEF) | (1, 0xBB) | (2, 0xBF)) {
                 return at + 1;
             }
             self.object = Some(byte == b'{');
@@ -261,7 +301,7 @@ impl Scanner {
         }
     }
 
-    fn text_ends(&mut self) {
+    fn text_ends(&mut self, end: u64) {
         let of_type = std::mem::replace(&mut self.type_key, TypeKey::No) == TypeKey::Colon;
         let of_data = std::mem::replace(&mut self.data_key, TypeKey::No) == TypeKey::Colon;
         if of_data || self.raw.is_media() {
@@ -274,6 +314,7 @@ impl Scanner {
                         Some(name) => Model::Named(name),
                         None => Model::NotText,
                     };
+                    self.model_value = end - self.raw.length - 2..end;
                 }
                 Key::Stream => {
                     self.streams += 1;
@@ -302,6 +343,7 @@ impl Scanner {
         if self.depth == 1 && self.slot == Slot::Key {
             self.slot = Slot::Colon;
             self.key = if self.raw.spells("model") {
+                self.models = self.models.saturating_add(1);
                 Key::Model
             } else if self.raw.spells("stream") {
                 Key::Stream

@@ -77,7 +77,6 @@ pub(crate) fn with_slash(uri: &Uri) -> String {
 }
 
 /// The target with another value for each `model` of its query; everything else stays as it is spelled.
-#[cfg_attr(not(test), expect(dead_code, reason = "the rule that asks for it comes next"))]
 pub(crate) fn with_model(target: &PathAndQuery, model: &str) -> Option<PathAndQuery> {
     let query = target.query()?;
     let is_model = |pair: &str| {

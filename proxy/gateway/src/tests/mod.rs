@@ -10,6 +10,7 @@ mod limits;
 mod outcomes;
 mod passing;
 mod peer;
+mod ruled;
 mod stopping;
 mod storm;
 mod weighing;

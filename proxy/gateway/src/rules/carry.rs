@@ -1,0 +1,59 @@
+//! Carries rules out on one request, before it has its lease: so a change of rules never waits in a queue.
+//!
+//! ```text
+//!   rules mean the route --> body held whole --> outline --> edits     (no room: 503, no JSON object: 400)
+//!   only another name ----> body held whole --> the same, but what is no JSON object passes
+//!                    \----> large: the name found in the part that is held is replaced, the rest streams;
+//!                           a second `model` in the rest ends the request, or the backend would take that one
+//! ```
+
+use http::request::Parts;
+use warden_policies::ModelName;
+
+use super::{ModelRules, Plan};
+use crate::errors::Refusal;
+use crate::exchange::Exchange;
+use crate::intake::Intake;
+use crate::outline::{Outline, Unreadable};
+use crate::target;
+
+impl Exchange {
+    /// Applies the rules of the model that the request is for.
+    pub(crate) async fn apply_rules(
+        &self,
+        model: &ModelName,
+        rules: &ModelRules,
+        parts: &mut Parts,
+        intake: &mut Intake,
+    ) -> Result<(), Refusal> {
+        if let Some(name) = &rules.upstream_model
+            && let Some(target) =
+                parts.uri.path_and_query().and_then(|target| target::with_model(target, name))
+        {
+            parts.uri = target.into();
+        }
+        let Some(plan) = Plan::new(rules, self.route.shape) else { return Ok(()) };
+        let unreadable = |why| Refusal::Unreadable { model: model.clone(), why };
+        if intake.is_form() {
+            if plan.is_strict() {
+                return Err(unreadable(Unreadable::NotObject));
+            }
+            return rename(rules, intake);
+        }
+        if !plan.is_strict() && !intake.is_whole() && intake.names_once() {
+            return rename(rules, intake);
+        }
+        if !intake.take_all(self.shared.config.body_timeout).await? {
+            return Err(Refusal::Busy);
+        }
+        match Outline::of(intake.pieces(), plan.wanted()) {
+            Ok(outline) => intake.edit(plan.edits(&outline)),
+            Err(why) if plan.is_strict() || why == Unreadable::Repeats => Err(unreadable(why)),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+fn rename(rules: &ModelRules, intake: &mut Intake) -> Result<(), Refusal> {
+    rules.upstream_model.as_ref().map_or(Ok(()), |name| intake.rename(name))
+}

@@ -1,0 +1,69 @@
+//! What an operator wants changed in the requests for a model: parameters set, defaulted or stripped, a system prompt, a
+//! bound on generated tokens, another name for the backend. Here is what that means; `plan` turns it into edits of a body, and
+//! `carry` carries them out.
+
+mod carry;
+mod plan;
+
+use serde_json::Value;
+
+pub(crate) use plan::Plan;
+
+/// What is special about one model. [`Default`] is: nothing, its requests pass as they are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelRules {
+    /// What is changed in bodies.
+    pub request: RequestRules,
+    /// The name that the backend sees in place of the client's, for one that looks at it.
+    pub upstream_model: Option<String>,
+}
+
+impl ModelRules {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Changes in the JSON bodies of routes that generate, or that count what a generating route would take in.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestRules {
+    /// Members that get this value, whatever the client says.
+    pub set: Vec<(String, Value)>,
+    /// Members that get this value if the client says nothing.
+    pub default: Vec<(String, Value)>,
+    /// Members that are taken out.
+    pub strip: Vec<String>,
+    /// A system prompt.
+    pub system_prompt: Option<SystemPrompt>,
+    /// Tokens that may be generated, at most.
+    pub max_tokens: Option<u64>,
+}
+
+impl RequestRules {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A system prompt of the operator's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SystemPrompt {
+    /// Its text.
+    pub text: String,
+    /// How it stands to the client's own.
+    pub mode: SystemMode,
+}
+
+/// How the operator's system prompt stands to the client's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SystemMode {
+    /// Only where the client has none.
+    #[default]
+    Missing,
+    /// In front of the client's, with an empty line between them.
+    Prepend,
+    /// Instead of the client's.
+    Replace,
+}

@@ -1,0 +1,289 @@
+//! From rules and the outline of a body to edits. Pure.
+//!
+//! ```text
+//!   set > strip > max_tokens > default        one member is touched by one of them, the first that names it
+//!   system prompt                             messages | instructions | system, by the shape of the route
+//!   upstream_model                            model
+//! ```
+//!
+//! All occurrences of a member are treated, because the last one counts at the backend.
+
+use std::ops::Range;
+
+use serde_json::{Value, json};
+
+use super::{ModelRules, RequestRules, SystemMode, SystemPrompt};
+use crate::outline::{Content, Kind, List, Member, Outline, Place};
+use crate::routes::Shape;
+use crate::splice::{Edit, removals};
+
+/// All names of the bound on generated tokens.
+const BOUNDS: [&str; 4] = ["n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens"];
+/// What Anthropic's route takes if the body does not say.
+const ANTHROPIC_DEFAULT: u64 = 4096;
+
+/// What is to be done to a body: rules, and the names to look for.
+pub(crate) struct Plan<'r> {
+    rules: &'r ModelRules,
+    request: Option<(&'r RequestRules, Shape)>,
+    wanted: Vec<&'r str>,
+}
+
+impl Shape {
+    /// Whether the route generates text.
+    fn generates(self) -> bool {
+        matches!(self, Self::Chat | Self::Native | Self::Completion | Self::Responses | Self::Messages)
+    }
+
+    /// The list of messages, and the member that holds a system prompt.
+    fn prompts(self) -> (Option<&'static str>, Option<&'static str>) {
+        match self {
+            Self::Chat | Self::ChatCount => (Some("messages"), None),
+            Self::Responses | Self::ResponsesCount => (Some("input"), Some("instructions")),
+            Self::Messages | Self::MessagesCount => (Some("messages"), Some("system")),
+            Self::Native | Self::Completion => (None, None),
+        }
+    }
+
+    /// The bounds that the route looks at, its own name of it first.
+    fn bounds(self) -> &'static [&'static str] {
+        match self {
+            Self::Native => &["n_predict", "max_tokens", "max_completion_tokens"],
+            Self::Responses => &["max_output_tokens", "max_tokens", "max_completion_tokens", "n_predict"],
+            Self::Messages => &["max_tokens"],
+            _ => &["max_tokens", "max_completion_tokens", "n_predict"],
+        }
+    }
+}
+
+impl<'r> Plan<'r> {
+    /// What these rules mean for a route; `None` if nothing.
+    pub(crate) fn new(rules: &'r ModelRules, shape: Option<Shape>) -> Option<Self> {
+        let request = shape.filter(|_| !rules.request.is_empty()).map(|shape| (&rules.request, shape));
+        let mut wanted = Vec::new();
+        if let Some((request, shape)) = request {
+            wanted.extend(request.set.iter().chain(&request.default).map(|(name, _)| name.as_str()));
+            wanted.extend(request.strip.iter().map(String::as_str));
+            if request.max_tokens.is_some() && shape.generates() {
+                wanted.extend(BOUNDS);
+            }
+            let (list, member) = shape.prompts();
+            if request.system_prompt.is_some() {
+                wanted.extend(list.into_iter().chain(member));
+            }
+        }
+        if rules.upstream_model.is_some() {
+            wanted.push("model");
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        (!wanted.is_empty()).then_some(Self { rules, request, wanted })
+    }
+
+    /// Whether a body that cannot be read must not pass.
+    pub(crate) fn is_strict(&self) -> bool {
+        self.request.is_some()
+    }
+
+    /// The names to look for.
+    pub(crate) fn wanted(&self) -> &[&'r str] {
+        &self.wanted
+    }
+
+    /// The edits.
+    pub(crate) fn edits(&self, outline: &Outline) -> Vec<Edit> {
+        let mut draft =
+            Draft { plan: self, outline, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
+        if let Some((request, shape)) = self.request {
+            draft.parameters(request, shape);
+            if let Some(prompt) = &request.system_prompt {
+                draft.system(prompt, shape);
+            }
+        }
+        if let Some(model) = &self.rules.upstream_model {
+            draft.set("model", &json!(model));
+        }
+        draft.finish()
+    }
+}
+
+struct Draft<'a> {
+    plan: &'a Plan<'a>,
+    outline: &'a Outline,
+    edits: Vec<Edit>,
+    inserts: Vec<(String, String)>,
+    gone: Vec<&'a Place>,
+}
+
+impl<'a> Draft<'a> {
+    fn named(&self, name: &str) -> Vec<&'a Member> {
+        let index = self.plan.wanted.iter().position(|wanted| *wanted == name);
+        index.map(|index| self.outline.named(index).collect()).unwrap_or_default()
+    }
+
+    fn replace(&mut self, range: Range<u64>, text: impl Into<String>) {
+        self.edits.push(Edit { range, text: text.into() });
+    }
+
+    fn set(&mut self, name: &str, value: &Value) {
+        let members = self.named(name);
+        if members.is_empty() {
+            self.inserts.push((name.to_owned(), value.to_string()));
+        }
+        for member in members {
+            self.replace(member.value.clone(), value.to_string());
+        }
+    }
+
+    fn parameters(&mut self, request: &RequestRules, shape: Shape) {
+        for (name, value) in &request.set {
+            self.set(name, value);
+        }
+        let is_set = |name: &str| request.set.iter().any(|(set, _)| set == name);
+        let strips = |name: &str| !is_set(name) && request.strip.iter().any(|strip| strip == name);
+        for name in request.strip.iter().filter(|name| !is_set(name)) {
+            let members = self.named(name);
+            self.gone.extend(members.into_iter().map(|member| &member.place));
+        }
+        for (name, value) in request.default.iter().filter(|(name, _)| !is_set(name)) {
+            if strips(name) || self.named(name).is_empty() {
+                self.inserts.push((name.clone(), value.to_string()));
+            }
+        }
+        let Some(most) = request.max_tokens.filter(|_| shape.generates()) else { return };
+        for name in BOUNDS.into_iter().filter(|name| !is_set(name) && !strips(name)) {
+            for member in self.named(name) {
+                if !is_within(&member.kind, most) {
+                    self.replace(member.value.clone(), most.to_string());
+                }
+            }
+        }
+        let defaulted = |name: &str| request.default.iter().any(|(default, _)| default == name);
+        let told =
+            |name: &str| is_set(name) || defaulted(name) || (!strips(name) && !self.named(name).is_empty());
+        let unsaid = !shape.bounds().iter().any(|name| told(name));
+        if unsaid && !(shape == Shape::Messages && most >= ANTHROPIC_DEFAULT) {
+            self.inserts.push((shape.bounds()[0].to_owned(), most.to_string()));
+        }
+    }
+
+    fn system(&mut self, prompt: &SystemPrompt, shape: Shape) {
+        let (list, member) = shape.prompts();
+        let Some(list) = list else { return };
+        let lists = self.named(list);
+        let in_list =
+            lists.last().is_some_and(|last| system(last).is_some_and(|list| !list.system.is_empty()));
+        let members = member.map(|member| self.named(member)).unwrap_or_default();
+        let in_member = members.last().is_some_and(|last| last.kind != Kind::Word("null".to_owned()));
+        if prompt.mode == SystemMode::Missing && (in_list || in_member) {
+            return;
+        }
+        match member {
+            None => {
+                for list in lists {
+                    self.in_messages(list, prompt);
+                }
+            }
+            Some(member) => {
+                if prompt.mode == SystemMode::Replace {
+                    for list in lists.iter().filter_map(|member| system(member)) {
+                        self.without(list);
+                    }
+                }
+                if prompt.mode != SystemMode::Prepend || !in_member {
+                    return self.set(member, &json!(prompt.text));
+                }
+                for member in members {
+                    let start = member.value.start;
+                    match &member.kind {
+                        Kind::Text => self.in_front_of_text(start, &prompt.text),
+                        Kind::List(list) => self.in_front_of_parts(start, list.count == 0, &prompt.text),
+                        Kind::Word(_) | Kind::Object => {
+                            self.replace(member.value.clone(), json!(prompt.text).to_string());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the system's messages out of a list.
+    fn without(&mut self, list: &List) {
+        let places: Vec<&Place> = list.system.iter().map(|message| &message.place).collect();
+        for range in removals(&places, list.count) {
+            self.replace(range, "");
+        }
+    }
+
+    /// Puts the prompt into a list of messages.
+    fn in_messages(&mut self, member: &Member, prompt: &SystemPrompt) {
+        let Some(list) = system(member) else { return };
+        let first = list.system.first().filter(|_| prompt.mode == SystemMode::Prepend);
+        match first.and_then(|message| message.content) {
+            Some((at, Content::Text)) => return self.in_front_of_text(at, &prompt.text),
+            Some((at, Content::List { is_empty })) => {
+                return self.in_front_of_parts(at, is_empty, &prompt.text);
+            }
+            Some((_, Content::Other)) | None => {}
+        }
+        let mut left = list.count as usize;
+        if prompt.mode == SystemMode::Replace {
+            self.without(list);
+            left = left.saturating_sub(list.system.len());
+        }
+        let message = format!("{{\"role\":\"system\",\"content\":{}}}", json!(prompt.text));
+        let comma = if left > 0 { "," } else { "" };
+        let open = member.value.start + 1;
+        self.replace(open..open, format!("{message}{comma}"));
+    }
+
+    fn in_front_of_text(&mut self, quote: u64, text: &str) {
+        let quoted = json!(format!("{text}\n\n")).to_string();
+        self.replace(quote + 1..quote + 1, &quoted[1..quoted.len() - 1]);
+    }
+
+    fn in_front_of_parts(&mut self, bracket: u64, is_empty: bool, text: &str) {
+        let comma = if is_empty { "" } else { "," };
+        let part = format!("{{\"type\":\"text\",\"text\":{}}}", json!(format!("{text}\n\n")));
+        self.replace(bracket + 1..bracket + 1, format!("{part}{comma}"));
+    }
+
+    fn finish(mut self) -> Vec<Edit> {
+        self.gone.sort_by_key(|place| place.index);
+        self.gone.dedup();
+        for range in removals(&self.gone, self.outline.count) {
+            self.edits.push(Edit { range, text: String::new() });
+        }
+        let mut comma = (self.outline.count as usize) > self.gone.len();
+        let mut text = String::new();
+        for (name, value) in &self.inserts {
+            if std::mem::replace(&mut comma, true) {
+                text.push(',');
+            }
+            text.push_str(&format!("{}:{value}", json!(name)));
+        }
+        if !text.is_empty() {
+            self.edits.push(Edit { range: self.outline.close..self.outline.close, text });
+        }
+        self.edits
+    }
+}
+
+fn system(member: &Member) -> Option<&List> {
+    match &member.kind {
+        Kind::List(list) => Some(list),
+        _ => None,
+    }
+}
+
+/// Whether a value bounds what is generated by `most`. What is no number is none for llama-server either: it takes its
+/// own default then, which has no bound.
+#[expect(clippy::cast_precision_loss, reason = "no context has more tokens than a float can count")]
+fn is_within(kind: &Kind, most: u64) -> bool {
+    let Kind::Word(word) = kind else { return false };
+    word.parse::<f64>().is_ok_and(|number| (0.0..=most as f64).contains(&number))
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

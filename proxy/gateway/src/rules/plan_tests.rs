@@ -1,0 +1,415 @@
+//! Rules against examples, and against the same done by a full parser, split at every point.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use serde_json::Map;
+
+use super::*;
+use crate::outline::Unreadable;
+use crate::splice;
+
+fn ruled_in(text: &str, size: usize, rules: &ModelRules, shape: Shape) -> Result<String, Unreadable> {
+    let pieces: Vec<Bytes> = text.as_bytes().chunks(size.max(1)).map(Bytes::copy_from_slice).collect();
+    let Some(plan) = Plan::new(rules, Some(shape)) else { return Ok(text.to_owned()) };
+    let outline = Outline::of(&pieces, plan.wanted())?;
+    let out = splice::apply(pieces.into(), plan.edits(&outline));
+    Ok(String::from_utf8(out.iter().flat_map(|piece| piece.to_vec()).collect()).unwrap())
+}
+
+fn ruled(text: &str, rules: &ModelRules, shape: Shape) -> String {
+    let whole = ruled_in(text, usize::MAX, rules, shape).unwrap();
+    for size in 1..=text.len() {
+        assert_eq!(ruled_in(text, size, rules, shape).unwrap(), whole, "pieces of {size}");
+    }
+    whole
+}
+
+fn request(rules: RequestRules) -> ModelRules {
+    ModelRules { request: rules, upstream_model: None }
+}
+
+fn parameters(set: &[(&str, Value)], default: &[(&str, Value)], strip: &[&str]) -> ModelRules {
+    let own = |pairs: &[(&str, Value)]| {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
+    };
+    request(RequestRules {
+        set: own(set),
+        default: own(default),
+        strip: strip.iter().map(|&name| name.to_owned()).collect(),
+        ..RequestRules::default()
+    })
+}
+
+fn most(tokens: u64) -> ModelRules {
+    request(RequestRules { max_tokens: Some(tokens), ..RequestRules::default() })
+}
+
+fn prompt(mode: SystemMode) -> ModelRules {
+    let system_prompt = Some(SystemPrompt { text: "Say \"hi\".".to_owned(), mode });
+    request(RequestRules { system_prompt, ..RequestRules::default() })
+}
+
+#[test]
+fn only_what_a_rule_names_changes_and_everything_else_stays_as_it_is_spelled() {
+    let rules =
+        parameters(&[("seed", json!(7))], &[("top_k", json!(40)), ("x", json!({"y": [1]}))], &["user"]);
+    for (body, expected) in [
+        ("{}", r#"{"seed":7,"top_k":40,"x":{"y":[1]}}"#),
+        (r#"{"seed":1}"#, r#"{"seed":7,"top_k":40,"x":{"y":[1]}}"#),
+        (
+            r#" { "temperature" : 1.50e0 ,"user":"u", "top_k" : 3,"x":null, "big":123456789012345678901234567890 } "#,
+            r#" { "temperature" : 1.50e0 , "top_k" : 3,"x":null, "big":123456789012345678901234567890 ,"seed":7} "#,
+        ),
+        (r#"{"user":{"seed":1,"user":[2]}}"#, r#"{"seed":7,"top_k":40,"x":{"y":[1]}}"#),
+        // The last of several counts at the backend: none may be left.
+        (
+            r#"{"user":1,"a":{"user":2},"\u0075ser":3,"seed":[1,{"a":2}],"seed" :"x","top_k":1,"x":1}"#,
+            r#"{"a":{"user":2},"seed":7,"seed" :7,"top_k":1,"x":1}"#,
+        ),
+        ("\u{feff}{\"x\":1,\"top_k\":2,\"seed\":3}", "\u{feff}{\"x\":1,\"top_k\":2,\"seed\":7}"),
+    ] {
+        assert_eq!(ruled(body, &rules, Shape::Chat), expected);
+    }
+}
+
+#[test]
+fn a_bound_on_tokens_holds_whatever_the_client_says() {
+    for (shape, body, expected) in [
+        (Shape::Chat, r#"{"max_tokens":50}"#, r#"{"max_tokens":50}"#),
+        (Shape::Chat, r#"{"max_tokens":5e1}"#, r#"{"max_tokens":5e1}"#),
+        (Shape::Chat, r#"{"max_tokens":101}"#, r#"{"max_tokens":100}"#),
+        (Shape::Chat, r#"{"max_tokens":-1,"x":2}"#, r#"{"max_tokens":100,"x":2}"#),
+        (Shape::Chat, r#"{"max_tokens":null}"#, r#"{"max_tokens":100}"#),
+        (Shape::Chat, r#"{"max_tokens":"9"}"#, r#"{"max_tokens":100}"#),
+        (Shape::Chat, r#"{"max_tokens":[1]}"#, r#"{"max_tokens":100}"#),
+        (Shape::Chat, r#"{"max_tokens":5,"n_predict":-1}"#, r#"{"max_tokens":5,"n_predict":100}"#),
+        (Shape::Chat, r#"{"max_tokens":5,"max_tokens":500}"#, r#"{"max_tokens":5,"max_tokens":100}"#),
+        (Shape::Chat, r#"{"max_completion_tokens":1e9}"#, r#"{"max_completion_tokens":100}"#),
+        (Shape::Chat, "{}", r#"{"max_tokens":100}"#),
+        (Shape::Chat, r#"{"max_output_tokens":5}"#, r#"{"max_output_tokens":5,"max_tokens":100}"#),
+        (Shape::Native, "{}", r#"{"n_predict":100}"#),
+        (Shape::Native, r#"{"max_tokens":7}"#, r#"{"max_tokens":7}"#),
+        (Shape::Completion, "{}", r#"{"max_tokens":100}"#),
+        (Shape::Responses, "{}", r#"{"max_output_tokens":100}"#),
+        (Shape::Responses, r#"{"max_output_tokens":500}"#, r#"{"max_output_tokens":100}"#),
+        (Shape::Messages, r#"{"n_predict":5}"#, r#"{"n_predict":5,"max_tokens":100}"#),
+        (Shape::ChatCount, "{}", "{}"),
+    ] {
+        assert_eq!(ruled(body, &most(100), shape), expected, "{shape:?}");
+    }
+    // llama-server bounds Anthropic's route itself.
+    assert_eq!(ruled("{}", &most(5000), Shape::Messages), "{}");
+    // A number too long to be read is none.
+    let long = format!("{{\"max_tokens\":1e{}9}}", "0".repeat(100));
+    assert_eq!(ruled_in(&long, 7, &most(100), Shape::Chat).unwrap(), r#"{"max_tokens":100}"#);
+    let both =
+        request(RequestRules { default: vec![("n_predict".to_owned(), json!(20))], ..most(100).request });
+    assert_eq!(ruled("{}", &both, Shape::Chat), r#"{"n_predict":20}"#);
+    assert_eq!(ruled(r#"{"n_predict":200}"#, &both, Shape::Chat), r#"{"n_predict":100}"#);
+}
+
+#[test]
+fn a_system_prompt_stands_where_each_route_has_it() {
+    use SystemMode::{Missing, Prepend, Replace};
+    let own = r#"{"role":"system","content":"Say \"hi\"."}"#;
+    let chat = |before: &str, after: &str| {
+        (format!(r#"{{"messages":{before},"x":1}}"#), format!(r#"{{"messages":{after},"x":1}}"#))
+    };
+    let user = r#"{"role":"user","content":"q"}"#;
+    let theirs = r#"{"role" : "system","content": "t"}"#;
+    for (mode, shape, (body, expected)) in [
+        (Missing, Shape::Chat, chat(&format!("[{user}]"), &format!("[{own},{user}]"))),
+        (Missing, Shape::Chat, chat("[ ]", &format!("[{own} ]"))),
+        (Missing, Shape::ChatCount, chat(&format!("[{theirs},{user}]"), &format!("[{theirs},{user}]"))),
+        (Missing, Shape::Chat, chat(r#"[{"role":"developer"}]"#, r#"[{"role":"developer"}]"#)),
+        (Missing, Shape::Chat, chat("3", "3")),
+        (
+            Prepend,
+            Shape::Chat,
+            chat(
+                &format!("[{theirs},{user}]"),
+                r#"[{"role" : "system","content": "Say \"hi\".\n\nt"},{"role":"user","content":"q"}]"#,
+            ),
+        ),
+        (
+            Prepend,
+            Shape::Chat,
+            chat(
+                r#"[{"content":[{"type":"text","text":"t"}],"role":"system"}]"#,
+                r#"[{"content":[{"type":"text","text":"Say \"hi\".\n\n"},{"type":"text","text":"t"}],"role":"system"}]"#,
+            ),
+        ),
+        (
+            Prepend,
+            Shape::Chat,
+            chat(
+                r#"[{"content":[ ],"role":"system"}]"#,
+                r#"[{"content":[{"type":"text","text":"Say \"hi\".\n\n"} ],"role":"system"}]"#,
+            ),
+        ),
+        (Prepend, Shape::Chat, chat(&format!("[{user}]"), &format!("[{own},{user}]"))),
+        (Replace, Shape::Chat, chat(&format!("[{theirs},{user},{theirs}]"), &format!("[{own},{user}]"))),
+        (Replace, Shape::Chat, chat(&format!("[{theirs}]"), &format!("[{own}]"))),
+        // The last role counts.
+        (
+            Missing,
+            Shape::Chat,
+            chat(
+                r#"[{"role":"system","role":"user"}]"#,
+                &format!(r#"[{own},{{"role":"system","role":"user"}}]"#),
+            ),
+        ),
+        (
+            Missing,
+            Shape::Responses,
+            (r#"{"input":"q"}"#.to_owned(), r#"{"input":"q","instructions":"Say \"hi\"."}"#.to_owned()),
+        ),
+        (
+            Missing,
+            Shape::Responses,
+            (r#"{"instructions":null}"#.to_owned(), r#"{"instructions":"Say \"hi\"."}"#.to_owned()),
+        ),
+        (
+            Missing,
+            Shape::Responses,
+            (format!(r#"{{"input":[{theirs}]}}"#), format!(r#"{{"input":[{theirs}]}}"#)),
+        ),
+        (
+            Prepend,
+            Shape::ResponsesCount,
+            (r#"{"instructions":"t"}"#.to_owned(), r#"{"instructions":"Say \"hi\".\n\nt"}"#.to_owned()),
+        ),
+        (
+            Replace,
+            Shape::Responses,
+            (
+                format!(r#"{{"instructions":"t","input":[{theirs},{user}]}}"#),
+                format!(r#"{{"instructions":"Say \"hi\".","input":[{user}]}}"#),
+            ),
+        ),
+        (
+            Prepend,
+            Shape::Messages,
+            (
+                r#"{"system":[{"type":"text","text":"t"}]}"#.to_owned(),
+                r#"{"system":[{"type":"text","text":"Say \"hi\".\n\n"},{"type":"text","text":"t"}]}"#
+                    .to_owned(),
+            ),
+        ),
+        (
+            Missing,
+            Shape::MessagesCount,
+            (
+                format!(r#"{{"messages":[{user}]}}"#),
+                format!(r#"{{"messages":[{user}],"system":"Say \"hi\"."}}"#),
+            ),
+        ),
+        (Replace, Shape::Native, ("{}".to_owned(), "{}".to_owned())),
+    ] {
+        assert_eq!(ruled(&body, &prompt(mode), shape), expected, "{mode:?} {shape:?}");
+    }
+}
+
+#[test]
+fn the_backend_sees_its_own_name_of_the_model() {
+    let rules = ModelRules { upstream_model: Some("org/b\"".to_owned()), ..ModelRules::default() };
+    for (body, expected) in [
+        (r#"{"a":1,"model": "x" ,"b":2}"#, r#"{"a":1,"model": "org/b\"" ,"b":2}"#),
+        (r#"{"model":1,"model":"y"}"#, r#"{"model":"org/b\"","model":"org/b\""}"#),
+        ("{}", r#"{"model":"org/b\""}"#),
+    ] {
+        assert_eq!(ruled(body, &rules, Shape::Chat), expected);
+    }
+}
+
+#[test]
+fn what_is_no_object_or_repeats_itself_is_not_touched() {
+    for body in
+        ["", "[]", "3", "{", r#"{"a":1"#, r#"{"a":1}}"#, r#"{"a":1} x"#, "\u{feff}", "model=x", r#"{"a"#]
+    {
+        for size in [1, 100] {
+            assert_eq!(ruled_in(body, size, &most(1), Shape::Chat), Err(Unreadable::NotObject), "{body}");
+        }
+    }
+    let often = format!("{{{}\"b\":1}}", r#""max_tokens":1,"#.repeat(100));
+    assert_eq!(ruled_in(&often, 9, &most(1), Shape::Chat), Err(Unreadable::Repeats));
+    let often = format!("{{\"messages\":[{}3]}}", r#"{"role":"system"},"#.repeat(100));
+    assert_eq!(ruled_in(&often, 9, &prompt(SystemMode::Replace), Shape::Chat), Err(Unreadable::Repeats));
+}
+
+#[test]
+fn no_rule_means_no_plan() {
+    assert!(Plan::new(&ModelRules::default(), Some(Shape::Chat)).is_none());
+    assert!(Plan::new(&most(1), None).is_none());
+    assert!(Plan::new(&most(1), Some(Shape::ChatCount)).is_none());
+}
+
+/// The same by a full parser.
+fn expected(body: &Value, rules: &RequestRules) -> Value {
+    let mut fields: Map<String, Value> = body.as_object().unwrap().clone();
+    for name in &rules.strip {
+        fields.remove(name);
+    }
+    if let Some(most) = rules.max_tokens {
+        for name in BOUNDS {
+            let within = |value: &Value| value.as_f64().is_some_and(|n| (0.0..=most as f64).contains(&n));
+            if let Some(value) = fields.get_mut(name).filter(|value| !within(value)) {
+                *value = json!(most);
+            }
+        }
+    }
+    for (name, value) in &rules.default {
+        fields.entry(name).or_insert(value.clone());
+    }
+    for (name, value) in &rules.set {
+        fields.insert(name.clone(), value.clone());
+    }
+    if let Some(most) = rules.max_tokens
+        && !Shape::Chat.bounds().iter().any(|name| fields.contains_key(*name))
+    {
+        fields.insert("max_tokens".to_owned(), json!(most));
+    }
+    let Some(prompt) = &rules.system_prompt else { return fields.into() };
+    if let Some(Value::Array(list)) = fields.get_mut("messages") {
+        let is_system = |item: &Value| matches!(item["role"].as_str(), Some("system" | "developer"));
+        let own = json!({ "role": "system", "content": prompt.text });
+        let front = format!("{}\n\n", prompt.text);
+        match prompt.mode {
+            SystemMode::Missing if list.iter().any(is_system) => {}
+            SystemMode::Prepend if list.iter().any(is_system) => {
+                let first = list.iter_mut().find(|item| is_system(item)).unwrap();
+                match first.get_mut("content") {
+                    Some(Value::String(text)) => text.insert_str(0, &front),
+                    Some(Value::Array(parts)) => parts.insert(0, json!({ "type": "text", "text": front })),
+                    _ => list.insert(0, own),
+                }
+            }
+            mode => {
+                if mode == SystemMode::Replace {
+                    list.retain(|item| !is_system(item));
+                }
+                list.insert(0, own);
+            }
+        }
+    }
+    fields.into()
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let word = || {
+        prop_oneof![
+            Just("role".to_owned()),
+            Just("system".to_owned()),
+            Just("developer".to_owned()),
+            Just("content".to_owned()),
+            Just("messages".to_owned()),
+            Just("max_tokens".to_owned()),
+            Just("n_predict".to_owned()),
+            Just("a".to_owned()),
+            Just("b\"".to_owned()),
+            any::<String>(),
+        ]
+    };
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        (-5..200_i32).prop_map(Value::from),
+        any::<i16>().prop_map(|x| json!(f64::from(x) / 4.0)),
+        word().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 40, 6, move |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+            proptest::collection::vec((word(), inner), 0..5)
+                .prop_map(|pairs| Value::Object(pairs.into_iter().collect())),
+        ]
+    })
+}
+
+fn message() -> impl Strategy<Value = Value> {
+    (prop_oneof![Just("system"), Just("user"), Just("developer")], value(), any::<bool>()).prop_map(
+        |(role, content, swapped)| {
+            if swapped {
+                json!({ "content": content, "role": role, "a": [{ "role": "system" }] })
+            } else {
+                json!({ "role": role, "content": content })
+            }
+        },
+    )
+}
+
+/// The text of an object whose members may occur twice.
+fn body() -> impl Strategy<Value = String> {
+    let name = prop_oneof![
+        Just("a".to_owned()),
+        Just("b\"".to_owned()),
+        Just("c".to_owned()),
+        Just("max_tokens".to_owned()),
+        Just("n_predict".to_owned()),
+        any::<String>(),
+    ];
+    let messages = proptest::collection::vec(prop_oneof![message(), value()], 0..5).prop_map(Value::from);
+    let member = prop_oneof![
+        3 => (name, value()),
+        1 => (Just("messages".to_owned()), messages),
+    ];
+    (proptest::collection::vec(member, 0..8), any::<bool>()).prop_map(|(members, pretty)| {
+        let space = if pretty { "\n \t" } else { "" };
+        let text = |value: &Value| {
+            if pretty { serde_json::to_string_pretty(value).unwrap() } else { value.to_string() }
+        };
+        let members: Vec<String> = members
+            .iter()
+            .map(|(name, value)| format!("{}{space}:{space}{}", json!(name), text(value)))
+            .collect();
+        format!("{space}{{{space}{}{space}}}{space}", members.join(&format!("{space},{space}")))
+    })
+}
+
+fn rules() -> impl Strategy<Value = RequestRules> {
+    let mode = prop_oneof![Just(SystemMode::Missing), Just(SystemMode::Prepend), Just(SystemMode::Replace)];
+    let system = proptest::option::of((any::<String>(), mode));
+    let pairs = |names: [&'static str; 2]| {
+        proptest::collection::vec((proptest::sample::select(names.to_vec()), value()), 0..2).prop_map(
+            |pairs| pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<Vec<_>>(),
+        )
+    };
+    let strip = proptest::sample::subsequence(vec!["b\"", "n_predict"], 0..=2);
+    (pairs(["a", "d"]), pairs(["c", "e"]), strip, proptest::option::of(0..100_u64), system).prop_map(
+        |(set, default, strip, max_tokens, system)| RequestRules {
+            set,
+            default,
+            strip: strip.into_iter().map(str::to_owned).collect(),
+            system_prompt: system.map(|(text, mode)| SystemPrompt { text, mode }),
+            max_tokens,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn it_agrees_with_a_full_parser(body in body(), rules in rules(), size in 1..40_usize) {
+        let before: Value = serde_json::from_str(&body).unwrap();
+        let rules = request(rules);
+        let out = ruled_in(&body, size, &rules, Shape::Chat).unwrap();
+        let after: Value = serde_json::from_str(&out).map_err(|e| TestCaseError::fail(format!("{e}: {out}")))?;
+        prop_assert_eq!(&after, &expected(&before, &rules.request), "{} -> {}", body, out);
+    }
+
+    #[test]
+    fn no_bytes_make_it_fail(bytes in proptest::collection::vec(any::<u8>(), 0..200), rules in rules()) {
+        let rules = request(rules);
+        if let Some(plan) = Plan::new(&rules, Some(Shape::Chat)) {
+            let pieces: Vec<Bytes> = bytes.chunks(7).map(Bytes::copy_from_slice).collect();
+            if let Ok(outline) = Outline::of(&pieces, plan.wanted()) {
+                splice::apply(pieces.into(), plan.edits(&outline));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_like_json_makes_it_fail(text in r#"(\{|\}|\[|\]|"a"|"role"|"messages"|"system"|:|,|1| ){0,30}"#, rules in rules()) {
+        let rules = request(rules);
+        let _whatever = ruled_in(&format!("{{{text}"), 5, &rules, Shape::Chat);
+    }
+}

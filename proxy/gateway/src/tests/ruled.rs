@@ -1,0 +1,159 @@
+//! Rules for requests on their way: what is held, what streams on, and what the backend gets to see.
+
+use std::collections::HashMap;
+
+use serde_json::json;
+
+use super::*;
+use crate::{Live, ModelRules, RequestRules};
+
+fn echo() -> Upstream {
+    Upstream::answering(|head, body| {
+        json_answer(&format!("{}|{}", head.lines().next().unwrap(), String::from_utf8_lossy(body)))
+    })
+}
+
+fn tell(rig: &Rig, model: &str, rules: ModelRules) {
+    let models = HashMap::from([(ModelName::new(model), Arc::new(rules))]);
+    rig.control.update(Live { models, ..Live::default() });
+}
+
+fn most(tokens: u64) -> ModelRules {
+    let request = RequestRules { max_tokens: Some(tokens), ..RequestRules::default() };
+    ModelRules { request, upstream_model: None }
+}
+
+fn renamed(name: &str) -> ModelRules {
+    ModelRules { upstream_model: Some(name.to_owned()), ..ModelRules::default() }
+}
+
+fn chunked(path: &str, pieces: &[&str]) -> Vec<u8> {
+    let mut all = format!("POST {path} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for piece in pieces.iter().chain([&""]) {
+        all += &format!("{:x}\r\n{piece}\r\n", piece.len());
+    }
+    all.into_bytes()
+}
+
+#[tokio::test]
+async fn rules_change_the_routes_that_they_mean_and_may_be_told_anew() {
+    let upstream = echo();
+    let rig = Rig::start(&[&upstream]).await;
+    let ask = async |path: &str, body: &str| rig.ask(&post(path, body)).await.1;
+    let body = r#"{ "x" : 1e400,"max_tokens":9 }"#;
+    assert!(ask("/v1/chat/completions", body).await.ends_with(body), "no rules yet");
+    tell(&rig, "m", most(5));
+    let ruled = r#"|{ "x" : 1e400,"max_tokens":5 }"#;
+    for path in ["/v1/chat/completions", "/completion", "/v1/messages?beta=true", "/infill"] {
+        assert!(ask(path, body).await.ends_with(ruled), "{path}");
+    }
+    let chunks = chunked("/v1/completions", &["{ \"x\" : 1e", "400,\"max_to", "kens\":9 }"]);
+    assert!(rig.ask(&chunks).await.1.ends_with(ruled));
+    for path in
+        ["/v1/embeddings", "/tokenize", "/apply-template", "/upstream/m/v1/chat/completions", "/other"]
+    {
+        assert!(ask(path, body).await.ends_with(body), "{path}");
+    }
+    tell(&rig, "m", most(6));
+    assert!(ask("/completion", body).await.ends_with(r#""max_tokens":6 }"#));
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_body_that_rules_cannot_read_is_refused() {
+    let upstream = echo();
+    let rig = Rig::start(&[&upstream]).await;
+    tell(&rig, "m", most(5));
+    let form = "POST /completion HTTP/1.1\r\nHost: h\r\nContent-Type: multipart/form-data; boundary=X\r\nContent-Length: 5\r\n\r\n--X--";
+    for request in [
+        post("/completion", "[]"),
+        post("/completion", ""),
+        post("/completion", r#"{"prompt":"#),
+        post("/completion", r#"{"prompt":"x"}}"#),
+        form.as_bytes().to_vec(),
+    ] {
+        let (head, told) = rig.ask(&request).await;
+        assert!(head.starts_with("HTTP/1.1 400 ") && told.contains("not a JSON object"), "{head}{told}");
+        assert!(told.contains(r#"models.\"m\".request"#), "{told}");
+    }
+    assert_eq!(rig.record(0).await.outcome.as_str(), "unreadable_body");
+    assert_eq!(upstream.accepted(), 0);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_body_with_rules_is_held_under_the_common_budget() {
+    let upstream = echo();
+    let mut plan = Plan::default();
+    plan.config.buffered_bytes = 300_000;
+    plan.config.replay_bytes = 1000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let body = |bytes: usize| format!(r#"{{"model":"m","prompt":"{}"}}"#, "y".repeat(bytes));
+    assert!(rig.ask(&post("/completion", &body(400_000))).await.0.starts_with("HTTP/1.1 200 "), "it streams");
+    tell(&rig, "m", most(5));
+    let (head, _) = rig.ask(&post("/completion", &body(400_000))).await;
+    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after"), "{head}");
+    assert_eq!(rig.record(1).await.outcome.as_str(), "buffers_full");
+    let (_, answer) = rig.ask(&post("/completion", &body(100_000))).await;
+    assert!(answer.ends_with(r#"y","n_predict":5}"#), "{}", &answer[answer.len() - 40..]);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn the_backend_gets_its_own_name_of_the_model_wherever_it_is_named() {
+    let upstream = echo();
+    let mut plan = Plan { models: vec!["a", "m"], ..Plan::default() };
+    plan.config.replay_bytes = 1000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    tell(&rig, "m", renamed("org/the other"));
+    let ask = async |request: &[u8]| {
+        let (head, body) = rig.ask(request).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}{body}");
+        body
+    };
+    for (path, body, expected) in [
+        (
+            "/tokenize",
+            r#"{"content":"x", "model" : "alias-of-m"}"#,
+            r#"{"content":"x", "model" : "org/the other"}"#,
+        ),
+        ("/v1/chat/completions?model=m&y", "{}", r#"{"model":"org/the other"}"#),
+        ("/lora-adapters?model=m", "[]", "[]"),
+        ("/v1/embeddings", r#"{"model":"a"}"#, r#"{"model":"a"}"#),
+    ] {
+        let answer = ask(&post(path, body)).await;
+        assert_eq!(answer.split_once('|').unwrap().1, expected, "{path}");
+    }
+    let answer = ask(b"GET /props?x=%20&model=m HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert_eq!(answer, "GET /props?x=%20&model=org/the%20other HTTP/1.1|");
+    let file = "RIFF".repeat(1000);
+    let form = format!(
+        "--X\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\n{file}\r\n--X\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--X--\r\n"
+    );
+    let head = "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: h\r\nContent-Type: multipart/form-data; boundary=X\r\n";
+    let answer = ask(format!("{head}Content-Length: {}\r\n\r\n{form}", form.len()).as_bytes()).await;
+    assert_eq!(answer.split_once('|').unwrap().1, form.replace("\r\n\r\nm\r\n", "\r\n\r\norg/the other\r\n"));
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_large_body_gets_its_new_name_and_streams_on_unless_it_names_a_second() {
+    let upstream = echo();
+    let mut plan = Plan { models: vec!["a", "m"], ..Plan::default() };
+    plan.config.replay_bytes = 1000;
+    plan.config.buffered_bytes = 100_000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    tell(&rig, "m", renamed("b"));
+    let rest = "y".repeat(300_000);
+    let body = format!(r#"{{"stream":false,"model":"m","prompt":"{rest}"}}"#);
+    let (head, answer) = rig.ask(&post("/completion", &body)).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert_eq!(answer.split_once('|').unwrap().1, body.replace("\"m\"", "\"b\""));
+    let twice = format!(r#"{{"model":"m","prompt":"{rest}","model":"c"}}"#);
+    let (head, answer) = rig.ask(&post("/completion", &twice)).await;
+    assert!(head.starts_with("HTTP/1.1 400 ") && answer.contains("`model` twice"), "{head}{answer}");
+    let small = json!({"model": "m"}).to_string().replace('}', r#","model":"a"}"#);
+    let (_, answer) = rig.ask(&post("/completion", &small)).await;
+    assert_eq!(answer.split_once('|').unwrap().1, r#"{"model":"b","model":"b"}"#);
+    rig.is_clean().await;
+}
