@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::admission::AdmissionMode;
+use crate::origins::Origins;
 use crate::recycle::GrowthMode;
 use crate::units::ByteSize;
 
@@ -198,6 +199,12 @@ section!(
         h2_ping_timeout: Duration = "duration",
         /// After SIGTERM, running requests may take this long.
         shutdown_deadline: Duration = "duration",
+        /// File of API keys, relative to the configuration file; empty: no key is asked for, and what clients send passes on.
+        keys: String,
+        /// Whose web pages may call: `"mirror"` (everybody's), `"off"`, or a list of origins.
+        cors: Origins,
+        /// How long a browser may keep the answer that a page may call.
+        cors_max_age: Duration = "duration",
     }
 );
 
@@ -236,6 +243,8 @@ section!(
         level: String,
         /// Whether the lines of the children are repeated in it.
         children: bool,
+        /// File for the access log, relative to the configuration file, opened anew at SIGHUP; empty: it is part of the log.
+        access: String,
         /// Lines that may wait for a slow reader; what comes beyond them is left out, and counted.
         buffered_lines: usize,
     }

@@ -20,6 +20,7 @@
 //! | [`share`] | who goes first where backends share a budget or a GPU |
 //! | [`admission`] | whether a prompt fits into the memory that is left |
 //! | [`simulate`] | what a policy would do to a backend that leaks, before it does it to a real one |
+//! | [`origins`] | which web pages may call |
 //! | [`rate`] | whether something may happen once more, and when again if not |
 //! | [`backoff`] | how long to wait after a crash |
 //! | [`mod@defaults`] | every default number of the product, each with its reason |
@@ -34,6 +35,7 @@ pub mod health;
 pub mod lifecycle;
 pub mod moment;
 pub mod names;
+pub mod origins;
 pub mod rate;
 pub mod recycle;
 pub mod restraint;
@@ -47,6 +49,7 @@ pub mod world;
 
 pub use defaults::defaults;
 pub use names::{GenerationId, ModelName};
+pub use origins::Origins;
 pub use rate::Rate;
 pub use recycle::{Action, Decision, Reason};
 pub use sample::{GpuIndex, Sample, Series, Vram, VramSource, Work};

@@ -21,9 +21,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{
-    ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, ORIGIN,
-};
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, ORIGIN};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -35,6 +33,7 @@ use warden_supervisor::ResolveError;
 use crate::attempts::{Message, Relayed};
 use crate::backends::Right;
 use crate::client_io::{Busy, ConnState};
+use crate::cors;
 use crate::errors::Refusal;
 use crate::gateway::Shared;
 use crate::headers;
@@ -182,7 +181,7 @@ impl Exchange {
                 own::model(&view(), resolved.as_str(), self.shared.started)
                     .ok_or_else(|| ResolveError::Unknown { name, known: self.known() }.into())
             }
-            Own::Preflight => Ok(own::preflight()),
+            Own::Preflight => Ok((self.live.cors.preflight(&parts.headers), Bytes::new())),
             Own::Forbidden => {
                 // A client may send through its tunnel before it knows that there is none: nothing behind is a request.
                 self.body_left = true;
@@ -290,6 +289,8 @@ impl Exchange {
             .is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(b"text/event-stream"));
         let has_body = self.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
         headers::to_client(&mut parts.headers, &self.request_id, has_body);
+        cors::strip(&mut parts.headers);
+        self.live.cors.mark(self.origin.as_ref(), &mut parts.headers);
         wire::sign(&mut parts.headers, version);
         self.flight.record.status = parts.status.as_u16();
         self.flight.record.stream = is_events;
@@ -344,10 +345,7 @@ impl Exchange {
         busy: Busy,
     ) -> Response<AnswerBody> {
         headers.insert(headers::REQUEST_ID, self.request_id);
-        if let Some(origin) = self.origin {
-            // As llama-server does.
-            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        }
+        self.live.cors.mark(self.origin.as_ref(), &mut headers);
         self.flight.record.status = status.as_u16();
         // Our own words are few: who has not taken them by then does not read.
         self.conn.bound(Instant::now() + self.shared.config.send_timeout);

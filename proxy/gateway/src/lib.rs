@@ -29,6 +29,7 @@
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
 //! | `limits` | what connections may cost, and how often that was too much |
 //! | `tls_files` | certificate and key, read and read again |
+//! | `cors` | which web pages may call |
 //! | `keys` | API keys: who may send requests, to which models, how many |
 //! | `live` | what may change while we serve: rules of single models |
 //! | `observe` | what is told: records and gauges |
@@ -40,6 +41,7 @@ mod client_io;
 mod clock;
 mod config;
 mod connection;
+mod cors;
 mod demand;
 mod errors;
 mod exchange;
@@ -75,6 +77,7 @@ mod wire;
 mod workers;
 
 pub use config::{GatewayConfig, H2Limits};
+pub use cors::Cors;
 pub use gateway::{Bound, Gateway, GatewayError};
 pub use keys::{KeyCounts, KeyHash, KeySpec, Keys};
 pub use limits::{Limit, Limited};

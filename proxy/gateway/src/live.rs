@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use warden_policies::ModelName;
 
+use crate::cors::Cors;
 use crate::keys::{KeyCounts, Keys};
 use crate::rules::ModelRules;
 
@@ -17,6 +18,8 @@ pub struct Live {
     pub models: HashMap<ModelName, Arc<ModelRules>>,
     /// The keys that are asked for; `None`: none is, and what clients send passes on.
     pub keys: Option<Keys>,
+    /// Which web pages may call.
+    pub cors: Cors,
 }
 
 /// Tells a running gateway. Cheap to clone.

@@ -1,13 +1,10 @@
-//! The routes that are ours: health, the models and their processes, and the question of a browser whether it may call.
+//! The routes that are ours: health, the models and their processes.
 //! What is listed is what `shown` says: a client sees the models that it may use.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{
-    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
-    CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION,
-};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
 use serde_json::{Value, json};
 use warden_supervisor::{FleetView, ModelView};
 
@@ -88,13 +85,4 @@ fn one(model: &ModelView, created: u64) -> Value {
 /// The second list of llama-server's `/v1/models`, for clients of Ollama's kind.
 fn ollama(model: &ModelView) -> Value {
     json!({ "name": model.name, "model": model.name, "type": "model" })
-}
-
-/// The answer to a preflight, as llama-server gives it.
-pub(crate) fn preflight() -> Words {
-    let mut headers = HeaderMap::new();
-    headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
-    (headers, Bytes::new())
 }

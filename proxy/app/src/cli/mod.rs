@@ -16,6 +16,7 @@ mod control;
 mod dropin;
 mod gpu;
 mod growth;
+mod keys;
 mod mitigations;
 mod patches;
 mod policy;
@@ -52,6 +53,9 @@ enum Command {
     /// Shows what policies would do: replays recordings, explains a configuration, simulates.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Makes API keys, and checks a file of them.
+    #[command(subcommand)]
+    Keys(keys::KeysCommand),
     /// Writes a tiny model with random weights, to try things with.
     SampleModel(builds::SampleModelArgs),
     /// Shows the models of a running instance.
@@ -131,6 +135,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Patches(command) => patches::run(*command),
         Command::Mitigations(command) => mitigations::run(&command),
         Command::Policy(command) => policy::run(command),
+        Command::Keys(command) => keys::run(command),
         Command::SampleModel(args) => builds::sample_model(&args),
         Command::Status(args) => control::status(&args),
         Command::Restart(args) => control::restart(&args),

@@ -8,6 +8,7 @@ use warden_policies::recycle::RecyclePolicy;
 use warden_policies::{ByteSize, MemoryLimit};
 
 use super::arguments::{self, Listening};
+use super::doors::{KEY_VARIABLE, KEYS_STOP_HERE};
 use super::policy::Budgets;
 use super::problem::{Place, Problem, quoted};
 use super::resolve::Resolver;
@@ -82,6 +83,12 @@ impl Resolver<'_> {
             let hint = "remove it, and put a TLS or path proxy in front of llama-warden";
             self.problems.push(Problem::new(place, message).hint(hint));
         }
+        if self.has_keys()
+            && let Some(place) = self.key_variable(name, model)
+        {
+            let problem = Problem::new(place, format!("model `{name}`: {KEY_VARIABLE}: {KEYS_STOP_HERE}"));
+            self.problems.push(problem.hint("unset it, or remove `server.keys`"));
+        }
         let Some((flag, what)) = arguments::first_listening(args) else { return };
         let (why, hint) = match what {
             Listening::Host | Listening::Port => ("listening is ours", "set `host` and `port` in [server]"),
@@ -90,11 +97,12 @@ impl Resolver<'_> {
                 "we could not reach the process with it",
                 "remove it, and put a TLS or path proxy in front of llama-warden",
             ),
+            Listening::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
             // In drop-in mode the key is the child's to check; with many models it would have to be in each.
             Listening::Key if self.any_name => return,
             Listening::Key => (
                 "keys per process are not supported with a configuration file",
-                "remove it, and check keys in front of llama-warden",
+                "remove it, and name a file of keys in `server.keys`",
             ),
         };
         let problem = Problem::new(place, format!("model `{name}`: `{flag}` in `args`: {why}"));

@@ -14,7 +14,9 @@
 
 pub(crate) mod arguments;
 pub(crate) mod binary;
+mod doors;
 mod judge;
+pub(crate) mod keys;
 pub(crate) mod layers;
 pub(crate) mod machine;
 pub(crate) mod mitigations;

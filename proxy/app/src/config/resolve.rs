@@ -6,6 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use warden_builder::mitigation::BuildFacts;
+use warden_gateway::KeySpec;
 use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
@@ -46,6 +47,10 @@ pub(crate) struct Resolved {
     pub(crate) mitigations: Vec<Mitigations>,
     /// What is known about the llama-server of each model, in the order of the models; [`super::binary`] finds it out.
     pub(crate) builds: Vec<Option<BuildFacts>>,
+    /// The API keys, where they are asked for.
+    pub(crate) keys: Option<Vec<KeySpec>>,
+    /// The file of the access log, if it has one of its own.
+    pub(crate) access_log: Option<PathBuf>,
     /// What is allowed and probably not meant.
     pub(crate) warnings: Vec<Problem>,
 }
@@ -148,10 +153,13 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     }
     resolver.names();
     resolver.log_level();
+    let keys = resolver.keys(&models);
+    resolver.check_origins();
     resolver.check_shared();
     resolver.check_growth();
     let settings = &loaded.settings;
     let admin_address = resolver.admin_address();
+    let access_log = resolver.file(&settings.log.access);
     let admin_socket = settings
         .admin
         .socket
@@ -200,6 +208,8 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         admin_address,
         fleet,
         choices,
+        keys,
+        access_log,
         builds: vec![None; mitigations.len()],
         mitigations,
         warnings,
@@ -228,7 +238,7 @@ impl Resolver<'_> {
         self.loaded.place(&path)
     }
 
-    fn absolute(&self, path: &Path) -> PathBuf {
+    pub(super) fn absolute(&self, path: &Path) -> PathBuf {
         self.loaded.absolute(self.machine, path)
     }
 

@@ -67,6 +67,8 @@ pub(crate) mod format {
     pub(crate) const BUDGET: &str = "memory-budget";
     /// `02:00-05:00`, or a list of such.
     pub(crate) const WINDOWS: &str = "times-of-day";
+    /// `mirror`, `off`, or a list of origins.
+    pub(crate) const ORIGINS: &str = "origins";
     /// `https://example.org/llama.cpp#v1`, or an absolute path.
     pub(crate) const GIT: &str = "git-source";
 }
@@ -196,6 +198,10 @@ fn reason(key: &toml_edit::Key) -> String {
 /// What a key takes, read off its default. The few keys with a smaller range are named here.
 fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<String, Value> {
     let schema = match (section, key) {
+        ("server", "cors") => json!({
+            "type": ["string", "array"], "items": { "type": "string" }, "format": format::ORIGINS,
+            "examples": ["mirror", "off", ["https://app.example"]],
+        }),
         ("log", "format") => json!({ "type": "string", "enum": ["text", "json"] }),
         ("child", "oom_score_adj") => json!({ "type": "integer", "minimum": -1000, "maximum": 1000 }),
         ("server", "port") => json!({ "type": "integer", "minimum": 0, "maximum": 65535 }),

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use warden_builder::git::{Location, Named};
 use warden_policies::defaults::parse_duration;
+use warden_policies::origins::Origin;
 use warden_policies::schedule::Windows;
-use warden_policies::{ByteSize, MemoryLimit};
+use warden_policies::{ByteSize, MemoryLimit, Origins};
 
 use super::problem::{Place, Problem, dotted};
 use super::schema::{FLEET_WIDE, format, root};
@@ -59,6 +60,7 @@ impl Walk<'_> {
                 check_size(node, |text| text.parse::<MemoryLimit>().map(drop).map_err(|e| e.to_string()))
             }
             Some(format::WINDOWS) => check_windows(node),
+            Some(format::ORIGINS) => check_origins(node),
             Some(format::GIT) => check_git(node),
             _ if schema["enum"].is_array() => check_choice(node, schema),
             _ => {
@@ -170,6 +172,19 @@ fn check_windows(node: &Node) -> Option<String> {
     match &node.kind {
         Kind::List(items) => items.iter().find_map(one),
         _ => one(node),
+    }
+}
+
+/// A word, or a list of origins.
+fn check_origins(node: &Node) -> Option<String> {
+    let wrong = || format!("this is {}; `\"mirror\"`, `\"off\"` or a list of origins is needed", node.noun());
+    match &node.kind {
+        Kind::Text(text) => Origins::parse(&[text]).err().map(|error| error.to_string()),
+        Kind::List(items) => items.iter().find_map(|item| match &item.kind {
+            Kind::Text(text) => text.parse::<Origin>().err().map(|error| error.to_string()),
+            _ => Some(wrong()),
+        }),
+        _ => Some(wrong()),
     }
 }
 
@@ -371,6 +386,16 @@ mod tests {
         assert!(matches!(typed("[\"-c\", \"1\"]", &schema("array")), Kind::List(items) if items.len() == 2));
         let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
         assert_eq!(typed("512", &size), Kind::Int(512));
+    }
+
+    #[test]
+    fn origins_are_words_or_a_list() {
+        for text in ["\"mirror\"", "\"off\"", "\"https://a\"", "[\"https://a\", \"http://b:1\"]", "[]"] {
+            assert_eq!(problems(&format!("server.cors = {text}")).len(), 0, "{text}");
+        }
+        for text in ["\"*\"", "true", "[\"https://a/x\"]", "[1]", "[\"off\", \"https://a\"]"] {
+            assert_eq!(problems(&format!("server.cors = {text}")).len(), 1, "{text}");
+        }
     }
 
     #[test]

@@ -12,7 +12,12 @@ pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str>
             sections.push(section);
         }
     };
-    note("server", differs(&old.server, &new.server));
+    // What the gateway is told anew while it serves does not count.
+    let mut server = new.server.clone();
+    server.keys.clone_from(&old.server.keys);
+    server.cors.clone_from(&old.server.cors);
+    server.cors_max_age = old.server.cors_max_age;
+    note("server", differs(&old.server, &server));
     note("upstream", differs(&old.upstream, &new.upstream));
     note("log", differs(&old.log, &new.log));
     note("admin", old.admin_socket != new.admin_socket || old.admin_address != new.admin_address);

@@ -1,0 +1,119 @@
+//! `llama-warden keys new|check`: makes keys, and looks at a file of keys.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+
+use crate::config::keys::{KeyFile, fresh, section};
+use crate::exit::Failure;
+use crate::out;
+
+/// What can be done with keys.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeysCommand {
+    /// Prints a fresh key, once, and the section with its hash for the file of keys.
+    New(NewArgs),
+    /// Checks a file of keys and lists who may do what. It shows no key.
+    Check(CheckArgs),
+}
+
+/// What `keys new` takes.
+#[derive(Debug, Args)]
+pub(crate) struct NewArgs {
+    /// Name of the key, for logs and metrics.
+    name: String,
+    /// Appends the section to this file, and prints the key alone. The file is made if there is none.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+/// What `keys check` takes.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The file.
+    file: PathBuf,
+}
+
+/// Answers.
+pub(crate) fn run(command: KeysCommand) -> Result<(), Failure> {
+    match command {
+        KeysCommand::New(args) => new(&args),
+        KeysCommand::Check(args) => check(&args.file),
+    }
+}
+
+fn new(args: &NewArgs) -> Result<(), Failure> {
+    let key = fresh();
+    let section = section(&args.name, &key);
+    // What would be refused in the file is refused here.
+    KeyFile::parse(Path::new("keys new"), &section)?;
+    let Some(file) = &args.file else {
+        return out::write(&format!("{}\n\n{section}", key.as_str()));
+    };
+    append(file, &section, &args.name)?;
+    out::line(&key)
+}
+
+fn append(file: &Path, section: &str, name: &str) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::hinted(
+            format!("cannot write the file of keys {}: {error}", file.display()),
+            "name a file that you may write to",
+        )
+    };
+    let exists = std::fs::metadata(file).is_ok_and(|facts| facts.len() > 0);
+    if exists {
+        let known = KeyFile::load(file)?;
+        if known.keys.iter().any(|key| key.name == name) {
+            return Err(Failure::usage(
+                format!("{} has a key `{name}` already", file.display()),
+                "choose another name, or remove that one first",
+            ));
+        }
+    }
+    let mut out = OpenOptions::new().create(true).append(true).mode(0o600).open(file).map_err(failed)?;
+    let gap = if exists { "\n" } else { "" };
+    out.write_all(format!("{gap}{section}").as_bytes()).map_err(failed)
+}
+
+fn check(file: &Path) -> Result<(), Failure> {
+    let file = KeyFile::load(file)?;
+    let head = ["NAME", "KEPT AS", "MODELS", "RATE", "TOKENS", "AT A TIME"].map(str::to_owned).to_vec();
+    let text = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
+    let rows = file.keys.iter().map(|key| {
+        vec![
+            key.name.clone(),
+            if key.in_clear { "clear text" } else { "hash" }.to_owned(),
+            text(key.models.as_ref().map(|models| models.join(", ")), "all"),
+            text(key.rate.map(|rate| rate.to_string()), "any"),
+            text(key.tokens.map(|rate| rate.to_string()), "any"),
+            text(key.concurrency.map(|most| most.to_string()), "any"),
+        ]
+    });
+    out::write(&out::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_key_is_appended_to_a_private_file_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("keys.toml");
+        for name in ["alice", "bob"] {
+            append(&file, &section(name, &fresh()), name).unwrap();
+        }
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        let names: Vec<_> = KeyFile::load(&file).unwrap().keys.into_iter().map(|key| key.name).collect();
+        assert_eq!(names, ["alice", "bob"]);
+        let before = std::fs::read(&file).unwrap();
+        let error = append(&file, &section("bob", &fresh()), "bob").unwrap_err();
+        assert_eq!(error.code(), 2);
+        assert_eq!(std::fs::read(&file).unwrap(), before);
+    }
+}
