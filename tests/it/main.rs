@@ -10,6 +10,7 @@ mod drop_in;
 mod eras;
 mod fake;
 mod growth;
+mod keys;
 mod layout;
 mod mitigations;
 mod operator;

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+mod access_log;
 mod admin;
 mod advice;
 mod cli;

@@ -15,7 +15,7 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use warden_builder::mitigation::Advice;
-use warden_gateway::Gauges;
+use warden_gateway::{Control, Gauges};
 use warden_policies::MemoryLimit;
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
@@ -135,6 +135,8 @@ pub(crate) struct Admin {
     pub(crate) told: watch::Receiver<Told>,
     /// Numbers of the gateway.
     pub(crate) gauges: Arc<Gauges>,
+    /// What the gateway is told, and what keys have used.
+    pub(crate) gateway: Control,
     /// Who we are.
     pub(crate) instance: Arc<Instance>,
     /// Ends answers that would go on for ever.
@@ -149,7 +151,10 @@ impl Admin {
             Ok(Route::Metrics) => {
                 let text = {
                     let budgets = self.told.borrow().budgets.clone();
-                    self.metrics.text(&self.fleet.view(), &budgets, &self.gauges, own_memory())
+                    {
+                        let keys = self.gateway.key_counts();
+                        self.metrics.text(&self.fleet.view(), &budgets, &self.gauges, &keys, own_memory())
+                    }
                 };
                 respond(
                     StatusCode::OK,

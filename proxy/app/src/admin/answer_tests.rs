@@ -27,6 +27,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         metrics: Arc::new(Metrics::new()),
         told: watch::channel(Told::default()).1,
         gauges: Arc::default(),
+        gateway: Control::default(),
         instance: Arc::new(instance),
         stop: CancellationToken::new(),
     };

@@ -11,13 +11,14 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use warden_gateway::{Gauges, Limit, Record};
+use warden_gateway::{Gauges, KeyCounts, Limit, Record};
 use warden_policies::MemoryLimit;
 use warden_policies::lifecycle::Phase;
 use warden_supervisor::{EventKind, FleetView};
 
 use super::answer::Budgets;
 use super::growth_metrics::GrowthMetrics;
+use super::key_metrics::KeyMetrics;
 use super::report_metrics::ReportMetrics;
 
 /// From the answer of a tokenizer to a generation of half an hour.
@@ -116,6 +117,7 @@ pub(crate) struct Metrics {
     own_anon: Gauge,
     reports: ReportMetrics,
     growth: GrowthMetrics,
+    keys: KeyMetrics,
 }
 
 fn request_histogram() -> Histogram {
@@ -159,6 +161,7 @@ impl Metrics {
             own_anon: Gauge::default(),
             reports: ReportMetrics::default(),
             growth: GrowthMetrics::default(),
+            keys: KeyMetrics::default(),
         };
         metrics.register();
         metrics
@@ -248,6 +251,7 @@ impl Metrics {
         );
         self.reports.register(registry);
         self.growth.register(registry);
+        self.keys.register(registry);
     }
 
     /// A request ended.
@@ -316,12 +320,14 @@ impl Metrics {
         view: &FleetView,
         budgets: &Budgets,
         gateway: &Gauges,
+        keys: &[KeyCounts],
         own_anon: Option<u64>,
     ) -> String {
         self.read(view);
         self.reports.count(view);
         self.reports.read(view);
         self.growth.read(view);
+        self.keys.read(keys);
         self.budget.clear();
         for (model, budget) in budgets {
             for (kind, bytes) in [("soft", budget.soft), ("hard", budget.hard)] {

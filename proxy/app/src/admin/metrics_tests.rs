@@ -2,7 +2,7 @@
 
 use super::*;
 use std::time::Duration;
-use warden_gateway::Outcome;
+use warden_gateway::{KeyCounts, Outcome};
 use warden_policies::sample::HostMemory;
 use warden_policies::{GenerationId, ModelName, Work};
 use warden_sensors::Report;
@@ -79,7 +79,7 @@ fn reporting(number: u64, old: Option<Report>, new: Option<Report>) -> FleetView
 }
 
 fn scrape(metrics: &Metrics, view: &FleetView) -> String {
-    metrics.text(view, &Budgets::new(), &Gauges::default(), None)
+    metrics.text(view, &Budgets::new(), &Gauges::default(), &[], None)
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
     let metrics = Metrics::new();
     metrics.request_done(&record());
     for _ in 0..2 {
-        let text = metrics.text(&view(), &budgets(), &Gauges::default(), Some(77));
+        let text = metrics.text(&view(), &budgets(), &Gauges::default(), &[], Some(77));
         for line in [
             "llama_warden_requests_total{model=\"m\",route=\"chat\",status=\"200\"} 1",
             "llama_warden_output_tokens_total{model=\"m\"} 7",
@@ -224,7 +224,7 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
             assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
         }
     }
-    let text = metrics.text(&FleetView::default(), &Budgets::new(), &Gauges::default(), None);
+    let text = metrics.text(&FleetView::default(), &Budgets::new(), &Gauges::default(), &[], None);
     assert!(!text.contains("llama_warden_backend_ready{"), "a removed model leaves no line");
 }
 
@@ -238,7 +238,7 @@ fn a_replacement_counts_by_reason_with_its_gap_and_what_it_carried_over() {
         generation: None,
         kind: recycled(),
     });
-    let text = metrics.text(&FleetView::default(), &Budgets::new(), &Gauges::default(), None);
+    let text = metrics.text(&FleetView::default(), &Budgets::new(), &Gauges::default(), &[], None);
     for line in [
         "llama_warden_backend_restarts_total{model=\"m\",reason=\"host_soft\"} 1",
         "llama_warden_backend_restart_gap_seconds_bucket{le=\"0.05\",model=\"m\",mode=\"sequential\"} 1",
@@ -268,10 +268,18 @@ fn every_metric_is_in_the_documentation() {
     let grown = crate::admin::growth_metrics::tests::fleet(vec![blind]);
     view.models.extend(grown.models);
     view.devices = grown.devices;
-    let text = metrics.text(&view, &budgets(), &Gauges::default(), None);
+    let key = KeyCounts {
+        name: "alice".into(),
+        requests: 1,
+        running: 1,
+        prompt_tokens: 1,
+        output_tokens: 1,
+        rejected: vec![("rate", 1)],
+    };
+    let text = metrics.text(&view, &budgets(), &Gauges::default(), &[key], None);
     let names: Vec<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    assert!(names.len() == 63, "{} {text}", names.len());
+    assert!(names.len() == 68, "{} {text}", names.len());
     for name in names {
         assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
     }

@@ -14,6 +14,7 @@ pub(crate) mod answer;
 pub(crate) mod client;
 pub(crate) mod growth_metrics;
 pub(crate) mod instance;
+mod key_metrics;
 pub(crate) mod metrics;
 mod report_metrics;
 pub(crate) mod route;

@@ -154,6 +154,7 @@ async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Resu
 }
 
 async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) {
+    server.reopen_logs();
     match plan.resolve(machine).await {
         Ok(resolved) => {
             warn(&resolved.warnings);

@@ -13,38 +13,21 @@ use warden_policies::growth::Verdict;
 use warden_supervisor::{Event, EventKind, Fleet};
 
 use super::describe::describe;
+use crate::access_log::AccessLog;
 use crate::admin::answer::Told;
 use crate::admin::metrics::Metrics;
 use crate::advice::{self, Servers};
 
 /// Takes the gateway's records.
-pub(crate) struct Watcher(pub(crate) Arc<Metrics>);
+pub(crate) struct Watcher {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) access: AccessLog,
+}
 
 impl Observer for Watcher {
     fn request_done(&self, record: &Record) {
-        self.0.request_done(record);
-        // Whole microseconds: more digits are noise.
-        let ms = |time: std::time::Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
-        tracing::info!(
-            target: "access",
-            id = record.request_id,
-            model = record.model.as_ref().map(tracing::field::display),
-            generation = record.generation.map(|generation| generation.0),
-            method = record.method.as_str(),
-            route = record.route,
-            status = record.status,
-            outcome = record.outcome.as_str(),
-            stream = record.stream,
-            queue_ms = ms(record.queued),
-            ttfb_ms = record.first_byte.map(ms),
-            total_ms = ms(record.total),
-            prompt_tokens = record.work.prompt_tokens,
-            output_tokens = record.work.output_tokens,
-            bytes_in = record.bytes_in,
-            bytes_out = record.bytes_out,
-            retries = record.retries,
-            peer = %record.peer,
-        );
+        self.metrics.request_done(record);
+        self.access.write(record);
     }
 }
 

@@ -16,6 +16,7 @@ use warden_supervisor::nursery::NurseryHandle;
 use super::live::live;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
+use crate::access_log::AccessLog;
 use crate::admin::answer::{Admin, Instance, Told, budgets};
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
@@ -33,6 +34,7 @@ pub(crate) struct Server {
     fleet: Fleet,
     gauges: Arc<Gauges>,
     gateway: Control,
+    access: AccessLog,
     told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests go on.
     accepting: CancellationToken,
@@ -51,6 +53,7 @@ impl Server {
         nursery: NurseryHandle,
     ) -> Result<Self, Failure> {
         let mut claim = Claim::take(&resolved.dirs, machine.uid)?;
+        let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
         let gateway =
             Gateway::bind(gateway_config(&resolved)).await.map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
@@ -83,11 +86,13 @@ impl Server {
             metrics: metrics.clone(),
             told,
             gauges: gauges.clone(),
+            gateway: control.clone(),
             instance: Arc::new(instance),
             stop: stop.clone(),
         };
         tasks.spawn(listeners.serve(admin));
-        let served = gateway.serve(fleet.clone(), Arc::new(Watcher(metrics)), accepting.clone());
+        let watcher = Watcher { metrics, access: access.clone() };
+        let served = gateway.serve(fleet.clone(), Arc::new(watcher), accepting.clone());
         let done = gateway_done.clone().drop_guard();
         tasks.spawn(async move {
             let _done = done;
@@ -100,6 +105,7 @@ impl Server {
             fleet,
             gauges,
             gateway: control,
+            access,
             told: tell,
             accepting,
             gateway_done,
@@ -145,6 +151,11 @@ impl Server {
         Failure::failed("the listener ended unexpectedly")
     }
 
+    /// Opens the file of the access log anew, for whoever has renamed it.
+    pub(crate) fn reopen_logs(&self) {
+        self.access.reopen();
+    }
+
     /// Takes over a new configuration, as far as that goes without a restart.
     pub(crate) async fn reload(&mut self, new: Resolved, machine: &Machine) -> Result<(), Failure> {
         let kept = needs_restart(&self.resolved, &new);
@@ -176,6 +187,7 @@ impl Server {
         self.tasks.close();
         // Admin answers and watchers end by the token; a client that does not read must not hold us.
         let _ = tokio::time::timeout(self.resolved.upstream.connect_timeout, self.tasks.wait()).await;
+        self.access.flush();
         drop(self.claim);
     }
 }

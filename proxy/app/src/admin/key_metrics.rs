@@ -1,0 +1,104 @@
+//! What each API key has used, for Prometheus. Their number is that of the file of keys, so labels stay few.
+
+use std::sync::atomic::Ordering;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use warden_gateway::KeyCounts;
+
+use super::metrics::whole;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KeyLabel {
+    key: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    key: String,
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    key: String,
+    reason: &'static str,
+}
+
+/// The families.
+#[derive(Default)]
+pub(super) struct KeyMetrics {
+    requests: Family<KeyLabel, Counter>,
+    in_flight: Family<KeyLabel, Gauge>,
+    rejected: Family<ReasonLabels, Counter>,
+    tokens: Family<KindLabels, Counter>,
+}
+
+impl KeyMetrics {
+    /// Makes them known.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register("key_requests", "Requests of an API key that ended", self.requests.clone());
+        registry.register("key_in_flight", "Requests of an API key under way", self.in_flight.clone());
+        registry.register("key_rejected", "Requests of an API key that were refused", self.rejected.clone());
+        registry.register("key_tokens", "Tokens that an API key has used", self.tokens.clone());
+    }
+
+    /// Takes over what is true now. The gateway counts; keys that are gone have no lines.
+    pub(super) fn read(&self, counts: &[KeyCounts]) {
+        self.requests.clear();
+        self.in_flight.clear();
+        self.rejected.clear();
+        self.tokens.clear();
+        for counts in counts {
+            let key = || counts.name.to_string();
+            let set = |counter: &Counter, number: u64| counter.inner().store(number, Ordering::Relaxed);
+            set(&self.requests.get_or_create(&KeyLabel { key: key() }), counts.requests);
+            self.in_flight.get_or_create(&KeyLabel { key: key() }).set(whole(counts.running));
+            for (reason, number) in &counts.rejected {
+                set(&self.rejected.get_or_create(&ReasonLabels { key: key(), reason }), *number);
+            }
+            for (kind, number) in [("prompt", counts.prompt_tokens), ("output", counts.output_tokens)] {
+                set(&self.tokens.get_or_create(&KindLabels { key: key(), kind }), number);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_has_its_lines_and_one_that_is_gone_has_none() {
+        let metrics = KeyMetrics::default();
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        let counts = |name: &str| KeyCounts {
+            name: name.into(),
+            requests: 3,
+            running: 1,
+            prompt_tokens: 10,
+            output_tokens: 20,
+            rejected: vec![("rate", 2)],
+        };
+        let text = || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        };
+        metrics.read(&[counts("alice"), counts("bob")]);
+        for line in [
+            "key_requests_total{key=\"alice\"} 3\n",
+            "key_in_flight{key=\"bob\"} 1\n",
+            "key_rejected_total{key=\"bob\",reason=\"rate\"} 2\n",
+            "key_tokens_total{key=\"alice\",kind=\"output\"} 20\n",
+        ] {
+            assert!(text().contains(line), "{line} is missing in {}", text());
+        }
+        metrics.read(&[counts("bob")]);
+        assert!(!text().contains("alice") && text().contains("bob"));
+    }
+}
