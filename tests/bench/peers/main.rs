@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     println!("{}", figures.table());
     let mut missed = 0;
     for name in figures.wardens() {
-        let (table, gates) = targets::table(&figures, &name);
+        let (table, gates) = targets::table(&figures, &name, options.gates);
         println!("### {name}\n\n{table}");
         if name == warden::NAME {
             missed = gates;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use warden_rig::Trouble;
+use warden_rig::{Context as _, Trouble};
 
 use crate::figures::Figures;
 use crate::load::LARGE;
@@ -200,12 +200,17 @@ fn tell(
 /// Whether connections are kept and used again, on both sides.
 pub(crate) fn reuse(figures: &mut Figures, peer: &Peer, _options: &Options) -> Result<(), Trouble> {
     const CLIENTS: usize = 8;
-    let carriers = || Ok::<_, Trouble>(peer.counts()?["carriers"].as_u64().unwrap_or(0));
+    const STREAMS: u64 = 100;
+    let carriers = || peer.counts()?["carriers"].as_u64().context("no count of connections");
     let before = carriers()?;
     let done = closed(&peer.target, &peer.target.small(), CLIENTS, Until::Answers(10_000))?;
-    let streams = one_by_one(&peer.target, 100)?;
-    // A stream costs its upstream connection: llama-server closes it.
-    let used = carriers()?.saturating_sub(before + 100);
+    let used = carriers()? - before;
+    // A stream costs its upstream connection, which llama-server closes, but not the client's.
+    let streams = one_by_one(&peer.target, usize::try_from(STREAMS)?)?;
+    let for_streams = carriers()? - before - used;
+    if for_streams > STREAMS {
+        figures.notes.push(format!("{}: {for_streams} connections for {STREAMS} streams", peer.name));
+    }
     figures.add(m::RECONNECTS, &peer.name, float(done.reconnects + streams.reconnects));
     figures.add(m::UPSTREAMS, &peer.name, float(used) / float(CLIENTS as u64));
     Ok(())

@@ -27,4 +27,4 @@ pub(crate) const START: Metric = "start to first answer, ms";
 pub(crate) const CALLS_REQUEST: Metric = "system calls a small request";
 pub(crate) const CALLS_EVENT: Metric = "system calls a spaced event";
 pub(crate) const RECONNECTS: Metric = "client connections closed in 10,000 requests";
-pub(crate) const UPSTREAMS: Metric = "upstream connections per client connection";
+pub(crate) const UPSTREAMS: Metric = "new upstream connections per client connection, 10,000 requests";

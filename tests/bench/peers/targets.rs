@@ -49,14 +49,21 @@ const TARGETS: [(&str, Metric, Rule, bool); 23] = [
     ("14", m::UPSTREAMS, Rule::AtMost(1.0), true),
 ];
 
-/// The table of targets for one llama-warden, and how many gates it misses.
-pub(crate) fn table(figures: &Figures, peer: &str) -> (String, usize) {
+/// The table of targets for one llama-warden, and how many gates it misses; with `gates`, one that was
+/// not measured is missed, too.
+pub(crate) fn table(figures: &Figures, peer: &str, gates: bool) -> (String, usize) {
     let mut text = String::from(
         "| # | metric | target | figure | ratio to nginx (range) | met |\n|---|---|---|---|---|---|\n",
     );
     let mut missed = 0;
     for (target_number, metric, rule, gate) in TARGETS {
-        let Some(plain) = figures.plain(metric, peer) else { continue };
+        let Some(plain) = figures.plain(metric, peer) else {
+            if gate && gates {
+                missed += 1;
+                let _infallible = writeln!(text, "| {target_number} | {metric} | | not measured | | **no** (gate) |");
+            }
+            continue;
+        };
         let (target, ratio, met) = judge(figures, metric, peer, rule, plain);
         missed += usize::from(gate && met == Some(false));
         let ratio = ratio.map_or(String::new(), |ratio| {
