@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tempfile::TempDir;
 use warden_rig::poll::{Stream, now};
 use warden_rig::warden::Setup;
 use warden_rig::{Context as _, Home, Trouble, binaries};
@@ -157,6 +158,8 @@ impl<T: std::io::Read + std::io::Write> ReadWrite for T {}
 /// The mock for all who speak TCP to it, and what makes the others.
 pub(crate) struct Stage {
     home: Home,
+    /// Access logs, on a file system in memory: what a busy disk does to whom is not the question.
+    logs: TempDir,
     mock: SocketAddr,
     mock_pid: i32,
     fifo: bool,
@@ -166,14 +169,16 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) fn new(options: &Options) -> Result<Self, Trouble> {
         let home = Home::new()?;
+        let shared = Path::new("/dev/shm");
+        let logs = if shared.is_dir() { tempfile::tempdir_in(shared)? } else { tempfile::tempdir()? };
         let mock = free_port()?;
         let program = mock_llama()?;
         let words = [&program, "--host", "127.0.0.1", "--port", &mock.port().to_string()].map(str::to_owned);
-        let log = home.path().join("mock.log");
+        let log = logs.path().join("mock.log");
         let mut program = Program::start(&words, &home, &log, LOAD, options.fifo)?;
         let target = Target { address: mock, key: None };
         program.until("the mock answers", || answers(&target).then_some(()))?;
-        Ok(Self { home, mock, mock_pid: program.pid(), fifo: options.fifo, _mock: program })
+        Ok(Self { home, logs, mock, mock_pid: program.pid(), fifo: options.fifo, _mock: program })
     }
 
     /// The mock itself.
@@ -195,12 +200,13 @@ impl Stage {
     pub(crate) fn nginx(&self) -> Result<Peer, Trouble> {
         let (folder, port) = (self.home.path().join("nginx"), free_port()?);
         std::fs::create_dir_all(&folder)?;
-        let (at, mock) = (folder.display(), self.mock);
+        let access = self.logs.path().join(format!("nginx-{}.log", port.port()));
+        let (at, mock, access_log) = (folder.display(), self.mock, access.display());
         let config = format!(
             "worker_processes 1; daemon off; pid {at}/pid; error_log {at}/error.log; user root; worker_rlimit_nofile 20000;
 events {{ worker_connections 8192; }}
 http {{
-  access_log {at}/access.log;
+  access_log {access_log};
   client_body_temp_path {at}/body; proxy_temp_path {at}/proxy; fastcgi_temp_path {at}/f; uwsgi_temp_path {at}/u; scgi_temp_path {at}/s;
   keepalive_timeout 75s; keepalive_requests 1000000000; client_max_body_size 64m; tcp_nodelay on;
   upstream mock {{ server {mock}; keepalive {SLOTS}; keepalive_requests 1000000000; keepalive_timeout 60s; }}
@@ -216,7 +222,7 @@ http {{
         );
         let config = self.home.file("nginx/nginx.conf", config)?;
         let words = ["nginx", "-p", &folder.display().to_string(), "-c", &config.display().to_string()];
-        self.peer("nginx", port, &words.map(str::to_owned), vec![folder.join("access.log")])
+        self.peer("nginx", port, &words.map(str::to_owned), vec![access])
     }
 
     /// haproxy as Debian has it, with one thread.
@@ -270,7 +276,7 @@ backend mock
         words: &[String],
         mut logs: Vec<PathBuf>,
     ) -> Result<Peer, Trouble> {
-        let log = self.home.path().join(format!("{name}.log"));
+        let log = self.logs.path().join(format!("{name}-{}.out", port.port()));
         let target = Target { address: port, key: None };
         let begin = now();
         let mut program = Program::start(words, &self.home, &log, PROXY, self.fifo)?;
@@ -294,7 +300,7 @@ backend mock
     pub(crate) fn warden(&self, variant: &Variant) -> Result<Peer, Trouble> {
         let port = free_port()?;
         let setup = crate::warden::setup(&mock_llama()?, SLOTS)?;
-        let (folder, key) = (setup.home.path().to_owned(), crate::warden::KEY);
+        let key = crate::warden::KEY;
         let config = setup.home.file("warden.toml", setup.config())?;
         let binary = match &variant.binary {
             Some(binary) => binary.clone(),
@@ -305,7 +311,7 @@ backend mock
         words.extend(["--port".to_owned(), port.port().to_string()]);
         words.extend(variant.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]));
         let target = Target { address: port, key: key.map(str::to_owned) };
-        let log = folder.join("warden.log");
+        let log = self.logs.path().join(format!("warden-{}.log", port.port()));
         let begin = now();
         let mut program = Program::start(&words, &setup.home, &log, PROXY, self.fifo)?;
         program.until("llama-warden answers", || answers(&target).then_some(()))?;

@@ -60,7 +60,8 @@ pub(crate) fn table(figures: &Figures, peer: &str, gates: bool) -> (String, usiz
         let Some(plain) = figures.plain(metric, peer) else {
             if gate && gates {
                 missed += 1;
-                let _infallible = writeln!(text, "| {target_number} | {metric} | | not measured | | **no** (gate) |");
+                let _infallible =
+                    writeln!(text, "| {target_number} | {metric} | | not measured | | **no** (gate) |");
             }
             continue;
         };
