@@ -23,6 +23,7 @@ pub(crate) mod mitigations;
 pub(crate) mod policy;
 pub(crate) mod policy_file;
 pub(crate) mod problem;
+pub(crate) mod request;
 pub(crate) mod resolve;
 #[cfg(test)]
 mod samples;

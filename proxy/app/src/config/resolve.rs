@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use warden_builder::mitigation::BuildFacts;
-use warden_gateway::KeySpec;
+use warden_gateway::{KeySpec, ModelRules};
 use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
@@ -41,6 +42,8 @@ pub(crate) struct Resolved {
     pub(crate) admin_address: Option<SocketAddr>,
     /// The fleet, but for the binaries: [`super::binary`] finds them by `choices`.
     pub(crate) fleet: FleetConfig,
+    /// What is changed in requests, in the order of the models.
+    pub(crate) rules: Vec<Arc<ModelRules>>,
     /// Which binary each model wants, in the order of the models.
     pub(crate) choices: Vec<(Choice, Place)>,
     /// The mitigations of each model, in the order of the models.
@@ -145,7 +148,9 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     let mut resolver = Resolver { any_name, ..Resolver::new(loaded, machine) };
     let dirs = loaded.dirs(machine);
     let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rules = Vec::new();
     for (name, model, _) in &loaded.models {
+        rules.push(Arc::new(resolver.rules(name, model)));
         let (spec, choice, own) = resolver.model(name, model);
         models.push(spec);
         choices.push(choice);
@@ -207,6 +212,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         admin_socket,
         admin_address,
         fleet,
+        rules,
         choices,
         keys,
         access_log,

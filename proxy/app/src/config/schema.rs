@@ -69,6 +69,8 @@ pub(crate) mod format {
     pub(crate) const WINDOWS: &str = "times-of-day";
     /// `mirror`, `off`, or a list of origins.
     pub(crate) const ORIGINS: &str = "origins";
+    /// Whatever JSON can say.
+    pub(crate) const JSON: &str = "json";
     /// `https://example.org/llama.cpp#v1`, or an absolute path.
     pub(crate) const GIT: &str = "git-source";
 }
@@ -99,6 +101,16 @@ pub(crate) fn windows(_: &mut SchemaGenerator) -> Schema {
 /// How a generation is replaced.
 pub(crate) fn replace(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": ["auto", "sequential", "overlap"] })
+}
+
+/// How an operator's system prompt stands to the client's own.
+pub(crate) fn system_prompt_mode(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["missing", "prepend", "replace"] })
+}
+
+/// Parameters of a request with their values.
+pub(crate) fn parameters(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "object", "additionalProperties": { "format": format::JSON } })
 }
 
 /// Defines a type whose schema is a section of `defaults.toml`.
@@ -323,7 +335,7 @@ mod tests {
         see("build.sources", "", at(&["build", "sources"]));
         let model = &at(&["models"])["additionalProperties"];
         see("models.name", "", model);
-        for part in ["queue", "lifecycle", "policy"] {
+        for part in ["queue", "lifecycle", "policy", "request"] {
             see(part, "", &model["properties"][part]);
         }
         for memory in ["host", "vram"] {

@@ -13,6 +13,7 @@ use warden_policies::defaults;
 use warden_supervisor::spec::Replace;
 
 use super::policy::{AllPolicyKeys, ModelPolicyKeys, Policy, Shared};
+use super::request::{Request, RequestKeys};
 use super::schema;
 
 /// Everything but the models' own values.
@@ -129,6 +130,11 @@ pub(crate) struct Model {
     pub(crate) lifecycle: defaults::Lifecycle,
     /// When it is replaced.
     pub(crate) policy: Policy,
+    /// What is changed in requests.
+    #[serde(default)]
+    pub(crate) request: Request,
+    /// The name that the backend sees.
+    pub(crate) upstream_model: Option<String>,
 }
 
 /// The keys of `[models."name"]`, for the schema.
@@ -183,6 +189,11 @@ struct ModelKeys {
     lifecycle: (),
     /// When a process is replaced, and how growth of its memory is answered.
     policy: ModelPolicyKeys,
+    /// What is changed in requests before the model gets them.
+    request: RequestKeys,
+    /// The name that the backend sees in place of the client's, for one that looks at it, such as a llama-server that
+    /// serves several models itself. Default: what the client wrote.
+    upstream_model: Option<String>,
 }
 
 /// The keys of `[defaults]`: those of a model, without what only one model can have, and with what holds for all.
@@ -230,4 +241,6 @@ struct ModelDefaults {
     lifecycle: (),
     /// When a process is replaced, and how growth of its memory is answered.
     policy: AllPolicyKeys,
+    /// What is changed in requests before a model gets them.
+    request: RequestKeys,
 }

@@ -62,6 +62,7 @@ impl Walk<'_> {
             Some(format::WINDOWS) => check_windows(node),
             Some(format::ORIGINS) => check_origins(node),
             Some(format::GIT) => check_git(node),
+            Some(format::JSON) => check_json(node),
             _ if schema["enum"].is_array() => check_choice(node, schema),
             _ => {
                 if accepts(schema, "object") {
@@ -185,6 +186,17 @@ fn check_origins(node: &Node) -> Option<String> {
             _ => Some(wrong()),
         }),
         _ => Some(wrong()),
+    }
+}
+
+/// JSON has no dates, and no numbers without an end.
+fn check_json(node: &Node) -> Option<String> {
+    match &node.kind {
+        Kind::Date => Some("this is a date, which JSON does not have; put it in quotes".to_owned()),
+        Kind::Float(number) if !number.is_finite() => Some(format!("`{number}` is no number that JSON has")),
+        Kind::List(items) => items.iter().find_map(check_json),
+        Kind::Table(entries) => entries.iter().find_map(|entry| check_json(&entry.value)),
+        _ => None,
     }
 }
 

@@ -1,15 +1,14 @@
 //! What the gateway is told and may be told anew at a reload. Pure.
 
-use std::sync::Arc;
-
-use warden_gateway::{Cors, Keys, Live, ModelRules};
+use warden_gateway::{Cors, Keys, Live};
 
 use crate::config::resolve::Resolved;
 
 /// The picture for the gateway.
 pub(crate) fn live(resolved: &Resolved) -> Live {
-    let models = resolved.fleet.models.iter();
-    let models = models.map(|model| (model.name.clone(), Arc::new(ModelRules::default()))).collect();
+    // Those without rules are looked up for every request, too: the fewer there are, the better.
+    let ruled = resolved.fleet.models.iter().zip(&resolved.rules).filter(|(_, rules)| !rules.is_empty());
+    let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone())).collect();
     let server = &resolved.server;
     let cors = Cors {
         origins: server.cors.clone(),

@@ -1,0 +1,153 @@
+//! The keys of a model's `request`: what is changed in the requests for it. From what was written to what the gateway is
+//! told; what would change a request's meaning for its client is refused.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+use warden_gateway::{ModelRules, RequestRules, SystemMode, SystemPrompt};
+
+use super::problem::{Place, Problem, dotted};
+use super::resolve::Resolver;
+use super::schema;
+use super::settings::Model;
+
+/// Members that say what a request is: a rule about them would answer another request than the client's.
+const NOT_OURS: [(&str, &str); 2] = [
+    ("model", "use `upstream_model` to give the backend another name"),
+    ("stream", "clients that get what they did not ask for cannot read it"),
+];
+
+/// Members in which `system_prompt` is put.
+const PROMPTS: [&str; 4] = ["messages", "input", "instructions", "system"];
+
+/// What is changed in requests.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct Request {
+    /// Members that get this value.
+    #[serde(default)]
+    pub(crate) set: BTreeMap<String, Value>,
+    /// Members that get this value if they are missing.
+    #[serde(default)]
+    pub(crate) default: BTreeMap<String, Value>,
+    /// Members that are taken out.
+    #[serde(default)]
+    pub(crate) strip: Vec<String>,
+    /// A system prompt.
+    pub(crate) system_prompt: Option<String>,
+    /// How it stands to the client's own.
+    #[serde(default)]
+    pub(crate) system_prompt_mode: Mode,
+    /// Tokens that may be generated, at most.
+    pub(crate) max_tokens: Option<u64>,
+}
+
+/// How the system prompt stands to the client's own.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// Where the client has none.
+    #[default]
+    Missing,
+    /// In front of the client's.
+    Prepend,
+    /// Instead of the client's.
+    Replace,
+}
+
+impl From<Mode> for SystemMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Missing => Self::Missing,
+            Mode::Prepend => Self::Prepend,
+            Mode::Replace => Self::Replace,
+        }
+    }
+}
+
+/// The keys of `request`, for the schema.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(crate) struct RequestKeys {
+    /// Parameters that get this value, whatever the client says.
+    #[schemars(schema_with = "schema::parameters")]
+    set: (),
+    /// Parameters that get this value if the client does not give them.
+    #[schemars(schema_with = "schema::parameters")]
+    default: (),
+    /// Parameters that are taken out. One that is also in `set` is set.
+    strip: Option<Vec<String>>,
+    /// A system prompt, for chat, messages and responses.
+    system_prompt: Option<String>,
+    /// How it stands to the client's own: `missing` gives it only to those who have none, `prepend` puts it in front,
+    /// `replace` puts it in its place. Default: "missing".
+    #[schemars(schema_with = "schema::system_prompt_mode")]
+    system_prompt_mode: (),
+    /// Tokens that a request may generate, at most; also where the client does not say. Default: no limit.
+    #[schemars(range(min = 1))]
+    max_tokens: Option<u64>,
+}
+
+impl Resolver<'_> {
+    /// What the gateway is told about a model.
+    pub(super) fn rules(&mut self, name: &str, model: &Model) -> ModelRules {
+        let request = &model.request;
+        let mut problem = |place: Place, path: &[&str], message: &str, hint: &str| {
+            let path: Vec<String> = ["models", name].iter().chain(path).map(|&key| key.to_owned()).collect();
+            self.problems.push(Problem::new(place, format!("`{}`: {message}", dotted(&path))).hint(hint));
+        };
+        let place = |path: &[&str]| {
+            let path: Vec<String> = ["models", name].iter().chain(path).map(|&key| key.to_owned()).collect();
+            self.loaded.place(&path)
+        };
+        let tables = [("set", &request.set), ("default", &request.default)];
+        let named = tables.iter().flat_map(|(table, all)| all.keys().map(|key| (*table, key.as_str())));
+        for (table, key) in named.chain(request.strip.iter().map(|key| ("strip", key.as_str()))) {
+            let at = if table == "strip" { vec!["request", "strip"] } else { vec!["request", table, key] };
+            if let Some((_, hint)) = NOT_OURS.iter().find(|(name, _)| *name == key) {
+                let message = format!("`{key}` says what the request is, and stays the client's");
+                problem(place(&at), &at, &message, hint);
+            }
+            if request.system_prompt.is_some() && PROMPTS.contains(&key) {
+                let message = format!("`{key}` is where `system_prompt` is put");
+                problem(place(&at), &at, &message, "keep one of them");
+            }
+        }
+        if request.system_prompt.as_ref().is_some_and(String::is_empty) {
+            let at = ["request", "system_prompt"];
+            problem(place(&at), &at, "this is empty", "leave it out, or write what the model is to be told");
+        }
+        let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
+        if model.upstream_model.as_ref().is_some_and(unfit) {
+            let at = ["upstream_model"];
+            problem(
+                place(&at),
+                &at,
+                "this is no name",
+                "write the name under which the backend knows the model",
+            );
+        }
+        let pairs = |table: &BTreeMap<String, Value>| {
+            table.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        ModelRules {
+            request: RequestRules {
+                set: pairs(&request.set),
+                default: pairs(&request.default),
+                strip: request.strip.clone(),
+                system_prompt: request
+                    .system_prompt
+                    .clone()
+                    .map(|text| SystemPrompt { text, mode: request.system_prompt_mode.into() }),
+                max_tokens: request.max_tokens,
+            },
+            upstream_model: model.upstream_model.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,85 @@
+//! What is written under `request`, and what the gateway is told.
+
+use serde_json::json;
+
+use super::*;
+use crate::config::layers::{Sources, load};
+use crate::config::machine::Machine;
+use crate::config::resolve::resolve;
+
+fn rules(text: &str) -> Result<Vec<ModelRules>, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, model) = (dir.path().join("warden.toml"), dir.path().join("m.gguf"));
+    std::fs::write(&model, "GGUF").unwrap();
+    let model = format!("model = {:?}", model.to_str().unwrap());
+    std::fs::write(&file, text.replace("FILE", &model)).unwrap();
+    let machine = Machine::read();
+    let loaded = load(Sources { file: Some(file), ..Sources::default() });
+    let resolved = loaded.and_then(|loaded| resolve(&loaded, &machine, false));
+    let told = |problems: crate::config::problem::Problems| {
+        let told = problems
+            .0
+            .iter()
+            .map(|problem| format!("{problem} | {}", problem.hint.clone().unwrap_or_default()));
+        told.collect::<Vec<_>>().join("\n")
+    };
+    resolved.map(|resolved| resolved.rules.iter().map(|rules| (**rules).clone()).collect()).map_err(told)
+}
+
+#[test]
+fn a_model_has_its_own_rules_over_those_for_all_models() {
+    let all = rules(
+        "[defaults.request]\nset = { seed = 7, temperature = 0.5 }\nstrip = [\"user\"]\nmax_tokens = 4096\n\
+         [models.a]\nFILE\n\
+         [models.\"org/b\"]\nFILE\nupstream_model = \"b\"\n[models.\"org/b\".request]\nset.seed = 8\nmax_tokens = 10\n\
+         default.chat_template_kwargs = { enable_thinking = false, list = [1, \"x\", 2.0] }\n\
+         system_prompt = \"Be brief.\"\nsystem_prompt_mode = \"prepend\"\nstrip = []\n",
+    )
+    .unwrap();
+    let set = |seed: u64| vec![("seed".to_owned(), json!(seed)), ("temperature".to_owned(), json!(0.5))];
+    let request = RequestRules {
+        set: set(7),
+        strip: vec!["user".to_owned()],
+        max_tokens: Some(4096),
+        ..RequestRules::default()
+    };
+    assert_eq!(all[0], ModelRules { request, upstream_model: None });
+    let request = RequestRules {
+        set: set(8),
+        default: vec![(
+            "chat_template_kwargs".to_owned(),
+            json!({ "enable_thinking": false, "list": [1, "x", 2.0] }),
+        )],
+        max_tokens: Some(10),
+        system_prompt: Some(SystemPrompt { text: "Be brief.".to_owned(), mode: SystemMode::Prepend }),
+        strip: Vec::new(),
+    };
+    assert_eq!(all[1], ModelRules { request, upstream_model: Some("b".to_owned()) });
+    assert!(rules("[models.a]\nFILE\n").unwrap()[0].is_empty());
+}
+
+#[test]
+fn rules_that_would_answer_another_request_are_refused_with_their_line() {
+    for (text, told) in [
+        (
+            "set.model = \"x\"",
+            "warden.toml:4: `models.\"a/b\".request.set.model`: `model` says what the request is",
+        ),
+        ("default.stream = true", "`stream` says what the request is"),
+        ("strip = [\"x\", \"model\"]", "use `upstream_model`"),
+        ("system_prompt = \"x\"\nset.messages = []", "`messages` is where `system_prompt` is put"),
+        ("system_prompt = \"\"", "this is empty"),
+        ("max_tokens = 0", "1 is the least"),
+        ("system_prompt_mode = \"both\"", "none of `missing`, `prepend`, `replace`"),
+        ("set.day = 2026-01-01", "this is a date"),
+        ("set.x = { y = [inf] }", "no number that JSON has"),
+        ("strip = \"x\"", "a list is needed"),
+        ("maxtokens = 5", "the nearest valid key is `max_tokens`"),
+    ] {
+        let problems =
+            rules(&format!("[models.\"a/b\"]\nFILE\n[models.\"a/b\".request]\n{text}\n")).unwrap_err();
+        assert!(problems.contains(told), "{text}: {problems}");
+    }
+    let problems = rules("[models.a]\nFILE\nupstream_model = \"\"\n").unwrap_err();
+    assert!(problems.contains("`models.a.upstream_model`: this is no name"), "{problems}");
+}
