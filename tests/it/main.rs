@@ -24,6 +24,7 @@ mod reload;
 mod report;
 mod shutdown;
 mod sidecar;
+mod smuggling;
 mod storm;
 mod supervisor_death;
 mod vram;

@@ -44,6 +44,15 @@ pub fn mock_llama() -> Result<PathBuf, Trouble> {
     if beside.exists() { Ok(beside) } else { build("warden-tests", "mock-llama") }
 }
 
+/// Path of `raw-llama`.
+///
+/// # Errors
+/// It cannot be built.
+pub fn raw_llama() -> Result<PathBuf, Trouble> {
+    let beside = profile_directory()?.join("raw-llama");
+    if beside.exists() { Ok(beside) } else { build("warden-tests", "raw-llama") }
+}
+
 /// The directory of this build's profile, for example `target/debug`.
 ///
 /// # Errors

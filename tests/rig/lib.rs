@@ -16,6 +16,7 @@
 //! | [`sdists`] | real sources of llama.cpp from eighteen months |
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
 //! | [`nvml`] | NVIDIA GPUs that say what a test wants |
+//! | [`raw`] | raw bytes through a proxy to an upstream that writes down what it got |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
 //!
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
@@ -29,6 +30,7 @@ pub mod load;
 pub mod nvml;
 pub mod poll;
 pub mod process;
+pub mod raw;
 pub mod real;
 pub mod sdists;
 pub mod sse;

@@ -81,12 +81,7 @@ pub(crate) fn all() -> Vec<Case> {
 fn lengths() -> Vec<Case> {
     let hello = "\nhello";
     vec![
-        refused(
-            "cl.te",
-            400,
-            "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n",
-            "0\r\n\r\n",
-        ),
+        refused("cl.te", 400, "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"),
         refused("te.cl", 400, "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n", CHUNKS),
         refused("cl.te.0", 400, "Content-Length: 0\r\nTransfer-Encoding: chunked\r\n", CHUNKS),
         refused("cl twice, unequal", 400, "Content-Length: 5\r\nContent-Length: 6\r\n", "hello"),
@@ -163,7 +158,9 @@ fn codings() -> Vec<Case> {
         ] {
             let name = format!("te, byte {byte:02x} {place}");
             all.push(match (byte, place) {
-                (0x09 | 0x20, "before the value" | "behind the value") => passed(&name, &line, CHUNKS, "\nhello"),
+                (0x09 | 0x20, "before the value" | "behind the value") => {
+                    passed(&name, &line, CHUNKS, "\nhello")
+                }
                 _ => refused(&name, 0, &line, CHUNKS),
             });
         }
@@ -343,8 +340,16 @@ fn request_lines() -> Vec<Case> {
     all.push(same("target that climbs", "/a/../../e").but(
         "nginx resolves dots and refuses to climb above the root; we pass a path byte for byte, and llama-server compares it with its routes as it stands",
     ));
-    all.push(get("Max-Forwards of GET", "GET /e HTTP/1.1\r\nHost: x\r\nMax-Forwards: 3\r\n\r\n", "GET /e HTTP/1.1\nmax-forwards: 3\n\n"));
-    all.push(get("method unknown", "FROB /e HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "FROB /e HTTP/1.1\n\n"));
+    all.push(get(
+        "Max-Forwards of GET",
+        "GET /e HTTP/1.1\r\nHost: x\r\nMax-Forwards: 3\r\n\r\n",
+        "GET /e HTTP/1.1\nmax-forwards: 3\n\n",
+    ));
+    all.push(get(
+        "method unknown",
+        "FROB /e HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        "FROB /e HTTP/1.1\n\n",
+    ));
     all
 }
 
@@ -380,7 +385,11 @@ fn hosts() -> Vec<Case> {
         ("absolute target of https", "GET https://x/e HTTP/1.1\r\nHost: x\r\n\r\n", "GET /e HTTP/1.1\n\n"),
         ("host with a port", "GET /e HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n", "GET /e HTTP/1.1\n\n"),
         ("HTTP/1.0 without a host", "GET /e HTTP/1.0\r\n\r\n", "GET /e HTTP/1.1\n\n"),
-        ("HTTP/1.0 with keep-alive", "GET /e HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "GET /e HTTP/1.1\n\n"),
+        (
+            "HTTP/1.0 with keep-alive",
+            "GET /e HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+            "GET /e HTTP/1.1\n\n",
+        ),
         (
             "HTTP/1.0 with a body",
             "POST /e HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello",
