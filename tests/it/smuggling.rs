@@ -71,6 +71,11 @@ async fn judge(http: &Http, log: &Log, case: &Case) -> Outcome {
                 return not(&format!("arrived as {arrives:?} instead of {wanted:?}"));
             }
         }
+        Verdict::Closed => {
+            if !whole.is_empty() || statuses.iter().any(|status| *status < 400) || !went.closed {
+                return not("not closed");
+            }
+        }
         Verdict::Never => {
             if !whole.is_empty() || statuses.contains(&200) {
                 return not("it became complete");

@@ -77,6 +77,8 @@ pub struct RawAnswer {
     pub body: String,
     /// Whether it came to its end.
     pub whole: bool,
+    /// Whether only the end of the connection ends it.
+    pub until_close: bool,
 }
 
 /// Splits what a connection brought into answers. Informational ones are answers of their own.
@@ -121,6 +123,7 @@ pub fn answers(mut all: &str, no_body: bool) -> Vec<RawAnswer> {
             all = &all[here..];
         } else {
             answer.body = all.to_owned();
+            answer.until_close = true;
             all = "";
         }
         let whole = answer.whole;
@@ -160,8 +163,8 @@ pub async fn talk(http: &Http, sent: &str, patience: Duration) -> Result<Talk, T
     let no_body = sent.starts_with("HEAD ");
     let (mut all, mut closed) = (Vec::new(), false);
     let until = Instant::now() + patience;
-    while !closed && !answers(&text(&all), no_body).iter().any(|answer| answer.whole && answer.status >= 200)
-    {
+    let is_final = |answer: &RawAnswer| answer.whole && !answer.until_close && answer.status >= 200;
+    while !closed && !answers(&text(&all), no_body).iter().any(is_final) {
         let left = until.saturating_duration_since(Instant::now());
         let Ok(more) = timeout(left, raw.read(patience)).await else { break };
         let Ok(more) = more else { break };

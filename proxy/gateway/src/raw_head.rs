@@ -211,7 +211,8 @@ fn judge(head: &[u8]) -> Seen {
             break;
         }
         let colon = memchr::memchr(b':', line).ok_or(WireFault::Field)?;
-        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        // A tab is valid white space too, but not to everybody, and nobody needs it.
+        let (name, value) = (&line[..colon], spaces_off(&line[colon + 1..]));
         if name.eq_ignore_ascii_case(b"content-length") {
             if length.is_some() {
                 return Err(WireFault::TwoLengths);
@@ -262,6 +263,13 @@ fn is_well_encoded(target: &[u8]) -> bool {
         Some(digits) => digits.iter().all(u8::is_ascii_hexdigit) && digits != b"00",
         None => false,
     })
+}
+
+fn spaces_off(mut value: &[u8]) -> &[u8] {
+    while let [b' ', rest @ ..] | [rest @ .., b' '] = value {
+        value = rest;
+    }
+    value
 }
 
 fn number(digits: &[u8]) -> Option<u64> {

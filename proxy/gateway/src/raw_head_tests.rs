@@ -23,7 +23,7 @@ fn all_sizes(bytes: &[u8]) -> Vec<Seen> {
 #[test]
 fn requests_behind_each_other_are_each_noted_with_their_framing() {
     let bytes = b"\r\nGET /a HTTP/1.1\r\nHost: x\r\n\r\nPOST /b HTTP/1.1\r\nContent-Length: 5\r\n\r\nab\r\n\r\
-                  POST /c HTTP/1.1\r\ntransfer-encoding:\tCHUNKED \r\n\r\n3 ;x=\"y\"\r\nG\r\n\r\n1\r\nz\r\n00\r\nA: b\r\n\r\n\
+                  POST /c HTTP/1.1\r\ntransfer-encoding:CHUNKED \r\n\r\n3 ;x=\"y\"\r\nG\r\n\r\n1\r\nz\r\n00\r\nA: b\r\n\r\n\
                   GET /d HTTP/1.0\r\n\r\n";
     let expected =
         [Ok(Framing::None), Ok(Framing::Length(5)), Ok(Framing::Chunked), Ok(Framing::None)].to_vec();

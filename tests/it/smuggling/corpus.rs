@@ -13,6 +13,8 @@ pub(crate) enum Verdict {
     /// Arrives exactly so: request line, then fields sorted by name, then an empty line and the body. Framing, `host`, `via` and
     /// `x-request-id` are left out here and checked apart.
     Passed(String),
+    /// Its connection is closed, with or without a refusal.
+    Closed,
     /// It never becomes complete: whatever is answered, the upstream sees no whole request.
     Never,
 }
@@ -102,7 +104,7 @@ fn lengths() -> Vec<Case> {
         refused("cl, space before the colon", 400, "Content-Length : 5\r\n", "hello"),
         refused("cl folded", 400, "Content-Length:\r\n 5\r\n", "hello"),
         passed("cl with leading zeros", "Content-Length: 005\r\n", "hello", hello),
-        passed("cl between tabs", "Content-Length:\t5\t\r\n", "hello", hello),
+        refused("cl between tabs", 400, "Content-Length:\t5\t\r\n", "hello"),
         passed("cl beside Content_Length", "Content_Length: 90\r\nContent-Length: 5\r\n", "hello", hello),
         passed("cl of 0", "Content-Length: 0\r\n", "", "\n"),
         get(
@@ -158,7 +160,7 @@ fn codings() -> Vec<Case> {
         ] {
             let name = format!("te, byte {byte:02x} {place}");
             all.push(match (byte, place) {
-                (0x09 | 0x20, "before the value" | "behind the value") => {
+                (0x20, "before the value" | "behind the value") => {
                     passed(&name, &line, CHUNKS, "\nhello")
                 }
                 _ => refused(&name, 0, &line, CHUNKS),
@@ -308,6 +310,7 @@ fn request_lines() -> Vec<Case> {
         ("target with a fragment behind a query", "GET /e?a#f HTTP/1.1"),
         ("target with an encoded NUL", "GET /e%00f HTTP/1.1"),
         ("target with a broken encoding", "GET /e%zz HTTP/1.1"),
+        ("target with quotes", "GET /e?q=\"a\" HTTP/1.1"),
         ("target that is relative", "GET e HTTP/1.1"),
         ("target that is an asterisk, of GET", "GET * HTTP/1.1"),
         ("target that is an authority, of GET", "GET x:80 HTTP/1.1"),
@@ -321,7 +324,8 @@ fn request_lines() -> Vec<Case> {
     all.push(head("TRACE", 405, "TRACE /e HTTP/1.1\r\nHost: x\r\n\r\n"));
     all.push(head("garbage", 0, "GARBAGE\r\n\r\n"));
     all.push(head("TLS", 0, "\u{16}\u{3}\u{1}\u{0}\u{5}hello\r\n\r\n"));
-    all.push(head("preface of HTTP/2", 0, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"));
+    let preface = format!("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n{SMUGGLED}");
+    all.push(case("preface of HTTP/2", preface, Verdict::Closed));
     for (name, line) in [
         ("OPTIONS *", "OPTIONS * HTTP/1.1"),
         ("OPTIONS with Max-Forwards 0", "OPTIONS /e HTTP/1.1\r\nMax-Forwards: 0"),
@@ -335,7 +339,7 @@ fn request_lines() -> Vec<Case> {
     };
     all.push(same("target with encoded slashes", "/e%2f..%2Fa%20b"));
     all.push(same("target with two slashes", "//e//f"));
-    all.push(same("target with quotes and braces", "/e?q={\"a\":1}"));
+    all.push(same("target with braces", "/e?q={a}"));
     all.push(same("target with a question mark twice", "/e?a=b?c"));
     all.push(same("target that climbs", "/a/../../e").but(
         "nginx resolves dots and refuses to climb above the root; we pass a path byte for byte, and llama-server compares it with its routes as it stands",
@@ -427,8 +431,8 @@ fn of_one_connection() -> Vec<Case> {
         ("connection that names the host", "Connection: Host, X-Request-Id\r\nX-Request-Id: a\r\n", ""),
         (
             "upgrade to a websocket",
-            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\nSec-WebSocket-Version: 13\r\n",
-            "sec-websocket-key: a\nsec-websocket-version: 13\n",
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n",
+            "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\nsec-websocket-version: 13\n",
         ),
         (
             "upgrade to h2c",
