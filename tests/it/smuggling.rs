@@ -3,6 +3,7 @@
 
 mod answers;
 mod corpus;
+mod h2;
 mod rivals;
 
 use std::collections::{BTreeMap, BTreeSet};

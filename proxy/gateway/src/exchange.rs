@@ -24,6 +24,7 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, ORIGIN};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use warden_policies::ModelName;
@@ -160,6 +161,8 @@ impl Exchange {
         own: Option<&Own<'_>>,
     ) -> Result<(), Refusal> {
         wire::check(parts, body, seen).map_err(Refusal::Wire)?;
+        // Until here, a refusal ended the connection.
+        self.body_left = !body.is_end_stream();
         self.admit(&parts.headers, own)
     }
 

@@ -127,13 +127,14 @@ fn check_target(parts: &Parts) -> Result<(), WireFault> {
         return Ok(());
     }
     let uri = &parts.uri;
-    let Some(authority) = uri.authority() else {
-        let is_form = match uri.path() {
-            "*" => parts.method == Method::OPTIONS && uri.query().is_none(),
-            path => path.starts_with('/'),
-        };
-        return if is_form { Ok(()) } else { Err(WireFault::Target) };
+    let is_form = match uri.path() {
+        "*" => parts.method == Method::OPTIONS && uri.query().is_none(),
+        path => path.starts_with('/'),
     };
+    if !is_form {
+        return Err(WireFault::Target);
+    }
+    let Some(authority) = uri.authority() else { return Ok(()) };
     let Some(scheme) = uri.scheme().filter(|scheme| **scheme == Scheme::HTTP || **scheme == Scheme::HTTPS)
     else {
         return Err(WireFault::Target);

@@ -41,6 +41,8 @@ fn an_absolute_target_is_of_the_same_host() {
     assert_eq!(at("http://user@x/a", "x"), Err(WireFault::Host));
     assert_eq!(at("x:80", "x:80"), Err(WireFault::Target), "authority-form is for CONNECT");
     assert_eq!(at("*", "x"), Err(WireFault::Target), "asterisk-form is for OPTIONS");
+    let star = http::uri::Builder::new().scheme("http").authority("x").path_and_query("*").build().unwrap();
+    assert_eq!(verdict(Request::get(star).version(Version::HTTP_2)), Err(WireFault::Target));
     assert_eq!(verdict(Request::options("*").header("host", "x")), Ok(()));
     let two = |host| Request::get("https://x/a").version(Version::HTTP_2).header("host", host);
     assert_eq!(verdict(two("x")), Ok(()));

@@ -160,9 +160,7 @@ fn codings() -> Vec<Case> {
         ] {
             let name = format!("te, byte {byte:02x} {place}");
             all.push(match (byte, place) {
-                (0x20, "before the value" | "behind the value") => {
-                    passed(&name, &line, CHUNKS, "\nhello")
-                }
+                (0x20, "before the value" | "behind the value") => passed(&name, &line, CHUNKS, "\nhello"),
                 _ => refused(&name, 0, &line, CHUNKS),
             });
         }
