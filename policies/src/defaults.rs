@@ -171,6 +171,8 @@ section!(
         tls_key: String,
         /// How often the two files are looked at for a new certificate.
         tls_check: Duration = "duration",
+        /// A certificate that ends sooner than this is warned of in the log.
+        tls_warn: Duration = "duration",
         /// Time for a TLS handshake.
         tls_handshake_timeout: Duration = "duration",
         /// Whether clients may choose HTTP/2 over TLS.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::{Method, Version};
@@ -107,6 +107,8 @@ pub struct Gauges {
     pub in_flight: AtomicUsize,
     /// Bytes of request bodies held in memory.
     pub held_bytes: AtomicUsize,
+    /// When the certificate ends, seconds since 1970; 0 without TLS.
+    pub tls_not_after: AtomicU64,
     /// How often each limit of connections was reached, which no record of a request tells.
     pub limited: Limited,
 }

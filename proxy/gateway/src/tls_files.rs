@@ -130,6 +130,14 @@ pub struct Certificate {
     pub not_after: u64,
 }
 
+impl Certificate {
+    /// How long it is still valid; `None` if that is not known.
+    pub fn left(self) -> Option<Duration> {
+        let end = Some(self.not_after).filter(|end| *end > 0)?;
+        Some(Duration::from_secs(end.saturating_sub(clock::unix_seconds())))
+    }
+}
+
 /// A pair that can be used.
 struct Pair {
     serve: Arc<ServerConfig>,

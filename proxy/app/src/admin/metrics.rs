@@ -114,6 +114,7 @@ pub(crate) struct Metrics {
     connections: Gauge,
     held_bytes: Gauge,
     limited: Family<LimitLabel, Counter>,
+    tls_not_after: Gauge,
     own_anon: Gauge,
     reports: ReportMetrics,
     growth: GrowthMetrics,
@@ -158,6 +159,7 @@ impl Metrics {
             connections: Gauge::default(),
             held_bytes: Gauge::default(),
             limited: Family::default(),
+            tls_not_after: Gauge::default(),
             own_anon: Gauge::default(),
             reports: ReportMetrics::default(),
             growth: GrowthMetrics::default(),
@@ -237,6 +239,12 @@ impl Metrics {
         );
         registry.register("connections", "Client connections open", self.connections.clone());
         registry.register("limited", "Connections refused or closed by a limit", self.limited.clone());
+        registry.register_with_unit(
+            "tls_certificate_expiry_timestamp",
+            "End of the certificate, seconds since 1970; 0 without TLS",
+            Unit::Seconds,
+            self.tls_not_after.clone(),
+        );
         registry.register_with_unit(
             "held",
             "Request bodies held in memory",
@@ -339,6 +347,7 @@ impl Metrics {
         }
         self.connections.set(whole(gateway.connections.load(Ordering::Relaxed) as u64));
         self.held_bytes.set(whole(gateway.held_bytes.load(Ordering::Relaxed) as u64));
+        self.tls_not_after.set(whole(gateway.tls_not_after.load(Ordering::Relaxed)));
         for limit in Limit::ALL {
             let label = LimitLabel { limit: limit.as_str() };
             // The gateway counts; a scrape only repeats it.

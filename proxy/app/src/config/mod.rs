@@ -31,5 +31,6 @@ pub(crate) mod schema;
 pub(crate) mod settings;
 pub(crate) mod show;
 pub(crate) mod store;
+mod tls;
 pub(crate) mod tree;
 mod validate;

@@ -157,6 +157,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         mitigations.push(own);
     }
     resolver.names();
+    let server = resolver.server();
     resolver.log_level();
     let keys = resolver.keys(&models);
     resolver.check_origins();
@@ -204,7 +205,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         return Err(Problems(problems));
     }
     Ok(Resolved {
-        server: settings.server.clone(),
+        server,
         upstream: settings.upstream.clone(),
         log: settings.log.clone(),
         child: settings.child.clone(),

@@ -24,6 +24,7 @@ use crate::config::store;
 use crate::exit::Failure;
 use crate::{logging, out};
 
+mod certificate;
 mod describe;
 mod live;
 mod observe;
@@ -121,7 +122,7 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     let deadline = resolved.server.shutdown_deadline;
     let mut server = Server::start(resolved, &machine, nursery).await?;
     // Whoever started us may have closed our output: that is no reason not to serve.
-    drop(out::line(&format!("listening on http://{}", server.address())));
+    drop(out::line(&format!("listening on {}://{}", server.scheme(), server.address())));
     drop(out::line(&format!("admin socket {}", server.admin_socket().display())));
     if let Some(address) = server.admin_address() {
         drop(out::line(&format!("admin address http://{address}")));

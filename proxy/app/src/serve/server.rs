@@ -8,11 +8,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use warden_gateway::{Control, Gateway, GatewayConfig, GatewayError, Gauges};
+use warden_gateway::{Control, Gateway, GatewayConfig, GatewayError, Gauges, Tls};
 use warden_policies::defaults;
 use warden_supervisor::Fleet;
 use warden_supervisor::nursery::NurseryHandle;
 
+use super::certificate;
 use super::live::live;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
@@ -35,6 +36,7 @@ pub(crate) struct Server {
     gauges: Arc<Gauges>,
     gateway: Control,
     access: AccessLog,
+    tls: Option<Arc<Tls>>,
     told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests go on.
     accepting: CancellationToken,
@@ -59,6 +61,7 @@ impl Server {
         let address = gateway.local_addr();
         let gauges = gateway.gauges();
         let control = gateway.control();
+        let tls = gateway.tls();
         control.update(live(&resolved));
         let listeners =
             bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
@@ -93,6 +96,10 @@ impl Server {
         tasks.spawn(listeners.serve(admin));
         let watcher = Watcher { metrics, access: access.clone() };
         let served = gateway.serve(fleet.clone(), Arc::new(watcher), accepting.clone());
+        if let Some(tls) = tls.clone() {
+            let (every, warn) = (resolved.server.tls_check, resolved.server.tls_warn);
+            tasks.spawn(certificate::watch(tls, gauges.clone(), every, warn, stop.clone()));
+        }
         let done = gateway_done.clone().drop_guard();
         tasks.spawn(async move {
             let _done = done;
@@ -106,6 +113,7 @@ impl Server {
             gauges,
             gateway: control,
             access,
+            tls,
             told: tell,
             accepting,
             gateway_done,
@@ -118,6 +126,11 @@ impl Server {
     /// The public address, with the port that was really bound.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What clients write in front of the address.
+    pub(crate) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
     }
 
     /// The admin routes' address over TCP, if there is one.
@@ -172,6 +185,9 @@ impl Server {
         let servers = new.servers(machine);
         self.told.send_replace(Told { budgets: budgets(&fleet.models), servers });
         self.gateway.update(live(&new));
+        if let Some(tls) = &self.tls {
+            certificate::read(tls).await;
+        }
         self.resolved.fleet = fleet;
         Ok(())
     }

@@ -4,6 +4,7 @@
 mod cancel;
 mod choice;
 mod death;
+mod http2;
 mod inline;
 mod keys;
 mod limits;
@@ -11,8 +12,10 @@ mod outcomes;
 mod passing;
 mod peer;
 mod ruled;
+mod slow;
 mod stopping;
 mod storm;
+mod tls;
 mod weighing;
 
 use std::collections::HashMap;
@@ -242,6 +245,7 @@ struct Rig {
     backends: Arc<TestBackends>,
     records: Arc<Records>,
     gauges: Arc<Gauges>,
+    tls: Option<Arc<crate::Tls>>,
     control: Control,
     stop: CancellationToken,
     serving: JoinSet<()>,
@@ -275,9 +279,10 @@ impl Rig {
         let bound = Gateway::bind(plan.config).await.unwrap();
         let (address, gauges, stop) = (bound.local_addr(), bound.gauges(), CancellationToken::new());
         let control = bound.control();
+        let tls = bound.tls();
         let mut serving = JoinSet::new();
         serving.spawn(bound.serve_backends(Arc::new(Shell(backends.clone())), records.clone(), stop.clone()));
-        Self { address, backends, records, gauges, control, stop, serving }
+        Self { address, backends, records, gauges, tls, control, stop, serving }
     }
 
     async fn client(&self) -> Peer<TcpStream> {

@@ -1,0 +1,60 @@
+//! A renewed certificate is taken while we serve: its files are looked at every few seconds, and read at SIGHUP. A bad
+//! one is told and left alone. Never ends anything.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use warden_gateway::{Certificate, Gauges, Tls, TlsError};
+
+/// Looks until the end.
+pub(crate) async fn watch(
+    tls: Arc<Tls>,
+    gauges: Arc<Gauges>,
+    every: Duration,
+    warn: Duration,
+    stop: CancellationToken,
+) {
+    let mut told = false;
+    loop {
+        let left = tls.certificate().left();
+        gauges.tls_not_after.store(tls.certificate().not_after, Ordering::Relaxed);
+        // Once for each certificate.
+        if let Some(left) = left.filter(|left| *left < warn) {
+            if !told {
+                let days = left.as_secs() / 86_400;
+                tracing::warn!(target: "tls", days, "the certificate {} expires soon; is its renewal at work?", tls.files().cert.display());
+            }
+            told = true;
+        } else {
+            told = false;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            () = stop.cancelled() => return,
+        }
+        let looking = tls.clone();
+        if let Ok(Some(result)) = tokio::task::spawn_blocking(move || looking.look()).await {
+            tell(&tls, result);
+        }
+    }
+}
+
+/// Reads the files now.
+pub(crate) async fn read(tls: &Arc<Tls>) {
+    let reading = tls.clone();
+    if let Ok(result) = tokio::task::spawn_blocking(move || reading.read()).await {
+        tell(tls, result);
+    }
+}
+
+fn tell(tls: &Tls, result: Result<Certificate, TlsError>) {
+    match result {
+        Ok(certificate) => {
+            let days = certificate.left().map(|left| left.as_secs() / 86_400);
+            tracing::info!(target: "tls", days, "the certificate {} was read again", tls.files().cert.display());
+        }
+        Err(error) => tracing::error!(target: "tls", "{error}; the certificate in use stays"),
+    }
+}

@@ -1,0 +1,456 @@
+//! HTTP/2 keeps the same promises, stream by stream.
+
+use bytes::Bytes;
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{Reason, SendStream};
+use http::{Request, Response};
+
+use super::*;
+use crate::{Limit, Outcome};
+
+/// A client's connection; dropping it closes it.
+pub(super) struct Client {
+    send: SendRequest<Bytes>,
+    pub(super) tasks: JoinSet<Result<(), h2::Error>>,
+}
+
+impl Client {
+    pub(super) async fn over<S>(stream: S, window: u32) -> Self
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut builder = h2::client::Builder::new();
+        // Only the windows of streams are of interest.
+        builder.initial_window_size(window).initial_connection_window_size(0x7fff_ffff);
+        let (send, connection) = timeout(PATIENCE, builder.handshake(stream)).await.unwrap().unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(connection);
+        Self { send, tasks }
+    }
+
+    async fn new(rig: &Rig) -> Self {
+        Self::over(TcpStream::connect(rig.address).await.unwrap(), 65_535).await
+    }
+
+    pub(super) async fn begin(
+        &mut self,
+        request: Request<()>,
+        ends: bool,
+    ) -> (ResponseFuture, SendStream<Bytes>) {
+        let mut ready = timeout(PATIENCE, self.send.clone().ready()).await.unwrap().unwrap();
+        ready.send_request(request, ends).unwrap()
+    }
+
+    /// One request, answered.
+    pub(super) async fn ask(&mut self, request: Request<()>, body: &'static [u8]) -> (Response<()>, String) {
+        let (answer, mut sending) = self.begin(request, body.is_empty()).await;
+        if !body.is_empty() {
+            sending.send_data(Bytes::from_static(body), true).unwrap();
+        }
+        let answer = timeout(PATIENCE, answer).await.unwrap().unwrap();
+        let (parts, mut body) = answer.into_parts();
+        let mut all = Vec::new();
+        while let Some(piece) = timeout(PATIENCE, body.data()).await.unwrap() {
+            let piece = piece.unwrap();
+            body.flow_control().release_capacity(piece.len()).unwrap();
+            all.extend_from_slice(&piece);
+        }
+        (Response::from_parts(parts, ()), String::from_utf8(all).unwrap())
+    }
+
+    /// How the connection ended.
+    pub(super) async fn end(&mut self) -> Result<(), h2::Error> {
+        timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap()
+    }
+}
+
+pub(super) fn request(method: &str, path: &str) -> Request<()> {
+    Request::builder().method(method).uri(format!("http://h{path}")).body(()).unwrap()
+}
+
+fn plan() -> Plan {
+    let mut plan = Plan { any_name: true, ..Plan::default() };
+    plan.config.h2.prior_knowledge = true;
+    plan
+}
+
+fn echo() -> Upstream {
+    Upstream::answering(|head, body| {
+        json_answer(&format!("{} {}", head.lines().next().unwrap_or_default(), String::from_utf8_lossy(body)))
+    })
+}
+
+/// Sends events for ever; counts the bytes that were taken.
+fn endless(written: &Arc<AtomicUsize>) -> Upstream {
+    let count = written.clone();
+    Upstream::start(move |mut peer| {
+        let count = count.clone();
+        async move {
+            let Some((head, _)) = peer.request().await else { return };
+            if head.contains("/quick") {
+                peer.send(&json_answer("{}")).await;
+                return;
+            }
+            peer.send(EVENTS).await;
+            let chunk = [b"1000\r\n".as_slice(), &[b'x'; 0xffe], b"\n\n\r\n"].concat();
+            while peer.stream.write_all(&chunk).await.is_ok() {
+                count.fetch_add(chunk.len(), Ordering::SeqCst);
+            }
+        }
+    })
+}
+
+#[tokio::test]
+async fn requests_and_errors_are_the_same_as_over_http_1() {
+    let upstream = echo();
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    let mut post = request("POST", "/v1/completions?x=1");
+    post.headers_mut().insert("x-request-id", "abc".parse().unwrap());
+    post.headers_mut().append("cookie", "a=1".parse().unwrap());
+    post.headers_mut().append("cookie", "b=2".parse().unwrap());
+    let (answer, body) = client.ask(post, b"{\"a\":1}").await;
+    assert_eq!(
+        (answer.status().as_u16(), answer.headers()["x-request-id"].as_bytes()),
+        (200, b"abc".as_slice())
+    );
+    assert_eq!(body, "POST /v1/completions?x=1 HTTP/1.1 {\"a\":1}");
+    let (answer, body) = client.ask(request("GET", "/health"), b"").await;
+    assert!(answer.status().is_success() && body.contains("ok"), "{body}");
+    // One that is refused with its body unread: the connection goes on, and nothing says that it closes.
+    let mut large = request("POST", "/v1/completions");
+    large.headers_mut().insert("content-length", "99999999999".parse().unwrap());
+    let (refused, _sending) = client.begin(large, false).await;
+    let refused = timeout(PATIENCE, refused).await.unwrap().unwrap();
+    assert_eq!(refused.status().as_u16(), 413);
+    assert!(!refused.headers().contains_key("connection"), "{refused:?}");
+    assert_eq!(refused.headers()["x-warden-executed"], "no");
+    let (answer, _) = client.ask(request("GET", "/health"), b"").await;
+    assert!(answer.status().is_success());
+    // The same connection speaks HTTP/1.1 to those who begin so.
+    let (head, _) = rig.ask(&super::post("/v1/completions", "{}")).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    drop(client);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn without_being_asked_there_is_no_http_2() {
+    let upstream = echo();
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    assert!(client.rest().await.is_empty(), "closed, without the settings that a server begins with");
+    eventually("it is counted", || rig.gauges.limited.count(Limit::HeadInvalid) == 1).await;
+}
+
+#[tokio::test]
+async fn a_preface_in_pieces_or_never_ended_is_dealt_with() {
+    let upstream = echo();
+    let mut plan = plan();
+    plan.config.header_timeout = Duration::from_millis(200);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = rig.client().await;
+    for piece in ["PRI * HT", "TP/2.0\r\n\r\nSM\r", "\n\r\n"] {
+        client.send(piece.as_bytes()).await;
+        sleep(Duration::from_millis(10)).await;
+    }
+    client.send(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
+    assert!(client.more().await && client.buffer.len() >= 9 && client.buffer[3] == 4, "settings come back");
+    // What only begins like it.
+    let mut other = rig.client().await;
+    other.send(b"P").await;
+    sleep(Duration::from_millis(10)).await;
+    other.send(b"OST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}").await;
+    assert!(other.response().await.0.starts_with("HTTP/1.1 200 "));
+    let mut slow = rig.client().await;
+    slow.send(b"PRI *").await;
+    assert!(slow.rest().await.is_empty());
+    eventually("it is counted", || rig.gauges.limited.count(Limit::HeadTime) == 1).await;
+}
+
+#[tokio::test]
+async fn a_reset_stream_gives_up_its_exchange_and_no_other() {
+    let upstream = Upstream::start(|mut peer| async move {
+        let Some((head, _)) = peer.request().await else { return };
+        if head.contains("/stream") {
+            peer.send(EVENTS).await;
+            peer.send_chunk(b"data: 1\n\n").await;
+        }
+        peer.rest().await;
+    });
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    let (before, mut sending) = client.begin(request("POST", "/v1/completions"), false).await;
+    sending.send_data(Bytes::from_static(b"{}"), true).unwrap();
+    let (during, mut streaming) = client.begin(request("POST", "/stream"), false).await;
+    streaming.send_data(Bytes::from_static(b"{\"stream\":true}"), true).unwrap();
+    let mut body = timeout(PATIENCE, during).await.unwrap().unwrap().into_body();
+    assert_eq!(timeout(PATIENCE, body.data()).await.unwrap().unwrap().unwrap(), "data: 1\n\n");
+    eventually("both run", || upstream.open() == 2).await;
+    sending.send_reset(Reason::CANCEL);
+    drop(before);
+    eventually("the one without a head is closed", || upstream.open() == 1).await;
+    assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
+    streaming.send_reset(Reason::CANCEL);
+    drop(body);
+    eventually("the stream is closed", || upstream.open() == 0).await;
+    assert_eq!(rig.record(1).await.outcome, Outcome::ClientGone);
+    let (answer, _) = client.ask(request("GET", "/health"), b"").await;
+    assert!(answer.status().is_success(), "the connection goes on");
+    drop(client);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_client_that_vanishes_gives_up_all_its_streams() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.rest().await;
+    });
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    let mut answers = Vec::new();
+    for _ in 0..20 {
+        let (answer, mut sending) = client.begin(request("POST", "/v1/completions"), false).await;
+        sending.send_data(Bytes::from_static(b"{}"), true).unwrap();
+        answers.push((answer, sending));
+    }
+    eventually("all run", || upstream.open() == 20).await;
+    client.tasks.shutdown().await;
+    eventually("none runs", || upstream.open() == 0).await;
+    rig.is_clean().await;
+    eventually("no connection is counted", || rig.gauges.connections.load(Ordering::SeqCst) == 0).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_read_stalls_its_own_backend_and_no_other_stream() {
+    let written = Arc::new(AtomicUsize::new(0));
+    let upstream = endless(&written);
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    let mut unread = Vec::new();
+    for _ in 0..50 {
+        let (answer, mut sending) = client.begin(request("POST", "/v1/completions"), false).await;
+        sending.send_data(Bytes::from_static(b"{\"stream\":true}"), true).unwrap();
+        unread.push(timeout(PATIENCE, answer).await.unwrap().unwrap().into_body());
+    }
+    let mut before = usize::MAX;
+    let until = Instant::now() + PATIENCE;
+    while written.load(Ordering::SeqCst) != before || before == 0 {
+        assert!(Instant::now() < until, "never stalls");
+        before = written.load(Ordering::SeqCst);
+        sleep(Duration::from_millis(200)).await;
+    }
+    // What the kernel buffers on the way from the backend, and a window.
+    assert!(before < 50 * 2 * 1024 * 1024, "{before} bytes were taken");
+    for _ in 0..10 {
+        let (answer, _) = client.ask(request("POST", "/quick"), b"{}").await;
+        assert_eq!(answer.status().as_u16(), 200);
+    }
+    // It goes on when the reader does.
+    let mut body = unread.pop().unwrap();
+    let mut taken = 0;
+    while taken < 4_000_000 {
+        let piece = timeout(PATIENCE, body.data()).await.unwrap().unwrap().unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        taken += piece.len();
+    }
+    drop((body, unread, client));
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_stream_whose_client_opens_no_window_is_cut_in_time() {
+    let written = Arc::new(AtomicUsize::new(0));
+    let upstream = endless(&written);
+    let mut plan = plan();
+    plan.config.send_timeout = Duration::from_millis(200);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    let (answer, mut sending) = client.begin(request("POST", "/v1/completions"), false).await;
+    sending.send_data(Bytes::from_static(b"{\"stream\":true}"), true).unwrap();
+    let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
+    eventually("the backend is free", || rig.live() == 0 && written.load(Ordering::SeqCst) > 0).await;
+    assert_eq!(rig.gauges.limited.count(Limit::SendTime), 1);
+    let cut = loop {
+        match timeout(PATIENCE, body.data()).await.unwrap() {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => break error,
+            None => panic!("a stream that was cut looks whole"),
+        }
+    };
+    assert!(cut.is_reset(), "{cut}");
+    let (answer, _) = client.ask(request("POST", "/quick"), b"{}").await;
+    assert_eq!(answer.status().as_u16(), 200);
+    drop(client);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn more_streams_than_allowed_wait_for_their_turn() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.rest().await;
+    });
+    let mut plan = plan();
+    plan.config.h2.streams = 3;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    // The server's settings are known after a first answer.
+    client.ask(request("GET", "/health"), b"").await;
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        running.push(client.begin(request("GET", "/props"), true).await);
+    }
+    eventually("they run", || upstream.open() == 3).await;
+    let mut next = JoinSet::new();
+    let send = client.send.clone();
+    next.spawn(async move {
+        let (answer, _) = send.ready().await.unwrap().send_request(request("GET", "/health"), true).unwrap();
+        answer.await.unwrap().status().as_u16()
+    });
+    running.pop().unwrap().1.send_reset(Reason::CANCEL);
+    assert_eq!(timeout(PATIENCE, next.join_next()).await.unwrap().unwrap().unwrap(), 200);
+    drop((running, client));
+    rig.is_clean().await;
+}
+
+/// Sends and resets until the server has had enough.
+async fn flood(rig: &Rig, per_round: usize) {
+    let mut client = Client::new(rig).await;
+    let until = Instant::now() + PATIENCE;
+    while client.tasks.try_join_next().is_none() {
+        assert!(Instant::now() < until, "the flood is never ended");
+        for _ in 0..per_round {
+            let Ok(Ok(mut ready)) = timeout(PATIENCE, client.send.clone().ready()).await else { return };
+            let Ok((answer, mut sending)) = ready.send_request(request("GET", "/props"), false) else {
+                return;
+            };
+            sending.send_reset(Reason::CANCEL);
+            drop(answer);
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn rapid_reset_ends_the_connection_and_harms_no_other() {
+    let upstream = echo();
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut other = Client::new(&rig).await;
+    for per_round in [1, 100] {
+        let before = rig.gauges.limited.count(Limit::H2Resets);
+        flood(&rig, per_round).await;
+        eventually("it is counted", || rig.gauges.limited.count(Limit::H2Resets) > before).await;
+        let (answer, _) = other.ask(request("POST", "/v1/completions"), b"{}").await;
+        assert_eq!(answer.status().as_u16(), 200, "others are unharmed");
+    }
+    eventually("the floods are closed", || rig.gauges.connections.load(Ordering::SeqCst) == 1).await;
+    // A few resets are anybody's right.
+    for _ in 0..10 {
+        let (_, mut sending) = other.begin(request("POST", "/v1/completions"), false).await;
+        sending.send_reset(Reason::CANCEL);
+    }
+    let (answer, _) = other.ask(request("GET", "/health"), b"").await;
+    assert_eq!(answer.status().as_u16(), 200);
+    drop(other);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_stop_says_go_away_and_running_streams_end() {
+    let go = Arc::new(Semaphore::new(0));
+    let signal = go.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let go = signal.clone();
+        async move {
+            peer.request().await;
+            go.acquire().await.unwrap().forget();
+            peer.send(&json_answer(r#"{"late":true}"#)).await;
+        }
+    });
+    let mut rig = Rig::with(plan(), &[&upstream]).await;
+    let (mut running, mut idle) = (Client::new(&rig).await, Client::new(&rig).await);
+    idle.ask(request("GET", "/health"), b"").await;
+    let (answer, mut sending) = running.begin(request("POST", "/v1/completions"), false).await;
+    sending.send_data(Bytes::from_static(b"{}"), true).unwrap();
+    eventually("it runs", || upstream.open() == 1).await;
+    rig.stop.cancel();
+    assert!(idle.end().await.is_ok(), "an idle connection ends in order");
+    eventually("no new streams", || {
+        running.send.clone().send_request(request("GET", "/health"), true).is_err()
+    })
+    .await;
+    go.add_permits(1);
+    let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
+    assert_eq!(timeout(PATIENCE, body.data()).await.unwrap().unwrap().unwrap(), r#"{"late":true}"#);
+    assert!(running.end().await.is_ok());
+    timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_in_time() {
+    let upstream = echo();
+    let mut plan = plan();
+    plan.config.keep_alive = Duration::from_millis(200);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    client.ask(request("GET", "/health"), b"").await;
+    assert!(client.end().await.is_ok());
+    eventually("it is counted", || rig.gauges.limited.count(Limit::KeepAlive) == 1).await;
+    eventually("it is gone", || rig.gauges.connections.load(Ordering::SeqCst) == 0).await;
+}
+
+#[tokio::test]
+async fn hosts_lengths_and_heads_are_checked_as_over_http_1() {
+    let upstream = Upstream::answering(|head, _| panic!("reached a backend: {head}"));
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    let mut differs = request("GET", "/props");
+    differs.headers_mut().insert("host", "other".parse().unwrap());
+    let mut two = request("GET", "/props");
+    two.headers_mut().append("host", "h".parse().unwrap());
+    two.headers_mut().append("host", "h".parse().unwrap());
+    let mut many = request("GET", "/props");
+    for number in 0..101 {
+        many.headers_mut()
+            .insert(http::HeaderName::try_from(format!("x-{number}")).unwrap(), "y".parse().unwrap());
+    }
+    let mut wide = request("GET", "/props");
+    for number in 0..90 {
+        let value = "y".repeat(900).parse().unwrap();
+        wide.headers_mut().insert(http::HeaderName::try_from(format!("x-{number}")).unwrap(), value);
+    }
+    for (request, status) in
+        [(differs, 400), (two, 400), (many, 431), (wide, 431), (request("TRACE", "/"), 405)]
+    {
+        let (answer, body) = client.ask(request, b"").await;
+        assert_eq!(answer.status().as_u16(), status, "{body}");
+    }
+    // Shorter and longer than declared: never given to a backend.
+    for declared in ["5", "1"] {
+        let mut wrong = request("POST", "/v1/completions");
+        wrong.headers_mut().insert("content-length", declared.parse().unwrap());
+        let (answer, mut sending) = client.begin(wrong, false).await;
+        sending.send_data(Bytes::from_static(b"{ }"), true).unwrap();
+        let error = timeout(PATIENCE, answer).await.unwrap().unwrap_err();
+        assert_eq!(error.reason(), Some(Reason::PROTOCOL_ERROR), "{error}");
+    }
+    let (answer, _) = client.ask(request("GET", "/health"), b"").await;
+    assert!(answer.status().is_success(), "the connection goes on");
+    drop(client);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn what_is_no_http_2_is_ended_and_counted() {
+    let upstream = echo();
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut client = rig.client().await;
+    // DATA on a stream that was never opened.
+    client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x01\0\0\0\0\0\x05x").await;
+    assert!(!client.rest().await.is_empty());
+    eventually("it is counted", || rig.gauges.limited.count(Limit::H2Invalid) == 1).await;
+}
