@@ -233,6 +233,8 @@ section!(
         memory_report: bool,
         /// Whether what is read about a process is written to a file for `policy replay`.
         record: bool,
+        /// `auto`, `assemble` or `off`.
+        cancel: String,
     }
 );
 
@@ -542,6 +544,8 @@ section!(
         replay_bytes: ByteSize,
         /// Bytes of an incomplete event of a stream that are held until the event is complete.
         event_bytes: ByteSize,
+        /// Bytes of one answer that is put together from a stream.
+        assembled_bytes: ByteSize,
     }
 );
 

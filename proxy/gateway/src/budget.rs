@@ -53,6 +53,11 @@ impl Held {
         Self { pieces: VecDeque::new(), bytes: 0, reserved: 0, budget }
     }
 
+    /// Nothing held, under the same budget.
+    pub(crate) fn anew(&self) -> Self {
+        Self::new(self.budget.clone())
+    }
+
     /// Bytes held.
     pub(crate) fn len(&self) -> u64 {
         self.bytes

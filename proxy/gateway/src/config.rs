@@ -80,6 +80,8 @@ pub struct GatewayConfig {
     pub tail_bytes: usize,
     /// Bytes of a request body that are read before it is sent, and kept so that it can be sent again.
     pub replay_bytes: usize,
+    /// Bytes of one answer that is put together from a stream.
+    pub assembled_bytes: usize,
     /// Bytes of an incomplete event of a stream that are held until the event is complete.
     pub event_bytes: usize,
 }
@@ -189,6 +191,7 @@ impl From<&Defaults> for GatewayConfig {
             attempts: upstream.attempts,
             tail_bytes: bytes(upstream.tail_bytes),
             replay_bytes: bytes(upstream.replay_bytes),
+            assembled_bytes: bytes(upstream.assembled_bytes),
             event_bytes: bytes(upstream.event_bytes),
         }
     }

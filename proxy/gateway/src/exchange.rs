@@ -31,6 +31,7 @@ use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_supervisor::ResolveError;
 
+use crate::assemble::Kind;
 use crate::attempts::{Message, Relayed};
 use crate::backends::Right;
 use crate::client_io::{Busy, ConnState};
@@ -103,6 +104,7 @@ pub(crate) async fn answer(
         flight,
         key: None,
         tokens: None,
+        assemble: None,
         body_left: true,
     };
     let result = match own {
@@ -115,7 +117,7 @@ pub(crate) async fn answer(
             (Err(refusal), _) => Err(refusal),
             (Ok(()), Some(own)) => exchange.own(&parts, &own),
             (Ok(()), None) => match exchange.forward(parts, upstream, body).await {
-                Ok(relayed) => return exchange.relay(relayed, busy),
+                Ok(relayed) => return exchange.deliver(relayed, busy).await,
                 Err(refusal) => Err(refusal),
             },
         },
@@ -140,13 +142,15 @@ pub(crate) struct Exchange {
     pub(crate) live: Arc<Live>,
     pub(crate) conn: Arc<ConnState>,
     pub(crate) route: Route,
-    request_id: HeaderValue,
+    pub(crate) request_id: HeaderValue,
     origin: Option<HeaderValue>,
     pub(crate) flight: Flight,
     /// The client's key, where keys are asked for.
     pub(crate) key: Option<Arc<Key>>,
     /// Tokens of the prompt, where admission wants to know.
     pub(crate) tokens: Option<u64>,
+    /// The answer is put together from a stream of this dialect.
+    pub(crate) assemble: Option<Kind>,
     /// The client may still be sending its body.
     body_left: bool,
 }
@@ -240,6 +244,9 @@ impl Exchange {
             keys::strip(&mut parts.headers);
         }
         self.tokens = self.demand(&model, &parts.headers, &mut intake).await?;
+        if is_plain {
+            self.assemble = self.ask_for_a_stream(&model, &parts, &mut intake).await?;
+        }
         let right = self.lease(&model, &mut intake).await?;
         self.body_left = !intake.is_whole();
         let message = Message::new(parts, intake, self.route, self.shared.config.replay_bytes)?;
@@ -281,7 +288,7 @@ impl Exchange {
         self.granted(model, granted)
     }
 
-    fn relay(mut self, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
+    pub(crate) fn relay(mut self, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
         let Relayed { response, right, link, pool, sent, deadline } = relayed;
         let (mut parts, incoming) = response.into_parts();
         let version = parts.version;
@@ -328,7 +335,7 @@ impl Exchange {
         self.reply(status, headers, body, Outcome::Ok, busy)
     }
 
-    fn refuse(self, refusal: &Refusal, busy: Busy) -> Response<AnswerBody> {
+    pub(crate) fn refuse(self, refusal: &Refusal, busy: Busy) -> Response<AnswerBody> {
         tracing::debug!(request_id = %self.flight.record.request_id, %refusal, "refused");
         let answer = refusal.answer(self.route.dialect);
         let mut headers: HeaderMap = answer.headers.into_iter().collect();
@@ -339,7 +346,7 @@ impl Exchange {
         self.reply(answer.status, headers, answer.body, refusal.outcome(), busy)
     }
 
-    fn reply(
+    pub(crate) fn reply(
         mut self,
         status: StatusCode,
         mut headers: HeaderMap,

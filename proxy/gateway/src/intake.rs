@@ -263,6 +263,30 @@ impl Intake {
         self.is_whole() && matches!(&self.finder, Finder::Json(scanner) if scanner.is_stream())
     }
 
+    /// All of a JSON body, if all of it is here.
+    pub(crate) fn json(&self) -> Option<Vec<u8>> {
+        let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
+        whole.then(|| {
+            self.held.again().iter().fold(Vec::new(), |mut all, piece| {
+                all.extend_from_slice(piece);
+                all
+            })
+        })
+    }
+
+    /// Sends this body instead of the one that came. False if the common budget has no room for it.
+    pub(crate) fn replace(&mut self, body: Bytes) -> bool {
+        let mut scanner = Scanner::new();
+        scanner.feed(&body);
+        let mut held = self.held.anew();
+        if held.push(body).is_err() {
+            return false;
+        }
+        self.held = held;
+        self.finder = Finder::Json(scanner);
+        true
+    }
+
     /// Bytes taken in.
     pub(crate) fn len(&self) -> u64 {
         self.held.len()

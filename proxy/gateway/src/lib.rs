@@ -26,6 +26,7 @@
 //! | `wire`, `raw_head` | what HTTP demands of an intermediary; ambiguous requests |
 //! | `rules`, `outline`, `splice` | what an operator wants changed in request bodies, in place |
 //! | `backends`, `pool`, `link`, `signal`, `request_body`, `headers` | the way to a backend |
+//! | `assemble` | answers put together from streams, where a model is told so |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
 //! | `limits` | what connections may cost, and how often that was too much |
 //! | `tls_files` | certificate and key, read and read again |
@@ -34,6 +35,7 @@
 //! | `live` | what may change while we serve: rules of single models |
 //! | `observe` | what is told: records and gauges |
 
+mod assemble;
 mod attempts;
 mod backends;
 mod budget;

@@ -66,7 +66,8 @@ pub(crate) async fn fill(
     let mut judge = Judge::default();
     let timeout = resolved.child.version_timeout;
     let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
-    for (((spec, (choice, place)), mitigations), build) in models.zip(&mut resolved.builds) {
+    let models = models.zip(&resolved.cancel);
+    for ((((spec, (choice, place)), mitigations), cancel), build) in models.zip(&mut resolved.builds) {
         if !known.contains_key(choice) {
             let tried = match find(choice, place, machine, builds) {
                 Ok(found) => try_version(found.path(), timeout, place, machine)
@@ -84,6 +85,7 @@ pub(crate) async fn fill(
             own.binary.clone_from(&facts.binary);
             *build = Some(facts.clone());
             (own.args, own.env, own.env_remove) = (command.args, command.env, command.env_remove);
+            own.env.extend(cancel.variable(facts, mitigations, &own.env));
         }
     }
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }

@@ -14,6 +14,7 @@
 
 pub(crate) mod arguments;
 pub(crate) mod binary;
+pub(crate) mod cancel;
 mod doors;
 mod judge;
 pub(crate) mod keys;

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use warden_gateway::{ModelRules, RequestRules, SystemMode, SystemPrompt};
 
+use super::cancel::Cancel;
 use super::problem::{Place, Problem, dotted};
 use super::resolve::Resolver;
 use super::schema;
@@ -133,6 +134,7 @@ impl Resolver<'_> {
             table.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
         };
         ModelRules {
+            assemble: model.cancel == Cancel::Assemble,
             request: RequestRules {
                 set: pairs(&request.set),
                 default: pairs(&request.default),

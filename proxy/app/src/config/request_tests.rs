@@ -43,7 +43,7 @@ fn a_model_has_its_own_rules_over_those_for_all_models() {
         max_tokens: Some(4096),
         ..RequestRules::default()
     };
-    assert_eq!(all[0], ModelRules { request, upstream_model: None });
+    assert_eq!(all[0], ModelRules { request, ..ModelRules::default() });
     let request = RequestRules {
         set: set(8),
         default: vec![(
@@ -54,7 +54,7 @@ fn a_model_has_its_own_rules_over_those_for_all_models() {
         system_prompt: Some(SystemPrompt { text: "Be brief.".to_owned(), mode: SystemMode::Prepend }),
         strip: Vec::new(),
     };
-    assert_eq!(all[1], ModelRules { request, upstream_model: Some("b".to_owned()) });
+    assert_eq!(all[1], ModelRules { request, upstream_model: Some("b".to_owned()), ..ModelRules::default() });
     assert!(rules("[models.a]\nFILE\n").unwrap()[0].is_empty());
 }
 

@@ -16,6 +16,7 @@ use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, Sh
 
 use super::arguments;
 use super::binary::Choice;
+use super::cancel::Cancel;
 use super::layers::Loaded;
 use super::machine::Machine;
 use super::mitigations::{Mitigated, Mitigations};
@@ -54,6 +55,8 @@ pub(crate) struct Resolved {
     pub(crate) keys: Option<Vec<KeySpec>>,
     /// The file of the access log, if it has one of its own.
     pub(crate) access_log: Option<PathBuf>,
+    /// How work for clients that left is ended, in the order of the models.
+    pub(crate) cancel: Vec<Cancel>,
     /// What is allowed and probably not meant.
     pub(crate) warnings: Vec<Problem>,
 }
@@ -218,6 +221,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         keys,
         access_log,
         builds: vec![None; mitigations.len()],
+        cancel: loaded.models.iter().map(|(_, model, _)| model.cancel).collect(),
         mitigations,
         warnings,
     })

@@ -113,6 +113,11 @@ pub(crate) fn parameters(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "additionalProperties": { "format": format::JSON } })
 }
 
+/// How work for clients that left is ended.
+pub(crate) fn cancel(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["auto", "assemble", "off"] })
+}
+
 /// Defines a type whose schema is a section of `defaults.toml`.
 macro_rules! default_sections {
     ($($name:ident = $section:literal in $type:ident without $left_out:expr;)*) => { $(

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use warden_policies::defaults;
 use warden_supervisor::spec::Replace;
 
+use super::cancel::Cancel;
 use super::policy::{AllPolicyKeys, ModelPolicyKeys, Policy, Shared};
 use super::request::{Request, RequestKeys};
 use super::schema;
@@ -122,6 +123,8 @@ pub(crate) struct Model {
     pub(crate) memory_report: bool,
     /// Whether what is read is written to a file, too.
     pub(crate) record: bool,
+    /// How work for clients that left is ended where the answer is no stream.
+    pub(crate) cancel: Cancel,
     /// Requests of the slot kind at a time on one process.
     pub(crate) max_in_flight: Option<u32>,
     /// The queue.
@@ -178,6 +181,11 @@ struct ModelKeys {
     /// Write what is read about each process, memory and work, to a file in the state directory, for
     /// `llama-warden policy replay`. Default: false.
     record: Option<bool>,
+    /// How a client's leaving ends its work where the answer is no stream: `auto` by the fix `cancel-nonstream` where the
+    /// build has it, `assemble` by asking for a stream and putting the answer together, `off` as llama-server does.
+    /// Default: "auto".
+    #[schemars(schema_with = "schema::cancel")]
+    cancel: Option<Cancel>,
     /// Requests at a time on one process. Default: its number of slots.
     #[schemars(range(min = 1))]
     max_in_flight: Option<u32>,
@@ -230,6 +238,11 @@ struct ModelDefaults {
     /// Write what is read about each process, memory and work, to a file in the state directory, for
     /// `llama-warden policy replay`. Default: false.
     record: Option<bool>,
+    /// How a client's leaving ends its work where the answer is no stream: `auto` by the fix `cancel-nonstream` where the
+    /// build has it, `assemble` by asking for a stream and putting the answer together, `off` as llama-server does.
+    /// Default: "auto".
+    #[schemars(schema_with = "schema::cancel")]
+    cancel: Option<Cancel>,
     /// Requests at a time on one process. Default: its number of slots.
     #[schemars(range(min = 1))]
     max_in_flight: Option<u32>,

@@ -16,6 +16,8 @@ pub struct ModelRules {
     pub request: RequestRules,
     /// The name that the backend sees in place of the client's, for one that looks at it.
     pub upstream_model: Option<String>,
+    /// An answer that is no stream is asked for as one and put together here (`assemble`).
+    pub assemble: bool,
 }
 
 impl ModelRules {

@@ -25,7 +25,7 @@ fn ruled(text: &str, rules: &ModelRules, shape: Shape) -> String {
 }
 
 fn request(rules: RequestRules) -> ModelRules {
-    ModelRules { request: rules, upstream_model: None }
+    ModelRules { request: rules, ..ModelRules::default() }
 }
 
 fn parameters(set: &[(&str, Value)], default: &[(&str, Value)], strip: &[&str]) -> ModelRules {

@@ -1,6 +1,7 @@
 //! The gateway against backends that do exactly what a test wants: a listener on a Unix socket whose connections are
 //! handled byte by byte, and leases that are counted.
 
+mod assemble;
 mod cancel;
 mod choice;
 mod death;

@@ -20,7 +20,7 @@ fn tell(rig: &Rig, model: &str, rules: ModelRules) {
 
 fn most(tokens: u64) -> ModelRules {
     let request = RequestRules { max_tokens: Some(tokens), ..RequestRules::default() };
-    ModelRules { request, upstream_model: None }
+    ModelRules { request, ..ModelRules::default() }
 }
 
 fn renamed(name: &str) -> ModelRules {

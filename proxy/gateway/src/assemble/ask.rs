@@ -1,0 +1,263 @@
+//! Whether a request's answer can be put together from a stream, and the request that asks for that stream: the same
+//! bytes with `"stream":true` spliced in. Pure.
+//!
+//! What cannot be told from a stream passes as it is: see docs/cancellation.md, where each rule below has its reason.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use super::Kind;
+
+/// What of a body decides.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Asked {
+    stream: Option<Value>,
+    stream_options: Option<IgnoredAny>,
+    // A stream holds back what may be the beginning of a stop word, and never sends it if the limit comes first.
+    stop: Option<Value>,
+    stop_sequences: Option<Value>,
+    // Lines cut off afterwards were streamed before.
+    n_indent: Option<Value>,
+    // A chat stream leaves out the probabilities of tokens that are no text.
+    logprobs: Option<Value>,
+    top_logprobs: Option<Value>,
+    n_probs: Option<Value>,
+    // A stream tells of one token for each piece of text, and a piece may take several.
+    return_tokens: Option<Value>,
+    // The last event has only these.
+    response_fields: Option<IgnoredAny>,
+    // Holds the raw text, which is in no stream.
+    verbose: Option<Value>,
+    // The answer then begins with the end of the prompt, a stream does not.
+    continue_final_message: Option<IgnoredAny>,
+    messages: Option<Vec<Message>>,
+    input: Option<Input>,
+    reasoning_format: Option<Value>,
+    // What breaks off in the middle of a prescribed form is raw text without a stream, and nothing in one.
+    response_format: Option<Value>,
+    json_schema: Option<IgnoredAny>,
+    grammar: Option<Value>,
+    text: Option<Value>,
+    n: Option<Value>,
+    n_cmpl: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Message {
+    role: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Items(Vec<Message>),
+    Other(IgnoredAny),
+}
+
+/// The body that asks for a stream; `None` if this one passes as it is.
+pub(super) fn streamed(kind: Kind, body: &[u8]) -> Option<Bytes> {
+    let asked: Asked = serde_json::from_slice(body).ok()?;
+    if !can_be_told(kind, &asked) {
+        return None;
+    }
+    let place = match asked.stream {
+        // `"stream":null` says the same as none.
+        None => value_of(body, "stream"),
+        Some(Value::Bool(false)) => Some(value_of(body, "stream")?),
+        Some(_) => return None,
+    };
+    let mut insert = String::new();
+    if place.is_none() {
+        insert.push_str("\"stream\":true,");
+    }
+    if kind == Kind::Chat {
+        insert.push_str("\"stream_options\":{\"include_usage\":true},");
+    }
+    let begin = body.iter().position(|byte| *byte == b'{')? + 1;
+    if body[begin..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'}') {
+        // An empty object is for llama-server to refuse.
+        return None;
+    }
+    let mut new = Vec::with_capacity(body.len() + insert.len() + 4);
+    new.extend_from_slice(&body[..begin]);
+    new.extend_from_slice(insert.as_bytes());
+    match place {
+        Some(place) => {
+            new.extend_from_slice(&body[begin..place.start]);
+            new.extend_from_slice(b"true");
+            new.extend_from_slice(&body[place.end..]);
+        }
+        None => new.extend_from_slice(&body[begin..]),
+    }
+    Some(Bytes::from(new))
+}
+
+fn can_be_told(kind: Kind, asked: &Asked) -> bool {
+    let is_text = matches!(kind, Kind::Text | Kind::Native);
+    let on = |value: &Option<Value>| match value {
+        None | Some(Value::Bool(false)) => false,
+        Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+        Some(Value::Array(all)) => !all.is_empty(),
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(_) => true,
+    };
+    let is_plain = |format: Option<&Value>| is_text || format.is_none_or(|format| format["type"] == "text");
+    let is_one = |value: &Option<Value>| value.as_ref().is_none_or(|value| value.as_u64() == Some(1));
+    let begun = |messages: &[Message]| {
+        messages.last().is_some_and(|last| last.role.as_deref().is_some_and(|role| role == "assistant"))
+    };
+    let is_begun = match (&asked.messages, &asked.input) {
+        (Some(messages), _) => begun(messages),
+        (None, Some(Input::Items(items))) => begun(items),
+        (None, _) => false,
+    };
+    !is_begun
+        && !on(&asked.stop)
+        && !on(&asked.stop_sequences)
+        && !on(&asked.n_indent)
+        && !on(&asked.return_tokens)
+        && !on(&asked.verbose)
+        && (is_text || !(on(&asked.logprobs) || on(&asked.top_logprobs) || on(&asked.n_probs)))
+        && (is_text || kind == Kind::Chat || (is_one(&asked.n) && is_one(&asked.n_cmpl)))
+        && (is_text || !(asked.json_schema.is_some() || on(&asked.grammar)))
+        && is_plain(asked.response_format.as_ref())
+        && is_plain(asked.text.as_ref().and_then(|text| text.get("format")))
+        && asked.response_fields.is_none()
+        && asked.continue_final_message.is_none()
+        && asked.stream_options.is_none()
+        && asked.reasoning_format.as_ref().is_none_or(|format| format != "deepseek-legacy")
+}
+
+/// Where the value of a key of the outermost object is. The body is valid JSON.
+fn value_of(body: &[u8], key: &str) -> Option<Range<usize>> {
+    let mut depth = 0_u32;
+    let mut is_key = false;
+    let mut at = 0;
+    while at < body.len() {
+        match body[at] {
+            b'"' => {
+                let end = end_of_text(body, at);
+                if depth == 1 && is_key && spells(&body[at..end], key) {
+                    let colon = end + body[end..].iter().position(|byte| *byte == b':')? + 1;
+                    let from = colon + body[colon..].iter().position(|byte| !byte.is_ascii_whitespace())?;
+                    let until = body[from..]
+                        .iter()
+                        .position(|byte| matches!(byte, b',' | b'}') || byte.is_ascii_whitespace())?;
+                    return Some(from..from + until);
+                }
+                at = end;
+                continue;
+            }
+            b'{' | b'[' => {
+                depth += 1;
+                is_key = depth == 1;
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b',' if depth == 1 => is_key = true,
+            b':' if depth == 1 => is_key = false,
+            _ => {}
+        }
+        at += 1;
+    }
+    None
+}
+
+/// Behind the closing quote of the text that opens at `at`.
+pub(super) fn end_of_text(body: &[u8], at: usize) -> usize {
+    let mut end = at + 1;
+    while let Some(n) = body.get(end..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
+        if body[end + n] == b'"' {
+            return end + n + 1;
+        }
+        end += n + 2;
+    }
+    body.len()
+}
+
+fn spells(quoted: &[u8], key: &str) -> bool {
+    serde_json::from_slice::<String>(quoted).is_ok_and(|text| text == key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(kind: Kind, body: &str) -> Option<String> {
+        streamed(kind, body.as_bytes()).map(|body| String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn only_the_word_stream_changes() {
+        for (kind, body, asked) in [
+            (Kind::Native, r#"{"prompt":"a"}"#, r#"{"stream":true,"prompt":"a"}"#),
+            (
+                Kind::Native,
+                "{ \"prompt\" : \"\\\"stream\\\":false\", \"stream\" :\tfalse }",
+                "{ \"prompt\" : \"\\\"stream\\\":false\", \"stream\" :\ttrue }",
+            ),
+            (
+                Kind::Text,
+                r#"{"x":{"stream":false},"str\u0065am":false,"y":1.50e3}"#,
+                r#"{"x":{"stream":false},"str\u0065am":true,"y":1.50e3}"#,
+            ),
+            (Kind::Messages, r#"{"stream":null,"messages":[]}"#, r#"{"stream":true,"messages":[]}"#),
+            (
+                Kind::Chat,
+                r#"{"stream":false,"messages":[]}"#,
+                r#"{"stream_options":{"include_usage":true},"stream":true,"messages":[]}"#,
+            ),
+            (
+                Kind::Chat,
+                r#"{"messages":[{"role":"user"}]}"#,
+                r#"{"stream":true,"stream_options":{"include_usage":true},"messages":[{"role":"user"}]}"#,
+            ),
+        ] {
+            assert_eq!(ask(kind, body).as_deref(), Some(asked), "{body}");
+            let full: Value = serde_json::from_str(asked).unwrap();
+            assert_eq!(full.get("stream"), Some(&Value::Bool(true)), "{asked}");
+        }
+    }
+
+    #[test]
+    fn what_a_stream_does_not_tell_passes_as_it_is() {
+        for body in [
+            r#"{"stream":true}"#,
+            r#"{"stream":1}"#,
+            "{}",
+            "[]",
+            "{",
+            "",
+            r#"{"stream":false,"stream":false}"#,
+            r#"{"stop":["x"]}"#,
+            r#"{"stop":"x"}"#,
+            r#"{"stop_sequences":["x"]}"#,
+            r#"{"logprobs":true}"#,
+            r#"{"n_probs":1}"#,
+            r#"{"response_fields":["content"]}"#,
+            r#"{"return_tokens":true}"#,
+            r#"{"verbose":true}"#,
+            r#"{"continue_final_message":true}"#,
+            r#"{"stream_options":{}}"#,
+            r#"{"messages":[{"role":"user"},{"role":"assistant","content":[]}]}"#,
+            r#"{"response_format":{"type":"json_object"}}"#,
+            r#"{"text":{"format":{"type":"json_schema"}}}"#,
+            r#"{"grammar":"root ::= \"a\""}"#,
+            r#"{"json_schema":{}}"#,
+            r#"{"input":[{"role":"assistant"}]}"#,
+            r#"{"reasoning_format":"deepseek-legacy"}"#,
+        ] {
+            assert_eq!(ask(Kind::Chat, body), None, "{body}");
+        }
+        assert!(ask(Kind::Native, r#"{"n_probs":3,"stop":[],"return_tokens":false}"#).is_some());
+        assert!(ask(Kind::Native, r#"{"grammar":"x","json_schema":{}}"#).is_some());
+        assert!(ask(Kind::Chat, r#"{"input":"x","logprobs":false,"n":2}"#).is_some());
+        assert!(ask(Kind::Chat, r#"{"text":{},"response_format":{"type":"text"}}"#).is_some());
+        assert!(ask(Kind::Messages, r#"{"n":2}"#).is_none());
+    }
+}

@@ -1,0 +1,140 @@
+//! The way of one request whose answer is put together: asked for as a stream before it is sent, read to its end before
+//! anything goes to the client. Dropping the future, which is what happens when the client leaves, closes the backend's
+//! connection at once, and llama-server ends a stream whose connection is closed.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Method, Response};
+use hyper::body::Incoming;
+use tokio::time::timeout_at;
+use warden_policies::{ModelName, Work};
+
+use super::{Assembly, Fault, Kind, ask};
+use crate::attempts::Relayed;
+use crate::client_io::Busy;
+use crate::errors::Refusal;
+use crate::exchange::Exchange;
+use crate::headers;
+use crate::intake::Intake;
+use crate::link::Link;
+use crate::meter::Meter;
+use crate::observe::Outcome;
+use crate::relay::AnswerBody;
+use crate::wire;
+
+/// Says to proxies that a stream must not be held.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// The next piece of the stream.
+async fn next(link: &mut Link, incoming: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
+    // The connection moves only while it is asked.
+    poll_fn(|context| link.poll_piece(incoming, context)).await
+}
+
+impl Exchange {
+    /// Turns a request for an answer that can be put together into one for a stream. Says whose dialect it is, if it was
+    /// turned.
+    pub(crate) async fn ask_for_a_stream(
+        &self,
+        model: &ModelName,
+        parts: &Parts,
+        intake: &mut Intake,
+    ) -> Result<Option<Kind>, Refusal> {
+        let wanted = self.live.models.get(model).is_some_and(|rules| rules.assemble);
+        let kind = Kind::of(parts.uri.path()).filter(|_| wanted && parts.method == Method::POST);
+        let Some(kind) = kind else { return Ok(None) };
+        if !intake.take_all(self.shared.config.body_timeout).await? || intake.is_stream() {
+            return Ok(None);
+        }
+        let asked = intake.json().and_then(|body| ask::streamed(kind, &body));
+        Ok(asked.filter(|body| intake.replace(body.clone())).map(|_| kind))
+    }
+
+    /// Gives the client the backend's answer: as it comes, or put together.
+    pub(crate) async fn deliver(self, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
+        match self.assemble {
+            // What is no stream is a refusal.
+            Some(kind) if is_events(&relayed.response) => self.put_together(kind, relayed, busy).await,
+            _ => self.relay(relayed, busy),
+        }
+    }
+
+    async fn put_together(mut self, kind: Kind, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
+        let Relayed { response, right, mut link, deadline, .. } = relayed;
+        let (mut parts, mut incoming) = response.into_parts();
+        let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
+        let config = &self.shared.clone().config;
+        let mut meter = Meter::new(config.tail_bytes);
+        let mut assembly = Assembly::new(kind, config.assembled_bytes);
+        right.note_progress(0);
+        let read = {
+            let mut reading = pin!(async {
+                while let Some(piece) = next(&mut link, &mut incoming).await {
+                    let piece = piece.map_err(|error| {
+                        tracing::debug!(%error, "a backend's answer broke off");
+                        right.doubt();
+                        Refusal::Died { model: model.clone() }
+                    })?;
+                    right.note_progress(piece.len());
+                    meter.feed(&piece);
+                    if let Err(fault) = assembly.feed(&piece) {
+                        return Ok(Some(fault));
+                    }
+                }
+                Ok(None)
+            });
+            let revoked = right.clone().revoked();
+            tokio::select! {
+                biased;
+                read = timeout_at(deadline, &mut reading) => read.unwrap_or_else(|_| {
+                    Err(Refusal::TimedOut { model: model.clone(), after: config.exchange_timeout })
+                }),
+                () = revoked => Err(Refusal::Revoked { model: model.clone() }),
+            }
+        };
+        // The backend is done, or is given up.
+        drop((incoming, link));
+        let (images, audio) = relayed.sent.media();
+        let events = (!matches!(read, Ok(None))).then(|| assembly.events());
+        let work = Work { images, audio, ..meter.work(events) };
+        self.flight.record.work = work;
+        self.flight.record.bytes_in = relayed.sent.bytes.load(Ordering::Relaxed);
+        right.add_work(work);
+        let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };
+        let (status, body) = match read.and_then(|fault| match fault {
+            None => assembly.finish().map(|body| (parts.status, body)).map_err(|fault| match fault {
+                Fault::Strange(why) => strange(why),
+                _ => strange("it cannot be put together"),
+            }),
+            Some(Fault::Told(status, body)) => Ok((status, body)),
+            Some(Fault::Strange(why)) => Err(strange(why)),
+            Some(Fault::TooLarge) => Err(strange(&format!(
+                "it is larger than {} bytes (`upstream.assembled_bytes`), so it can only be had as a stream",
+                config.assembled_bytes
+            ))),
+        }) {
+            Ok(answer) => answer,
+            Err(refusal) => return self.refuse(&refusal, busy),
+        };
+        right.note_outcome(&meter.outcome(status.as_u16()));
+        drop(right);
+        let version = parts.version;
+        headers::to_client(&mut parts.headers, &self.request_id, true);
+        wire::sign(&mut parts.headers, version);
+        for name in [CACHE_CONTROL, ACCEL_BUFFERING] {
+            parts.headers.remove(name);
+        }
+        parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
+        self.reply(status, parts.headers, body, Outcome::Ok, busy)
+    }
+}
+
+fn is_events(response: &Response<Incoming>) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE).map(|value| value.as_bytes().to_ascii_lowercase());
+    kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"))
+}

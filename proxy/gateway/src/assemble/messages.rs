@@ -1,0 +1,93 @@
+//! Anthropic's messages: blocks grow by deltas, and the first event holds the rest of the message. Pure.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::append;
+
+/// The events so far.
+#[derive(Debug, Default)]
+pub(super) struct Messages {
+    message: Option<Map<String, Value>>,
+    thinking: String,
+    text: String,
+    tools: Vec<Tool>,
+    /// Which tool the block of an index is.
+    places: HashMap<u64, usize>,
+    /// What the last event but one says.
+    end: Option<Map<String, Value>>,
+}
+
+#[derive(Debug)]
+struct Tool {
+    block: Map<String, Value>,
+    input: String,
+}
+
+impl Messages {
+    pub(super) fn event(&mut self, mut event: Map<String, Value>) -> usize {
+        let at = super::index(&event);
+        match event.get("type").and_then(Value::as_str) {
+            Some("message_start") => {
+                if let Some(Value::Object(message)) = event.remove("message") {
+                    self.message = Some(message);
+                }
+                0
+            }
+            Some("content_block_start") => {
+                let Some(Value::Object(block)) = event.remove("content_block") else { return 0 };
+                if block.get("type").is_some_and(|kind| kind == "tool_use") {
+                    self.places.insert(at, self.tools.len());
+                    self.tools.push(Tool { block, input: String::new() });
+                }
+                0
+            }
+            Some("content_block_delta") => {
+                let delta = &event["delta"];
+                append(&mut self.thinking, &delta["thinking"])
+                    + append(&mut self.text, &delta["text"])
+                    + match self.places.get(&at).and_then(|place| self.tools.get_mut(*place)) {
+                        Some(tool) => append(&mut tool.input, &delta["partial_json"]),
+                        None => 0,
+                    }
+            }
+            Some("message_delta") => {
+                self.end = Some(event);
+                0
+            }
+            _ => 0,
+        }
+    }
+
+    pub(super) fn finish(self) -> Option<Value> {
+        let mut message = self.message?;
+        let mut end = self.end?;
+        let mut content = Vec::new();
+        if !self.thinking.is_empty() {
+            content.push(json!({ "type": "thinking", "thinking": self.thinking, "signature": "" }));
+        }
+        if !self.text.is_empty() {
+            content.push(json!({ "type": "text", "text": self.text }));
+        }
+        content.extend(self.tools.into_iter().map(Tool::whole));
+        message.insert("content".to_owned(), Value::Array(content));
+        if let Some(Value::Object(delta)) = end.remove("delta") {
+            message.extend(delta);
+        }
+        if let (Some(Value::Object(usage)), Some(Value::Object(last))) =
+            (message.get_mut("usage"), end.remove("usage"))
+        {
+            usage.extend(last);
+        }
+        Some(Value::Object(message))
+    }
+}
+
+impl Tool {
+    fn whole(mut self) -> Value {
+        let input = serde_json::from_str(&self.input).unwrap_or_else(|_| json!({}));
+        self.block.insert("input".to_owned(), input);
+        Value::Object(self.block)
+    }
+}

@@ -1,0 +1,101 @@
+//! Completions, OpenAI's and llama-server's own: the last event of each answer is the answer, but for its text and its
+//! probabilities. Pure.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::{Fault, append, index, no_stream};
+
+/// The events so far.
+#[derive(Debug)]
+pub(super) struct Text {
+    openai: bool,
+    answers: BTreeMap<u64, Answer>,
+}
+
+#[derive(Debug, Default)]
+struct Answer {
+    text: String,
+    probabilities: Vec<Value>,
+    last: Option<Map<String, Value>>,
+}
+
+impl Text {
+    pub(super) fn new(openai: bool) -> Self {
+        Self { openai, answers: BTreeMap::new() }
+    }
+
+    pub(super) fn event(&mut self, mut event: Map<String, Value>, size: usize) -> Result<usize, Fault> {
+        let choice = if self.openai {
+            match event.get_mut("choices").and_then(|choices| choices.get_mut(0)) {
+                Some(Value::Object(choice)) => choice,
+                _ => return Err(Fault::Strange("an event has no choice")),
+            }
+        } else {
+            &mut event
+        };
+        let answer = self.answers.entry(index(choice)).or_default();
+        let (field, probabilities, ends) = if self.openai {
+            let of = choice.get_mut("logprobs").and_then(|logprobs| logprobs.get_mut("content"));
+            let of = of.map(Value::take);
+            let ends = choice.get("finish_reason").is_some_and(|reason| !reason.is_null());
+            ("text", of, ends)
+        } else {
+            let of = choice.remove("completion_probabilities");
+            let ends = choice.get("stop").is_some_and(|stop| *stop == Value::Bool(true));
+            ("content", of, ends)
+        };
+        let mut grown = choice.get(field).map_or(0, |value| append(&mut answer.text, value));
+        if let Some(Value::Array(all)) = probabilities {
+            grown += size;
+            answer.probabilities.extend(all);
+        }
+        if ends {
+            grown += size;
+            answer.last = Some(event);
+        }
+        Ok(grown)
+    }
+
+    pub(super) fn finish(self) -> Option<Value> {
+        let openai = self.openai;
+        let mut all = Vec::new();
+        for answer in self.answers.into_values() {
+            all.push(if openai { answer.openai()? } else { answer.native()? });
+        }
+        if !openai {
+            return if all.len() > 1 { Some(Value::Array(all)) } else { all.pop() };
+        }
+        let mut all = all.into_iter();
+        let mut first = all.next()?;
+        let more: Vec<Value> = all.filter_map(|mut one| Some(one["choices"].get_mut(0)?.take())).collect();
+        first["choices"].as_array_mut()?.extend(more);
+        Some(first)
+    }
+}
+
+impl Answer {
+    fn openai(self) -> Option<Value> {
+        let mut last = Value::Object(self.last?);
+        no_stream(last.get_mut("__verbose").and_then(|verbose| verbose.get_mut("generation_settings")));
+        let choice = last["choices"].get_mut(0)?;
+        choice["text"] = json!(self.text);
+        choice["logprobs"] = if self.probabilities.is_empty() {
+            Value::Null
+        } else {
+            json!({ "content": self.probabilities })
+        };
+        Some(last)
+    }
+
+    fn native(self) -> Option<Value> {
+        let mut last = self.last?;
+        last.insert("content".to_owned(), json!(self.text));
+        no_stream(last.get_mut("generation_settings"));
+        if !self.probabilities.is_empty() {
+            last.insert("completion_probabilities".to_owned(), Value::Array(self.probabilities));
+        }
+        Some(Value::Object(last))
+    }
+}
