@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use warden_policies::{ModelName, Rate};
 use warden_supervisor::{Denied, Failure, ResolveError};
 
-use crate::headers::EXECUTED;
+use crate::headers::{EXECUTED, fresh_request_id};
 use crate::observe::Outcome;
 use crate::outline::Unreadable;
 use crate::request_body::{BodyFault, Limits};
@@ -367,8 +367,12 @@ fn raw_answer(status: u16, message: &str) -> Option<String> {
     let reason = StatusCode::from_u16(status).ok()?.canonical_reason()?;
     let retry = if status == 503 { "retry-after: 1\r\n" } else { "" };
     let body = openai_error(status, kind, message, None, None).to_string();
+    // There is no request to take one from; the client can still quote it, and the log has it.
+    let id = fresh_request_id();
+    let id = id.to_str().unwrap_or_default();
+    tracing::debug!(request_id = id, status, message, "refused without a request");
     Some(format!(
-        "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json; charset=utf-8\r\nx-warden-executed: no\r\n{retry}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json; charset=utf-8\r\nx-warden-executed: no\r\nx-request-id: {id}\r\n{retry}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     ))
 }

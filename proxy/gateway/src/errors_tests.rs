@@ -143,5 +143,6 @@ fn an_unreadable_head_gets_words_too() {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(&format!("content-length: {}", body.len())));
     assert!(body.contains("65536"));
+    assert!(head.contains("x-warden-executed: no\r\n") && head.contains("x-request-id: "), "{head}");
     assert!(unreadable_head(505, 1, 1).is_none());
 }

@@ -13,6 +13,8 @@ async fn a_request_and_its_answer_pass_unchanged() {
             "authorization: bearer k\r\n",
             "x-request-id: mine\r\n",
             "x-unknown: 1\r\n",
+            "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n",
+            "tracestate: a=1,b=2\r\n",
         ] {
             assert!(head.contains(line), "{line} in {head}");
         }
@@ -24,7 +26,7 @@ async fn a_request_and_its_answer_pass_unchanged() {
     let rig = Rig::start(&[&upstream]).await;
     let body = r#"{"unknown" : [1, 2.50, 1e400], "model":"alias-of-m"   }"#;
     let request = format!(
-        "POST /v1/chat/completions?x=%20y HTTP/1.1\r\nHost: any\r\nAuthorization: Bearer k\r\nX-Request-Id: mine\r\nX-Unknown: 1\r\nX-Conversation-Id: c\r\nTE: trailers\r\nConnection: keep-alive, x-hop\r\nX-Hop: 1\r\nUpgrade: h2c\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /v1/chat/completions?x=%20y HTTP/1.1\r\nHost: any\r\nAuthorization: Bearer k\r\nX-Request-Id: mine\r\nX-Unknown: 1\r\ntraceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\ntracestate: a=1,b=2\r\nX-Conversation-Id: c\r\nTE: trailers\r\nConnection: keep-alive, x-hop\r\nX-Hop: 1\r\nUpgrade: h2c\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
     let (head, answer) = rig.ask(request.as_bytes()).await;
