@@ -18,6 +18,7 @@ use std::time::Duration;
 use http::Version;
 use serde::Serialize;
 use warden_gateway::Record;
+use warden_policies::ModelName;
 use warden_policies::defaults::Log;
 
 use crate::clock;
@@ -152,7 +153,7 @@ impl<'a> Line<'a> {
         Self {
             id: &record.request_id,
             key: record.key.as_deref(),
-            model: record.model.as_ref().map(|model| model.as_str()),
+            model: record.model.as_ref().map(ModelName::as_str),
             generation: record.generation.map(|generation| generation.0),
             method: record.method.as_str(),
             route: record.route,
@@ -258,7 +259,7 @@ impl<'a> Line<'a> {
 mod tests {
     use super::*;
     use warden_gateway::Outcome;
-    use warden_policies::{GenerationId, ModelName, Work};
+    use warden_policies::{GenerationId, Work};
 
     const NOW: &str = "2026-01-02T03:04:05.000006Z";
 
