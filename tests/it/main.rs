@@ -4,6 +4,7 @@ mod admission;
 mod bad_input;
 mod build;
 mod cancel;
+mod clients;
 mod crash;
 mod drain_and_replace;
 mod drop_in;

@@ -17,11 +17,13 @@
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
 //! | [`nvml`] | NVIDIA GPUs that say what a test wants |
 //! | [`raw`] | raw bytes through a proxy to an upstream that writes down what it got |
+//! | [`clients`] | packages of other people, and programs that use them |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
 //!
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
 
 pub mod binaries;
+pub mod clients;
 pub mod fake;
 pub mod home;
 pub mod http;

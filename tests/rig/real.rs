@@ -13,6 +13,8 @@ use warden_builder::sdist::Pin;
 use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Event, Needs, Reporter, Request, Source};
 
 use crate::process::Kid;
+use crate::wait::wait_for;
+use crate::warden::address_in;
 use crate::{Context as _, Home, Http, Trouble, binaries, wait_until};
 
 /// Takes the place of the patched llama-server that is built from source, for quick runs by hand.
@@ -156,6 +158,44 @@ impl Undisturbed {
         })
         .await?;
         Ok(Self { kid, http, _home: home })
+    }
+}
+
+/// As [`Undisturbed`], but where clients that know no Unix sockets reach it.
+#[derive(Debug)]
+pub struct OnPort {
+    /// The process.
+    pub kid: Kid,
+    /// `http://127.0.0.1:PORT`.
+    pub url: String,
+    _home: Home,
+}
+
+impl OnPort {
+    /// Starts one with the sample model of this kind and waits until it is ready.
+    ///
+    /// # Errors
+    /// It does not get ready.
+    pub async fn start(preset: Preset, flags: &[String]) -> Result<Self, Trouble> {
+        let home = Home::new()?;
+        let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), sample_model(preset)?.into()];
+        args.extend(["--host", "127.0.0.1", "--port", "0"].map(std::ffi::OsString::from));
+        args.extend(flags.iter().map(std::ffi::OsString::from));
+        let log = home.path().join("log");
+        let mut kid = Kid::start(&llama_server().await?, &args, &home.env, home.path(), log)?;
+        let address = wait_for("llama-server says where it listens", READY, async || {
+            address_in(&kid.output()).filter(|address| address.port() != 0)
+        })
+        .await?;
+        if let Some(ended) = kid.ended() {
+            return Err(Trouble::new(format!("llama-server has ended ({ended}):\n{}", kid.output())));
+        }
+        let http = Http::Tcp(address);
+        wait_until("llama-server is ready", READY, async || {
+            http.get("/health").await.is_ok_and(|answer| answer.status.is_success())
+        })
+        .await?;
+        Ok(Self { kid, url: format!("http://{address}"), _home: home })
     }
 }
 

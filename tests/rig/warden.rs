@@ -18,7 +18,7 @@ use crate::{Context as _, Http, Ledger, Trouble, binaries, wait_until};
 pub const SOON: Duration = Duration::from_secs(30);
 
 /// What the program says when it can take requests, before the port.
-const LISTENING: &str = "listening on http://";
+pub(crate) const LISTENING: &str = "listening on http://";
 
 /// A warden to be.
 #[derive(Debug)]
@@ -135,7 +135,7 @@ fn script_file(model: &str) -> String {
 }
 
 /// The first address after the phrase, once the character after it has been written too.
-fn address_in(output: &str) -> Option<SocketAddr> {
+pub(crate) fn address_in(output: &str) -> Option<SocketAddr> {
     let after = output.split_once(LISTENING)?.1;
     let end = after.find(|c: char| !(c.is_ascii_alphanumeric() || ".:[]".contains(c)))?;
     after[..end].parse().ok()

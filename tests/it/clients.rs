@@ -1,0 +1,105 @@
+//! The clients that people use get through us what they get from llama-server itself: the same programs make the same
+//! calls on the same model, directly and through us, and all that they are told is compared but for what
+//! `tests/clients/ignored.json` lists.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use warden_builder::sample_model::Preset;
+use warden_rig::clients::{Ignored, Packages, difference};
+use warden_rig::real::{OnPort, REPRODUCIBLE, model_lines, sample_model};
+use warden_rig::warden::Setup;
+use warden_rig::{Outcome, Trouble, Warden};
+
+/// What a program tells, by the cases' names.
+type Told = BTreeMap<String, Value>;
+
+/// One slot, so that what is cached of a prompt depends on the order of calls alone.
+fn flags(more: &[&str]) -> Vec<String> {
+    let fixed = ["-a", "m", "-np", "1", "-c", "4096", "--cache-ram", "0"];
+    let all = fixed.iter().chain(&REPRODUCIBLE).chain(more);
+    all.map(|word| (*word).to_owned()).collect()
+}
+
+/// Everything that one server can do at a time: tools, images, embeddings.
+fn able() -> Result<Vec<String>, Trouble> {
+    let mmproj = sample_model(Preset::Mmproj)?;
+    Ok(flags(&["--mmproj", &mmproj.to_string_lossy(), "--embeddings", "--pooling", "mean"]))
+}
+
+async fn behind_us(preset: Preset, flags: &[String]) -> Result<Warden, Trouble> {
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let lines = model_lines(preset, &flags).await?;
+    let warden = Setup::new()?.model("m", &lines).start().await?;
+    warden.until_ready(1).await?;
+    Ok(warden)
+}
+
+/// Runs the program on a server of its own and on one behind us, and compares. Each of `kinds` counts the cases whose
+/// name begins with it and which must have succeeded: two equal failures would prove little.
+async fn same_through_us(program: &str, preset: Preset, flags: &[String], kinds: &[&str]) -> Outcome {
+    let Some(packages) = Packages::installed().await? else { return Ok(()) };
+    let (direct, through) = tokio::join!(OnPort::start(preset, flags), behind_us(preset, flags));
+    let (direct, through) = (direct?, through?);
+    let (here, url) = ([direct.url.as_str()], through.url());
+    let there = [url.as_str()];
+    let (direct, through) = tokio::join!(packages.run(program, &here), packages.run(program, &there));
+    compare(program, direct?, through?, kinds)
+}
+
+fn compare(program: &str, mut direct: Told, mut through: Told, kinds: &[&str]) -> Outcome {
+    let ignored = Ignored::read()?;
+    for kind in kinds {
+        let cases: Vec<_> = direct.iter().filter(|(name, _)| name.starts_with(kind)).collect();
+        let failed = cases.iter().find(|(_, got)| got.get("raised").is_some());
+        if let Some((name, got)) = failed {
+            return Err(Trouble::new(format!("{program}: {name:?} is no success even directly: {got}")));
+        }
+        if cases.is_empty() {
+            return Err(Trouble::new(format!("{program}: no case {kind:?}")));
+        }
+    }
+    let mut wrong = Vec::new();
+    if let Some(found) = difference("cases", &names(&direct), &names(&through)) {
+        wrong.push(found);
+    }
+    for (name, one) in &mut direct {
+        let Some(two) = through.get_mut(name) else { continue };
+        ignored.strip(one);
+        ignored.strip(two);
+        wrong.extend(difference(name, one, two));
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(Trouble::new(format!("{program}:\n{}", wrong.join("\n")))) }
+}
+
+fn names(told: &Told) -> Value {
+    told.keys().map(String::as_str).collect()
+}
+
+#[tokio::test]
+async fn the_openai_package_for_python_gets_the_same_through_us() -> Outcome {
+    let kinds = ["chat", "tools", "an image", "completions", "embeddings", "responses", "models", "a tool"];
+    same_through_us("openai_package.py", Preset::Tools, &able()?, &kinds).await
+}
+
+#[tokio::test]
+async fn the_anthropic_package_for_python_gets_the_same_through_us() -> Outcome {
+    let kinds = ["messages", "tools", "a system", "an image", "count_tokens"];
+    same_through_us("anthropic_package.py", Preset::Tools, &able()?, &kinds).await
+}
+
+#[tokio::test]
+async fn the_openai_package_for_node_gets_the_same_through_us() -> Outcome {
+    let kinds = ["chat", "tools", "completions", "embeddings", "responses", "left", "and the next"];
+    same_through_us("openai_package.mjs", Preset::Tools, &able()?, &kinds).await
+}
+
+#[tokio::test]
+async fn curl_gets_the_same_through_us_by_old_and_new_http() -> Outcome {
+    same_through_us("with_curl.py", Preset::Tools, &able()?, &["HTTP/", "h2", "Expect", "a body"]).await
+}
+
+#[tokio::test]
+async fn what_a_server_without_images_and_embeddings_refuses_is_refused_the_same_through_us() -> Outcome {
+    same_through_us("with_curl.py", Preset::Chat, &flags(&[]), &["HTTP/", "error"]).await
+}
