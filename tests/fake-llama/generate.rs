@@ -21,11 +21,12 @@ use sha2::{Digest as _, Sha256};
 
 use crate::engine::Engine;
 use crate::job::{self, Failing, Job, Plan, Step};
+use crate::ledger::Begun;
 use crate::reply::{Reply, error, full, ok, reply};
 use crate::script::What;
 use crate::shape::{Facts, Shape, event};
 use crate::wire::Wire;
-use crate::words::{Key, count_parts, count_words};
+use warden_rig::words::{Key, count_parts, count_words};
 
 /// Numbers in an embedding.
 const DIMENSIONS: usize = 16;
@@ -109,8 +110,12 @@ fn plan(
         streaming: generates && request["stream"].as_bool().unwrap_or(false),
         images: count_parts(prompt, "image_url"),
         audio: count_parts(prompt, "input_audio") + u64::from(shape == Shape::Transcription),
-        path: head.uri.path().to_owned(),
-        sha256: hex::encode(Sha256::digest(body)),
+        begun: Begun {
+            path: head.uri.path().to_owned(),
+            sha256: hex::encode(Sha256::digest(body)),
+            meaning: key.long(),
+            stream: generates && request["stream"].as_bool().unwrap_or(false),
+        },
         facts: Facts {
             id: format!("chatcmpl-{}", key.short()),
             model: request["model"].as_str().unwrap_or(&engine.args.alias).to_owned(),

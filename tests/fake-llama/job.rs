@@ -11,11 +11,12 @@ use tokio::time::Instant;
 
 use crate::engine::{Engine, Slot};
 use crate::leak::Units;
+use crate::ledger::Begun;
 use crate::script::{Fault, What};
 use crate::shape::Facts;
 use crate::wire::Wire;
-use crate::words::Key;
 use crate::{dirty, signals};
+use warden_rig::words::Key;
 
 /// What comes next.
 #[derive(Debug)]
@@ -75,15 +76,16 @@ pub(crate) struct Plan {
     pub(crate) facts: Facts,
     pub(crate) images: u64,
     pub(crate) audio: u64,
-    pub(crate) path: String,
-    pub(crate) sha256: String,
+    pub(crate) begun: Begun,
 }
 
 impl Job {
     /// Waits for a slot and begins.
     pub(crate) async fn begin(engine: Arc<Engine>, wire: Wire, plan: Plan) -> Self {
         let slot = engine.slot(plan.ordinal).await;
-        engine.ledger.begun(&plan.id, plan.ordinal, &plan.path, &plan.sha256);
+        engine.ledger.begun(&plan.id, plan.ordinal, &plan.begun);
+        let (told, id, ordinal) = (Arc::clone(&engine), plan.id.clone(), plan.ordinal);
+        wire.at_first_byte(move || told.ledger.head(&id, ordinal));
         engine.report.computed();
         let script = engine.script();
         let prompt_tokens = plan.facts.prompt_tokens;

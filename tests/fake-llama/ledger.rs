@@ -2,7 +2,8 @@
 //! processes, one write per line.
 //!
 //! ```text
-//! {"event":"begun","id":"r7","pid":41,"ordinal":3,"path":"/completion","sha256":"..","at_ms":..}
+//! {"event":"begun","id":"r7","pid":41,"ordinal":3,"path":"/completion","sha256":"..","meaning":"..","stream":true,"at_ms":..}
+//! {"event":"head","id":"r7","pid":41,"ordinal":3,"at_ms":..}                   the first byte of its answer is out
 //! {"event":"finished","id":"r7","pid":41,"ordinal":3,"tokens":16,"at_ms":..}      or "cancelled"
 //! ```
 //!
@@ -15,6 +16,17 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::{clock, say};
+
+/// What a request is, as it came in.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) path: String,
+    /// Of its body.
+    pub(crate) sha256: String,
+    /// Of what it asks for, without the manner in which it asks.
+    pub(crate) meaning: String,
+    pub(crate) stream: bool,
+}
 
 /// An open ledger, or none.
 #[derive(Debug, Default)]
@@ -42,8 +54,16 @@ impl Ledger {
     }
 
     /// A request has a slot and begins.
-    pub(crate) fn begun(&self, id: &str, ordinal: u64, path: &str, sha256: &str) {
-        self.write(json!({"event": "begun", "id": id, "ordinal": ordinal, "path": path, "sha256": sha256}));
+    pub(crate) fn begun(&self, id: &str, ordinal: u64, begun: &Begun) {
+        self.write(json!({
+            "event": "begun", "id": id, "ordinal": ordinal, "path": begun.path, "sha256": begun.sha256,
+            "meaning": begun.meaning, "stream": begun.stream,
+        }));
+    }
+
+    /// The first byte of the answer has been handed to the system.
+    pub(crate) fn head(&self, id: &str, ordinal: u64) {
+        self.write(json!({"event": "head", "id": id, "ordinal": ordinal}));
     }
 
     /// A request that had begun ends after `tokens` tokens, by itself (`finished`) or because its client left.

@@ -28,7 +28,6 @@ mod shape;
 mod signals;
 mod start;
 mod wire;
-mod words;
 
 use std::process::ExitCode;
 

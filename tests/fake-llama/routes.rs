@@ -15,8 +15,8 @@ use crate::generate;
 use crate::reply::{Reply, error, full, ok, reply};
 use crate::shape::Shape;
 use crate::wire::Wire;
-use crate::words::count_words;
 use crate::{clock, control};
+use warden_rig::words::count_words;
 
 /// Answers one request.
 pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Incoming>) -> Reply {

@@ -25,11 +25,21 @@ enum Mode {
     Cut,
 }
 
+/// Called once.
+type Call = Box<dyn FnOnce() + Send>;
+
 /// The handle; one per connection.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Wire {
     mode: Arc<Mutex<Mode>>,
     finish: Arc<Notify>,
+    first: Arc<Mutex<Option<Call>>>,
+}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wire").field("mode", &self.mode).finish_non_exhaustive()
+    }
 }
 
 impl Wire {
@@ -41,6 +51,19 @@ impl Wire {
     /// hyper's next write fails: the connection ends without another byte.
     pub(crate) fn cut(&self) {
         *self.lock() = Mode::Cut;
+    }
+
+    /// Called when the next byte has been handed to the system.
+    pub(crate) fn at_first_byte(&self, call: impl FnOnce() + Send + 'static) {
+        *self.first.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(call));
+    }
+
+    fn wrote(&self, bytes: usize) {
+        if bytes > 0
+            && let Some(call) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            call();
+        }
     }
 
     /// The connection ends when the present answer is out, although its head promised keep-alive.
@@ -88,7 +111,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Tap<I> {
         let mut mode = this.wire.lock();
         if matches!(*mode, Mode::Clean) {
             drop(mode);
-            return Pin::new(&mut this.io).poll_write(cx, buf);
+            let written = ready!(Pin::new(&mut this.io).poll_write(cx, buf))?;
+            this.wire.wrote(written);
+            return Poll::Ready(Ok(written));
         }
         while let Mode::Raw(bytes) = &mut *mode {
             if bytes.is_empty() {
@@ -97,6 +122,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Tap<I> {
             }
             let written = ready!(Pin::new(&mut this.io).poll_write(cx, bytes))?;
             bytes.advance(written);
+            this.wire.wrote(written);
         }
         Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
     }

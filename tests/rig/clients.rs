@@ -20,9 +20,6 @@ const INSTALL: Duration = Duration::from_secs(300);
 /// All calls of one program.
 const RUN: Duration = Duration::from_secs(120);
 
-/// What reaches a registry the way that this machine is set up for it.
-const FOR_INSTALLING: [&str; 4] = ["HOME", "http_proxy", "https_proxy", "no_proxy"];
-
 /// Installed packages.
 #[derive(Debug, Clone)]
 pub struct Packages {
@@ -72,12 +69,8 @@ impl Packages {
         }
         std::fs::create_dir_all(&packages.folder)?;
         let mut home = Home::new()?;
-        for name in FOR_INSTALLING {
-            if let Some(value) = std::env::var_os(name) {
-                home.env.insert(name.into(), value);
-            }
-        }
-        home.env.remove(std::ffi::OsStr::new("XDG_CONFIG_HOME"));
+        // How this machine reaches a registry, certificates and all, is its own affair.
+        home.env = std::env::vars_os().collect();
         let venv = packages.folder.join("venv");
         run(&home, "python3", [OsString::from("-m"), "venv".into(), venv.clone().into()]).await?;
         let mut pip: Vec<OsString> =

@@ -10,7 +10,7 @@ use crate::{Context as _, Trouble};
 /// One line.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Line {
-    /// `begun`, `finished` or `cancelled`.
+    /// `begun`, `head` (the first byte of the answer is out), `finished` or `cancelled`.
     pub event: String,
     /// The request's own name (`request_id` in its body, else `X-Request-Id`), or `-`.
     pub id: String,
@@ -21,7 +21,13 @@ pub struct Line {
     /// Of the body, on `begun` lines.
     #[serde(default)]
     pub sha256: String,
-    /// Tokens generated, on the other lines.
+    /// Of what it asks for (see [`crate::words`]), on `begun` lines.
+    #[serde(default)]
+    pub meaning: String,
+    /// Whether a stream was asked for, on `begun` lines.
+    #[serde(default)]
+    pub stream: bool,
+    /// Tokens generated, on the last lines.
     #[serde(default)]
     pub tokens: u64,
     /// Milliseconds since the Unix epoch.
@@ -75,6 +81,7 @@ impl Ledger {
             let key = (line.pid, line.ordinal);
             match line.event.as_str() {
                 "begun" => begun.push((key, line.id)),
+                "head" => {}
                 "finished" => drop(ends.insert(key, End::Finished)),
                 _ => drop(ends.insert(key, End::Cancelled)),
             }

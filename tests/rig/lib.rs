@@ -18,12 +18,15 @@
 //! | [`nvml`] | NVIDIA GPUs that say what a test wants |
 //! | [`raw`] | raw bytes through a proxy to an upstream that writes down what it got |
 //! | [`clients`] | packages of other people, and programs that use them |
+//! | [`storm`] | everything at once, drawn from a seed by [`dice`], and the books afterwards |
+//! | [`words`] | what fake-llama says to a request |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
 //!
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
 
 pub mod binaries;
 pub mod clients;
+pub mod dice;
 pub mod fake;
 pub mod home;
 pub mod http;
@@ -36,10 +39,12 @@ pub mod raw;
 pub mod real;
 pub mod sdists;
 pub mod sse;
+pub mod storm;
 pub mod swarm;
 pub mod trouble;
 pub mod wait;
 pub mod warden;
+pub mod words;
 
 pub use fake::Fake;
 pub use home::Home;

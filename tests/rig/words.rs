@@ -1,4 +1,4 @@
-//! The text the stand-in "generates": a function of the request's meaning and the token's index, nothing else.
+//! The text that fake-llama "generates": a function of the request's meaning and the token's index, nothing else.
 //!
 //! So two equal requests get equal answers from any process at any time, and a proxy that loses, doubles or
 //! swaps a piece of one is caught by comparing. `stream`, `stream_options` and `model` do not change the meaning.
@@ -18,23 +18,23 @@ const MANNER: [&str; 6] =
 
 /// The meaning of a request as a key.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Key([u8; 32]);
+pub struct Key([u8; 32]);
 
 impl Key {
     /// From a JSON body, whatever the order of its keys.
-    pub(crate) fn of(body: &Value) -> Self {
+    pub fn of(body: &Value) -> Self {
         let mut hash = Sha256::new();
         feed(&mut hash, body, true);
         Self(hash.finalize().into())
     }
 
     /// From bytes that are not JSON.
-    pub(crate) fn of_bytes(body: &[u8]) -> Self {
+    pub fn of_bytes(body: &[u8]) -> Self {
         Self(Sha256::digest(body).into())
     }
 
     /// Text of token `index` (from 0), with its leading space from the second on, at least `bytes` long.
-    pub(crate) fn token(self, index: u64, bytes: usize) -> String {
+    pub fn token(self, index: u64, bytes: usize) -> String {
         let mut hash = Sha256::new();
         hash.update(self.0);
         hash.update(index.to_le_bytes());
@@ -50,13 +50,23 @@ impl Key {
         text
     }
 
+    /// The first `tokens` of them: the whole answer.
+    pub fn text(self, tokens: u64) -> String {
+        (0..tokens).map(|index| self.token(index, 0)).collect()
+    }
+
+    /// The whole key.
+    pub fn long(self) -> String {
+        hex::encode(self.0)
+    }
+
     /// A short name of the key, for identifiers.
-    pub(crate) fn short(self) -> String {
+    pub fn short(self) -> String {
         hex::encode(&self.0[..8])
     }
 
     /// Numbers in -1..1 for an embedding of `len` dimensions.
-    pub(crate) fn vector(self, len: usize) -> Vec<f64> {
+    pub fn vector(self, len: usize) -> Vec<f64> {
         (0..len).map(|i| f64::from(self.0[i % 32]) / 127.5 - 1.0).collect()
     }
 }
@@ -90,7 +100,7 @@ fn feed(hash: &mut Sha256, value: &Value, top: bool) {
 }
 
 /// How many words a prompt, messages or input value holds: the stand-in's tokens.
-pub(crate) fn count_words(value: &Value) -> u64 {
+pub fn count_words(value: &Value) -> u64 {
     match value {
         Value::String(text) => text.split_whitespace().count() as u64,
         Value::Array(items) => items.iter().map(count_words).sum(),
@@ -105,7 +115,7 @@ pub(crate) fn count_words(value: &Value) -> u64 {
 }
 
 /// How many parts with this key (`image_url`, `input_audio`) a request holds.
-pub(crate) fn count_parts(value: &Value, part: &str) -> u64 {
+pub fn count_parts(value: &Value, part: &str) -> u64 {
     match value {
         Value::Array(items) => items.iter().map(|item| count_parts(item, part)).sum(),
         Value::Object(map) => {

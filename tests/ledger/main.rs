@@ -1,0 +1,82 @@
+//! The ledger check: 10,000 requests a seed from 16 clients over 3 backends that are killed, stall, hang, are drained,
+//! reloaded and left by their clients, for 20 seeds. Answered means executed exactly once, and what was asked for;
+//! `x-warden-executed: no` means never; `maybe` at most once; and nothing stays unanswered.
+//!
+//! ```text
+//! cargo test --profile quick -p warden-tests --test ledger -- --nocapture
+//! ```
+//!
+//! | variable | default | |
+//! |---|---|---|
+//! | `WARDEN_LEDGER_SEEDS` | 20 | how many seeds |
+//! | `WARDEN_LEDGER_FIRST` | 1 | the first of them; one that failed is brought back with `SEEDS=1` |
+//! | `WARDEN_LEDGER_REQUESTS` | 10000 | requests of each |
+//! | `WARDEN_LEDGER_AT_ONCE` | half the cores, at least 2 | storms at a time |
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use warden_rig::storm::Storm;
+use warden_rig::{Context as _, Outcome, Trouble, binaries};
+
+fn variable(name: &str, default: u64) -> Result<u64, Trouble> {
+    match std::env::var(name) {
+        Ok(text) => text.parse().context(format!("{name}={text}")),
+        Err(_) => Ok(default),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_told_is_what_was_executed_in_every_storm() -> Outcome {
+    let seeds = variable("WARDEN_LEDGER_SEEDS", 20)?;
+    let first = variable("WARDEN_LEDGER_FIRST", 1)?;
+    let requests = variable("WARDEN_LEDGER_REQUESTS", 10_000)?;
+    let cores = std::thread::available_parallelism().map_or(2, usize::from) as u64;
+    let at_once = variable("WARDEN_LEDGER_AT_ONCE", (cores / 2).max(2))?;
+    // Built once, before several ask for it.
+    binaries::llama_warden()?;
+    binaries::fake_llama()?;
+    let begun = Instant::now();
+    let turns = Arc::new(Semaphore::new(usize::try_from(at_once)?));
+    let mut storms = JoinSet::new();
+    for seed in first..first + seeds {
+        let turns = turns.clone();
+        storms.spawn(async move {
+            let _turn = turns.acquire_owned().await;
+            (seed, Storm::large(requests, seed).run().await)
+        });
+    }
+    let (mut failed, mut counts, mut all) = (Vec::new(), BTreeMap::<&str, usize>::new(), 0);
+    while let Some(ended) = storms.join_next().await {
+        match ended? {
+            (seed, Ok(report)) => {
+                say(&format!("seed {seed}: {report:?}"));
+                all += report.requests();
+                report.counts.iter().for_each(|(label, count)| *counts.entry(label).or_default() += count);
+            }
+            (seed, Err(trouble)) => {
+                say(&format!("seed {seed} FAILED: {trouble}"));
+                failed.push(seed);
+            }
+        }
+    }
+    say(&format!("{all} requests, {counts:?}, in {:?}", begun.elapsed()));
+    assert_eq!(
+        failed,
+        Vec::<u64>::new(),
+        "seeds with contradictions (WARDEN_LEDGER_FIRST=SEED WARDEN_LEDGER_SEEDS=1)"
+    );
+    // Most requests of a storm end well: else it shows little.
+    let whole = counts.get("whole").copied().unwrap_or(0);
+    assert!(whole * 2 > all, "{counts:?} of {all}");
+    Ok(())
+}
+
+/// Figures for whoever reads the log.
+#[expect(clippy::print_stderr, reason = "the seeds and figures are what a run is for")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}

@@ -1,0 +1,137 @@
+//! The books of a storm: what was executed, and whether that agrees with what the clients were told.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{Sent, Told};
+use crate::ledger::{End, Line};
+use crate::words::Key;
+
+/// One execution.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Execution {
+    /// How it ended.
+    pub end: End,
+    /// What was asked for.
+    pub meaning: String,
+    /// Nobody could have known of it: it was to be streamed, and its process died before the first byte was out. That
+    /// is what makes sending it again right, so it does not count.
+    pub unseen: bool,
+}
+
+/// Every execution by the request's name.
+pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
+    let mut ends: HashMap<(i32, u64), End> = HashMap::new();
+    let mut heads = std::collections::HashSet::new();
+    for line in lines {
+        let key = (line.pid, line.ordinal);
+        match line.event.as_str() {
+            "begun" => {}
+            "head" => drop(heads.insert(key)),
+            "finished" => drop(ends.insert(key, End::Finished)),
+            _ => drop(ends.insert(key, End::Cancelled)),
+        }
+    }
+    let mut all: BTreeMap<String, Vec<Execution>> = BTreeMap::new();
+    for line in lines.iter().filter(|line| line.event == "begun") {
+        let key = (line.pid, line.ordinal);
+        let end = ends.get(&key).copied().unwrap_or(End::Open);
+        let unseen = end == End::Open && line.stream && !heads.contains(&key);
+        let one = Execution { end, meaning: line.meaning.clone(), unseen };
+        all.entry(line.id.clone()).or_default().push(one);
+    }
+    all
+}
+
+/// Compares what one client was told with what was executed.
+///
+/// # Errors
+/// The contradiction.
+pub fn audit(sent: &Sent, executed: &[Execution]) -> Result<(), String> {
+    let told = sent.told.as_ref().map_err(|why| format!("{why:?}"))?;
+    let count = executed.iter().filter(|one| !one.unseen).count();
+    let finished = executed.iter().filter(|one| one.end == End::Finished).count();
+    let key = Key::of(&sent.request);
+    if let Some(other) = executed.iter().find(|one| one.meaning != key.long()) {
+        return Err(format!("something else was executed: {other:?}"));
+    }
+    if let Told::Whole(answer) = told {
+        let wanted = key.text(sent.request["max_tokens"].as_u64().unwrap_or(0));
+        if answer.text != wanted || answer.finish.as_deref() != Some("length") {
+            return Err(format!("{:?} ({:?}) instead of {wanted:?}", answer.text, answer.finish));
+        }
+    }
+    match told {
+        Told::Whole(_) if count == 1 && finished == 1 => Ok(()),
+        Told::Refused { nothing_ran: true, .. } if count == 0 => Ok(()),
+        Told::Refused { nothing_ran: false, .. } | Told::Cut | Told::Left if count <= 1 => Ok(()),
+        other => Err(format!("told {other:?}, executed {executed:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Answer;
+    use crate::warden::chat;
+
+    fn line(event: &str, pid: i32, stream: bool) -> Line {
+        let meaning = Key::of(&chat("r", "m", "hi", 2, true)).long();
+        serde_json::from_value(json!({
+            "event": event, "id": "r", "pid": pid, "ordinal": 1, "at_ms": 1, "stream": stream, "meaning": meaning,
+        }))
+        .unwrap_or_else(|_| unreachable!("a line"))
+    }
+
+    fn verdict(told: Told, lines: &[Line]) -> bool {
+        let request = chat("r", "m", "hi", 2, true);
+        let sent = Sent { id: "r".to_owned(), request, told: Ok(told) };
+        let executed = executions(lines);
+        audit(&sent, executed.get("r").map_or(&[][..], Vec::as_slice)).is_ok()
+    }
+
+    fn whole() -> Told {
+        let key = Key::of(&chat("r", "m", "hi", 2, true));
+        let finish = Some("length".to_owned());
+        Told::Whole(Box::new(Answer { text: key.text(2), finish, done: true, ..Answer::default() }))
+    }
+
+    #[test]
+    fn an_answer_needs_one_finished_execution_and_no_other_that_anybody_could_have_known_of() {
+        let good = [line("begun", 1, true), line("head", 1, true), line("finished", 1, true)];
+        assert!(verdict(whole(), &good));
+        assert!(!verdict(whole(), &[]));
+        assert!(!verdict(whole(), &good[..2]));
+        let twice = [&good[..], &[line("begun", 2, true), line("head", 2, true)]].concat();
+        assert!(!verdict(whole(), &twice));
+        let unseen = [&good[..], &[line("begun", 2, true)]].concat();
+        assert!(verdict(whole(), &unseen));
+        let not_streamed = [&good[..], &[line("begun", 2, false)]].concat();
+        assert!(!verdict(whole(), &not_streamed));
+    }
+
+    #[test]
+    fn no_means_none_and_maybe_means_at_most_one() {
+        let refused = |nothing_ran| Told::Refused { nothing_ran, words: String::new() };
+        let one = [line("begun", 1, true), line("head", 1, true)];
+        let two = [&one[..], &[line("begun", 2, true), line("cancelled", 2, true)]].concat();
+        assert!(verdict(refused(true), &[]));
+        assert!(!verdict(refused(true), &one));
+        assert!(verdict(refused(false), &one));
+        assert!(!verdict(refused(false), &two));
+        assert!(!verdict(Told::Cut, &two));
+        assert!(!verdict(Told::Left, &two));
+    }
+
+    #[test]
+    fn another_text_or_another_request_is_a_contradiction() {
+        let good = [line("begun", 1, true), line("finished", 1, true)];
+        let other =
+            Told::Whole(Box::new(Answer { text: "other".to_owned(), done: true, ..Answer::default() }));
+        assert!(!verdict(other, &good));
+        let mut lines = good.to_vec();
+        lines[0].meaning = "another".to_owned();
+        assert!(!verdict(whole(), &lines));
+    }
+}
