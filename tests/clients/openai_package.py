@@ -35,7 +35,7 @@ def _():
     return list(chat(stream=True, stream_options={"include_usage": True}))
 
 
-@case("chat, two choices")
+@case("error: more choices than slots")
 def _():
     return chat(n=2)
 

@@ -30,7 +30,7 @@ fn able() -> Result<Vec<String>, Trouble> {
 async fn behind_us(preset: Preset, flags: &[String]) -> Result<Warden, Trouble> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let lines = model_lines(preset, &flags).await?;
-    let warden = Setup::new()?.model("m", &lines).start().await?;
+    let warden = Setup::new()?.top("server.h2c = true").model("m", &lines).start().await?;
     warden.until_ready(1).await?;
     Ok(warden)
 }
@@ -41,8 +41,13 @@ async fn same_through_us(program: &str, preset: Preset, flags: &[String], kinds:
     let Some(packages) = Packages::installed().await? else { return Ok(()) };
     let (direct, through) = tokio::join!(OnPort::start(preset, flags), behind_us(preset, flags));
     let (direct, through) = (direct?, through?);
-    let (here, url) = ([direct.url.as_str()], through.url());
-    let there = [url.as_str()];
+    let url = through.url();
+    let (mut here, mut there) = (vec![direct.url.as_str()], vec![url.as_str()]);
+    if program == "with_curl.py" {
+        // llama-server itself knows no h2.
+        here.push("--http1.1");
+        there.push("--http2-prior-knowledge");
+    }
     let (direct, through) = tokio::join!(packages.run(program, &here), packages.run(program, &there));
     compare(program, direct?, through?, kinds)
 }

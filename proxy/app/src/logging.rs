@@ -10,6 +10,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use warden_policies::defaults::Log;
 
+use crate::child_lines::Bare;
 use crate::exit::Failure;
 use crate::log_writer::LogWriter;
 
@@ -31,8 +32,9 @@ pub(crate) fn flush() {
     }
 }
 
-/// Starts logging. Only the first call in a process counts.
-pub(crate) fn init(log: &Log) -> Result<(), Failure> {
+/// Starts logging, with the lines of the child as they are if we stand in its place. Only the first call in a process
+/// counts.
+pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     let mut filter =
         filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
     // The supervisor tells its events as they are, we tell them in sentences: once is enough.
@@ -49,7 +51,12 @@ pub(crate) fn init(log: &Log) -> Result<(), Failure> {
         builder.json().flatten_event(true).try_init()
     } else {
         use io::IsTerminal;
-        builder.with_ansi(io::stderr().is_terminal()).try_init()
+        let builder = builder.with_ansi(io::stderr().is_terminal());
+        if bare {
+            builder.event_format(Bare(tracing_subscriber::fmt::format())).try_init()
+        } else {
+            builder.try_init()
+        }
     };
     // Somebody has started logging before: theirs stays.
     drop(started);

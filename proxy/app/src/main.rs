@@ -5,6 +5,7 @@ use std::process::ExitCode;
 mod access_log;
 mod admin;
 mod advice;
+mod child_lines;
 mod cli;
 mod clock;
 mod config;

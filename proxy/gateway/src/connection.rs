@@ -61,6 +61,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
     let mut connection = Builder::new()
         .max_buf_size(config.header_bytes.max(LEAST_BUFFER))
         .max_headers(config.header_count)
+        // As llama-server writes them: some programs compare names with their case.
+        .title_case_headers(true)
         // The times of a head and of an idle connection differ, and hyper has one for both.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(io), service);

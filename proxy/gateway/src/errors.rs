@@ -100,6 +100,9 @@ pub(crate) enum Refusal {
     TimedOut { model: ModelName, after: Duration },
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// As llama-server says it.
+    #[error("Loading model")]
+    Loading,
     #[error("Invalid API Key: none was sent; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     NoKey,
     /// As llama-server says it.
@@ -179,9 +182,11 @@ impl Refusal {
             Self::KeySpent { .. } | Self::KeyBusy { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error")
             }
-            Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
-                (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE)
-            }
+            Self::Busy
+            | Self::Denied { .. }
+            | Self::Unreachable { .. }
+            | Self::ShuttingDown
+            | Self::Loading => (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE),
             Self::Died { .. } | Self::Garbled { .. } | Self::Revoked { .. } => {
                 (StatusCode::BAD_GATEWAY, "server_error")
             }
@@ -218,9 +223,11 @@ impl Refusal {
             Self::Denied { denied: Denied::Removed, .. } => None,
             Self::KeySpent { wait, .. } => Some(*wait),
             Self::KeyBusy { .. } => Some(RETRY_SOON),
-            Self::Busy | Self::Denied { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
-                Some(RETRY_SOON)
-            }
+            Self::Busy
+            | Self::Denied { .. }
+            | Self::Unreachable { .. }
+            | Self::ShuttingDown
+            | Self::Loading => Some(RETRY_SOON),
             _ => None,
         }
     }
@@ -279,6 +286,7 @@ impl Refusal {
             Self::Revoked { .. } => Outcome::Revoked,
             Self::TimedOut { .. } => Outcome::TimedOut,
             Self::ShuttingDown => Outcome::Denied("shutting_down"),
+            Self::Loading => Outcome::Denied("loading"),
             Self::NoKey => Outcome::Rejected("no_key"),
             Self::WrongKey => Outcome::Rejected("wrong_key"),
             Self::KeySpent { what: "tokens", .. } => Outcome::Rejected("key_tokens"),

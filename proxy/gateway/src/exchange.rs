@@ -36,6 +36,7 @@ use crate::attempts::{Message, Relayed};
 use crate::backends::Right;
 use crate::client_io::{Busy, ConnState};
 use crate::cors;
+use crate::dropin;
 use crate::errors::Refusal;
 use crate::gateway::Shared;
 use crate::headers;
@@ -74,6 +75,8 @@ pub(crate) async fn answer(
         Some(Ok(named)) if named.is_bare && parts.method == Method::GET => Some(Own::Bare(&named.name)),
         _ => routes::own(&parts.method, parts.uri.path()),
     };
+    let live = shared.live.now();
+    let own = own.and_then(|own| dropin::own(&shared, own, live.keys.is_some()));
     let label = match &own {
         None => route.name,
         Some(Own::Health) => "health",
@@ -93,7 +96,6 @@ pub(crate) async fn answer(
         label,
     );
     let origin = parts.headers.get(ORIGIN).cloned();
-    let live = shared.live.now();
     let mut exchange = Exchange {
         shared,
         live,
@@ -175,6 +177,7 @@ impl Exchange {
         let view = || self.shared.backends.view();
         match own {
             Own::Health if self.shared.stop.is_cancelled() => Err(Refusal::ShuttingDown),
+            Own::Health if dropin::is_loading(&self.shared) => Err(Refusal::Loading),
             Own::Health => Ok(own::health()),
             Own::Models => Ok(own::models(&view(), self.shared.started, &|model| self.shows(&model.name))),
             Own::Running => Ok(own::running(&view(), &|model| self.shows(&model.name))),
@@ -239,7 +242,9 @@ impl Exchange {
         }
 
         wire::sign(&mut parts.headers, parts.version);
+        let conversation = headers::conversation(&parts.headers).filter(|_| dropin::is(&self.shared));
         headers::to_backend(&mut parts.headers, &self.request_id);
+        headers::set_conversation(&mut parts.headers, conversation);
         if self.key.is_some() {
             keys::strip(&mut parts.headers);
         }

@@ -64,6 +64,19 @@ pub(crate) fn to_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
     headers.insert(REQUEST_ID, request_id.clone());
 }
 
+/// The name under which llama-server keeps a stream to be read again, which goes on without its client. It is forgotten
+/// unless we stand in the place of that one llama-server.
+pub(crate) fn conversation(headers: &HeaderMap) -> Option<HeaderValue> {
+    headers.get(CONVERSATION_ID).cloned()
+}
+
+/// Sets what [`conversation`] found, after [`to_backend`].
+pub(crate) fn set_conversation(headers: &mut HeaderMap, conversation: Option<HeaderValue>) {
+    if let Some(value) = conversation {
+        headers.insert(CONVERSATION_ID, value);
+    }
+}
+
 /// Makes a backend's head ready for the client. The length of an answer without a body (to `HEAD`, or 304) is a fact
 /// about the resource and stays.
 pub(crate) fn to_client(headers: &mut HeaderMap, request_id: &HeaderValue, has_body: bool) {

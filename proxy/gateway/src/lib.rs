@@ -45,6 +45,7 @@ mod config;
 mod connection;
 mod cors;
 mod demand;
+mod dropin;
 mod errors;
 mod exchange;
 mod front;

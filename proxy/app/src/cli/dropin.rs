@@ -39,11 +39,13 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
                 ));
             }
             Listening::Host => settings.push(FlagSetting::raw(flag, &["server", "host"], value)),
+            Listening::Certificate => settings.push(FlagSetting::raw(flag, &["server", "tls_cert"], value)),
+            Listening::PrivateKey => settings.push(FlagSetting::raw(flag, &["server", "tls_key"], value)),
             Listening::Port => settings.push(FlagSetting::raw(flag, &["server", "port"], value)),
             Listening::Harmful => {
                 return Err(Failure::usage(
                     format!("{flag} is not supported: we could not reach llama-server with it"),
-                    "remove it, and put a TLS or path proxy in front of llama-warden",
+                    "remove it, and put a path proxy in front of llama-warden",
                 ));
             }
             Listening::Pointless | Listening::Key => {}
@@ -70,6 +72,15 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
         value: model,
     });
     Ok(settings)
+}
+
+/// Who starts a `llama-server` and ends it expects that it ends: it never waits for those who are being served.
+const ENDS_WITHIN: &str = "1s";
+
+/// What else is as llama-server has it when we go by its name, unless ours is set.
+pub(crate) fn manners(machine: &Machine) -> Option<FlagSetting> {
+    let ours = machine.var("LLAMA_WARDEN_SERVER__SHUTDOWN_DEADLINE").is_some();
+    (!ours).then(|| FlagSetting::raw("the name llama-server", &["server", "shutdown_deadline"], ENDS_WITHIN))
 }
 
 /// llama-server's own variables for listening are ours, unless ours are set.
@@ -135,11 +146,19 @@ mod tests {
 
     #[test]
     fn what_would_keep_us_from_the_child_is_refused_with_a_cure() {
-        for args in ["--ssl-key-file x", "--api-prefix /v2", "--host a,b", "--host /tmp/x.sock"] {
+        for args in ["--api-prefix /v2", "--host a,b", "--host /tmp/x.sock"] {
             let failure = settings(&words(args), &machine(&[])).unwrap_err();
             assert_eq!(failure.code(), 2);
             assert_eq!(failure.lines().len(), 2, "{args}");
         }
+    }
+
+    #[test]
+    fn certificate_and_key_become_ours() {
+        let loaded = loaded("-m a.gguf --ssl-cert-file cert.pem --ssl-key-file key.pem", &[]);
+        let server = &loaded.settings.server;
+        assert_eq!((server.tls_cert.as_str(), server.tls_key.as_str()), ("cert.pem", "key.pem"));
+        assert_eq!(loaded.models[0].1.args, words("-m a.gguf"));
     }
 
     #[test]

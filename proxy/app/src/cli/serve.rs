@@ -110,10 +110,13 @@ pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
         return ask_the_binary(&args, &machine);
     }
     // Without any flag llama-server serves nothing of its own either, but it takes its model from the environment.
-    run(ServeArgs {
+    let args = ServeArgs {
         flags: if args.is_empty() { vec!["--jinja".to_owned()] } else { args },
         ..ServeArgs::default()
-    })
+    };
+    let mut plan = args.plan(&machine)?;
+    plan.flags.extend(dropin::manners(&machine));
+    crate::serve::run(plan)
 }
 
 /// Becomes the real llama-server: questions like `--help` are its own to answer.

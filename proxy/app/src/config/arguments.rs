@@ -19,6 +19,10 @@ pub(crate) enum Listening {
     Port,
     /// Meaningless behind a Unix socket.
     Pointless,
+    /// The certificate's key, which becomes ours.
+    PrivateKey,
+    /// The certificate, which becomes ours.
+    Certificate,
     /// Would keep us from talking to it.
     Harmful,
     /// A key that the process checks itself.
@@ -29,8 +33,8 @@ const LISTENING: [(&str, Takes, Listening); 8] = [
     ("--host", Takes::Value, Listening::Host),
     ("--port", Takes::Value, Listening::Port),
     ("--reuse-port", Takes::Nothing, Listening::Pointless),
-    ("--ssl-key-file", Takes::Value, Listening::Harmful),
-    ("--ssl-cert-file", Takes::Value, Listening::Harmful),
+    ("--ssl-key-file", Takes::Value, Listening::PrivateKey),
+    ("--ssl-cert-file", Takes::Value, Listening::Certificate),
     ("--api-prefix", Takes::Value, Listening::Harmful),
     ("--api-key", Takes::Value, Listening::Key),
     ("--api-key-file", Takes::Value, Listening::Key),

@@ -91,6 +91,9 @@ impl Resolver<'_> {
         }
         let Some((flag, what)) = arguments::first_listening(args) else { return };
         let (why, hint) = match what {
+            Listening::Certificate | Listening::PrivateKey => {
+                ("TLS is ours", "set `tls_cert` and `tls_key` in [server]")
+            }
             Listening::Host | Listening::Port => ("listening is ours", "set `host` and `port` in [server]"),
             Listening::Pointless => ("listening is ours", "remove it: each process has a socket of its own"),
             Listening::Harmful => (

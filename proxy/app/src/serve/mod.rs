@@ -116,7 +116,7 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
         resolved = plan.resolve(&machine) => resolved?,
         () = signals.end() => return Ok(()),
     };
-    logging::init(&resolved.log)?;
+    logging::init(&resolved.log, resolved.fleet.any_name)?;
     raise_file_limit();
     warn(&resolved.warnings);
     let deadline = resolved.server.shutdown_deadline;

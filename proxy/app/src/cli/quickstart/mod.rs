@@ -263,7 +263,7 @@ async fn start(
         file.write()?;
     }
     let resolved = plan.resolve(machine).await?;
-    logging::init(&resolved.log)?;
+    logging::init(&resolved.log, false)?;
     Server::start(resolved, machine, nursery).await
 }
 

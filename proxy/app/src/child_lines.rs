@@ -1,0 +1,85 @@
+//! The lines of a llama-server in whose place we stand, as it wrote them: what reads the log of the one must be able to
+//! read that of the other. Everything else is written as always.
+
+use std::fmt;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::FmtContext;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Writes the children's lines bare, and leaves the others to `F`.
+pub(crate) struct Bare<F>(pub(crate) F);
+
+impl<S, N, F> FormatEvent<S, N> for Bare<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        if event.metadata().target() != "llama_server" {
+            return self.0.format_event(context, writer, event);
+        }
+        let mut line = Message(Ok(()), writer.by_ref());
+        event.record(&mut line);
+        line.0?;
+        writeln!(writer)
+    }
+}
+
+/// Writes the message and nothing else of an event.
+struct Message<'a>(fmt::Result, Writer<'a>);
+
+impl Visit for Message<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = write!(self.1, "{value:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_childs_lines_are_as_it_wrote_them_and_ours_are_as_always() {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let format = Bare(tracing_subscriber::fmt::format().without_time());
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .event_format(format)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(target: "llama_server", model = "m", "0.1 I {} \"model\" loaded", "srv");
+            tracing::info!(target: "event", model = "m", "ready");
+        });
+        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text, "0.1 I srv \"model\" loaded\n INFO event: ready model=\"m\"\n");
+    }
+}
