@@ -43,7 +43,7 @@ impl Default for Cors {
 
 impl Cors {
     /// Answers as llama-server does.
-    fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.origins == Origins::Mirror && !self.with_keys
     }
 

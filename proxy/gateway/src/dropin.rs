@@ -14,7 +14,7 @@ pub(crate) fn is(shared: &Shared) -> bool {
     shared.backends.resolve(Some("")).is_ok()
 }
 
-/// What is left of a route of ours.
+/// What is left of a route of ours, when we do.
 pub(crate) fn own<'a>(shared: &Shared, own: Own<'a>, asks_for_keys: bool) -> Option<Own<'a>> {
     let theirs = match own {
         Own::Models => true,
@@ -22,13 +22,13 @@ pub(crate) fn own<'a>(shared: &Shared, own: Own<'a>, asks_for_keys: bool) -> Opt
         Own::Preflight => !asks_for_keys,
         _ => false,
     };
-    let given = theirs && is(shared) && is_up(&shared.backends.view());
+    let given = theirs && is_up(&shared.backends.view());
     (!given).then_some(own)
 }
 
-/// Whether health says that the first process loads.
+/// Whether health says that the first process loads, when we do.
 pub(crate) fn is_loading(shared: &Shared) -> bool {
-    is(shared) && has_never_been_up(&shared.backends.view())
+    has_never_been_up(&shared.backends.view())
 }
 
 fn is_up(view: &FleetView) -> bool {

@@ -76,7 +76,9 @@ pub(crate) async fn answer(
         _ => routes::own(&parts.method, parts.uri.path()),
     };
     let live = shared.live.now();
-    let own = own.and_then(|own| dropin::own(&shared, own, live.keys.is_some()));
+    let drop_in = dropin::is(&shared);
+    let own =
+        own.and_then(|own| if drop_in { dropin::own(&shared, own, live.keys.is_some()) } else { Some(own) });
     let label = match &own {
         None => route.name,
         Some(Own::Health) => "health",
@@ -99,6 +101,7 @@ pub(crate) async fn answer(
     let mut exchange = Exchange {
         shared,
         live,
+        drop_in,
         conn,
         route,
         request_id,
@@ -142,6 +145,8 @@ pub(crate) struct Exchange {
     pub(crate) shared: Arc<Shared>,
     /// What was configured when the request began.
     pub(crate) live: Arc<Live>,
+    /// We stand in the place of a single llama-server.
+    drop_in: bool,
     pub(crate) conn: Arc<ConnState>,
     pub(crate) route: Route,
     pub(crate) request_id: HeaderValue,
@@ -177,7 +182,7 @@ impl Exchange {
         let view = || self.shared.backends.view();
         match own {
             Own::Health if self.shared.stop.is_cancelled() => Err(Refusal::ShuttingDown),
-            Own::Health if dropin::is_loading(&self.shared) => Err(Refusal::Loading),
+            Own::Health if self.drop_in && dropin::is_loading(&self.shared) => Err(Refusal::Loading),
             Own::Health => Ok(own::health()),
             Own::Models => Ok(own::models(&view(), self.shared.started, &|model| self.shows(&model.name))),
             Own::Running => Ok(own::running(&view(), &|model| self.shows(&model.name))),
@@ -222,7 +227,7 @@ impl Exchange {
         let named = match asked {
             Some(name) => Some(self.resolve(Some(&name))?),
             // With `any_name`, every name means the only model, so that a large body need not be searched for one.
-            None if self.shared.backends.resolve(Some("")).is_ok() => Some(self.resolve(Some(""))?),
+            None if self.drop_in => Some(self.resolve(Some(""))?),
             None => None,
         };
         let renamed = named.as_ref().and_then(rules).is_some_and(|rules| rules.upstream_model.is_some());
@@ -242,7 +247,7 @@ impl Exchange {
         }
 
         wire::sign(&mut parts.headers, parts.version);
-        let conversation = headers::conversation(&parts.headers).filter(|_| dropin::is(&self.shared));
+        let conversation = headers::conversation(&parts.headers).filter(|_| self.drop_in);
         headers::to_backend(&mut parts.headers, &self.request_id);
         headers::set_conversation(&mut parts.headers, conversation);
         if self.key.is_some() {
@@ -304,8 +309,11 @@ impl Exchange {
             .is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(b"text/event-stream"));
         let has_body = self.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
         headers::to_client(&mut parts.headers, &self.request_id, has_body);
-        cors::strip(&mut parts.headers);
-        self.live.cors.mark(self.origin.as_ref(), &mut parts.headers);
+        // Where we stand in its place and nothing is configured, llama-server's own word stands.
+        if !(self.drop_in && self.live.cors.is_plain()) {
+            cors::strip(&mut parts.headers);
+            self.live.cors.mark(self.origin.as_ref(), &mut parts.headers);
+        }
         wire::sign(&mut parts.headers, version);
         self.flight.record.status = parts.status.as_u16();
         self.flight.record.stream = is_events;
