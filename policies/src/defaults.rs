@@ -157,12 +157,12 @@ section!(
         connections: usize,
         /// Connections from one address.
         connections_per_peer: usize,
-        /// A request body that comes slower than this many bytes a second, over `body_window`, is given up; a pause without a byte is measured by `body_timeout` instead.
+        /// Bytes a second with which a client earns back the time that it let us wait for its body: a pause is forgiven, a trickle ends like silence after `body_timeout`. 0: any byte earns it all back.
         body_rate: ByteSize,
-        /// Time over which the rate of a body is taken.
-        body_window: Duration = "duration",
         /// A client that takes no byte of a waiting answer for this long is cut.
         send_timeout: Duration = "duration",
+        /// Bytes that may wait in the kernel for a client that does not take them, beside those that are under way to it.
+        unsent_bytes: ByteSize,
         /// Connections beyond the limits that are told so at a time; further ones are closed without a word.
         refusals: usize,
         /// PEM file with the certificate and those that lead to its authority; empty: no TLS. Relative to the configuration file.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use warden_policies::ByteSize;
 use warden_policies::defaults::{Defaults, Server};
 
+use crate::pace::Pace;
 use crate::request_body::Limits;
 use crate::routes::BodySize;
 use crate::tls_files::TlsFiles;
@@ -50,12 +51,12 @@ pub struct GatewayConfig {
     pub connections: usize,
     /// Client connections from one address.
     pub connections_per_peer: usize,
-    /// Bytes per second of a request body, over `body_window`.
+    /// Bytes per second of a request body with which a client earns back what it let us wait; 0: any byte does.
     pub body_rate: u64,
-    /// Time over which that rate is taken.
-    pub body_window: Duration,
     /// A client that takes no byte of a waiting answer for this long is cut.
     pub send_timeout: Duration,
+    /// Bytes that wait in the kernel for a client that does not take them.
+    pub unsent_bytes: u32,
     /// Connections beyond the limits that are told so at a time.
     pub refusals: usize,
     /// Certificate and key, for TLS.
@@ -97,7 +98,7 @@ impl GatewayConfig {
         };
         let narrower = matches!(size, BodySize::Text | BodySize::Control) && self.body_bytes < bytes;
         let (bytes, key) = if narrower { (self.body_bytes, "server.body_bytes") } else { (bytes, key) };
-        Limits { bytes, key, silence: self.body_timeout }
+        Limits { bytes, key, pace: Pace::new(self.body_timeout, self.body_rate) }
     }
 }
 
@@ -177,8 +178,8 @@ impl From<&Defaults> for GatewayConfig {
             connections: server.connections,
             connections_per_peer: server.connections_per_peer,
             body_rate: server.body_rate.0,
-            body_window: server.body_window,
             send_timeout: server.send_timeout,
+            unsent_bytes: u32::try_from(server.unsent_bytes.0).unwrap_or(u32::MAX),
             refusals: server.refusals,
             tls: TlsFiles::of(&server.tls_cert, &server.tls_key),
             tls_handshake_timeout: server.tls_handshake_timeout,

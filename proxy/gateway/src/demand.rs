@@ -93,7 +93,7 @@ impl Exchange {
                 }
                 // What is still to come may be an image, or, in chunks, a text of any length.
                 Weighed::Fits { .. } | Weighed::Unclear { .. } => {
-                    if !intake.take_all(self.shared.config.body_timeout).await? {
+                    if !intake.take_all().await? {
                         return Ok(None);
                     }
                 }

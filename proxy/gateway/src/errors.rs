@@ -56,7 +56,9 @@ pub(crate) enum Refusal {
     Method(http::Method),
     #[error("the request body is larger than {limit} bytes, the limit `{key}`")]
     BodyTooLarge { limit: u64, key: &'static str },
-    #[error("the request body did not arrive in time: nothing came for longer than `server.body_timeout`")]
+    #[error(
+        "the request body did not arrive in time: nothing came for longer than `server.body_timeout`, or less than `server.body_rate`"
+    )]
     BodyTooSlow,
     #[error("the request body broke off")]
     BodyBroken,

@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use socket2::SockRef;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -54,6 +55,10 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, stream: TcpStream, 
     let refusal = if admitted { None } else { Some(shared.front.refusals.try_acquire()) };
     if matches!(refusal, Some(Err(_))) {
         return limited.note(Limit::Refusals);
+    }
+    // A reader that stalls would else hold as much of the kernel's memory as its connection was ever fast.
+    if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(config.unsent_bytes) {
+        tracing::debug!(%error, "cannot set TCP_NOTSENT_LOWAT");
     }
     let stream = match &shared.front.tls {
         None => ClientStream::from(stream),

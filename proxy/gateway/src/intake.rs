@@ -14,7 +14,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -22,7 +21,7 @@ use http::header::CONTENT_TYPE;
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::budget::{Budget, Held};
 use crate::config::GatewayConfig;
@@ -98,12 +97,7 @@ impl Intake {
             if searching && self.held.len() >= config.model_scan_bytes as u64 {
                 return Err(Refusal::ModelTooFar { limit: config.model_scan_bytes });
             }
-            let Ok(piece) = timeout(self.limits.silence, self.next()).await else {
-                return Err(Refusal::BodyTooSlow);
-            };
-            let Some(piece) = piece.map_err(|fault| Refusal::of_body(fault, self.limits))? else {
-                return Ok(());
-            };
+            let Some(piece) = self.timely().await? else { return Ok(()) };
             if let Err(piece) = self.held.push(piece) {
                 if searching && !self.settled() {
                     return Err(Refusal::Busy);
@@ -133,18 +127,25 @@ impl Intake {
     }
 
     /// Takes in all of the body, as long as the common budget has room. False if it has not.
-    pub(crate) async fn take_all(&mut self, silence: Duration) -> Result<bool, Refusal> {
+    pub(crate) async fn take_all(&mut self) -> Result<bool, Refusal> {
         while self.rest.is_some() {
-            let Ok(piece) = timeout(silence, self.next()).await else { return Err(Refusal::BodyTooSlow) };
-            let Some(piece) = piece.map_err(|fault| Refusal::of_body(fault, self.limits))? else {
-                break;
-            };
+            let Some(piece) = self.timely().await? else { break };
             if let Err(piece) = self.held.push(piece) {
                 self.held.push_unreserved(piece);
                 return Ok(self.rest.is_none());
             }
         }
         Ok(true)
+    }
+
+    /// The next piece, if it comes in time.
+    async fn timely(&mut self) -> Result<Option<Bytes>, Refusal> {
+        let since = Instant::now();
+        let piece = timeout(self.limits.pace.left(), self.next()).await;
+        let piece = piece.map_err(|_| Refusal::BodyTooSlow)?;
+        let piece = piece.map_err(|fault| Refusal::of_body(fault, self.limits))?;
+        self.limits.pace.came(since.elapsed(), piece.as_ref().map_or(0, Bytes::len));
+        Ok(piece)
     }
 
     /// Whether the length of the body is known: it is here, or was declared.

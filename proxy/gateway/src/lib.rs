@@ -23,6 +23,7 @@
 //! | `routes`, `own`, `errors` | what is served by whom; our own answers |
 //! | `demand` | how large a prompt is, where admission wants to know |
 //! | `intake`, `scan`, `multipart`, `query`, `target`, `budget` | which model a request names; held bodies |
+//! | `pace` | how slowly a body may come |
 //! | `wire`, `raw_head` | what HTTP demands of an intermediary; ambiguous requests |
 //! | `rules`, `outline`, `splice` | what an operator wants changed in request bodies, in place |
 //! | `backends`, `pool`, `link`, `signal`, `request_body`, `headers` | the way to a backend |
@@ -62,6 +63,7 @@ mod multipart;
 mod observe;
 mod outline;
 mod own;
+mod pace;
 mod pool;
 mod query;
 mod raw_head;

@@ -11,9 +11,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::budget::Held;
+use crate::pace::Pace;
 use crate::scan::Scanner;
 
 /// Why a body ended early.
@@ -85,8 +86,8 @@ pub(crate) struct Limits {
     pub(crate) bytes: u64,
     /// The setting that says so.
     pub(crate) key: &'static str,
-    /// Longest silence.
-    pub(crate) silence: Duration,
+    /// How slowly it may come.
+    pub(crate) pace: Pace,
 }
 
 /// What the rest of a body must keep to.
@@ -114,7 +115,8 @@ struct Live {
     rest: Option<Incoming>,
     scanner: Option<Scanner>,
     guard: Guard,
-    silence: Option<Pin<Box<Sleep>>>,
+    /// Since when the client lets us wait, and until when it may.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl RequestBody {
@@ -137,7 +139,7 @@ impl RequestBody {
         guard: Guard,
         sent: Arc<Sent>,
     ) -> Self {
-        Self { from: From::Live(Box::new(Live { held, rest, scanner, guard, silence: None })), sent }
+        Self { from: From::Live(Box::new(Live { held, rest, scanner, guard, waiting: None })), sent }
     }
 
     fn ended(&self) -> bool {
@@ -212,13 +214,14 @@ impl Live {
             let frame = match Pin::new(&mut *rest).poll_frame(context) {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
-                    let limit = self.guard.limits.silence;
-                    let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(limit)));
-                    ready!(silence.as_mut().poll(context));
+                    let left = self.guard.limits.pace.left();
+                    let start = || (Instant::now(), Box::pin(sleep(left)));
+                    let (_, until) = self.waiting.get_or_insert_with(start);
+                    ready!(until.as_mut().poll(context));
                     return Poll::Ready(Some(Err(BodyFault::TooSlow)));
                 }
             };
-            self.silence = None;
+            let waited = self.waiting.take().map_or(Duration::ZERO, |(since, _)| since.elapsed());
             let piece = match frame {
                 None => return Poll::Ready(None),
                 Some(Err(_)) => return Poll::Ready(Some(Err(BodyFault::Broken))),
@@ -228,6 +231,7 @@ impl Live {
                     Err(_) => continue,
                 },
             };
+            self.guard.limits.pace.came(waited, piece.len());
             let total = sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
             if total > self.guard.limits.bytes {
                 return Poll::Ready(Some(Err(BodyFault::TooLarge)));

@@ -48,7 +48,7 @@ impl Exchange {
         let wanted = self.live.models.get(model).is_some_and(|rules| rules.assemble);
         let kind = Kind::of(parts.uri.path()).filter(|_| wanted && parts.method == Method::POST);
         let Some(kind) = kind else { return Ok(None) };
-        if !intake.take_all(self.shared.config.body_timeout).await? || intake.is_stream() {
+        if !intake.take_all().await? || intake.is_stream() {
             return Ok(None);
         }
         let asked = intake.json().and_then(|body| ask::streamed(kind, &body));

@@ -43,7 +43,7 @@ impl Exchange {
         if !plan.is_strict() && !intake.is_whole() && intake.names_once() {
             return rename(rules, intake);
         }
-        if !intake.take_all(self.shared.config.body_timeout).await? {
+        if !intake.take_all().await? {
             return Err(Refusal::Busy);
         }
         match Outline::of(intake.pieces(), plan.wanted()) {

@@ -3,6 +3,79 @@
 use super::*;
 use crate::{Limit, Outcome};
 
+/// As many files as a test with thousands of connections needs: both ends are in this process.
+fn raise_file_limit() {
+    let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    files.current = files.maximum;
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();
+}
+
+/// Anonymous memory of this process, bytes.
+fn anonymous() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+#[tokio::test]
+async fn a_thousand_readers_that_do_not_read_cost_little_and_hurt_nobody() {
+    raise_file_limit();
+    let written = Arc::new(AtomicUsize::new(0));
+    let count = written.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let count = count.clone();
+        async move {
+            rustix::net::sockopt::set_socket_send_buffer_size(&peer.stream, 16 * 1024).unwrap();
+            let Some((head, _)) = peer.request().await else { return };
+            if head.contains("/quick") {
+                peer.send(&json_answer("{}")).await;
+                return;
+            }
+            peer.send(EVENTS).await;
+            let chunk = [b"1000\r\n".as_slice(), &[b'x'; 0xffe], b"\n\n\r\n"].concat();
+            while peer.stream.write_all(&chunk).await.is_ok() {
+                count.fetch_add(chunk.len(), Ordering::SeqCst);
+                // A thousand of these share a thread with the rest of the test.
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let before = anonymous();
+    let mut slow = Vec::new();
+    for _ in 0..1000 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        // Little room in the kernel: it is ours that is in question.
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut client = Peer::new(socket.connect(rig.address).await.unwrap());
+        client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+        slow.push(client);
+    }
+    eventually("all are answered", || rig.live() == 1000).await;
+    // All stalled: no byte more in 300 ms.
+    let until = Instant::now() + PATIENCE * 9;
+    let mut last = usize::MAX;
+    while written.load(Ordering::SeqCst) != last || last == 0 {
+        assert!(Instant::now() < until, "never stalls: {last} bytes");
+        last = written.load(Ordering::SeqCst);
+        sleep(Duration::from_millis(300)).await;
+    }
+    // Buffers of sockets and ours.
+    assert!(last < 1000 * 1024 * 1024, "{last} bytes were taken from the backend");
+    for _ in 0..5 {
+        let (head, _) = rig.ask(&post("/quick", "{}")).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        let cost = anonymous().saturating_sub(before);
+        // Three buffers of 64 KiB each: read from the backend, on the way, waiting to be written. Both ends are in this
+        // process, too.
+        assert!(cost < 1000 * 256 * 1024, "{cost} bytes for a thousand");
+    }
+    assert_eq!(rig.live(), 1000, "none of them was given up");
+    drop(slow);
+    rig.is_clean().await;
+    eventually("all streams are cancelled", || upstream.open() == 0).await;
+}
+
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_cut_in_time() {
     let upstream = Upstream::start(|mut peer| async move {
@@ -66,4 +139,35 @@ async fn a_client_that_leaves_behind_unread_bytes_is_noticed() {
         assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
         rig.is_clean().await;
     }
+}
+
+#[tokio::test]
+async fn a_body_in_a_trickle_is_refused_held_or_streamed() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.rest().await;
+    });
+    let mut plan = Plan { any_name: true, ..Plan::default() };
+    plan.config.body_timeout = Duration::from_millis(300);
+    plan.config.body_rate = 1_000_000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    // The first is taken in whole before it is sent on, the second is streamed.
+    for length in ["1000", "9000000"] {
+        let (mut reading, mut writing) = TcpStream::connect(rig.address).await.unwrap().into_split();
+        let head = format!("POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{{");
+        writing.write_all(head.as_bytes()).await.unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            // Never silent for long.
+            while writing.write_all(b" ").await.is_ok() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        });
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            assert!(timeout(PATIENCE, reading.read_buf(&mut answer)).await.unwrap().unwrap() > 0, "cut off");
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("server.body_rate"), "{answer}");
+    }
+    rig.is_clean().await;
 }
