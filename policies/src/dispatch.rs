@@ -216,6 +216,11 @@ impl Dispatch {
         self.queue.len()
     }
 
+    /// Whether this generation takes leases.
+    pub fn is_open(&self, generation: GenerationId) -> bool {
+        self.generations.get(&generation).is_some_and(|known| known.open)
+    }
+
     /// Whether any generation takes leases.
     pub fn any_open(&self) -> bool {
         self.generations.values().any(|known| known.open)

@@ -2,16 +2,24 @@
 //! request.
 //!
 //! ```text
-//!   any task --push--> [bounded queue] --> thread --write--> standard error
+//!   any task --push--> [bounded queue] --> thread: gathers for a moment --one write--> standard error
 //!               |  full: counted, and told when there is room again
 //! ```
+//!
+//! Only the first line after a rest wakes the thread. What comes while it gathers costs no system call, so that a line
+//! for each request does not show in what requests cost.
 
-use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tracing_subscriber::fmt::MakeWriter;
+
+/// How long lines are gathered: nobody who reads a log notices, and thousands of lines go out in one write.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// A burst may need more; then the memory goes back.
+const KEPT_BYTES: usize = 64 * 1024;
 
 /// Takes lines and never waits for their reader. Cheap to clone.
 #[derive(Clone)]
@@ -26,8 +34,13 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    lines: VecDeque<Vec<u8>>,
+    lines: usize,
+    bytes: Vec<u8>,
     lost: u64,
+    /// The thread waits for the first line.
+    rests: bool,
+    /// Somebody waits for all of it to be written.
+    hurry: bool,
     /// The thread has taken lines that it has not written yet.
     writing: bool,
 }
@@ -49,8 +62,9 @@ impl LogWriter {
         });
         let taker = shared.clone();
         std::thread::Builder::new().name("log".to_owned()).spawn(move || {
+            let mut spare = Vec::new();
             loop {
-                write_next(&taker, &mut out);
+                write_next(&taker, &mut spare, &mut out);
             }
         })?;
         Ok(Self(shared))
@@ -58,28 +72,41 @@ impl LogWriter {
 
     /// Waits until everything that was taken so far is written, or until `timeout`.
     pub(crate) fn flush(&self, timeout: Duration) {
-        let pending = |queue: &mut Queue| queue.writing || !queue.lines.is_empty();
-        drop(self.0.written.wait_timeout_while(self.0.lock(), timeout, pending));
+        let mut queue = self.0.lock();
+        queue.hurry = true;
+        self.0.pushed.notify_one();
+        let pending = |queue: &mut Queue| queue.writing || queue.lines > 0;
+        drop(self.0.written.wait_timeout_while(queue, timeout, pending));
     }
 }
 
-fn write_next(shared: &Shared, out: &mut impl Write) {
+/// Writes what is there, or what comes next. `spare` is the buffer that is filled meanwhile.
+fn write_next(shared: &Shared, spare: &mut Vec<u8>, out: &mut impl Write) {
     let mut queue = shared.lock();
-    while queue.lines.is_empty() {
+    while queue.lines == 0 {
+        queue.rests = true;
+        queue.hurry = false;
         queue = shared.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
     }
-    let lines = std::mem::take(&mut queue.lines);
+    queue.rests = false;
+    let gathers = |queue: &mut Queue| !queue.hurry && queue.lines < shared.capacity / 2;
+    queue = match shared.pushed.wait_timeout_while(queue, GATHER, gathers) {
+        Ok((queue, _)) => queue,
+        Err(poisoned) => poisoned.into_inner().0,
+    };
+    std::mem::swap(&mut queue.bytes, spare);
+    queue.lines = 0;
     let lost = std::mem::take(&mut queue.lost);
     queue.writing = true;
     drop(queue);
     // If nobody can read it, there is nobody to tell.
-    for line in lines {
-        drop(out.write_all(&line));
-    }
+    drop(out.write_all(spare));
     if lost > 0 {
         drop(writeln!(out, "{lost} log lines were left out here, because they were not read in time"));
     }
     drop(out.flush());
+    spare.clear();
+    spare.shrink_to(KEPT_BYTES);
     shared.lock().writing = false;
     shared.written.notify_all();
 }
@@ -88,10 +115,15 @@ impl Write for LogWriter {
     /// One call is one line: the formatter hands over whole ones.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut queue = self.0.lock();
-        if queue.lines.len() < self.0.capacity {
-            queue.lines.push_back(line.to_vec());
+        if queue.lines < self.0.capacity {
+            queue.bytes.extend_from_slice(line);
+            queue.lines += 1;
+            // Half of the room is used: it need not gather any longer.
+            let wakes = std::mem::take(&mut queue.rests) || queue.lines == self.0.capacity / 2;
             drop(queue);
-            self.0.pushed.notify_one();
+            if wakes {
+                self.0.pushed.notify_one();
+            }
         } else {
             queue.lost += 1;
         }
@@ -177,6 +209,7 @@ mod tests {
         let ((asked, is_asked), (close, gate)) = (channel(), channel());
         let mut writer = LogWriter::start(2, Gated { kept: kept.clone(), asked, gate }).unwrap();
         writer.write_all(b"1\n").unwrap();
+        LogWriter::flush(&writer, Duration::ZERO);
         is_asked.recv_timeout(LONG).unwrap();
         for line in ["2\n", "3\n", "4\n", "5\n"] {
             writer.write_all(line.as_bytes()).unwrap();

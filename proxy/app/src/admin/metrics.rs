@@ -20,35 +20,14 @@ use super::answer::Budgets;
 use super::growth_metrics::GrowthMetrics;
 use super::key_metrics::KeyMetrics;
 use super::report_metrics::ReportMetrics;
+use super::request_metrics::RequestMetrics;
 
-/// From the answer of a tokenizer to a generation of half an hour.
-const REQUEST_SECONDS: [f64; 14] =
-    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
 /// From a tiny model's restart to that of a model of hundreds of gigabytes.
 const GAP_SECONDS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    model: String,
-    route: &'static str,
-    status: u16,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RouteLabels {
-    model: String,
-    route: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ModelLabel {
-    model: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
-    model: String,
-    outcome: &'static str,
+pub(super) struct ModelLabel {
+    pub(super) model: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -89,16 +68,7 @@ struct LimitLabel {
 /// All of them.
 pub(crate) struct Metrics {
     registry: Registry,
-    requests: Family<RequestLabels, Counter>,
-    outcomes: Family<OutcomeLabels, Counter>,
-    retries: Family<ModelLabel, Counter>,
-    request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
-    ttfb_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
-    queue_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>,
-    prompt_tokens: Family<ModelLabel, Counter>,
-    output_tokens: Family<ModelLabel, Counter>,
-    images: Family<ModelLabel, Counter>,
-    audio: Family<ModelLabel, Counter>,
+    requests: RequestMetrics,
     restarts: Family<ReasonLabels, Counter>,
     gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>,
     crashes: Family<ModelLabel, Counter>,
@@ -121,10 +91,6 @@ pub(crate) struct Metrics {
     keys: KeyMetrics,
 }
 
-fn request_histogram() -> Histogram {
-    Histogram::new(REQUEST_SECONDS)
-}
-
 fn gap_histogram() -> Histogram {
     Histogram::new(GAP_SECONDS)
 }
@@ -134,16 +100,7 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("llama_warden"),
-            requests: Family::default(),
-            outcomes: Family::default(),
-            retries: Family::default(),
-            request_seconds: Family::new_with_constructor(request_histogram),
-            ttfb_seconds: Family::new_with_constructor(request_histogram),
-            queue_seconds: Family::new_with_constructor(request_histogram),
-            prompt_tokens: Family::default(),
-            output_tokens: Family::default(),
-            images: Family::default(),
-            audio: Family::default(),
+            requests: RequestMetrics::default(),
             restarts: Family::default(),
             gap_seconds: Family::new_with_constructor(gap_histogram),
             crashes: Family::default(),
@@ -172,31 +129,7 @@ impl Metrics {
     fn register(&mut self) {
         // The library adds `_total` to counters and the unit to what has one.
         let registry = &mut self.registry;
-        registry.register("requests", "Requests that ended", self.requests.clone());
-        registry.register("request_outcomes", "Requests by how they ended", self.outcomes.clone());
-        registry.register("request_retries", "Further attempts to find a backend", self.retries.clone());
-        registry.register_with_unit(
-            "request",
-            "From request head to end",
-            Unit::Seconds,
-            self.request_seconds.clone(),
-        );
-        registry.register_with_unit(
-            "ttfb",
-            "From request head to the first byte of the answer",
-            Unit::Seconds,
-            self.ttfb_seconds.clone(),
-        );
-        registry.register_with_unit(
-            "queue",
-            "Time spent waiting for a backend",
-            Unit::Seconds,
-            self.queue_seconds.clone(),
-        );
-        registry.register("prompt_tokens", "Prompt tokens evaluated", self.prompt_tokens.clone());
-        registry.register("output_tokens", "Tokens generated", self.output_tokens.clone());
-        registry.register("images", "Images in requests", self.images.clone());
-        registry.register("audio", "Recordings in requests", self.audio.clone());
+        self.requests.register(registry);
         registry.register("backend_restarts", "Replacements of a backend", self.restarts.clone());
         registry.register_with_unit(
             "backend_restart_gap",
@@ -264,29 +197,7 @@ impl Metrics {
 
     /// A request ended.
     pub(crate) fn request_done(&self, record: &Record) {
-        let model = record.model.as_ref().map(|model| model.as_str().to_owned()).unwrap_or_default();
-        let label = ModelLabel { model: model.clone() };
-        let route = RouteLabels { model: model.clone(), route: record.route };
-        self.requests
-            .get_or_create(&RequestLabels {
-                model: model.clone(),
-                route: record.route,
-                status: record.status,
-            })
-            .inc();
-        self.outcomes.get_or_create(&OutcomeLabels { model, outcome: record.outcome.as_str() }).inc();
-        self.request_seconds.get_or_create(&route).observe(record.total.as_secs_f64());
-        if let Some(first) = record.first_byte {
-            self.ttfb_seconds.get_or_create(&route).observe(first.as_secs_f64());
-        }
-        if record.model.is_some() {
-            self.queue_seconds.get_or_create(&label).observe(record.queued.as_secs_f64());
-            self.retries.get_or_create(&label).inc_by(u64::from(record.retries));
-            self.prompt_tokens.get_or_create(&label).inc_by(record.work.prompt_tokens);
-            self.output_tokens.get_or_create(&label).inc_by(record.work.output_tokens);
-            self.images.get_or_create(&label).inc_by(record.work.images);
-            self.audio.get_or_create(&label).inc_by(record.work.audio);
-        }
+        self.requests.done(record);
     }
 
     /// Something happened in the fleet.

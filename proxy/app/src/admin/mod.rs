@@ -17,5 +17,6 @@ pub(crate) mod instance;
 mod key_metrics;
 pub(crate) mod metrics;
 mod report_metrics;
+mod request_metrics;
 pub(crate) mod route;
 pub(crate) mod server;

@@ -30,16 +30,22 @@ impl Model {
             if phase != Phase::Ready {
                 continue;
             }
-            let idle = self.shared.idle_since(live.id);
-            if live.idle_seen == idle {
-                continue;
-            }
-            live.idle_seen = idle;
-            live.idle_sample_at = idle.map(|since| (clock::after(since, settle), since));
-            if let Some(since) = idle
-                && live.wanted_since.is_some()
-            {
-                live.judge_at = Some(clock::after(since, quiet_for));
+            // Requests come and go meanwhile; edges that come while a sample is due need not wake us.
+            loop {
+                let idle = self.shared.idle_since(live.id);
+                if live.idle_seen != idle {
+                    live.idle_seen = idle;
+                    live.idle_sample_at = idle.map(|since| (clock::after(since, settle), since));
+                    if let Some(since) = idle
+                        && live.wanted_since.is_some()
+                    {
+                        live.judge_at = Some(clock::after(since, quiet_for));
+                    }
+                }
+                let returns = live.idle_sample_at.is_some();
+                if self.shared.watch_idle(live.id, idle, returns) || returns {
+                    break;
+                }
             }
         }
     }

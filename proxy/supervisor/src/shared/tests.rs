@@ -48,6 +48,34 @@ async fn an_open_generation_is_leased_at_once_and_given_back_by_dropping() {
 }
 
 #[tokio::test]
+async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_looked() {
+    let shared = shared(4);
+    let cell = cell(1);
+    shared.open(&cell, 1);
+    let cycle = || async { drop(shared.lease(LeaseKind::Slot, None).await.unwrap()) };
+    let woken =
+        || async { tokio::time::timeout(Duration::from_millis(20), shared.wake.notified()).await.is_ok() };
+    cycle().await;
+    assert!(woken().await);
+    for _ in 0..3 {
+        cycle().await;
+    }
+    assert!(!woken().await, "it was told and has not looked");
+    let seen = shared.idle_since(cell.id);
+    assert!(shared.watch_idle(cell.id, seen, true), "nothing came since");
+    cycle().await;
+    assert!(!woken().await, "it comes back by itself");
+    assert!(!shared.watch_idle(cell.id, seen, false), "something came since: it looks once more");
+    cycle().await;
+    assert!(woken().await, "it does not come back by itself");
+    // What waits for the last request is told at once.
+    let lease = shared.lease(LeaseKind::Slot, None).await.unwrap();
+    shared.close(cell.id);
+    drop(lease);
+    assert!(woken().await);
+}
+
+#[tokio::test]
 async fn callers_wait_for_a_generation_to_open_and_wake_the_task() {
     let shared = shared(4);
     let waiting = queued(&shared, LeaseKind::Slot).await;

@@ -17,55 +17,27 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
-use warden_policies::dispatch::{Answer, Dispatch, Grant, LeaseKind, Ticket};
+use warden_policies::dispatch::{Dispatch, Grant, LeaseKind, Ticket};
 use warden_policies::sample::Series;
 use warden_policies::{GenerationId, ModelName, Work};
 
-use crate::admit::{Admit, Board, Judged, Size, Weighed};
-use crate::clock;
-use crate::error::{Denied, NoRoom};
+use crate::admit::{Admit, Board, Judged};
+use crate::error::Denied;
 use crate::event::{EventKind, Journal};
 use crate::lease::{Cell, Lease};
 use crate::sync::lock;
-use crate::view::Failure;
 
-/// Why callers are turned away at once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// The process does not start; the next attempt is at this time.
-    StartFailed(Failure, Instant),
-    /// It stays down.
-    Failed(Failure),
-    /// Nobody new is let in, whatever is open.
-    ShuttingDown,
-    /// Nobody new is let in, whatever is open.
-    Removed,
-}
+mod ask;
+mod gate;
+mod refusal;
 
-impl Refusal {
-    fn is_final(&self) -> bool {
-        matches!(self, Self::ShuttingDown | Self::Removed)
-    }
-
-    fn denied(&self) -> Denied {
-        match self {
-            Self::StartFailed(failure, at) => {
-                let left = at.saturating_duration_since(Instant::now());
-                let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-                Denied::StartFailed(failure.clone(), Some(Duration::from_secs(seconds.max(1))))
-            }
-            Self::Failed(failure) => Denied::Failed(failure.clone()),
-            Self::ShuttingDown => Denied::ShuttingDown,
-            Self::Removed => Denied::Removed,
-        }
-    }
-}
+pub(crate) use refusal::Refusal;
 
 /// See the module.
 #[derive(Debug)]
@@ -107,6 +79,8 @@ struct Waiter {
 struct Entry {
     cell: Arc<Cell>,
     idle_since: Option<Instant>,
+    /// The task knows of an idle edge and will look again by itself: until then further ones need not wake it.
+    looks: bool,
 }
 
 /// What opening a generation found.
@@ -129,54 +103,6 @@ struct Outbox {
     wake: bool,
 }
 
-enum Asked {
-    Granted(Lease),
-    Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, until: Instant },
-}
-
-/// What a place was when it was given up.
-enum Was {
-    /// In the queue.
-    InQueue,
-    /// Among those who wait for room in memory, and what was short.
-    WithoutRoom(NoRoom),
-    /// None any more: an answer is on its way or has been taken.
-    Gone,
-}
-
-/// A place in the queue. Dropping it gives it up.
-struct Place<'a> {
-    shared: &'a Arc<Shared>,
-    ticket: Ticket,
-}
-
-impl Place<'_> {
-    /// Gives up the place.
-    fn leave(&self) -> Was {
-        let mut state = lock(&self.shared.state);
-        let channel = state.waiters.remove(&self.ticket);
-        if state.dispatch.cancel(self.ticket) {
-            drop(state);
-            drop(channel);
-            return Was::InQueue;
-        }
-        let Some(short) = state.admit.leave(self.ticket) else { return Was::Gone };
-        // Nothing is kept for it any more.
-        let mut outbox = Outbox::default();
-        self.shared.settle(&mut state, Vec::new(), &mut outbox);
-        drop(state);
-        drop(channel);
-        self.shared.deliver(outbox);
-        Was::WithoutRoom(short)
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.leave();
-    }
-}
-
 impl Shared {
     pub(crate) fn new(name: ModelName, journal: Arc<Journal>, depth: usize, wait: Duration) -> Self {
         let state = State {
@@ -197,111 +123,6 @@ impl Shared {
 
     pub(crate) fn name(&self) -> &ModelName {
         &self.name
-    }
-
-    /// Waits for a lease. See [`crate::Fleet::lease`].
-    pub(crate) async fn lease(
-        self: &Arc<Self>,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> Result<Lease, Denied> {
-        let asked = Instant::now();
-        let (ticket, mut answer, until) = match self.ask(kind, tokens, asked)? {
-            Asked::Granted(lease) => return Ok(lease),
-            Asked::Queued { ticket, answer, until } => (ticket, answer, until),
-        };
-        let place = Place { shared: self, ticket };
-        match tokio::time::timeout_at(until, &mut answer).await {
-            Ok(answer) => answer.unwrap_or(Err(Denied::ShuttingDown)),
-            Err(_) => match place.leave() {
-                Was::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
-                Was::WithoutRoom(short) => Err(short.into()),
-                // Granted in this very moment: the answer is on its way.
-                Was::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
-            },
-        }
-    }
-
-    fn ask(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>, now: Instant) -> Result<Asked, Denied> {
-        let mut state = lock(&self.state);
-        let open = state.dispatch.any_open();
-        if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
-            return Err(refusal.denied());
-        }
-        let answer = match state.dispatch.request(kind) {
-            // Those who wait for room have their places, too: a newcomer does not push one of them out.
-            Answer::Queued(ticket) if state.waiting() > state.depth => {
-                state.dispatch.cancel(ticket);
-                Answer::Full { waiting: state.waiting() }
-            }
-            answer => answer,
-        };
-        match answer {
-            Answer::Granted(generation) => {
-                if let Some(tokens) = tokens.filter(|_| self.asks.load(Ordering::Relaxed)) {
-                    return self.weighed(state, generation, kind, tokens, now);
-                }
-                let cell = state.occupy(generation);
-                drop(state);
-                match cell {
-                    Some(cell) => Ok(Asked::Granted(self.lease_on(cell, kind, Duration::ZERO))),
-                    // Cannot be: what is open has its entry.
-                    None => Err(Denied::ShuttingDown),
-                }
-            }
-            Answer::Queued(ticket) => {
-                let (sender, answer) = oneshot::channel();
-                state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens });
-                let until = clock::after(now, state.wait);
-                drop(state);
-                if !open {
-                    self.wake.notify_one();
-                }
-                Ok(Asked::Queued { ticket, answer, until })
-            }
-            Answer::Full { waiting } => {
-                let depth = state.depth;
-                let first = !std::mem::replace(&mut state.full_told, true);
-                drop(state);
-                if first {
-                    self.journal.tell(Some(&self.name), None, EventKind::QueueFull { waiting });
-                }
-                Err(Denied::QueueFull { waiting, depth })
-            }
-        }
-    }
-
-    /// A prompt was granted a lease at once: whether it has room there. If not, it waits like everybody else.
-    fn weighed(
-        self: &Arc<Self>,
-        mut state: MutexGuard<'_, State>,
-        generation: GenerationId,
-        kind: LeaseKind,
-        tokens: u64,
-        now: Instant,
-    ) -> Result<Asked, Denied> {
-        let (sender, mut answer) = oneshot::channel();
-        let ticket = state.dispatch.issue();
-        state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens: Some(tokens) });
-        let until = clock::after(now, state.wait);
-        let mut outbox = Outbox::default();
-        self.settle(&mut state, vec![Grant { ticket, generation, kind }], &mut outbox);
-        drop(state);
-        self.deliver(outbox);
-        match answer.try_recv() {
-            Ok(Ok(lease)) => Ok(Asked::Granted(lease)),
-            Ok(Err(denied)) => Err(denied),
-            Err(_) => Ok(Asked::Queued { ticket, answer, until }),
-        }
-    }
-
-    /// Whether a prompt of this size would find room now. Costs one load where nobody wants to know.
-    pub(crate) fn weigh(&self, size: Size) -> Weighed {
-        if !self.asks.load(Ordering::Relaxed) {
-            return Weighed::Unasked;
-        }
-        let state = lock(&self.state);
-        state.admit.weigh(&state.dispatch, size)
     }
 
     /// Whether and by which numbers prompts are weighed from now on.
@@ -339,13 +160,18 @@ impl Shared {
         let grants = state.dispatch.release(generation, kind);
         let mut outbox = Outbox::default();
         self.settle(&mut state, grants, &mut outbox);
-        let idle = state.dispatch.in_flight(generation) == 0;
-        if idle && let Some(entry) = state.generations.get_mut(&generation) {
-            entry.idle_since = Some(Instant::now());
-        }
+        outbox.wake |= state.dispatch.in_flight(generation) == 0 && state.idle(generation);
         drop(state);
-        outbox.wake |= idle;
         self.deliver(outbox);
+    }
+
+    /// The task looks whether the generation is idle and, with `returns`, will look again by itself. False if it has become
+    /// idle or busy since `seen`, which is what the task knows: then it has to look once more.
+    pub(crate) fn watch_idle(&self, generation: GenerationId, seen: Option<Instant>, returns: bool) -> bool {
+        let mut state = lock(&self.state);
+        let Some(entry) = state.generations.get_mut(&generation) else { return seen.is_none() };
+        entry.looks = returns;
+        entry.idle_since == seen
     }
 
     /// Hands out grants and looks again at those who wait for room, until neither leads to more. Each round serves
@@ -429,104 +255,6 @@ impl Shared {
         hand_over(outbox.answers);
     }
 
-    /// The generation may take leases from now on.
-    pub(crate) fn open(self: &Arc<Self>, cell: &Arc<Cell>, limit: u32) -> Opened {
-        let mut state = lock(&self.state);
-        let opened = Opened { waiting: state.waiting(), gap: state.gap.take() };
-        state
-            .generations
-            .entry(cell.id)
-            .or_insert_with(|| Entry { cell: Arc::clone(cell), idle_since: Some(Instant::now()) });
-        if state.refusal.as_ref().is_some_and(|refusal| !refusal.is_final()) {
-            state.refusal = None;
-        }
-        let grants = state.dispatch.open(cell.id, limit);
-        let mut outbox = Outbox::default();
-        self.settle(&mut state, grants, &mut outbox);
-        drop(state);
-        self.deliver(outbox);
-        opened
-    }
-
-    /// The generation takes no more leases. Returns those that it holds.
-    pub(crate) fn close(self: &Arc<Self>, generation: GenerationId) -> u32 {
-        let mut state = lock(&self.state);
-        state.close(generation);
-        let in_flight = state.dispatch.in_flight(generation);
-        self.look_again(state);
-        in_flight
-    }
-
-    /// Something changed for those who wait for room. Gives the lock back.
-    fn look_again(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        if state.admit.waiting() == 0 {
-            return;
-        }
-        let mut outbox = Outbox::default();
-        self.settle(&mut state, Vec::new(), &mut outbox);
-        drop(state);
-        self.deliver(outbox);
-    }
-
-    /// A caller found that the generation takes no connections: closes it and has the task look.
-    pub(crate) fn doubt(self: &Arc<Self>, generation: GenerationId) {
-        let mut state = lock(&self.state);
-        if state.generations.contains_key(&generation) {
-            state.close(generation);
-            state.doubted.push(generation);
-        }
-        self.look_again(state);
-        self.wake.notify_one();
-    }
-
-    /// The generations that were doubted since the last call.
-    pub(crate) fn take_doubts(&self) -> Vec<GenerationId> {
-        std::mem::take(&mut lock(&self.state).doubted)
-    }
-
-    /// The generation's process is gone.
-    pub(crate) fn forget(self: &Arc<Self>, generation: GenerationId) {
-        let mut state = lock(&self.state);
-        state.close(generation);
-        state.dispatch.forget(generation);
-        let entry = state.generations.remove(&generation);
-        self.look_again(state);
-        drop(entry);
-    }
-
-    /// Turns callers away from now on, or no longer. Those who wait and cannot be served are dismissed with the reason;
-    /// a final refusal lets those wait on for whom something is open.
-    pub(crate) fn refuse(&self, refusal: Option<Refusal>) {
-        let mut state = lock(&self.state);
-        if state.refusal.as_ref().is_some_and(Refusal::is_final)
-            && refusal.as_ref().is_none_or(|refusal| !refusal.is_final())
-        {
-            return;
-        }
-        let denied = refusal.as_ref().map(Refusal::denied);
-        state.refusal = refusal;
-        let dismissed = match denied {
-            Some(denied) if !state.dispatch.any_open() => state.dismiss(&denied),
-            _ => Vec::new(),
-        };
-        drop(state);
-        hand_over(dismissed);
-    }
-
-    /// Turns everybody away who waits.
-    pub(crate) fn dismiss(&self, denied: &Denied) {
-        let dismissed = lock(&self.state).dismiss(denied);
-        hand_over(dismissed);
-    }
-
-    /// New bounds of the queue.
-    pub(crate) fn set_queue(&self, depth: usize, wait: Duration) {
-        let mut state = lock(&self.state);
-        state.depth = depth;
-        state.wait = wait;
-        state.dispatch.set_depth(depth);
-    }
-
     pub(crate) fn waiting(&self) -> usize {
         lock(&self.state).waiting()
     }
@@ -574,6 +302,15 @@ impl State {
         Some(Arc::clone(&entry.cell))
     }
 
+    /// A generation has become idle. True if the task has to be woken for it: when it waits for just that, or would
+    /// not look by itself.
+    fn idle(&mut self, generation: GenerationId) -> bool {
+        let awaited = self.refusal.is_some() || !self.dispatch.is_open(generation);
+        let Some(entry) = self.generations.get_mut(&generation) else { return true };
+        entry.idle_since = Some(Instant::now());
+        awaited || !std::mem::replace(&mut entry.looks, true)
+    }
+
     fn close(&mut self, generation: GenerationId) {
         let open = self.dispatch.any_open();
         self.dispatch.close(generation);
@@ -599,5 +336,4 @@ fn hand_over(answers: Answers) {
 }
 
 #[cfg(test)]
-#[path = "shared_tests.rs"]
 mod tests;

@@ -1,0 +1,190 @@
+//! What requests came to. Where a request of some kind counts is looked up once: with names for labels, looking up
+//! costs more than counting.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use warden_gateway::Record;
+use warden_policies::ModelName;
+
+use super::metrics::ModelLabel;
+
+/// From the answer of a tokenizer to a generation of half an hour.
+const REQUEST_SECONDS: [f64; 14] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    model: String,
+    route: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RouteLabels {
+    model: String,
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    model: String,
+    outcome: &'static str,
+}
+
+/// Requests that count into the same places: model, route, status, outcome.
+type Kind = (Option<ModelName>, &'static str, u16, &'static str);
+
+/// Where requests of one kind are counted.
+struct Counted {
+    requests: Counter,
+    outcomes: Counter,
+    seconds: Histogram,
+    /// Looked up when there is a first byte.
+    ttfb: OnceLock<Histogram>,
+    of_model: Option<CountedOfModel>,
+}
+
+struct CountedOfModel {
+    queue: Histogram,
+    retries: Counter,
+    prompt_tokens: Counter,
+    output_tokens: Counter,
+    images: Counter,
+    audio: Counter,
+}
+
+fn model_text(model: Option<&ModelName>) -> String {
+    model.map(|model| model.as_str().to_owned()).unwrap_or_default()
+}
+
+fn request_histogram() -> Histogram {
+    Histogram::new(REQUEST_SECONDS)
+}
+
+/// Counters and histograms of requests.
+pub(super) struct RequestMetrics {
+    counted: RwLock<HashMap<Kind, Arc<Counted>>>,
+    requests: Family<RequestLabels, Counter>,
+    outcomes: Family<OutcomeLabels, Counter>,
+    retries: Family<ModelLabel, Counter>,
+    request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    ttfb_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    queue_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>,
+    prompt_tokens: Family<ModelLabel, Counter>,
+    output_tokens: Family<ModelLabel, Counter>,
+    images: Family<ModelLabel, Counter>,
+    audio: Family<ModelLabel, Counter>,
+}
+
+impl Default for RequestMetrics {
+    fn default() -> Self {
+        Self {
+            counted: RwLock::default(),
+            requests: Family::default(),
+            outcomes: Family::default(),
+            retries: Family::default(),
+            request_seconds: Family::new_with_constructor(request_histogram),
+            ttfb_seconds: Family::new_with_constructor(request_histogram),
+            queue_seconds: Family::new_with_constructor(request_histogram),
+            prompt_tokens: Family::default(),
+            output_tokens: Family::default(),
+            images: Family::default(),
+            audio: Family::default(),
+        }
+    }
+}
+
+impl RequestMetrics {
+    /// Makes them known.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register("requests", "Requests that ended", self.requests.clone());
+        registry.register("request_outcomes", "Requests by how they ended", self.outcomes.clone());
+        registry.register("request_retries", "Further attempts to find a backend", self.retries.clone());
+        registry.register_with_unit(
+            "request",
+            "From request head to end",
+            Unit::Seconds,
+            self.request_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "ttfb",
+            "From request head to the first byte of the answer",
+            Unit::Seconds,
+            self.ttfb_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "queue",
+            "Time spent waiting for a backend",
+            Unit::Seconds,
+            self.queue_seconds.clone(),
+        );
+        registry.register("prompt_tokens", "Prompt tokens evaluated", self.prompt_tokens.clone());
+        registry.register("output_tokens", "Tokens generated", self.output_tokens.clone());
+        registry.register("images", "Images in requests", self.images.clone());
+        registry.register("audio", "Recordings in requests", self.audio.clone());
+    }
+
+    /// A request ended.
+    pub(super) fn done(&self, record: &Record) {
+        let key = (record.model.clone(), record.route, record.status, record.outcome.as_str());
+        let known = self.counted.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let counted = known.unwrap_or_else(|| {
+            let counted = Arc::new(self.counted_for(&key));
+            self.counted.write().unwrap_or_else(PoisonError::into_inner).insert(key, counted.clone());
+            counted
+        });
+        counted.requests.inc();
+        counted.seconds.observe(record.total.as_secs_f64());
+        counted.outcomes.inc();
+        if let Some(first) = record.first_byte {
+            let ttfb = counted.ttfb.get_or_init(|| {
+                let model = model_text(record.model.as_ref());
+                self.ttfb_seconds.get_or_create(&RouteLabels { model, route: record.route }).clone()
+            });
+            ttfb.observe(first.as_secs_f64());
+        }
+        if let Some(of_model) = &counted.of_model {
+            of_model.queue.observe(record.queued.as_secs_f64());
+            let add = |counter: &Counter, more: u64| {
+                if more > 0 {
+                    counter.inc_by(more);
+                }
+            };
+            add(&of_model.retries, u64::from(record.retries));
+            add(&of_model.prompt_tokens, record.work.prompt_tokens);
+            add(&of_model.output_tokens, record.work.output_tokens);
+            add(&of_model.images, record.work.images);
+            add(&of_model.audio, record.work.audio);
+        }
+    }
+
+    /// Looks up what one kind of request counts into; that costs more than counting.
+    fn counted_for(&self, (model, route, status, outcome): &Kind) -> Counted {
+        let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
+        let label = ModelLabel { model: text.clone() };
+        let labels = RouteLabels { model: text.clone(), route };
+        let of_model = model.as_ref().map(|_| CountedOfModel {
+            queue: self.queue_seconds.get_or_create(&label).clone(),
+            retries: self.retries.get_or_create(&label).clone(),
+            prompt_tokens: self.prompt_tokens.get_or_create(&label).clone(),
+            output_tokens: self.output_tokens.get_or_create(&label).clone(),
+            images: self.images.get_or_create(&label).clone(),
+            audio: self.audio.get_or_create(&label).clone(),
+        });
+        Counted {
+            requests: self
+                .requests
+                .get_or_create(&RequestLabels { model: text.clone(), route, status })
+                .clone(),
+            outcomes: self.outcomes.get_or_create(&OutcomeLabels { model: text, outcome }).clone(),
+            seconds: self.request_seconds.get_or_create(&labels).clone(),
+            ttfb: OnceLock::new(),
+            of_model,
+        }
+    }
+}
