@@ -46,6 +46,7 @@ pub mod spec;
 pub mod view;
 
 mod admit;
+mod backend_http;
 mod census;
 mod child;
 mod clock;

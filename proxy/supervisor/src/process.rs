@@ -12,12 +12,14 @@ use warden_policies::sample::{GpuIndex, HostMemory, Vram};
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
 use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Report, backend_metrics};
 
+use crate::backend_http::BackendHttp;
 use crate::child::{Child, Exit};
 use crate::clock;
 use crate::directories;
 use crate::error::SpawnError;
 use crate::gpus::{Devices, GpuRoom};
 use crate::hints::{api_key, build_number, tells_metrics};
+use crate::lease::Endpoint;
 use crate::lines;
 use crate::log::Stream;
 use crate::nursery::{NurseryHandle, SpawnRequest};
@@ -120,11 +122,13 @@ pub(crate) trait Process: Send + Sync + Debug {
 
 /// Where children come from.
 pub(crate) trait World: Send + Sync + Debug {
-    /// Creates a child that will listen on `socket`.
+    /// Creates a child that will listen on `endpoint`. `socket`: its path, or the one that it would have, which its other
+    /// files are named after.
     fn spawn(
         &self,
         request: SpawnRequest,
         socket: PathBuf,
+        endpoint: Endpoint,
         longest_line: usize,
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
@@ -157,6 +161,7 @@ impl World for Host {
         &self,
         request: SpawnRequest,
         socket: PathBuf,
+        endpoint: Endpoint,
         longest_line: usize,
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
@@ -175,21 +180,11 @@ impl World for Host {
                 readers.spawn(lines::read(stdout, longest_line, move |line| to_out(Stream::Stdout, line)));
                 readers.spawn(lines::read(stderr, longest_line, move |line| to_err(Stream::Stderr, line)));
             }
-            let http = client(&socket);
+            let http = BackendHttp::new(&endpoint, key);
             let readers = tokio::sync::Mutex::new(readers);
             let (gpus, gpu_here) = (Arc::clone(&self.gpus), self.has_gpu());
-            Ok(Arc::new(HostProcess {
-                child,
-                readers,
-                http,
-                key,
-                report,
-                tells,
-                gpus,
-                before,
-                birth,
-                gpu_here,
-            }) as Arc<dyn Process>)
+            Ok(Arc::new(HostProcess { child, readers, http, report, tells, gpus, before, birth, gpu_here })
+                as Arc<dyn Process>)
         })
     }
 
@@ -242,23 +237,11 @@ fn restore_directory(socket: &Path) {
     }
 }
 
-/// No pool: llama-server closes an idle connection after 5 s, and probes are further apart than a pool would help.
-fn client(socket: &Path) -> Option<reqwest::Client> {
-    let builder = reqwest::Client::builder()
-        .unix_socket(socket)
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .retry(reqwest::retry::never())
-        .pool_max_idle_per_host(0);
-    builder.build().inspect_err(|error| tracing::error!(%error, "cannot make a client for probes")).ok()
-}
-
 #[derive(Debug)]
 struct HostProcess {
     child: Child,
     readers: tokio::sync::Mutex<JoinSet<()>>,
-    http: Option<reqwest::Client>,
-    key: Option<String>,
+    http: BackendHttp,
     report: Option<Source>,
     /// It tells its own counters.
     tells: bool,
@@ -275,19 +258,11 @@ impl HostProcess {
         if !self.tells {
             return None;
         }
-        let answer = self.get("/metrics", limit).await?;
+        let answer = self.http.get("/metrics", limit).await?;
         if answer.status() != reqwest::StatusCode::OK {
             return None;
         }
         Some(backend_metrics::parse(&answer.text().await.ok()?))
-    }
-
-    async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
-        let mut request = self.http.as_ref()?.get(format!("http://backend{path}")).timeout(timeout);
-        if let Some(key) = &self.key {
-            request = request.bearer_auth(key);
-        }
-        request.send().await.inspect_err(|error| tracing::trace!(path, %error, "probe lost")).ok()
     }
 }
 
@@ -322,7 +297,7 @@ impl Process for HostProcess {
 
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
         Box::pin(async move {
-            match self.get("/health", timeout).await {
+            match self.http.get("/health", timeout).await {
                 Some(answer) if answer.status() == reqwest::StatusCode::OK => Health::Ready,
                 Some(_) => Health::Loading,
                 None => Health::Lost,
@@ -332,7 +307,7 @@ impl Process for HostProcess {
 
     fn props(&self, timeout: Duration) -> BoxFuture<'_, Props> {
         Box::pin(async move {
-            let Some(answer) = self.get("/props", timeout).await else { return Props::default() };
+            let Some(answer) = self.http.get("/props", timeout).await else { return Props::default() };
             let Ok(json) = answer.json::<serde_json::Value>().await else { return Props::default() };
             let slots = json["total_slots"].as_u64().and_then(|slots| u32::try_from(slots).ok());
             Props {

@@ -40,6 +40,17 @@ pub enum Replace {
     Auto,
 }
 
+/// What a process listens on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Socket {
+    /// A Unix socket in a private directory: nobody but us can reach the process.
+    #[default]
+    Unix,
+    /// A free port of 127.0.0.1: any user of the machine can reach the process.
+    Tcp,
+}
+
 /// What is done about prompts that do not fit into memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdmissionSpec {
@@ -84,6 +95,8 @@ pub struct ModelSpec {
     pub oom_score_adj: i32,
     /// Ask the process for a report of its GPU memory, which a patched llama-server writes.
     pub memory_report: bool,
+    /// What its processes listen on.
+    pub socket: Socket,
     /// Write each reading to `traces/NAME-gN.jsonl` in the state directory, for `policy replay`.
     pub record: bool,
 }

@@ -371,6 +371,7 @@ impl Resolver<'_> {
             restraint: RestraintPolicy::new(policy),
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
             memory_report: model.memory_report,
+            socket: model.socket,
             record: model.record,
             admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
         };

@@ -118,6 +118,11 @@ pub(crate) fn cancel(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": ["auto", "assemble", "off"] })
 }
 
+/// What a process listens on.
+pub(crate) fn socket(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["unix", "tcp"] })
+}
+
 /// Defines a type whose schema is a section of `defaults.toml`.
 macro_rules! default_sections {
     ($($name:ident = $section:literal in $type:ident without $left_out:expr;)*) => { $(

@@ -10,7 +10,7 @@ use figment::value::Dict;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use warden_policies::defaults;
-use warden_supervisor::spec::Replace;
+use warden_supervisor::spec::{Replace, Socket};
 
 use super::cancel::Cancel;
 use super::policy::{AllPolicyKeys, ModelPolicyKeys, Policy, Shared};
@@ -121,6 +121,8 @@ pub(crate) struct Model {
     pub(crate) replace: Replace,
     /// Whether a process is asked for a report of its GPU memory.
     pub(crate) memory_report: bool,
+    /// What a process listens on.
+    pub(crate) socket: Socket,
     /// Whether what is read is written to a file, too.
     pub(crate) record: bool,
     /// How work for clients that left is ended where the answer is no stream.
@@ -178,6 +180,10 @@ struct ModelKeys {
     /// Ask the process for a report of its GPU memory, for `status` and metrics. Only a build with the fix
     /// `memory-report` writes one. Default: true.
     memory_report: Option<bool>,
+    /// What a process listens on: `unix`, a socket that only we can reach, or `tcp`, a free port of 127.0.0.1, which any
+    /// user of the machine can reach. Default: "unix".
+    #[schemars(schema_with = "schema::socket")]
+    socket: Option<Socket>,
     /// Write what is read about each process, memory and work, to a file in the state directory, for
     /// `llama-warden policy replay`. Default: false.
     record: Option<bool>,
@@ -235,6 +241,10 @@ struct ModelDefaults {
     /// Ask the process for a report of its GPU memory, for `status` and metrics. Only a build with the fix
     /// `memory-report` writes one. Default: true.
     memory_report: Option<bool>,
+    /// What a process listens on: `unix`, a socket that only we can reach, or `tcp`, a free port of 127.0.0.1, which any
+    /// user of the machine can reach. Default: "unix".
+    #[schemars(schema_with = "schema::socket")]
+    socket: Option<Socket>,
     /// Write what is read about each process, memory and work, to a file in the state directory, for
     /// `llama-warden policy replay`. Default: false.
     record: Option<bool>,

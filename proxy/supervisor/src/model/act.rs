@@ -1,5 +1,8 @@
 //! Carries out what the life-cycle machine asks for.
 
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +23,7 @@ use crate::priors;
 use crate::process::{Process, Sink};
 use crate::record::Recorder;
 use crate::report;
-use crate::spec::{Command, ModelSpec};
+use crate::spec::{Command, ModelSpec, Socket};
 use crate::sync::lock;
 
 impl Model {
@@ -137,7 +140,11 @@ impl Model {
     fn spawn(&mut self, id: UnitId) {
         let generation = self.context.next_generation();
         let socket = self.context.socket(&self.spec.name, generation);
-        let cell = Arc::new(Cell::new(generation, Endpoint::Unix(socket.clone())));
+        let (endpoint, failed) = match endpoint(self.spec.socket, &socket) {
+            Ok(endpoint) => (endpoint, None),
+            Err(error) => (Endpoint::Unix(socket.clone()), Some(error)),
+        };
+        let cell = Arc::new(Cell::new(generation, endpoint.clone()));
         let recipe = recipe(&self.spec);
         let watched = self.watched(generation, &recipe.request.command);
         let live = Live::new(generation, socket.clone(), cell, recipe.clone(), watched);
@@ -145,7 +152,7 @@ impl Model {
         unit.live = Some(live);
 
         let mut with_socket = recipe.request;
-        with_socket.command.args.extend(["--host".to_owned(), socket.to_string_lossy().into_owned()]);
+        with_socket.command.args.extend(listening(&endpoint));
         report::announce(&mut with_socket.command, &socket, recipe.memory_report);
         let world = Arc::clone(&self.context.world);
         let longest = self.watch.log_line_bytes;
@@ -159,9 +166,13 @@ impl Model {
         });
         let (context, limit) = (Arc::clone(&self.context), self.watch.read_limit);
         self.help(generation, async move {
+            if let Some(source) = failed {
+                let binary = with_socket.command.binary;
+                return Report::Spawned(Err(SpawnError::Exec { binary, source }));
+            }
             let length = socket.as_os_str().len();
             if length > SOCKET_PATH_LIMIT {
-                let error = std::io::Error::other(format!(
+                let error = io::Error::other(format!(
                     "the socket path {} has {length} bytes, more than a Unix socket's path may have \
                      ({SOCKET_PATH_LIMIT}): choose a shorter runtime_dir",
                     socket.display()
@@ -173,7 +184,7 @@ impl Model {
             drop(std::fs::remove_file(&socket));
             report::remove(&socket);
             context.census.born(generation, &world.free(limit).await);
-            Report::Spawned(world.spawn(with_socket, socket, longest, sink).await)
+            Report::Spawned(world.spawn(with_socket, socket, endpoint, longest, sink).await)
         });
     }
 
@@ -253,10 +264,34 @@ fn is_telling(line: &str) -> bool {
 pub(super) struct Recipe {
     request: SpawnRequest,
     memory_report: bool,
+    socket: Socket,
+}
+
+/// Where a new process is to listen. A port is free now; if somebody else takes it before the process does, that is a
+/// failed start like any other, and the next one gets another port.
+fn endpoint(socket: Socket, path: &Path) -> io::Result<Endpoint> {
+    match socket {
+        Socket::Unix => Ok(Endpoint::Unix(path.to_owned())),
+        Socket::Tcp => {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            listener.local_addr().map(Endpoint::Tcp)
+        }
+    }
+}
+
+/// llama-server's flags for it.
+fn listening(endpoint: &Endpoint) -> Vec<String> {
+    match endpoint {
+        Endpoint::Unix(path) => vec!["--host".to_owned(), path.to_string_lossy().into_owned()],
+        Endpoint::Tcp(address) => {
+            let (host, port) = (address.ip().to_string(), address.port().to_string());
+            vec!["--host".to_owned(), host, "--port".to_owned(), port]
+        }
+    }
 }
 
 /// What a process of this model is made of.
 pub(super) fn recipe(spec: &ModelSpec) -> Recipe {
     let request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
-    Recipe { request, memory_report: spec.memory_report }
+    Recipe { request, memory_report: spec.memory_report, socket: spec.socket }
 }

@@ -17,6 +17,7 @@ use warden_sensors::{BackendMetrics, HostTotals, Report};
 use crate::child::Exit;
 use crate::error::SpawnError;
 use crate::gpus::{Devices, SeenFault};
+use crate::lease::Endpoint;
 use crate::log::Stream;
 use crate::nursery::SpawnRequest;
 use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World};
@@ -186,6 +187,7 @@ impl World for Script {
         &self,
         request: SpawnRequest,
         socket: PathBuf,
+        _endpoint: Endpoint,
         _longest: usize,
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
