@@ -6,6 +6,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::*;
 use crate::lease::{Endpoint, Outcome};
+use crate::view::Failure;
 
 const WAIT: Duration = Duration::from_secs(300);
 
