@@ -30,7 +30,8 @@ async fn sleeper(
     let sink: Sink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));
     let host = Host::new(handle.clone());
     let request = SpawnRequest { command, oom_score_adj: 0 };
-    let process = host.spawn(request, socket.clone(), Endpoint::Unix(socket.clone()), 100, sink).await.unwrap();
+    let process =
+        host.spawn(request, socket.clone(), Endpoint::Unix(socket.clone()), 100, sink).await.unwrap();
     // The nursery's thread has to outlive the child.
     std::mem::forget(handle);
     (process, socket, heard)
