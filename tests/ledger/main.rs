@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use warden_rig::storm::Storm;
+use warden_rig::storm::{Report, Storm};
 use warden_rig::{Context as _, Outcome, Trouble, binaries};
 
 fn variable(name: &str, default: u64) -> Result<u64, Trouble> {
@@ -46,12 +46,14 @@ async fn what_was_told_is_what_was_executed_in_every_storm() -> Outcome {
         let turns = turns.clone();
         storms.spawn(async move {
             let _turn = turns.acquire_owned().await;
-            (seed, Storm::large(requests, seed).run().await)
+            // A thread each: what waits in a storm stays on it.
+            let ended = tokio::task::spawn_blocking(move || storm(requests, seed)).await?;
+            Ok::<_, Trouble>((seed, ended))
         });
     }
     let (mut failed, mut counts, mut all) = (Vec::new(), BTreeMap::<&str, usize>::new(), 0);
     while let Some(ended) = storms.join_next().await {
-        match ended? {
+        match ended?? {
             (seed, Ok(report)) => {
                 say(&format!("seed {seed}: {report:?}"));
                 all += report.requests();
@@ -73,6 +75,11 @@ async fn what_was_told_is_what_was_executed_in_every_storm() -> Outcome {
     let whole = counts.get("whole").copied().unwrap_or(0);
     assert!(whole * 2 > all, "{counts:?} of {all}");
     Ok(())
+}
+
+fn storm(requests: u64, seed: u64) -> Result<Report, Trouble> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(Storm::large(requests, seed).run())
 }
 
 /// Figures for whoever reads the log.
