@@ -102,7 +102,7 @@ impl Storm {
             leaves_within_ms: 12,
             faults: (5, 60),
             hangs_for: "500ms",
-            top: "log.level = \"warn\"",
+            top: "log.level = \"error\"",
         }
     }
 
