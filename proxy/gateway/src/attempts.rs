@@ -50,6 +50,7 @@ pub(crate) struct Message {
     body: Outgoing,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
 enum Outgoing {
     /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
     Again(Intake),

@@ -243,7 +243,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, (io, state): (Clien
     let limits = config.h2;
     let streams = Streams::new();
     let (tasks, gone) = (TaskTracker::new(), CancellationToken::new());
-    let _gone = gone.clone().drop_guard();
+    let end_streams = gone.clone().drop_guard();
     let spawner = Spawner { shared: shared.clone(), streams: streams.clone(), tasks: tasks.clone(), gone };
     let mut builder = Builder::new(spawner);
     builder
@@ -304,7 +304,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, (io, state): (Clien
     if let Some(limit) = limit {
         shared.gauges.limited.note(limit);
     }
-    drop(_gone);
+    drop(end_streams);
     tasks.close();
     tasks.wait().await;
 }

@@ -98,7 +98,7 @@ pub enum TlsError {
         reason: String,
     },
     /// It was valid once.
-    #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = ago(.since))]
+    #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = ago(*.since))]
     Expired {
         /// The certificate.
         cert: PathBuf,
@@ -115,7 +115,7 @@ pub enum TlsError {
     },
 }
 
-fn ago(since: &u64) -> String {
+fn ago(since: u64) -> String {
     match since {
         0..3600 => format!("{} minutes ago", since / 60),
         3600..172_800 => format!("{} hours ago", since / 3600),
