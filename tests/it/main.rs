@@ -1,6 +1,7 @@
 //! The one integration test binary. One module per promise; a test's name is the promise's sentence.
 
 mod admission;
+mod assembled;
 mod bad_input;
 mod build;
 mod cancel;

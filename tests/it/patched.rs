@@ -321,3 +321,27 @@ async fn a_mitigation_of_another_backend_is_left_out_and_one_that_the_build_lack
     assert_eq!(backend.variable("LLAMA_WARDEN_GRAPH_CACHE_CAP"), None);
     Ok(())
 }
+
+#[tokio::test]
+async fn the_fix_is_on_by_itself_in_a_build_that_has_it_unless_the_operator_says_otherwise() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        // By hand, with a server from elsewhere: no papers say what is in it.
+        return Ok(());
+    }
+    let patched = id(&llama_server().await?)?;
+    let model = sample_model(Preset::Chat)?;
+    for (own, value) in [
+        ("", Some("1")),
+        ("cancel = \"off\"\n", None),
+        ("cancel = \"assemble\"\n", None),
+        ("env = { LLAMA_WARDEN_CANCEL_NONSTREAM = \"0\" }\n", Some("0")),
+    ] {
+        let mut setup = Setup::new()?;
+        setup.home.env.insert("LLAMA_WARDEN_PATHS__DATA_DIR".into(), binaries::store()?.join("data").into());
+        let lines = format!("build = '{patched}'\nmodel = '{}'\npreload = true\n{own}", model.display());
+        let warden = setup.model("m", &lines).start().await?;
+        let backend = warden.until_ready(1).await?[0];
+        assert_eq!(backend.variable(CANCEL).as_deref(), value.map(AsRef::as_ref), "{own:?}");
+    }
+    Ok(())
+}

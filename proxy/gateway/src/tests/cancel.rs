@@ -48,6 +48,29 @@ async fn a_client_that_leaves_in_the_middle_of_a_stream_cancels_upstream() {
 }
 
 #[tokio::test]
+async fn a_client_that_closes_its_side_only_has_left_too() {
+    for begun in [false, true] {
+        let upstream = Upstream::start(move |mut peer| async move {
+            peer.request().await;
+            if begun {
+                peer.send(EVENTS).await;
+                peer.send_chunk(b"data: 1\n\n").await;
+            }
+            peer.rest().await;
+        });
+        let rig = Rig::start(&[&upstream]).await;
+        let mut client = rig.client().await;
+        client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+        eventually("the backend has the request", || upstream.open() == 1).await;
+        if begun {
+            client.until("data: 1\n\n").await;
+        }
+        client.stream.shutdown().await.unwrap();
+        closes_within_the_promise(&rig, &upstream).await;
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_the_queue_frees_its_place() {
     let upstream = Upstream::answering(|_, _| json_answer("{}"));
     let rig = Rig::with(Plan { room: 0, any_name: true, ..Plan::default() }, &[&upstream]).await;
