@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,19 +29,46 @@ inline bool cancel_nonstream() {
 // At load, so that the start-up log has the line.
 [[maybe_unused]] static const bool announced = cancel_nonstream();
 
-// The moment at which a wait for a result has to end, however often it is woken up in between by results of others.
-// The waiting code restarts its timeout at each of those, so that on a busy server it never came to look whether its
-// client is still there.
+// How long a thread waits for a result before it looks whether its client is still there. Upstream's own wait is a second,
+// and each result of another request restarts it: on a busy server it never came to look.
+constexpr std::chrono::milliseconds look_after{ 250 };
+
+// The moment at which a wait for a result has to end, however often it is woken up in between by results of others. With
+// the fix off, the wait is upstream's.
 class wait_deadline {
   public:
-    explicit wait_deadline(int seconds) : at(clock::now() + std::chrono::seconds(seconds)) {}
+    wait_deadline() : at(clock::now() + look_after) {}
 
-    // True when the wait should be given up; never while the fix is off.
-    bool passed() const { return cancel_nonstream() && clock::now() >= at; }
+    template <class Lock, class Duration>
+    std::cv_status wait(std::condition_variable & results, Lock & lock, const Duration & timeout) const {
+        if (!cancel_nonstream()) {
+            return results.wait_for(lock, timeout);
+        }
+        const auto left = at - clock::now();
+        if (left <= clock::duration::zero()) {
+            return std::cv_status::timeout;
+        }
+        return results.wait_for(lock, left);
+    }
 
   private:
     using clock = std::chrono::steady_clock;
     clock::time_point at;
+};
+
+// Stands in for the condition variable in the waiting code, which waits as before and is told of a timeout, as it knows how
+// to handle, when the deadline has passed.
+class watched_results {
+  public:
+    watched_results(std::condition_variable & results, const wait_deadline & deadline) : results(results), deadline(deadline) {}
+
+    template <class Lock, class Duration> std::cv_status wait_for(Lock & lock, const Duration & timeout) const {
+        return deadline.wait(results, lock, timeout);
+    }
+
+  private:
+    std::condition_variable & results;
+    const wait_deadline &     deadline;
 };
 
 } // namespace llama_warden

@@ -1,6 +1,6 @@
 // A waiting loop in the shape of the server's: each result wakes all who wait, and each wake restarts the wait. A thread
-// plays a busy server: results of others come twenty times a second, and the one that is waited for only after sixty.
-// Prints what came of the wait, and after how many results of others.
+// plays a busy server: results of others come twenty times a second, and the one that is waited for only after sixty. On a
+// quiet server nothing comes. Prints what came of the wait, and after how many milliseconds.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,34 +12,35 @@
 #include "llama-warden-server.h"
 
 static std::mutex              results_mutex;
-static std::condition_variable results_condition;
+static std::condition_variable condition_results;
 static bool                    mine_is_there = false;
 static std::atomic<int>        of_others{ 0 };
 
 static const char * wait_for_mine(int timeout) {
-    const llama_warden::wait_deadline llama_warden_deadline(timeout);
+    const llama_warden::wait_deadline llama_warden_deadline;
     while (true) {
         std::unique_lock<std::mutex> lock(results_mutex);
         if (mine_is_there) {
             return "result";
         }
-        if (llama_warden_deadline.passed()) { return nullptr; }
-        if (results_condition.wait_for(lock, std::chrono::seconds(timeout)) == std::cv_status::timeout) {
+        const llama_warden::watched_results condition_results(::condition_results, llama_warden_deadline);
+        if (condition_results.wait_for(lock, std::chrono::seconds(timeout)) == std::cv_status::timeout) {
             return "timeout";
         }
     }
 }
 
 int main(int count, char ** arguments) {
-    const bool        busy = count < 2 || std::string(arguments[1]) != "there";
+    const std::string kind = count < 2 ? "busy" : arguments[1];
     std::atomic<bool> over{ false };
-    mine_is_there = !busy;
+    mine_is_there = kind == "there";
     std::thread server([&] {
         while (!over) {
             std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            if (kind == "quiet") { continue; }
             std::lock_guard<std::mutex> lock(results_mutex);
             mine_is_there = ++of_others >= 60;
-            results_condition.notify_all();
+            condition_results.notify_all();
         }
     });
     const auto   begin  = std::chrono::steady_clock::now();
@@ -47,6 +48,6 @@ int main(int count, char ** arguments) {
     const auto   waited = std::chrono::steady_clock::now() - begin;
     over                = true;
     server.join();
-    std::printf("%s %lld\n", what == nullptr ? "given-up" : what,
+    std::printf("%s %lld\n", what,
                 (long long) std::chrono::duration_cast<std::chrono::milliseconds>(waited).count());
 }
