@@ -42,6 +42,7 @@ struct Asked {
     response_format: Option<Value>,
     json_schema: Option<IgnoredAny>,
     grammar: Option<Value>,
+    tool_choice: Option<Value>,
     text: Option<Value>,
     n: Option<Value>,
     n_cmpl: Option<Value>,
@@ -126,12 +127,19 @@ fn can_be_told(kind: Kind, asked: &Asked) -> bool {
         && (is_text || !(on(&asked.logprobs) || on(&asked.top_logprobs) || on(&asked.n_probs)))
         && (is_text || kind == Kind::Chat || (is_one(&asked.n) && is_one(&asked.n_cmpl)))
         && (is_text || !(asked.json_schema.is_some() || on(&asked.grammar)))
+        && !is_forced(asked.tool_choice.as_ref())
         && is_plain(asked.response_format.as_ref())
         && is_plain(asked.text.as_ref().and_then(|text| text.get("format")))
         && asked.response_fields.is_none()
         && asked.continue_final_message.is_none()
         && asked.stream_options.is_none()
         && asked.reasoning_format.as_ref().is_none_or(|format| format != "deepseek-legacy")
+}
+
+/// Whether a tool has to be called.
+fn is_forced(choice: Option<&Value>) -> bool {
+    let word = choice.map(|choice| choice.get("type").unwrap_or(choice));
+    word.is_some_and(|word| word != "auto" && word != "none")
 }
 
 /// Where the value of a key of the outermost object is. The body is valid JSON.
@@ -249,6 +257,8 @@ mod tests {
             r#"{"text":{"format":{"type":"json_schema"}}}"#,
             r#"{"grammar":"root ::= \"a\""}"#,
             r#"{"json_schema":{}}"#,
+            r#"{"tool_choice":"required"}"#,
+            r#"{"tool_choice":{"type":"any"}}"#,
             r#"{"input":[{"role":"assistant"}]}"#,
             r#"{"reasoning_format":"deepseek-legacy"}"#,
         ] {
@@ -258,6 +268,8 @@ mod tests {
         assert!(ask(Kind::Native, r#"{"grammar":"x","json_schema":{}}"#).is_some());
         assert!(ask(Kind::Chat, r#"{"input":"x","logprobs":false,"n":2}"#).is_some());
         assert!(ask(Kind::Chat, r#"{"text":{},"response_format":{"type":"text"}}"#).is_some());
+        assert!(ask(Kind::Messages, r#"{"tool_choice":{"type":"auto"}}"#).is_some());
+        assert!(ask(Kind::Chat, r#"{"tool_choice":"none"}"#).is_some());
         assert!(ask(Kind::Messages, r#"{"n":2}"#).is_none());
     }
 }
