@@ -105,7 +105,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
         loop {
             if let Some(at) = memchr::memmem::find(&self.buffer, text.as_bytes()) {
                 let rest = self.buffer.split_off(at + text.len());
-                return String::from_utf8(std::mem::replace(&mut self.buffer, rest)).unwrap();
+                return plain_names(&String::from_utf8(std::mem::replace(&mut self.buffer, rest)).unwrap());
             }
             assert!(self.more().await, "no {text:?} in {:?}", String::from_utf8_lossy(&self.buffer));
         }
@@ -168,6 +168,18 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
         chunk.extend_from_slice(b"\r\n");
         self.send(&chunk).await;
     }
+}
+
+/// A head with the names of its headers in small letters: how they are written means nothing.
+fn plain_names(text: &str) -> String {
+    if !text.starts_with("HTTP/1.") {
+        return text.to_owned();
+    }
+    let line = |line: &str| match line.split_once(": ") {
+        Some((name, value)) => format!("{}: {value}", name.to_ascii_lowercase()),
+        None => line.to_owned(),
+    };
+    text.split("\r\n").map(line).collect::<Vec<_>>().join("\r\n")
 }
 
 pub(super) const EVENTS: &[u8] =
