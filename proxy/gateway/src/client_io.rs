@@ -267,14 +267,19 @@ async fn drain(stream: &mut ClientStream, linger: Duration) {
     let _over = timeout(linger, reading).await;
 }
 
+/// Whether a head has this, in whatever case.
+fn has(head: &[u8], words: &[u8]) -> bool {
+    head.windows(words.len()).any(|window| window.eq_ignore_ascii_case(words))
+}
+
 /// The status of an answer that hyper made by itself to an unreadable head: nothing but a head, with a length of 0 and
 /// without the request id that every answer of ours carries.
 fn status_of_wordless(state: &ConnState, bytes: &[u8]) -> Option<u16> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
     let is_ours =
-        matches!(state.phase(), Phase::Busy(_)) || memchr::memmem::find(rest, b"x-request-id").is_some();
+        matches!(state.phase(), Phase::Busy(_)) || has(rest, b"x-request-id");
     let is_head =
-        rest.ends_with(b"\r\n\r\n") && memchr::memmem::find(rest, b"content-length: 0\r\n").is_some();
+        rest.ends_with(b"\r\n\r\n") && has(rest, b"content-length: 0\r\n");
     if is_ours || !is_head {
         return None;
     }

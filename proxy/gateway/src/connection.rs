@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::backends::BoxFuture;
 use crate::client_io::{ClientIo, ConnState, Phase};
 use crate::config::GatewayConfig;
+use crate::dropin;
 use crate::exchange;
 use crate::gateway::{LEAST_BUFFER, Shared};
 use crate::limits::Limit;
@@ -57,12 +58,13 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
     let config = shared.config.clone();
     let (stop, gauges) = (shared.stop.clone(), shared.gauges.clone());
     let limited = &gauges.limited;
+    let title_case = dropin::is(&shared);
     let service = PerRequest { shared, state: state.clone(), peer };
     let mut connection = Builder::new()
         .max_buf_size(config.header_bytes.max(LEAST_BUFFER))
         .max_headers(config.header_count)
-        // As llama-server writes them: some programs compare names with their case.
-        .title_case_headers(true)
+        // In its place, as llama-server writes them: some programs compare names with their case.
+        .title_case_headers(title_case)
         // The times of a head and of an idle connection differ, and hyper has one for both.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(io), service);
