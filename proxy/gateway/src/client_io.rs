@@ -276,10 +276,8 @@ fn has(head: &[u8], words: &[u8]) -> bool {
 /// without the request id that every answer of ours carries.
 fn status_of_wordless(state: &ConnState, bytes: &[u8]) -> Option<u16> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
-    let is_ours =
-        matches!(state.phase(), Phase::Busy(_)) || has(rest, b"x-request-id");
-    let is_head =
-        rest.ends_with(b"\r\n\r\n") && has(rest, b"content-length: 0\r\n");
+    let is_ours = matches!(state.phase(), Phase::Busy(_)) || has(rest, b"x-request-id");
+    let is_head = rest.ends_with(b"\r\n\r\n") && has(rest, b"content-length: 0\r\n");
     if is_ours || !is_head {
         return None;
     }

@@ -47,7 +47,10 @@ async fn a_body_that_is_too_large_is_refused_declared_or_not() {
     plan.config.body_bytes = 1_000_000;
     let rig = Rig::with(plan, &[&upstream]).await;
     let (head, body) = rig.ask(&post("/x", &"x".repeat(1_000_001))).await;
-    assert!(head.starts_with("HTTP/1.1 413 ") && head.to_ascii_lowercase().contains("connection: close"), "{head}");
+    assert!(
+        head.starts_with("HTTP/1.1 413 ") && head.to_ascii_lowercase().contains("connection: close"),
+        "{head}"
+    );
     assert!(body.contains("1000000 bytes"), "{body}");
     assert_eq!(upstream.accepted(), 0, "refused before it was read");
 
