@@ -281,6 +281,36 @@ mod tests {
             ),
             (r#"{"content":"\"usage\":{\"prompt_tokens\":99}","usage":null}"#, (0, 0)),
             (r#"{"usage":"none","timings":3}"#, (0, 0)),
+            // Embeddings and rerank: the counters stand in front of the data or behind it.
+            (
+                r#"{"model":"m","object":"list","data":[{"embedding":[0.5]}],"usage":{"prompt_tokens":6,"total_tokens":6}}"#,
+                (6, 0),
+            ),
+            (
+                r#"{"object":"list","usage":{"prompt_tokens":8,"total_tokens":8},"results":[{"index":0,"relevance_score":0.5}]}"#,
+                (8, 0),
+            ),
+            (r#"[{"index":0,"score":0.5}]"#, (0, 0)),
+            (r#"[{"index":0,"embedding":[[0.1,0.2]]}]"#, (0, 0)),
+            // Infill and completions in llama-server's own dialect.
+            (
+                r#"{"content":"x","tokens_predicted":4,"tokens_evaluated":9,"timings":{"cache_n":0,"prompt_n":9,"predicted_n":4}}"#,
+                (9, 4),
+            ),
+            // A transcription.
+            (
+                r#"{"text":"x","usage":{"type":"tokens","input_tokens":40,"output_tokens":6,"total_tokens":46,"input_tokens_details":{"cached_tokens":0}}}"#,
+                (40, 6),
+            ),
+            // Streams that end without `[DONE]`.
+            (
+                "event: message_start\ndata: {\"message\":{\"usage\":{\"cache_read_input_tokens\":3,\"input_tokens\":5,\"output_tokens\":0}}}\n\nevent: message_delta\ndata: {\"usage\":{\"output_tokens\":7}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+                (5, 7),
+            ),
+            (
+                "event: response.completed\ndata: {\"response\":{\"usage\":{\"input_tokens\":5,\"output_tokens\":7,\"total_tokens\":12}}}\n\n",
+                (5, 7),
+            ),
             ("no json", (0, 0)),
         ] {
             assert_eq!(work(body), expected, "{body}");

@@ -115,8 +115,12 @@ impl Outline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lex {
     Between,
-    Text { escaped: bool },
+    Text {
+        escaped: bool,
+    },
     Word,
+    /// Behind the end.
+    Over,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +202,7 @@ impl<'w> Walk<'w> {
     fn finish(self) -> Result<Outline, Unreadable> {
         match self.fault {
             Some(fault) => Err(fault),
-            None if self.closed && self.lex == Lex::Between => Ok(self.outline),
+            None if self.closed => Ok(self.outline),
             None => Err(Unreadable::NotObject),
         }
     }
@@ -210,6 +214,7 @@ impl<'w> Walk<'w> {
                 Lex::Between => self.between(piece, at),
                 Lex::Text { escaped } => self.text(piece, at, escaped),
                 Lex::Word => self.word(piece, at),
+                Lex::Over => piece.len(),
             };
         }
         self.before += piece.len() as u64;
@@ -287,7 +292,12 @@ impl<'w> Walk<'w> {
             return at + 1;
         }
         if self.closed {
-            self.fault = Some(Unreadable::NotObject);
+            if byte == 0 {
+                // llama-server's parser takes it for the end.
+                self.lex = Lex::Over;
+            } else {
+                self.fault = Some(Unreadable::NotObject);
+            }
             return at + 1;
         }
         match byte {

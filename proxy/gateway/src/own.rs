@@ -79,10 +79,15 @@ fn one(model: &ModelView, created: u64) -> Value {
     if let Some(n_ctx) = model.n_ctx {
         entry["meta"] = json!({ "n_ctx": n_ctx });
     }
+    if let Some(modalities) = model.modalities {
+        entry["modalities"] = json!(modalities);
+    }
     entry
 }
 
 /// The second list of llama-server's `/v1/models`, for clients of Ollama's kind.
 fn ollama(model: &ModelView) -> Value {
-    json!({ "name": model.name, "model": model.name, "type": "model" })
+    let takes_more = model.modalities.is_some_and(|all| all.vision || all.audio || all.video);
+    let capabilities: &[&str] = if takes_more { &["completion", "multimodal"] } else { &["completion"] };
+    json!({ "name": model.name, "model": model.name, "type": "model", "capabilities": capabilities })
 }

@@ -141,6 +141,81 @@ fn the_search_ends_as_soon_as_the_answer_is_known() {
     assert!(other.settled());
 }
 
+#[test]
+fn the_place_of_the_model_is_known_and_how_often_it_is_named() {
+    for (body, place, models) in [
+        (r#"{"x":[1,2],"mod\u0065l" : "a\"b","model":"c"}"#, Some(r#""a\"b""#), 2),
+        (r#"{"x":{"model":"no"},"model":""}"#, Some(r#""""#), 1),
+        (r#"{"model":3,"model":"x"}"#, None, 2),
+        ("{}", None, 0),
+    ] {
+        for cut in 0..=body.len() {
+            let mut scanner = Scanner::new();
+            scanner.feed(&body.as_bytes()[..cut]);
+            scanner.feed(&body.as_bytes()[cut..]);
+            let range = scanner
+                .model_value()
+                .map(|range| usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap());
+            assert_eq!(range.map(|range| &body[range]), place, "{body} cut at {cut}");
+            assert_eq!(scanner.models(), models, "{body}");
+        }
+    }
+}
+
+#[test]
+fn a_byte_order_mark_counts_only_where_it_may_stand() {
+    assert_eq!(scanned("\u{feff} {\"model\":\"a\"}".as_bytes()).0, named("a"));
+    for wrong in
+        [&b"\xEF\xEF{\"model\":\"a\"}"[..], b" \xEF\xBB\xBF{\"model\":\"a\"}", b"\xBB{\"model\":\"a\"}"]
+    {
+        assert_eq!(scanned(wrong).0, Model::Absent);
+    }
+}
+
+#[test]
+fn deep_and_long_values_are_passed_over() {
+    let deep = format!("{}1{}", "[{\"a\":".repeat(60), "}]".repeat(60));
+    let numbers = (0..500).map(|n| format!("{n}e{n}, -0.{n}")).collect::<Vec<_>>().join(" , ");
+    let body = format!(
+        "{{\"x\":{deep},\"input\":[{numbers},true,null,\"model\"],\"huge\":{},\"stream\":true,\"model\":\"m\"}}",
+        "9".repeat(1000)
+    );
+    let mut whole = Scanner::new();
+    whole.feed(body.as_bytes());
+    assert_eq!((whole.model(), whole.is_stream()), (&named("m"), true));
+    for size in [1, 2, 3, 7, 64] {
+        let mut scanner = Scanner::new();
+        body.as_bytes().chunks(size).for_each(|piece| scanner.feed(piece));
+        assert_eq!((scanner.model(), scanner.is_stream()), (&named("m"), true), "pieces of {size}");
+    }
+}
+
+/// `cargo test --profile quick -p warden-gateway --lib how_long -- --ignored --nocapture` shows it.
+#[test]
+#[ignore = "a measurement, for people"]
+#[expect(clippy::print_stderr, reason = "the measurement")]
+fn how_long_the_search_takes() {
+    let base64 = "iVBORw0KGgoAAAANSUhEUgAA".repeat(5_000_000 / 24);
+    let image = format!(
+        r#"{{"messages":[{{"type":"image_url","url":"data:image/png;base64,{base64}"}}],"model":"m"}}"#
+    );
+    let numbers = format!(r#"{{"prompt":[{}],"model":"m"}}"#, vec!["12345"; 5_000_000 / 6].join(","));
+    let prose = "He said \\\"well\\\",\\n and went on. ".repeat(5_000_000 / 36);
+    let prose = format!(r#"{{"prompt":"{prose}","model":"m"}}"#);
+    let small = r#"{"model":"m","messages":[{"role":"user","content":"hello"}],"stream":true}"#.to_owned();
+    for (name, body, times) in
+        [("small", small, 100_000_u32), ("image", image, 50), ("numbers", numbers, 20), ("prose", prose, 20)]
+    {
+        let begun = tokio::time::Instant::now();
+        for _ in 0..times {
+            let mut scanner = Scanner::new();
+            body.as_bytes().chunks(64 << 10).for_each(|piece| scanner.feed(piece));
+            assert!(matches!(scanner.model(), Model::Named(_)));
+        }
+        eprintln!("{name}: {} bytes in {:?}", body.len(), begun.elapsed() / times);
+    }
+}
+
 fn value() -> impl Strategy<Value = Value> {
     let text = prop_oneof![
         Just("model".to_owned()),

@@ -17,6 +17,7 @@ fn fleet(names: &[(&str, &[&str])]) -> FleetView {
         recycles: Vec::new(),
         crashes: 0,
         n_ctx: None,
+        modalities: None,
         policy: None,
         last_failure: None,
         replace_note: None,

@@ -25,6 +25,7 @@ use crate::log::Stream;
 use crate::nursery::{NurseryHandle, SpawnRequest};
 use crate::population::{Birth, Population};
 use crate::report::Source;
+use crate::view::Modalities;
 
 /// Takes each line of a child's output.
 pub(crate) type Sink = Arc<dyn Fn(Stream, String) + Send + Sync>;
@@ -47,6 +48,8 @@ pub(crate) struct Props {
     pub(crate) slots: Option<u32>,
     /// Context length in tokens.
     pub(crate) n_ctx: Option<u64>,
+    /// What it takes beside text.
+    pub(crate) modalities: Option<Modalities>,
     /// llama.cpp's build number.
     pub(crate) build: Option<u32>,
 }
@@ -313,6 +316,7 @@ impl Process for HostProcess {
             Props {
                 slots: slots.filter(|slots| *slots > 0),
                 n_ctx: json["default_generation_settings"]["n_ctx"].as_u64().or(json["n_ctx"].as_u64()),
+                modalities: serde_json::from_value(json["modalities"].clone()).ok(),
                 build: json["build_info"].as_str().and_then(build_number),
             }
         })

@@ -95,7 +95,10 @@ async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
     let answer = "HTTP/1.1 200 OK\r\ncontent-length: 92\r\n\r\n\
                   {\"total_slots\":3,\"default_generation_settings\":{\"n_ctx\":1024},\"build_info\":\"b8827-3f545bec\"}";
     let answers = answering(&socket, "authorization: bearer first", answer);
-    assert_eq!(process.props(PATIENCE).await, Props { slots: Some(3), n_ctx: Some(1024), build: Some(8827) });
+    assert_eq!(
+        process.props(PATIENCE).await,
+        Props { slots: Some(3), n_ctx: Some(1024), modalities: None, build: Some(8827) }
+    );
     drop(answers);
     assert_eq!(process.props(PATIENCE).await, Props::default());
 }

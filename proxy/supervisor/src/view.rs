@@ -106,12 +106,27 @@ pub struct ModelView {
     pub crashes: u64,
     /// Context length in tokens that the last ready process reported.
     pub n_ctx: Option<u64>,
+    /// What it takes beside text, as the last ready process reported; `None` if it did not say.
+    #[serde(default)]
+    pub modalities: Option<Modalities>,
     /// What the policy says about the neediest backend, and what holds it back.
     pub policy: Option<PolicyView>,
     /// Why the last start failed, while that matters.
     pub last_failure: Option<Failure>,
     /// Why a start or replacement chose its way (`sequential: a GPU is present`), for people.
     pub replace_note: Option<String>,
+}
+
+/// What a model takes beside text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Modalities {
+    /// Images.
+    pub vision: bool,
+    /// Recordings.
+    pub audio: bool,
+    /// Films.
+    pub video: bool,
 }
 
 /// A decision and its restraint.

@@ -74,6 +74,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         recycles: Vec::new(),
         crashes: 0,
         n_ctx: None,
+        modalities: None,
         policy: None,
         last_failure: None,
         replace_note: None,

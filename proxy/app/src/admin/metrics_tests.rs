@@ -195,6 +195,7 @@ fn view() -> FleetView {
         recycles: Vec::new(),
         crashes: 0,
         n_ctx: None,
+        modalities: None,
         policy: None,
         last_failure: None,
         replace_note: None,

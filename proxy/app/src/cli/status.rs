@@ -155,6 +155,7 @@ mod tests {
             recycles: vec![(Reason::HostSoft, 2), (Reason::Operator, 1)],
             crashes: 0,
             n_ctx: None,
+            modalities: None,
             policy: None,
             last_failure: None,
             replace_note: None,

@@ -7,6 +7,7 @@
 //!                           a second `model` in the rest ends the request, or the backend would take that one
 //! ```
 
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::request::Parts;
 use warden_policies::ModelName;
 
@@ -34,8 +35,9 @@ impl Exchange {
         }
         let Some(plan) = Plan::new(rules, self.route.shape) else { return Ok(()) };
         let unreadable = |why| Refusal::Unreadable { model: model.clone(), why };
-        if intake.is_form() {
-            if plan.is_strict() {
+        if is_multipart(&parts.headers) {
+            // One that we do not take for a form may still be one for llama-server.
+            if plan.is_strict() || !intake.is_form() {
                 return Err(unreadable(Unreadable::NotObject));
             }
             return rename(rules, intake);
@@ -52,6 +54,18 @@ impl Exchange {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// Whether anybody might read the body as a form.
+fn is_multipart(headers: &HeaderMap) -> bool {
+    let begins = |value: &HeaderValue| {
+        value
+            .as_bytes()
+            .trim_ascii_start()
+            .get(..10)
+            .is_some_and(|start| start.eq_ignore_ascii_case(b"multipart/"))
+    };
+    headers.get_all(CONTENT_TYPE).iter().any(begins)
 }
 
 fn rename(rules: &ModelRules, intake: &mut Intake) -> Result<(), Refusal> {

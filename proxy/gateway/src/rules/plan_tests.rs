@@ -238,6 +238,11 @@ fn what_is_no_object_or_repeats_itself_is_not_touched() {
 }
 
 #[test]
+fn a_zero_byte_ends_the_body_as_it_does_for_llama_server() {
+    assert_eq!(ruled("{\"max_tokens\":-1} \0x}", &most(5), Shape::Chat), "{\"max_tokens\":5} \0x}");
+}
+
+#[test]
 fn no_rule_means_no_plan() {
     assert!(Plan::new(&ModelRules::default(), Some(Shape::Chat)).is_none());
     assert!(Plan::new(&most(1), None).is_none());

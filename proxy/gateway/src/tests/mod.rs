@@ -171,6 +171,7 @@ impl Backends for Shell {
             recycles: Vec::new(),
             crashes: 0,
             n_ctx: Some(4096),
+            modalities: None,
             policy: None,
             last_failure: None,
             replace_note: None,

@@ -189,3 +189,27 @@ async fn a_large_body_streams_through_without_being_held() {
     assert!(most < 1024 * 1024, "{most} bytes were held");
     rig.is_clean().await;
 }
+
+#[tokio::test]
+async fn a_stream_without_done_ends_as_it_ended() {
+    let events = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":5,\"output_tokens\":0}}}\n\n\
+                  event: message_delta\ndata: {\"usage\":{\"output_tokens\":7}}\n\nevent: message_stop\ndata: {}\n\n";
+    let upstream = Upstream::start(move |mut peer| async move {
+        while peer.request().await.is_some() {
+            peer.send(EVENTS).await;
+            for event in events.split_inclusive("\n\n") {
+                peer.send_chunk(event.as_bytes()).await;
+            }
+            peer.send_chunk(b"").await;
+        }
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    for (n, path) in ["/v1/messages", "/v1/responses"].into_iter().enumerate() {
+        let (head, body) = rig.ask(&post(path, r#"{"stream":true}"#)).await;
+        assert!(head.starts_with("HTTP/1.1 200 ") && body == events, "{head}{body}");
+        let record = rig.record(n).await;
+        assert_eq!((record.outcome.as_str(), record.stream), ("ok", true), "{path}");
+        assert_eq!((record.work.prompt_tokens, record.work.output_tokens), (5, 7), "{path}");
+    }
+    rig.is_clean().await;
+}

@@ -71,6 +71,9 @@ async fn a_body_that_rules_cannot_read_is_refused() {
         post("/completion", r#"{"prompt":"#),
         post("/completion", r#"{"prompt":"x"}}"#),
         form.as_bytes().to_vec(),
+        form.replace("multipart/form-data; boundary=X", "Multipart/form-data2")
+            .replace("--X--", "{   }")
+            .into_bytes(),
     ] {
         let (head, told) = rig.ask(&request).await;
         assert!(head.starts_with("HTTP/1.1 400 ") && told.contains("not a JSON object"), "{head}{told}");

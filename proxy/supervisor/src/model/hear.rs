@@ -221,6 +221,7 @@ impl Model {
         let (start_ms, generation) = (millis(start), live.id);
         self.load_time = Some(start);
         self.n_ctx = props.n_ctx.or(self.n_ctx);
+        self.modalities = props.modalities.or(self.modalities);
         // The lease gate opens in here, before anybody is told.
         self.step(id, Event::ProbeReady);
         self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });

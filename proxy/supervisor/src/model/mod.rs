@@ -65,6 +65,7 @@ use crate::ledger::LedgerEntry;
 use crate::log::LogRing;
 use crate::shared::Shared;
 use crate::spec::{ModelSpec, Watch};
+use crate::view::Modalities;
 
 /// See the module.
 #[derive(Debug)]
@@ -101,6 +102,7 @@ pub(crate) struct Model {
     recycles: Vec<(Reason, u64)>,
     crashes: u64,
     n_ctx: Option<u64>,
+    modalities: Option<Modalities>,
     note: Option<String>,
     /// Answers to operators, given when the picture shows what they tell.
     answers: Answers,
@@ -169,6 +171,7 @@ impl Model {
             recycles: Vec::new(),
             crashes: 0,
             n_ctx: None,
+            modalities: None,
             note: None,
             answers: Answers::default(),
             shown: true,

@@ -25,6 +25,7 @@ impl Model {
             recycles: self.recycles.clone(),
             crashes: self.crashes,
             n_ctx: self.n_ctx,
+            modalities: self.modalities,
             policy: neediest.map(|(decision, held)| PolicyView { decision, held }),
             last_failure: self.units.iter().filter_map(|unit| unit.failure.clone()).next_back(),
             replace_note: self.note.clone(),

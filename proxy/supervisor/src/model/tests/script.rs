@@ -419,7 +419,7 @@ impl Process for Actor {
     }
 
     fn props(&self, _timeout: Duration) -> BoxFuture<'_, Props> {
-        Box::pin(async { Props { slots: self.role.slots, n_ctx: Some(4096), build: None } })
+        Box::pin(async { Props { slots: self.role.slots, n_ctx: Some(4096), modalities: None, build: None } })
     }
 
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
