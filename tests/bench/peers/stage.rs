@@ -299,8 +299,8 @@ backend mock
     /// llama-warden with everything on that a user has on, and a mock of its own as its llama-server.
     pub(crate) fn warden(&self, variant: &Variant) -> Result<Peer, Trouble> {
         let port = free_port()?;
-        let setup = crate::warden::setup(&mock_llama()?, SLOTS)?;
-        let key = crate::warden::KEY;
+        let access = self.logs.path().join(format!("warden-{}.access", port.port()));
+        let setup = crate::warden::setup(&mock_llama()?, SLOTS, &access)?;
         let config = setup.home.file("warden.toml", setup.config())?;
         let binary = match &variant.binary {
             Some(binary) => binary.clone(),
@@ -310,7 +310,7 @@ backend mock
         words.extend(["--config".to_owned(), config.display().to_string()]);
         words.extend(["--port".to_owned(), port.port().to_string()]);
         words.extend(variant.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]));
-        let target = Target { address: port, key: key.map(str::to_owned) };
+        let target = Target { address: port, key: Some(crate::warden::KEY.to_owned()) };
         let log = self.logs.path().join(format!("warden-{}.log", port.port()));
         let begin = now();
         let mut program = Program::start(&words, &setup.home, &log, PROXY, self.fifo)?;
@@ -337,7 +337,7 @@ backend mock
             pids: vec![pid],
             started_ms,
             program: Some(program),
-            logs: vec![log],
+            logs: vec![access, log],
             upstream_pid: upstream.pid,
             _setup: Some(setup),
         })

@@ -1,6 +1,9 @@
 //! llama-warden's configuration here: what a user has on is on.
 
+use std::path::Path;
+
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 use warden_rig::Trouble;
 use warden_rig::warden::Setup;
 
@@ -8,17 +11,25 @@ use crate::load::MODEL;
 
 /// Its name in the tables; variants have their own.
 pub(crate) const NAME: &str = "llama-warden";
-/// The key of the client, the last of many.
-pub(crate) const KEY: Option<&str> = Some("sk-the-key-of-the-benchmark");
-/// Other keys in the file.
-const OTHER_KEYS: usize = 20;
+/// The key of the client.
+pub(crate) const KEY: &str = "sk-0123456789abcdef0123456789abcdef";
 
-/// Two models, so that each request has to name one; the second one never starts. The log with a line for each request
-/// goes to a file.
-pub(crate) fn setup(mock: &str, slots: usize) -> Result<Setup, Trouble> {
-    let setup = Setup::new()?.top("server.keys = \"keys.toml\"");
-    setup.home.file("keys.toml", keys())?;
+/// Two models, so that each request has to name one (the second one never starts); keys with limits of their own that are
+/// far away; a line for each request in a file.
+pub(crate) fn setup(mock: &str, slots: usize, access: &Path) -> Result<Setup, Trouble> {
+    let setup = Setup::new()?;
     let model = setup.home.path().join("model.gguf").display().to_string();
+    let hash = |key: &str| hex::encode(Sha256::digest(key.as_bytes()));
+    // As somebody has it who gives each of his users one.
+    let other = |number: u32| format!("[user-{number}]\nsha256 = \"{}\"\n\n", hash(&format!("key {number}")));
+    let others = (0..20).map(other).collect::<Vec<_>>().concat();
+    let keys = format!(
+        "{others}[bench]\nsha256 = \"{}\"\nmodels = [\"{MODEL}\"]\nrate = \"1000000/s\"\ntokens = \"1000000000/s\"\nconcurrency = 4096\n",
+        hash(KEY),
+    );
+    let keys = setup.home.file("keys.toml", keys)?.display().to_string();
+    let access = access.display().to_string();
+    let top = format!("server.keys = {}\nlog.access = {}", json!(keys), json!(access));
     let lines = |preload: bool| {
         format!(
             "binary = {}\nmodel = {}\nargs = [\"-np\", \"{slots}\", \"--metrics\"]\nmax_in_flight = {slots}\npreload = {preload}\nenv = {{ MOCK_LLAMA_CPU = \"{}\" }}\n",
@@ -27,16 +38,5 @@ pub(crate) fn setup(mock: &str, slots: usize) -> Result<Setup, Trouble> {
             crate::machine::LOAD,
         )
     };
-    Ok(setup.model(MODEL, &lines(true)).model("other", &lines(false)))
-}
-
-/// A file of keys as somebody has it who gives each of his users one, with limits that nobody meets here.
-fn keys() -> String {
-    use sha2::Digest as _;
-    let section = |(name, key): (String, String)| {
-        let hash = hex::encode(sha2::Sha256::digest(key.as_bytes()));
-        format!("[{name}]\nsha256 = \"{hash}\"\nrate = \"1000000000/min\"\nconcurrency = 1000000\n")
-    };
-    let others = (0..OTHER_KEYS).map(|n| (format!("user-{n}"), format!("sk-key-of-user-{n}")));
-    others.chain(KEY.map(|key| ("bench".to_owned(), key.to_owned()))).map(section).collect()
+    Ok(setup.top(&top).model(MODEL, &lines(true)).model("other", &lines(false)))
 }
