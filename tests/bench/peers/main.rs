@@ -128,9 +128,14 @@ fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
                     continue;
                 }
                 progress(round, part, &peer.name);
-                measure(figures, peer, options).map_err(|trouble| {
-                    Trouble::new(format!("{part}, {}: {trouble}\n{}", peer.name, peer.last_words()))
-                })?;
+                if let Err(trouble) = measure(figures, peer, options) {
+                    let told = format!("{part}, {}: {trouble}", peer.name);
+                    // What others do wrong is worth a line; the yardstick and ourselves have to work.
+                    if !["haproxy", "llama-swap"].contains(&peer.name.as_str()) {
+                        return Err(Trouble::new(format!("{told}\n{}", peer.last_words())));
+                    }
+                    figures.notes.push(told.lines().next().unwrap_or_default().to_owned());
+                }
                 peer.forget_logs()?;
             }
         }
