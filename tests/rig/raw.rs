@@ -118,11 +118,11 @@ pub fn answers(mut all: &str, no_body: bool) -> Vec<RawAnswer> {
             }
         } else if let Some(length) = field("content-length").and_then(|word| word.parse::<usize>().ok()) {
             let here = length.min(all.len());
-            answer.body = all[..here].to_owned();
+            all[..here].clone_into(&mut answer.body);
             answer.whole = here == length;
             all = &all[here..];
         } else {
-            answer.body = all.to_owned();
+            all.clone_into(&mut answer.body);
             answer.until_close = true;
             all = "";
         }
@@ -233,7 +233,7 @@ pub fn arrived(raw: &str) -> Result<String, Trouble> {
         _ => return Err(Trouble::new(format!("framing {lengths:?} {codings:?} of {raw:?}"))),
     };
     fields.sort();
-    let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
+    let fields = fields.iter().fold(String::new(), |all, (name, value)| all + name + ": " + value + "\n");
     Ok(format!("{first}\n{fields}\n{body}"))
 }
 

@@ -83,6 +83,10 @@ mod workers;
 
 pub use config::{GatewayConfig, H2Limits};
 pub use cors::Cors;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub use gateway::{Bound, Gateway, GatewayError};
 pub use keys::{KeyCounts, KeyHash, KeySpec, Keys};
 pub use limits::{Limit, Limited};

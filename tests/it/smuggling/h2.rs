@@ -86,6 +86,9 @@ const GET: [(&str, &str); 4] =
 const POST: [(&str, &str); 4] =
     [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", "/e")];
 
+/// Name, fields, and pieces of the body.
+type Sent<'a> = (&'a str, Vec<(&'a str, &'a str)>, &'a [&'a str]);
+
 /// `GET` with one pseudo-header changed.
 fn with<'a>(name: &str, value: &'a str) -> Vec<(&'a str, &'a str)> {
     let mut list: Vec<(&str, &str)> = GET.to_vec();
@@ -112,7 +115,7 @@ async fn started() -> Result<(warden_rig::Warden, Log), Trouble> {
 async fn a_request_of_http_2_that_would_be_another_in_http_1_goes_nowhere() -> Outcome {
     let (warden, log) = started().await?;
     let line = "/e HTTP/1.1\r\nhost: x\r\n\r\nGET /smuggled";
-    let cases: Vec<(&str, Vec<(&str, &str)>, &[&str])> = vec![
+    let cases: Vec<Sent> = vec![
         ("path with a request in it", with(":path", line), &[]),
         ("path with a space", with(":path", "/e f"), &[]),
         ("path with an LF", with(":path", "/e\nf"), &[]),

@@ -52,10 +52,10 @@ async fn start(name: &'static str, program: &Path) -> Result<Rival, Trouble> {
     let upstream = Kid::start(&binaries::raw_llama()?, &args, &env, &root, root.join("upstream.log"))?;
     let (root, socket) = (root.display(), socket.display());
     let (config, args) = if name == "nginx" {
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .iter()
-            .map(|kind| format!("{kind}_temp_path {root}/{kind};"))
-            .collect();
+        let mut temporary = String::new();
+        for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+            let _infallible = write!(temporary, "{kind}_temp_path {root}/{kind};");
+        }
         let text = format!(
             "daemon off; master_process off; pid {root}/pid; error_log {root}/error.log;\n\
              events {{ worker_connections 256; }}\n\

@@ -1,0 +1,334 @@
+//! A door for the fuzz targets in `tests/fuzz` to whatever here reads bytes of strangers. Each function panics if a promise
+//! is broken. Only with the feature `fuzzing`; never part of the product.
+#![expect(
+    clippy::panic,
+    clippy::missing_panics_doc,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a panic is the finding"
+)]
+
+use std::fmt;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, Uri};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::headers;
+use crate::meter::Meter;
+use crate::raw_head::Heads;
+use crate::scan::{Model, Scanner};
+use crate::sse::Events;
+use crate::wire;
+
+/// Bytes of a head that hyper is given here.
+const HEAD: usize = 8192;
+
+/// A connection on which everything has already been sent; what is written goes to `out`.
+struct Wire {
+    input: Bytes,
+    out: Arc<Mutex<Vec<u8>>>,
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        // It never ends: a client that leaves gives its request up.
+        if self.input.is_empty() {
+            return Poll::Pending;
+        }
+        let now = self.input.len().min(buffer.remaining());
+        buffer.put_slice(&self.input.split_to(now));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.out.lock().unwrap().extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A request that would go to a backend.
+#[derive(Debug)]
+struct Passed {
+    method: http::Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+/// The requests in `bytes` that pass, read by hyper with our reader beside it.
+fn pass(bytes: &[u8]) -> Vec<Passed> {
+    let mut heads = Heads::new(2 * HEAD);
+    heads.feed(bytes);
+    let (heads, passed) = (Mutex::new(heads), Mutex::new(Vec::new()));
+    let io = Wire { input: Bytes::copy_from_slice(bytes), out: Arc::default() };
+    let service = hyper::service::service_fn(|request: Request<Incoming>| {
+        let seen = heads.lock().unwrap().next();
+        let passed = &passed;
+        async move {
+            let (parts, body) = request.into_parts();
+            let sound = wire::check(&parts, &body, Some(seen));
+            if sound.is_ok()
+                && let Ok(body) = body.collect().await
+            {
+                let (method, uri, headers, body) = (parts.method, parts.uri, parts.headers, body.to_bytes());
+                passed.lock().unwrap().push(Passed { method, uri, headers, body });
+                return Ok(Response::new(Empty::<Bytes>::new()));
+            }
+            // What was refused ends its connection.
+            Err(io::Error::other("refused"))
+        }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.max_buf_size(HEAD).max_headers(100).header_read_timeout(None);
+    let mut connection = Box::pin(builder.serve_connection(TokioIo::new(io), service));
+    let mut context = Context::from_waker(Waker::noop());
+    // Everything is here already: it never has to wait, but may yield.
+    for _ in 0..100 {
+        if connection.as_mut().poll(&mut context).is_ready() {
+            break;
+        }
+    }
+    drop(connection);
+    passed.into_inner().unwrap()
+}
+
+/// The bytes that go to a backend for a request.
+fn forward(passed: &Passed) -> Vec<u8> {
+    let target = passed.uri.path_and_query().map_or("/", |target| target.as_str());
+    let target = if target.starts_with('/') { target } else { "/" };
+    let mut request = Request::new(Full::new(passed.body.clone()));
+    *request.method_mut() = passed.method.clone();
+    *request.uri_mut() = Uri::try_from(target).expect("a target that came is one");
+    *request.headers_mut() = passed.headers.clone();
+    if passed.body.is_empty() {
+        request.headers_mut().insert(http::header::CONTENT_LENGTH, HeaderValue::from(0));
+    }
+    let out: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let io = Wire { input: Bytes::new(), out: out.clone() };
+    let mut context = Context::from_waker(Waker::noop());
+    let mut shake = pin!(hyper::client::conn::http1::handshake(TokioIo::new(io)));
+    let Poll::Ready(Ok((mut sender, connection))) = shake.as_mut().poll(&mut context) else {
+        panic!("a handshake of HTTP/1 does nothing")
+    };
+    let mut connection = pin!(connection);
+    let mut answer = pin!(sender.send_request(request));
+    for _ in 0..8 {
+        assert!(answer.as_mut().poll(&mut context).is_pending(), "nobody answers");
+        assert!(connection.as_mut().poll(&mut context).is_pending(), "nobody closes");
+    }
+    let bytes = out.lock().unwrap().clone();
+    bytes
+}
+
+/// Any bytes of a client: what passes arrives as exactly one request, without a field of one connection, with the same
+/// method, target, fields and body, and would pass again.
+pub fn request(bytes: &[u8]) {
+    for mut passed in pass(bytes) {
+        wire::sign(&mut passed.headers, http::Version::HTTP_11);
+        headers::to_backend(&mut passed.headers, &HeaderValue::from_static("id"));
+        for name in
+            ["connection", "keep-alive", "te", "transfer-encoding", "upgrade", "content-length", "expect"]
+        {
+            assert!(!passed.headers.contains_key(name), "{name} passed");
+        }
+        assert!(passed.headers.keys().all(|name| !name.as_str().contains('_')), "an underscore passed");
+        // Our own signature would be refused as a loop.
+        passed.headers.remove(http::header::VIA);
+        let raw = forward(&passed);
+        let again = pass(&raw);
+        let [arrived] = &again[..] else {
+            panic!("{} requests from {:?}", again.len(), String::from_utf8_lossy(&raw))
+        };
+        let mut fields = arrived.headers.clone();
+        fields.remove(http::header::CONTENT_LENGTH);
+        assert_eq!((&arrived.method, &arrived.body), (&passed.method, &passed.body));
+        let target = |passed: &Passed| passed.uri.path_and_query().map(ToString::to_string);
+        if passed.uri.path().starts_with('/') {
+            assert_eq!(target(arrived), target(&passed));
+        }
+        assert_eq!(fields, passed.headers);
+    }
+}
+
+/// Any head fed in any pieces gives the same notes.
+pub fn pieces(bytes: &[u8], size: usize) {
+    let mut whole = Heads::new(2 * HEAD);
+    whole.feed(bytes);
+    let mut parts = Heads::new(2 * HEAD);
+    for piece in bytes.chunks(size.max(1)) {
+        parts.feed(piece);
+    }
+    loop {
+        let (one, other) = (whole.next(), parts.next());
+        // A head beyond the limit is given up sooner or later.
+        assert!(one == other || bytes.len() > HEAD, "{one:?} {other:?}");
+        if one.is_err() {
+            return;
+        }
+    }
+}
+
+/// `model` and `stream` of an object as they come, first and all.
+struct Outer {
+    model: Option<Value>,
+    streams: Vec<Value>,
+}
+
+impl<'de> Deserialize<'de> for Outer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Outer;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Outer, A::Error> {
+                let mut outer = Outer { model: None, streams: Vec::new() };
+                while let Some((key, value)) = map.next_entry::<String, Value>()? {
+                    match key.as_str() {
+                        "model" if outer.model.is_none() => outer.model = Some(value),
+                        "stream" => outer.streams.push(value),
+                        _ => {}
+                    }
+                }
+                Ok(outer)
+            }
+        }
+        deserializer.deserialize_map(Reader)
+    }
+}
+
+/// The scanner agrees with a full parser on every valid body, in pieces of any size, and never panics on others.
+pub fn model(bytes: &[u8], size: usize) {
+    let mut scanner = Scanner::new();
+    for piece in bytes.chunks(size.max(1)) {
+        scanner.feed(piece);
+    }
+    let Ok(outer) = serde_json::from_slice::<Outer>(bytes) else { return };
+    let expected = match outer.model {
+        None => Model::Absent,
+        // Names beyond the length of any are not read.
+        Some(Value::String(name)) if name.len() > 600 => return,
+        Some(Value::String(name)) => Model::Named(name),
+        Some(_) => Model::NotText,
+    };
+    assert_eq!(*scanner.model(), expected, "{:?}", String::from_utf8_lossy(bytes));
+    assert!(scanner.is_complete_object());
+    assert_eq!(scanner.is_stream(), outer.streams == [Value::Bool(true)]);
+}
+
+/// An event stream in any pieces: every byte passes once and in order, and what is counted does not depend on the pieces.
+pub fn events(bytes: &[u8], sizes: &[u8], limit: usize) {
+    let (mut events, mut meter, mut out) = (Events::new(limit.max(4)), Meter::new(4096), Vec::new());
+    let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
+    while !rest.is_empty() {
+        let now = usize::from(*sizes.next().unwrap_or(&7)).clamp(1, rest.len());
+        let (piece, after) = rest.split_at(now);
+        meter.feed(piece);
+        out.extend_from_slice(&events.pass(Bytes::copy_from_slice(piece)));
+        rest = after;
+    }
+    out.extend_from_slice(&events.finish());
+    assert_eq!(out, bytes);
+    if bytes.len() <= 4096 {
+        let mut whole = Meter::new(4096);
+        whole.feed(bytes);
+        assert_eq!(meter.work(None), whole.work(None), "{:?}", String::from_utf8_lossy(bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use proptest::sample::{Index, select};
+
+    const REQUESTS: [&str; 4] = [
+        "POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "POST /e?a=%20 HTTP/1.1\r\nHost: x:80\r\nTransfer-Encoding: chunked\r\nConnection: close, x-a\r\nX-A: b\r\n\r\n5;a=b\r\nhello\r\n0\r\nA: b\r\n\r\n",
+        "GET http://x/e HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nUpgrade: h2c\r\nX_A: b\r\nVia: 1.1 a\r\n\r\n",
+        "OPTIONS * HTTP/1.0\r\nKeep-Alive: x\r\nTE: trailers\r\nX-A: \u{fc}\r\n\r\n",
+    ];
+    const BODIES: [&str; 3] = [
+        r#"{"model":"a","stream":true,"messages":[{"content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}]}]}"#,
+        r#"{ "a" : [1,-2e5,{"model":"b"}] , "mod\u0065l" : "x\n" ,"stream": false, "model": null}"#,
+        r#"{"stream":true,"model":[],"stream":{"model":"a"}}"#,
+    ];
+    const STREAMS: [&str; 2] = [
+        "data: {\"choices\":[]}\n\ndata: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2},\"timings\":{\"prompt_n\":2}}\n\ndata: [DONE]\n\n",
+        "event: error\r\ndata: {\"error\":{\"message\":\"Compute error.\"}}\r\n\r\n: ping\r\r",
+    ];
+
+    /// A text with some of its bytes replaced, doubled, dropped, or moved.
+    fn mutated(from: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
+        let odd = select(&b"\r\n\t \0:;,#%\"\\{}[]x0\x7f\xff"[..]);
+        (select(from), proptest::collection::vec((any::<Index>(), 0..5_u8, odd, any::<Index>()), 0..4))
+            .prop_map(|(text, changes)| {
+                let mut bytes = text.as_bytes().to_vec();
+                for (at, how, byte, other) in changes {
+                    let at = at.index(bytes.len().max(1)).min(bytes.len().saturating_sub(1));
+                    match how {
+                        _ if bytes.is_empty() => bytes.push(byte),
+                        0 => bytes[at] = byte,
+                        1 => bytes.insert(at, byte),
+                        2 => drop(bytes.remove(at)),
+                        3 => bytes.truncate(at),
+                        _ => {
+                            let other = other.index(bytes.len());
+                            let (from, to) = (at.min(other), at.max(other));
+                            bytes.extend_from_within(from..to);
+                        }
+                    }
+                }
+                bytes
+            })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000.max(ProptestConfig::default().cases), ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_a_client_sends_one_request_arrives_as_one(bytes in mutated(&REQUESTS), size in 1..40_usize) {
+            pieces(&bytes, size);
+            request(&bytes);
+        }
+
+        #[test]
+        fn the_model_is_the_one_that_a_full_parser_finds(bytes in mutated(&BODIES), size in 1..40_usize) {
+            model(&bytes, size);
+        }
+
+        #[test]
+        fn a_stream_passes_the_same_in_any_pieces(
+            bytes in mutated(&STREAMS), sizes in proptest::collection::vec(1..30_u8, 1..4), limit in 4..80_usize,
+        ) {
+            events(&bytes, &sizes, limit);
+        }
+    }
+}

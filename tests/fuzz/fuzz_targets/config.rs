@@ -1,0 +1,57 @@
+//! Any text as a configuration file: it is read, or every problem says where it is and what. Nothing that it names is
+//! opened or run: resolving it is not part of this.
+//!
+//! The product is a program without a library, so its files are taken in here as they stand.
+#![no_main]
+#![allow(dead_code, unused_imports, unexpected_cfgs)]
+
+#[path = "../../../proxy/app/src/access_log.rs"]
+mod access_log;
+#[path = "../../../proxy/app/src/admin/mod.rs"]
+mod admin;
+#[path = "../../../proxy/app/src/advice.rs"]
+mod advice;
+#[path = "../../../proxy/app/src/cli/mod.rs"]
+mod cli;
+#[path = "../../../proxy/app/src/clock.rs"]
+mod clock;
+#[path = "../../../proxy/app/src/config/mod.rs"]
+mod config;
+#[path = "../../../proxy/app/src/exit.rs"]
+mod exit;
+#[path = "../../../proxy/app/src/log_writer.rs"]
+mod log_writer;
+#[path = "../../../proxy/app/src/logging.rs"]
+mod logging;
+#[path = "../../../proxy/app/src/out.rs"]
+mod out;
+#[path = "../../../proxy/app/src/replay/mod.rs"]
+mod replay;
+#[path = "../../../proxy/app/src/serve/mod.rs"]
+mod serve;
+#[path = "../../../proxy/app/src/words.rs"]
+mod words;
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use config::layers::{Sources, load};
+
+/// In memory where there is such a place.
+static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let memory = PathBuf::from("/dev/shm");
+    let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };
+    folder.join(format!("warden-fuzz-{}.toml", std::process::id()))
+});
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    std::fs::write(&*FILE, text).expect("a file in memory");
+    if let Err(problems) = load(Sources { file: Some(FILE.clone()), env: Vec::new(), flags: Vec::new() }) {
+        assert!(!problems.0.is_empty());
+        for problem in &problems.0 {
+            let place = problem.place.to_string();
+            assert!(place.contains("warden-fuzz-") || place == "configuration", "{problem}");
+            assert!(!problem.message.is_empty());
+        }
+    }
+});
