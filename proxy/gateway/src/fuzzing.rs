@@ -311,7 +311,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 2000.max(ProptestConfig::default().cases), ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(2000), ..ProptestConfig::default() })]
 
         #[test]
         fn whatever_a_client_sends_one_request_arrives_as_one(bytes in mutated(&REQUESTS), size in 1..40_usize) {
