@@ -193,7 +193,6 @@ fn deep_and_long_values_are_passed_over() {
 /// `cargo test --profile quick -p warden-gateway --lib how_long -- --ignored --nocapture` shows it.
 #[test]
 #[ignore = "a measurement, for people"]
-#[expect(clippy::print_stderr, reason = "the measurement")]
 fn how_long_the_search_takes() {
     let base64 = "iVBORw0KGgoAAAANSUhEUgAA".repeat(5_000_000 / 24);
     let image = format!(

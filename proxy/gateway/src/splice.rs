@@ -55,22 +55,19 @@ pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<Edit>) -> VecDeque<B
                 at += skipped.len() as u64;
                 continue;
             }
-            match edits.next_if(|edit| edit.range.start < end) {
-                Some(edit) => {
-                    let kept = piece.split_to(offset(edit.range.start.saturating_sub(at)));
-                    at += kept.len() as u64;
-                    if !kept.is_empty() {
-                        out.push_back(kept);
-                    }
-                    if !edit.text.is_empty() {
-                        out.push_back(Bytes::from(edit.text));
-                    }
-                    skip_to = edit.range.end;
+            if let Some(edit) = edits.next_if(|edit| edit.range.start < end) {
+                let kept = piece.split_to(offset(edit.range.start.saturating_sub(at)));
+                at += kept.len() as u64;
+                if !kept.is_empty() {
+                    out.push_back(kept);
                 }
-                None => {
-                    at = end;
-                    out.push_back(std::mem::take(&mut piece));
+                if !edit.text.is_empty() {
+                    out.push_back(Bytes::from(edit.text));
                 }
+                skip_to = edit.range.end;
+            } else {
+                at = end;
+                out.push_back(std::mem::take(&mut piece));
             }
         }
     }

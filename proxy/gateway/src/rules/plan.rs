@@ -260,7 +260,7 @@ impl<'a> Draft<'a> {
             if std::mem::replace(&mut comma, true) {
                 text.push(',');
             }
-            text.push_str(&format!("{}:{value}", json!(name)));
+            text.extend([json!(name).to_string().as_str(), ":", value]);
         }
         if !text.is_empty() {
             self.edits.push(Edit { range: self.outline.close..self.outline.close, text });
