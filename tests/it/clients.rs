@@ -84,27 +84,28 @@ fn names(told: &Told) -> Value {
 #[tokio::test]
 async fn the_openai_package_for_python_gets_the_same_through_us() -> Outcome {
     let kinds = ["chat", "tools", "an image", "completions", "embeddings", "responses", "models", "a tool"];
-    same_through_us("openai_package.py", Preset::Tools, &able()?, &kinds).await
+    Box::pin(same_through_us("openai_package.py", Preset::Tools, &able()?, &kinds)).await
 }
 
 #[tokio::test]
 async fn the_anthropic_package_for_python_gets_the_same_through_us() -> Outcome {
     let kinds = ["messages", "tools", "a system", "an image", "count_tokens"];
-    same_through_us("anthropic_package.py", Preset::Tools, &able()?, &kinds).await
+    Box::pin(same_through_us("anthropic_package.py", Preset::Tools, &able()?, &kinds)).await
 }
 
 #[tokio::test]
 async fn the_openai_package_for_node_gets_the_same_through_us() -> Outcome {
     let kinds = ["chat", "tools", "completions", "embeddings", "responses", "left", "and the next"];
-    same_through_us("openai_package.mjs", Preset::Tools, &able()?, &kinds).await
+    Box::pin(same_through_us("openai_package.mjs", Preset::Tools, &able()?, &kinds)).await
 }
 
 #[tokio::test]
 async fn curl_gets_the_same_through_us_by_old_and_new_http() -> Outcome {
-    same_through_us("with_curl.py", Preset::Tools, &able()?, &["HTTP/", "h2", "Expect", "a body"]).await
+    Box::pin(same_through_us("with_curl.py", Preset::Tools, &able()?, &["HTTP/", "h2", "Expect", "a body"]))
+        .await
 }
 
 #[tokio::test]
 async fn what_a_server_without_images_and_embeddings_refuses_is_refused_the_same_through_us() -> Outcome {
-    same_through_us("with_curl.py", Preset::Chat, &flags(&[]), &["HTTP/", "error"]).await
+    Box::pin(same_through_us("with_curl.py", Preset::Chat, &flags(&[]), &["HTTP/", "error"])).await
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let host = flags.iter().position(|flag| flag == "--host").and_then(|at| flags.get(at + 1));
-    let Some(socket) = host.and_then(|hosts| hosts.split(',').find(|host| host.ends_with(".sock"))) else {
+    let Some(socket) = host.and_then(|hosts| {
+        hosts.split(',').find(|host| Path::new(host).extension().is_some_and(|end| end == "sock"))
+    }) else {
         say("raw-llama: needs --host PATH.sock");
         return ExitCode::FAILURE;
     };

@@ -102,7 +102,7 @@ impl Packages {
         let script = programs().join(program);
         let mut words: Vec<OsString> = vec![script.into()];
         words.extend(args.iter().map(OsString::from));
-        let runner = if program.ends_with(".mjs") {
+        let runner = if Path::new(program).extension().is_some_and(|end| end == "mjs") {
             words.push(self.folder.clone().into());
             PathBuf::from("node")
         } else {

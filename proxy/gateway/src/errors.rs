@@ -224,8 +224,8 @@ impl Refusal {
             Self::Denied { denied: Denied::NoRoom(short), .. } => Some(short.retry_after),
             Self::Denied { denied: Denied::Removed, .. } => None,
             Self::KeySpent { wait, .. } => Some(*wait),
-            Self::KeyBusy { .. } => Some(RETRY_SOON),
-            Self::Busy
+            Self::KeyBusy { .. }
+            | Self::Busy
             | Self::Denied { .. }
             | Self::Unreachable { .. }
             | Self::ShuttingDown

@@ -29,6 +29,8 @@ const SEAM: usize = 10;
 pub(crate) struct Meter {
     limit: usize,
     carry: Vec<u8>,
+    /// The byte before what is searched next.
+    before: Option<u8>,
     usage: Usage,
     timings: Timings,
     compute_error: bool,
@@ -82,12 +84,14 @@ impl Meter {
             carry.extend_from_slice(&piece[from..]);
         } else {
             // An object, or its name, began in an earlier piece.
+            let last = carry.last().copied();
             carry.extend_from_slice(&piece[..room]);
             let from = self.keep_from(&carry);
             if room == piece.len() {
                 carry.drain(..from);
             } else {
                 carry.clear();
+                self.before = last;
                 let from = self.keep_from(piece);
                 carry.extend_from_slice(&piece[from..]);
             }
@@ -99,10 +103,14 @@ impl Meter {
     /// may be the beginning of a name.
     fn keep_from(&mut self, bytes: &[u8]) -> usize {
         let seam = bytes.len().saturating_sub(SEAM);
-        match self.search(bytes) {
+        let from = match self.search(bytes) {
             Some(from) if bytes.len() - from <= self.limit => from.min(seam),
             _ => seam,
+        };
+        if from > 0 {
+            self.before = Some(bytes[from - 1]);
         }
+        from
     }
 
     /// The work, as far as the answer told. `events` is the number of events of a stream: where it was cut before its
@@ -180,7 +188,8 @@ impl Meter {
     ) -> Option<usize> {
         for at in name.find_iter(bytes) {
             // In generated text the quotes are escaped.
-            if at > 0 && bytes[at - 1] == b'\\' {
+            let before = if at == 0 { self.before } else { Some(bytes[at - 1]) };
+            if before == Some(b'\\') {
                 continue;
             }
             let after = at + name.needle().len();

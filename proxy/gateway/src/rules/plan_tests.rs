@@ -250,6 +250,7 @@ fn no_rule_means_no_plan() {
 }
 
 /// The same by a full parser.
+#[expect(clippy::cast_precision_loss, reason = "the bounds of the tests are small")]
 fn expected(body: &Value, rules: &RequestRules) -> Value {
     let mut fields: Map<String, Value> = body.as_object().unwrap().clone();
     for name in &rules.strip {

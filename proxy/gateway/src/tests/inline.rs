@@ -1,11 +1,22 @@
 //! Connections to backends are driven by the requests that use them, and by nobody while they are idle: nothing may be
 //! held, lost or forgotten by that.
 
+use std::fmt::Write as _;
+
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::*;
 use crate::Outcome;
+
+/// So many events, as they are sent.
+fn events(count: usize) -> String {
+    let mut all = String::new();
+    for event in 0..count {
+        let _infallible = write!(all, "data: {event}\n\n");
+    }
+    all
+}
 
 #[tokio::test]
 async fn an_event_passes_before_the_next_one_is_made() {
@@ -57,7 +68,7 @@ async fn events_that_are_here_together_are_joined_and_none_is_lost() {
         text.extend(chunk);
         chunks += 1;
     }
-    let expected: String = (0..2000).map(|event| format!("data: {event}\n\n")).collect();
+    let expected = events(2000);
     assert_eq!(String::from_utf8(text).unwrap(), expected);
     assert!(chunks < 200, "{chunks} chunks");
     assert_eq!(rig.record(0).await.work.requests, 1);
@@ -164,7 +175,7 @@ async fn many_streams_go_on_side_by_side() {
             String::from_utf8(body).unwrap()
         });
     }
-    let expected: String = (0..EVENTS_EACH).map(|event| format!("data: {event}\n\n")).collect();
+    let expected = events(EVENTS_EACH);
     while let Some(body) = clients.join_next().await {
         assert_eq!(body.unwrap(), expected);
     }

@@ -1,6 +1,7 @@
 //! Rules for requests on their way: what is held, what streams on, and what the backend gets to see.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 
 use serde_json::json;
 
@@ -30,7 +31,7 @@ fn renamed(name: &str) -> ModelRules {
 fn chunked(path: &str, pieces: &[&str]) -> Vec<u8> {
     let mut all = format!("POST {path} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
     for piece in pieces.iter().chain([&""]) {
-        all += &format!("{:x}\r\n{piece}\r\n", piece.len());
+        let _infallible = write!(all, "{:x}\r\n{piece}\r\n", piece.len());
     }
     all.into_bytes()
 }
