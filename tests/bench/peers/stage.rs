@@ -238,6 +238,7 @@ defaults
   log global
   option httplog
   option http-keep-alive
+  option http-no-delay
   http-reuse always
   timeout connect 1s
   timeout client 3600s
