@@ -24,6 +24,7 @@ mod queue;
 mod real;
 mod reload;
 mod report;
+mod routes;
 mod shutdown;
 mod sidecar;
 mod smuggling;
