@@ -68,8 +68,8 @@ async fn rules_change_requests_and_are_taken_over_at_a_reload() -> Outcome {
         answer["usage"]["completion_tokens"].as_u64().context("no usage")
     };
     assert_eq!(tokens(&warden).await?, 9);
-    let ruled = format!("{}\n{rules}", warden.setup.config());
-    warden.reload(&ruled)?;
+    let config = format!("{}\n{rules}", warden.setup.config());
+    warden.reload(&config)?;
     wait_until("the rules are in force", SOON, async || tokens(&warden).await.is_ok_and(|tokens| tokens == 3))
         .await
 }
