@@ -160,7 +160,7 @@ const CHANGES: [Change; 15] = [
             "tools/server/server-queue.cpp:",
             "probe `seconds`",
             "in function `recv_with_timeout`; found: none",
-            "bring the unit over into the sidecar",
+            "see what the new one waits for",
         ],
     },
     refused(
