@@ -138,6 +138,7 @@ async fn what_nginx_and_haproxy_refuse_we_refuse_or_say_why_not() -> Outcome {
         }
     }
     let (mut unexplained, mut rows) = (Vec::new(), String::new());
+    let mut explained: Vec<String> = Vec::new();
     for case in &cases {
         let theirs = ["nginx", "haproxy"].map(|name| verdicts[&(case.name.as_str(), name)].as_str());
         let we_pass = matches!(case.verdict, Verdict::Passed(_));
@@ -149,8 +150,7 @@ async fn what_nginx_and_haproxy_refuse_we_refuse_or_say_why_not() -> Outcome {
         let they_pass = theirs.iter().any(|verdict| verdict.starts_with("passed"));
         // What all treat alike needs no row.
         if (we_pass && refused) || (we_refuse && they_pass) {
-            let _infallible = writeln!(
-                rows,
+            let row = format!(
                 "| {} | {} | {} | {} | {} |",
                 case.name,
                 ours(&case.verdict),
@@ -158,6 +158,10 @@ async fn what_nginx_and_haproxy_refuse_we_refuse_or_say_why_not() -> Outcome {
                 theirs[1],
                 case.why
             );
+            let _infallible = writeln!(rows, "{row}");
+            if we_pass {
+                explained.push(row);
+            }
         }
     }
     assert!(
@@ -173,9 +177,10 @@ async fn what_nginx_and_haproxy_refuse_we_refuse_or_say_why_not() -> Outcome {
     let document = std::fs::read_to_string(DOCUMENT)?;
     let (_, rest) = document.split_once(BEGIN).context("no table in docs/testing.md")?;
     let (written, _) = rest.split_once(END).context("no end of the table in docs/testing.md")?;
-    // Other versions may judge otherwise; what is above holds for them, too.
-    if written.contains(&versions) && written != table {
-        return Err(Trouble::new(format!("docs/testing.md must say:\n{table}")));
+    // Other versions may judge otherwise; what is above holds for them, too. And what they let pass depends on their
+    // pace: only what needs a reason of ours must be there to the letter.
+    match explained.iter().find(|row| written.contains(&versions) && !written.contains(row.as_str())) {
+        Some(row) => Err(Trouble::new(format!("docs/testing.md lacks `{row}`; the table now:\n{table}"))),
+        None => Ok(()),
     }
-    Ok(())
 }
