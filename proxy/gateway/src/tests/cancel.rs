@@ -109,22 +109,7 @@ async fn a_client_that_leaves_in_the_middle_of_its_body_cancels_upstream() {
 #[tokio::test]
 async fn a_slow_reader_stalls_its_own_backend_and_nobody_else() {
     let written = Arc::new(AtomicUsize::new(0));
-    let count = written.clone();
-    let upstream = Upstream::start(move |mut peer| {
-        let count = count.clone();
-        async move {
-            let Some((head, _)) = peer.request().await else { return };
-            if head.contains("/quick") {
-                peer.send(&json_answer("{}")).await;
-                return;
-            }
-            peer.send(EVENTS).await;
-            let chunk = [b"2000\r\n".as_slice(), &[b'x'; 0x1ffe], b"\n\n\r\n"].concat();
-            while peer.stream.write_all(&chunk).await.is_ok() {
-                count.fetch_add(chunk.len(), Ordering::SeqCst);
-            }
-        }
-    });
+    let upstream = endless(&written, None);
     let rig = Rig::start(&[&upstream]).await;
     let mut slow = rig.client().await;
     slow.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;

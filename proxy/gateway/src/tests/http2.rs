@@ -80,26 +80,6 @@ fn echo() -> Upstream {
     })
 }
 
-/// Sends events for ever; counts the bytes that were taken.
-fn endless(written: &Arc<AtomicUsize>) -> Upstream {
-    let count = written.clone();
-    Upstream::start(move |mut peer| {
-        let count = count.clone();
-        async move {
-            let Some((head, _)) = peer.request().await else { return };
-            if head.contains("/quick") {
-                peer.send(&json_answer("{}")).await;
-                return;
-            }
-            peer.send(EVENTS).await;
-            let chunk = [b"1000\r\n".as_slice(), &[b'x'; 0xffe], b"\n\n\r\n"].concat();
-            while peer.stream.write_all(&chunk).await.is_ok() {
-                count.fetch_add(chunk.len(), Ordering::SeqCst);
-            }
-        }
-    })
-}
-
 #[tokio::test]
 async fn requests_and_errors_are_the_same_as_over_http_1() {
     let upstream = echo();
@@ -226,7 +206,7 @@ async fn a_client_that_vanishes_gives_up_all_its_streams() {
 #[tokio::test]
 async fn a_stream_that_is_not_read_stalls_its_own_backend_and_no_other_stream() {
     let written = Arc::new(AtomicUsize::new(0));
-    let upstream = endless(&written);
+    let upstream = endless(&written, None);
     let rig = Rig::with(plan(), &[&upstream]).await;
     let mut client = Client::new(&rig).await;
     let mut unread = Vec::new();
@@ -263,7 +243,7 @@ async fn a_stream_that_is_not_read_stalls_its_own_backend_and_no_other_stream() 
 #[tokio::test]
 async fn a_stream_whose_client_opens_no_window_is_cut_in_time() {
     let written = Arc::new(AtomicUsize::new(0));
-    let upstream = endless(&written);
+    let upstream = endless(&written, None);
     let mut plan = plan();
     plan.config.send_timeout = Duration::from_millis(200);
     let rig = Rig::with(plan, &[&upstream]).await;

@@ -104,6 +104,10 @@ impl Drop for TestRight {
 struct Shell(Arc<TestBackends>);
 
 impl Backends for Shell {
+    fn takes_any_name(&self) -> bool {
+        self.0.any_name
+    }
+
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
         let models = &self.0.models;
         let known = || models.iter().map(ToString::to_string).collect();
@@ -316,4 +320,30 @@ impl Rig {
         eventually("nothing is in flight", || self.gauges.in_flight.load(Ordering::SeqCst) == 0).await;
         assert_eq!(self.backends.waiting.load(Ordering::SeqCst), 0);
     }
+}
+
+/// A backend that sends events for ever, but answers what has `/quick` in its path at once; counts the bytes that were
+/// taken. `room`: bytes of its socket's send buffer.
+fn endless(written: &Arc<AtomicUsize>, room: Option<usize>) -> Upstream {
+    let count = written.clone();
+    Upstream::start(move |mut peer| {
+        let count = count.clone();
+        async move {
+            if let Some(room) = room {
+                rustix::net::sockopt::set_socket_send_buffer_size(&peer.stream, room).unwrap();
+            }
+            let Some((head, _)) = peer.request().await else { return };
+            if head.contains("/quick") {
+                peer.send(&json_answer("{}")).await;
+                return;
+            }
+            peer.send(EVENTS).await;
+            let chunk = [b"1000\r\n".as_slice(), &[b'x'; 0xffe], b"\n\n\r\n"].concat();
+            while peer.stream.write_all(&chunk).await.is_ok() {
+                count.fetch_add(chunk.len(), Ordering::SeqCst);
+                // Up to a thousand of these share a thread with the rest of the test.
+                tokio::task::yield_now().await;
+            }
+        }
+    })
 }

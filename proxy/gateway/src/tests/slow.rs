@@ -21,25 +21,7 @@ fn anonymous() -> usize {
 async fn a_thousand_readers_that_do_not_read_cost_little_and_hurt_nobody() {
     raise_file_limit();
     let written = Arc::new(AtomicUsize::new(0));
-    let count = written.clone();
-    let upstream = Upstream::start(move |mut peer| {
-        let count = count.clone();
-        async move {
-            rustix::net::sockopt::set_socket_send_buffer_size(&peer.stream, 16 * 1024).unwrap();
-            let Some((head, _)) = peer.request().await else { return };
-            if head.contains("/quick") {
-                peer.send(&json_answer("{}")).await;
-                return;
-            }
-            peer.send(EVENTS).await;
-            let chunk = [b"1000\r\n".as_slice(), &[b'x'; 0xffe], b"\n\n\r\n"].concat();
-            while peer.stream.write_all(&chunk).await.is_ok() {
-                count.fetch_add(chunk.len(), Ordering::SeqCst);
-                // A thousand of these share a thread with the rest of the test.
-                tokio::task::yield_now().await;
-            }
-        }
-    });
+    let upstream = endless(&written, Some(16 * 1024));
     let rig = Rig::start(&[&upstream]).await;
     let before = anonymous();
     let mut slow = Vec::new();
