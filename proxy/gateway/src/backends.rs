@@ -18,6 +18,8 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait Backends: Send + Sync + 'static {
     /// The model that a name means.
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
+    /// Whether every name means the only model.
+    fn takes_any_name(&self) -> bool;
     /// Waits for the right to send one request, whose prompt has so many tokens where that was asked.
     fn lease<'a>(
         &'a self,
@@ -51,6 +53,10 @@ pub(crate) trait Right: Send + Sync + 'static {
 impl Backends for Fleet {
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
         Fleet::resolve(self, name)
+    }
+
+    fn takes_any_name(&self) -> bool {
+        Fleet::takes_any_name(self)
     }
 
     fn lease<'a>(

@@ -11,7 +11,7 @@ use crate::routes::Own;
 
 /// Whether we stand in the place of a single llama-server.
 pub(crate) fn is(shared: &Shared) -> bool {
-    shared.backends.resolve(Some("")).is_ok()
+    shared.backends.takes_any_name()
 }
 
 /// What is left of a route of ours, when we do.

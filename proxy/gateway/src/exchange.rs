@@ -63,9 +63,8 @@ pub(crate) async fn answer(
     let seen = conn.next_head();
     let (parts, body) = request.into_parts();
     let request_id = headers::given_request_id(&parts.headers).unwrap_or_else(headers::fresh_request_id);
-    let upstream = target::is_upstream(parts.uri.path()).then(|| {
-        target::upstream(&parts.uri, &shared.backends.view(), shared.backends.resolve(Some("")).is_ok())
-    });
+    let upstream = target::is_upstream(parts.uri.path())
+        .then(|| target::upstream(&parts.uri, &shared.backends.view(), shared.backends.takes_any_name()));
     let route = match &upstream {
         // Rules would not leave the body as it is.
         Some(Ok(named)) => Route { shape: None, ..routes::route(&parts.method, named.target.path()) },

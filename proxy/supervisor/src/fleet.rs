@@ -106,6 +106,11 @@ impl Fleet {
         self.inner.roster.load().resolve(name)
     }
 
+    /// Whether every name means the only model.
+    pub fn takes_any_name(&self) -> bool {
+        self.inner.roster.load().takes_any_name()
+    }
+
     /// Waits for the right to send one request to the model. Starts the model if need be.
     ///
     /// Callers of one kind are served in the order in which they came. Dropping the future gives up the place, or the

@@ -44,7 +44,7 @@ impl Roster {
         let found = match name {
             Some(name) => match self.by_name.get(name) {
                 Some(index) => self.handles.get(*index),
-                None => only().filter(|_| self.any_name),
+                None => only().filter(|_| self.takes_any_name()),
             },
             None => only(),
         };
@@ -55,6 +55,11 @@ impl Roster {
                 None => ResolveError::Missing { known },
             }
         })
+    }
+
+    /// Whether every name means the only model.
+    pub(super) fn takes_any_name(&self) -> bool {
+        self.any_name && self.handles.len() == 1
     }
 
     /// By its own name only.
