@@ -30,4 +30,5 @@ mod sidecar;
 mod smuggling;
 mod storm;
 mod supervisor_death;
+mod tls;
 mod vram;

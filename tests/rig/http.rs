@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::sse::{Answer, Events};
-use crate::{Context as _, Trouble};
+use crate::{Context as _, Identity, Trouble};
 
 /// Any byte stream.
 pub trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -32,6 +32,8 @@ pub enum Http {
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
+    /// TLS, to whoever has this certificate.
+    Tls(SocketAddr, Box<Identity>),
 }
 
 /// A whole answer.
@@ -94,6 +96,7 @@ impl Http {
                 Box::new(socket)
             }
             Self::Unix(path) => Box::new(UnixStream::connect(path).await.context(path.display())?),
+            Self::Tls(address, identity) => Box::new(identity.connect(*address, &["http/1.1"]).await?),
         })
     }
 

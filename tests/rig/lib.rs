@@ -12,6 +12,7 @@
 //! | [`sse`] | events out of bytes, and answers out of events |
 //! | [`load`] | closed loops for benchmarks, and what the times say |
 //! | [`poll`] | sockets of one thread without a runtime, for what has to be cheap |
+//! | [`tls`] | certificates of its own, and clients that trust them |
 //! | [`swarm`] | many requests at once, and the comparison with an undisturbed run |
 //! | [`sdists`] | real sources of llama.cpp from eighteen months |
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
@@ -41,6 +42,7 @@ pub mod sdists;
 pub mod sse;
 pub mod storm;
 pub mod swarm;
+pub mod tls;
 pub mod trouble;
 pub mod wait;
 pub mod warden;
@@ -52,6 +54,7 @@ pub use http::Http;
 pub use ledger::Ledger;
 pub use nvml::{FakeGpu, FakeNvml};
 pub use sse::Answer;
+pub use tls::Identity;
 pub use trouble::{Context, Outcome, Trouble};
 pub use wait::wait_until;
 pub use warden::Warden;

@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use crate::home::{Home, Ran};
 use crate::process::{Kid, ProcessId};
 use crate::wait::wait_for;
-use crate::{Context as _, Http, Ledger, Trouble, binaries, wait_until};
+use crate::{Context as _, Http, Identity, Ledger, Trouble, binaries, wait_until};
 
 /// Generous: a loaded build machine may need it.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// What the program says when it can take requests, before the port.
-pub(crate) const LISTENING: &str = "listening on http://";
+/// What the program says when it can take requests, before its scheme and port.
+const LISTENING: &str = "listening on http";
 
 /// A warden to be.
 #[derive(Debug)]
@@ -120,12 +120,9 @@ impl Setup {
     pub async fn start_program(self, program: &Path, args: &[OsString]) -> Result<Warden, Trouble> {
         let log = self.home.path().join("warden.log");
         let mut kid = Kid::start(program, args, &self.home.env, self.home.path(), log)?;
-        let output = kid.says(LISTENING, SOON).await?;
-        let address = wait_for("a whole line with the address", SOON, async || {
-            let output = if output.contains('\n') { kid.output() } else { output.clone() };
-            address_in(&output)
-        })
-        .await?;
+        kid.says(LISTENING, SOON).await?;
+        let address =
+            wait_for("a whole line with the address", SOON, async || address_in(&kid.output())).await?;
         Ok(Warden { kid, http: Http::Tcp(address), address, setup: self })
     }
 }
@@ -136,7 +133,7 @@ fn script_file(model: &str) -> String {
 
 /// The first address after the phrase, once the character after it has been written too.
 pub(crate) fn address_in(output: &str) -> Option<SocketAddr> {
-    let after = output.split_once(LISTENING)?.1;
+    let after = output.split_once(LISTENING)?.1.trim_start_matches('s').strip_prefix("://")?;
     let end = after.find(|c: char| !(c.is_ascii_alphanumeric() || ".:[]".contains(c)))?;
     after[..end].parse().ok()
 }
@@ -154,9 +151,25 @@ pub struct Warden {
 }
 
 impl Warden {
-    /// `http://127.0.0.1:PORT`.
+    /// `http://127.0.0.1:PORT`, or with `https`.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        let scheme = if self.kid.output().contains("listening on https://") { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// Its public listener for clients that trust this certificate.
+    pub fn https(&self, identity: &Identity) -> Http {
+        Http::Tls(self.address, Box::new(identity.clone()))
+    }
+
+    /// One number of its metrics, named with its labels as it is written there; `None` if it is not told.
+    ///
+    /// # Errors
+    /// The operator's side does not answer.
+    pub async fn metric(&self, name: &str) -> Result<Option<f64>, Trouble> {
+        let text = self.admin().get("/metrics").await?.text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(line.and_then(|number| number.parse().ok()))
     }
 
     /// Address of the public listener.

@@ -112,13 +112,18 @@ impl Exchange {
             let proved = match failed {
                 Failed::Refused | Failed::Starved | Failed::Unsent => true,
                 Failed::Sent => matches!(message.body, Outgoing::Again(_)),
+                Failed::Begun => message.is_safe(),
                 Failed::Garbled => false,
             };
             if !proved {
                 return Err(Refusal::Died { model });
             }
             if attempt >= config.attempts {
-                let nothing_ran = failed != Failed::Sent || self.route.head_with_slot;
+                let nothing_ran = match failed {
+                    Failed::Sent => self.route.head_with_slot,
+                    Failed::Begun => false,
+                    _ => true,
+                };
                 return Err(if nothing_ran {
                     Refusal::Unreachable { model, attempts: attempt }
                 } else {
@@ -167,6 +172,7 @@ impl Exchange {
             match link.send(message.request()).await {
                 Ok(response) => return Ok((response, link, pool)),
                 Err(SendError::Sent(error)) => return Err(Failed::sent(&error)),
+                Err(SendError::Begun(error)) => return Err(Failed::begun(&error)),
                 Err(SendError::Unsent(unsent)) => request = Some(*unsent),
             }
         }
@@ -184,6 +190,7 @@ impl Exchange {
         match link.send(request).await {
             Ok(response) => Ok((response, link, pool)),
             Err(SendError::Sent(error)) => Err(Failed::sent(&error)),
+            Err(SendError::Begun(error)) => Err(Failed::begun(&error)),
             Err(SendError::Unsent(request)) => {
                 message.put_back(*request);
                 Err(Failed::Unsent)
@@ -203,6 +210,8 @@ enum Failed {
     Unsent,
     /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
     Sent,
+    /// An answer began, and the connection ended before its head was whole.
+    Begun,
     /// An answer began that cannot be read.
     Garbled,
 }
@@ -218,6 +227,11 @@ impl Failed {
     fn sent(error: &hyper::Error) -> Self {
         tracing::debug!(%error, "a backend's connection ended before its answer");
         if error.is_parse() { Self::Garbled } else { Self::Sent }
+    }
+
+    fn begun(error: &hyper::Error) -> Self {
+        tracing::debug!(%error, "a backend's answer broke off in its head");
+        if error.is_parse() { Self::Garbled } else { Self::Begun }
     }
 }
 
@@ -249,6 +263,11 @@ impl Message {
             Outgoing::Once(Some(intake.into_body()), sent)
         };
         Ok(Self { head, body })
+    }
+
+    /// Whether it executes nothing (RFC 9110 section 9.2.1).
+    fn is_safe(&self) -> bool {
+        matches!(*self.head.method(), Method::GET | Method::HEAD)
     }
 
     /// A request to send. One that is sent once is given away by the first call.

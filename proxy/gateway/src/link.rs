@@ -68,20 +68,23 @@ impl std::fmt::Debug for Link {
 pub(crate) enum SendError {
     /// It was handed back: not a byte of it was sent.
     Unsent(Box<Request<RequestBody>>),
-    /// It may have been received.
+    /// It may have been received, and no byte of an answer came.
     Sent(hyper::Error),
+    /// An answer began, and broke off in its head.
+    Begun(hyper::Error),
 }
 
 impl Link {
     /// Connects. `head`: bytes in a response head.
     pub(crate) async fn connect(endpoint: &Endpoint, head: usize) -> io::Result<Self> {
-        let socket = open(endpoint).await?;
+        let stream = open(endpoint).await?;
+        let signal = Signal::new();
+        let socket = Socket { stream, signal: signal.clone() };
         let (sender, connection) = Builder::new()
             .max_buf_size(head)
             .handshake(TokioIo::new(socket))
             .await
             .map_err(io::Error::other)?;
-        let signal = Signal::new();
         let waker = Waker::from(signal.clone());
         let connection = Some(Box::new(connection));
         Ok(Self { sender, connection, task: None, signal, waker, failure: None })
@@ -93,6 +96,7 @@ impl Link {
         &mut self,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, SendError> {
+        self.signal.listen();
         let mut answer = pin!(self.sender.try_send_request(request));
         let result = std::future::poll_fn(|context| {
             self.signal.enter(context.waker());
@@ -112,6 +116,7 @@ impl Link {
         });
         result.await.map_err(|mut error| match error.take_message() {
             Some(request) => SendError::Unsent(Box::new(request)),
+            None if self.signal.has_heard() => SendError::Begun(error.into_error()),
             None => SendError::Sent(error.into_error()),
         })
     }
@@ -255,46 +260,57 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Resu
 
 /// Connects. A Unix socket whose backlog is full (llama-server's has 128 places) says so at once instead of letting the
 /// caller wait: that is no refusal.
-async fn open(endpoint: &Endpoint) -> io::Result<Socket> {
+async fn open(endpoint: &Endpoint) -> io::Result<Stream> {
     match endpoint {
         Endpoint::Unix(path) => loop {
             match UnixStream::connect(path).await {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_PAUSE).await,
-                done => return done.map(Socket::Unix),
+                done => return done.map(Stream::Unix),
             }
         },
         Endpoint::Tcp(address) => {
             let stream = TcpStream::connect(address).await?;
             // Without it, an answer to a small request waits 40 ms for an acknowledgement.
             stream.set_nodelay(true)?;
-            Ok(Socket::Tcp(stream))
+            Ok(Stream::Tcp(stream))
         }
     }
 }
 
 /// Either kind of socket.
-enum Socket {
+enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+}
+
+/// A socket that notes when something came.
+struct Socket {
+    stream: Stream,
+    signal: Arc<Signal>,
 }
 
 /// Calls a function of the socket that it is.
 macro_rules! either {
     ($socket:expr, $stream:ident => $call:expr) => {
-        match $socket.get_mut() {
-            Socket::Unix($stream) => $call,
-            Socket::Tcp($stream) => $call,
+        match &mut $socket.get_mut().stream {
+            Stream::Unix($stream) => $call,
+            Stream::Tcp($stream) => $call,
         }
     };
 }
 
 impl AsyncRead for Socket {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        either!(self, stream => Pin::new(stream).poll_read(context, buffer))
+        let before = buffer.filled().len();
+        let read = either!(self.as_mut(), stream => Pin::new(stream).poll_read(context, buffer));
+        if buffer.filled().len() > before {
+            self.signal.hear();
+        }
+        read
     }
 }
 

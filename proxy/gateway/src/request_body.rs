@@ -122,13 +122,12 @@ struct Live {
 impl RequestBody {
     /// No body.
     pub(crate) fn nothing(sent: Arc<Sent>) -> Self {
-        sent.whole.store(true, Ordering::Release);
-        Self { from: From::Nothing, sent }
+        Self::new(From::Nothing, sent)
     }
 
     /// A body of which every piece is held elsewhere.
     pub(crate) fn again(pieces: VecDeque<Bytes>, sent: Arc<Sent>) -> Self {
-        Self { from: From::Again(pieces), sent }
+        Self::new(From::Again(pieces), sent)
     }
 
     /// Held pieces, then the rest. `scanner` goes on counting images and audio clips.
@@ -139,7 +138,16 @@ impl RequestBody {
         guard: Guard,
         sent: Arc<Sent>,
     ) -> Self {
-        Self { from: From::Live(Box::new(Live { held, rest, scanner, guard, waiting: None })), sent }
+        Self::new(From::Live(Box::new(Live { held, rest, scanner, guard, waiting: None })), sent)
+    }
+
+    fn new(from: From, sent: Arc<Sent>) -> Self {
+        let body = Self { from, sent };
+        if body.ended() {
+            // A connection never asks for the pieces of a body that has none.
+            body.sent.whole.store(true, Ordering::Release);
+        }
+        body
     }
 
     fn ended(&self) -> bool {

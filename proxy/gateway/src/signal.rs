@@ -1,6 +1,7 @@
 //! How a connection to a backend wakes the task that drives it. The connection has no task of its own: whoever waits for
 //! an answer polls it. This tells whether polling it can lead to anything, and keeps it from waking a task that is at
-//! it already.
+//! it already. It also tells whether a backend has said anything at all: the library says the same of a head that broke
+//! off and of one that never began.
 //!
 //! ```text
 //!   idle in a pool   wake --> due                         (nobody is told: it is looked at when it is used again)
@@ -19,13 +20,34 @@ use std::sync::Arc;
 pub(crate) struct Signal {
     due: AtomicBool,
     driven: AtomicBool,
+    heard: AtomicBool,
     task: Mutex<Option<Waker>>,
 }
 
 impl Signal {
     /// For a new connection, which is due.
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { due: AtomicBool::new(true), driven: AtomicBool::new(false), task: Mutex::default() })
+        Arc::new(Self {
+            due: AtomicBool::new(true),
+            driven: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
+            task: Mutex::default(),
+        })
+    }
+
+    /// A request begins: nothing of its answer has come.
+    pub(crate) fn listen(&self) {
+        self.heard.store(false, Ordering::Relaxed);
+    }
+
+    /// Bytes came.
+    pub(crate) fn hear(&self) {
+        self.heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any byte has come since [`Self::listen`].
+    pub(crate) fn has_heard(&self) -> bool {
+        self.heard.load(Ordering::Relaxed)
     }
 
     /// A task begins to drive the connection, and is the one that is woken from now on.

@@ -83,6 +83,54 @@ async fn a_stream_that_never_began_is_sent_again_and_anything_else_is_not() {
 }
 
 #[tokio::test]
+async fn a_head_that_began_is_never_sent_again_however_little_of_it_came() {
+    let informed = "HTTP/1.1 100 Continue\r\n\r\n";
+    let headed = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n";
+    for begun in ["H", "HTTP/1.1 200 OK\r\n", headed, informed, "\r\n"] {
+        let dying = Upstream::start(move |mut peer| async move {
+            peer.request().await;
+            peer.send(begun.as_bytes()).await;
+        });
+        let alive = Upstream::answering(|_, _| json_answer("{}"));
+        let rig = Rig::with(rotating(), &[&dying, &alive]).await;
+        // Without that head it would be: llama-server heads a stream when it begins with it.
+        let (head, body) = rig.ask(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+        assert!(head.starts_with("HTTP/1.1 502 "), "{begun:?}: {head}{body}");
+        assert!(head.contains("x-warden-executed: maybe\r\n"), "{begun:?}: {head}");
+        let record = rig.record(0).await;
+        assert_eq!((record.retries, record.outcome), (0, Outcome::UpstreamDied), "{begun:?}");
+        assert_eq!(alive.accepted(), 0, "{begun:?}");
+        // What executes nothing may be asked of another.
+        let rig = Rig::with(rotating(), &[&dying, &alive]).await;
+        let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{begun:?}: {head}");
+        assert_eq!(rig.record(0).await.retries, 1, "{begun:?}");
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn what_an_earlier_answer_said_on_the_same_connection_does_not_count() {
+    let upstream = Upstream::start(|mut peer| async move {
+        // Answers once, then takes another request and dies without a word.
+        peer.request().await;
+        peer.send(&json_answer("{}")).await;
+        peer.request().await;
+    });
+    let mut plan = Plan::default();
+    plan.config.threads = 1;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/chat/completions", r#"{"stream":false}"#)).await;
+    assert!(client.response().await.0.starts_with("HTTP/1.1 200 "));
+    client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+    assert!(client.response().await.0.starts_with("HTTP/1.1 200 "));
+    let record = rig.record(1).await;
+    assert_eq!((record.retries, upstream.accepted()), (1, 2));
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn a_stream_that_breaks_off_ends_with_an_error_event_and_no_half_one() {
     let upstream = Upstream::start(|mut peer| async move {
         peer.request().await;

@@ -117,6 +117,31 @@ async fn idle_connections_are_used_again_and_closed_when_nobody_needs_them() {
 }
 
 #[tokio::test]
+async fn requests_without_a_body_use_a_connection_again_too() {
+    let upstream = Upstream::answering(|_, _| json_answer("{}"));
+    let mut plan = Plan::default();
+    plan.config.threads = 1;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = rig.client().await;
+    for request in [
+        "GET /props HTTP/1.1\r\nHost: h\r\n\r\n",
+        "GET /props HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n",
+        "DELETE /v1/stream HTTP/1.1\r\nHost: h\r\n\r\n",
+        "POST /slots/0?action=erase HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n",
+        "POST /slots/0?action=erase HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "GET /slots HTTP/1.1\r\nHost: h\r\n\r\n",
+    ] {
+        for _ in 0..3 {
+            client.send(request.as_bytes()).await;
+            let (head, _) = client.response().await;
+            assert!(head.starts_with("HTTP/1.1 200 "), "{request}: {head}");
+            assert_eq!(upstream.accepted(), 1, "{request}");
+        }
+    }
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn a_request_goes_on_while_its_answer_is_not_read() {
     const SIZE: usize = 24 * 1024 * 1024;
     // Answers more than all buffers hold before it reads the request.
