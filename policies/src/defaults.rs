@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::admission::AdmissionMode;
+use crate::hosts::Names;
 use crate::origins::Origins;
 use crate::recycle::GrowthMode;
 use crate::units::ByteSize;
@@ -205,6 +206,8 @@ section!(
         keys: String,
         /// Whose web pages may call: `"mirror"` (everybody's), `"off"`, or a list of origins.
         cors: Origins,
+        /// By which host names we may be reached, beside addresses and `localhost`: `"auto"`, `"any"`, or a list.
+        names: Names,
         /// How long a browser may keep the answer that a page may call.
         cors_max_age: Duration = "duration",
     }

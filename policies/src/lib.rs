@@ -20,6 +20,7 @@
 //! | [`share`] | who goes first where backends share a budget or a GPU |
 //! | [`admission`] | whether a prompt fits into the memory that is left |
 //! | [`simulate`] | what a policy would do to a backend that leaks, before it does it to a real one |
+//! | [`hosts`] | by which host names we may be reached |
 //! | [`origins`] | which web pages may call |
 //! | [`rate`] | whether something may happen once more, and when again if not |
 //! | [`backoff`] | how long to wait after a crash |
@@ -32,6 +33,7 @@ pub mod defaults;
 pub mod dispatch;
 pub mod growth;
 pub mod health;
+pub mod hosts;
 pub mod lifecycle;
 pub mod moment;
 pub mod names;
@@ -48,6 +50,7 @@ pub mod units;
 pub mod world;
 
 pub use defaults::defaults;
+pub use hosts::Names;
 pub use names::{GenerationId, ModelName};
 pub use origins::Origins;
 pub use rate::Rate;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
+use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,7 +14,7 @@ use procfs::process::Process;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::wait::wait_for;
-use crate::{Context as _, Trouble, wait_until};
+use crate::{Context as _, Http, Trouble, wait_until};
 
 /// A process, named so that a recycled pid is not mistaken for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,6 +56,17 @@ impl ProcessId {
         let line = self.command_line();
         let at = line.iter().position(|word| word == "--host")?;
         line.get(at + 1).map(PathBuf::from)
+    }
+
+    /// How to talk to it directly, wherever it was told to listen.
+    pub fn http(self) -> Option<Http> {
+        let line = self.command_line();
+        let after = |flag: &str| line.get(line.iter().position(|word| word == flag)? + 1);
+        let host = after("--host")?;
+        if Path::new(host).extension().is_some_and(|end| end == "sock") {
+            return Some(Http::unix(Path::new(host)));
+        }
+        Some(Http::Tcp(SocketAddr::new(host.parse().ok()?, after("--port")?.parse().ok()?)))
     }
 
     /// `RssAnon + VmSwap` in bytes.

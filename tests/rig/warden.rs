@@ -256,7 +256,7 @@ impl Warden {
                 return None;
             }
             for backend in &found {
-                let health = Http::Unix(backend.socket()?).get("/health").await.ok()?;
+                let health = backend.http()?.get("/health").await.ok()?;
                 health.status.is_success().then_some(())?;
             }
             let status = self.admin().get("/status").await.ok()?.json().ok()?;
@@ -284,8 +284,8 @@ impl Warden {
             if backend.variable("FAKE_LLAMA_SCRIPT").as_deref() != Some(file.as_os_str()) {
                 continue;
             }
-            let socket = backend.socket().context("a fake listens on a socket")?;
-            let answer = Http::Unix(socket).post("/fake/script", patch).await?;
+            let http = backend.http().context("a fake was told where to listen")?;
+            let answer = http.post("/fake/script", patch).await?;
             if !answer.status.is_success() {
                 return Err(Trouble::new(answer.text()));
             }

@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
 use warden_policies::ModelName;
-use warden_supervisor::Denied;
+use warden_supervisor::{Denied, Endpoint};
 
 use crate::backends::Right;
 use crate::errors::Refusal;
@@ -186,6 +186,13 @@ impl Exchange {
                 return Err(Failed::refused(&error));
             }
         };
+        if matches!(right.endpoint(), Endpoint::Tcp(_)) && !right.is_running() {
+            // Its port may be another's by now, who would be given the request.
+            if let Some(request) = request {
+                message.put_back(request);
+            }
+            return Err(Failed::Refused);
+        }
         let request = request.unwrap_or_else(|| message.request());
         match link.send(request).await {
             Ok(response) => Ok((response, link, pool)),

@@ -37,6 +37,8 @@ pub(crate) trait Backends: Send + Sync + 'static {
 pub(crate) trait Right: Send + Sync + 'static {
     fn generation(&self) -> GenerationId;
     fn endpoint(&self) -> &Endpoint;
+    /// Whether its process still runs, as the kernel knows it now: what answers on its port may be another's.
+    fn is_running(&self) -> bool;
     fn queued_for(&self) -> Duration;
     fn add_work(&self, work: Work);
     fn note_outcome(&self, outcome: &Outcome);
@@ -87,6 +89,10 @@ impl Right for Lease {
 
     fn endpoint(&self) -> &Endpoint {
         Lease::endpoint(self)
+    }
+
+    fn is_running(&self) -> bool {
+        Lease::is_running(self)
     }
 
     fn queued_for(&self) -> Duration {

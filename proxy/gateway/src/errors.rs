@@ -46,6 +46,10 @@ const SOURCE: &str = "llama-warden";
 pub(crate) enum Refusal {
     #[error("the request needs exactly one Host header")]
     Host,
+    #[error(
+        "this server is not reached by the name `{0}`; if it is meant to be, add it to `server.names`, else use its address"
+    )]
+    Name(String),
     #[error(transparent)]
     Wire(#[from] WireFault),
     #[error(
@@ -170,6 +174,7 @@ impl Refusal {
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
             | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
+            Self::Name(_) => (StatusCode::MISDIRECTED_REQUEST, INVALID),
             Self::Wire(fault) => (fault.status(), INVALID),
             Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
             Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID),
@@ -256,6 +261,7 @@ impl Refusal {
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Host => Outcome::Rejected("host"),
+            Self::Name(_) => Outcome::Rejected("name"),
             Self::Wire(fault) => Outcome::Rejected(fault.label()),
             Self::Method(_) => Outcome::Rejected("method"),
             Self::HeadTooLarge { .. } => Outcome::Rejected("head_too_large"),

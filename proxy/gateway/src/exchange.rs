@@ -43,6 +43,7 @@ use crate::headers;
 use crate::intake::{Intake, Named};
 use crate::keys::{self, Key};
 use crate::live::Live;
+use crate::names;
 use crate::observe::{Flight, Outcome};
 use crate::own;
 use crate::query;
@@ -173,6 +174,10 @@ impl Exchange {
         wire::check(parts, body, seen).map_err(Refusal::Wire)?;
         // Until here, a refusal ended the connection.
         self.body_left = !body.is_end_stream();
+        // Probes come under any name, and learn nothing by it.
+        if !matches!(own, Some(Own::Health)) {
+            names::check(&self.live.names, parts)?;
+        }
         self.admit(&parts.headers, own)
     }
 

@@ -60,6 +60,7 @@ mod link;
 mod live;
 mod meter;
 mod multipart;
+mod names;
 mod observe;
 mod outline;
 mod own;

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use warden_policies::ModelName;
+use warden_policies::{ModelName, Names};
 
 use crate::cors::Cors;
 use crate::keys::{KeyCounts, Keys};
 use crate::rules::ModelRules;
 
 /// The picture. [`Default`] is: no rules.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Live {
     /// What is special about single models; one that is missing has no rules.
     pub models: HashMap<ModelName, Arc<ModelRules>>,
@@ -20,6 +20,14 @@ pub struct Live {
     pub keys: Option<Keys>,
     /// Which web pages may call.
     pub cors: Cors,
+    /// By which host names we may be reached.
+    pub names: Names,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self { models: HashMap::new(), keys: None, cors: Cors::default(), names: Names::Any }
+    }
 }
 
 /// Tells a running gateway. Cheap to clone.

@@ -5,8 +5,10 @@
 //! |---|---|
 //! | [`backend_metrics`] | llama-server's own counters, from the text of its `/metrics` |
 //! | [`confirm`] | host memory of a process group to the page, to confirm a verdict |
+//! | [`ending`] | whether a process has begun to end |
 //! | [`gpu`] | GPUs: VRAM in all and per process group, temperature, faults |
 //! | [`host`] | host memory of a process group |
+//! | [`listener`] | who listens on a port |
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
 //! | [`report`] | the memory report of a patched llama-server |
 //! | [`totals`] | host memory in all, and what is available; less in a container |
@@ -14,16 +16,20 @@
 pub mod backend_metrics;
 mod cgroup;
 pub mod confirm;
+pub mod ending;
 pub mod gpu;
 pub mod host;
+pub mod listener;
 pub mod pressure;
 pub mod report;
 pub mod totals;
 
 pub use backend_metrics::BackendMetrics;
 pub use confirm::{HostConfirmed, host_confirmed};
+pub use ending::is_ending;
 pub use gpu::Gpus;
 pub use host::host_memory;
+pub use listener::{Listener, listener};
 pub use pressure::{CgroupMemory, cgroup_memory};
 pub use report::Report;
 pub use totals::{HostTotals, host_totals};

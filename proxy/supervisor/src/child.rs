@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
@@ -166,6 +167,18 @@ impl Child {
     /// not read blocks when the pipes are full.
     pub fn take_output(&self) -> Option<(pipe::Receiver, pipe::Receiver)> {
         lock(&self.output).take()
+    }
+
+    /// Whether it still runs: its files were open until now. Its end can be waited for only later.
+    pub fn is_running(&self) -> bool {
+        // First, because the number is its own only as long as it is not reaped.
+        if warden_sensors::is_ending(self.pid()) == Some(true) {
+            return false;
+        }
+        let pidfd = self.pidfd.get_ref();
+        let mut asked = [PollFd::new(pidfd, PollFlags::IN)];
+        // Readable means ended. Where that cannot be asked, nothing says that it has.
+        !matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
     }
 
     /// Sends SIGTERM to its group. llama-server exits at once on a second one, so send it once.

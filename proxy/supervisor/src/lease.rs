@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -15,6 +15,7 @@ use warden_policies::{GenerationId, ModelName, Work};
 
 pub use crate::outcomes::Outcome;
 use crate::outcomes::{Decode, Outcomes};
+use crate::process::Process;
 use crate::shared::Shared;
 use crate::sync::lock;
 
@@ -59,6 +60,13 @@ impl Lease {
     /// Where to send the request.
     pub fn endpoint(&self) -> &Endpoint {
         &self.cell.endpoint
+    }
+
+    /// Whether its process still runs, as the kernel knows it now: the supervisor may not have heard of its end yet. Some
+    /// system calls, none of which waits.
+    pub fn is_running(&self) -> bool {
+        let process = self.cell.process.get();
+        process.is_none_or(|process| process.upgrade().is_some_and(|process| process.is_running()))
     }
 
     /// How long the caller waited for it.
@@ -131,6 +139,8 @@ impl Drop for Lease {
 pub(crate) struct Cell {
     pub(crate) id: GenerationId,
     pub(crate) endpoint: Endpoint,
+    /// Set once it is there.
+    pub(crate) process: OnceLock<Weak<dyn Process>>,
     born: Instant,
     work: Mutex<Work>,
     /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
@@ -147,6 +157,7 @@ impl Cell {
         Self {
             id,
             endpoint,
+            process: OnceLock::new(),
             born: Instant::now(),
             work: Mutex::default(),
             progress: AtomicU64::new(0),

@@ -2,15 +2,17 @@
 //! be tested with scripted processes and a paused clock; [`Host`] is the real one.
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use warden_policies::sample::{GpuIndex, HostMemory, Vram};
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
-use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Report, backend_metrics};
+use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Listener, Report, backend_metrics};
 
 use crate::backend_http::BackendHttp;
 use crate::child::{Child, Exit};
@@ -115,7 +117,9 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn kill(&self);
     /// Its end, after all its output went to the sink.
     fn wait(&self) -> BoxFuture<'_, Exit>;
-    /// One probe, answered within the time given or lost.
+    /// Whether it still runs, as the kernel knows it now.
+    fn is_running(&self) -> bool;
+    /// One probe, answered within the time given or lost. An answer by somebody else is none.
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health>;
     /// Its properties; `None` fields where it does not say.
     fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
@@ -184,10 +188,24 @@ impl World for Host {
                 readers.spawn(lines::read(stderr, longest_line, move |line| to_err(Stream::Stderr, line)));
             }
             let http = BackendHttp::new(&endpoint, key);
+            let port = match endpoint {
+                Endpoint::Tcp(address) => Some(Port { address, told: AtomicBool::new(false) }),
+                Endpoint::Unix(_) => None,
+            };
             let readers = tokio::sync::Mutex::new(readers);
             let (gpus, gpu_here) = (Arc::clone(&self.gpus), self.has_gpu());
-            Ok(Arc::new(HostProcess { child, readers, http, report, tells, gpus, before, birth, gpu_here })
-                as Arc<dyn Process>)
+            Ok(Arc::new(HostProcess {
+                child,
+                readers,
+                http,
+                port,
+                report,
+                tells,
+                gpus,
+                before,
+                birth,
+                gpu_here,
+            }) as Arc<dyn Process>)
         })
     }
 
@@ -245,6 +263,8 @@ struct HostProcess {
     child: Child,
     readers: tokio::sync::Mutex<JoinSet<()>>,
     http: BackendHttp,
+    /// Where it listens, if others can listen there, too.
+    port: Option<Port>,
     report: Option<Source>,
     /// It tells its own counters.
     tells: bool,
@@ -266,6 +286,36 @@ impl HostProcess {
             return None;
         }
         Some(backend_metrics::parse(&answer.text().await.ok()?))
+    }
+}
+
+/// A port that any program of this machine could have taken before the child.
+#[derive(Debug)]
+struct Port {
+    address: SocketAddr,
+    /// That another listens there has been told.
+    told: AtomicBool,
+}
+
+impl Port {
+    /// Whether the group listens there, and nobody else. What cannot be told is not held against it.
+    async fn is_of(&self, group: u32) -> bool {
+        let address = self.address;
+        // Some small reads of /proc: not for a runtime thread.
+        let looked = tokio::task::spawn_blocking(move || warden_sensors::listener(group, address)).await;
+        match looked {
+            Ok(Some(Listener::Other)) => {
+                if !self.told.swap(true, Ordering::Relaxed) {
+                    tracing::error!(
+                        pid = group,
+                        "another program listens on {address}, the port chosen for this process; no request goes there"
+                    );
+                }
+                false
+            }
+            Ok(Some(Listener::Nobody)) => false,
+            Ok(Some(Listener::Group) | None) | Err(_) => true,
+        }
     }
 }
 
@@ -298,12 +348,21 @@ impl Process for HostProcess {
         })
     }
 
+    fn is_running(&self) -> bool {
+        self.child.is_running()
+    }
+
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
         Box::pin(async move {
-            match self.http.get("/health", timeout).await {
+            let health = match self.http.get("/health", timeout).await {
                 Some(answer) if answer.status() == reqwest::StatusCode::OK => Health::Ready,
                 Some(_) => Health::Loading,
                 None => Health::Lost,
+            };
+            match &self.port {
+                // After the answer: the port cannot change hands while its listener lives.
+                Some(port) if health != Health::Lost && !port.is_of(self.child.pid()).await => Health::Lost,
+                _ => health,
             }
         })
     }

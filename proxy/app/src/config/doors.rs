@@ -4,7 +4,7 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use warden_gateway::KeySpec;
-use warden_policies::Origins;
+use warden_policies::{Names, Origins};
 use warden_supervisor::spec::ModelSpec;
 
 use super::arguments::{self, Listening};
@@ -62,6 +62,15 @@ impl Resolver<'_> {
                 arguments::first_listening(&model.args).is_some_and(|(_, what)| what == Listening::Key);
             flag || self.key_variable(name, model).is_some()
         })
+    }
+
+    /// By which names we may be reached. On loopback the browser's rules are what keeps web pages out where nobody is asked
+    /// for a key, and a page that gives its own name our address is past them. Where all pages may call there is nothing
+    /// to get past; where we listen to others, they come by names that only they know, and keys are the fence.
+    pub(super) fn host_names(&self) -> Names {
+        let server = &self.loaded.settings.server;
+        let closed = server.cors != Origins::Mirror && !self.has_keys() && !self.processes_ask();
+        server.names.clone().decided(closed && is_loopback(&server.host))
     }
 
     /// All web pages may call, others reach us, and nobody is asked for a key: any page that somebody in the network
@@ -149,6 +158,24 @@ mod tests {
             );
         }
         assert!(read("", "args = [\"--api-key\", \"k\"]", true, &[]).is_ok(), "drop-in without keys: theirs");
+    }
+
+    #[test]
+    fn foreign_names_are_refused_only_where_they_get_a_page_past_closed_doors() {
+        let takes =
+            |server: &str, model: &str| read(server, model, true, &[]).unwrap().names.allow("evil.example");
+        for server in
+            ["cors = \"off\"", "cors = [\"https://app.example\"]", "cors = \"off\"\nhost = \"localhost\""]
+        {
+            assert!(!takes(server, ""), "{server}");
+            assert!(takes(&format!("{server}\nnames = \"any\""), ""), "{server}");
+            assert!(takes(&format!("{server}\nnames = [\"evil.example\"]"), ""), "{server}");
+        }
+        for server in ["", "cors = \"off\"\nhost = \"0.0.0.0\"", "cors = \"off\"\nkeys = \"keys.toml\""] {
+            assert!(takes(server, ""), "{server}");
+            assert!(!takes(&format!("{server}\nnames = [\"llm.example\"]"), ""), "{server}");
+        }
+        assert!(takes("cors = \"off\"", "args = [\"--api-key\", \"k\"]"));
     }
 
     #[test]

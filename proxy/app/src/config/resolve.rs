@@ -11,7 +11,7 @@ use warden_gateway::{KeySpec, ModelRules};
 use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
-use warden_policies::{MemoryLimit, ModelName, defaults};
+use warden_policies::{MemoryLimit, ModelName, Names, defaults};
 use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, SharedBudgets, Timing, Watch};
 
 use super::arguments;
@@ -53,6 +53,8 @@ pub(crate) struct Resolved {
     pub(crate) builds: Vec<Option<BuildFacts>>,
     /// The API keys, where they are asked for.
     pub(crate) keys: Option<Vec<KeySpec>>,
+    /// By which host names we may be reached; never `Auto`.
+    pub(crate) names: Names,
     /// The file of the access log, if it has one of its own.
     pub(crate) access_log: Option<PathBuf>,
     /// How work for clients that left is ended, in the order of the models.
@@ -164,6 +166,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     resolver.log_level();
     let keys = resolver.keys(&models);
     resolver.check_origins();
+    let names = resolver.host_names();
     resolver.check_shared();
     resolver.check_growth();
     let settings = &loaded.settings;
@@ -219,6 +222,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         rules,
         choices,
         keys,
+        names,
         access_log,
         builds: vec![None; mitigations.len()],
         cancel: loaded.models.iter().map(|(_, model, _)| model.cancel).collect(),

@@ -69,6 +69,8 @@ pub(crate) mod format {
     pub(crate) const WINDOWS: &str = "times-of-day";
     /// `mirror`, `off`, or a list of origins.
     pub(crate) const ORIGINS: &str = "origins";
+    /// `auto`, `any`, or a list of host names.
+    pub(crate) const NAMES: &str = "host-names";
     /// Whatever JSON can say.
     pub(crate) const JSON: &str = "json";
     /// `https://example.org/llama.cpp#v1`, or an absolute path.
@@ -223,6 +225,10 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         ("server", "cors") => json!({
             "type": ["string", "array"], "items": { "type": "string" }, "format": format::ORIGINS,
             "examples": ["mirror", "off", ["https://app.example"]],
+        }),
+        ("server", "names") => json!({
+            "type": ["string", "array"], "items": { "type": "string" }, "format": format::NAMES,
+            "examples": ["auto", "any", ["llm.example"]],
         }),
         ("log", "format") => json!({ "type": "string", "enum": ["text", "json"] }),
         ("child", "oom_score_adj") => json!({ "type": "integer", "minimum": -1000, "maximum": 1000 }),

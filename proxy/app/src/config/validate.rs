@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use warden_builder::git::{Location, Named};
 use warden_policies::defaults::parse_duration;
+use warden_policies::hosts::Name;
 use warden_policies::origins::Origin;
 use warden_policies::schedule::Windows;
-use warden_policies::{ByteSize, MemoryLimit, Origins};
+use warden_policies::{ByteSize, MemoryLimit, Names, Origins};
 
 use super::problem::{Place, Problem, dotted};
 use super::schema::{FLEET_WIDE, format, root};
@@ -61,6 +62,7 @@ impl Walk<'_> {
             }
             Some(format::WINDOWS) => check_windows(node),
             Some(format::ORIGINS) => check_origins(node),
+            Some(format::NAMES) => check_names(node),
             Some(format::GIT) => check_git(node),
             Some(format::JSON) => check_json(node),
             _ if schema["enum"].is_array() => check_choice(node, schema),
@@ -183,6 +185,20 @@ fn check_origins(node: &Node) -> Option<String> {
         Kind::Text(text) => Origins::parse(&[text]).err().map(|error| error.to_string()),
         Kind::List(items) => items.iter().find_map(|item| match &item.kind {
             Kind::Text(text) => text.parse::<Origin>().err().map(|error| error.to_string()),
+            _ => Some(wrong()),
+        }),
+        _ => Some(wrong()),
+    }
+}
+
+/// A word, or a list of host names.
+fn check_names(node: &Node) -> Option<String> {
+    let wrong =
+        || format!("this is {}; `\"auto\"`, `\"any\"` or a list of host names is needed", node.noun());
+    match &node.kind {
+        Kind::Text(text) => Names::parse(&[text]).err().map(|error| error.to_string()),
+        Kind::List(items) => items.iter().find_map(|item| match &item.kind {
+            Kind::Text(text) => text.parse::<Name>().err().map(|error| error.to_string()),
             _ => Some(wrong()),
         }),
         _ => Some(wrong()),
@@ -407,6 +423,16 @@ mod tests {
         }
         for text in ["\"*\"", "true", "[\"https://a/x\"]", "[1]", "[\"off\", \"https://a\"]"] {
             assert_eq!(problems(&format!("server.cors = {text}")).len(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn host_names_are_words_or_a_list() {
+        for text in ["\"auto\"", "\"any\"", "\"llm.example\"", "[\"llm.example\", \"*.home.arpa\"]", "[]"] {
+            assert_eq!(problems(&format!("server.names = {text}")).len(), 0, "{text}");
+        }
+        for text in ["\"*\"", "1", "[\"https://a\"]", "[\"a.example:80\"]", "[1]", "[\"any\", \"a\"]"] {
+            assert_eq!(problems(&format!("server.names = {text}")).len(), 1, "{text}");
         }
     }
 

@@ -15,5 +15,5 @@ pub(crate) fn live(resolved: &Resolved) -> Live {
         max_age: server.cors_max_age,
         with_keys: resolved.keys.is_some(),
     };
-    Live { models, keys: resolved.keys.clone().map(Keys::new), cors }
+    Live { models, keys: resolved.keys.clone().map(Keys::new), cors, names: resolved.names.clone() }
 }

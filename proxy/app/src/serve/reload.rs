@@ -16,6 +16,7 @@ pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str>
     let mut server = new.server.clone();
     server.keys.clone_from(&old.server.keys);
     server.cors.clone_from(&old.server.cors);
+    server.names.clone_from(&old.server.names);
     server.cors_max_age = old.server.cors_max_age;
     note("server", differs(&old.server, &server));
     note("upstream", differs(&old.upstream, &new.upstream));

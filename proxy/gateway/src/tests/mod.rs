@@ -9,6 +9,7 @@ mod http2;
 mod inline;
 mod keys;
 mod limits;
+mod names;
 mod outcomes;
 mod passing;
 mod peer;
@@ -195,6 +196,9 @@ impl Right for TestRight {
     }
     fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+    fn is_running(&self) -> bool {
+        true
     }
     fn queued_for(&self) -> Duration {
         Duration::ZERO

@@ -50,6 +50,8 @@ impl Model {
         let starting = unit.phase() == Phase::Starting;
         let Some(live) = &mut unit.live else { return };
         live.process = Some(Arc::clone(&process));
+        // A generation is spawned once.
+        drop(live.cell.process.set(Arc::downgrade(&process)));
         live.spawned = Instant::now();
         match live.pending {
             Some(Pending::Kill) => process.kill(),

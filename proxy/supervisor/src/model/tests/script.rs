@@ -405,6 +405,10 @@ impl Process for Actor {
         })
     }
 
+    fn is_running(&self) -> bool {
+        !self.is_dead()
+    }
+
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
         Box::pin(async move {
             if self.deaf.load(Ordering::SeqCst) {

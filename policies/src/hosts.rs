@@ -1,0 +1,187 @@
+//! By which host names we may be reached: the fence against DNS rebinding, where a web page gives its own name the address
+//! of this machine and so calls us as if we were its own server. An address cannot be given to another, so addresses are
+//! always right, and so is `localhost`. It compares text and resolves nothing.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Names {
+    /// All where it does not matter, none beside addresses and `localhost` where it does; see [`Self::decided`].
+    #[default]
+    Auto,
+    /// All.
+    Any,
+    /// These, beside addresses and `localhost`.
+    Only(Vec<Name>),
+}
+
+/// A host name, or `*.` and the end of many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name(String);
+
+impl Names {
+    /// What `Auto` means. `exposed`: a page that gets past the browser's rules by its name could use the models.
+    #[must_use]
+    pub fn decided(self, exposed: bool) -> Self {
+        match self {
+            Self::Auto if exposed => Self::Only(Vec::new()),
+            Self::Auto => Self::Any,
+            decided => decided,
+        }
+    }
+
+    /// Whether a host, as clients write it without its port, means us.
+    pub fn allow(&self, host: &str) -> bool {
+        let Self::Only(known) = self else { return true };
+        let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+        is_address(&host)
+            || host == "localhost"
+            // RFC 6761 section 6.3: these are this machine, and browsers ask nobody about them.
+            || host.ends_with(".localhost")
+            || known.iter().any(|name| name.means(&host))
+    }
+
+    /// From one word or several names.
+    ///
+    /// # Errors
+    /// One of them is none.
+    pub fn parse(texts: &[&str]) -> Result<Self, NameError> {
+        match texts {
+            ["auto"] => Ok(Self::Auto),
+            ["any"] => Ok(Self::Any),
+            several => several.iter().map(|text| text.parse()).collect::<Result<_, _>>().map(Self::Only),
+        }
+    }
+}
+
+/// Browsers write other spellings of an address (`0x7f.1`) in this one.
+fn is_address(host: &str) -> bool {
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
+        None => host.parse::<Ipv4Addr>().is_ok(),
+    }
+}
+
+impl Name {
+    fn means(&self, host: &str) -> bool {
+        match self.0.strip_prefix('*') {
+            // With something before the dot.
+            Some(end) => host.len() > end.len() && host.ends_with(end),
+            None => self.0 == host,
+        }
+    }
+}
+
+/// Why a text is no host name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is no host name: write it without scheme, port and path, like `llm.example` or `*.example`; \"any\" takes every name, \"auto\" decides by what else is configured"
+)]
+pub struct NameError {
+    text: String,
+}
+
+impl FromStr for Name {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let name = text.trim().to_ascii_lowercase();
+        let plain = name.strip_prefix("*.").unwrap_or(&name);
+        let is_label = |label: &str| {
+            !label.is_empty() && label.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+        };
+        let is_word = ["auto", "any"].contains(&name.as_str());
+        if is_word || !plain.split('.').all(is_label) {
+            return Err(NameError { text: text.to_owned() });
+        }
+        Ok(Self(name))
+    }
+}
+
+impl Serialize for Names {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Any => serializer.serialize_str("any"),
+            Self::Only(known) => serializer.collect_seq(known.iter().map(|name| &name.0)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            One(String),
+            Several(Vec<String>),
+        }
+        let several = match Written::deserialize(deserializer)? {
+            Written::One(one) => vec![one],
+            Written::Several(several) => several,
+        };
+        let texts: Vec<&str> = several.iter().map(String::as_str).collect();
+        Self::parse(&texts).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_localhost_are_always_right_and_other_names_only_if_they_are_known() {
+        let names = Names::parse(&["LLM.example", "*.home.arpa"]).unwrap();
+        for (host, allowed) in [
+            ("127.0.0.1", true),
+            ("[::1]", true),
+            ("192.168.1.7", true),
+            ("localhost", true),
+            ("LocalHost.", true),
+            ("app.localhost", true),
+            ("llm.example", true),
+            ("llm.EXAMPLE.", true),
+            ("box.home.arpa", true),
+            ("a.b.home.arpa", true),
+            ("home.arpa", false),
+            (".home.arpa", false),
+            ("evilhome.arpa", false),
+            ("evil.example", false),
+            ("llm.example.evil", false),
+            ("localhost.evil", false),
+            ("evillocalhost", false),
+            ("127.0.0.1.evil", false),
+            ("::1", false),
+            ("[::1", false),
+            ("1", false),
+            ("", false),
+        ] {
+            assert_eq!(names.allow(host), allowed, "{host}");
+        }
+        assert!(Names::Any.allow("evil.example"));
+    }
+
+    #[test]
+    fn auto_is_strict_only_where_it_matters() {
+        assert!(!Names::Auto.decided(true).allow("evil.example"));
+        assert!(Names::Auto.decided(false).allow("evil.example"));
+        assert_eq!(Names::Any.decided(true), Names::Any);
+        let some = Names::parse(&["a.example"]).unwrap();
+        assert_eq!(some.clone().decided(false), some);
+    }
+
+    #[test]
+    fn what_is_no_name_is_told_with_one_that_is() {
+        for text in
+            ["*", "https://a.example", "a.example:80", "a/b", "", "a..b", "*.", "a.*.b", "[::1]", "a b"]
+        {
+            let error = Names::parse(&[text]).unwrap_err().to_string();
+            assert!(error.contains("like `llm.example`"), "{error}");
+        }
+        assert!(Names::parse(&["a.example", "any"]).is_err(), "a word is no name");
+    }
+}

@@ -1,0 +1,73 @@
+//! Requests for a name that is not ours.
+
+use warden_policies::Names;
+
+use super::http2::{Client, request};
+use super::*;
+use crate::{Live, Outcome};
+
+fn named(texts: &[&str]) -> Live {
+    Live { names: Names::parse(texts).unwrap(), ..Live::default() }
+}
+
+#[tokio::test]
+async fn a_foreign_name_is_refused_before_anything_is_done_whoever_it_comes_from() {
+    let upstream = Upstream::answering(|_, _| json_answer("{}"));
+    let rig = Rig::with(Plan { any_name: true, ..Plan::default() }, &[&upstream]).await;
+    rig.control.update(named(&["llm.example"]));
+    let mut refused = 0;
+    for (target, host, taken) in [
+        ("/props", "llm.example:8080", true),
+        ("/props", "127.0.0.1", true),
+        ("/props", "[::1]:8080", true),
+        ("/props", "localhost:8080", true),
+        ("/props", "evil.example", false),
+        ("/props", "evil.example:8080", false),
+        ("/v1/models", "evil.example", false),
+        ("/running", "evil.example", false),
+        ("/health", "evil.example", true),
+        // The target counts; one that differs from `Host` is refused anyway.
+        ("http://evil.example/props", "evil.example", false),
+        ("http://llm.example/props", "llm.example", true),
+    ] {
+        let (head, body) = rig.ask(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes()).await;
+        if taken {
+            assert!(head.starts_with("HTTP/1.1 200 "), "{target} {host}: {head}{body}");
+        } else {
+            refused += 1;
+            assert!(head.starts_with("HTTP/1.1 421 "), "{target} {host}: {head}{body}");
+            assert!(head.contains("x-warden-executed: no\r\n"), "{head}");
+            assert!(body.contains("evil.example") && body.contains("server.names"), "{body}");
+        }
+    }
+    eventually("all were told of", || {
+        let records = rig.records.0.lock().unwrap();
+        records.iter().filter(|record| record.outcome == Outcome::Rejected("name")).count() == refused
+    })
+    .await;
+    // A client without a name is no browser; one with a POST is refused before its body is read.
+    let (head, _) = rig.ask(b"GET /props HTTP/1.0\r\n\r\n").await;
+    assert!(head.contains(" 200 "), "{head}");
+    let (head, _) =
+        rig.ask(b"POST /v1/completions HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 9\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 421 ") && head.contains("connection: close\r\n"), "{head}");
+    rig.control.update(named(&["any"]));
+    let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: evil.example\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn http_2_names_whom_it_asks_elsewhere_and_that_counts() {
+    let upstream = Upstream::answering(|_, _| json_answer("{}"));
+    let mut plan = Plan { any_name: true, ..Plan::default() };
+    plan.config.h2.prior_knowledge = true;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    rig.control.update(named(&["h"]));
+    let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 65_535).await;
+    assert_eq!(client.ask(request("GET", "/props"), b"").await.0.status().as_u16(), 200);
+    rig.control.update(named(&["llm.example"]));
+    let (answer, body) = client.ask(request("GET", "/props"), b"").await;
+    assert_eq!(answer.status().as_u16(), 421, "{body}");
+    rig.is_clean().await;
+}

@@ -1,0 +1,145 @@
+//! Who listens on a TCP port of this machine: a process group, or somebody else. An answer alone does not tell: another
+//! program may have taken the port first. Never connects to anything.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use procfs::net::{TcpNetEntry, TcpState};
+use procfs::process::{FDTarget, Process};
+use procfs::{ProcError, ProcResult};
+
+use crate::host::group;
+
+/// Who takes connections to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// The process group that was asked about, and nobody beside it.
+    Group,
+    /// Somebody else, alone or beside it.
+    Other,
+    /// Nobody.
+    Nobody,
+}
+
+/// Who listens on `address`: the group that `leader` leads, or another. `None` if that cannot be told, for example
+/// because the files of a member of the group are hidden from us.
+///
+/// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for `/proc/PID/fd`.
+pub fn listener(leader: u32, address: SocketAddr) -> Option<Listener> {
+    let all = entries().ok()?;
+    let sockets = listening(&all, address);
+    if sockets.is_empty() {
+        return Some(Listener::Nobody);
+    }
+    let mut left = sockets;
+    let mut hidden = false;
+    for pid in group(Path::new("/proc"), leader) {
+        let files = match Process::new(pid).and_then(|process| process.fd()) {
+            Ok(files) => files,
+            Err(error) => {
+                hidden |= is_hidden(pid, &error);
+                continue;
+            }
+        };
+        for file in files {
+            match file.map(|file| file.target) {
+                Ok(FDTarget::Socket(inode)) => drop(left.remove(&inode)),
+                Ok(_) => {}
+                Err(error) => hidden |= is_hidden(pid, &error),
+            }
+        }
+        if left.is_empty() {
+            return Some(Listener::Group);
+        }
+    }
+    (!hidden).then_some(Listener::Other)
+}
+
+/// Whether this is somebody who does not let us look, and not one who has just ended, or closed a file.
+fn is_hidden(pid: i32, error: &ProcError) -> bool {
+    let lives = || Process::new(pid).and_then(|process| process.stat()).is_ok_and(|stat| stat.state != 'Z');
+    matches!(error, ProcError::PermissionDenied(_)) && lives()
+}
+
+fn entries() -> ProcResult<Vec<TcpNetEntry>> {
+    let mut all = procfs::net::tcp()?;
+    // A kernel without IPv6 has no such table.
+    all.extend(procfs::net::tcp6().unwrap_or_default());
+    Ok(all)
+}
+
+/// The sockets that take connections to `address`: those bound to it, and only without any those of all addresses.
+fn listening(all: &[TcpNetEntry], address: SocketAddr) -> HashSet<u64> {
+    let ip = address.ip().to_canonical();
+    let of = |wanted: &dyn Fn(std::net::IpAddr) -> bool| -> HashSet<u64> {
+        let listeners = all.iter().filter(|entry| {
+            let local = entry.local_address;
+            entry.state == TcpState::Listen
+                && local.port() == address.port()
+                && wanted(local.ip().to_canonical())
+        });
+        listeners.map(|entry| entry.inode).collect()
+    };
+    let exact = of(&|local| local == ip);
+    if exact.is_empty() { of(&|local| local.is_unspecified()) } else { exact }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A process in a group of its own that has the socket as its standard input, if it is given one.
+    fn sleeper(socket: Option<&TcpListener>) -> Child {
+        let input = socket.map_or_else(Stdio::null, |socket| {
+            Stdio::from(std::os::fd::OwnedFd::from(socket.try_clone().unwrap()))
+        });
+        Command::new("/bin/sleep").arg("60").process_group(0).stdin(input).spawn().unwrap()
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn the_owner_of_a_port_is_told_from_everybody_else() {
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = socket.local_addr().unwrap();
+        let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
+        // Both have it, this process and the owner; what counts is that the group asked about has it.
+        assert_eq!(listener(owner.id(), address), Some(Listener::Group));
+        assert_eq!(listener(stranger.id(), address), Some(Listener::Other));
+        drop(socket);
+        assert_eq!(listener(owner.id(), address), Some(Listener::Group));
+        end(owner);
+        assert_eq!(listener(stranger.id(), address), Some(Listener::Nobody));
+        end(stranger);
+    }
+
+    #[test]
+    fn who_listens_on_all_addresses_listens_on_each() {
+        let socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let address = (Ipv4Addr::LOCALHOST, socket.local_addr().unwrap().port()).into();
+        let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
+        assert_eq!(listener(owner.id(), address), Some(Listener::Group));
+        assert_eq!(listener(stranger.id(), address), Some(Listener::Other));
+        end(owner);
+        end(stranger);
+    }
+
+    #[test]
+    fn a_connection_is_no_listener() {
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = socket.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(address).unwrap();
+        let stranger = sleeper(None);
+        let port = client.local_addr().unwrap();
+        assert_eq!(listener(stranger.id(), port), Some(Listener::Nobody));
+        end(stranger);
+    }
+}
