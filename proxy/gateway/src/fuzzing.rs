@@ -27,6 +27,10 @@ use crate::wire;
 
 /// Bytes of a head that hyper is given here.
 const HEAD: usize = 8192;
+/// Fields of a head.
+const FIELDS: usize = 100;
+/// Fields that we may add to a request; the backend's limits are to have room for them.
+const OURS: usize = 8;
 
 /// A connection on which everything has already been sent; what is written goes to `out`.
 struct Wire {
@@ -74,8 +78,8 @@ struct Passed {
     body: Bytes,
 }
 
-/// The requests in `bytes` that pass, read by hyper with our reader beside it.
-fn pass(bytes: &[u8]) -> Vec<Passed> {
+/// The requests in `bytes` that pass, read by hyper with our reader beside it, with room for `more` fields than usual.
+fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
     let mut heads = Heads::new(2 * HEAD);
     heads.feed(bytes);
     let (heads, passed) = (Mutex::new(heads), Mutex::new(Vec::new()));
@@ -98,7 +102,7 @@ fn pass(bytes: &[u8]) -> Vec<Passed> {
         }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.max_buf_size(HEAD).max_headers(100).header_read_timeout(None);
+    builder.max_buf_size(HEAD + 128 * more).max_headers(FIELDS + more).header_read_timeout(None);
     let mut connection = Box::pin(builder.serve_connection(TokioIo::new(io), service));
     let mut context = Context::from_waker(Waker::noop());
     // Everything is here already: it never has to wait, but may yield.
@@ -141,7 +145,7 @@ fn forward(passed: &Passed) -> Vec<u8> {
 /// Any bytes of a client: what passes arrives as exactly one request, without a field of one connection, with the same
 /// method, target, fields and body, and would pass again.
 pub fn request(bytes: &[u8]) {
-    for mut passed in pass(bytes) {
+    for mut passed in pass(bytes, 0) {
         wire::sign(&mut passed.headers, http::Version::HTTP_11);
         headers::to_backend(&mut passed.headers, &HeaderValue::from_static("id"));
         for name in
@@ -153,7 +157,7 @@ pub fn request(bytes: &[u8]) {
         // Our own signature would be refused as a loop.
         passed.headers.remove(http::header::VIA);
         let raw = forward(&passed);
-        let again = pass(&raw);
+        let again = pass(&raw, OURS);
         let [arrived] = &again[..] else {
             panic!("{} requests from {:?}", again.len(), String::from_utf8_lossy(&raw))
         };
@@ -302,6 +306,19 @@ mod tests {
                 }
                 bytes
             })
+    }
+
+    #[test]
+    fn a_head_as_large_as_may_be_has_room_for_what_we_add() {
+        let many = "X-A: b\r\n".repeat(FIELDS);
+        let head = format!("GET / HTTP/1.1\r\nHost: x\r\n{many}");
+        let most = format!("{}\r\n\r\n", head.split("\r\n").take(FIELDS + 1).collect::<Vec<_>>().join("\r\n"));
+        assert_eq!(pass(most.as_bytes(), 0).len(), 1);
+        assert_eq!(pass(format!("{head}\r\n").as_bytes(), 0).len(), 0);
+        request(most.as_bytes());
+        let long = format!("GET / HTTP/1.1\r\nX-A: {}\r\n\r\n", "b".repeat(HEAD - 30));
+        assert_eq!(pass(long.as_bytes(), 0).len(), 1);
+        request(long.as_bytes());
     }
 
     proptest! {
