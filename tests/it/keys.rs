@@ -114,15 +114,13 @@ async fn limits_hold_and_a_client_that_leaves_gives_its_place_back() -> Outcome 
             assert!((1700..=1800).contains(&after), "one in half an hour: {after}");
         }
     }
-    let metrics = warden.admin().get("/metrics").await?.text();
-    for line in [
+    let lines = [
         "llama_warden_key_requests_total{key=\"bob\"} 2",
         "llama_warden_key_rejected_total{key=\"bob\",reason=\"rate\"} 1",
         "llama_warden_key_tokens_total{key=\"bob\",kind=\"output\"} 4",
         "llama_warden_key_in_flight{key=\"alice\"} 0",
-    ] {
-        assert!(metrics.lines().any(|have| have == line), "{line} is missing in\n{metrics}");
-    }
+    ];
+    warden.until_metrics(&lines).await?;
     Ok(())
 }
 

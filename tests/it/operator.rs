@@ -53,15 +53,19 @@ async fn metrics_count_requests_tokens_and_replacements() -> Outcome {
         assert!(answer.answer()?.is_whole());
     }
     assert_eq!(warden.cli(&["restart", "m"]).await?.code, 0);
-    let text = warden.admin().get("/metrics").await?.text();
-    let sum = |name: &str, with: &str| -> f64 {
+    let sum = |text: &str, name: &str, with: &str| -> f64 {
         let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(with));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
-    assert!(sum("llama_warden_requests_total", "model=\"m\"") >= 5.0, "{text}");
-    assert!(sum("llama_warden_backend_restarts_total", "operator") >= 1.0, "{text}");
-    assert!(text.trim_end().ends_with("# EOF"), "OpenMetrics ends with a mark");
-    Ok(())
+    wait_until("all is counted", SOON, async || {
+        let Ok(answer) = warden.admin().get("/metrics").await else { return false };
+        let text = answer.text();
+        sum(&text, "llama_warden_requests_total", "model=\"m\"") >= 5.0
+            && sum(&text, "llama_warden_backend_restarts_total", "operator") >= 1.0
+            // OpenMetrics ends with a mark.
+            && text.trim_end().ends_with("# EOF")
+    })
+    .await
 }
 
 #[tokio::test]

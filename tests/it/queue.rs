@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::time::{Instant, timeout};
 use warden_rig::swarm::{requests, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Outcome, wait_until};
+use warden_rig::{Outcome, Trouble, wait_until};
 
 const ONE_SLOT: &str = "args = [\"-np\", \"1\"]\n";
 
@@ -37,7 +37,7 @@ async fn more_requests_than_slots_are_served_in_the_order_of_their_coming() -> O
             })
             .await?;
         }
-        Ok::<_, warden_rig::Trouble>(all.join_all().await)
+        Ok::<_, Trouble>(all.join_all().await)
     };
     let (head, queued) = tokio::join!(first.rest(), queued);
     assert!(head.0.is_whole(), "{head:?}");
@@ -84,11 +84,14 @@ async fn beyond_the_bound_it_is_503_with_retry_after_and_an_openai_error() -> Ou
 async fn who_waits_longer_than_allowed_is_told_and_was_not_executed() -> Outcome {
     let toml = format!("{ONE_SLOT}queue.wait = \"300ms\"\n");
     let warden = Setup::new()?.fake("m", &json!({"ms_per_token": 20}), &toml)?.start().await?;
-    let _running = warden.http.stream(CHAT, &chat("0", "m", "go", 100_000, true)).await?;
+    // Its start may take longer than anybody may wait.
+    warden.until_ready(1).await?;
+    let running = warden.http.stream(CHAT, &chat("0", "m", "go", 100_000, true)).await?;
+    assert!(running.status().is_success());
     let begun = Instant::now();
     let late = warden.http.post(CHAT, &chat("late", "m", "go", 2, false)).await?;
     assert_eq!(late.status.as_u16(), 503, "{}", late.text());
-    assert!(begun.elapsed() >= Duration::from_millis(300) && begun.elapsed() < Duration::from_secs(3));
+    assert!(begun.elapsed() >= Duration::from_millis(300) && begun.elapsed() < Duration::from_secs(20));
     assert_eq!(late.header("x-warden-executed"), "no");
     assert!(!warden.ledger().executions()?.contains_key("late"));
     Ok(())
@@ -101,7 +104,11 @@ async fn a_waiting_client_that_leaves_frees_its_place_and_is_never_executed() ->
     warden.until_ready(1).await?;
     let running = warden.http.stream(CHAT, &chat("0", "m", "go", 100_000, true)).await?;
     let gone = chat("gone", "m", "go", 2, false);
-    assert!(timeout(Duration::from_millis(200), warden.http.post(CHAT, &gone)).await.is_err());
+    let waits = async || warden.waiting("m").await.is_ok_and(|waiting| waiting == 1);
+    tokio::select! {
+        _ = warden.http.post(CHAT, &gone) => return Err(Trouble::new("there is no slot for it")),
+        waits = wait_until("it waits", SOON, waits) => waits?,
+    }
     wait_until("its place is free", SOON, async || {
         warden.waiting("m").await.is_ok_and(|waiting| waiting == 0)
     })
@@ -133,7 +140,7 @@ async fn routes_that_need_no_slot_are_answered_while_all_slots_are_busy() -> Out
     let warden = Setup::new()?.fake("m", &json!({"ms_per_token": 20}), ONE_SLOT)?.start().await?;
     let _running = warden.http.stream(CHAT, &chat("0", "m", "go", 100_000, true)).await?;
     for target in ["/props?model=m", "/slots?model=m", "/v1/models", "/health"] {
-        let answer = timeout(Duration::from_secs(2), warden.http.get(target)).await??;
+        let answer = timeout(SOON, warden.http.get(target)).await??;
         assert!(answer.status.is_success(), "{target}: {}", answer.text());
     }
     Ok(())

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
-use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
+use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_for, wait_until};
 
 const VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 
@@ -54,6 +54,14 @@ fn left(file: &Path) -> Result<Vec<PathBuf>, Trouble> {
     Ok(paths.filter(|path| path.extension().is_some_and(|end| end == "report")).collect())
 }
 
+/// Until the reports of all other processes are gone.
+async fn until_alone(file: &PathBuf) -> Outcome {
+    wait_until("the old report is gone", SOON, async || {
+        left(file).is_ok_and(|found| found == std::slice::from_ref(file))
+    })
+    .await
+}
+
 #[tokio::test]
 async fn what_a_backend_reports_is_in_status_and_metrics() -> Outcome {
     let (warden, backend) = start(&json!({}), CAP, "").await?;
@@ -83,17 +91,14 @@ async fn what_a_backend_reports_is_in_status_and_metrics() -> Outcome {
                 pools 20.0 MiB cached (peak 20.0 MiB), 1 cuBLAS handle";
     assert!(table.lines().any(|have| have == line), "{line} is missing in\n{table}");
 
-    let metrics = warden.admin().get("/metrics").await?.text();
-    for line in [
+    let lines = [
         "cuda_graphs{model=\"m\",replica=\"0\",device=\"0\"} 2",
         "cuda_graphs_evicted_total{model=\"m\",replica=\"0\",device=\"0\"} 3",
         "cuda_graph_bytes{model=\"m\",replica=\"0\",device=\"0\",kind=\"device\"} 524288",
         "cuda_pool_bytes{model=\"m\",replica=\"0\",device=\"0\"} 20971520",
         "cublas_handles{model=\"m\",replica=\"0\",device=\"0\"} 1",
-    ] {
-        let line = format!("llama_warden_backend_{line}");
-        assert!(metrics.lines().any(|have| have == line), "{line} is missing in\n{metrics}");
-    }
+    ];
+    warden.until_metrics(&lines.map(|line| format!("llama_warden_backend_{line}"))).await?;
     Ok(())
 }
 
@@ -108,15 +113,19 @@ async fn each_generation_writes_a_file_of_its_own_and_the_ledger_keeps_the_sums_
 
     let second = file_of(warden.until_ready(1).await?[0])?;
     assert!(second != first && second.exists());
-    assert_eq!(left(&second)?, std::slice::from_ref(&second), "the old one is gone");
+    until_alone(&second).await?;
     until_computes(&warden, 0).await?;
     ask(&warden, 1).await?;
     until_computes(&warden, 1).await?;
-    let metrics = warden.admin().get("/metrics").await?.text();
-    let total = "llama_warden_backend_cuda_computes_total{model=\"m\",replica=\"0\",device=\"0\"} 4";
-    assert!(metrics.lines().any(|have| have == total), "counters go on over a replacement\n{metrics}");
+    // Counters go on over a replacement.
+    warden
+        .until_metrics(&[
+            "llama_warden_backend_cuda_computes_total{model=\"m\",replica=\"0\",device=\"0\"} 4",
+        ])
+        .await?;
 
-    let entry = json_lines(&warden.recycles())?.pop().context("an entry in the ledger")?;
+    let entry = wait_for("an entry in the ledger", SOON, async || json_lines(&warden.recycles()).ok()?.pop());
+    let entry = entry.await?;
     let sums = &entry["evidence"]["report"];
     assert_eq!((&sums["graphs_live"], &sums["pool_bytes"]), (&json!(2), &json!(12 << 20)), "{entry}");
 
@@ -136,8 +145,8 @@ async fn a_backend_that_dies_hard_leaves_no_file_once_it_is_reaped() -> Outcome 
         warden.until_ready(1).await.is_ok_and(|found| found[0] != backend)
     })
     .await?;
-    let second = file_of(warden.backends()[0])?;
-    assert_eq!(left(&second)?, std::slice::from_ref(&second));
+    let second = file_of(warden.until_ready(1).await?[0])?;
+    until_alone(&second).await?;
     assert_ne!(first, second);
     Ok(())
 }

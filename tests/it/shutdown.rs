@@ -24,8 +24,9 @@ async fn idle_it_ends_at_once_with_0_and_without_children() -> Outcome {
         let begun = Instant::now();
         warden.kid.signal(signal);
         assert_eq!(warden.kid.exit(SOON).await?, 0);
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-        Warden::until_gone(&children, Duration::from_secs(1)).await?;
+        // Waiting for what runs may take longer than that; there is nothing to wait for.
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        Warden::until_gone(&children, SOON).await?;
         assert!(!warden.admin_socket().exists(), "its admin socket is left behind");
     }
     Ok(())
@@ -58,7 +59,7 @@ async fn at_the_deadline_what_still_runs_is_cut_and_told() -> Outcome {
     assert!(!answer.done, "{answer:?}");
     assert_eq!(warden.kid.exit(SOON).await?, 0);
     assert!(begun.elapsed() >= Duration::from_millis(350), "{:?}", begun.elapsed());
-    Warden::until_gone(&children, Duration::from_secs(1)).await
+    Warden::until_gone(&children, SOON).await
 }
 
 #[tokio::test]
@@ -74,8 +75,9 @@ async fn a_second_signal_ends_it_at_once_and_no_child_survives() -> Outcome {
     warden.kid.signal(Signal::TERM);
     let code = warden.kid.exit(SOON).await?;
     assert!(code != 0, "a forced end is no success");
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    Warden::until_gone(&children, Duration::from_secs(2)).await
+    // Less than the grace of ten seconds.
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    Warden::until_gone(&children, SOON).await
 }
 
 #[tokio::test]
@@ -84,7 +86,7 @@ async fn a_child_that_ignores_sigterm_is_killed_after_its_grace() -> Outcome {
     let mut warden = Setup::new()?.fake("m", &script, "lifecycle.stop_grace = \"300ms\"")?.start().await?;
     let children = warden.until_ready(1).await?;
     assert_eq!(warden.terminate(SOON).await?, 0);
-    Warden::until_gone(&children, Duration::from_secs(1)).await
+    Warden::until_gone(&children, SOON).await
 }
 
 #[tokio::test]

@@ -56,5 +56,5 @@ pub use nvml::{FakeGpu, FakeNvml};
 pub use sse::Answer;
 pub use tls::Identity;
 pub use trouble::{Context, Outcome, Trouble};
-pub use wait::wait_until;
+pub use wait::{wait_for, wait_until};
 pub use warden::Warden;

@@ -172,6 +172,24 @@ impl Warden {
         Ok(line.and_then(|number| number.parse().ok()))
     }
 
+    /// Waits until all these lines are in its metrics, which are counted behind an answer.
+    ///
+    /// # Errors
+    /// The ones that are missing after [`SOON`], and the metrics.
+    pub async fn until_metrics<S: AsRef<str>>(&self, lines: &[S]) -> Result<String, Trouble> {
+        let (mut text, mut missing) = (String::new(), Vec::new());
+        let all = wait_until("the metrics have all lines", SOON, async || {
+            text = self.admin().get("/metrics").await.map(|whole| whole.text()).unwrap_or_default();
+            let is_there = |line: &&str| text.lines().any(|have| have == *line);
+            missing = lines.iter().map(AsRef::as_ref).filter(|line| !is_there(line)).collect();
+            missing.is_empty()
+        });
+        match all.await {
+            Ok(()) => Ok(text),
+            Err(late) => Err(Trouble::new(format!("{late}; missing: {missing:?} in\n{text}"))),
+        }
+    }
+
     /// Address of the public listener.
     pub fn address(&self) -> SocketAddr {
         self.address

@@ -12,6 +12,7 @@
 //!               refused
 //! ```
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -265,23 +266,26 @@ impl Intake {
     }
 
     /// All of a JSON body, if all of it is here.
-    pub(crate) fn json(&self) -> Option<Vec<u8>> {
+    pub(crate) fn json(&self) -> Option<Bytes> {
         let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
         whole.then(|| {
-            self.held.again().iter().fold(Vec::new(), |mut all, piece| {
-                all.extend_from_slice(piece);
-                all
-            })
+            let mut pieces = self.held.again();
+            match pieces.len() {
+                1 => pieces.pop_front().unwrap_or_default(),
+                _ => Vec::from(pieces).concat().into(),
+            }
         })
     }
 
     /// Sends this body instead of the one that came. False if the common budget has no room for it.
-    pub(crate) fn replace(&mut self, body: Bytes) -> bool {
+    pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
         let mut scanner = Scanner::new();
-        scanner.feed(&body);
         let mut held = self.held.anew();
-        if held.push(body).is_err() {
-            return false;
+        for piece in body {
+            scanner.feed(piece);
+            if held.push(piece.clone()).is_err() {
+                return false;
+            }
         }
         self.held = held;
         self.finder = Finder::Json(scanner);

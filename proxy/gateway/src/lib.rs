@@ -74,6 +74,7 @@ mod routes;
 mod rules;
 mod scan;
 mod signal;
+mod spelling;
 mod splice;
 mod sse;
 mod target;

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use memchr::memchr2;
+use crate::spelling::Spelling;
 
 /// Longest raw spelling that is compared: `input_image` with every letter escaped takes 66 bytes.
 const SPELLING: usize = 72;
@@ -51,7 +51,7 @@ enum Lex {
     /// Between tokens.
     Between,
     /// In a string.
-    Text { escaped: bool },
+    Text,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,17 +82,6 @@ impl TypeKey {
     }
 }
 
-/// A string as it is spelled, as far as it is kept.
-#[derive(Debug)]
-struct Raw {
-    bytes: Vec<u8>,
-    limit: usize,
-    over: bool,
-    escaped: bool,
-    /// Bytes of all of it.
-    length: u64,
-}
-
 /// The scanner. Feed it the body in order.
 #[derive(Debug)]
 pub(crate) struct Scanner {
@@ -102,7 +91,7 @@ pub(crate) struct Scanner {
     key: Key,
     type_key: TypeKey,
     data_key: TypeKey,
-    raw: Raw,
+    raw: Spelling,
     object: Option<bool>,
     closed: bool,
     model: Model,
@@ -128,7 +117,7 @@ impl Scanner {
             key: Key::Other,
             type_key: TypeKey::No,
             data_key: TypeKey::No,
-            raw: Raw { bytes: Vec::new(), limit: SPELLING, over: false, escaped: false, length: 0 },
+            raw: Spelling::new(),
             object: None,
             closed: false,
             model: Model::Absent,
@@ -193,47 +182,18 @@ impl Scanner {
         let mut at = 0;
         while at < piece.len() && !self.closed && self.object != Some(false) {
             at = match self.lex {
-                Lex::Text { escaped } => self.text(piece, at, escaped),
+                Lex::Text => {
+                    let (at, ended) = self.raw.read(piece, at);
+                    if ended {
+                        self.lex = Lex::Between;
+                        self.text_ends(self.before + at as u64);
+                    }
+                    at
+                }
                 Lex::Between => self.between(piece, at),
             };
         }
         self.before += piece.len() as u64;
-    }
-
-    /// In a string: jumps to its end or the next backslash.
-    fn text(&mut self, piece: &[u8], at: usize, escaped: bool) -> usize {
-        if escaped {
-            self.raw.keep(&piece[at..=at]);
-            self.lex = Lex::Text { escaped: false };
-            return at + 1;
-        }
-        let mut at = at;
-        loop {
-            let rest = &piece[at..];
-            match memchr2(b'"', b'\\', rest) {
-                None => {
-                    self.raw.keep(rest);
-                    return piece.len();
-                }
-                Some(n) if rest[n] == b'\\' => {
-                    self.raw.escaped = true;
-                    // With the byte behind it, which means nothing by itself.
-                    let with = rest.len().min(n + 2);
-                    self.raw.keep(&rest[..with]);
-                    at += with;
-                    if with < n + 2 {
-                        self.lex = Lex::Text { escaped: true };
-                        return at;
-                    }
-                }
-                Some(n) => {
-                    self.raw.keep(&rest[..n]);
-                    self.lex = Lex::Between;
-                    self.text_ends(self.before + (at + n) as u64 + 1);
-                    return at + n + 1;
-                }
-            }
-        }
     }
 
     fn between(&mut self, piece: &[u8], mut at: usize) -> usize {
@@ -261,13 +221,9 @@ impl Scanner {
         }
         match byte {
             b'"' => {
-                self.raw.bytes.clear();
-                self.raw.over = false;
-                self.raw.escaped = false;
-                self.raw.length = 0;
                 let is_name = self.depth == 1 && self.slot == Slot::Value && self.key == Key::Model;
-                self.raw.limit = if is_name { NAME } else { SPELLING };
-                self.lex = Lex::Text { escaped: false };
+                self.raw.begin(if is_name { NAME } else { SPELLING });
+                self.lex = Lex::Text;
                 return at + 1;
             }
             b'{' | b'[' => {
@@ -318,7 +274,7 @@ impl Scanner {
         let of_type = std::mem::replace(&mut self.type_key, TypeKey::No) == TypeKey::Colon;
         let of_data = std::mem::replace(&mut self.data_key, TypeKey::No) == TypeKey::Colon;
         if of_data || self.raw.is_media() {
-            self.media_bytes = self.media_bytes.saturating_add(self.raw.length);
+            self.media_bytes = self.media_bytes.saturating_add(self.raw.length());
         }
         if self.depth == 1 && self.slot == Slot::Value {
             match self.key {
@@ -327,7 +283,7 @@ impl Scanner {
                         Some(name) => Model::Named(name),
                         None => Model::NotText,
                     };
-                    self.model_value = end - self.raw.length - 2..end;
+                    self.model_value = end - self.raw.length() - 2..end;
                 }
                 Key::Stream => {
                     self.streams += 1;
@@ -364,45 +320,6 @@ impl Scanner {
                 Key::Other
             };
         }
-    }
-}
-
-impl Raw {
-    fn keep(&mut self, bytes: &[u8]) {
-        self.length += bytes.len() as u64;
-        let kept = bytes.len().min(self.limit.saturating_sub(self.bytes.len()));
-        self.bytes.extend_from_slice(&bytes[..kept]);
-        self.over |= kept < bytes.len();
-    }
-
-    fn spells(&self, word: &str) -> bool {
-        if self.over {
-            false
-        } else if self.escaped {
-            self.decoded().as_deref() == Some(word)
-        } else {
-            self.bytes == word.as_bytes()
-        }
-    }
-
-    /// Whether it is a URL that holds its data. A text may begin with `data:`, too, as event streams do.
-    fn is_media(&self) -> bool {
-        self.bytes.starts_with(b"data:") && memchr::memmem::find(&self.bytes, b";base64,").is_some()
-    }
-
-    /// The string just read, unescaped; `None` if it is too long or not valid.
-    fn decoded(&self) -> Option<String> {
-        if self.over {
-            return None;
-        }
-        if !self.escaped && self.bytes.iter().all(|byte| *byte >= b' ') {
-            return String::from_utf8(self.bytes.clone()).ok();
-        }
-        let mut quoted = Vec::with_capacity(self.bytes.len() + 2);
-        quoted.push(b'"');
-        quoted.extend_from_slice(&self.bytes);
-        quoted.push(b'"');
-        serde_json::from_slice(&quoted).ok()
     }
 }
 

@@ -14,7 +14,7 @@ use warden_rig::{Context as _, Home, Http, Outcome, Trouble, binaries, wait_unti
 use super::corpus::{self, Case, Verdict};
 
 /// They close what does not go on after a second.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Set by `.ci/run`, which installs both.
 const REQUIRED: &str = "WARDEN_TEST_RIVALS";
 /// Where the table is.

@@ -35,3 +35,4 @@ pub(crate) mod store;
 mod tls;
 pub(crate) mod tree;
 mod validate;
+mod values;

@@ -3,7 +3,7 @@
 //!
 //! What cannot be told from a stream passes as it is: see docs/cancellation.md, where each rule below has its reason.
 
-use std::ops::Range;
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -11,6 +11,8 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::Kind;
+use crate::outline::Outline;
+use crate::splice::{self, Edit};
 
 /// What of a body decides.
 #[derive(Default, Deserialize)]
@@ -62,41 +64,32 @@ enum Input {
 }
 
 /// The body that asks for a stream; `None` if this one passes as it is.
-pub(super) fn streamed(kind: Kind, body: &[u8]) -> Option<Bytes> {
+pub(super) fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
     let asked: Asked = serde_json::from_slice(body).ok()?;
     if !can_be_told(kind, &asked) {
         return None;
     }
-    let place = match asked.stream {
-        // `"stream":null` says the same as none.
-        None => value_of(body, "stream"),
-        Some(Value::Bool(false)) => Some(value_of(body, "stream")?),
-        Some(_) => return None,
-    };
+    if !matches!(asked.stream, None | Some(Value::Bool(false))) {
+        return None;
+    }
+    let outline = Outline::of([body], &["stream"]).ok()?;
+    if outline.count == 0 {
+        // An empty object is for llama-server to refuse.
+        return None;
+    }
     let mut insert = String::new();
-    if place.is_none() {
-        insert.push_str("\"stream\":true,");
+    let mut edits = Vec::new();
+    // `"stream":null` says the same as none, and is replaced like `false`.
+    match outline.named(0).last() {
+        Some(stream) => edits.push(Edit { range: stream.value.clone(), text: "true".to_owned() }),
+        None => insert.push_str("\"stream\":true,"),
     }
     if kind == Kind::Chat {
         insert.push_str("\"stream_options\":{\"include_usage\":true},");
     }
-    let begin = body.iter().position(|byte| *byte == b'{')? + 1;
-    if body[begin..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'}') {
-        // An empty object is for llama-server to refuse.
-        return None;
-    }
-    let mut new = Vec::with_capacity(body.len() + insert.len() + 4);
-    new.extend_from_slice(&body[..begin]);
-    new.extend_from_slice(insert.as_bytes());
-    match place {
-        Some(place) => {
-            new.extend_from_slice(&body[begin..place.start]);
-            new.extend_from_slice(b"true");
-            new.extend_from_slice(&body[place.end..]);
-        }
-        None => new.extend_from_slice(&body[begin..]),
-    }
-    Some(Bytes::from(new))
+    let begin = outline.open + 1;
+    edits.push(Edit { range: begin..begin, text: insert });
+    Some(splice::apply(VecDeque::from([body.clone()]), edits))
 }
 
 fn can_be_told(kind: Kind, asked: &Asked) -> bool {
@@ -142,62 +135,13 @@ fn is_forced(choice: Option<&Value>) -> bool {
     word.is_some_and(|word| word != "auto" && word != "none")
 }
 
-/// Where the value of a key of the outermost object is. The body is valid JSON.
-fn value_of(body: &[u8], key: &str) -> Option<Range<usize>> {
-    let mut depth = 0_u32;
-    let mut is_key = false;
-    let mut at = 0;
-    while at < body.len() {
-        match body[at] {
-            b'"' => {
-                let end = end_of_text(body, at);
-                if depth == 1 && is_key && spells(&body[at..end], key) {
-                    let colon = end + body[end..].iter().position(|byte| *byte == b':')? + 1;
-                    let from = colon + body[colon..].iter().position(|byte| !byte.is_ascii_whitespace())?;
-                    let until = body[from..]
-                        .iter()
-                        .position(|byte| matches!(byte, b',' | b'}') || byte.is_ascii_whitespace())?;
-                    return Some(from..from + until);
-                }
-                at = end;
-                continue;
-            }
-            b'{' | b'[' => {
-                depth += 1;
-                is_key = depth == 1;
-            }
-            b'}' | b']' => depth = depth.saturating_sub(1),
-            b',' if depth == 1 => is_key = true,
-            b':' if depth == 1 => is_key = false,
-            _ => {}
-        }
-        at += 1;
-    }
-    None
-}
-
-/// Behind the closing quote of the text that opens at `at`.
-pub(super) fn end_of_text(body: &[u8], at: usize) -> usize {
-    let mut end = at + 1;
-    while let Some(n) = body.get(end..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
-        if body[end + n] == b'"' {
-            return end + n + 1;
-        }
-        end += n + 2;
-    }
-    body.len()
-}
-
-fn spells(quoted: &[u8], key: &str) -> bool {
-    serde_json::from_slice::<String>(quoted).is_ok_and(|text| text == key)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn ask(kind: Kind, body: &str) -> Option<String> {
-        streamed(kind, body.as_bytes()).map(|body| String::from_utf8(body.to_vec()).unwrap())
+        let pieces: Vec<Bytes> = streamed(kind, &Bytes::copy_from_slice(body.as_bytes()))?.into();
+        Some(String::from_utf8(pieces.concat()).unwrap())
     }
 
     #[test]

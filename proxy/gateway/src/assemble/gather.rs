@@ -52,7 +52,7 @@ impl Exchange {
             return Ok(None);
         }
         let asked = intake.json().and_then(|body| ask::streamed(kind, &body));
-        Ok(asked.filter(|body| intake.replace(body.clone())).map(|_| kind))
+        Ok(asked.filter(|body| intake.replace(body)).map(|_| kind))
     }
 
     /// Gives the client the backend's answer: as it comes, or put together.

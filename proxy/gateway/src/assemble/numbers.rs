@@ -1,6 +1,8 @@
 //! Numbers with a fraction, through a parser and out again with the digits that llama-server gave them: while they are in
 //! the parser's hands they are texts with a mark that nobody can guess. Pure.
 
+use crate::spelling::Spelling;
+
 /// The mark of one answer.
 #[derive(Debug)]
 pub(super) struct Veil(String);
@@ -15,9 +17,13 @@ impl Veil {
         let bytes = json.as_bytes();
         let mut all = String::with_capacity(json.len() + 64);
         let (mut at, mut told) = (0, 0);
+        let mut text = Spelling::new();
         while at < bytes.len() {
             match bytes[at] {
-                b'"' => at = super::ask::end_of_text(bytes, at),
+                b'"' => {
+                    text.begin(0);
+                    at = text.read(bytes, at + 1).0;
+                }
                 b'-' | b'0'..=b'9' => {
                     let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E');
                     let length = bytes[at..].iter().position(|byte| !is_part(byte));

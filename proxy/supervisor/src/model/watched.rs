@@ -8,6 +8,7 @@
 //!   outcomes ─┴─> health: symptoms
 //! ```
 
+mod pools;
 mod show;
 
 use std::collections::BTreeMap;
@@ -21,9 +22,8 @@ use warden_policies::growth::{Growth, Monitor, Prior, Turn};
 use warden_policies::health::{Health, Look, Symptom};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
-use warden_policies::units::scale;
 use warden_sensors::gpu::Fault;
-use warden_sensors::{CgroupMemory, HostTotals, Report};
+use warden_sensors::{CgroupMemory, HostTotals};
 
 use crate::context::Common;
 use crate::gpus::Devices;
@@ -239,31 +239,6 @@ impl Watched {
         self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
 
-    /// Pools that were measured: the prompt cache by the log, those of the GPUs by the memory report.
-    fn pools(&self, reading: &process::Sample) -> Vec<(Series, u64)> {
-        let host = self.allowance.measured().map(|bytes| (Series::Host, bytes));
-        host.into_iter()
-            .chain(reading.report.iter().flat_map(|report| gpu_pools(report, &reading.vram)))
-            .collect()
-    }
-
-    fn confirm(&mut self, taken: &Taken, reading: &process::Sample, now: &[(Series, u64)]) {
-        if !taken.confirm {
-            return;
-        }
-        let share = warden_policies::defaults().sensors.confirm_share;
-        let charged = now.iter().find(|(series, _)| *series == Series::Host).map(|(_, bytes)| *bytes);
-        let baseline = self.growth(Series::Host).and_then(|growth| growth.baseline);
-        let shown = match (reading.confirmed, charged, baseline) {
-            (Some(exact), Some(charged), Some(baseline)) => {
-                shows(exact, baseline, charged.saturating_sub(baseline), share)
-            }
-            // Nothing speaks against the kernel's own counters.
-            _ => true,
-        };
-        self.confirmed = Some((taken.at, shown));
-    }
-
     fn look(&mut self, taken: &Taken, reading: &process::Sample, cell: &Cell, spawned: Instant) {
         let at = taken.at.saturating_duration_since(spawned);
         let answers = cell.take_decodes();
@@ -390,28 +365,10 @@ fn declared(command: &Command, build: Option<u32>) -> Allowance {
     Allowance::declared(&command.args, &env, build)
 }
 
-/// Whether the exact figure shows this share of the growth, too.
-fn shows(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
-    exact.saturating_sub(baseline) >= scale(growth, share.min(1.0))
-}
-
 /// Tokens per second of one slot, over all these answers.
 #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
 fn speed(answers: &[Decode]) -> Option<f64> {
     let tokens: u64 = answers.iter().map(|answer| answer.tokens).sum();
     let seconds = answers.iter().map(|answer| answer.ms).sum::<f64>() / 1000.0;
     (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
-}
-
-/// The pools of the report by GPU. It counts devices as ggml does, which need not be our order: only where both know
-/// the same number of them is it clear which is which.
-fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(Series, u64)> {
-    let devices = report.by_device();
-    if devices.len() != vram.len() {
-        return Vec::new();
-    }
-    let pools = devices
-        .values()
-        .map(|totals| totals.counts.pool_bytes.saturating_add(totals.counts.cublas_workspace_bytes));
-    vram.iter().map(|vram| Series::Vram(vram.gpu)).zip(pools).collect()
 }

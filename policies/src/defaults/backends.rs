@@ -1,0 +1,115 @@
+//! Defaults of a backend's life: its build, its process, its probes, what is read of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::duration::duration;
+use crate::units::ByteSize;
+
+section!(
+    /// A backend's life.
+    Lifecycle {
+        /// A backend has to be ready within this time.
+        start_timeout: Duration = "duration",
+        /// Pause between probes while a backend starts.
+        start_probe_interval: Duration = "duration",
+        /// Pause between probes of a ready backend.
+        probe_interval: Duration = "duration",
+        /// A probe without an answer for this long is lost.
+        probe_timeout: Duration = "duration",
+        /// Lost probes in a row that make a backend suspect.
+        probes_lost: u32,
+        /// A suspect backend is replaced after this.
+        suspect_timeout: Duration = "duration",
+        /// Running requests of a backend that is replaced may take this long.
+        drain_deadline: Duration = "duration",
+        /// From SIGTERM to SIGKILL.
+        stop_grace: Duration = "duration",
+        /// The same for a process that is ended without draining, because memory is almost gone.
+        kill_grace: Duration = "duration",
+        /// First pause after a crash.
+        backoff_first: Duration = "duration",
+        /// Longest pause after a crash.
+        backoff_cap: Duration = "duration",
+        /// Crashes ...
+        breaker_failures: u32,
+        /// ... within this time open the breaker.
+        breaker_window: Duration = "duration",
+        /// Ready for this long forgets earlier crashes.
+        stable_after: Duration = "duration",
+        /// Start failures in a row after which waiting requests are told.
+        failures_told: u32,
+        /// Requests of the slot kind on one backend when its slots are unknown.
+        unknown_slots: u32,
+    }
+);
+
+section!(
+    /// Reading numbers.
+    Sensors {
+        /// Pause between readings.
+        interval: Duration = "duration",
+        /// After the last request ended, memory is read this much later.
+        idle_settle: Duration = "duration",
+        /// Growth of host memory is confirmed by a slow and exact reading, at most this often.
+        confirm_interval: Duration = "duration",
+        /// Share of the growth that the exact reading has to show, too, 0 to 1.
+        confirm_share: f64,
+        /// A reading of the GPUs serves all backends for this long.
+        gpu_age: Duration = "duration",
+        /// A driver, or a backend's own counters, that takes longer is left out of a reading.
+        read_limit: Duration = "duration",
+        /// Memory that seems missing after an exit is looked for again after this.
+        return_wait: Duration = "duration",
+        /// Bytes of one recording (`record = true`).
+        trace_bytes: ByteSize,
+        /// Slopes of earlier generations that are remembered, by build, model and arguments.
+        priors_kept: usize,
+    }
+);
+
+section!(
+    /// The child process.
+    Child {
+        /// Added to the child's `oom_score_adj`, -1000 to 1000.
+        oom_score_adj: i32,
+        /// Lines of output kept per backend.
+        log_lines: usize,
+        /// Bytes of one line kept; the rest of it is cut.
+        log_line_bytes: usize,
+        /// Lines of output shown with a failed start.
+        failure_lines: usize,
+        /// `llama-server --version` has to answer within this time.
+        version_timeout: Duration = "duration",
+        /// Events kept for late listeners.
+        events_kept: usize,
+    }
+);
+
+section!(
+    /// Building llama-server.
+    Build {
+        /// Release of llama-cpp-python whose source archive `quickstart` uses.
+        sdist_version: String,
+        /// SHA-256 of that archive, in hex.
+        sdist_sha256: String,
+        /// Free disk that a build needs.
+        min_disk: ByteSize,
+        /// Free memory that a build needs.
+        min_memory: ByteSize,
+        /// Memory of one compiler at its peak.
+        memory_per_job: ByteSize,
+        /// Memory of one compiler for CUDA or HIP at its peak.
+        memory_per_gpu_job: ByteSize,
+        /// A sample request of the verification has to be answered within this time.
+        verify_timeout: Duration = "duration",
+        /// Builds that `builds gc` keeps.
+        keep: usize,
+        /// The repository that `build` takes when no source is given: a name of `[build.sources]`, a URL or a path.
+        source: String,
+        /// Repositories with a name, each a URL or an absolute path, with `#` and a tag, a branch or a commit at its end.
+        sources: BTreeMap<String, String>,
+    }
+);

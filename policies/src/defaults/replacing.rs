@@ -1,0 +1,241 @@
+//! Defaults of when a backend is replaced, and of what is looked at to decide that.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::duration::duration;
+use crate::admission::AdmissionMode;
+use crate::recycle::GrowthMode;
+use crate::units::ByteSize;
+
+section!(
+    /// When a backend is replaced.
+    Recycle {
+        /// Share by which request and age limits vary, 0 to 1.
+        jitter: f64,
+        /// Quiet is: nothing in flight for this long.
+        quiet_for: Duration = "duration",
+        /// A recycle that waits for quiet waits no longer.
+        quiet_within: Duration = "duration",
+        /// Least time between recycles of one model.
+        min_interval: Duration = "duration",
+        /// Least time between recycles at the hard budget.
+        min_interval_hard: Duration = "duration",
+        /// Least time between recycles of one model, as a multiple of the time that it takes to load.
+        load_factor: f64,
+        /// Futile recycles in a row that switch the policy off.
+        max_futile: u32,
+        /// What is done about memory that grows without bound: `off`, `observe` or `recycle`.
+        growth: GrowthMode,
+        /// Recycles because of growth ...
+        growth_recycles: u32,
+        /// ... within this time end recycling because of growth.
+        growth_window: Duration = "duration",
+        /// Growth that reaches a budget within this time calls for a recycle when quiet.
+        growth_quiet: Duration = "duration",
+        /// Growth that reaches a hard limit within this time calls for a drain now.
+        growth_drain: Duration = "duration",
+        /// What is done about a prompt for which there is not enough memory: `off`, `warn` or `enforce`.
+        admission: AdmissionMode,
+        /// For `auto`: memory that must be available, as a multiple of what the backend holds.
+        overlap_headroom: f64,
+        /// Smallest memory that `overlap_headroom` is applied to.
+        overlap_floor: ByteSize,
+    }
+);
+
+section!(
+    /// At which level of memory a backend is replaced or ended.
+    Levels {
+        /// For `host.soft = "auto"`: the settled size and what the server is told to keep, times this.
+        host_soft: f64,
+        /// For `host.soft = "auto"`: at least this much above the settled size.
+        host_room: ByteSize,
+        /// For `host.soft = "auto"`: at most this share of the machine's memory.
+        host_soft_most: f64,
+        /// For `host.hard = "auto"`: the soft budget, times this.
+        host_hard: f64,
+        /// For `host.hard = "auto"`: at most this share of the machine's memory.
+        host_hard_most: f64,
+        /// For `vram.soft = "auto"`: this share of what the device can give to the process.
+        vram_soft: f64,
+        /// For `vram.hard = "auto"`: this share of what the device can give to the process.
+        vram_hard: f64,
+        /// For `vram.soft = "auto"` where the settled size leaves little: this share of what is left above it.
+        vram_soft_left: f64,
+        /// For `vram.hard = "auto"` where the settled size leaves little: this share of what is left above it.
+        vram_hard_left: f64,
+        /// A backend over the hard budget times this is ended without draining ...
+        kill_over: f64,
+        /// ... once draining has been wanted for this long.
+        kill_after: Duration = "duration",
+        /// A backend is ended when the machine has less memory available than this share of it ...
+        kill_host_share: f64,
+        /// ... and less than this.
+        kill_host: ByteSize,
+        /// A backend is ended when its GPU has less memory free than this and it still grows.
+        kill_vram: ByteSize,
+        /// After a backend was ended because a memory was almost gone, the others are spared for this long.
+        kill_pause: Duration = "duration",
+        /// Memory that does not come back after a process has exited is a driver's leak from this size on ...
+        unreturned: ByteSize,
+        /// ... after this many exits in a row.
+        unreturned_exits: u32,
+    }
+);
+
+section!(
+    /// The cheapest moment of a replacement.
+    Moment {
+        /// A request that fails costs as much as one that waits for this long.
+        failed_request: Duration = "duration",
+        /// Lulls in the memory: older ones are forgotten.
+        lulls: usize,
+        /// A backend that has never been watched for long is expected to have a lull within this time.
+        first_lull: Duration = "duration",
+        /// Growth calls for a recycle when it leaves less time than so many mean times between lulls.
+        lulls_ahead: f64,
+    }
+);
+
+section!(
+    /// Signs of illness other than memory.
+    Health {
+        /// Work in flight without any progress for this long is a wedge ...
+        wedged_after: Duration = "duration",
+        /// ... and for this long where only bytes of answers could show progress.
+        wedged_unseen: Duration = "duration",
+        /// Answers in a row that say that computing failed, with no success in between.
+        compute_errors: u32,
+        /// Time over which a median speed is taken.
+        speed_window: Duration = "duration",
+        /// Readings of the speed that a median needs.
+        speed_readings: usize,
+        /// Medians that make the backend's own baseline.
+        speed_baseline: usize,
+        /// A median below the baseline times this is slow.
+        speed_slow: f64,
+        /// Slow medians in a row that make slow decoding a symptom.
+        speed_persists: usize,
+    }
+);
+
+section!(
+    /// Prompts that would not fit into memory.
+    Admission {
+        /// Prompts larger than all before them that the estimate needs.
+        evidence: usize,
+        /// Quantile of the observed bytes per token that is reckoned with, 0 to 1.
+        quantile: f64,
+        /// Kept free beyond what a prompt is expected to need.
+        reserve: ByteSize,
+        /// Bytes of text per token where the backend was not asked.
+        bytes_per_token: f64,
+        /// Shortest `Retry-After`.
+        retry_least: Duration = "duration",
+        /// Longest `Retry-After`.
+        retry_most: Duration = "duration",
+    }
+);
+
+section!(
+    /// How growth of memory is judged.
+    Growth {
+        /// Half-life of the average rate of requests.
+        rate_half_life: Duration = "duration",
+        /// Requests before the first judgement.
+        warmup_requests: u64,
+        /// A start that still slows down after this many requests is judged all the same.
+        warmup_limit: u64,
+        /// Short floors in each of the three groups that show whether the start is over.
+        settle_floors: usize,
+        /// Share of the least rise below which a start needs no settling.
+        settle_share: f64,
+        /// Short floors after the start whose median is the baseline.
+        baseline_floors: usize,
+        /// Lengths of stretches: 1, 2, 4, … steps of work.
+        scales: u32,
+        /// Floors kept for each length.
+        kept: usize,
+        /// Floors in a test.
+        window: usize,
+        /// Floors from one test to the next.
+        test_every: u64,
+        /// Tests of one length that make a verdict.
+        tests: usize,
+        /// The last slope of these tests, as a share of the first, has to be at least this.
+        persist_ratio: f64,
+        /// Rise of all floors of a length that makes a verdict, as a multiple of the least rise ...
+        long_effect: f64,
+        /// ... unless they lie on a line: deviations from it are at most this share of the rise, and ...
+        straight_scatter: f64,
+        /// ... its later half has at least this share of the slope of its earlier half.
+        straight_ratio: f64,
+        /// A line that rose by this multiple of the least rise needs only two tests.
+        swift_effect: f64,
+        /// Growth that is no line but rose by this multiple, and does not slow down, needs only two tests too.
+        steep_effect: f64,
+        /// Such a rise settles only if its later half has less than this share of the slope of its earlier half.
+        steep_ratio: f64,
+        /// A line that is so much straighter than it has to be needs as much less of a rise.
+        straight_share: f64,
+        /// Any rise settles if its later half is slower by more than this multiple of its scatter ...
+        pace_noise: f64,
+        /// ... and has less than this share of the slope of its earlier half.
+        pace_limit: f64,
+        /// So many longer scales are asked whether it settles, and the last of them whether it fell before.
+        past_scales: usize,
+        /// A fall before by this share of the rise makes it a movement, not a leak.
+        fall_share: f64,
+        /// Rise of all floors in deviations of a random walk with steps of their size.
+        drift_z: f64,
+        /// The same over four floors at a time, where only what wanders goes far.
+        drift_far_z: f64,
+        /// Deviations from no trend that a test needs.
+        trend_z: f64,
+        /// Deviations to each side of the slope that its interval has.
+        bound_z: f64,
+        /// Least rise within a test that counts on the host.
+        host_effect: ByteSize,
+        /// The same as a share of the baseline; the larger one counts.
+        host_effect_share: f64,
+        /// Least rise within a test that counts on a GPU.
+        vram_effect: ByteSize,
+        /// Memory of a GPU is taken in pieces of this size.
+        vram_grain: ByteSize,
+        /// Least rise within a test in deviations of the floors about their line.
+        effect_noise: f64,
+        /// Least slope of the end of a test's stretch, as a share of the whole stretch's.
+        brake_ratio: f64,
+        /// A floor this many deviations from both of its neighbours is no step.
+        peak_noise: f64,
+        /// Largest single steps of a stretch that are taken off ...
+        jumps: usize,
+        /// ... and the share of the rise that has to remain.
+        jump_rest: f64,
+        /// Latest short floors whose least one is shown as the floor.
+        floor_steps: usize,
+        /// Bytes beyond what a server is told to keep, or beyond its measured pools, that count as kept.
+        allowance_slack: ByteSize,
+        /// Readings without the pools that were measured before, until they count as no longer measured.
+        unmeasured: u32,
+        /// Least requests without growth after which a leak is over.
+        calm_requests: u64,
+        /// The same as a multiple of the requests that a new height takes at the present slope.
+        calm_factor: f64,
+        /// Share of the least rise that makes a new height.
+        height_share: f64,
+        /// Share of the slope of an earlier generation's leak at which it counts as the same leak.
+        prior_ratio: f64,
+        /// Least floors for blame.
+        blame_floors: usize,
+        /// By how much the blamed unit has to explain the growth better than every other, in units of the chi-squared
+        /// statistic.
+        blame_margin: f64,
+        /// Least variation of the rate of requests at which an hour can be blamed, as a share of the rate.
+        blame_uneven: f64,
+        /// Least share of the growth that the blamed unit pays for.
+        blame_share: f64,
+    }
+);

@@ -1,0 +1,165 @@
+//! A string of a JSON body, as it is spelled there, read in pieces of any size and kept as far as anybody compares it. Long
+//! ones (images, prompts) are jumped over and only measured. It never judges syntax.
+
+use memchr::memchr2;
+
+/// The string that is being read, or the one just read.
+#[derive(Debug)]
+pub(crate) struct Spelling {
+    bytes: Vec<u8>,
+    limit: usize,
+    over: bool,
+    escaped: bool,
+    /// The last byte was a backslash, so the next one means nothing by itself.
+    cut: bool,
+    length: u64,
+}
+
+impl Spelling {
+    /// None yet.
+    pub(crate) fn new() -> Self {
+        Self { bytes: Vec::new(), limit: 0, over: false, escaped: false, cut: false, length: 0 }
+    }
+
+    /// A string begins of which at most `limit` raw bytes are kept.
+    pub(crate) fn begin(&mut self, limit: usize) {
+        self.bytes.clear();
+        (self.limit, self.length) = (limit, 0);
+        (self.over, self.escaped, self.cut) = (false, false, false);
+    }
+
+    /// Reads on from `at`: jumps to the closing quote or the end of the piece. Returns where it got, behind a quote, and
+    /// whether the string has ended.
+    pub(crate) fn read(&mut self, piece: &[u8], mut at: usize) -> (usize, bool) {
+        if self.cut && at < piece.len() {
+            self.cut = false;
+            self.keep(&piece[at..=at]);
+            at += 1;
+        }
+        loop {
+            let rest = &piece[at..];
+            match memchr2(b'"', b'\\', rest) {
+                None => {
+                    self.keep(rest);
+                    return (piece.len(), false);
+                }
+                Some(n) if rest[n] == b'\\' => {
+                    self.escaped = true;
+                    // With the byte behind it.
+                    let with = rest.len().min(n + 2);
+                    self.keep(&rest[..with]);
+                    at += with;
+                    if with < n + 2 {
+                        self.cut = true;
+                        return (at, false);
+                    }
+                }
+                Some(n) => {
+                    self.keep(&rest[..n]);
+                    return (at + n + 1, true);
+                }
+            }
+        }
+    }
+
+    /// Takes bytes as they are: of a word that is no string.
+    pub(crate) fn keep(&mut self, bytes: &[u8]) {
+        self.length += bytes.len() as u64;
+        let kept = bytes.len().min(self.limit.saturating_sub(self.bytes.len()));
+        self.bytes.extend_from_slice(&bytes[..kept]);
+        self.over |= kept < bytes.len();
+    }
+
+    /// Raw bytes of all of it, kept or not.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether it is this word.
+    pub(crate) fn spells(&self, word: &str) -> bool {
+        if self.over {
+            false
+        } else if self.escaped {
+            self.decoded().as_deref() == Some(word)
+        } else {
+            self.bytes == word.as_bytes()
+        }
+    }
+
+    /// Whether it is a URL that holds its data. A text may begin with `data:`, too, as event streams do.
+    pub(crate) fn is_media(&self) -> bool {
+        self.bytes.starts_with(b"data:") && memchr::memmem::find(&self.bytes, b";base64,").is_some()
+    }
+
+    /// Bytes of memory that it takes.
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    /// As it stands there; `None` if it is too long.
+    pub(crate) fn raw(&self) -> Option<&[u8]> {
+        (!self.over).then_some(&self.bytes)
+    }
+
+    /// Unescaped; `None` if it is too long or not valid.
+    pub(crate) fn decoded(&self) -> Option<String> {
+        let raw = self.raw()?;
+        if !self.escaped && raw.iter().all(|byte| *byte >= b' ') {
+            return String::from_utf8(raw.to_vec()).ok();
+        }
+        serde_json::from_slice(&[b"\"", raw, b"\""].concat()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str, size: usize, limit: usize) -> (Spelling, usize) {
+        let mut spelling = Spelling::new();
+        spelling.begin(limit);
+        let mut read = 0;
+        for piece in text.as_bytes().chunks(size) {
+            let (at, ended) = spelling.read(piece, 0);
+            read += at;
+            if ended {
+                return (spelling, read);
+            }
+        }
+        panic!("{text} does not end")
+    }
+
+    #[test]
+    fn a_string_ends_at_its_own_quote_in_pieces_of_any_size() {
+        for (text, word) in [
+            (r#"model" : "x""#, "model"),
+            (r#"mod\u0065l","#, "model"),
+            (r#"a\"b\\" "#, "a\"b\\"),
+            (r#"\\\"" "#, "\\\""),
+            ("\" ", ""),
+        ] {
+            let end = text.rfind('"').filter(|_| !text.contains(':')).map_or(6, |at| at + 1);
+            for size in 1..=text.len() {
+                let (spelling, read) = of(text, size, 64);
+                assert_eq!(spelling.decoded().as_deref(), Some(word), "{text} by {size}");
+                assert!(spelling.spells(word) && !spelling.spells("other"), "{text} by {size}");
+                assert_eq!((read, spelling.length()), (end, end as u64 - 1), "{text} by {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_longer_than_anybody_compares_is_measured_and_is_no_word() {
+        let (spelling, read) = of("abcdef\"", 2, 5);
+        assert_eq!((read, spelling.length()), (7, 6));
+        assert!(spelling.decoded().is_none() && spelling.raw().is_none());
+        assert!(!spelling.spells("abcde") && !spelling.spells("abcdef"));
+    }
+
+    #[test]
+    fn line_breaks_and_broken_escapes_are_no_text() {
+        assert_eq!(of("a\nb\"", 9, 64).0.decoded(), None);
+        assert_eq!(of("a\\xb\"", 9, 64).0.decoded(), None);
+    }
+}

@@ -1,0 +1,79 @@
+//! Raw requests that somebody between a client and a server must not misunderstand, each with what must become of it.
+//!
+//! Characters stand for the byte of the same number. Most refused ones are followed by a request to `/smuggled`, which no
+//! upstream may ever see. Sources: RFC 9112, the vectors of the usual smuggling scanners, old faults of proxies.
+
+mod framing;
+mod heads;
+
+/// What must become of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Refused with this status (0: any of ours), and the connection closed; the upstream sees nothing.
+    Refused(u16),
+    /// Answered by the warden itself with this status; the upstream sees nothing.
+    Ours(u16),
+    /// Arrives exactly so: request line, then fields sorted by name, then an empty line and the body. Framing, `host`, `via` and
+    /// `x-request-id` are left out here and checked apart.
+    Passed(String),
+    /// Its connection is closed, with or without a refusal.
+    Closed,
+    /// It never becomes complete: whatever is answered, the upstream sees no whole request.
+    Never,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    /// Its name, unique.
+    pub(crate) name: String,
+    /// The bytes, as characters.
+    pub(crate) bytes: String,
+    /// What must become of it.
+    pub(crate) verdict: Verdict,
+    /// Why we pass what nginx or haproxy refuses.
+    pub(crate) why: &'static str,
+}
+
+impl Case {
+    fn but(mut self, why: &'static str) -> Self {
+        self.why = why;
+        self
+    }
+}
+
+/// A request that must not come through as one of its own.
+pub(crate) const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n";
+
+const CHUNKS: &str = "5\r\nhello\r\n0\r\n\r\n";
+
+fn case(name: &str, bytes: String, verdict: Verdict) -> Case {
+    Case { name: name.to_owned(), bytes, verdict, why: "" }
+}
+
+/// A POST with these field lines (each with its end) and this body, then a smuggled request.
+fn refused(name: &str, status: u16, fields: &str, body: &str) -> Case {
+    let bytes = format!("POST /e HTTP/1.1\r\nHost: x\r\n{fields}\r\n{body}{SMUGGLED}");
+    case(name, bytes, Verdict::Refused(status))
+}
+
+fn passed(name: &str, fields: &str, body: &str, arrives: &str) -> Case {
+    let bytes = format!("POST /e HTTP/1.1\r\nHost: x\r\n{fields}\r\n{body}");
+    case(name, bytes, Verdict::Passed(format!("POST /e HTTP/1.1\n{arrives}")))
+}
+
+/// A whole head, then a smuggled request.
+fn head(name: &str, status: u16, head: &str) -> Case {
+    case(name, format!("{head}{SMUGGLED}"), Verdict::Refused(status))
+}
+
+fn get(name: &str, head: &str, arrives: &str) -> Case {
+    case(name, head.to_owned(), Verdict::Passed(arrives.to_owned()))
+}
+
+/// All of them.
+pub(crate) fn all() -> Vec<Case> {
+    let framing = [framing::lengths(), framing::codings(), framing::chunks()];
+    let heads = [heads::fields(), heads::request_lines(), heads::hosts(), heads::of_one_connection()];
+    framing.into_iter().chain(heads).flatten().collect()
+}
