@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+mod access_line;
 mod access_log;
 mod admin;
 mod advice;

@@ -27,6 +27,7 @@ use crate::exchange::Exchange;
 use crate::intake::Intake;
 use crate::link::{Link, SendError};
 use crate::pool::Pool;
+use crate::relay::Backend;
 use crate::request_body::{RequestBody, Sent};
 use crate::routes::Route;
 
@@ -37,11 +38,7 @@ const ASKS: u32 = 50;
 /// A backend's answer has begun.
 pub(crate) struct Relayed {
     pub(crate) response: Response<Incoming>,
-    pub(crate) right: Arc<dyn Right>,
-    pub(crate) link: Link,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) sent: Arc<Sent>,
-    pub(crate) deadline: Instant,
+    pub(crate) backend: Backend,
 }
 
 /// What goes to a backend.
@@ -84,18 +81,19 @@ impl Exchange {
         self.conn.bound(deadline + config.keep_alive);
         let mut attempt = 1;
         loop {
-            let one = self.once(&right, &mut message);
-            let revoked = right.clone().revoked();
+            let mut revoked = right.clone().revoked();
             let result = tokio::select! {
                 biased;
-                result = timeout_at(deadline, one) => result,
-                () = revoked => return Err(Refusal::Revoked { model }),
+                // Made here: a future with a name would be kept beside the one that it was moved into.
+                result = timeout_at(deadline, self.once(&right, &mut message)) => result,
+                () = &mut revoked => return Err(Refusal::Revoked { model }),
             };
             let failed = match result {
                 Err(_) => return Err(Refusal::TimedOut { model, after: config.exchange_timeout }),
                 Ok(Ok((response, link, pool))) => {
                     let sent = message.sent();
-                    return Ok(Relayed { response, right, link, pool, sent, deadline });
+                    let backend = Backend { right, revoked, link, pool, sent, deadline };
+                    return Ok(Relayed { response, backend });
                 }
                 Ok(Err(failed)) => failed,
             };
@@ -132,7 +130,7 @@ impl Exchange {
             }
             attempt += 1;
             self.flight.record.retries += 1;
-            right = self.again(&model, right, config.connect_timeout).await?;
+            right = Box::pin(self.again(&model, right, config.connect_timeout)).await?;
         }
     }
 

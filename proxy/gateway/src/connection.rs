@@ -26,6 +26,9 @@ use crate::relay::AnswerBody;
 /// The clock is looked at no more often, whatever is configured.
 pub(crate) const LEAST_LOOK: Duration = Duration::from_millis(10);
 
+/// hyper takes so many fields by itself.
+const HYPERS_HEADERS: usize = 100;
+
 struct PerRequest {
     shared: Arc<Shared>,
     state: Arc<ConnState>,
@@ -38,8 +41,8 @@ impl Service<Request<Incoming>> for PerRequest {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let answer = exchange::answer(self.shared.clone(), self.state.clone(), self.peer, request);
-        Box::pin(async move { Ok(answer.await) })
+        // The future itself is boxed: one around it would hold it twice, and be copied as a whole for each request.
+        Box::pin(exchange::answer(self.shared.clone(), self.state.clone(), self.peer, request))
     }
 }
 
@@ -60,9 +63,13 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
     let limited = &gauges.limited;
     let title_case = dropin::is(&shared);
     let service = PerRequest { shared, state: state.clone(), peer };
-    let mut connection = Builder::new()
+    let mut builder = Builder::new();
+    if config.header_count != HYPERS_HEADERS {
+        // Any other number costs it an allocation for each request.
+        builder.max_headers(config.header_count);
+    }
+    let mut connection = builder
         .max_buf_size(config.header_bytes.max(LEAST_BUFFER))
-        .max_headers(config.header_count)
         // In its place, as llama-server writes them: some programs compare names with their case.
         .title_case_headers(title_case)
         // The times of a head and of an idle connection differ, and hyper has one for both.

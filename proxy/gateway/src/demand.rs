@@ -85,7 +85,9 @@ impl Exchange {
                 Weighed::Unclear { tokens } if last || intake.is_whole() => {
                     let counted = match intake.texts() {
                         Some(texts) => {
-                            timeout(PATIENCE, self.count(model, headers, texts)).await.ok().flatten()
+                            // Rare and large: not a part of every request's future.
+                            let counting = Box::pin(self.count(model, headers, texts));
+                            timeout(PATIENCE, counting).await.ok().flatten()
                         }
                         None => None,
                     };

@@ -17,6 +17,7 @@
 //! The whole life is one future. Dropping it, which is what happens when the client leaves, gives back the place in the
 //! queue, the lease, the held bytes, and closes the connection to the backend.
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -53,13 +54,13 @@ use crate::routes::{self, Own, Route};
 use crate::target::{self, Upstream};
 use crate::wire;
 
-/// Answers one request.
+/// Answers one request, always: hyper wants to hear of errors, and there are none.
 pub(crate) async fn answer(
     shared: Arc<Shared>,
     conn: Arc<ConnState>,
     peer: IpAddr,
     request: Request<Incoming>,
-) -> Response<AnswerBody> {
+) -> Result<Response<AnswerBody>, Infallible> {
     let busy = conn.begin();
     let seen = conn.next_head();
     let (parts, body) = request.into_parts();
@@ -122,15 +123,15 @@ pub(crate) async fn answer(
             (Err(refusal), _) => Err(refusal),
             (Ok(()), Some(own)) => exchange.own(&parts, &own),
             (Ok(()), None) => match exchange.forward(parts, upstream, body).await {
-                Ok(relayed) => return exchange.deliver(relayed, busy).await,
+                Ok(relayed) => return Ok(exchange.deliver(relayed, busy).await),
                 Err(refusal) => Err(refusal),
             },
         },
     };
-    match result {
+    Ok(match result {
         Ok(words) => exchange.words(words, busy),
         Err(refusal) => exchange.refuse(&refusal, busy),
-    }
+    })
 }
 
 /// Bytes of a request head. hyper looks at its limit only while a head is incomplete, so one that comes in few large
@@ -303,7 +304,7 @@ impl Exchange {
     }
 
     pub(crate) fn relay(mut self, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
-        let Relayed { response, right, link, pool, sent, deadline } = relayed;
+        let Relayed { response, backend } = relayed;
         let (mut parts, incoming) = response.into_parts();
         let version = parts.version;
         let config = &self.shared.config;
@@ -321,26 +322,23 @@ impl Exchange {
         wire::sign(&mut parts.headers, version);
         self.flight.record.status = parts.status.as_u16();
         self.flight.record.stream = is_events;
-        right.note_progress(0);
+        backend.right.note_progress(0);
         let terms = RelayTerms {
             tail_bytes: (self.route.kind == LeaseKind::Slot).then_some(config.tail_bytes),
             events: is_events.then_some((config.event_bytes, config.stream_idle)),
-            deadline,
             dialect: self.route.dialect,
             // llama-server closes after a stream and after an error, whatever its headers promise.
             reusable: !is_events && parts.status.as_u16() < 400,
         };
-        if !sent.is_whole() {
+        if !backend.sent.is_whole() {
             self.conn.must_linger();
             if self.body_left {
                 // What still comes of the body must not be taken for the next request.
                 parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }
         }
-        let mut answer = Response::new(AnswerBody::relay(
-            Relay::new(incoming, self.flight, right, link, pool, sent, &terms),
-            busy,
-        ));
+        let relay = Relay::new(incoming, self.flight, backend, &terms);
+        let mut answer = Response::new(AnswerBody::relay(relay, busy));
         *answer.status_mut() = parts.status;
         *answer.headers_mut() = parts.headers;
         answer

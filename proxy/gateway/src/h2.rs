@@ -180,7 +180,7 @@ impl Service<Request<Incoming>> for PerStream {
         Box::pin(async move {
             let stream = STREAM.with(Arc::clone);
             join_cookies(request.headers_mut());
-            let answer = exchange::answer(shared, stream.conn.clone(), peer, request).await;
+            let Ok(answer) = exchange::answer(shared, stream.conn.clone(), peer, request).await;
             let mut answer = answer.map(|body| StreamBody { body, stream });
             // RFC 9113 section 8.2.2: a stream is not a connection.
             answer.headers_mut().remove(CONNECTION);

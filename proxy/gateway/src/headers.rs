@@ -3,31 +3,34 @@
 //! Framing (`Content-Length`, `Transfer-Encoding`) is never copied: hyper writes it anew from the parsed message, so that
 //! no two parties can read one message differently.
 
-use http::header::{
-    self, CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{self, CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
 
-use crate::wire::drop_underscored;
-
-/// `Keep-Alive`, not in the `http` crate.
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-/// `Proxy-Connection`, a relic that some clients still send.
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-/// The fields that are of one connection whether `Connection` names them or not; those of a proxy's own login with them.
-const OF_ONE_CONNECTION: [HeaderName; 9] = [
-    CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
 /// Makes llama-server go on generating after its client has left, which would defeat cancellation.
 const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
+
+/// The fields that are of one connection whether `Connection` names them or not; those of a proxy's own login with them.
+fn is_of_one_connection(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
+
+/// Removes fields by their names. Looking at each name there is costs less than asking for each that might be there.
+pub(crate) fn sweep(headers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
+    // Most heads have none or one of them.
+    while let Some(name) = headers.keys().find(|name| goes(name.as_str())).cloned() {
+        headers.remove(name);
+    }
+}
 /// Names one request through client, gateway, log and backend.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// `no`: nothing was executed, the client may send again. `maybe`: that is not known.
@@ -36,6 +39,12 @@ pub(crate) const EXECUTED: HeaderName = HeaderName::from_static("x-warden-execut
 /// Removes what belongs to one connection only (RFC 9110 section 7.6.1): every field named in `Connection`, and those
 /// that are of a connection by definition. For both directions.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    strip_named(headers);
+    sweep(headers, is_of_one_connection);
+}
+
+/// Removes every field named in `Connection`.
+fn strip_named(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = headers
             .get_all(CONNECTION)
@@ -47,18 +56,17 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    for name in OF_ONE_CONNECTION {
-        headers.remove(name);
-    }
 }
 
-/// Makes a client's head ready for the backend.
+/// Makes a client's head ready for the backend. A field whose name has an underscore goes, too: some servers take it for
+/// a dash, and `Content_Length` must be nobody's length. llama-server reads no such field.
 pub(crate) fn to_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
-    strip_hop_by_hop(headers);
-    drop_underscored(headers);
-    for name in [CONTENT_LENGTH, EXPECT, CONVERSATION_ID] {
-        headers.remove(name);
-    }
+    strip_named(headers);
+    sweep(headers, |name| {
+        is_of_one_connection(name)
+            || matches!(name, "content-length" | "expect" | "x-conversation-id")
+            || name.contains('_')
+    });
     // The backend listens for us alone; the name under which clients know us means nothing to it.
     headers.insert(header::HOST, HeaderValue::from_static("localhost"));
     headers.insert(REQUEST_ID, request_id.clone());
@@ -96,8 +104,10 @@ pub(crate) fn given_request_id(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// A fresh request id: 32 hexadecimal digits.
 pub(crate) fn fresh_request_id() -> HeaderValue {
-    HeaderValue::from_str(&format!("{:032x}", rand::random::<u128>()))
-        .unwrap_or_else(|_| HeaderValue::from_static("unknown"))
+    let mut digits = [0; 32];
+    // 16 bytes always have 32 digits, and digits are always a value.
+    let _fits = hex::encode_to_slice(rand::random::<u128>().to_be_bytes(), &mut digits);
+    HeaderValue::from_bytes(&digits).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }
 
 #[cfg(test)]
@@ -144,6 +154,10 @@ mod tests {
             ("expect", "100-continue"),
             ("x-conversation-id", "c"),
             ("x-request-id", "theirs"),
+            ("content_length", "7"),
+            ("connection", "x-named"),
+            ("x-named", "1"),
+            ("keep-alive", "1"),
             ("authorization", "Bearer k"),
         ]);
         to_backend(&mut headers, &id);

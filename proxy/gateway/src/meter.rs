@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Deserializer;
 use warden_policies::Work;
 use warden_supervisor::Outcome;
 
@@ -150,41 +152,35 @@ impl Meter {
 
     /// Reads all complete objects in `bytes`; where an incomplete one begins, if there is one.
     fn search(&mut self, bytes: &[u8]) -> Option<usize> {
-        let usage = self.find(&USAGE, bytes, |meter, object| {
-            if let Ok(new) = serde_json::from_slice::<Usage>(object) {
-                let old = &mut meter.usage;
-                old.prompt_tokens = new.prompt_tokens.or(old.prompt_tokens);
-                old.completion_tokens = new.completion_tokens.or(old.completion_tokens);
-                old.input_tokens = new.input_tokens.or(old.input_tokens);
-                old.output_tokens = new.output_tokens.or(old.output_tokens);
-                old.cache_read_input_tokens = new.cache_read_input_tokens.or(old.cache_read_input_tokens);
-                old.prompt_tokens_details = new.prompt_tokens_details.or(old.prompt_tokens_details.take());
-                old.input_tokens_details = new.input_tokens_details.or(old.input_tokens_details.take());
-            }
+        let usage = self.find(&USAGE, bytes, |meter, new: Usage| {
+            let old = &mut meter.usage;
+            old.prompt_tokens = new.prompt_tokens.or(old.prompt_tokens);
+            old.completion_tokens = new.completion_tokens.or(old.completion_tokens);
+            old.input_tokens = new.input_tokens.or(old.input_tokens);
+            old.output_tokens = new.output_tokens.or(old.output_tokens);
+            old.cache_read_input_tokens = new.cache_read_input_tokens.or(old.cache_read_input_tokens);
+            old.prompt_tokens_details = new.prompt_tokens_details.or(old.prompt_tokens_details.take());
+            old.input_tokens_details = new.input_tokens_details.or(old.input_tokens_details.take());
         });
-        let timings = self.find(&TIMINGS, bytes, |meter, object| {
-            if let Ok(new) = serde_json::from_slice::<Timings>(object) {
-                let old = &mut meter.timings;
-                old.cache_n = new.cache_n.or(old.cache_n);
-                old.prompt_n = new.prompt_n.or(old.prompt_n);
-                old.predicted_n = new.predicted_n.or(old.predicted_n);
-                old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
-            }
+        let timings = self.find(&TIMINGS, bytes, |meter, new: Timings| {
+            let old = &mut meter.timings;
+            old.cache_n = new.cache_n.or(old.cache_n);
+            old.prompt_n = new.prompt_n.or(old.prompt_n);
+            old.predicted_n = new.predicted_n.or(old.predicted_n);
+            old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
         });
-        let error = self.find(&ERROR, bytes, |meter, object| {
-            if let Ok(failure) = serde_json::from_slice::<Failure>(object) {
-                let message = failure.message.to_ascii_lowercase();
-                meter.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.starts_with(words));
-            }
+        let error = self.find(&ERROR, bytes, |meter, failure: Failure| {
+            let message = failure.message.to_ascii_lowercase();
+            meter.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.starts_with(words));
         });
         [usage, timings, error].into_iter().flatten().min()
     }
 
-    fn find(
+    fn find<T: DeserializeOwned>(
         &mut self,
         name: &Finder<'_>,
         bytes: &[u8],
-        mut read: impl FnMut(&mut Self, &[u8]),
+        mut read: impl FnMut(&mut Self, T),
     ) -> Option<usize> {
         for at in name.find_iter(bytes) {
             // In generated text the quotes are escaped.
@@ -192,9 +188,8 @@ impl Meter {
             if before == Some(b'\\') {
                 continue;
             }
-            let after = at + name.needle().len();
-            match object(&bytes[after..]) {
-                Object::Whole { from, to } => read(self, &bytes[after + from..after + to]),
+            match object(&bytes[at + name.needle().len()..]) {
+                Object::Whole(object) => read(self, object),
                 Object::Incomplete => return Some(at.saturating_sub(1)),
                 Object::None => {}
             }
@@ -203,50 +198,53 @@ impl Meter {
     }
 }
 
-enum Object {
-    Whole { from: usize, to: usize },
+enum Object<T> {
+    Whole(T),
     Incomplete,
+    /// None, or one that cannot be read.
     None,
 }
 
 /// The object after a name: `: {...}`.
-fn object(bytes: &[u8]) -> Object {
-    let mut colon = false;
-    let mut from = None;
+fn object<T: DeserializeOwned>(bytes: &[u8]) -> Object<T> {
+    let rest = bytes.trim_ascii_start();
+    let rest = match rest.split_first() {
+        Some((b':', rest)) => rest.trim_ascii_start(),
+        Some(_) => return Object::None,
+        None => return Object::Incomplete,
+    };
+    match rest.first() {
+        Some(b'{') => {}
+        Some(_) => return Object::None,
+        None => return Object::Incomplete,
+    }
+    match Deserializer::from_slice(rest).into_iter().next() {
+        Some(Ok(object)) => Object::Whole(object),
+        // A number that breaks off is not always an end to the parser, but a mistake.
+        Some(Err(error)) if error.is_eof() || !is_whole(rest) => Object::Incomplete,
+        _ => Object::None,
+    }
+}
+
+/// Whether the end of the object that begins here is here, too.
+fn is_whole(bytes: &[u8]) -> bool {
     let (mut depth, mut text, mut escaped) = (0_u32, false, false);
-    for (at, byte) in bytes.iter().enumerate() {
-        if from.is_none() {
-            match byte {
-                b' ' | b'\t' | b'\r' | b'\n' => {}
-                b':' if !colon => colon = true,
-                b'{' if colon => {
-                    from = Some(at);
-                    depth = 1;
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            b'{' if !text => depth += 1,
+            b'}' if !text => {
+                depth -= 1;
+                if depth == 0 {
+                    return true;
                 }
-                _ => return Object::None,
             }
-        } else if text {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = true,
-                b'"' => text = false,
-                _ => {}
-            }
-        } else {
-            match byte {
-                b'"' => text = true,
-                b'{' => depth += 1,
-                b'}' => {
-                    depth -= 1;
-                    if let (0, Some(from)) = (depth, from) {
-                        return Object::Whole { from, to: at + 1 };
-                    }
-                }
-                _ => {}
-            }
+            _ => {}
         }
     }
-    Object::Incomplete
+    false
 }
 
 #[cfg(test)]

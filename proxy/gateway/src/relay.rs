@@ -114,12 +114,22 @@ pub(crate) struct RelayTerms {
     pub(crate) tail_bytes: Option<usize>,
     /// For an event stream: bytes held of an incomplete event, and the longest silence.
     pub(crate) events: Option<(usize, Duration)>,
-    /// When the exchange must be over.
-    pub(crate) deadline: Instant,
     /// How errors are spelled.
     pub(crate) dialect: Dialect,
     /// The connection may carry another request afterwards.
     pub(crate) reusable: bool,
+}
+
+/// What the answer comes by, and what ends with it.
+pub(crate) struct Backend {
+    pub(crate) right: Arc<dyn Right>,
+    /// Resolves when `right` is taken away.
+    pub(crate) revoked: BoxFuture<'static, ()>,
+    pub(crate) link: Link,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) sent: Arc<Sent>,
+    /// When the exchange must be over.
+    pub(crate) deadline: Instant,
 }
 
 /// A backend's answer.
@@ -148,19 +158,12 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    pub(crate) fn new(
-        incoming: Incoming,
-        flight: Flight,
-        right: Arc<dyn Right>,
-        link: Link,
-        pool: Arc<Pool>,
-        sent: Arc<Sent>,
-        terms: &RelayTerms,
-    ) -> Self {
+    pub(crate) fn new(incoming: Incoming, flight: Flight, backend: Backend, terms: &RelayTerms) -> Self {
+        let Backend { right, revoked, link, pool, sent, deadline } = backend;
         let mut relay = Self {
             incoming,
             flight,
-            revoked: right.clone().revoked(),
+            revoked,
             right: Some(right),
             link: Some(link),
             pool,
@@ -170,7 +173,7 @@ impl Relay {
             silence: terms.events.map(|(_, silence)| silence),
             waiting: None,
             timer: None,
-            deadline: terms.deadline,
+            deadline,
             dialect: terms.dialect,
             reusable: terms.reusable,
             ended: false,

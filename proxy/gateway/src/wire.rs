@@ -14,9 +14,7 @@
 
 use std::sync::LazyLock;
 
-use http::header::{
-    CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, VIA,
-};
+use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING, VIA};
 use http::request::Parts;
 use http::uri::Scheme;
 use http::{Method, StatusCode, Version};
@@ -202,18 +200,6 @@ pub(crate) fn sign(headers: &mut HeaderMap, version: Version) {
 fn is_loop(headers: &HeaderMap) -> bool {
     let name = PSEUDONYM.as_bytes();
     headers.get_all(VIA).iter().any(|via| memchr::memmem::find(via.as_bytes(), name).is_some())
-}
-
-/// Drops fields whose name has an underscore: some servers take it for a dash, and `Content_Length` must be nobody's
-/// length. llama-server reads no such field.
-pub(crate) fn drop_underscored(headers: &mut HeaderMap) {
-    let odd = |name: &HeaderName| name.as_str().contains('_');
-    if headers.keys().any(odd) {
-        let names: Vec<HeaderName> = headers.keys().filter(|name| odd(name)).cloned().collect();
-        for name in names {
-            headers.remove(name);
-        }
-    }
 }
 
 /// Why a backend's answer cannot be passed on: its end could be seen in two places, or it switches to another protocol,

@@ -87,15 +87,6 @@ fn what_two_readers_do_not_agree_on_goes_nowhere() {
 }
 
 #[test]
-fn underscored_fields_are_dropped() {
-    let mut headers = HeaderMap::new();
-    headers.insert(HeaderName::from_static("content_length"), HeaderValue::from_static("5"));
-    headers.insert(HeaderName::from_static("x-kept"), HeaderValue::from_static("1"));
-    drop_underscored(&mut headers);
-    assert_eq!(headers.len(), 1);
-}
-
-#[test]
 fn an_answer_whose_end_is_in_doubt_is_not_passed_on() {
     let answer = |fields: &[(&str, &str)]| {
         let mut builder = Response::builder();

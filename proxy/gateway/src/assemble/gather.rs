@@ -24,7 +24,7 @@ use crate::intake::Intake;
 use crate::link::Link;
 use crate::meter::Meter;
 use crate::observe::Outcome;
-use crate::relay::AnswerBody;
+use crate::relay::{AnswerBody, Backend};
 use crate::wire;
 
 /// Says to proxies that a stream must not be held.
@@ -59,13 +59,17 @@ impl Exchange {
     pub(crate) async fn deliver(self, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
         match self.assemble {
             // What is no stream is a refusal.
-            Some(kind) if is_events(&relayed.response) => self.put_together(kind, relayed, busy).await,
+            Some(kind) if is_events(&relayed.response) => {
+                // Rare and large: not a part of every request's future.
+                Box::pin(self.put_together(kind, relayed, busy)).await
+            }
             _ => self.relay(relayed, busy),
         }
     }
 
     async fn put_together(mut self, kind: Kind, relayed: Relayed, busy: Busy) -> Response<AnswerBody> {
-        let Relayed { response, right, mut link, deadline, .. } = relayed;
+        let Relayed { response, backend } = relayed;
+        let Backend { right, mut revoked, mut link, sent, deadline, .. } = backend;
         let (mut parts, mut incoming) = response.into_parts();
         let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
         let config = &self.shared.clone().config;
@@ -88,22 +92,21 @@ impl Exchange {
                 }
                 Ok(None)
             });
-            let revoked = right.clone().revoked();
             tokio::select! {
                 biased;
                 read = timeout_at(deadline, &mut reading) => read.unwrap_or_else(|_| {
                     Err(Refusal::TimedOut { model: model.clone(), after: config.exchange_timeout })
                 }),
-                () = revoked => Err(Refusal::Revoked { model: model.clone() }),
+                () = &mut revoked => Err(Refusal::Revoked { model: model.clone() }),
             }
         };
         // The backend is done, or is given up.
         drop((incoming, link));
-        let (images, audio) = relayed.sent.media();
+        let (images, audio) = sent.media();
         let events = (!matches!(read, Ok(None))).then(|| assembly.events());
         let work = Work { images, audio, ..meter.work(events) };
         self.flight.record.work = work;
-        self.flight.record.bytes_in = relayed.sent.bytes.load(Ordering::Relaxed);
+        self.flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
         right.add_work(work);
         let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };
         let (status, body) = match read.and_then(|fault| match fault {

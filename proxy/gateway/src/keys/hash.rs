@@ -1,12 +1,13 @@
 //! A key as we keep it: its SHA-256. It never shows itself, and comparing two takes the same time whatever they are.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
+use subtle::ConstantTimeEq;
 
 /// SHA-256 of a key. Keys are long and random, so that a plain hash cannot be turned back.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy)]
 pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
@@ -26,9 +27,19 @@ impl KeyHash {
     pub fn to_hex(self) -> String {
         hex::encode(self.0)
     }
+}
 
-    pub(crate) fn same(&self, other: &Self) -> Choice {
-        self.0.ct_eq(&other.0)
+impl PartialEq for KeyHash {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for KeyHash {}
+
+impl Hash for KeyHash {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(&self.0);
     }
 }
 
@@ -49,7 +60,7 @@ mod tests {
         let hash = KeyHash::of(b"abc");
         assert_eq!((hash.to_hex().as_str(), Some(hash)), (abc, KeyHash::from_hex(abc)));
         assert_eq!(format!("{hash:?}"), "KeyHash(..)");
-        assert!(bool::from(hash.same(&hash)) && !bool::from(hash.same(&KeyHash::of(b"abd"))));
+        assert!(hash == KeyHash::of(b"abc") && hash != KeyHash::of(b"abd"));
         assert!(
             ["", "ba78", &abc[1..], &abc.replace('b', "g")].iter().all(|t| KeyHash::from_hex(t).is_none())
         );

@@ -12,12 +12,11 @@
 //!   body is read, model is known -- not the key's --> 404, as if it did not exist
 //! ```
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use http::HeaderMap;
-use subtle::{Choice, ConditionallySelectable};
 use warden_policies::{ModelName, Rate};
 
 use crate::errors::Refusal;
@@ -59,7 +58,27 @@ pub(crate) struct Key {
 
 /// All keys. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Keys(Arc<[Arc<Key>]>);
+pub struct Keys(Arc<Ring>);
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// In the order of the file.
+    all: Vec<Arc<Key>>,
+    /// Where the key with a hash is in `all`.
+    by_hash: HashMap<KeyHash, usize>,
+}
+
+impl FromIterator<Arc<Key>> for Keys {
+    fn from_iter<T: IntoIterator<Item = Arc<Key>>>(keys: T) -> Self {
+        let all: Vec<_> = keys.into_iter().collect();
+        let mut by_hash = HashMap::with_capacity(all.len());
+        for (at, key) in all.iter().enumerate() {
+            // Of two that are the same the first counts.
+            by_hash.entry(key.spec.hash).or_insert(at);
+        }
+        Self(Arc::new(Ring { all, by_hash }))
+    }
+}
 
 /// What a key has used since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,17 +100,17 @@ pub struct KeyCounts {
 impl Keys {
     /// Keys that have used nothing yet.
     pub fn new(specs: Vec<KeySpec>) -> Self {
-        Self(specs.into_iter().map(|spec| Arc::new(Key { spec, usage: Arc::new(Usage::new()) })).collect())
+        specs.into_iter().map(|spec| Arc::new(Key { spec, usage: Arc::new(Usage::new()) })).collect()
     }
 
     /// The same, with what keys of the same names have used.
     pub(crate) fn after(&self, old: &Self) -> Self {
         let one = |key: &Arc<Key>| {
-            let before = old.0.iter().find(|old| old.spec.name == key.spec.name);
+            let before = old.0.all.iter().find(|old| old.spec.name == key.spec.name);
             let usage = before.map_or(&key.usage, |old| &old.usage).clone();
             Arc::new(Key { spec: key.spec.clone(), usage })
         };
-        Self(self.0.iter().map(one).collect())
+        self.0.all.iter().map(one).collect()
     }
 
     /// What each has used.
@@ -104,7 +123,7 @@ impl Keys {
             output_tokens: key.usage.output_tokens.load(Relaxed),
             rejected: Limit::ALL.map(|limit| (limit.as_str(), key.usage.rejected(limit))).into(),
         };
-        self.0.iter().map(one).collect()
+        self.0.all.iter().map(one).collect()
     }
 
     /// The key that a request brings.
@@ -119,15 +138,10 @@ impl Keys {
         Err(refusal)
     }
 
-    /// All hashes are compared, so that the time says nothing about how near a guess was.
+    /// Where it is looked for hangs on a secret of this process beside the hash, and what is there is compared in constant
+    /// time: how long it takes says nothing about how near a guess was.
     fn with_hash(&self, given: &KeyHash) -> Option<&Arc<Key>> {
-        let (mut found, mut at) = (Choice::from(0), 0_u64);
-        for (index, key) in (0_u64..).zip(self.0.iter()) {
-            let same = key.spec.hash.same(given);
-            at.conditional_assign(&index, same);
-            found |= same;
-        }
-        if bool::from(found) { self.0.get(usize::try_from(at).ok()?) } else { None }
+        self.0.all.get(*self.0.by_hash.get(given)?)
     }
 }
 

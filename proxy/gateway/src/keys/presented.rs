@@ -12,7 +12,9 @@ use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, PROXY_AUTHORIZATION};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
+
+use crate::headers;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
@@ -49,9 +51,9 @@ fn in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
 
 /// Takes away whatever may hold a key.
 pub(crate) fn strip(headers: &mut HeaderMap) {
-    for name in [AUTHORIZATION, PROXY_AUTHORIZATION, X_API_KEY, API_KEY] {
-        headers.remove(name);
-    }
+    headers::sweep(headers, |name| {
+        matches!(name, "authorization" | "proxy-authorization" | "x-api-key" | "api-key")
+    });
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ fn bearer(key: &str) -> HeaderMap {
 
 fn only(spec: KeySpec) -> (Keys, Arc<Key>) {
     let keys = Keys::new(vec![spec]);
-    let key = keys.0[0].clone();
+    let key = keys.0.all[0].clone();
     (keys, key)
 }
 
@@ -86,7 +86,7 @@ async fn what_was_refused_for_one_limit_is_not_charged_to_another() {
 async fn a_reload_keeps_what_was_used_and_takes_over_what_is_new() {
     let rate = Some("1/h".parse().unwrap());
     let old = Keys::new(vec![KeySpec { rate, ..spec("a", "old") }, spec("gone", "x")]);
-    let pass = old.0[0].admit().unwrap();
+    let pass = old.0.all[0].admit().unwrap();
     let new = Keys::new(vec![KeySpec { rate, concurrency: Some(1), ..spec("a", "new") }, spec("b", "y")]);
     let new = new.after(&old);
     assert!(new.find(&bearer("old")).is_err() && new.find(&bearer("x")).is_err());

@@ -115,7 +115,9 @@ impl Model {
     }
 
     fn signal(&mut self, id: UnitId, signal: impl FnOnce(&mut Live)) {
-        let Some(generation) = self.unit(id).and_then(|unit| unit.live.as_ref()).map(|live| live.id) else { return };
+        let Some(generation) = self.unit(id).and_then(|unit| unit.live.as_ref()).map(|live| live.id) else {
+            return;
+        };
         // Before the signal: it revokes the leases, and their holders give them back from other threads at once.
         let running = self.shared.in_flight(generation);
         self.note_stopped(generation, running);

@@ -1,0 +1,263 @@
+//! How a line of the access log is spelled. Each request has one, so nothing here goes through a formatter that can do
+//! more than is needed.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use http::Version;
+use warden_gateway::Record;
+
+/// A line for our log.
+pub(crate) fn trace(record: &Record) {
+    tracing::info!(
+        target: "access",
+        id = record.request_id,
+        key = record.key.as_deref(),
+        model = record.model.as_ref().map(tracing::field::display),
+        generation = record.generation.map(|generation| generation.0),
+        method = record.method.as_str(),
+        route = record.route,
+        protocol = protocol(record.protocol),
+        status = record.status,
+        outcome = record.outcome.as_str(),
+        stream = record.stream,
+        queue_ms = ms(record.queued),
+        ttfb_ms = record.first_byte.map(ms),
+        total_ms = ms(record.total),
+        prompt_tokens = record.work.prompt_tokens,
+        output_tokens = record.work.output_tokens,
+        bytes_in = record.bytes_in,
+        bytes_out = record.bytes_out,
+        retries = record.retries,
+        peer = %record.peer,
+    );
+}
+
+/// A line with its end, as text or as a JSON object. Without a level: all lines are of one kind.
+pub(crate) fn spell(record: &Record, now: &[u8], json: bool) -> Vec<u8> {
+    let mut line = Line { out: Vec::with_capacity(512), digits: itoa::Buffer::new(), json };
+    line.begin(now);
+    line.quoted("id", &record.request_id);
+    if let Some(key) = &record.key {
+        line.quoted("key", key);
+    }
+    if let Some(model) = &record.model {
+        line.quoted("model", model.as_str());
+    }
+    if let Some(generation) = record.generation {
+        line.number("generation", generation.0);
+    }
+    line.word("method", record.method.as_str());
+    line.word("route", record.route);
+    line.word("protocol", protocol(record.protocol));
+    line.number("status", record.status.into());
+    line.word("outcome", record.outcome.as_str());
+    line.name("stream");
+    line.out.extend_from_slice(if record.stream { b"true" } else { b"false" });
+    line.ms("queue_ms", record.queued);
+    if let Some(first_byte) = record.first_byte {
+        line.ms("ttfb_ms", first_byte);
+    }
+    line.ms("total_ms", record.total);
+    line.number("prompt_tokens", record.work.prompt_tokens);
+    line.number("output_tokens", record.work.output_tokens);
+    line.number("bytes_in", record.bytes_in);
+    line.number("bytes_out", record.bytes_out);
+    line.number("retries", record.retries.into());
+    line.peer(record);
+    line.end()
+}
+
+/// Milliseconds. Whole microseconds: more digits are noise.
+fn ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn protocol(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_10 => "http/1.0",
+        Version::HTTP_2 => "h2",
+        _ => "http/1.1",
+    }
+}
+
+struct Line {
+    out: Vec<u8>,
+    digits: itoa::Buffer,
+    json: bool,
+}
+
+impl Line {
+    fn begin(&mut self, now: &[u8]) {
+        if self.json {
+            self.out.extend_from_slice(b"{\"timestamp\":\"");
+            self.out.extend_from_slice(now);
+            self.out.push(b'"');
+        } else {
+            self.out.extend_from_slice(now);
+            self.out.extend_from_slice(b" access:");
+        }
+    }
+
+    fn name(&mut self, name: &str) {
+        if self.json {
+            self.out.extend_from_slice(b",\"");
+            self.out.extend_from_slice(name.as_bytes());
+            self.out.extend_from_slice(b"\":");
+        } else {
+            self.out.push(b' ');
+            self.out.extend_from_slice(name.as_bytes());
+            self.out.push(b'=');
+        }
+    }
+
+    /// A word of ours, or a method: none has anything that would need a mask.
+    fn word(&mut self, name: &str, word: &str) {
+        self.name(name);
+        if self.json {
+            self.out.push(b'"');
+        }
+        self.out.extend_from_slice(word.as_bytes());
+        if self.json {
+            self.out.push(b'"');
+        }
+    }
+
+    /// Somebody's words.
+    fn quoted(&mut self, name: &str, text: &str) {
+        self.name(name);
+        let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
+        // Writing to memory does not fail, and a text always has a spelling.
+        if text.bytes().all(is_plain) {
+            self.out.push(b'"');
+            self.out.extend_from_slice(text.as_bytes());
+            self.out.push(b'"');
+        } else if self.json {
+            let _whole = serde_json::to_writer(&mut self.out, text);
+        } else {
+            let _whole = write!(self.out, "{text:?}");
+        }
+    }
+
+    fn number(&mut self, name: &str, number: u64) {
+        self.name(name);
+        self.out.extend_from_slice(self.digits.format(number).as_bytes());
+    }
+
+    fn ms(&mut self, name: &str, time: Duration) {
+        let micros = u64::try_from((time.as_nanos() + 500) / 1000).unwrap_or(u64::MAX);
+        self.number(name, micros / 1000);
+        let mut part = micros % 1000;
+        if part > 0 {
+            self.out.push(b'.');
+            for unit in [100, 10, 1] {
+                self.out.push(b'0' + u8::try_from(part / unit).unwrap_or(0));
+                part %= unit;
+                if part == 0 {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn peer(&mut self, record: &Record) {
+        self.name("peer");
+        let mark: &[u8] = if self.json { b"\"" } else { b"" };
+        self.out.extend_from_slice(mark);
+        // Writing to memory does not fail.
+        let _whole = write!(self.out, "{}", record.peer);
+        self.out.extend_from_slice(mark);
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        if self.json {
+            self.out.extend_from_slice(b",\"target\":\"access\"}");
+        }
+        self.out.push(b'\n');
+        self.out
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use warden_gateway::Outcome;
+    use warden_policies::{GenerationId, ModelName, Work};
+
+    const NOW: &[u8] = b"2026-01-02T03:04:05.000006Z";
+
+    pub(crate) fn record() -> Record {
+        Record {
+            request_id: "r\"1".into(),
+            peer: [127, 0, 0, 1].into(),
+            method: http::Method::POST,
+            protocol: Version::HTTP_2,
+            key: Some("alice".into()),
+            route: "chat",
+            model: Some(ModelName::new("a model")),
+            generation: Some(GenerationId(3)),
+            status: 200,
+            outcome: Outcome::Ok,
+            stream: true,
+            queued: Duration::from_micros(1500),
+            first_byte: Some(Duration::from_millis(20)),
+            total: Duration::from_nanos(30_000_400),
+            bytes_in: 5,
+            bytes_out: 6,
+            work: Work { prompt_tokens: 7, output_tokens: 8, ..Work::default() },
+            retries: 1,
+        }
+    }
+
+    #[test]
+    fn a_line_is_text_or_json_with_the_same_fields() {
+        let record = record();
+        let text = String::from_utf8(spell(&record, NOW, false)).unwrap();
+        assert_eq!(
+            text,
+            "2026-01-02T03:04:05.000006Z access: id=\"r\\\"1\" key=\"alice\" model=\"a model\" generation=3 method=POST \
+             route=chat protocol=h2 status=200 outcome=ok stream=true queue_ms=1.5 ttfb_ms=20 total_ms=30 \
+             prompt_tokens=7 output_tokens=8 bytes_in=5 bytes_out=6 retries=1 peer=127.0.0.1\n"
+        );
+        let json: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
+        let fields: Vec<&str> =
+            text.split(' ').filter_map(|word| word.split_once('=')).map(|one| one.0).collect();
+        for field in fields {
+            assert!(!json[field].is_null(), "{field} is missing in {json}");
+        }
+        assert_eq!(
+            (&json["key"], &json["queue_ms"], &json["target"]),
+            (&"alice".into(), &1.5.into(), &"access".into())
+        );
+        let unknown = Record { key: None, model: None, generation: None, first_byte: None, ..record };
+        let json: serde_json::Value = serde_json::from_slice(&spell(&unknown, NOW, true)).unwrap();
+        assert!(json.get("key").is_none() && json.get("ttfb_ms").is_none(), "{json}");
+    }
+
+    #[test]
+    fn times_have_the_digits_that_they_need_and_words_are_masked() {
+        for (nanos, text) in [
+            (0, "0"),
+            (499, "0"),
+            (500, "0.001"),
+            (1_000_000, "1"),
+            (1_010_000, "1.01"),
+            (1_999_600, "2"),
+            (1_100_000, "1.1"),
+            (12_345_678_901, "12345.679"),
+        ] {
+            let record = Record { total: Duration::from_nanos(nanos), ..record() };
+            let line = String::from_utf8(spell(&record, NOW, false)).unwrap();
+            assert!(line.contains(&format!(" total_ms={text} ")), "{nanos}: {line}");
+            let line: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
+            assert_eq!(line["total_ms"].as_f64().unwrap(), ms(record.total), "{nanos}");
+        }
+        for id in ["a\nb", "\u{e9}", "\\", "\"x\" forged=1", "\u{7f}"] {
+            let record = Record { request_id: id.to_owned(), ..record() };
+            let line = String::from_utf8(spell(&record, NOW, false)).unwrap();
+            assert!(line.contains(&format!(" id={id:?} ")) && line.lines().count() == 1, "{line}");
+            let line: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
+            assert_eq!(line["id"], id);
+        }
+    }
+}
