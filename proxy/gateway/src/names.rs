@@ -18,13 +18,13 @@ pub(crate) fn check(names: &Names, parts: &Parts) -> Result<(), Refusal> {
         let field = parts.headers.get(HOST)?;
         Authority::try_from(field.as_bytes()).ok()
     };
-    let named = match parts.uri.authority() {
+    let host = match parts.uri.authority() {
         Some(authority) => Some(authority.clone()),
         None => in_field(),
     };
-    match named {
-        Some(named) if names.allow(named.host()) => Ok(()),
-        Some(named) => Err(Refusal::Name(named.host().to_owned())),
+    match host {
+        Some(host) if names.allow(host.host()) => Ok(()),
+        Some(host) => Err(Refusal::Name(host.host().to_owned())),
         None if parts.version < Version::HTTP_11 && !parts.headers.contains_key(HOST) => Ok(()),
         None => Err(Refusal::Host),
     }
