@@ -250,7 +250,7 @@ pub(crate) mod tests {
             let line = String::from_utf8(spell(&record, NOW, false)).unwrap();
             assert!(line.contains(&format!(" total_ms={text} ")), "{nanos}: {line}");
             let line: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
-            assert_eq!(line["total_ms"].as_f64().unwrap(), ms(record.total), "{nanos}");
+            assert_eq!(line["total_ms"].to_string(), text, "{nanos}");
         }
         for id in ["a\nb", "\u{e9}", "\\", "\"x\" forged=1", "\u{7f}"] {
             let record = Record { request_id: id.to_owned(), ..record() };
