@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response, Uri};
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -30,6 +30,7 @@ use crate::pool::Pool;
 use crate::relay::Backend;
 use crate::request_body::{RequestBody, Sent};
 use crate::routes::Route;
+use crate::target;
 
 /// While the supervisor has not noticed that a generation is gone, it is asked this many times within the time to
 /// connect.
@@ -248,11 +249,8 @@ impl Message {
         route: Route,
         replay_bytes: usize,
     ) -> Result<Self, Refusal> {
-        let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
-        // `OPTIONS *` and its like are answered by us; the path of an absolute target may be empty.
-        let target = if target.starts_with('/') { target } else { "/" };
         let mut head = Request::new(());
-        *head.uri_mut() = Uri::try_from(target).map_err(|_| Refusal::Host)?;
+        *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
         let is_safe = matches!(parts.method, Method::GET | Method::HEAD);
         let provable = is_safe || (route.head_with_slot && intake.is_stream());
         *head.headers_mut() = parts.headers;

@@ -23,6 +23,7 @@ use crate::meter::Meter;
 use crate::raw_head::Heads;
 use crate::scan::{Model, Scanner};
 use crate::sse::Events;
+use crate::target;
 use crate::wire;
 
 /// Bytes of a head that hyper is given here.
@@ -117,11 +118,9 @@ fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
 
 /// The bytes that go to a backend for a request.
 fn forward(passed: &Passed) -> Vec<u8> {
-    let target = passed.uri.path_and_query().map_or("/", |target| target.as_str());
-    let target = if target.starts_with('/') { target } else { "/" };
     let mut request = Request::new(Full::new(passed.body.clone()));
     *request.method_mut() = passed.method.clone();
-    *request.uri_mut() = Uri::try_from(target).expect("a target that came is one");
+    *request.uri_mut() = target::origin_form(&passed.uri).expect("a target that came is one");
     *request.headers_mut() = passed.headers.clone();
     if passed.body.is_empty() {
         request.headers_mut().insert(http::header::CONTENT_LENGTH, HeaderValue::from(0));
@@ -306,6 +305,17 @@ mod tests {
                 }
                 bytes
             })
+    }
+
+    #[test]
+    fn a_query_without_a_path_arrives() {
+        for (target, arrives) in [("http://x?e", "/?e"), ("http://x", "/"), ("http://x/?e", "/?e")] {
+            let bytes = format!("GET {target} HTTP/1.1\r\nHost: x\r\n\r\n");
+            let [passed] = &pass(bytes.as_bytes(), 0)[..] else { panic!("{target} does not pass") };
+            let raw = String::from_utf8(forward(passed)).unwrap();
+            assert!(raw.starts_with(&format!("GET {arrives} HTTP/1.1\r\n")), "{raw}");
+            request(bytes.as_bytes());
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! A name may have slashes, so the longest name or alias that matches whole segments is meant.
 
 use http::Uri;
-use http::uri::PathAndQuery;
+use http::uri::{InvalidUri, PathAndQuery};
 use warden_supervisor::FleetView;
 
 use crate::errors::Refusal;
@@ -32,6 +32,17 @@ pub(crate) struct Upstream {
 /// Whether this is a path that names its model.
 pub(crate) fn is_upstream(path: &str) -> bool {
     path.starts_with(PREFIX)
+}
+
+/// What a backend gets as its target: path and query. An absolute target may have no path, which means `/` (RFC 9110
+/// section 4.2.3), and yet a query. `OPTIONS *` and its like are answered by us.
+pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
+    let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    match target.as_bytes().first() {
+        Some(b'/') => Uri::try_from(target),
+        Some(b'?') => Uri::try_from(format!("/{target}")),
+        _ => Ok(Uri::from_static("/")),
+    }
 }
 
 /// The model that a path names, and what is left for the backend. With `any_name`, the first segment is a name if

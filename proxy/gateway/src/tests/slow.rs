@@ -72,9 +72,9 @@ async fn a_client_that_takes_nothing_is_cut_in_time() {
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
-    eventually("its stream begins", || upstream.open() == 1).await;
+    eventually("its stream began", || upstream.accepted() == 1).await;
     eventually("it is cut", || upstream.open() == 0).await;
-    assert_eq!(rig.gauges.limited.count(Limit::SendTime), 1);
+    eventually("it is counted", || rig.gauges.limited.count(Limit::SendTime) == 1).await;
     assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
     rig.is_clean().await;
     eventually("no connection is counted", || rig.gauges.connections.load(Ordering::SeqCst) == 0).await;

@@ -174,7 +174,7 @@ async fn connections_beyond_the_limit_are_told_so_or_closed_when_there_are_too_m
     let mut second = Peer::new(identity.connect(&rig, &["h2", "http/1.1"]).await.unwrap());
     let (head, _) = second.response().await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after"), "{head}");
-    assert_eq!(rig.gauges.limited.count(Limit::Connections), 1);
+    eventually("it is counted", || rig.gauges.limited.count(Limit::Connections) == 1).await;
     let mut third = rig.client().await;
     assert!(third.rest().await.is_empty());
     eventually("it is counted", || rig.gauges.limited.count(Limit::Refusals) >= 1).await;

@@ -154,6 +154,11 @@ pub(super) fn hosts() -> Vec<Case> {
     for (name, head, arrives) in [
         ("absolute target", "GET http://x/e?a HTTP/1.1\r\nHost: x\r\n\r\n", "GET /e?a HTTP/1.1\n\n"),
         ("absolute target without a path", "GET http://x HTTP/1.1\r\nHost: x\r\n\r\n", "GET / HTTP/1.1\n\n"),
+        (
+            "absolute target with a query and no path",
+            "GET http://x?a HTTP/1.1\r\nHost: x\r\n\r\n",
+            "GET /?a HTTP/1.1\n\n",
+        ),
         ("absolute target of https", "GET https://x/e HTTP/1.1\r\nHost: x\r\n\r\n", "GET /e HTTP/1.1\n\n"),
         ("host with a port", "GET /e HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n", "GET /e HTTP/1.1\n\n"),
         ("HTTP/1.0 without a host", "GET /e HTTP/1.0\r\n\r\n", "GET /e HTTP/1.1\n\n"),
