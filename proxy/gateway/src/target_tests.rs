@@ -2,25 +2,13 @@
 
 use proptest::prelude::*;
 use warden_policies::ModelName;
-use warden_supervisor::{ModelState, ModelView};
 
 use super::*;
+use crate::tests::unloaded;
 
 fn fleet(names: &[(&str, &[&str])]) -> FleetView {
-    let one = |(name, aliases): &(&str, &[&str])| ModelView {
-        name: ModelName::new(name),
-        aliases: aliases.iter().map(|&alias| alias.to_owned()).collect(),
-        state: ModelState::Unloaded,
-        waiting: 0,
-        queue_depth: 1,
-        backends: Vec::new(),
-        recycles: Vec::new(),
-        crashes: 0,
-        n_ctx: None,
-        modalities: None,
-        policy: None,
-        last_failure: None,
-        replace_note: None,
+    let one = |(name, aliases): &(&str, &[&str])| {
+        unloaded(&ModelName::new(name), aliases.iter().map(|&alias| alias.to_owned()).collect())
     };
     FleetView { models: names.iter().map(one).collect(), ..FleetView::default() }
 }

@@ -197,10 +197,7 @@ async fn a_silent_stream_is_ended() {
 
 #[tokio::test]
 async fn an_exchange_has_an_end() {
-    let upstream = Upstream::start(|mut peer| async move {
-        peer.request().await;
-        peer.rest().await;
-    });
+    let upstream = Upstream::silent();
     let mut plan = Plan::default();
     plan.config.exchange_timeout = Duration::from_millis(150);
     let rig = Rig::with(plan, &[&upstream]).await;

@@ -57,6 +57,25 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// A model of which nothing runs.
+pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
+    ModelView {
+        name: name.clone(),
+        aliases,
+        state: ModelState::Unloaded,
+        waiting: 0,
+        queue_depth: 1,
+        backends: Vec::new(),
+        recycles: Vec::new(),
+        crashes: 0,
+        n_ctx: None,
+        modalities: None,
+        policy: None,
+        last_failure: None,
+        replace_note: None,
+    }
+}
+
 /// Models whose generations are the given sockets, in order: each lease after a failed one gets the next.
 struct TestBackends {
     models: Vec<ModelName>,
@@ -167,19 +186,8 @@ impl Backends for Shell {
 
     fn view(&self) -> Arc<FleetView> {
         let one = |name: &ModelName| ModelView {
-            name: name.clone(),
-            aliases: vec![format!("alias-of-{name}")],
-            state: ModelState::Unloaded,
-            waiting: 0,
-            queue_depth: 1,
-            backends: Vec::new(),
-            recycles: Vec::new(),
-            crashes: 0,
             n_ctx: Some(4096),
-            modalities: None,
-            policy: None,
-            last_failure: None,
-            replace_note: None,
+            ..unloaded(name, vec![format!("alias-of-{name}")])
         };
         Arc::new(FleetView {
             number: 1,

@@ -50,6 +50,14 @@ impl Upstream {
         Self { path, open, accepted, tasks, _dir: dir }
     }
 
+    /// Takes a request and says nothing until the other side closes.
+    pub(super) fn silent() -> Self {
+        Self::start(|mut peer| async move {
+            peer.request().await;
+            peer.rest().await;
+        })
+    }
+
     /// Answers every request on a connection with what `answer` makes of its head and body.
     pub(super) fn answering(answer: impl Fn(&str, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
         let answer = Arc::new(answer);
