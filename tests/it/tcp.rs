@@ -43,9 +43,8 @@ impl Stranger {
                 talks.spawn(async move {
                     let mut bytes = vec![0; 64 * 1024];
                     while let Ok(length @ 1..) = stream.read(&mut bytes).await {
-                        let text = String::from_utf8_lossy(&bytes[..length]);
-                        let line = text.lines().next().unwrap_or_default().to_owned();
-                        heard.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                        let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
+                        heard.lock().unwrap_or_else(PoisonError::into_inner).push(text);
                         let answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n{\"status\":\"ok\"}";
                         let _gone = stream.write_all(answer).await;
                     }
@@ -55,16 +54,16 @@ impl Stranger {
         Self { asked, _tasks: tasks }
     }
 
-    /// The request lines.
+    /// The requests.
     fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// That nothing but probes came.
     fn got_probes_only(&self) -> Outcome {
-        match self.asked().iter().find(|line| !line.starts_with("GET /health ")) {
+        match self.asked().iter().find(|asked| !asked.starts_with("GET /health ")) {
             None => Ok(()),
-            Some(line) => Err(Trouble::new(format!("a stranger was sent {line:?}"))),
+            Some(asked) => Err(Trouble::new(format!("a stranger was sent {asked:?}"))),
         }
     }
 }

@@ -2,12 +2,14 @@
 //! program may have taken the port first. Never connects to anything.
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 
-use procfs::net::{TcpNetEntry, TcpState};
+use procfs::net::{TcpNetEntries, TcpNetEntry, TcpState};
 use procfs::process::{FDTarget, Process};
-use procfs::{ProcError, ProcResult};
+use procfs::{FromBufReadSI as _, ProcError, ProcResult};
 
 use crate::host::group;
 
@@ -63,11 +65,30 @@ fn is_hidden(pid: i32, error: &ProcError) -> bool {
 }
 
 fn entries() -> ProcResult<Vec<TcpNetEntry>> {
-    let mut all = procfs::net::tcp()?;
+    let mut all = table(Path::new("/proc/net/tcp"))?;
     // A kernel without IPv6 has no such table.
-    all.extend(procfs::net::tcp6().unwrap_or_default());
+    all.extend(table(Path::new("/proc/net/tcp6")).unwrap_or_default());
     Ok(all)
 }
+
+/// The listening sockets of a table. They come first, so that the tens of thousands of connections behind them on a busy
+/// machine are never read.
+fn table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
+    let mut listening = String::new();
+    for (number, line) in BufReader::new(File::open(path)?).lines().enumerate() {
+        let line = line?;
+        // The first line names the columns.
+        if number > 0 && line.split_whitespace().nth(3) != Some(LISTENING) {
+            break;
+        }
+        listening.push_str(&line);
+        listening.push('\n');
+    }
+    Ok(TcpNetEntries::from_buf_read(listening.as_bytes(), procfs::current_system_info())?.0)
+}
+
+/// `TCP_LISTEN` of the kernel's `tcp_states.h`, as the table has it.
+const LISTENING: &str = "0A";
 
 /// The sockets that take connections to `address`: those bound to it, and only without any those of all addresses.
 fn listening(all: &[TcpNetEntry], address: SocketAddr) -> HashSet<u64> {

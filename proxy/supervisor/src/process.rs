@@ -277,8 +277,17 @@ struct HostProcess {
 }
 
 impl HostProcess {
+    /// Whether it is the one who answers where it was told to listen.
+    async fn listens(&self) -> bool {
+        match &self.port {
+            Some(port) => port.is_of(self.child.pid()).await,
+            None => true,
+        }
+    }
+
     async fn metrics(&self, limit: Duration) -> Option<BackendMetrics> {
-        if !self.tells {
+        // It is asked with its key.
+        if !self.tells || !self.listens().await {
             return None;
         }
         let answer = self.http.get("/metrics", limit).await?;
@@ -359,11 +368,8 @@ impl Process for HostProcess {
                 Some(_) => Health::Loading,
                 None => Health::Lost,
             };
-            match &self.port {
-                // After the answer: the port cannot change hands while its listener lives.
-                Some(port) if health != Health::Lost && !port.is_of(self.child.pid()).await => Health::Lost,
-                _ => health,
-            }
+            // After the answer: the port cannot change hands while its listener lives.
+            if health != Health::Lost && !self.listens().await { Health::Lost } else { health }
         })
     }
 

@@ -89,6 +89,26 @@ async fn a_socket_directory_that_somebody_removed_is_made_again_and_private() {
 }
 
 #[tokio::test]
+async fn probes_go_without_the_key_because_another_may_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", Some("s3cret")).await;
+    let listener = UnixListener::bind(&socket).unwrap();
+    let probed = process.probe(PATIENCE);
+    let heard = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = vec![0; 4096];
+        let length = stream.read(&mut head).await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+        String::from_utf8_lossy(&head[..length]).into_owned()
+    };
+    let (health, heard) = tokio::join!(probed, heard);
+    assert_eq!(health, Health::Ready);
+    assert!(heard.starts_with("GET /health ") && !heard.contains("s3cret"), "{heard}");
+    process.kill();
+    process.wait().await;
+}
+
+#[tokio::test]
 async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
     let directory = tempfile::tempdir().unwrap();
     let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", Some("first,second")).await;

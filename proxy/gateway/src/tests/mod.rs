@@ -6,6 +6,7 @@ mod cancel;
 mod choice;
 mod death;
 mod http2;
+mod http2_slow;
 mod inline;
 mod keys;
 mod limits;

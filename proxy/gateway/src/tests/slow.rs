@@ -4,14 +4,14 @@ use super::*;
 use crate::{Limit, Outcome};
 
 /// As many files as a test with thousands of connections needs: both ends are in this process.
-fn raise_file_limit() {
+pub(super) fn raise_file_limit() {
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     files.current = files.maximum;
     rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();
 }
 
 /// Anonymous memory of this process, bytes.
-fn anonymous() -> usize {
+pub(super) fn anonymous() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024

@@ -70,7 +70,7 @@ pub(super) fn request(method: &str, path: &str) -> Request<()> {
     Request::builder().method(method).uri(format!("http://h{path}")).body(()).unwrap()
 }
 
-fn plan() -> Plan {
+pub(super) fn plan() -> Plan {
     let mut plan = Plan { any_name: true, ..Plan::default() };
     plan.config.h2.prior_knowledge = true;
     plan
