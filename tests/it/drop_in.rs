@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Outcome, Trouble, binaries};
+use warden_rig::{Context as _, Identity, Outcome, Trouble, binaries, wait_until};
 
 /// A home where `llama-server` in PATH is a fake one.
 fn setup() -> Result<Setup, Trouble> {
@@ -65,6 +65,70 @@ async fn under_llama_servers_name_it_takes_its_flags_directly() -> Outcome {
 }
 
 #[tokio::test]
+async fn a_first_start_that_fails_ends_it_with_what_llama_server_said() -> Outcome {
+    for (fail, said) in [("corrupt_model", "model"), ("abort", "signal")] {
+        let mut setup = setup()?;
+        let script = setup.home.file("script.json", json!({"fail": fail}).to_string())?;
+        setup.home.env.insert("FAKE_LLAMA_SCRIPT".into(), script.into());
+        let link = setup.home.path().join("llama-server");
+        symlink(binaries::llama_warden()?, &link)?;
+        let ran = setup.home.run(&link, ["-m", "model.gguf", "--port", "0"], SOON).await?;
+        assert_eq!(ran.code, 1, "{fail}: {ran:?}");
+        assert!(ran.stderr.contains("error: llama-server did not start: "), "{fail}: {ran:?}");
+        assert!(ran.stderr.contains(said) && ran.stderr.contains("hint: "), "{fail}: {ran:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_process_that_was_up_is_started_again_when_it_dies() -> Outcome {
+    let mut warden = setup()?.start_with(&words(&["serve", "--", "-m", "model.gguf", "--port", "0"])).await?;
+    let first = warden.until_ready(1).await?[0];
+    first.signal(rustix::process::Signal::KILL);
+    wait_until("there is another", SOON, async || {
+        warden.until_ready(1).await.is_ok_and(|backends| backends[0] != first)
+    })
+    .await?;
+    assert!(warden.kid.ended().is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn certificate_and_prefix_are_taken_from_llama_servers_flags_and_variables() -> Outcome {
+    for with_flags in [true, false] {
+        let mut setup = setup()?;
+        let identity = Identity::new()?;
+        let (cert, key) = identity.put(setup.home.path())?;
+        let mut args = words(&["serve", "--", "-m", "model.gguf", "--port", "0"]);
+        for (flag, variable, value) in [
+            ("--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE", cert.as_os_str()),
+            ("--ssl-key-file", "LLAMA_ARG_SSL_KEY_FILE", key.as_os_str()),
+            ("--api-prefix", "LLAMA_ARG_API_PREFIX", "/llm".as_ref()),
+        ] {
+            if with_flags {
+                args.extend([flag.into(), value.to_owned()]);
+            } else {
+                setup.home.env.insert(variable.into(), value.to_owned());
+            }
+        }
+        let warden = setup.start_with(&args).await?;
+        let backend = warden.until_ready(1).await?[0];
+        assert_eq!(backend.variable("LLAMA_ARG_API_PREFIX"), None, "we speak to it without");
+        let https = warden.https(&identity);
+        let answer = https.post(&format!("/llm{CHAT}"), &chat("x", "any", "hi", 3, true)).await?;
+        assert!(answer.answer()?.is_whole(), "{}", answer.text());
+        assert!(https.get("/llm/health").await?.status.is_success());
+        assert!(https.get("/llm/v1/models").await?.json()?["data"].is_array());
+        for outside in ["/health", "/v1/models", "/llmx/health", "/"] {
+            let answer = https.get(outside).await?;
+            assert_eq!(answer.status.as_u16(), 404, "{outside}: {}", answer.text());
+            assert_eq!(answer.json()?["error"]["type"], "not_found_error");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn questions_that_llama_server_answers_itself_are_passed_on() -> Outcome {
     let setup = setup()?;
     let link = setup.home.path().join("llama-server");
@@ -106,7 +170,7 @@ async fn children_get_a_private_socket_a_group_of_their_own_and_an_oom_score() -
     let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", backend.pid))?;
     assert_eq!(score.trim(), "500");
     // Its output is kept, with its name in front.
-    warden_rig::wait_until("its output is in `logs`", Duration::from_secs(10), async || {
+    wait_until("its output is in `logs`", Duration::from_secs(10), async || {
         warden
             .cli(&["logs", "m"])
             .await

@@ -97,6 +97,8 @@ section!(
         keys: String,
         /// Whose web pages may call: `"mirror"` (everybody's), `"off"`, or a list of origins.
         cors: Origins,
+        /// Path under which all routes are, as with llama-server's `--api-prefix`; empty: none.
+        api_prefix: String,
         /// By which host names we may be reached, beside addresses and `localhost`: `"auto"`, `"any"`, or a list.
         names: Names,
         /// How long a browser may keep the answer that a page may call.

@@ -20,6 +20,8 @@ pub struct GatewayConfig {
     pub port: u16,
     /// Threads that serve clients; 0 for one on each core that we may use, at most four.
     pub threads: usize,
+    /// Path under which all routes are: begins with a slash and does not end with one, or is empty.
+    pub api_prefix: String,
     /// From the first byte of a request head to its last.
     pub header_timeout: Duration,
     /// Bytes in a request head, at least 8 KiB.
@@ -162,6 +164,7 @@ impl From<&Defaults> for GatewayConfig {
             host: server.host.clone(),
             port: server.port,
             threads: server.threads,
+            api_prefix: prefix(&server.api_prefix),
             header_timeout: server.header_timeout,
             header_bytes: bytes(server.header_bytes),
             header_count: server.header_count,
@@ -195,6 +198,14 @@ impl From<&Defaults> for GatewayConfig {
             assembled_bytes: bytes(upstream.assembled_bytes),
             event_bytes: bytes(upstream.event_bytes),
         }
+    }
+}
+
+/// However it is written: `llm`, `/llm`, `/llm/`.
+fn prefix(text: &str) -> String {
+    match text.trim().trim_matches('/') {
+        "" => String::new(),
+        inner => format!("/{inner}"),
     }
 }
 

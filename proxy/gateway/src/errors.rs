@@ -86,6 +86,8 @@ pub(crate) enum Refusal {
         "File Not Found: this is no route of llama-server, and the request names no model to be asked for it"
     )]
     NoRoute,
+    #[error("File Not Found: all routes are under `{0}` (`server.api_prefix`)")]
+    NoPrefix(String),
     #[error("no model's name stands behind `/upstream/` ({})", models(.known))]
     Upstream { known: Vec<String> },
     #[error(transparent)]
@@ -181,6 +183,7 @@ impl Refusal {
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
             Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
             Self::NoRoute
+            | Self::NoPrefix(_)
             | Self::Upstream { .. }
             | Self::Resolve(ResolveError::Unknown { .. })
             | Self::Hidden(_)
@@ -278,7 +281,7 @@ impl Refusal {
             }
             Self::TwoModels => Outcome::Rejected("two_models"),
             Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
-            Self::NoRoute => Outcome::Rejected("unknown_route"),
+            Self::NoRoute | Self::NoPrefix(_) => Outcome::Rejected("unknown_route"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",
                 Denied::Deadline { .. } => "queue_deadline",

@@ -47,6 +47,7 @@ use crate::live::Live;
 use crate::names;
 use crate::observe::{Flight, Outcome};
 use crate::own;
+use crate::prefix;
 use crate::query;
 use crate::raw_head::Seen;
 use crate::relay::{AnswerBody, Relay, RelayTerms};
@@ -63,7 +64,12 @@ pub(crate) async fn answer(
 ) -> Result<Response<AnswerBody>, Infallible> {
     let busy = conn.begin();
     let seen = conn.next_head();
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    let outside = if shared.config.api_prefix.is_empty() {
+        false
+    } else {
+        prefix::strip(&parts.uri, &shared.config.api_prefix).map(|uri| parts.uri = uri).is_none()
+    };
     let request_id = headers::given_request_id(&parts.headers).unwrap_or_else(headers::fresh_request_id);
     let upstream = target::is_upstream(parts.uri.path())
         .then(|| target::upstream(&parts.uri, &shared.backends.view(), shared.backends.takes_any_name()));
@@ -119,6 +125,7 @@ pub(crate) async fn answer(
         {
             Err(Refusal::HeadTooLarge { limit: exchange.shared.config.header_bytes })
         }
+        _ if outside => Err(Refusal::NoPrefix(exchange.shared.config.api_prefix.clone())),
         own => match (exchange.check(&parts, &body, seen, own.as_ref()), own) {
             (Err(refusal), _) => Err(refusal),
             (Ok(()), Some(own)) => exchange.own(&parts, &own),
@@ -193,7 +200,8 @@ impl Exchange {
             Own::Running => Ok(own::running(&view(), &|model| self.shows(&model.name))),
             Own::Bare(name) => {
                 self.resolve(Some(name))?;
-                Ok(own::redirect(&target::with_slash(&parts.uri)))
+                let place = format!("{}{}", self.shared.config.api_prefix, target::with_slash(&parts.uri));
+                Ok(own::redirect(&place))
             }
             Own::Model(id) => {
                 let name = query::path(id).unwrap_or_else(|| (*id).to_owned());

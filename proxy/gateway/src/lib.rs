@@ -66,6 +66,7 @@ mod outline;
 mod own;
 mod pace;
 mod pool;
+mod prefix;
 mod query;
 mod raw_head;
 mod relay;

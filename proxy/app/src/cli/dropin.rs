@@ -42,12 +42,7 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
             Listening::Certificate => settings.push(FlagSetting::raw(flag, &["server", "tls_cert"], value)),
             Listening::PrivateKey => settings.push(FlagSetting::raw(flag, &["server", "tls_key"], value)),
             Listening::Port => settings.push(FlagSetting::raw(flag, &["server", "port"], value)),
-            Listening::Harmful => {
-                return Err(Failure::usage(
-                    format!("{flag} is not supported: we could not reach llama-server with it"),
-                    "remove it, and put a path proxy in front of llama-warden",
-                ));
-            }
+            Listening::Prefix => settings.push(FlagSetting::raw(flag, &["server", "api_prefix"], value)),
             Listening::Pointless | Listening::Key => {}
         }
     }
@@ -88,6 +83,9 @@ fn from_environment(machine: &Machine) -> Vec<FlagSetting> {
     let pairs = [
         ("LLAMA_ARG_HOST", "LLAMA_WARDEN_SERVER__HOST", "host"),
         ("LLAMA_ARG_PORT", "LLAMA_WARDEN_SERVER__PORT", "port"),
+        ("LLAMA_ARG_SSL_CERT_FILE", "LLAMA_WARDEN_SERVER__TLS_CERT", "tls_cert"),
+        ("LLAMA_ARG_SSL_KEY_FILE", "LLAMA_WARDEN_SERVER__TLS_KEY", "tls_key"),
+        ("LLAMA_ARG_API_PREFIX", "LLAMA_WARDEN_SERVER__API_PREFIX", "api_prefix"),
     ];
     let theirs = pairs.iter().filter(|(_, ours, _)| machine.var(ours).is_none());
     theirs
@@ -146,7 +144,7 @@ mod tests {
 
     #[test]
     fn what_would_keep_us_from_the_child_is_refused_with_a_cure() {
-        for args in ["--api-prefix /v2", "--host a,b", "--host /tmp/x.sock"] {
+        for args in ["--host a,b", "--host /tmp/x.sock"] {
             let failure = settings(&words(args), &machine(&[])).unwrap_err();
             assert_eq!(failure.code(), 2);
             assert_eq!(failure.lines().len(), 2, "{args}");
@@ -154,11 +152,20 @@ mod tests {
     }
 
     #[test]
-    fn certificate_and_key_become_ours() {
-        let loaded = loaded("-m a.gguf --ssl-cert-file cert.pem --ssl-key-file key.pem", &[]);
-        let server = &loaded.settings.server;
-        assert_eq!((server.tls_cert.as_str(), server.tls_key.as_str()), ("cert.pem", "key.pem"));
-        assert_eq!(loaded.models[0].1.args, words("-m a.gguf"));
+    fn certificate_key_and_prefix_become_ours_from_flags_and_variables() {
+        let flags = "-m a.gguf --ssl-cert-file cert.pem --ssl-key-file key.pem --api-prefix /llm";
+        let env = [
+            ("LLAMA_ARG_SSL_CERT_FILE", "cert.pem"),
+            ("LLAMA_ARG_SSL_KEY_FILE", "key.pem"),
+            ("LLAMA_ARG_API_PREFIX", "/llm"),
+        ];
+        for (args, env) in [(flags, &[][..]), ("-m a.gguf", &env[..])] {
+            let loaded = loaded(args, env);
+            let server = &loaded.settings.server;
+            let ours = (server.tls_cert.as_str(), server.tls_key.as_str(), server.api_prefix.as_str());
+            assert_eq!(ours, ("cert.pem", "key.pem", "/llm"));
+            assert_eq!(loaded.models[0].1.args, words("-m a.gguf"));
+        }
     }
 
     #[test]

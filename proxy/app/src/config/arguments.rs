@@ -23,8 +23,8 @@ pub(crate) enum Listening {
     PrivateKey,
     /// The certificate, which becomes ours.
     Certificate,
-    /// Would keep us from talking to it.
-    Harmful,
+    /// The path of all routes, which becomes ours.
+    Prefix,
     /// A key that the process checks itself.
     Key,
 }
@@ -35,7 +35,7 @@ const LISTENING: [(&str, Takes, Listening); 8] = [
     ("--reuse-port", Takes::Nothing, Listening::Pointless),
     ("--ssl-key-file", Takes::Value, Listening::PrivateKey),
     ("--ssl-cert-file", Takes::Value, Listening::Certificate),
-    ("--api-prefix", Takes::Value, Listening::Harmful),
+    ("--api-prefix", Takes::Value, Listening::Prefix),
     ("--api-key", Takes::Value, Listening::Key),
     ("--api-key-file", Takes::Value, Listening::Key),
 ];

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use warden_builder::mitigation::BuildFacts;
 
+use super::judge::with_ours;
 use super::machine::{Machine, is_executable};
 use super::mitigations::Judge;
 use super::problem::{Place, Problem, Problems};
@@ -65,6 +66,7 @@ pub(crate) async fn fill(
     let mut known: HashMap<Choice, Option<BuildFacts>> = HashMap::new();
     let mut judge = Judge::default();
     let timeout = resolved.child.version_timeout;
+    let drop_in = resolved.fleet.any_name;
     let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
     let models = models.zip(&resolved.cancel);
     for ((((spec, (choice, place)), mitigations), cancel), build) in models.zip(&mut resolved.builds) {
@@ -84,7 +86,8 @@ pub(crate) async fn fill(
             let own = &mut spec.command;
             own.binary.clone_from(&facts.binary);
             *build = Some(facts.clone());
-            (own.args, own.env, own.env_remove) = (command.args, command.env, command.env_remove);
+            (own.args, own.env, own.env_remove) =
+                (command.args, command.env, with_ours(command.env_remove, drop_in));
             own.env.extend(cancel.variable(facts, mitigations, &own.env));
         }
     }

@@ -17,9 +17,17 @@ use super::settings::Model;
 /// The prompt cache of llama-server when `--cache-ram` is not given, in MiB (`--help` of llama-server).
 const CACHE_RAM_DEFAULT_MIB: u64 = 8192;
 
-/// Variables of llama-server with which the process would not answer as we ask.
-const HARMFUL_VARIABLES: [&str; 3] =
+/// Variables of llama-server that say how it is reached: with them the process would not answer as we ask.
+const OUR_VARIABLES: [&str; 3] =
     ["LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"];
+
+/// What is kept from a process: as a drop-in, also what llama-server is told by variables and we do in its place.
+pub(super) fn with_ours(mut removed: Vec<String>, drop_in: bool) -> Vec<String> {
+    if drop_in {
+        removed.extend(OUR_VARIABLES.map(str::to_owned));
+    }
+    removed
+}
 
 impl Resolver<'_> {
     pub(super) fn check_directory(&mut self, name: &str, directory: Option<&Path>) {
@@ -80,7 +88,8 @@ impl Resolver<'_> {
         }
         if let Some((key, place)) = self.harmful_variable(name, model) {
             let message = format!("model `{name}`: with {key} we could not reach the process");
-            let hint = "remove it, and put a TLS or path proxy in front of llama-warden";
+            let hint =
+                "remove it; `tls_cert`, `tls_key` and `api_prefix` in [server] do the same for all models";
             self.problems.push(Problem::new(place, message).hint(hint));
         }
         if self.has_keys()
@@ -96,10 +105,7 @@ impl Resolver<'_> {
             }
             Listening::Host | Listening::Port => ("listening is ours", "set `host` and `port` in [server]"),
             Listening::Pointless => ("listening is ours", "remove it: each process has a socket of its own"),
-            Listening::Harmful => (
-                "we could not reach the process with it",
-                "remove it, and put a TLS or path proxy in front of llama-warden",
-            ),
+            Listening::Prefix => ("the path of all routes is ours", "set `api_prefix` in [server]"),
             Listening::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
             // In drop-in mode the key is the child's to check; with many models it would have to be in each.
             Listening::Key if self.any_name => return,
@@ -114,8 +120,10 @@ impl Resolver<'_> {
 
     /// Variables are inherited, so llama-server's own count wherever they were set.
     fn harmful_variable(&self, name: &str, model: &Model) -> Option<(&'static str, Place)> {
-        let mut own = HARMFUL_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
-        let mut inherited = HARMFUL_VARIABLES.into_iter().filter(|key| self.machine.var(key).is_some());
+        let mut own = OUR_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
+        // As a drop-in they say how we are reached, and the process never sees them.
+        let inherits = |key: &&str| !self.any_name && self.machine.var(key).is_some();
+        let mut inherited = OUR_VARIABLES.into_iter().filter(inherits);
         own.next()
             .map(|key| (key, self.place(&["models", name, "env", key])))
             .or_else(|| inherited.next().map(|key| (key, Place::Env(key.to_owned()))))

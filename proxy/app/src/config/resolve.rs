@@ -17,6 +17,7 @@ use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, Sh
 use super::arguments;
 use super::binary::Choice;
 use super::cancel::Cancel;
+use super::judge::with_ours;
 use super::layers::Loaded;
 use super::machine::Machine;
 use super::mitigations::{Mitigated, Mitigations};
@@ -347,7 +348,13 @@ impl Resolver<'_> {
         let spec = ModelSpec {
             name: ModelName::new(name),
             aliases: model.aliases.clone(),
-            command: Command { binary: PathBuf::new(), args, env, env_remove, directory },
+            command: Command {
+                binary: PathBuf::new(),
+                args,
+                env,
+                env_remove: with_ours(env_remove, self.any_name),
+                directory,
+            },
             replicas: model.replicas,
             preload: model.preload,
             replace: model.replace,

@@ -26,6 +26,7 @@ use crate::{logging, out};
 
 mod certificate;
 mod describe;
+mod first_start;
 mod live;
 mod observe;
 mod reload;
@@ -120,15 +121,24 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     raise_file_limit();
     warn(&resolved.warnings);
     let deadline = resolved.server.shutdown_deadline;
+    let drop_in = resolved.fleet.any_name;
     let mut server = Server::start(resolved, &machine, nursery).await?;
+    let views = server.fleet().subscribe();
     // Whoever started us may have closed our output: that is no reason not to serve.
     drop(out::line(&format!("listening on {}://{}", server.scheme(), server.address())));
     drop(out::line(&format!("admin socket {}", server.admin_socket().display())));
     if let Some(address) = server.admin_address() {
         drop(out::line(&format!("admin address http://{address}")));
     }
+    let first =
+        async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
+    tokio::pin!(first);
     loop {
         tokio::select! {
+            problem = &mut first => {
+                server.stop(Duration::ZERO).await;
+                return Err(problem);
+            }
             asked = signals.next() => match asked {
                 Asked::End => break,
                 Asked::Reload => reload(&plan, &machine, &mut server).await,

@@ -1,0 +1,103 @@
+//! In llama-server's place, a first start that fails ends us as it ends llama-server: whoever started us waits for that, and
+//! nothing would come of trying again what a wrong flag or file forbids. Once a process was up, its model is worth starting
+//! again and again. Starts and stops nothing itself.
+
+use tokio::sync::watch;
+use warden_supervisor::view::{Failure as StartFailure, FailureKind};
+use warden_supervisor::{FleetView, ModelState};
+
+use crate::exit::Failure;
+
+/// Resolves when the first process has ended before it was ready; never after one was.
+pub(crate) async fn failed(mut views: watch::Receiver<std::sync::Arc<FleetView>>) -> Failure {
+    loop {
+        match first(&views.borrow_and_update()) {
+            First::Open => {}
+            First::Failed(failure) => return told(&failure),
+            First::Up => break,
+        }
+        if views.changed().await.is_err() {
+            break;
+        }
+    }
+    std::future::pending().await
+}
+
+enum First {
+    Open,
+    Up,
+    Failed(StartFailure),
+}
+
+fn first(view: &FleetView) -> First {
+    // What is told of a model that was up is kept.
+    let up = |state: ModelState| matches!(state, ModelState::Loaded | ModelState::Draining);
+    if view.models.iter().any(|model| up(model.state) || model.n_ctx.is_some()) {
+        return First::Up;
+    }
+    let failure = view.models.iter().find_map(|model| model.last_failure.as_ref());
+    // Its port was taken by another in the meantime: that is ours to mend.
+    match failure.filter(|failure| failure.kind != FailureKind::Address) {
+        Some(failure) => First::Failed(failure.clone()),
+        None => First::Open,
+    }
+}
+
+fn told(failure: &StartFailure) -> Failure {
+    let lines: String = failure.lines.iter().map(|line| format!("\n  | {line}")).collect();
+    Failure::hinted(
+        format!("llama-server did not start: {}{lines}", failure.message),
+        "as a drop-in, llama-warden ends with a first start that fails, as llama-server does; with a configuration file it goes on trying",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_policies::ModelName;
+    use warden_supervisor::ModelView;
+
+    fn view(state: ModelState, n_ctx: Option<u64>, kind: Option<FailureKind>) -> FleetView {
+        let failure =
+            |kind| StartFailure { kind, message: "no".into(), lines: vec!["x".into()], failures: 1 };
+        let model = ModelView {
+            name: ModelName::new("m"),
+            aliases: Vec::new(),
+            state,
+            waiting: 0,
+            queue_depth: 1,
+            backends: Vec::new(),
+            recycles: Vec::new(),
+            crashes: 0,
+            n_ctx,
+            modalities: None,
+            policy: None,
+            last_failure: kind.map(failure),
+            replace_note: None,
+        };
+        FleetView { number: 1, models: vec![model], devices: Vec::new(), host: None }
+    }
+
+    #[test]
+    fn only_a_first_start_that_fails_by_itself_ends_us() {
+        use FailureKind::{Address, BadModel, Signal};
+        let failed = |view: &FleetView| matches!(first(view), First::Failed(_));
+        assert!(failed(&view(ModelState::Backoff, None, Some(BadModel))));
+        assert!(failed(&view(ModelState::Failed, None, Some(Signal))));
+        assert!(!failed(&view(ModelState::Backoff, None, Some(Address))), "tried again");
+        assert!(!failed(&view(ModelState::Loading, None, None)));
+        let up = |view: &FleetView| matches!(first(view), First::Up);
+        assert!(up(&view(ModelState::Loaded, None, None)));
+        assert!(up(&view(ModelState::Backoff, Some(4096), Some(Signal))), "it was up before");
+    }
+
+    #[test]
+    fn what_llama_server_said_last_is_told_with_it() {
+        let First::Failed(failure) = first(&view(ModelState::Backoff, None, Some(FailureKind::Exit))) else {
+            panic!("no failure");
+        };
+        let lines = told(&failure).lines().join("\n");
+        assert!(lines.starts_with("error: llama-server did not start: no\n  | x\nhint: "), "{lines}");
+        assert_eq!(told(&failure).code(), 1);
+    }
+}
