@@ -37,10 +37,10 @@ impl Stranger {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (heard, mut tasks) = (asked.clone(), JoinSet::new());
         tasks.spawn(async move {
-            let mut talks = JoinSet::new();
+            let mut connections = JoinSet::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 let heard = heard.clone();
-                talks.spawn(async move {
+                connections.spawn(async move {
                     let mut bytes = vec![0; 64 * 1024];
                     while let Ok(length @ 1..) = stream.read(&mut bytes).await {
                         let text = String::from_utf8_lossy(&bytes[..length]).into_owned();

@@ -44,7 +44,7 @@ fn first(view: &FleetView) -> First {
 }
 
 fn told(failure: &StartFailure) -> Failure {
-    let lines: String = failure.lines.iter().map(|line| format!("\n  | {line}")).collect();
+    let lines = failure.lines.iter().fold(String::new(), |all, line| all + "\n  | " + line);
     Failure::hinted(
         format!("llama-server did not start: {}{lines}", failure.message),
         "as a drop-in, llama-warden ends with a first start that fails, as llama-server does; with a configuration file it goes on trying",
