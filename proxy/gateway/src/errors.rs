@@ -122,9 +122,9 @@ pub(crate) enum Refusal {
         "the key `{key}` has {most} requests under way, as many as it may; send again when one has ended"
     )]
     KeyBusy { key: Arc<str>, most: usize },
-    /// A model that exists, but not for this client.
+    /// A model that exists, but not for this client, who is told what it would be told if there were none.
     #[error(transparent)]
-    Hidden(ResolveError),
+    Hidden(Box<Refusal>),
 }
 
 /// Whole seconds, rounded up.
@@ -186,8 +186,8 @@ impl Refusal {
             | Self::NoPrefix(_)
             | Self::Upstream { .. }
             | Self::Resolve(ResolveError::Unknown { .. })
-            | Self::Hidden(_)
             | Self::Denied { denied: Denied::Removed, .. } => (StatusCode::NOT_FOUND, "not_found_error"),
+            Self::Hidden(told) => told.class(),
             Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, "authentication_error"),
             Self::KeySpent { .. } | Self::KeyBusy { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error")
@@ -211,8 +211,8 @@ impl Refusal {
             | Self::ModelTooFar { .. }
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
-            | Self::Resolve(_)
-            | Self::Hidden(_) => Some("model"),
+            | Self::Resolve(_) => Some("model"),
+            Self::Hidden(told) => told.param(),
             _ => None,
         }
     }

@@ -102,7 +102,7 @@ fn keys_are_refused_as_llama_server_and_anthropic_do() {
         (Refusal::NoKey, 401, "authentication_error"),
         (Refusal::KeyBusy { key: "a".into(), most: 1 }, 429, "rate_limit_error"),
         (
-            Refusal::Hidden(ResolveError::Unknown { name: "x".into(), known: Vec::new() }),
+            Refusal::Hidden(Box::new(ResolveError::Unknown { name: "x".into(), known: Vec::new() }.into())),
             404,
             "not_found_error",
         ),

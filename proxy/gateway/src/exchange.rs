@@ -199,7 +199,7 @@ impl Exchange {
             Own::Models => Ok(own::models(&view(), self.shared.started, &|model| self.shows(&model.name))),
             Own::Running => Ok(own::running(&view(), &|model| self.shows(&model.name))),
             Own::Bare(name) => {
-                self.resolve(Some(name))?;
+                self.resolve_path(name)?;
                 let place = format!("{}{}", self.shared.config.api_prefix, target::with_slash(&parts.uri));
                 Ok(own::redirect(&place))
             }
@@ -238,7 +238,8 @@ impl Exchange {
             None => parts.uri.query().and_then(|query| query::parameter(query, "model")),
         };
         let named = match asked {
-            Some(name) => Some(self.resolve(Some(&name))?),
+            Some(name) if is_plain => Some(self.resolve(Some(&name))?),
+            Some(name) => Some(self.resolve_path(&name)?),
             // With `any_name`, every name means the only model, so that a large body need not be searched for one.
             None if self.drop_in => Some(self.resolve(Some(""))?),
             None => None,
@@ -359,7 +360,7 @@ impl Exchange {
     }
 
     pub(crate) fn refuse(self, refusal: &Refusal, busy: Busy) -> Response<AnswerBody> {
-        tracing::debug!(request_id = %self.flight.record.request_id, %refusal, "refused");
+        tracing::debug!(request_id = self.flight.record.request_id, refusal = refusal.to_string(), "refused");
         let answer = refusal.answer(self.route.dialect);
         let mut headers: HeaderMap = answer.headers.into_iter().collect();
         if self.body_left {

@@ -257,7 +257,7 @@ fn request_line(line: &[u8]) -> Result<(), WireFault> {
 
 /// Whether each `%` of the path begins a byte, and none is NUL, which ends a text for some readers and not for others. A
 /// query is for the application to read.
-fn is_well_encoded(target: &[u8]) -> bool {
+pub(crate) fn is_well_encoded(target: &[u8]) -> bool {
     let path = &target[..memchr::memchr(b'?', target).unwrap_or(target.len())];
     memchr::memchr_iter(b'%', path).all(|at| match path.get(at + 1..at + 3) {
         Some(digits) => digits.iter().all(u8::is_ascii_hexdigit) && digits != b"00",

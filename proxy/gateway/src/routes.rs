@@ -9,6 +9,7 @@ use http::Method;
 use warden_policies::dispatch::LeaseKind;
 
 use crate::errors::Dialect;
+use crate::query;
 
 /// What we know about a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,9 +86,11 @@ pub(crate) enum Own<'a> {
 }
 
 /// Requests that generate text, possibly as a stream.
-const GENERATING: [(&str, &str, Shape); 9] = [
+const GENERATING: [(&str, &str, Shape); 10] = [
     ("/v1/chat/completions", "chat", Shape::Chat),
     ("/chat/completions", "chat", Shape::Chat),
+    // Of older ones: the same under Ollama's name.
+    ("/api/chat", "chat", Shape::Chat),
     ("/v1/completions", "completions", Shape::Completion),
     ("/completions", "completions", Shape::Native),
     ("/completion", "completions", Shape::Native),
@@ -140,6 +143,9 @@ const AUXILIARY: [(&str, &str, BodySize, Option<Shape>); 22] = [
 
 /// The route of a request that goes to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
+    // llama-server decodes a path before it looks for its handler: no spelling is a way around slots, rules and budgets.
+    let decoded = path.contains('%').then(|| query::path(path)).flatten();
+    let path = decoded.as_deref().unwrap_or(path);
     let dialect = match path {
         "/v1/messages" => Dialect::Anthropic,
         "/v1/responses" | "/responses" => Dialect::Responses,
@@ -205,6 +211,10 @@ mod tests {
             (Method::POST, "/v1/chat/completions", "chat", LeaseKind::Slot),
             (Method::POST, "/completion", "completions", LeaseKind::Slot),
             (Method::POST, "/v1/messages", "messages", LeaseKind::Slot),
+            (Method::POST, "/api/chat", "chat", LeaseKind::Slot),
+            (Method::POST, "/v1/chat%2Fcompletion%73", "chat", LeaseKind::Slot),
+            (Method::POST, "/%65mbeddings", "embeddings", LeaseKind::Slot),
+            (Method::POST, "/v1/chat/completion%2573", "other", LeaseKind::Aux),
             (Method::POST, "/v1/embeddings", "embeddings", LeaseKind::Slot),
             (Method::GET, "/v1/chat/completions", "other", LeaseKind::Aux),
             (Method::POST, "/v1/messages/count_tokens", "count_tokens", LeaseKind::Aux),
@@ -224,6 +234,7 @@ mod tests {
         for (path, dialect) in [
             ("/v1/messages", Dialect::Anthropic),
             ("/v1/messages/count_tokens", Dialect::Anthropic),
+            ("/v1/mess%61ges", Dialect::Anthropic),
             ("/v1/messagesx", Dialect::OpenAi),
             ("/v1/responses", Dialect::Responses),
             ("/v1/chat/completions", Dialect::OpenAi),

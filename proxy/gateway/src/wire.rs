@@ -20,7 +20,7 @@ use http::uri::Scheme;
 use http::{Method, StatusCode, Version};
 use http_body::Body;
 
-use crate::raw_head::{Framing, Seen};
+use crate::raw_head::{Framing, Seen, is_well_encoded};
 
 /// Why a request is refused before anybody looks at what it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -129,7 +129,8 @@ fn check_target(parts: &Parts) -> Result<(), WireFault> {
         "*" => parts.method == Method::OPTIONS && uri.query().is_none(),
         path => path.starts_with('/'),
     };
-    if !is_form {
+    // For HTTP/1 `raw_head` has said so; over HTTP/2 nobody has.
+    if !is_form || !uri.path().is_ascii() || !is_well_encoded(uri.path().as_bytes()) {
         return Err(WireFault::Target);
     }
     let Some(authority) = uri.authority() else { return Ok(()) };

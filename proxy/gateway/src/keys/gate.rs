@@ -55,7 +55,15 @@ impl Exchange {
     /// key that has no right to them.
     fn hidden(&self, key: &Key, name: String) -> Refusal {
         key.usage.reject(Limit::Model);
-        Refusal::Hidden(ResolveError::Unknown { name, known: self.known() })
+        Refusal::Hidden(Box::new(ResolveError::Unknown { name, known: self.known() }.into()))
+    }
+
+    /// The model that stands in a path, in the same way: a name that is not the key's is no name there.
+    pub(crate) fn resolve_path(&self, name: &str) -> Result<ModelName, Refusal> {
+        self.resolve(Some(name)).map_err(|refusal| match refusal {
+            Refusal::Hidden(_) => Refusal::Hidden(Box::new(Refusal::Upstream { known: self.known() })),
+            other => other,
+        })
     }
 
     /// Whether this client may know of a model.

@@ -137,6 +137,14 @@ async fn a_key_sees_and_uses_its_own_models_only() {
     }
     assert_eq!(rig.record(3).await.outcome, Outcome::Rejected("key_model"));
     assert_eq!(rig.record(5).await.outcome, Outcome::Rejected("unknown_model"));
+    for rest in ["", "/", "/props"] {
+        let ask = async |model: &str| {
+            let (head, answer) =
+                rig.ask(&get(&format!("/upstream/{model}{rest}"), "x-api-key: k2\r\n")).await;
+            (head.lines().next().unwrap().to_owned(), answer)
+        };
+        assert_eq!(ask("a").await, ask("no").await, "nobody learns that there is an `a`: {rest:?}");
+    }
     let listed = rig.ask(&get("/v1/models", "x-api-key: k2\r\n")).await.1;
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
     let names: Vec<_> = listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str()).collect();

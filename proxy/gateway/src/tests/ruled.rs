@@ -45,7 +45,9 @@ async fn rules_change_the_routes_that_they_mean_and_may_be_told_anew() {
     assert!(ask("/v1/chat/completions", body).await.ends_with(body), "no rules yet");
     tell(&rig, "m", most(5));
     let ruled = r#"|{ "x" : 1e400,"max_tokens":5 }"#;
-    for path in ["/v1/chat/completions", "/completion", "/v1/messages?beta=true", "/infill"] {
+    for path in
+        ["/v1/chat/completions", "/completion", "/v1/messages?beta=true", "/infill", "/v1/%63ompletions"]
+    {
         assert!(ask(path, body).await.ends_with(ruled), "{path}");
     }
     let chunks = chunked("/v1/completions", &["{ \"x\" : 1e", "400,\"max_to", "kens\":9 }"]);

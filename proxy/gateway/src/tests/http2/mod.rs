@@ -216,9 +216,15 @@ async fn hosts_lengths_and_heads_are_checked_as_over_http_1() {
         let value = "y".repeat(900).parse().unwrap();
         wide.headers_mut().insert(http::HeaderName::try_from(format!("x-{number}")).unwrap(), value);
     }
-    for (request, status) in
-        [(differs, 400), (two, 400), (many, 431), (wide, 431), (request("TRACE", "/"), 405)]
-    {
+    for (request, status) in [
+        (differs, 400),
+        (two, 400),
+        (many, 431),
+        (wide, 431),
+        (request("TRACE", "/"), 405),
+        (request("GET", "/a%00"), 400),
+        (request("POST", "/%u0061"), 400),
+    ] {
         let (answer, body) = client.ask(request, b"").await;
         assert_eq!(answer.status().as_u16(), status, "{body}");
     }
