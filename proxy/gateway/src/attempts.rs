@@ -111,7 +111,7 @@ impl Exchange {
             let proved = match failed {
                 Failed::Refused | Failed::Starved | Failed::Unsent => true,
                 Failed::Sent => matches!(message.body, Outgoing::Again(_)),
-                Failed::Begun => message.is_safe(),
+                Failed::Begun => message.is_safe() && matches!(message.body, Outgoing::Again(_)),
                 Failed::Garbled => false,
             };
             if !proved {
@@ -131,6 +131,8 @@ impl Exchange {
             }
             attempt += 1;
             self.flight.record.retries += 1;
+            // It holds the lease, for whose place the next one may have to wait.
+            drop(revoked);
             right = Box::pin(self.again(&model, right, config.connect_timeout)).await?;
         }
     }

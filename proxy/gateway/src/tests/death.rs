@@ -31,6 +31,21 @@ async fn a_backend_that_is_gone_is_replaced_by_the_next() {
 }
 
 #[tokio::test]
+async fn the_lease_of_a_failed_attempt_is_back_before_another_is_asked_for() {
+    let dying = Upstream::start(|mut peer| async move {
+        peer.request().await;
+    });
+    let alive = Upstream::answering(|_, _| json_answer("{}"));
+    // With one slot, whoever kept its lease would wait for itself.
+    let rig = Rig::with(Plan { room: 1, ..rotating() }, &[&dying, &alive]).await;
+    let answered = timeout(PATIENCE, rig.ask(&post("/v1/chat/completions", r#"{"stream":true}"#))).await;
+    let (head, _) = answered.expect("it waits for its own slot");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert_eq!(rig.record(0).await.retries, 1);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn when_no_backend_can_be_reached_nothing_was_executed() {
     let dead = gone();
     let mut plan = Plan::default();
@@ -107,6 +122,23 @@ async fn a_head_that_began_is_never_sent_again_however_little_of_it_came() {
         assert_eq!(rig.record(0).await.retries, 1, "{begun:?}");
         rig.is_clean().await;
     }
+}
+
+#[tokio::test]
+async fn what_is_not_held_whole_is_not_asked_of_another_even_if_it_executes_nothing() {
+    let dying = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(b"H").await;
+    });
+    let alive = Upstream::answering(|_, _| json_answer("{}"));
+    let mut plan = rotating();
+    plan.config.replay_bytes = 4;
+    let rig = Rig::with(plan, &[&dying, &alive]).await;
+    // Its second half would be missing.
+    let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n0123456789").await;
+    assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
+    assert_eq!(alive.accepted(), 0);
+    rig.is_clean().await;
 }
 
 #[tokio::test]

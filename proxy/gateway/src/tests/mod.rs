@@ -226,8 +226,8 @@ impl Right for TestRight {
     fn doubt(&self) {}
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
-        let revoke = self.backends.revoke.clone();
-        Box::pin(async move { revoke.cancelled().await })
+        // As the supervisor's does, it holds the lease as long as it is waited for.
+        Box::pin(async move { self.backends.revoke.cancelled().await })
     }
 }
 
