@@ -334,6 +334,7 @@ impl Exchange {
         backend.right.note_progress(0);
         let terms = RelayTerms {
             tail_bytes: (self.route.kind == LeaseKind::Slot).then_some(config.tail_bytes),
+            generates: self.route.head_with_slot,
             events: is_events.then_some((config.event_bytes, config.stream_idle)),
             dialect: self.route.dialect,
             // llama-server closes after a stream and after an error, whatever its headers promise.

@@ -135,6 +135,13 @@ impl Meter {
         }
     }
 
+    /// Whether the answer told of any work. A client can ask for one that does not (`response_fields`).
+    pub(crate) fn is_told(&self) -> bool {
+        let (usage, timings) = (&self.usage, &self.timings);
+        let told = [timings.prompt_n, timings.predicted_n, usage.prompt_tokens, usage.completion_tokens];
+        told.into_iter().chain([usage.input_tokens, usage.output_tokens]).any(|told| told.is_some())
+    }
+
     /// How the answer with this status ended for its backend.
     pub(crate) fn outcome(&self, status: u16) -> Outcome {
         let (usage, timings) = (&self.usage, &self.timings);

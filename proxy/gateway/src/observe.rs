@@ -118,6 +118,8 @@ pub(crate) struct Flight {
     pub(crate) record: Record,
     /// The key's place among its requests at a time.
     pub(crate) pass: Option<Pass>,
+    /// Bytes of prompt and answer whose tokens nobody told.
+    pub(crate) untold: u64,
     started: Instant,
     observer: Arc<dyn Observer>,
     gauges: Arc<Gauges>,
@@ -155,7 +157,7 @@ impl Flight {
             work: Work::default(),
             retries: 0,
         };
-        Self { record, pass: None, started: Instant::now(), observer, gauges, told: false }
+        Self { record, pass: None, untold: 0, started: Instant::now(), observer, gauges, told: false }
     }
 
     /// Counts bytes of the answer passed on.
@@ -173,7 +175,7 @@ impl Flight {
             self.record.total = self.started.elapsed();
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
-                pass.done(self.record.work);
+                pass.done(self.record.work, self.untold);
             }
             self.observer.request_done(&self.record);
         }

@@ -112,6 +112,8 @@ impl Drop for AnswerBody {
 pub(crate) struct RelayTerms {
     /// Count the work that the answer tells of.
     pub(crate) tail_bytes: Option<usize>,
+    /// The answer is text that was generated.
+    pub(crate) generates: bool,
     /// For an event stream: bytes held of an incomplete event, and the longest silence.
     pub(crate) events: Option<(usize, Duration)>,
     /// How errors are spelled.
@@ -142,6 +144,7 @@ pub(crate) struct Relay {
     pool: Arc<Pool>,
     sent: Arc<Sent>,
     meter: Option<Meter>,
+    generates: bool,
     events: Option<Events>,
     silence: Option<Duration>,
     /// Since when the next piece is awaited; `None` while the client is at work on the last one. So a client that does
@@ -169,6 +172,7 @@ impl Relay {
             pool,
             sent,
             meter: terms.tail_bytes.map(Meter::new),
+            generates: terms.generates,
             events: terms.events.map(|(limit, _)| Events::new(limit)),
             silence: terms.events.map(|(_, silence)| silence),
             waiting: None,
@@ -326,7 +330,9 @@ impl Relay {
             self.pool.put(link);
         }
         self.revoked = Box::pin(std::future::pending());
+        let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
         let record = &mut self.flight.record;
+        record.bytes_in = bytes_in;
         if let Some(meter) = &self.meter
             && outcome == Outcome::Ok
         {
@@ -336,12 +342,17 @@ impl Relay {
         if let Some(meter) = &self.meter
             && (200..300).contains(&record.status)
         {
-            let cut_after = (outcome != Outcome::Ok).then(|| self.events.as_ref().map_or(0, Events::seen));
+            let told = meter.is_told();
+            let events = self.events.as_ref().map(Events::seen);
+            let seen = (outcome != Outcome::Ok || !told).then_some(events.unwrap_or(0));
             let (images, audio) = self.sent.media();
-            record.work = Work { images, audio, ..meter.work(cut_after) };
+            record.work = Work { images, audio, ..meter.work(seen) };
             right.add_work(record.work);
+            if !told && events.is_none() {
+                let prompt = if images + audio > 0 { 0 } else { bytes_in };
+                self.flight.untold = prompt + if self.generates { self.flight.record.bytes_out } else { 0 };
+            }
         }
-        record.bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
         drop(right);
         self.flight.finish(outcome);
     }

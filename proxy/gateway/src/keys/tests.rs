@@ -51,7 +51,7 @@ async fn a_rate_is_kept_and_the_wait_is_exact() {
 async fn tokens_are_paid_for_afterwards() {
     let (keys, key) = only(KeySpec { tokens: Some("100/10s".parse().unwrap()), ..spec("a", "k") });
     let pass = key.admit().unwrap();
-    pass.done(Work { prompt_tokens: 120, output_tokens: 30, ..Work::default() });
+    pass.done(Work { prompt_tokens: 120, output_tokens: 30, ..Work::default() }, 0);
     let Err(Refusal::KeySpent { wait, what: "tokens", .. }) = key.admit().map(drop) else { panic!("spent") };
     assert_eq!(wait, Duration::from_millis(5100), "50 are owed and one more is needed");
     tokio::time::advance(wait + Duration::from_millis(1)).await;
@@ -66,7 +66,7 @@ async fn a_place_is_given_back_however_the_request_ends() {
     let (first, second) = (key.admit().unwrap(), key.admit().unwrap());
     assert!(matches!(key.admit(), Err(Refusal::KeyBusy { most: 2, .. })));
     assert_eq!(keys.counts()[0].running, 2);
-    first.done(Work::default());
+    first.done(Work::default(), 0);
     let third = key.admit().unwrap();
     drop((second, third));
     assert_eq!(keys.counts()[0].running, 0);

@@ -11,6 +11,9 @@ use warden_policies::rate::{Nanos, Rate, nanos};
 
 use super::Key;
 
+/// What a token is worth of a text that nobody counted: about that of English with today's vocabularies.
+const BYTES_PER_TOKEN: u64 = 4;
+
 /// What a key has used.
 #[derive(Debug)]
 pub(super) struct Usage {
@@ -122,14 +125,15 @@ impl Pass {
         Some(Self(key.clone()))
     }
 
-    /// The request has ended after this work.
-    pub(crate) fn done(self, work: Work) {
+    /// The request has ended after this work, and bytes of text that it told no tokens of.
+    pub(crate) fn done(self, work: Work, untold: u64) {
         let usage = &self.0.usage;
         usage.requests.fetch_add(1, Relaxed);
         usage.prompt_tokens.fetch_add(work.prompt_tokens, Relaxed);
         usage.output_tokens.fetch_add(work.output_tokens, Relaxed);
         if let Some(rate) = self.0.spec.tokens {
-            usage.charge(rate, work.prompt_tokens.saturating_add(work.output_tokens));
+            let told = work.prompt_tokens.saturating_add(work.output_tokens);
+            usage.charge(rate, told.saturating_add(untold / BYTES_PER_TOKEN));
         }
     }
 }

@@ -185,6 +185,35 @@ async fn a_place_is_held_to_the_end_of_the_answer_and_free_when_the_client_leave
 }
 
 #[tokio::test]
+async fn an_answer_that_tells_no_tokens_is_paid_for_all_the_same() {
+    let upstream = Upstream::answering(|head, _| {
+        if head.contains("stream") {
+            let events = b"data: {}\n\n".repeat(1200);
+            let size = format!("{:x}\r\n", events.len());
+            [EVENTS, size.as_bytes(), &events, b"\r\n0\r\n\r\n"].concat()
+        } else {
+            json_answer(&format!(r#"{{"content":"{}"}}"#, "x".repeat(5000)))
+        }
+    });
+    let poor = |name| KeySpec { tokens: Some("1000/h".parse().unwrap()), ..spec(name, name) };
+    let rig = rig(["a", "b", "c", "d"].map(poor).into(), vec!["m"], &upstream).await;
+    let long = format!(r#"{{"input":"{}"}}"#, "x".repeat(5000));
+    for (key, path, body, next) in [
+        ("a", "/completion", r#"{"response_fields":["content"]}"#, "429"),
+        ("b", "/completion?stream", "{}", "429"),
+        // What is evaluated costs what it is, not what it becomes.
+        ("c", "/embedding", r#"{"input":"short"}"#, "200"),
+        ("d", "/embedding", long.as_str(), "429"),
+    ] {
+        let request = with(key, path, body);
+        assert!(rig.ask(&request).await.0.starts_with("HTTP/1.1 200 "), "{path}");
+        let (head, _) = rig.ask(&request).await;
+        assert!(head.starts_with(&format!("HTTP/1.1 {next} ")), "{key} {path}: {head}");
+    }
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn requests_one_after_another_never_meet_the_limit_of_one_at_a_time() {
     let upstream = Upstream::answering(|_, _| json_answer("{}"));
     let rig = rig(vec![KeySpec { concurrency: Some(1), ..spec("a", "k") }], vec!["m"], &upstream).await;
