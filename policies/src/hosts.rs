@@ -2,7 +2,8 @@
 //! of this machine and so calls us as if we were its own server. An address cannot be given to another, so addresses are
 //! always right, and so is `localhost`. It compares text and resolves nothing.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+// Addresses as values; nothing is opened here.
+use core::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
