@@ -1,6 +1,5 @@
 //! A door for the fuzz targets in `tests/fuzz` to whatever here reads bytes of strangers. Each function panics if a promise
 //! is broken. Only with the feature `fuzzing`; never part of the product.
-#![cfg_attr(not(test), expect(clippy::missing_panics_doc, reason = "a panic is the finding"))]
 #![expect(clippy::panic, clippy::unwrap_used, clippy::expect_used, reason = "a panic is the finding")]
 
 use std::fmt;

@@ -1,20 +1,14 @@
 //! Any text as a configuration file: it is read, or every problem says where it is and what. Nothing that it names is
 //! opened or run: resolving it is not part of this.
 //!
-//! The product is a program without a library, so its files are taken in here as they stand.
+//! The product is a program without a library, so the files that read a configuration are taken in here as they stand.
 #![no_main]
 #![allow(dead_code, unused_imports, unexpected_cfgs)]
 
-#[path = "../../../proxy/app/src/access_log.rs"]
-mod access_log;
-#[path = "../../../proxy/app/src/admin/mod.rs"]
-mod admin;
 #[path = "../../../proxy/app/src/advice.rs"]
 mod advice;
-#[path = "../../../proxy/app/src/cli/mod.rs"]
-mod cli;
-#[path = "../../../proxy/app/src/clock.rs"]
-mod clock;
+#[path = "../../../proxy/app/src/child_lines.rs"]
+mod child_lines;
 #[path = "../../../proxy/app/src/config/mod.rs"]
 mod config;
 #[path = "../../../proxy/app/src/exit.rs"]
@@ -25,12 +19,6 @@ mod log_writer;
 mod logging;
 #[path = "../../../proxy/app/src/out.rs"]
 mod out;
-#[path = "../../../proxy/app/src/replay/mod.rs"]
-mod replay;
-#[path = "../../../proxy/app/src/serve/mod.rs"]
-mod serve;
-#[path = "../../../proxy/app/src/words.rs"]
-mod words;
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
