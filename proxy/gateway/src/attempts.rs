@@ -177,7 +177,7 @@ impl Exchange {
                 Err(SendError::Unsent(unsent)) => request = Some(*unsent),
             }
         }
-        let mut link = match pool.connect(right.endpoint()).await {
+        let mut link = match connect(&**right, &pool).await {
             Ok(link) => link,
             Err(error) => {
                 tracing::debug!(%error, "cannot connect to a backend");
@@ -187,13 +187,6 @@ impl Exchange {
                 return Err(Failed::refused(&error));
             }
         };
-        if matches!(right.endpoint(), Endpoint::Tcp(_)) && !right.is_running() {
-            // Its port may be another's by now, who would be given the request.
-            if let Some(request) = request {
-                message.put_back(request);
-            }
-            return Err(Failed::Refused);
-        }
         let request = request.unwrap_or_else(|| message.request());
         match link.send(request).await {
             Ok(response) => Ok((response, link, pool)),
@@ -205,6 +198,14 @@ impl Exchange {
             }
         }
     }
+}
+
+/// A new connection to a generation, and to nobody else.
+pub(crate) async fn connect(right: &dyn Right, pool: &Pool) -> io::Result<Link> {
+    let link = pool.connect(right.endpoint()).await?;
+    // Its port may be another's by now, who would be given the request.
+    let is_its_own = matches!(right.endpoint(), Endpoint::Unix(_)) || right.is_running();
+    is_its_own.then_some(link).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
 }
 
 /// Why an attempt failed.

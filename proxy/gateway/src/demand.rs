@@ -30,6 +30,7 @@ use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_supervisor::{Size, Weighed};
 
+use crate::attempts::connect;
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
 use crate::intake::Intake;
@@ -121,7 +122,7 @@ impl Exchange {
                 fields.insert(key, value.clone());
             }
         }
-        let mut link = pool.connect(right.endpoint()).await.ok()?;
+        let mut link = connect(&*right, &pool).await.ok()?;
         let response = link.send(request).await.ok()?;
         if response.status() != StatusCode::OK {
             tracing::debug!(%model, status = %response.status(), "the backend does not count tokens");

@@ -356,3 +356,28 @@ async fn a_full_backlog_is_waited_for() {
     assert_eq!(rig.record(0).await.retries, 0);
     rig.is_clean().await;
 }
+
+#[tokio::test]
+async fn who_has_the_port_of_a_process_that_is_gone_is_told_nothing() {
+    let (unused, heard, calls) = (gone(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, hears, called) = (listener.local_addr().unwrap(), heard.clone(), calls.clone());
+    let mut stranger = JoinSet::new();
+    stranger.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            hears.fetch_add(Peer::new(stream).rest().await.len(), Ordering::SeqCst);
+            called.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let mut plan = Plan::default();
+    plan.config.connect_timeout = Duration::from_millis(100);
+    let rig = Rig::with(plan, &[&unused]).await;
+    *rig.backends.stranger.lock().unwrap() = Some(address);
+    // Counting tokens asks the backend, too.
+    *rig.backends.room_tokens.lock().unwrap() = Some(0);
+    let (head, _) = rig.ask(&post("/v1/completions", r#"{"model":"m","prompt":"secret"}"#)).await;
+    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("x-warden-executed: no\r\n"), "{head}");
+    rig.is_clean().await;
+    eventually("it was called to count, and three times to answer", || calls.load(Ordering::SeqCst) == 4).await;
+    assert_eq!(heard.load(Ordering::SeqCst), 0);
+}

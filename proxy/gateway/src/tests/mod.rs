@@ -98,6 +98,8 @@ struct TestBackends {
     /// Tokens for which there is room, if prompts are weighed.
     room_tokens: Mutex<Option<u64>>,
     revoke: CancellationToken,
+    /// Who has the port of every generation, whose processes are gone.
+    stranger: Mutex<Option<SocketAddr>>,
     denied: Mutex<Option<Denied>>,
 }
 
@@ -170,7 +172,9 @@ impl Backends for Shell {
             let turn = turn.min(backends.sockets.len() - 1);
             backends.live.fetch_add(1, Ordering::SeqCst);
             backends.granted.fetch_add(1, Ordering::SeqCst);
-            let endpoint = Endpoint::Unix(backends.sockets[turn].clone());
+            let stranger = *backends.stranger.lock().unwrap();
+            let endpoint =
+                stranger.map_or_else(|| Endpoint::Unix(backends.sockets[turn].clone()), Endpoint::Tcp);
             Ok(Arc::new(TestRight { endpoint, generation: turn as u64, backends, _room: room })
                 as Arc<dyn Right>)
         })
@@ -207,7 +211,7 @@ impl Right for TestRight {
         &self.endpoint
     }
     fn is_running(&self) -> bool {
-        true
+        matches!(self.endpoint, Endpoint::Unix(_))
     }
     fn queued_for(&self) -> Duration {
         Duration::ZERO
@@ -292,6 +296,7 @@ impl Rig {
             demands: Mutex::default(),
             room_tokens: Mutex::default(),
             revoke: CancellationToken::new(),
+            stranger: Mutex::default(),
             denied: Mutex::default(),
         });
         let records = Arc::new(Records::default());
