@@ -34,6 +34,10 @@ use crate::pool::Pool;
 use crate::request_body::Sent;
 use crate::sse::Events;
 
+/// Our own words go out in portions of this size: with the last one the exchange is over for us, and the clock of an idle
+/// connection runs. What is put together can be large, and a slow client needs its time for it.
+const PORTION: usize = 64 * 1024;
+
 /// The body of any answer.
 pub(crate) struct AnswerBody {
     kind: Kind,
@@ -70,11 +74,14 @@ impl Body for AnswerBody {
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match &mut self.kind {
             Kind::Fixed { bytes, flight, .. } => {
-                let bytes = bytes.take();
-                if let (Some(bytes), Some(flight)) = (&bytes, flight) {
-                    flight.passed(bytes.len());
+                let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(PORTION)));
+                if bytes.as_ref().is_some_and(Bytes::is_empty) {
+                    *bytes = None;
                 }
-                Poll::Ready(bytes.map(|bytes| Ok(Frame::data(bytes))))
+                if let (Some(portion), Some(flight)) = (&portion, flight) {
+                    flight.passed(portion.len());
+                }
+                Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
             }
             Kind::Relay(relay) => relay.poll(context),
         }

@@ -2,17 +2,23 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::peer::{EVENTS, Upstream, json_answer, post};
 use super::{Plan, Rig, eventually};
+use crate::limits::Limit;
 use crate::{Live, ModelRules, Outcome};
 
 /// A gateway whose model is told to assemble.
 async fn rig(upstream: &Upstream, limit: usize) -> Rig {
     let mut plan = Plan::default();
     plan.config.assembled_bytes = limit;
+    told(plan, upstream).await
+}
+
+async fn told(plan: Plan, upstream: &Upstream) -> Rig {
     let rig = Rig::with(plan, &[upstream]).await;
     let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
     let models = rig.backends.models.iter().map(|model| (model.clone(), rules.clone())).collect();
@@ -161,4 +167,26 @@ async fn a_client_that_leaves_before_its_answer_is_put_together_ends_the_stream(
     eventually("the stream is closed", || upstream.open() == 0).await;
     rig.is_clean().await;
     eventually("nothing is in flight", || rig.gauges.in_flight.load(Ordering::SeqCst) == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_has_its_time_for_a_large_answer() {
+    let size = 8 << 20;
+    let upstream = answering(event("", &json!({ "content": "x".repeat(size), "stop": true })));
+    let mut plan = Plan::default();
+    plan.config.assembled_bytes = 4 * size;
+    plan.config.keep_alive = Duration::from_millis(100);
+    let rig = told(plan, &upstream).await;
+    let mut client = rig.client().await;
+    client.send(&post("/completion", r#"{"a":1}"#)).await;
+    eventually("it is put together", || upstream.accepted() == 1 && upstream.open() == 0).await;
+    // While it takes nothing, others are idle for too long, one after another.
+    for _ in 0..5 {
+        assert_eq!(rig.client().await.rest().await, b"");
+    }
+    let (_, body) = client.response().await;
+    assert!(body.len() > size && body.ends_with(b"}"));
+    assert_eq!(rig.gauges.limited.count(Limit::Overdue), 0);
+    drop(client);
+    rig.is_clean().await;
 }
