@@ -84,7 +84,9 @@ impl Exchange {
                 Weighed::Unasked => return Ok(None),
                 Weighed::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
                 Weighed::Unclear { tokens } if last || intake.is_whole() => {
-                    let counted = match intake.texts() {
+                    // Taken apart, a body is many times as large: one that is too long to be counted stays whole.
+                    let countable = bytes <= TEXT as u64;
+                    let counted = match countable.then(|| intake.texts()).flatten() {
                         Some(texts) => {
                             // Rare and large: not a part of every request's future.
                             let counting = Box::pin(self.count(model, headers, texts));

@@ -85,6 +85,19 @@ async fn images_are_no_text_however_large_and_however_late_they_come() {
 }
 
 #[tokio::test]
+async fn what_is_too_long_to_be_counted_is_not_taken_apart() {
+    let upstream = counting();
+    let rig = Rig::start(&[&upstream]).await;
+    *rig.backends.room_tokens.lock().unwrap() = Some(1000);
+    // As values of a parser it would take sixteen times the memory.
+    let large = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "1,".repeat(5_000_000));
+    rig.ask(&request(&large)).await;
+    assert_eq!(*rig.backends.demands.lock().unwrap(), [Some(large.len() as u64 / 3)]);
+    assert_eq!(upstream.accepted(), 1);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn without_a_count_the_bound_holds() {
     let upstream = Upstream::answering(|head, _| {
         if head.starts_with("POST /tokenize ") {
