@@ -249,8 +249,13 @@ async fn web_pages_call_as_configured() -> Outcome {
         request.headers_mut().insert("origin", HeaderValue::from_str(origin)?);
         with(ALICE, request)
     };
-    let answer = warden.http.send(page("https://evil.example")?).await?;
+    let seen =
+        Request::get("/props?model=a").header("origin", "https://evil.example").body(Full::default())?;
+    let answer = warden.http.send(with(ALICE, seen)?).await?;
     assert_eq!((answer.status.as_u16(), answer.header("access-control-allow-origin")), (200, ""));
+    // What a browser sends without asking is not done.
+    let answer = warden.http.send(page("https://evil.example")?).await?;
+    assert_eq!((answer.status.as_u16(), answer.header("access-control-allow-origin")), (403, ""));
     let answer = warden.http.send(page("https://app.example")?).await?;
     assert_eq!(answer.header("access-control-allow-origin"), "https://app.example");
     assert!(answer.header("access-control-expose-headers").contains("x-request-id"));

@@ -50,6 +50,10 @@ pub(crate) enum Refusal {
         "this server is not reached by the name `{0}`; if it is meant to be, add it to `server.names`, else use its address"
     )]
     Name(String),
+    #[error(
+        "a web page of an origin that may not call has sent this request; if it is meant to, add its origin to `server.cors`"
+    )]
+    Origin,
     #[error(transparent)]
     Wire(#[from] WireFault),
     #[error(
@@ -177,6 +181,7 @@ impl Refusal {
             | Self::ModelNotText { .. }
             | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
             Self::Name(_) => (StatusCode::MISDIRECTED_REQUEST, INVALID),
+            Self::Origin => (StatusCode::FORBIDDEN, "permission_error"),
             Self::Wire(fault) => (fault.status(), INVALID),
             Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
             Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID),
@@ -265,6 +270,7 @@ impl Refusal {
         match self {
             Self::Host => Outcome::Rejected("host"),
             Self::Name(_) => Outcome::Rejected("name"),
+            Self::Origin => Outcome::Rejected("origin"),
             Self::Wire(fault) => Outcome::Rejected(fault.label()),
             Self::Method(_) => Outcome::Rejected("method"),
             Self::HeadTooLarge { .. } => Outcome::Rejected("head_too_large"),

@@ -39,6 +39,7 @@ use crate::client_io::{Busy, ConnState};
 use crate::cors;
 use crate::dropin;
 use crate::errors::Refusal;
+use crate::forged;
 use crate::gateway::Shared;
 use crate::headers;
 use crate::intake::{Intake, Named};
@@ -185,6 +186,7 @@ impl Exchange {
         // Probes come under any name, and learn nothing by it.
         if !matches!(own, Some(Own::Health)) {
             names::check(&self.live.names, parts)?;
+            forged::check(&self.live.cors.origins, parts)?;
         }
         self.admit(&parts.headers, own)
     }

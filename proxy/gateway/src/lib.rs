@@ -49,6 +49,7 @@ mod demand;
 mod dropin;
 mod errors;
 mod exchange;
+mod forged;
 mod front;
 mod gateway;
 mod h2;

@@ -378,6 +378,7 @@ async fn who_has_the_port_of_a_process_that_is_gone_is_told_nothing() {
     let (head, _) = rig.ask(&post("/v1/completions", r#"{"model":"m","prompt":"secret"}"#)).await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("x-warden-executed: no\r\n"), "{head}");
     rig.is_clean().await;
-    eventually("it was called to count, and three times to answer", || calls.load(Ordering::SeqCst) == 4).await;
+    eventually("it was called to count, and three times to answer", || calls.load(Ordering::SeqCst) == 4)
+        .await;
     assert_eq!(heard.load(Ordering::SeqCst), 0);
 }

@@ -1,13 +1,41 @@
 //! Requests for a name that is not ours.
 
-use warden_policies::Names;
+use warden_policies::{Names, Origins};
 
 use super::http2::{Client, request};
 use super::*;
-use crate::{Live, Outcome};
+use crate::{Cors, Live, Outcome};
 
 fn named(texts: &[&str]) -> Live {
     Live { names: Names::parse(texts).unwrap(), ..Live::default() }
+}
+
+#[tokio::test]
+async fn a_form_of_a_foreign_page_is_refused_before_anything_is_done() {
+    let done = Arc::new(AtomicUsize::new(0));
+    let count = done.clone();
+    let upstream = Upstream::answering(move |_, _| {
+        count.fetch_add(1, Ordering::SeqCst);
+        json_answer("{}")
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let form = |fields: &str| {
+        let request = String::from_utf8(post("/completion", "{}")).unwrap();
+        request.replacen("Host: h\r\n", &format!("Host: h\r\n{fields}"), 1).into_bytes()
+    };
+    let evil = form("Origin: https://evil.example\r\nContent-Type: text/plain\r\n");
+    assert!(rig.ask(&evil).await.0.starts_with("HTTP/1.1 200 "), "every page may call");
+    let cors = Cors { origins: Origins::parse(&["https://app.example"]).unwrap(), ..Cors::default() };
+    rig.control.update(Live { cors, ..Live::default() });
+    let (head, body) = rig.ask(&evil).await;
+    assert!(head.starts_with("HTTP/1.1 403 ") && body.contains("server.cors"), "{head}{body}");
+    assert!(!head.contains("access-control-allow-origin"), "{head}");
+    assert_eq!(rig.record(1).await.outcome, Outcome::Rejected("origin"));
+    for known in ["Origin: https://app.example\r\n", "Origin: http://h\r\n", ""] {
+        assert!(rig.ask(&form(known)).await.0.starts_with("HTTP/1.1 200 "), "{known}");
+    }
+    assert_eq!(done.load(Ordering::SeqCst), 4);
+    rig.is_clean().await;
 }
 
 #[tokio::test]
