@@ -361,12 +361,12 @@ async fn a_full_backlog_is_waited_for() {
 async fn who_has_the_port_of_a_process_that_is_gone_is_told_nothing() {
     let (unused, heard, calls) = (gone(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (address, hears, called) = (listener.local_addr().unwrap(), heard.clone(), calls.clone());
+    let (address, bytes, visits) = (listener.local_addr().unwrap(), heard.clone(), calls.clone());
     let mut stranger = JoinSet::new();
     stranger.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            hears.fetch_add(Peer::new(stream).rest().await.len(), Ordering::SeqCst);
-            called.fetch_add(1, Ordering::SeqCst);
+            bytes.fetch_add(Peer::new(stream).rest().await.len(), Ordering::SeqCst);
+            visits.fetch_add(1, Ordering::SeqCst);
         }
     });
     let mut plan = Plan::default();
