@@ -4,6 +4,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use warden_policies::{ModelName, Work};
 
 use super::{Assembly, Fault, Kind, ask};
 use crate::attempts::Relayed;
+use crate::backends::Right;
 use crate::client_io::Busy;
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
@@ -25,10 +27,43 @@ use crate::link::Link;
 use crate::meter::Meter;
 use crate::observe::Outcome;
 use crate::relay::{AnswerBody, Backend};
+use crate::request_body::Sent;
 use crate::wire;
 
 /// Says to proxies that a stream must not be held.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// What a stream has told so far. It is counted once, also when its client leaves in the middle.
+struct Tally<'a> {
+    meter: Meter,
+    events: u64,
+    counted: bool,
+    right: Arc<dyn Right>,
+    sent: Arc<Sent>,
+    work: &'a mut Work,
+}
+
+impl Tally<'_> {
+    /// The stream is over. What it told, to say how it went.
+    fn end(mut self, whole: bool) -> Meter {
+        self.count(whole);
+        std::mem::take(&mut self.meter)
+    }
+
+    fn count(&mut self, whole: bool) {
+        if !std::mem::replace(&mut self.counted, true) {
+            let (images, audio) = self.sent.media();
+            *self.work = Work { images, audio, ..self.meter.work((!whole).then_some(self.events)) };
+            self.right.add_work(*self.work);
+        }
+    }
+}
+
+impl Drop for Tally<'_> {
+    fn drop(&mut self) {
+        self.count(false);
+    }
+}
 
 /// The next piece of the stream.
 async fn next(link: &mut Link, incoming: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
@@ -73,7 +108,14 @@ impl Exchange {
         let (mut parts, mut incoming) = response.into_parts();
         let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
         let config = &self.shared.clone().config;
-        let mut meter = Meter::new(config.tail_bytes);
+        let mut tally = Tally {
+            meter: Meter::new(config.tail_bytes),
+            events: 0,
+            counted: false,
+            right: right.clone(),
+            sent: sent.clone(),
+            work: &mut self.flight.record.work,
+        };
         let mut assembly = Assembly::new(kind, config.assembled_bytes);
         right.note_progress(0);
         let read = {
@@ -85,8 +127,10 @@ impl Exchange {
                         Refusal::Died { model: model.clone() }
                     })?;
                     right.note_progress(piece.len());
-                    meter.feed(&piece);
-                    if let Err(fault) = assembly.feed(&piece) {
+                    tally.meter.feed(&piece);
+                    let fed = assembly.feed(&piece);
+                    tally.events = assembly.events();
+                    if let Err(fault) = fed {
                         return Ok(Some(fault));
                     }
                 }
@@ -102,12 +146,8 @@ impl Exchange {
         };
         // The backend is done, or is given up.
         drop((incoming, link));
-        let (images, audio) = sent.media();
-        let events = (!matches!(read, Ok(None))).then(|| assembly.events());
-        let work = Work { images, audio, ..meter.work(events) };
-        self.flight.record.work = work;
+        let meter = tally.end(matches!(read, Ok(None)));
         self.flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
-        right.add_work(work);
         let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };
         let (status, body) = match read.and_then(|fault| match fault {
             None => assembly.finish().map(|body| (parts.status, body)).map_err(|fault| match fault {

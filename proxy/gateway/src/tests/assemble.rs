@@ -162,9 +162,11 @@ async fn a_client_that_leaves_before_its_answer_is_put_together_ends_the_stream(
     let rig = rig(&upstream, 100_000).await;
     let mut client = rig.client().await;
     client.send(&post("/completion", r#"{"a":1}"#)).await;
-    eventually("it is being answered", || upstream.open() == 1 && rig.live() == 1).await;
+    eventually("it is being answered", || rig.backends.heard.load(Ordering::SeqCst) > 0).await;
     drop(client);
     eventually("the stream is closed", || upstream.open() == 0).await;
+    let record = rig.record(0).await;
+    assert_eq!((record.outcome, record.work.output_tokens), (Outcome::ClientGone, 1), "it is paid for");
     rig.is_clean().await;
     eventually("nothing is in flight", || rig.gauges.in_flight.load(Ordering::SeqCst) == 0).await;
 }

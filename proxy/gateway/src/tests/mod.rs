@@ -92,6 +92,8 @@ struct TestBackends {
     granted: AtomicUsize,
     pools: Mutex<HashMap<u64, Arc<Pool>>>,
     work: Arc<Mutex<Vec<Work>>>,
+    /// Bytes of answers that were told as a sign of life.
+    heard: AtomicUsize,
     ended: Mutex<Vec<Ended>>,
     /// Tokens told with each request for a slot.
     demands: Mutex<Vec<Option<u64>>>,
@@ -222,7 +224,9 @@ impl Right for TestRight {
     fn note_outcome(&self, outcome: &Ended) {
         self.backends.ended.lock().unwrap().push(*outcome);
     }
-    fn note_progress(&self, _: usize) {}
+    fn note_progress(&self, bytes: usize) {
+        self.backends.heard.fetch_add(bytes, Ordering::SeqCst);
+    }
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
         let mut pools = self.backends.pools.lock().unwrap();
         pools.entry(self.generation).or_insert_with(|| Arc::new(init())).clone()
@@ -292,6 +296,7 @@ impl Rig {
             granted: AtomicUsize::new(0),
             pools: Mutex::default(),
             work: Arc::default(),
+            heard: AtomicUsize::new(0),
             ended: Mutex::default(),
             demands: Mutex::default(),
             room_tokens: Mutex::default(),
