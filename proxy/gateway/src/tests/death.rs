@@ -359,9 +359,9 @@ async fn a_full_backlog_is_waited_for() {
 
 #[tokio::test]
 async fn who_has_the_port_of_a_process_that_is_gone_is_told_nothing() {
-    let (unused, heard, calls) = (gone(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (unused, taken, calls) = (gone(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (address, bytes, visits) = (listener.local_addr().unwrap(), heard.clone(), calls.clone());
+    let (address, bytes, visits) = (listener.local_addr().unwrap(), taken.clone(), calls.clone());
     let mut stranger = JoinSet::new();
     stranger.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
@@ -380,5 +380,5 @@ async fn who_has_the_port_of_a_process_that_is_gone_is_told_nothing() {
     rig.is_clean().await;
     eventually("it was called to count, and three times to answer", || calls.load(Ordering::SeqCst) == 4)
         .await;
-    assert_eq!(heard.load(Ordering::SeqCst), 0);
+    assert_eq!(taken.load(Ordering::SeqCst), 0);
 }
