@@ -27,9 +27,13 @@ impl Budget {
     }
 
     fn take(&self, bytes: usize) -> bool {
+        self.take_below(self.limit, bytes)
+    }
+
+    fn take_below(&self, limit: usize, bytes: usize) -> bool {
         let used = &self.gauges.held_bytes;
         used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= self.limit)
+            used.checked_add(bytes).filter(|sum| *sum <= limit)
         })
         .is_ok()
     }
@@ -65,8 +69,18 @@ impl Held {
 
     /// Keeps a piece; the piece comes back if the budget is used up.
     pub(crate) fn push(&mut self, piece: Bytes) -> Result<(), Bytes> {
+        self.push_below(self.budget.limit, piece)
+    }
+
+    /// Keeps a piece that could as well wait where it is; the piece comes back if half of the budget is used up. The other
+    /// half is for those who cannot go on without.
+    pub(crate) fn push_ahead(&mut self, piece: Bytes) -> Result<(), Bytes> {
+        self.push_below(self.budget.limit / 2, piece)
+    }
+
+    fn push_below(&mut self, limit: usize, piece: Bytes) -> Result<(), Bytes> {
         let cost = piece.len() + PER_PIECE;
-        if !self.budget.take(cost) {
+        if !self.budget.take_below(limit, cost) {
             return Err(piece);
         }
         self.reserved += cost;

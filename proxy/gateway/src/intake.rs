@@ -110,14 +110,15 @@ impl Intake {
     }
 
     /// Takes in one piece more while waiting for a backend, so that a client's leaving is noticed behind its unread
-    /// bytes. Resolves only if the body fails; it rests when there is nothing more to take or the budget is used up.
+    /// bytes. Resolves only if the body fails; it rests when there is nothing more to take or half of the budget is used up:
+    /// those who wait must not turn away those who come.
     pub(crate) async fn ahead(&mut self) -> Refusal {
         while self.rest.is_some() {
             match self.next().await {
                 Err(fault) => return Refusal::of_body(fault, self.limits),
                 Ok(None) => break,
                 Ok(Some(piece)) => {
-                    if let Err(piece) = self.held.push(piece) {
+                    if let Err(piece) = self.held.push_ahead(piece) {
                         self.held.push_unreserved(piece);
                         break;
                     }

@@ -95,6 +95,30 @@ async fn the_memory_for_held_bodies_is_bounded_by_all_together() {
 }
 
 #[tokio::test]
+async fn bodies_that_wait_for_a_lease_leave_room_for_those_whose_model_is_looked_for() {
+    let upstream = echo();
+    let mut plan = Plan { models: vec!["a", "b"], room: 0, ..Plan::default() };
+    plan.config.buffered_bytes = 2_000_000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let (mut first, mut second) = (rig.client().await, rig.client().await);
+    let waiting = || rig.backends.waiting.load(Ordering::SeqCst);
+    let large = post("/x", &format!(r#"{{"model":"a","x":"{}"}}"#, "y".repeat(5_000_000)));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        first.send(&large).await;
+        first.response().await;
+    });
+    let held = || rig.gauges.held_bytes.load(Ordering::SeqCst);
+    eventually("the first waits, and is read ahead", || waiting() == 1 && held() > 900_000).await;
+    second.send(&post("/x", &format!(r#"{{"x":"{}","model":"b"}}"#, "y".repeat(500_000)))).await;
+    eventually("the second waits, too", || waiting() == 2).await;
+    rig.backends.room.add_permits(1);
+    assert!(second.response().await.0.starts_with("HTTP/1.1 200 "));
+    tasks.join_next().await;
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn a_model_that_comes_too_late_is_not_searched_for_ever() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "b"], ..Plan::default() };
