@@ -120,11 +120,11 @@ impl Model {
 
     /// A new process that does not get ready fails its replacement.
     fn fail_replacements(&mut self) {
-        let told = self.watch.failures_told;
+        let many = self.watch.failures_told;
         let failed = self.units.iter().filter(|unit| match unit.role {
             // The old process serves: no need to try again and again.
             Role::Successor => !unit.machine.has_process(),
-            Role::Current => unit.is_hopeless(told),
+            Role::Current => unit.is_hopeless(many),
             Role::Retiring => false,
         });
         let failed: Vec<(UnitId, u32, Role, Option<Failure>)> =
@@ -181,7 +181,15 @@ impl Model {
         let told = self.watch.failures_told;
         let units = || self.units.iter().filter(|unit| unit.role != Role::Retiring);
         let hopeless = units().next().is_some() && units().all(|unit| unit.is_hopeless(told));
-        let failure = units().filter_map(|unit| unit.failure.clone()).next_back();
+        // What a process wrote while it served may be about anybody's prompt, and this is told to everybody.
+        let told = |unit: &Unit| {
+            let mut failure = unit.failure.clone()?;
+            if unit.start_failures == 0 {
+                failure.lines.clear();
+            }
+            Some(failure)
+        };
+        let failure = units().filter_map(told).next_back();
         let refusal = failure.filter(|_| hopeless).map(|failure| {
             match units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min() {
                 Some(next) => Refusal::StartFailed(failure, next),

@@ -104,6 +104,23 @@ async fn a_start_that_may_succeed_next_time_is_tried_again_before_callers_are_to
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_process_wrote_while_it_served_is_for_operators_only() {
+    let rig = Rig::new(|config, _| config.models[0].preload = true).await;
+    for crash in 1..=5 {
+        rig.until(ModelState::Loaded).await;
+        rig.script.last().say("somebody's prompt");
+        pass(Duration::from_millis(100)).await;
+        rig.script.last().crash();
+        rig.until(if crash < 5 { ModelState::Backoff } else { ModelState::Failed }).await;
+    }
+    let Err(Denied::Failed(failure)) = rig.lease().await else { panic!("failed") };
+    assert_eq!((failure.failures, failure.lines), (5, Vec::new()));
+    let seen = rig.fleet.view().models[0].last_failure.clone().unwrap();
+    assert!(seen.lines.iter().any(|line| line.contains("prompt")), "{seen:?}");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn too_many_failures_open_the_breaker_until_an_operator_restarts() {
     let rig = Rig::new(|config, script| {
         config.models[0].preload = true;
