@@ -274,9 +274,9 @@ impl Refusal {
             Self::Wire(fault) => Outcome::Rejected(fault.label()),
             Self::Method(_) => Outcome::Rejected("method"),
             Self::HeadTooLarge { .. } => Outcome::Rejected("head_too_large"),
-            Self::BodyTooLarge { .. } => Outcome::Rejected("body_too_large"),
-            Self::BodyTooSlow => Outcome::Rejected("body_too_slow"),
-            Self::BodyBroken => Outcome::ClientGone,
+            Self::BodyTooLarge { .. } => BodyFault::TooLarge.outcome(),
+            Self::BodyTooSlow => BodyFault::TooSlow.outcome(),
+            Self::BodyBroken => BodyFault::Broken.outcome(),
             Self::Busy => Outcome::Rejected("buffers_full"),
             Self::ModelTooFar { .. }
             | Self::NotJson { .. }
@@ -285,7 +285,7 @@ impl Refusal {
             Self::Upstream { .. } | Self::Resolve(ResolveError::Unknown { .. }) => {
                 Outcome::Rejected("unknown_model")
             }
-            Self::TwoModels => Outcome::Rejected("two_models"),
+            Self::TwoModels => BodyFault::TwoModels.outcome(),
             Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
             Self::NoRoute | Self::NoPrefix(_) => Outcome::Rejected("unknown_route"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {

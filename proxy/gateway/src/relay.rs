@@ -219,8 +219,14 @@ impl Relay {
                 Poll::Ready(Some(Ok(piece))) => self.piece(piece),
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(%error, "a backend's answer broke off");
-                    let why = "its process ended in the middle of the answer";
-                    if let Err(error) = self.cut(Outcome::UpstreamDied, why) {
+                    // A request that is still being sent may have failed instead, which is no fault of the backend's.
+                    let cut = match self.sent.fault() {
+                        Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
+                        None => {
+                            self.cut(Outcome::UpstreamDied, "its process ended in the middle of the answer")
+                        }
+                    };
+                    if let Err(error) = cut {
                         return self.break_off(error, context);
                     }
                     continue;

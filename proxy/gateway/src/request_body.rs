@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::budget::Held;
+use crate::observe::Outcome;
 use crate::pace::Pace;
 use crate::scan::Scanner;
 
@@ -28,6 +29,18 @@ pub(crate) enum BodyFault {
     Broken = 3,
     #[error("the request body names a second model")]
     TwoModels = 4,
+}
+
+impl BodyFault {
+    /// How a request ends by it.
+    pub(crate) const fn outcome(self) -> Outcome {
+        match self {
+            Self::TooLarge => Outcome::Rejected("body_too_large"),
+            Self::TooSlow => Outcome::Rejected("body_too_slow"),
+            Self::Broken => Outcome::ClientGone,
+            Self::TwoModels => Outcome::Rejected("two_models"),
+        }
+    }
 }
 
 /// What became of the body, readable while a connection owns it.

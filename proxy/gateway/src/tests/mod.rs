@@ -94,6 +94,8 @@ struct TestBackends {
     work: Arc<Mutex<Vec<Work>>>,
     /// Bytes of answers that were told as a sign of life.
     heard: AtomicUsize,
+    /// How often a generation was found wanting.
+    doubts: AtomicUsize,
     ended: Mutex<Vec<Ended>>,
     /// Tokens told with each request for a slot.
     demands: Mutex<Vec<Option<u64>>>,
@@ -231,7 +233,9 @@ impl Right for TestRight {
         let mut pools = self.backends.pools.lock().unwrap();
         pools.entry(self.generation).or_insert_with(|| Arc::new(init())).clone()
     }
-    fn doubt(&self) {}
+    fn doubt(&self) {
+        self.backends.doubts.fetch_add(1, Ordering::SeqCst);
+    }
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
         // As the supervisor's does, it holds the lease as long as it is waited for.
@@ -297,6 +301,7 @@ impl Rig {
             pools: Mutex::default(),
             work: Arc::default(),
             heard: AtomicUsize::new(0),
+            doubts: AtomicUsize::new(0),
             ended: Mutex::default(),
             demands: Mutex::default(),
             room_tokens: Mutex::default(),

@@ -153,3 +153,25 @@ async fn a_body_in_a_trickle_is_refused_held_or_streamed() {
     }
     rig.is_clean().await;
 }
+
+#[tokio::test]
+async fn a_body_that_fails_behind_the_beginning_of_its_answer_is_no_fault_of_the_backend() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.until("\r\n\r\n").await;
+        peer.send(EVENTS).await;
+        peer.send_chunk(b"data: 1\n\n").await;
+        peer.rest().await;
+    });
+    let mut plan = Plan { any_name: true, ..Plan::default() };
+    plan.config.replay_bytes = 1;
+    plan.config.body_bytes = 10_000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(b"POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{ \r\n").await;
+    client.until("data: 1\n\n").await;
+    client.send_chunk(&[b' '; 20_000]).await;
+    client.until("larger than allowed").await;
+    assert_eq!(rig.record(0).await.outcome.as_str(), "body_too_large");
+    assert_eq!(rig.backends.doubts.load(Ordering::SeqCst), 0);
+    rig.is_clean().await;
+}
