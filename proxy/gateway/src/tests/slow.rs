@@ -169,7 +169,7 @@ async fn a_body_that_fails_behind_the_beginning_of_its_answer_is_no_fault_of_the
     let mut client = rig.client().await;
     client.send(b"POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{ \r\n").await;
     client.until("data: 1\n\n").await;
-    client.send_chunk(&[b' '; 20_000]).await;
+    client.send_chunk(&[b' '; 12_000]).await;
     client.until("larger than allowed").await;
     assert_eq!(rig.record(0).await.outcome.as_str(), "body_too_large");
     assert_eq!(rig.backends.doubts.load(Ordering::SeqCst), 0);
