@@ -8,7 +8,7 @@
 //! | [`ending`] | whether a process has begun to end |
 //! | [`gpu`] | GPUs: VRAM in all and per process group, temperature, faults |
 //! | [`host`] | host memory of a process group |
-//! | [`listener`] | who listens on a port |
+//! | [`mod@listener`] | who listens on a port |
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
 //! | [`report`] | the memory report of a patched llama-server |
 //! | [`totals`] | host memory in all, and what is available; less in a container |
