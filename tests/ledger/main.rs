@@ -11,7 +11,7 @@
 //! | `WARDEN_LEDGER_SEEDS` | 20 | how many seeds |
 //! | `WARDEN_LEDGER_FIRST` | 1 | the first of them; one that failed is brought back with `SEEDS=1` |
 //! | `WARDEN_LEDGER_REQUESTS` | 10000 | requests of each |
-//! | `WARDEN_LEDGER_AT_ONCE` | twice the cores | storms at a time: each waits more than it works |
+//! | `WARDEN_LEDGER_AT_ONCE` | twice the cores | storms at a time: alone, one waits for half of its time |
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
