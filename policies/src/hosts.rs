@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::words::one_or_several;
+
 /// The names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Names {
@@ -115,16 +117,7 @@ impl Serialize for Names {
 
 impl<'de> Deserialize<'de> for Names {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            One(String),
-            Several(Vec<String>),
-        }
-        let several = match Written::deserialize(deserializer)? {
-            Written::One(one) => vec![one],
-            Written::Several(several) => several,
-        };
+        let several = one_or_several(deserializer)?;
         let texts: Vec<&str> = several.iter().map(String::as_str).collect();
         Self::parse(&texts).map_err(serde::de::Error::custom)
     }

@@ -47,6 +47,7 @@ pub mod share;
 pub mod simulate;
 pub mod trace;
 pub mod units;
+mod words;
 pub mod world;
 
 pub use defaults::defaults;

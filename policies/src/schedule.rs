@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::words::one_or_several;
+
 /// Minutes in a day.
 pub const DAY: u16 = 24 * 60;
 
@@ -171,18 +173,8 @@ impl Serialize for Windows {
 
 impl<'de> Deserialize<'de> for Windows {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Text {
-            One(String),
-            Several(Vec<String>),
-        }
-        let texts = match Text::deserialize(deserializer)? {
-            Text::One(text) => vec![text],
-            Text::Several(texts) => texts,
-        };
         let mut windows = Vec::new();
-        for text in texts {
+        for text in one_or_several(deserializer)? {
             windows.extend(text.parse::<Self>().map_err(serde::de::Error::custom)?.0);
         }
         Ok(Self(windows))

@@ -35,16 +35,7 @@ async fn restarted_under_load(replace: &str) -> Outcome {
     let toml = format!("replace = \"{replace}\"");
     let warden = Setup::new()?.fake("m", &paced(), &toml)?.start().await?;
     warden.until_ready(1).await?;
-    let restarts = async {
-        for _ in 0..3 {
-            let ran = warden.cli(&["restart", "m"]).await?;
-            if ran.code != 0 {
-                return Err(Trouble::new(format!("restart: {ran:?}")));
-            }
-        }
-        Ok(())
-    };
-    let (disturbed, restarts) = tokio::join!(swarm(&warden.http, &all, 8), restarts);
+    let (disturbed, restarts) = tokio::join!(swarm(&warden.http, &all, 8), warden.restart("m", 3));
     restarts?;
     same(&undisturbed, &disturbed)?;
     warden.ledger().each_finished_once(names(&all))?;

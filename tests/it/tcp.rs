@@ -79,16 +79,7 @@ async fn a_process_behind_a_port_is_replaced_under_load_and_nothing_fails() -> O
         warden.until_ready(1).await?;
         let first = port(&warden).context("no port")?;
         assert!(first.ip().is_loopback(), "{first}");
-        let restarts = async {
-            for _ in 0..2 {
-                let ran = warden.cli(&["restart", "m"]).await?;
-                if ran.code != 0 {
-                    return Err(Trouble::new(format!("restart: {ran:?}")));
-                }
-            }
-            Ok(())
-        };
-        let (disturbed, restarts) = tokio::join!(swarm(&warden.http, &all, 8), restarts);
+        let (disturbed, restarts) = tokio::join!(swarm(&warden.http, &all, 8), warden.restart("m", 2));
         restarts?;
         same(&undisturbed, &disturbed)?;
         warden.ledger().each_finished_once(names(&all))?;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::home::{Home, Ran};
 use crate::process::{Kid, ProcessId};
 use crate::wait::wait_for;
-use crate::{Context as _, Http, Identity, Ledger, Trouble, binaries, wait_until};
+use crate::{Context as _, Http, Identity, Ledger, Outcome, Trouble, binaries, wait_until};
 
 /// Generous: a loaded build machine may need it.
 pub const SOON: Duration = Duration::from_secs(30);
@@ -203,6 +203,17 @@ impl Warden {
     /// Path of the admin socket.
     pub fn admin_socket(&self) -> PathBuf {
         self.home().path().join("admin.sock")
+    }
+
+    /// Restarts a model so many times, one after another.
+    pub async fn restart(&self, model: &str, times: usize) -> Outcome {
+        for _ in 0..times {
+            let ran = self.cli(&["restart", model]).await?;
+            if ran.code != 0 {
+                return Err(Trouble::new(format!("restart: {ran:?}")));
+            }
+        }
+        Ok(())
     }
 
     /// Its home.

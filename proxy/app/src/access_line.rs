@@ -114,10 +114,13 @@ impl Line {
     /// A word of ours, or a method: none has anything that would need a mask.
     fn word(&mut self, name: &str, word: &str) {
         self.name(name);
-        if self.json {
-            self.out.push(b'"');
-        }
+        self.mark();
         self.out.extend_from_slice(word.as_bytes());
+        self.mark();
+    }
+
+    /// Around what is a text in JSON and needs no quotes in a line.
+    fn mark(&mut self) {
         if self.json {
             self.out.push(b'"');
         }
@@ -162,11 +165,10 @@ impl Line {
 
     fn peer(&mut self, record: &Record) {
         self.name("peer");
-        let mark: &[u8] = if self.json { b"\"" } else { b"" };
-        self.out.extend_from_slice(mark);
+        self.mark();
         // Writing to memory does not fail.
         let _whole = write!(self.out, "{}", record.peer);
-        self.out.extend_from_slice(mark);
+        self.mark();
     }
 
     fn end(mut self) -> Vec<u8> {

@@ -111,7 +111,9 @@ impl Exchange {
             let proved = match failed {
                 Failed::Refused | Failed::Starved | Failed::Unsent => true,
                 Failed::Sent => matches!(message.body, Outgoing::Again(_)),
-                Failed::Begun => message.is_safe() && matches!(message.body, Outgoing::Again(_)),
+                Failed::Begun => {
+                    executes_nothing(message.head.method()) && matches!(message.body, Outgoing::Again(_))
+                }
                 Failed::Garbled => false,
             };
             if !proved {
@@ -244,6 +246,11 @@ impl Failed {
     }
 }
 
+/// RFC 9110 section 9.2.1. The other safe methods are answered by us.
+fn executes_nothing(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
 impl Message {
     /// A request with its body, as far as that was taken in. A body of at most `replay_bytes` may be kept to be sent again.
     pub(crate) fn new(
@@ -254,7 +261,7 @@ impl Message {
     ) -> Result<Self, Refusal> {
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
-        let is_safe = matches!(parts.method, Method::GET | Method::HEAD);
+        let is_safe = executes_nothing(&parts.method);
         let provable = is_safe || (route.head_with_slot && intake.is_stream());
         *head.headers_mut() = parts.headers;
         if !is_safe && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
@@ -269,11 +276,6 @@ impl Message {
             Outgoing::Once(Some(intake.into_body()), sent)
         };
         Ok(Self { head, body })
-    }
-
-    /// Whether it executes nothing (RFC 9110 section 9.2.1).
-    fn is_safe(&self) -> bool {
-        matches!(*self.head.method(), Method::GET | Method::HEAD)
     }
 
     /// A request to send. One that is sent once is given away by the first call.

@@ -9,11 +9,12 @@
 //!      +---- no Origin, one of `cors`, or the host that the request names --> pass; else refused
 //! ```
 
-use http::header::{HOST, HeaderName, HeaderValue, ORIGIN};
+use http::header::{HeaderName, HeaderValue, ORIGIN};
 use http::request::Parts;
 use warden_policies::Origins;
 
 use crate::errors::Refusal;
+use crate::names;
 
 /// What no page can write itself.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -35,10 +36,7 @@ pub(crate) fn check(origins: &Origins, parts: &Parts) -> Result<(), Refusal> {
 
 /// Whether the page came from the host that the request is for.
 fn is_of_host(origin: &HeaderValue, parts: &Parts) -> bool {
-    let host = match parts.uri.authority() {
-        Some(authority) => Some(authority.as_str().as_bytes()),
-        None => parts.headers.get(HOST).map(HeaderValue::as_bytes),
-    };
+    let host = names::named(parts);
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|page| page.1.as_bytes());
     page.zip(host).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host))
 }

@@ -3,31 +3,34 @@
 //! Framing (`Content-Length`, `Transfer-Encoding`) is never copied: hyper writes it anew from the parsed message, so that
 //! no two parties can read one message differently.
 
-use http::header::{self, CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
+use http::header::{
+    self, CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 
 /// Makes llama-server go on generating after its client has left, which would defeat cancellation.
 const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
 
 /// The fields that are of one connection whether `Connection` names them or not; those of a proxy's own login with them.
-fn is_of_one_connection(name: &str) -> bool {
-    matches!(
-        name,
-        "connection"
-            | "keep-alive"
-            | "proxy-connection"
-            | "proxy-authenticate"
-            | "proxy-authorization"
-            | "te"
-            | "trailer"
-            | "transfer-encoding"
-            | "upgrade"
-    )
-}
+static OF_ONE_CONNECTION: [HeaderName; 9] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    // A relic that some clients still send.
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+/// What of a client's head is not the backend's, either.
+static OF_THE_CLIENT: [HeaderName; 3] = [CONTENT_LENGTH, EXPECT, CONVERSATION_ID];
 
 /// Removes fields by their names. Looking at each name there is costs less than asking for each that might be there.
-pub(crate) fn sweep(headers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
+pub(crate) fn sweep(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
     // Most heads have none or one of them.
-    while let Some(name) = headers.keys().find(|name| goes(name.as_str())).cloned() {
+    while let Some(name) = headers.keys().find(|name| goes(name)).cloned() {
         headers.remove(name);
     }
 }
@@ -40,7 +43,7 @@ pub(crate) const EXECUTED: HeaderName = HeaderName::from_static("x-warden-execut
 /// that are of a connection by definition. For both directions.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     strip_named(headers);
-    sweep(headers, is_of_one_connection);
+    sweep(headers, |name| OF_ONE_CONNECTION.contains(name));
 }
 
 /// Removes every field named in `Connection`.
@@ -63,9 +66,7 @@ fn strip_named(headers: &mut HeaderMap) {
 pub(crate) fn to_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
     strip_named(headers);
     sweep(headers, |name| {
-        is_of_one_connection(name)
-            || matches!(name, "content-length" | "expect" | "x-conversation-id")
-            || name.contains('_')
+        OF_ONE_CONNECTION.contains(name) || OF_THE_CLIENT.contains(name) || name.as_str().contains('_')
     });
     // The backend listens for us alone; the name under which clients know us means nothing to it.
     headers.insert(header::HOST, HeaderValue::from_static("localhost"));

@@ -12,12 +12,13 @@ use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, PROXY_AUTHORIZATION};
 
 use crate::headers;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
+static HOLD_KEYS: [HeaderName; 4] = [AUTHORIZATION, PROXY_AUTHORIZATION, X_API_KEY, API_KEY];
 
 /// Every key that a request brings. Some clients send a placeholder in one header and the key in another.
 pub(super) fn presented(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, [u8]>> {
@@ -51,9 +52,7 @@ fn in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
 
 /// Takes away whatever may hold a key.
 pub(crate) fn strip(headers: &mut HeaderMap) {
-    headers::sweep(headers, |name| {
-        matches!(name, "authorization" | "proxy-authorization" | "x-api-key" | "api-key")
-    });
+    headers::sweep(headers, |name| HOLD_KEYS.contains(name));
 }
 
 #[cfg(test)]

@@ -41,14 +41,7 @@ async fn a_thousand_streams_that_are_not_read_cost_little_and_hurt_nobody() {
         bodies.push(timeout(PATIENCE * 9, answer).await.unwrap().unwrap().into_body());
     }
     assert_eq!(rig.live(), CONNECTIONS * STREAMS);
-    // All stalled: no byte more in 300 ms.
-    let until = Instant::now() + PATIENCE * 9;
-    let mut last = usize::MAX;
-    while written.load(Ordering::SeqCst) != last || last == 0 {
-        assert!(Instant::now() < until, "never stalls: {last} bytes");
-        last = written.load(Ordering::SeqCst);
-        sleep(Duration::from_millis(300)).await;
-    }
+    let last = stalled(&written).await;
     assert!(last < 1000 * 1024 * 1024, "{last} bytes were taken from the backend");
     // The next one is answered: on a connection of its own, of either version, and behind the full ones.
     for _ in 0..5 {

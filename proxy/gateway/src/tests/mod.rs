@@ -58,6 +58,18 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// Waits until all are stalled, which is when no byte more comes in 300 ms. Bytes until then.
+async fn stalled(written: &AtomicUsize) -> usize {
+    let until = Instant::now() + PATIENCE * 9;
+    let mut last = usize::MAX;
+    while written.load(Ordering::SeqCst) != last || last == 0 {
+        assert!(Instant::now() < until, "never stalls: {last} bytes");
+        last = written.load(Ordering::SeqCst);
+        sleep(Duration::from_millis(300)).await;
+    }
+    last
+}
+
 /// A model of which nothing runs.
 pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
     ModelView {
