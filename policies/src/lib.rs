@@ -20,6 +20,7 @@
 //! | [`share`] | who goes first where backends share a budget or a GPU |
 //! | [`admission`] | whether a prompt fits into the memory that is left |
 //! | [`simulate`] | what a policy would do to a backend that leaks, before it does it to a real one |
+//! | [`experiment`] | what an experiment with a fresh server found out about its memory |
 //! | [`hosts`] | by which host names we may be reached |
 //! | [`origins`] | which web pages may call |
 //! | [`rate`] | whether something may happen once more, and when again if not |
@@ -31,6 +32,7 @@ pub mod allowance;
 pub mod backoff;
 pub mod defaults;
 pub mod dispatch;
+pub mod experiment;
 pub mod growth;
 pub mod health;
 pub mod hosts;

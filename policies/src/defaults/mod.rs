@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `serving` | between a client and a backend |
 //! | `backends` | a backend's life |
+//! | `diagnosing` | experiments |
 //! | `replacing` | when a backend is replaced |
 //! | `duration` | how durations are written |
 
@@ -29,11 +30,13 @@ macro_rules! section {
 }
 
 mod backends;
+mod diagnosing;
 mod duration;
 mod replacing;
 mod serving;
 
 pub use backends::{Build, Child, Lifecycle, Sensors};
+pub use diagnosing::Diagnose;
 pub use duration::{DurationError, parse_duration};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Queue, Server, Upstream};
@@ -85,6 +88,8 @@ section!(
         child: Child,
         /// Building llama-server.
         build: Build,
+        /// Experiments with fresh servers.
+        diagnose: Diagnose,
     }
 );
 

@@ -15,6 +15,7 @@
 //! | `blame` | which unit of work pays |
 //! | `forecast` | work and time until a limit |
 //! | `monitor` | all series of one generation |
+//! | `stretches` | slope and blame over processes that each did one kind of work, for experiments |
 //!
 //! A series is judged by the work that was done, not by the clock: idle hours add nothing, a busy minute adds much.
 
@@ -30,9 +31,11 @@ mod forecast;
 mod monitor;
 mod series;
 mod shape;
-mod stats;
+pub(crate) mod stats;
+mod stretches;
 
 pub use monitor::Monitor;
+pub use stretches::{Level, blame_of, slope};
 
 /// What a series says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use crate::growth::Interval;
 
 /// Bytes and counts as a number for arithmetic.
 #[expect(clippy::cast_precision_loss, reason = "exact up to 2^53, which no memory and no counter reaches")]
-pub(super) fn exact(value: u64) -> f64 {
+pub(crate) fn exact(value: u64) -> f64 {
     value as f64
 }
 
@@ -19,7 +19,7 @@ pub(super) fn size(length: usize) -> f64 {
 }
 
 /// The middle value, the mean of the two middle ones for an even number of values; `None` for none. Reorders them.
-pub(super) fn median(values: &mut [f64]) -> Option<f64> {
+pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     let middle = values.len() / 2;
     if values.is_empty() {
         return None;

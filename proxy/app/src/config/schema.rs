@@ -19,9 +19,9 @@ use warden_policies::defaults::{self, TEXT, parse_duration};
 pub(crate) const FLEET_WIDE: [&str; 4] =
     ["failures_told", "unknown_slots", "overlap_headroom", "overlap_floor"];
 
-/// Sections of the defaults that are no keys of a configuration: the numbers behind `auto` and behind
-/// admission. `config show --defaults` prints them with their reasons.
-pub(crate) const COMPILED_IN: [&str; 3] = ["levels", "moment", "admission"];
+/// Sections of the defaults that are no keys of a configuration: the numbers behind `auto`, behind
+/// admission and behind `diagnose`. `config show --defaults` prints them with their reasons.
+pub(crate) const COMPILED_IN: [&str; 4] = ["levels", "moment", "admission", "diagnose"];
 
 /// The schema of a whole configuration file.
 pub(crate) fn root() -> &'static Value {

@@ -1,0 +1,222 @@
+//! Judges one leg: from readings to a finding, and whether more of them would tell more.
+
+use crate::defaults::Diagnose;
+use crate::experiment::{Ended, Finding, Reading, SeriesFinding, Settles, Speed, Workload};
+use crate::growth::stats::{exact, median};
+use crate::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slope};
+use crate::sample::{Sample, Series, Work};
+use crate::units::scale;
+
+/// Whether a leg goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// More readings may tell more.
+    GoOn,
+    /// The rest would change nothing.
+    Decided,
+}
+
+/// Takes the readings of one leg.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    workload: Workload,
+    policy: GrowthPolicy,
+    numbers: Diagnose,
+    steps: u64,
+    monitor: Monitor,
+    readings: Vec<Reading>,
+}
+
+impl Judge {
+    /// For a leg of at most this many readings. `policy`: the detector's numbers; what an experiment changes in them is
+    /// changed here.
+    pub fn new(workload: Workload, steps: u64, policy: &GrowthPolicy, numbers: &Diagnose) -> Self {
+        let policy = GrowthPolicy { allowance_slack: numbers.allowance_slack, ..policy.clone() };
+        Self {
+            workload,
+            monitor: Monitor::new(&policy),
+            policy,
+            numbers: numbers.clone(),
+            steps,
+            readings: Vec::new(),
+        }
+    }
+
+    /// All readings so far.
+    pub fn readings(&self) -> &[Reading] {
+        &self.readings
+    }
+
+    /// What the detector says now, memory by memory.
+    pub fn growth(&self) -> &[Growth] {
+        self.monitor.growth()
+    }
+
+    /// Takes a reading in. `allowed`: bytes of host memory that the server is told to keep and nobody measures.
+    pub fn observe(&mut self, sample: Sample, allowed: u64) -> Next {
+        self.monitor.allow(Series::Host, allowed);
+        self.monitor.observe(&sample);
+        self.readings.push(Reading { sample, allowed });
+        let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
+        // Looking at all of them costs some milliseconds.
+        let look = taken >= self.numbers.decide_after && taken.is_multiple_of(self.policy.test_every.max(1));
+        if look && self.monitor.growth().iter().all(|growth| self.decided(growth)) {
+            Next::Decided
+        } else {
+            Next::GoOn
+        }
+    }
+
+    fn decided(&self, growth: &Growth) -> bool {
+        // Without measured pools: how those fill is known.
+        let levels = levels(growth.series, &self.readings, false);
+        let slope = slope(after_start(&levels), &self.policy);
+        match growth.verdict {
+            Verdict::Warming | Verdict::Suspected => false,
+            Verdict::Leaking => slope
+                .is_some_and(|slope| (slope.high - slope.low) <= self.numbers.tight * slope.value.max(0.0)),
+            // Even the high end of the interval could not become a leak in what is left.
+            Verdict::Steady | Verdict::Bounded => slope.is_some_and(|slope| {
+                let whole = slope.high * exact(self.steps) * requests_per_step(&levels);
+                whole < exact(self.effect(&levels, growth.series)) * self.policy.settle_share
+            }),
+        }
+    }
+
+    /// The least rise that counts, in bytes.
+    fn effect(&self, levels: &[Level], series: Series) -> u64 {
+        match series {
+            Series::Host => {
+                let first = levels.first().map_or(0, |level| level.bytes);
+                self.policy.host_effect.0.max(scale(first, self.policy.host_effect_share))
+            }
+            Series::Vram(_) => self.policy.vram_effect.0,
+        }
+    }
+
+    /// What the leg found.
+    pub fn finding(&self, speed: Speed, ended: Ended) -> Finding {
+        let work = self.readings.last().map_or_else(Work::default, |reading| reading.sample.work);
+        Finding {
+            workload: self.workload,
+            steps: u64::try_from(self.readings.len()).unwrap_or(u64::MAX),
+            requests: work.requests,
+            work,
+            series: self.monitor.growth().iter().map(|growth| self.series(growth)).collect(),
+            speed,
+            ended,
+        }
+    }
+
+    fn series(&self, growth: &Growth) -> SeriesFinding {
+        let levels = levels(growth.series, &self.readings, true);
+        let judged = after_start(&levels);
+        let per_request = slope(judged, &self.policy);
+        let work = match (judged.first(), judged.last()) {
+            (Some(first), Some(last)) => last.work - first.work,
+            _ => Work::default(),
+        };
+        let per = |units: u64| {
+            let rise = per_request?.value * exact(work.requests);
+            (units > 0).then(|| rise / exact(units))
+        };
+        let bytes = || levels.iter().map(|level| level.bytes);
+        SeriesFinding {
+            series: growth.series,
+            verdict: self.verdict(growth, &levels),
+            per_request,
+            pooled_per_request: slope(after_start(&pools(growth.series, &self.readings)), &self.policy)
+                .map(|slope| slope.value),
+            per_prompt_token: per(work.prompt_tokens),
+            per_output_token: per(work.output_tokens),
+            per_image: per(work.images),
+            settles: self.settles(&levels, growth, per_request),
+            blame: growth.blame.clone(),
+            first: bytes().next().unwrap_or(0),
+            last: bytes().next_back().unwrap_or(0),
+            peak: bytes().max().unwrap_or(0),
+            sees: self.sees(&levels, growth.series),
+        }
+    }
+
+    /// The detector looks at what is not in measured pools; here, growth into them counts as growth within bounds.
+    fn verdict(&self, growth: &Growth, levels: &[Level]) -> Verdict {
+        let pools = pools(growth.series, &self.readings);
+        let bytes = || pools.iter().map(|level| level.bytes);
+        let rose = bytes().max().unwrap_or(0) - bytes().min().unwrap_or(0);
+        let fills = rose >= scale(self.effect(levels, growth.series), self.policy.settle_share);
+        if fills && growth.verdict == Verdict::Steady { Verdict::Bounded } else { growth.verdict }
+    }
+
+    fn settles(&self, levels: &[Level], growth: &Growth, slope_: Option<Interval>) -> Settles {
+        let third = levels.len() / 3;
+        if third < self.policy.baseline_floors || slope_.is_none() {
+            return Settles::Unknown;
+        }
+        let step = scale(self.effect(levels, growth.series), self.numbers.still_share);
+        let end = &levels[levels.len() - third..];
+        let work = end[third - 1].work.requests - end[0].work.requests;
+        let rises = slope(end, &self.policy)
+            .is_some_and(|slope| slope.low > 0.0 && slope.value * exact(work) > exact(step));
+        if rises || growth.verdict >= Verdict::Suspected {
+            let unbounded = matches!(growth.verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
+            return if unbounded { Settles::No } else { Settles::Unknown };
+        }
+        let mut last: Vec<f64> = end.iter().map(|level| exact(level.bytes)).collect();
+        let settled = median(&mut last).unwrap_or(0.0) - exact(step);
+        let below = levels.iter().rposition(|level| exact(level.bytes) < settled);
+        let from = below.map_or(0, |index| index + 1).min(levels.len() - 1);
+        Settles::Yes { at_request: levels[from].work.requests }
+    }
+
+    /// The least slope that the detector can call a leak after as many readings, in bytes per request: a window of floors
+    /// has to rise by the least rise that counts, twice in a row, and all of them together by somewhat more.
+    fn sees(&self, levels: &[Level], series: Series) -> f64 {
+        let policy = &self.policy;
+        let effect = exact(self.effect(levels, series));
+        let judged = u64::try_from(levels.len()).unwrap_or(0).saturating_sub(policy.warmup_requests + 1);
+        let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
+        let mut least = f64::MAX;
+        for power in 0..policy.scales {
+            let steps = 1_u64.checked_shl(power).unwrap_or(u64::MAX);
+            if judged < (window + policy.test_every).saturating_mul(steps) {
+                break;
+            }
+            least = effect / exact(window.saturating_mul(steps));
+        }
+        let whole = policy.swift_effect * policy.straight_share * effect / exact(judged.max(1));
+        least.max(whole) / requests_per_step(levels).max(1.0)
+    }
+}
+
+/// The readings of one memory, with or without what was in measured pools.
+pub(super) fn levels(series: Series, readings: &[Reading], with_pools: bool) -> Vec<Level> {
+    let level = |reading: &Reading| {
+        let sample = &reading.sample;
+        let pool = if with_pools { 0 } else { sample.pooled(series).unwrap_or(0) };
+        let bytes = sample.charged(series)?.saturating_sub(pool);
+        Some(Level { at: sample.at, work: sample.work, bytes })
+    };
+    readings.iter().filter_map(level).collect()
+}
+
+/// What was in measured pools of one memory.
+fn pools(series: Series, readings: &[Reading]) -> Vec<Level> {
+    let level = |reading: &Reading| {
+        let sample = &reading.sample;
+        Some(Level { at: sample.at, work: sample.work, bytes: sample.pooled(series)? })
+    };
+    readings.iter().filter_map(level).collect()
+}
+
+/// What is left of a leg without its start.
+pub(super) fn after_start(levels: &[Level]) -> &[Level] {
+    &levels[levels.len() / 3..]
+}
+
+/// Requests from one reading to the next.
+fn requests_per_step(levels: &[Level]) -> f64 {
+    let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return 1.0 };
+    let steps = u64::try_from(levels.len().saturating_sub(1)).unwrap_or(0);
+    if steps == 0 { 1.0 } else { exact(last.work.requests - first.work.requests) / exact(steps) }
+}

@@ -1,0 +1,173 @@
+//! What an experiment finds out about a server's memory.
+//!
+//! ```text
+//!  fresh process ─ ready ─ warm-up ─┬─ request(s) ─ idle ─ reading ─┬─ decided, or the limit ─ stop     one leg
+//!                                   └───────────────<───────────────┘
+//!  readings ──> Judge ──> Finding: verdict, growth per unit of work, whether it settles
+//!  findings ──> across: who pays, over all legs together
+//! ```
+//!
+//! The verdicts are the detector's own ([`crate::growth`]): what an experiment calls a leak, the supervisor would have
+//! replaced a backend for. An experiment only sees to it that there is enough of one kind of work, and nothing else.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::growth::{Blame, Interval, Verdict};
+use crate::sample::{Sample, Series, Work};
+
+mod across;
+mod judge;
+mod workload;
+
+pub use across::blame_across;
+pub use judge::{Judge, Next};
+pub use workload::{Workload, WorkloadError};
+
+/// One reading of a leg, taken when nothing was in flight.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reading {
+    /// What was read, and the work done by then.
+    pub sample: Sample,
+    /// Bytes of host memory that the server is told to keep and that nobody measures, as known at that moment.
+    pub allowed: u64,
+}
+
+/// How fast a leg was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Tokens generated per second of one slot while it generates; `None` where the server does not tell.
+    pub tokens_per_second: Option<f64>,
+    /// Median time from sending a request to the first token of its answer.
+    #[serde(rename = "first_token_seconds", with = "seconds")]
+    pub first_token: Option<Duration>,
+    /// Requests that were measured.
+    pub requests: u64,
+}
+
+/// Whether a memory stops growing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "settles")]
+pub enum Settles {
+    /// It has stopped.
+    Yes {
+        /// From this request on it grew no more.
+        at_request: u64,
+    },
+    /// It grew to the end.
+    No,
+    /// Too short to say, or a cache that was still filling.
+    Unknown,
+}
+
+/// What one memory did in a leg.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SeriesFinding {
+    /// Which memory.
+    pub series: Series,
+    /// What the detector says.
+    pub verdict: Verdict,
+    /// Bytes per request, after the start of the leg, with the ends of a 95 % interval; `None` with too few readings.
+    pub per_request: Option<Interval>,
+    /// Bytes of that which went into pools that the server keeps on purpose, where those are measured.
+    pub pooled_per_request: Option<f64>,
+    /// The same growth for each prompt token evaluated; `None` where there were none.
+    pub per_prompt_token: Option<f64>,
+    /// The same growth for each token generated.
+    pub per_output_token: Option<f64>,
+    /// The same growth for each image.
+    pub per_image: Option<f64>,
+    /// Whether it stops.
+    pub settles: Settles,
+    /// Which unit of work pays; only where it leaks or may leak.
+    pub blame: Option<Blame>,
+    /// Bytes at the first reading, after the warm-up.
+    pub first: u64,
+    /// Bytes at the last reading.
+    pub last: u64,
+    /// The most bytes at any reading between requests.
+    pub peak: u64,
+    /// The least growth in bytes per request that a leg of this length could have called a leak.
+    pub sees: f64,
+}
+
+/// How a leg ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Ended {
+    /// All requests were sent.
+    Complete,
+    /// It was clear before the end.
+    Early,
+    /// The time for a leg was over.
+    OutOfTime,
+    /// The machine had hardly any memory left.
+    OutOfMemory {
+        /// In words.
+        why: String,
+    },
+    /// Somebody asked for an end.
+    Interrupted,
+    /// The server ended, or answered with errors only.
+    Crashed {
+        /// What happened, with the server's last words.
+        why: String,
+    },
+}
+
+/// What a leg found: one fresh process and one workload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The work.
+    pub workload: Workload,
+    /// Readings, which is steps of work.
+    pub steps: u64,
+    /// Requests that were answered, the warm-up included.
+    pub requests: u64,
+    /// All work, the warm-up included.
+    pub work: Work,
+    /// Memory by memory, the host first.
+    pub series: Vec<SeriesFinding>,
+    /// How fast it was.
+    pub speed: Speed,
+    /// How it ended.
+    pub ended: Ended,
+}
+
+impl Finding {
+    /// The worst verdict of all memories; `None` if no memory could be read.
+    pub fn worst(&self) -> Option<Verdict> {
+        self.series.iter().map(|series| series.verdict).max()
+    }
+
+    /// What one memory did.
+    pub fn of(&self, series: Series) -> Option<&SeriesFinding> {
+        self.series.iter().find(|found| found.series == series)
+    }
+
+    /// Whether any memory leaks.
+    pub fn leaks(&self) -> bool {
+        self.worst() == Some(Verdict::Leaking)
+    }
+}
+
+/// A time as seconds with a fraction.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    #[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde asks for this")]
+    pub(super) fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        time.map(|time| time.as_secs_f64()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        let seconds = Option::<f64>::deserialize(from)?;
+        seconds.map(Duration::try_from_secs_f64).transpose().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

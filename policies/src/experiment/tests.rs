@@ -1,0 +1,163 @@
+//! Legs made up by `world`: what is said of them, when they end, and who pays.
+
+use std::time::Duration;
+
+use super::*;
+use crate::defaults;
+use crate::sample::{Edge, GpuIndex, HostMemory, Vram, VramSource};
+
+const MIB: u64 = 1 << 20;
+
+fn each(workload: Workload) -> Work {
+    let text = Work { requests: 1, prompt_tokens: 60, output_tokens: 32, ..Work::default() };
+    match workload {
+        Workload::LongText => Work { prompt_tokens: 1500, ..text },
+        Workload::SameImage => Work { prompt_tokens: 300, output_tokens: 64, images: 1, ..text },
+        Workload::Conversation => Work { requests: 4, prompt_tokens: 240, output_tokens: 128, ..text },
+        _ => text,
+    }
+}
+
+/// Runs a leg as long as the judge wants. `host` and `vram` tell bytes beyond the start by the work done, `pool` those of
+/// them that are in a measured pool.
+fn leg(
+    workload: Workload,
+    steps: u64,
+    host: impl Fn(Work) -> u64,
+    vram: impl Fn(Work) -> u64,
+    pool: Option<&dyn Fn(Work) -> u64>,
+) -> (Finding, Vec<Reading>) {
+    let mut judge = Judge::new(workload, steps, &defaults().growth, &defaults().diagnose);
+    let (mut work, mut ended) = (Work::default(), Ended::Complete);
+    for step in 1..=steps {
+        work += each(workload);
+        // Pages come in pieces, and heaps breathe.
+        let noise = (step * 7919) % 61 * 4096;
+        let anon = 400 * MIB + host(work) + noise;
+        // A pool of a GPU grows by whole pieces.
+        let bytes = 3000 * MIB + vram(work) / (2 * MIB) * (2 * MIB);
+        let sample = Sample {
+            at: Duration::from_millis(step * 300),
+            edge: Edge::Idle,
+            host: Some(HostMemory { anon, ..HostMemory::default() }),
+            vram: vec![Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process }],
+            pools: pool.iter().map(|pool| (Series::Host, pool(work))).collect(),
+            in_flight: 0,
+            work,
+            largest_prompt: 0,
+        };
+        if judge.observe(sample, 0) == Next::Decided {
+            ended = Ended::Early;
+            break;
+        }
+    }
+    (judge.finding(Speed::default(), ended), judge.readings().to_vec())
+}
+
+fn limit() -> u64 {
+    defaults().diagnose.requests
+}
+
+const VRAM: Series = Series::Vram(GpuIndex(0));
+
+#[test]
+fn a_leak_is_found_measured_and_ends_the_leg_early() {
+    let found =
+        leg(Workload::SameImage, limit(), |w| w.images * 4630 * 1024, |w| w.images * 940 * 1024, None).0;
+    assert_eq!(found.ended, Ended::Early);
+    assert!(found.leaks() && found.steps < limit(), "{found:?}");
+    for (series, rate) in [(Series::Host, 4630.0 * 1024.0), (VRAM, 940.0 * 1024.0)] {
+        let series = found.of(series).unwrap();
+        assert_eq!((series.verdict, series.settles), (Verdict::Leaking, Settles::No));
+        let slope = series.per_request.unwrap();
+        assert!((slope.value / rate - 1.0).abs() < 0.02, "{slope:?}");
+        assert!((series.per_image.unwrap() / rate - 1.0).abs() < 0.02);
+    }
+}
+
+#[test]
+fn what_does_not_grow_is_steady_and_ends_the_leg_early() {
+    let found = leg(Workload::ShortText, limit(), |_| 0, |_| 0, None).0;
+    assert_eq!((found.worst(), &found.ended), (Some(Verdict::Steady), &Ended::Early));
+    assert!(found.series.iter().all(|series| matches!(series.settles, Settles::Yes { .. })), "{found:?}");
+}
+
+#[test]
+fn the_growth_of_the_start_is_no_leak_and_is_told() {
+    let start = |work: Work| 90 * MIB * work.requests.min(12) / 12;
+    let found = leg(Workload::ShortText, limit(), start, |_| 0, None).0;
+    let host = found.of(Series::Host).unwrap();
+    assert_eq!(host.verdict, Verdict::Steady, "{host:?}");
+    assert!(matches!(host.settles, Settles::Yes { at_request: 10..=14 }), "{host:?}");
+}
+
+#[test]
+fn a_measured_cache_that_fills_is_bounded_and_not_settled_until_it_is_full() {
+    let cache = |work: Work| (23 * MIB * work.requests).min(2048 * MIB);
+    let found = leg(Workload::DistinctPrompts, limit(), cache, |_| 0, Some(&cache)).0;
+    let host = found.of(Series::Host).unwrap();
+    assert!(host.verdict <= Verdict::Bounded, "{host:?}");
+    assert!(matches!(host.settles, Settles::Yes { at_request: 80..=95 }), "{host:?}");
+    let short = leg(Workload::DistinctPrompts, 70, cache, |_| 0, Some(&cache)).0;
+    let host = short.of(Series::Host).unwrap();
+    assert!(host.verdict <= Verdict::Bounded, "{host:?}");
+    assert_ne!(host.settles, Settles::Yes { at_request: 0 });
+    assert!((host.pooled_per_request.unwrap() / 24_117_248.0 - 1.0).abs() < 0.01);
+}
+
+#[test]
+fn slower_growth_than_a_leg_of_this_length_can_judge_is_shown_as_such() {
+    let found = leg(Workload::ShortText, 100, |w| w.requests * 300 * 1024, |_| 0, None).0;
+    let host = found.of(Series::Host).unwrap();
+    assert_eq!((found.ended.clone(), host.settles), (Ended::Complete, Settles::No), "{host:?}");
+    assert!(host.verdict < Verdict::Leaking);
+    assert!(host.sees > host.per_request.unwrap().value);
+}
+
+#[test]
+fn what_a_leg_can_see_it_does_see() {
+    for steps in [60, 100, limit()] {
+        let blind = leg(Workload::ShortText, steps, |_| 0, |_| 0, None).0;
+        // Those that are steady end early: what matters is the length.
+        let sees =
+            leg(Workload::ShortText, steps, |w| w.requests * 200 * 1024, |w| w.requests * 50 * 1024, None);
+        assert!(blind.steps <= sees.0.steps);
+        for series in [Series::Host, VRAM] {
+            let rate = sees.0.of(series).unwrap().sees * 1.15;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive rate")]
+            let rate = rate as u64;
+            let of = |wanted| move |work: Work| if wanted == series { work.requests * rate } else { 0 };
+            let found = leg(Workload::ShortText, steps, of(Series::Host), of(VRAM), None).0;
+            assert_eq!(found.of(series).unwrap().verdict, Verdict::Leaking, "{steps} {series}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn legs_of_different_work_tell_together_who_pays() {
+    let legs = [Workload::ShortText, Workload::LongText, Workload::SameImage, Workload::Conversation];
+    let kinds: [(crate::growth::Unit, fn(Work) -> u64); 3] = [
+        (crate::growth::Unit::Request, |work| work.requests * 4 * MIB),
+        (crate::growth::Unit::Image, |work| work.images * 4 * MIB),
+        (crate::growth::Unit::PromptToken, |work| work.prompt_tokens * 20 * 1024),
+    ];
+    for (unit, leak) in kinds {
+        let run: Vec<Vec<Reading>> =
+            legs.iter().map(|workload| leg(*workload, limit(), leak, |_| 0, None).1).collect();
+        let legs: Vec<&[Reading]> = run.iter().map(Vec::as_slice).collect();
+        let blame = blame_across(Series::Host, &legs, &defaults().growth);
+        assert!(matches!(&blame, Blame::Pays { unit: found, .. } if *found == unit), "{unit:?}: {blame:?}");
+    }
+}
+
+#[test]
+fn a_finding_survives_json() {
+    let found = leg(Workload::SameImage, 70, |w| w.images * 4 * MIB, |_| 0, None).0;
+    let text = serde_json::to_string(&found).unwrap();
+    assert_eq!(serde_json::from_str::<Finding>(&text).unwrap(), found);
+    assert!(text.contains(r#""settles":{"settles":"no"}"#), "{text}");
+    for workload in Workload::ALL {
+        assert_eq!(workload.as_str().parse(), Ok(workload));
+        assert_eq!(serde_json::to_value(workload).unwrap(), workload.as_str());
+    }
+}
