@@ -1,7 +1,8 @@
-//! Writes GGUF version 3 files: typed metadata and f32 tensors, alignment 32.
+//! Writes GGUF version 3 files: typed metadata, f32 and f16 tensors, alignment 32.
 //!
-//! It exists for the sample model, so it knows no quantized types and never reads a file. The layout is that of
-//! the GGUF specification (ggml, `docs/gguf.md`), all integers little-endian:
+//! It exists for the sample models, so it knows no quantized types and never reads a file. A tensor is held, or made
+//! while it is written: a model of many gigabytes needs memory for one block of numbers. The layout is that of the GGUF
+//! specification (ggml, `docs/gguf.md`), all integers little-endian:
 //!
 //! ```text
 //!  "GGUF" | version u32 | tensors u64 | entries u64
@@ -17,8 +18,33 @@ use std::io::{self, Write};
 pub const ALIGNMENT: usize = 32;
 /// The format version that this module writes.
 pub const VERSION: u32 = 3;
-/// ggml's number for the tensor type f32.
-const GGML_TYPE_F32: u32 = 0;
+
+/// How a tensor's numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats (IEEE binary16).
+    F16,
+}
+
+impl Number {
+    /// ggml's number for this type.
+    const fn kind(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+        }
+    }
+
+    /// Bytes of one number.
+    const fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
 
 /// One metadata value. Arrays hold one type each, as the format wants.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +63,10 @@ pub enum Value {
     I32s(Vec<i32>),
     /// 32-bit floats, such as the mean of each colour.
     F32s(Vec<f32>),
+    /// 32-bit unsigned integers, such as heads by layer.
+    U32s(Vec<u32>),
+    /// Truth values, such as which layers have a window.
+    Bools(Vec<bool>),
 }
 
 impl Value {
@@ -47,7 +77,7 @@ impl Value {
             Self::F32(_) => 6,
             Self::Bool(_) => 7,
             Self::String(_) => 8,
-            Self::Strings(_) | Self::I32s(_) | Self::F32s(_) => 9,
+            Self::Strings(_) | Self::I32s(_) | Self::F32s(_) | Self::U32s(_) | Self::Bools(_) => 9,
         }
     }
 
@@ -69,24 +99,74 @@ impl Value {
                 write_array_head(out, 6, numbers.len())?;
                 numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
             }
+            Self::U32s(numbers) => {
+                write_array_head(out, 4, numbers.len())?;
+                numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
+            }
+            Self::Bools(truths) => {
+                write_array_head(out, 7, truths.len())?;
+                truths.iter().try_for_each(|truth| out.write_all(&[u8::from(*truth)]))
+            }
         }
     }
 }
 
-/// A named f32 tensor, stored row by row.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
+/// Writes the numbers of a tensor, row by row, as many as its lengths say.
+pub type Fill = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
+
+enum Data {
+    Held(Vec<f32>),
+    Made(Fill),
+}
+
+/// A named tensor, stored row by row.
+struct Tensor {
     name: String,
     /// ggml's order: the length of a row first, then the number of rows.
     lengths: Vec<u64>,
-    data: Vec<f32>,
+    number: Number,
+    data: Data,
 }
 
-/// A model file in memory. Entries and tensors are written in the order in which they were added.
-#[derive(Clone, Debug, Default)]
+impl Tensor {
+    fn bytes(&self) -> u64 {
+        self.lengths.iter().product::<u64>() * self.number.bytes()
+    }
+
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        match &self.data {
+            Data::Held(numbers) => {
+                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+                out.write_all(&bytes)
+            }
+            Data::Made(fill) => {
+                let mut counted = Counted { inner: out, written: 0 };
+                fill(&mut counted)?;
+                if counted.written as u64 == self.bytes() {
+                    return Ok(());
+                }
+                Err(io::Error::other(format!(
+                    "tensor {} has {} bytes and was given {}",
+                    self.name,
+                    self.bytes(),
+                    counted.written
+                )))
+            }
+        }
+    }
+}
+
+/// A model file to be. Entries and tensors are written in the order in which they were added.
+#[derive(Default)]
 pub struct Gguf {
     entries: Vec<(String, Value)>,
     tensors: Vec<Tensor>,
+}
+
+impl std::fmt::Debug for Gguf {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Gguf({} entries, {} tensors)", self.entries.len(), self.tensors.len())
+    }
 }
 
 impl Gguf {
@@ -105,16 +185,14 @@ impl Gguf {
 
     /// Adds a vector.
     pub fn vector(&mut self, name: &str, data: Vec<f32>) -> &mut Self {
-        self.tensors.push(Tensor { name: name.to_owned(), lengths: vec![data.len() as u64], data });
-        self
+        self.held(name, vec![data.len() as u64], data)
     }
 
     /// Adds a matrix of rows that are `columns` long; what is left of an incomplete last row is cut off.
     pub fn matrix(&mut self, name: &str, columns: usize, mut data: Vec<f32>) -> &mut Self {
         let rows = data.len().checked_div(columns).unwrap_or(0);
         data.truncate(rows * columns);
-        self.tensors.push(Tensor { name: name.to_owned(), lengths: vec![columns as u64, rows as u64], data });
-        self
+        self.held(name, vec![columns as u64, rows as u64], data)
     }
 
     /// Adds a tensor of any number of dimensions, the innermost length first. What is missing is zero and what is too
@@ -122,11 +200,37 @@ impl Gguf {
     pub fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
         data.resize(lengths.iter().product(), 0.0);
         let lengths = lengths.iter().map(|length| *length as u64).collect();
-        self.tensors.push(Tensor { name: name.to_owned(), lengths, data });
+        self.held(name, lengths, data)
+    }
+
+    fn held(&mut self, name: &str, lengths: Vec<u64>, data: Vec<f32>) -> &mut Self {
+        self.tensors.push(Tensor {
+            name: name.to_owned(),
+            lengths,
+            number: Number::F32,
+            data: Data::Held(data),
+        });
         self
     }
 
-    /// Writes the whole file. Fails only when the writer does.
+    /// Adds a tensor whose numbers are made while the file is written, the innermost length first. Writing fails if `fill`
+    /// gives another number of bytes than the lengths ask for.
+    pub fn made(&mut self, name: &str, number: Number, lengths: &[u64], fill: Fill) -> &mut Self {
+        self.tensors.push(Tensor {
+            name: name.to_owned(),
+            lengths: lengths.to_vec(),
+            number,
+            data: Data::Made(fill),
+        });
+        self
+    }
+
+    /// Bytes of all tensors, without metadata and padding.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensors.iter().map(Tensor::bytes).sum()
+    }
+
+    /// Writes the whole file. Fails when the writer does, or when a tensor is not filled as it was announced.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut out = Counted { inner: out, written: 0 };
         out.write_all(b"GGUF")?;
@@ -143,14 +247,13 @@ impl Gguf {
             write_text(&mut out, &tensor.name)?;
             out.write_all(&u32::try_from(tensor.lengths.len()).unwrap_or(u32::MAX).to_le_bytes())?;
             tensor.lengths.iter().try_for_each(|length| out.write_all(&length.to_le_bytes()))?;
-            out.write_all(&GGML_TYPE_F32.to_le_bytes())?;
+            out.write_all(&tensor.number.kind().to_le_bytes())?;
             out.write_all(&offset.to_le_bytes())?;
-            offset += (tensor.data.len() * size_of::<f32>()).next_multiple_of(ALIGNMENT) as u64;
+            offset += tensor.bytes().next_multiple_of(ALIGNMENT as u64);
         }
         out.pad()?;
         for tensor in &self.tensors {
-            let bytes: Vec<u8> = tensor.data.iter().flat_map(|number| number.to_le_bytes()).collect();
-            out.write_all(&bytes)?;
+            tensor.write(&mut out)?;
             out.pad()?;
         }
         Ok(())
@@ -240,5 +343,31 @@ mod tests {
         out.clear();
         Value::Strings(vec!["ä".to_owned()]).write(&mut out).unwrap();
         assert_eq!(out, [8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0xc3, 0xa4]);
+        out.clear();
+        Value::Bools(vec![true, false]).write(&mut out).unwrap();
+        assert_eq!(out, [7, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+        out.clear();
+        Value::U32s(vec![9]).write(&mut out).unwrap();
+        assert_eq!(out, [4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_made_tensor_stands_where_the_header_says_and_the_next_one_is_aligned() {
+        let mut file = Gguf::new("llama");
+        file.made("half", Number::F16, &[3, 1], Box::new(|out| out.write_all(&[1, 2, 3, 4, 5, 6])));
+        file.vector("next", vec![1.0]);
+        assert_eq!(file.tensor_bytes(), 10);
+        let all = bytes(&file);
+        let data = &all[all.len() - 2 * ALIGNMENT..];
+        assert_eq!(data[..8], [1, 2, 3, 4, 5, 6, 0, 0]);
+        assert_eq!(data[ALIGNMENT..ALIGNMENT + 4], 1.0_f32.to_le_bytes());
+    }
+
+    #[test]
+    fn a_tensor_that_is_filled_with_too_little_is_an_error_that_names_it() {
+        let mut file = Gguf::new("llama");
+        file.made("short", Number::F16, &[4], Box::new(|out| out.write_all(&[0; 6])));
+        let failed = file.write(&mut Vec::new()).unwrap_err();
+        assert!(failed.to_string().contains("short has 8 bytes and was given 6"), "{failed}");
     }
 }

@@ -5,7 +5,7 @@
 #
 # LLAMA_WARDEN is the program, BASE and NEWEST are sources of llama.cpp (b8827, and the newest), OUT is a folder for
 # results.jsonl and the logs. Builds go to the usual folders (XDG_CACHE_HOME, XDG_DATA_HOME). Parts that need no quiet
-# machine run beside the next build. Needs python3 with numpy and the package gguf.
+# machine run beside the next build. Needs python3.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 warden=$1 base=$2 newest=$3 out=$4
@@ -36,7 +36,11 @@ cap=LLAMA_WARDEN_GRAPH_CACHE_CAP=16
 purge=LLAMA_WARDEN_POOL_BUDGET_MIB=256
 reset=LLAMA_WARDEN_CUBLAS_RESET_EVERY=1000
 
-python3 "$here/models.py" "$models" >"$out/models.log" 2>&1 &
+mkdir -p "$models"
+{
+    "$warden" sample-model --arch llama --size gpu -o "$models/llama.gguf"
+    "$warden" sample-model --arch gemma4 --size gpu -o "$models/gemma4.gguf" --vision --mmproj "$models/mmproj.gguf"
+} >"$out/models.log" 2>&1 &
 build base "$base" -D LLAMA_BUILD_WEBUI=OFF
 wait
 build base-plain "$base" -D LLAMA_BUILD_WEBUI=OFF --plain

@@ -27,8 +27,6 @@ import threading
 import time
 import zlib
 
-# Bytes as tokens would make text that is no UTF-8.
-NO_BYTES = [[token, False] for token in range(3, 259)]
 MARKER = "<__picture__>"
 
 
@@ -165,7 +163,7 @@ def tokens(seed, count):
 
 def text_request(seed, prompt, output):
     return {"prompt": tokens(seed, prompt), "n_predict": output, "temperature": 0, "ignore_eos": True,
-            "cache_prompt": False, "logit_bias": NO_BYTES}
+            "cache_prompt": False}
 
 
 class Run:
@@ -196,8 +194,7 @@ def images(args):
         begun = time.monotonic()
         for index in range(args.requests):
             server.complete({"prompt": {"prompt_string": f"look {MARKER} tell", "multimodal_data": [picture(index)]},
-                             "n_predict": args.output, "temperature": 0, "ignore_eos": True, "cache_prompt": False,
-                             "logit_bias": NO_BYTES})
+                             "n_predict": args.output, "temperature": 0, "ignore_eos": True, "cache_prompt": False})
             host.append(server.host_mib())
             vram.append(run.vram.of(server))
         wall = time.monotonic() - begun

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 
-from evidence import NO_BYTES, TEXT, picture
+from evidence import TEXT, picture
 
 CONFIG = """
 server.port = 0
@@ -113,7 +113,6 @@ class Client(threading.Thread):
                 return
             image = "data:image/png;base64," + picture(index)
             body = {"model": self.model, "max_tokens": 64, "temperature": 0, "ignore_eos": True, "cache_prompt": False,
-                    "logit_bias": NO_BYTES,
                     "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}},
                                                               {"type": "text", "text": "tell"}]}]}
             try:

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 
-from evidence import MARKER, NO_BYTES, Run, picture, tokens
+from evidence import MARKER, Run, picture, tokens
 
 
 class Recorder:
@@ -64,8 +64,7 @@ class Recorder:
 
 
 def request(prompt, output, cache=False):
-    return {"prompt": prompt, "n_predict": output, "temperature": 0, "ignore_eos": True, "cache_prompt": cache,
-            "logit_bias": NO_BYTES}
+    return {"prompt": prompt, "n_predict": output, "temperature": 0, "ignore_eos": True, "cache_prompt": cache}
 
 
 def with_picture(seed, size, output):

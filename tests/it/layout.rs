@@ -7,17 +7,26 @@ use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// Crate by crate, which crates of ours it may depend on.
-const MAY_DEPEND_ON: [(&str, &[&str]); 7] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 9] = [
     ("warden-policies", &[]),
     ("warden-builder", &[]),
+    ("warden-tracer", &[]),
+    ("warden-tracer-reader", &[]),
     ("warden-sensors", &["warden-policies"]),
     ("warden-supervisor", &["warden-policies", "warden-sensors"]),
     ("warden-gateway", &["warden-policies", "warden-sensors", "warden-supervisor"]),
     (
         "llama-warden",
-        &["warden-policies", "warden-sensors", "warden-supervisor", "warden-gateway", "warden-builder"],
+        &[
+            "warden-policies",
+            "warden-sensors",
+            "warden-supervisor",
+            "warden-gateway",
+            "warden-builder",
+            "warden-tracer-reader",
+        ],
     ),
-    ("warden-tests", &["warden-policies", "warden-sensors", "warden-builder"]),
+    ("warden-tests", &["warden-policies", "warden-sensors", "warden-builder", "warden-tracer-reader"]),
 ];
 
 /// What a crate without clock, I/O and async cannot need. `toml` parses a compiled-in text.

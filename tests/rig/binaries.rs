@@ -44,6 +44,15 @@ pub fn mock_llama() -> Result<PathBuf, Trouble> {
     if beside.exists() { Ok(beside) } else { build("warden-tests", "mock-llama") }
 }
 
+/// Path of `leaky`, which allocates as it is told.
+///
+/// # Errors
+/// It cannot be built.
+pub fn leaky() -> Result<PathBuf, Trouble> {
+    let beside = profile_directory()?.join("leaky");
+    if beside.exists() { Ok(beside) } else { build("warden-tests", "leaky") }
+}
+
 /// Path of `raw-llama`.
 ///
 /// # Errors

@@ -144,10 +144,23 @@ impl Undisturbed {
         flags: &[&str],
         variables: &[(&str, &str)],
     ) -> Result<Self, Trouble> {
+        Self::start_model(server, &sample_model(preset)?, flags, variables).await
+    }
+
+    /// The same with a model of one's own.
+    ///
+    /// # Errors
+    /// It does not get ready.
+    pub async fn start_model(
+        server: &Path,
+        model: &Path,
+        flags: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Self, Trouble> {
         let mut home = Home::new()?;
         home.env.extend(variables.iter().map(|(name, value)| (name.into(), value.into())));
         let socket = home.path().join("real.sock");
-        let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), sample_model(preset)?.into()];
+        let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), model.into()];
         args.extend(["--host".into(), socket.clone().into()]);
         args.extend(flags.iter().map(std::ffi::OsString::from));
         let log = home.path().join("log");

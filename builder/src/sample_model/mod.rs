@@ -8,12 +8,16 @@
 //! constant that no layer writes to, so that after the last norm it is an input of known sign: column 0 of the
 //! output matrix is then a bias per token, which forbids byte and control tokens and makes the end as likely as
 //! wanted.
+//!
+//! [`sized`] are models of a chosen architecture and size by the same ideas.
 
+mod half;
 mod mmproj;
 mod noise;
+pub mod sized;
 mod vocab;
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use crate::gguf::{Gguf, Value};
@@ -116,31 +120,43 @@ const WIDTH: u32 = 64;
 /// Width inside the FFN.
 const INNER: u32 = 128;
 
+fn file(options: &Options) -> Gguf {
+    match options.preset {
+        Preset::Mmproj => mmproj::file(options.seed),
+        _ => model(options),
+    }
+}
+
 /// The file's bytes.
 pub fn bytes(options: &Options) -> Vec<u8> {
     let mut out = Vec::new();
-    let file = match options.preset {
-        Preset::Mmproj => mmproj::file(options.seed),
-        _ => model(options),
-    };
     // A Vec takes everything, so there is no error to pass on.
-    file.write(&mut out).ok();
+    file(options).write(&mut out).ok();
     out
 }
 
 /// Writes the file, whole or not at all: readers never see a part of it, and an older file stays if this fails.
 pub fn write(path: &Path, options: &Options) -> io::Result<()> {
+    persist(path, &file(options)).map(|_bytes| ())
+}
+
+/// The same for any model; returns the bytes of the file.
+fn persist(path: &Path, model: &Gguf) -> io::Result<u64> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     let mut temporary = tempfile::Builder::new().prefix(".sample-model-").tempfile_in(folder)?;
-    io::Write::write_all(&mut temporary, &bytes(options))?;
+    let mut out = io::BufWriter::new(temporary.as_file_mut());
+    model.write(&mut out)?;
+    out.flush()?;
+    drop(out);
+    let bytes = temporary.as_file().metadata()?.len();
     // A private mode is for secrets; a model is to be read by whoever serves it.
     let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     temporary.as_file().set_permissions(readable)?;
     temporary.persist(path).map_err(|failed| failed.error)?;
-    Ok(())
+    Ok(bytes)
 }
 
 fn model(options: &Options) -> Gguf {

@@ -1,4 +1,5 @@
-//! The sample model's vocabulary: 256 byte tokens, 400 invented words, four control tokens.
+//! The sample models' vocabulary: 256 byte tokens, invented words (400 of them in the presets), four control tokens, and
+//! marks where a model needs some.
 //!
 //! It is a byte-level BPE vocabulary. The pre-tokenizer `llama-bpe` looks a whole piece of text (a word with the
 //! space before it) up before it tries merges, so no merge list is needed, and text made of these words tokenizes
@@ -17,6 +18,10 @@ pub(crate) const TOKENS: usize = FIRST_WORD + WORDS + CONTROL.len();
 
 /// Opens the text, opens a turn, ends a turn, fills a batch.
 const CONTROL: [&str; 4] = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
+/// Stand before and after a picture where llama-server's gemma4v projector puts one; control tokens.
+const PICTURE: [&str; 2] = ["<|image>", "<image|>"];
+/// What a vocabulary with marks for pictures has beside its words.
+pub(crate) const BESIDE_WORDS: usize = FIRST_WORD + CONTROL.len() + PICTURE.len();
 /// Open and close a tool call, in models that know tools; after the control tokens.
 const MARKS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 /// The id of the first of them.
@@ -39,6 +44,8 @@ pub(crate) enum Speaks {
     Turns,
     /// Turns, and calls of tools.
     Tools,
+    /// Turns, and pictures in them.
+    Pictures,
 }
 
 /// Our own words: two or three of these, none of which is a word of English.
@@ -80,20 +87,28 @@ const TOOLS_TEMPLATE: &str = "\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
-/// Adds the tokenizer's metadata, and the chat template if there is one.
+/// Adds the tokenizer's metadata for a preset, and the chat template if there is one.
 pub(crate) fn add(file: &mut Gguf, speaks: Speaks) {
+    add_with_words(file, speaks, WORDS);
+}
+
+/// The same with this many words. Token ids: bytes, then words, then control tokens, then marks.
+pub(crate) fn add_with_words(file: &mut Gguf, speaks: Speaks, words: usize) {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
     let space = symbol(b' ');
-    tokens.extend((0..WORDS).map(|index| format!("{space}{}", word(index))));
+    tokens.extend((0..words).map(|index| format!("{space}{}", word(index))));
+    let mut types = vec![NORMAL; tokens.len()];
     tokens.extend(CONTROL.map(str::to_owned));
-    let mut types = vec![NORMAL; FIRST_WORD + WORDS];
-    types.resize(TOKENS, CONTROL_TYPE);
+    if speaks == Speaks::Pictures {
+        tokens.extend(PICTURE.map(str::to_owned));
+    }
+    types.resize(tokens.len(), CONTROL_TYPE);
     if speaks == Speaks::Tools {
         tokens.extend(MARKS.map(str::to_owned));
-        types.resize(TOKENS_WITH_TOOLS, USER_DEFINED);
+        types.resize(tokens.len(), USER_DEFINED);
     }
 
-    let id = |place: usize| Value::U32(u32::try_from(FIRST_WORD + WORDS + place).unwrap_or(u32::MAX));
+    let id = |place: usize| Value::U32(u32::try_from(FIRST_WORD + words + place).unwrap_or(u32::MAX));
     file.set("tokenizer.ggml.model", Value::String("gpt2".to_owned()))
         .set("tokenizer.ggml.pre", Value::String("llama-bpe".to_owned()))
         .set("tokenizer.ggml.tokens", Value::Strings(tokens))
@@ -107,7 +122,7 @@ pub(crate) fn add(file: &mut Gguf, speaks: Speaks) {
         .set("tokenizer.ggml.add_eos_token", Value::Bool(false));
     let template = match speaks {
         Speaks::Text => return,
-        Speaks::Turns => CHAT_TEMPLATE,
+        Speaks::Turns | Speaks::Pictures => CHAT_TEMPLATE,
         Speaks::Tools => TOOLS_TEMPLATE,
     };
     file.set("tokenizer.chat_template", Value::String(template.to_owned()));
@@ -128,9 +143,9 @@ fn symbol(byte: u8) -> char {
     }
 }
 
-/// The invented word of an index: two syllables as long as those last, then three.
+/// The invented word of an index: two syllables as long as those last, then three, and so on.
 fn word(index: usize) -> String {
-    let syllables = if index < 256 { 2 } else { 3 };
+    let syllables = (index.max(1).ilog2() / 4 + 1).max(2);
     (0..syllables).map(|place| SYLLABLES[(index >> (4 * place)) % 16]).collect()
 }
 
@@ -161,5 +176,6 @@ mod tests {
         // apart.
         assert!((0..256).all(|index| word(index).len() == 4));
         assert!((256..WORDS).all(|index| word(index).len() == 6));
+        assert_eq!([4095, 4096, 65_535, 65_536].map(|index| word(index).len()), [6, 8, 8, 10]);
     }
 }

@@ -1,4 +1,4 @@
-//! Creates one process: the only file of the product with `unsafe` code.
+//! Creates one process: the only file of the program with `unsafe` code (the library that it carries is another matter).
 //!
 //! The child leads a process group of its own, dies by SIGKILL when the forking thread dies, starts with an empty signal
 //! mask and inherits no file but its three standard ones. Must be called on a thread that lives as long as we do.

@@ -1,9 +1,8 @@
-//! `llama-warden builds list|show|rm|gc`, and `sample-model`.
+//! `llama-warden builds list|show|rm|gc`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use warden_builder::sample_model::{self, Options, Preset};
 use warden_builder::{BuildId, Keep, Provenance, Store};
 use warden_policies::ByteSize;
 
@@ -126,31 +125,4 @@ fn row(build: &Provenance) -> Vec<String> {
         if build.fixes().is_empty() { "none".to_owned() } else { build.fixes().join(",") },
         ByteSize(build.binary.size).to_string(),
     ]
-}
-
-/// What `sample-model` takes.
-#[derive(Debug, Args)]
-pub(crate) struct SampleModelArgs {
-    /// The file to write.
-    #[arg(long, short, value_name = "FILE")]
-    output: PathBuf,
-    /// Different seeds give models that answer differently.
-    #[arg(long, default_value_t = Options::default().seed)]
-    seed: u64,
-    /// What it is for.
-    #[arg(long, default_value = Options::default().preset.name(), value_parser = clap::builder::PossibleValuesParser::new(Preset::ALL.map(Preset::name)))]
-    preset: String,
-}
-
-/// Writes the sample model.
-pub(crate) fn sample_model(args: &SampleModelArgs) -> Result<(), Failure> {
-    let preset = Preset::from_name(&args.preset).unwrap_or_default();
-    sample_model::write(&args.output, &Options { seed: args.seed, preset }).map_err(|problem| {
-        Failure::hinted(
-            format!("cannot write {}: {problem}", args.output.display()),
-            "choose another file with -o",
-        )
-    })?;
-    let bytes = std::fs::metadata(&args.output).map_or(0, |facts| facts.len());
-    out::line(&format!("wrote {} ({}, preset {})", args.output.display(), ByteSize(bytes), args.preset))
 }

@@ -22,6 +22,7 @@ mod patches;
 mod policy;
 pub(crate) mod progress;
 mod quickstart;
+mod sample_model;
 mod serve;
 mod status;
 
@@ -56,8 +57,8 @@ enum Command {
     /// Makes API keys, and checks a file of them.
     #[command(subcommand)]
     Keys(keys::KeysCommand),
-    /// Writes a tiny model with random weights, to try things with.
-    SampleModel(builds::SampleModelArgs),
+    /// Writes a model with random weights, to try things with.
+    SampleModel(sample_model::SampleModelArgs),
     /// Shows the models of a running instance.
     Status(control::StatusArgs),
     /// Replaces the processes of a model; requests wait or go to the next one.
@@ -136,7 +137,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Mitigations(command) => mitigations::run(&command),
         Command::Policy(command) => policy::run(command),
         Command::Keys(command) => keys::run(command),
-        Command::SampleModel(args) => builds::sample_model(&args),
+        Command::SampleModel(args) => sample_model::run(&args),
         Command::Status(args) => control::status(&args),
         Command::Restart(args) => control::restart(&args),
         Command::Drain(args) => control::drain(&args),

@@ -1,0 +1,63 @@
+//! Rounds numbers to 16 bits (IEEE binary16), to the nearest and ties to even: integer arithmetic only, so the bytes of a
+//! model are the same everywhere.
+
+/// The bits of the nearest binary16; what is too large becomes infinite.
+pub(crate) fn bits(number: f32) -> u16 {
+    let bits = number.to_bits();
+    let sign = (bits >> 16) & 0x8000;
+    let exponent = (bits >> 23) & 0xff;
+    let mantissa = bits & 0x007f_ffff;
+    let rounded = match exponent {
+        // Not a number, or infinite.
+        0xff => 0x7c00 | (u32::from(mantissa != 0) << 9),
+        // Normal, or rounded up into infinity: the exponents of the two types differ by 112.
+        113.. => nearest(((exponent - 112) << 23) | mantissa, 13).min(0x7c00),
+        // Subnormal: the leading bit becomes visible. Below 102 even half of the smallest is missed.
+        102..113 => nearest(mantissa | 0x0080_0000, 126 - exponent),
+        _ => 0,
+    };
+    u16::try_from(sign | rounded).unwrap_or(u16::MAX)
+}
+
+/// Drops this many bits (1 to 24), rounding to the nearest, ties to even.
+fn nearest(value: u32, dropped: u32) -> u32 {
+    let kept = value >> dropped;
+    let rest = value & ((1 << dropped) - 1);
+    let half = 1 << (dropped - 1);
+    kept + u32::from(rest > half || (rest == half && kept & 1 == 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a binary16 means, from its definition.
+    fn meaning(bits: u16) -> f64 {
+        let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
+        let (exponent, mantissa) = (i32::from((bits >> 10) & 31), f64::from(bits & 1023));
+        sign * match exponent {
+            0 => mantissa / 1024.0 * 2.0_f64.powi(-14),
+            _ => (1.0 + mantissa / 1024.0) * 2.0_f64.powi(exponent - 15),
+        }
+    }
+
+    #[test]
+    fn every_finite_binary16_is_its_own_nearest() {
+        for value in (0..0x7c00_u16).chain(0x8000..0xfc00) {
+            #[expect(clippy::cast_possible_truncation, reason = "every binary16 is an f32")]
+            let number = meaning(value) as f32;
+            assert_eq!(bits(number), value, "{number}");
+        }
+    }
+
+    #[test]
+    fn ties_go_to_even_and_what_is_too_large_is_infinite() {
+        // 1 + 1/2048 lies between 1 and 1 + 1/1024; 1 + 3/2048 between two of which the upper is even.
+        assert_eq!(bits(1.0 + 1.0 / 2048.0), 0x3c00);
+        assert_eq!(bits(1.0 + 3.0 / 2048.0), 0x3c02);
+        assert_eq!(bits(1.0 + 1.1 / 2048.0), 0x3c01);
+        assert_eq!([bits(65_519.0), bits(65_520.0), bits(-1e9)], [0x7bff, 0x7c00, 0xfc00]);
+        assert_eq!([bits(2.0_f32.powi(-25)), bits(2.0_f32.powi(-25) * 1.01), bits(-1e-30)], [0, 1, 0x8000]);
+        assert_eq!(bits(f32::NAN) & 0x7e00, 0x7e00);
+    }
+}

@@ -1,0 +1,135 @@
+//! Matrices of noise of any size, made while they are written: one block of random numbers, repeated.
+//!
+//! Drawing billions of numbers would take minutes. The block's length is a prime, so rows of a matrix (which are
+//! shorter, and whose lengths are no multiples of it) start at different places of it and no two are alike until it has
+//! been used up row by row.
+
+use std::io::{self, Write};
+
+use super::super::half;
+use super::super::noise::Noise;
+use crate::gguf::Fill;
+
+/// Numbers in a block; the largest prime below 2^20.
+const PERIOD: usize = 1_048_573;
+/// Bytes that are handed to the file at once, at least, where there are that many.
+const CHUNK: usize = 1 << 20;
+
+/// One row while it is written.
+pub(super) struct Row<'a>(&'a mut [u8]);
+
+impl Row<'_> {
+    /// Sets one number; a column beyond the row's end is none.
+    pub(super) fn set(&mut self, column: usize, number: f32) {
+        if let Some(place) = self.0.get_mut(2 * column..2 * column + 2) {
+            place.copy_from_slice(&half::bits(number).to_le_bytes());
+        }
+    }
+
+    /// Makes all of it 0.
+    pub(super) fn clear(&mut self) {
+        self.0.fill(0);
+    }
+}
+
+/// What is changed in the row of a number before it is written.
+pub(super) type Edit = Box<dyn Fn(u64, &mut Row<'_>)>;
+
+/// Rows of f16 noise of this standard deviation; `edit` may change each.
+pub(super) fn noise(
+    seed: u64,
+    name: &str,
+    rows: u64,
+    columns: u64,
+    deviation: f64,
+    edit: Option<Edit>,
+) -> Fill {
+    let name = name.to_owned();
+    Box::new(move |out| {
+        let columns = usize::try_from(columns).map_err(io::Error::other)?;
+        let wanted = u64::try_from(columns).unwrap_or(u64::MAX).saturating_mul(rows);
+        let drawn = usize::try_from(wanted).map_or(PERIOD, |wanted| wanted.min(PERIOD));
+        let block: Vec<u8> = Noise::new(seed, &name)
+            .take(drawn, deviation)
+            .into_iter()
+            .flat_map(|number| half::bits(number).to_le_bytes())
+            .collect();
+        write_rows(out, &block, rows, 2 * columns, edit.as_ref())
+    })
+}
+
+fn write_rows(
+    out: &mut dyn Write,
+    block: &[u8],
+    rows: u64,
+    row_bytes: usize,
+    edit: Option<&Edit>,
+) -> io::Result<()> {
+    if row_bytes == 0 || block.is_empty() {
+        return Ok(());
+    }
+    let at_once = (CHUNK / row_bytes).max(1);
+    let mut chunk = Vec::with_capacity(at_once.saturating_mul(row_bytes));
+    let (mut row, mut place) = (0, 0);
+    while row < rows {
+        chunk.clear();
+        let first = row;
+        while row < rows && row - first < at_once as u64 {
+            let mut missing = row_bytes;
+            while missing > 0 {
+                let taken = missing.min(block.len() - place);
+                chunk.extend_from_slice(&block[place..place + taken]);
+                missing -= taken;
+                place = (place + taken) % block.len();
+            }
+            row += 1;
+        }
+        if let Some(edit) = edit {
+            for (number, bytes) in (first..).zip(chunk.chunks_exact_mut(row_bytes)) {
+                edit(number, &mut Row(bytes));
+            }
+        }
+        out.write_all(&chunk)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn written(fill: &Fill) -> Vec<u8> {
+        let mut out = Vec::new();
+        fill(&mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn all_rows_are_written_and_no_two_are_alike_although_the_block_repeats() {
+        // Three times the block.
+        let out = written(&noise(1, "matrix", 6144, 512, 1.0, None));
+        assert_eq!(out.len(), 6144 * 512 * 2);
+        let rows: BTreeSet<&[u8]> = out.chunks(1024).collect();
+        assert_eq!(rows.len(), 6144);
+    }
+
+    #[test]
+    fn an_edit_changes_its_place_and_nothing_else() {
+        let plain = written(&noise(1, "matrix", 10, 8, 1.0, None));
+        let edit: Edit = Box::new(|row, numbers| match row {
+            2 => numbers.clear(),
+            _ => numbers.set(1, 1.0),
+        });
+        let edited = written(&noise(1, "matrix", 10, 8, 1.0, Some(edit)));
+        for (row, (before, after)) in plain.chunks(16).zip(edited.chunks(16)).enumerate() {
+            if row == 2 {
+                assert_eq!(after, [0; 16]);
+            } else {
+                assert_eq!(after[2..4], 0x3c00_u16.to_le_bytes());
+                assert_eq!((&before[..2], &before[4..]), (&after[..2], &after[4..]));
+            }
+        }
+    }
+}

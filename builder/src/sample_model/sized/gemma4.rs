@@ -1,0 +1,80 @@
+//! The language model of the Gemma 4 family: windows, two sizes of heads, norms before and after every part.
+//!
+//! Keys and tensors are those that llama.cpp's `src/models/gemma4.cpp` asks for. A real one reuses its embedding as output
+//! matrix; this one has an output matrix of its own, which llama.cpp takes as well and which is how the choice is limited
+//! to words.
+
+use super::super::vocab::{self, Speaks};
+use super::{ATTENTION, Sized, Writer, words};
+use crate::gguf::{Gguf, Value};
+
+pub(super) fn file(model: &Sized) -> Gguf {
+    let sizes = &model.sizes;
+    let (width, feed) = (sizes.width, sizes.feed);
+    let mut w = Writer::new("gemma4", "gemma4", model.seed);
+    metadata(&mut w.file, model);
+    w.numbers(
+        "gemma4",
+        [
+            ("context_length", sizes.context),
+            ("embedding_length", width),
+            ("block_count", sizes.layers),
+            ("feed_forward_length", feed),
+            ("attention.head_count", sizes.heads),
+            ("attention.key_length", sizes.full.head_size),
+            ("attention.value_length", sizes.full.head_size),
+            ("attention.key_length_swa", sizes.windowed.head_size),
+            ("attention.value_length_swa", sizes.windowed.head_size),
+            ("attention.sliding_window", sizes.window),
+            ("attention.shared_kv_layers", 0),
+            ("rope.dimension_count", sizes.full.head_size),
+            ("rope.dimension_count_swa", sizes.windowed.head_size),
+            ("embedding_length_per_layer_input", 0),
+            ("vocab_size", sizes.vocab),
+        ],
+    );
+    vocab::add_with_words(&mut w.file, Speaks::Pictures, words(sizes.vocab));
+
+    // llama.cpp multiplies what it takes from here by the root of the width.
+    w.embedding(sizes, 1.0 / f64::from(width).sqrt());
+    w.vector("output_norm", width, 1.0);
+    model.output(&mut w.file);
+    w.vector("rope_freqs", sizes.full.head_size / 2, 1.0);
+    let share = Sized::share(2 * sizes.layers);
+    for layer in 0..sizes.layers {
+        let attention = sizes.attention(layer);
+        let (queries, keys) = (sizes.heads * attention.head_size, attention.kv_heads * attention.head_size);
+        let p = format!("blk.{layer}.");
+        w.vector(&format!("{p}attn_norm"), width, 1.0);
+        w.vector(&format!("{p}ffn_norm"), width, 1.0);
+        // What a part adds is brought to one size by the norm after it, which is where the constant channel is spared.
+        w.vector_but_first(&format!("{p}post_attention_norm"), width, share);
+        w.vector_but_first(&format!("{p}post_ffw_norm"), width, share);
+        // Queries and keys have one size, too, and nothing divides their product by the root of the head's width.
+        let head = attention.head_size;
+        w.vector(&format!("{p}attn_q_norm"), head, ATTENTION / f64::from(head).sqrt());
+        w.vector(&format!("{p}attn_k_norm"), head, 1.0);
+        w.matrix(&format!("{p}attn_q"), queries, width, 1.0);
+        w.matrix(&format!("{p}attn_k"), keys, width, 1.0);
+        w.matrix(&format!("{p}attn_v"), keys, width, 1.0);
+        w.matrix(&format!("{p}attn_output"), width, queries, 1.0);
+        w.matrix(&format!("{p}ffn_gate"), feed, width, 1.5);
+        w.matrix(&format!("{p}ffn_up"), feed, width, 1.5);
+        w.matrix(&format!("{p}ffn_down"), width, feed, 1.0);
+    }
+    w.file
+}
+
+/// What is no plain number.
+fn metadata(file: &mut Gguf, model: &Sized) {
+    let sizes = &model.sizes;
+    let layers = 0..sizes.layers;
+    let kv_heads = layers.clone().map(|layer| sizes.attention(layer).kv_heads).collect();
+    let pattern = layers.map(|layer| sizes.is_windowed(layer)).collect();
+    file.set("gemma4.attention.head_count_kv", Value::U32s(kv_heads))
+        .set("gemma4.attention.sliding_window_pattern", Value::Bools(pattern))
+        .set("gemma4.attention.layer_norm_rms_epsilon", Value::F32(1e-6))
+        .set("gemma4.rope.freq_base", Value::F32(1e6))
+        .set("gemma4.rope.freq_base_swa", Value::F32(1e4))
+        .set("gemma4.final_logit_softcapping", Value::F32(30.0));
+}

@@ -1,0 +1,89 @@
+//! The vision encoder and projector of the Gemma 4 family. Keys and tensors are those that llama.cpp's
+//! `tools/mtmd/models/gemma4v.cpp` asks for. It works with any of our language models of the same width.
+//!
+//! llama-server scales a picture to between 70 and 1,120 tokens, of 48 by 48 pixels each.
+
+use std::io;
+
+use super::super::noise::Noise;
+use super::{ATTENTION, Vision, Writer, block};
+use crate::gguf::{Fill, Gguf, Number, Value};
+
+/// Edge of a patch in pixels.
+const PATCH: u32 = 16;
+/// Patches are pooled by this many in each direction.
+const POOL: u32 = 3;
+/// Rows and columns of patches that a picture may have.
+const PLACES: u32 = 1024;
+/// Edge in pixels that the metadata tells; pictures keep their shape.
+const IMAGE: u32 = 768;
+/// Of the projection: pictures weigh as much as words, or a little more.
+const GAIN: f64 = 1.5;
+
+pub(super) fn file(vision: &Vision) -> Gguf {
+    let sizes = &vision.sizes;
+    let (width, feed) = (sizes.width, sizes.feed);
+    let mut w = Writer::new("clip", "gemma4v", vision.seed);
+    w.file
+        .set("general.type", Value::String("mmproj".to_owned()))
+        .set("clip.has_vision_encoder", Value::Bool(true))
+        .set("clip.projector_type", Value::String("gemma4v".to_owned()))
+        .set("clip.use_gelu", Value::Bool(true))
+        .set("clip.vision.attention.layer_norm_epsilon", Value::F32(1e-6))
+        .set("clip.vision.image_mean", Value::F32s(vec![0.0; 3]))
+        .set("clip.vision.image_std", Value::F32s(vec![1.0; 3]));
+    w.numbers(
+        "clip.vision",
+        [
+            ("embedding_length", width),
+            ("feed_forward_length", feed),
+            ("block_count", sizes.layers),
+            ("projection_dim", vision.width),
+            ("attention.head_count", sizes.heads),
+            ("image_size", IMAGE),
+            ("patch_size", PATCH),
+            ("projector.scale_factor", POOL),
+        ],
+    );
+
+    let inputs = 3 * PATCH * PATCH;
+    let name = "v.patch_embd.weight";
+    let deviation = 2.0 / f64::from(inputs).sqrt();
+    let fill = block::noise(vision.seed, name, u64::from(width), u64::from(inputs), deviation, None);
+    let edge = u64::from(PATCH);
+    w.file.made(name, Number::F16, &[edge, edge, 3, u64::from(width)], fill);
+    let name = "v.position_embd.weight";
+    let lengths = [u64::from(width), u64::from(PLACES), 2];
+    w.file.made(name, Number::F32, &lengths, places(vision.seed, name, 2 * PLACES, width));
+    // The constant channel of the language model is no picture's business.
+    w.matrix_but_first("mm.input_projection", vision.width, width, GAIN);
+    let head = width / sizes.heads;
+    for layer in 0..sizes.layers {
+        let p = format!("v.blk.{layer}.");
+        for norm in ["ln1", "ln2", "attn_post_norm", "ffn_post_norm"] {
+            w.vector(&format!("{p}{norm}"), width, 1.0);
+        }
+        w.vector(&format!("{p}attn_q_norm"), head, ATTENTION / f64::from(head).sqrt());
+        w.vector(&format!("{p}attn_k_norm"), head, 1.0);
+        for part in ["attn_q", "attn_k", "attn_v", "attn_out"] {
+            w.matrix(&format!("{p}{part}"), width, width, 1.0);
+        }
+        w.matrix(&format!("{p}ffn_gate"), feed, width, 1.5);
+        w.matrix(&format!("{p}ffn_up"), feed, width, 1.5);
+        w.matrix(&format!("{p}ffn_down"), width, feed, 1.0);
+    }
+    w.file
+}
+
+/// Rows of f32 noise: what says where in the picture a patch is.
+fn places(seed: u64, name: &str, rows: u32, columns: u32) -> Fill {
+    let name = name.to_owned();
+    Box::new(move |out| {
+        let mut noise = Noise::new(seed, &name);
+        for _ in 0..rows {
+            let row = noise.take(columns as usize, 0.3);
+            out.write_all(&row.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>())?;
+        }
+        io::Result::Ok(())
+    })
+}

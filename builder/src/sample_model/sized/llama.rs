@@ -1,0 +1,50 @@
+//! The plain transformer.
+
+use super::super::vocab::{self, Speaks};
+use super::{ATTENTION, Sized, Writer, words};
+use crate::gguf::{Gguf, Value};
+
+pub(super) fn file(model: &Sized) -> Gguf {
+    let sizes = &model.sizes;
+    let (width, feed) = (sizes.width, sizes.feed);
+    let mut w = Writer::new("llama", "llama", model.seed);
+    w.numbers(
+        "llama",
+        [
+            ("context_length", sizes.context),
+            ("embedding_length", width),
+            ("block_count", sizes.layers),
+            ("feed_forward_length", feed),
+            ("attention.head_count", sizes.heads),
+            ("attention.head_count_kv", sizes.full.kv_heads),
+            ("attention.key_length", sizes.full.head_size),
+            ("attention.value_length", sizes.full.head_size),
+            ("rope.dimension_count", sizes.full.head_size),
+            ("vocab_size", sizes.vocab),
+        ],
+    );
+    w.file
+        .set("llama.rope.freq_base", Value::F32(500_000.0))
+        .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    vocab::add_with_words(&mut w.file, Speaks::Pictures, words(sizes.vocab));
+
+    w.embedding(sizes, 1.0);
+    w.vector("output_norm", width, 1.0);
+    model.output(&mut w.file);
+    let (queries, keys) = (sizes.heads * sizes.full.head_size, sizes.full.kv_heads * sizes.full.head_size);
+    let share = Sized::share(2 * sizes.layers);
+    for layer in 0..sizes.layers {
+        let p = format!("blk.{layer}.");
+        w.vector(&format!("{p}attn_norm"), width, 1.0);
+        w.vector(&format!("{p}ffn_norm"), width, 1.0);
+        // llama.cpp divides what the two give by the root of the head's width.
+        w.matrix(&format!("{p}attn_q"), queries, width, ATTENTION);
+        w.matrix(&format!("{p}attn_k"), keys, width, 1.0);
+        w.matrix(&format!("{p}attn_v"), keys, width, 1.0);
+        w.matrix_but_first(&format!("{p}attn_output"), width, queries, 1.5 * share);
+        w.matrix(&format!("{p}ffn_gate"), feed, width, 1.5);
+        w.matrix(&format!("{p}ffn_up"), feed, width, 1.5);
+        w.matrix_but_first(&format!("{p}ffn_down"), width, feed, share);
+    }
+    w.file
+}

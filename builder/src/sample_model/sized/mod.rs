@@ -1,0 +1,201 @@
+//! Sample models of a chosen architecture and size: what it takes to exercise a GPU, or the parts of llama-server that the
+//! presets do not reach (sliding windows, heads of two sizes, a vision encoder).
+//!
+//! Weights are f16 noise, written as a stream; the same [`Sized`] gives the same bytes on every platform. As with the
+//! presets an answer is made of whole invented words, always valid UTF-8, and never ends by itself: channel 0 of the
+//! embedding is a constant that no layer writes to, and column 0 of the output matrix forbids everything but words
+//! through it (see the module above). Sums of layers are scaled so that this holds for any number of them.
+//!
+//! | file | job |
+//! |---|---|
+//! | `sizes` | the numbers, their defaults, and what is wrong with them |
+//! | `llama`, `gemma4` | metadata and tensors of a language model |
+//! | `gemma4v` | the same of a vision encoder and projector |
+//! | `block` | noise of any size |
+
+mod block;
+mod gemma4;
+mod gemma4v;
+mod llama;
+mod sizes;
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{NEVER, OUTPUT_GAIN, persist, vocab};
+use crate::gguf::{Gguf, Number, Value};
+
+pub use sizes::{Arch, Attention, Size, Sizes, Unusable, VisionSizes};
+
+/// A model to write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sized {
+    /// What it is built like.
+    pub arch: Arch,
+    /// How large it is.
+    pub sizes: Sizes,
+    /// Different seeds give models that answer differently.
+    pub seed: u64,
+}
+
+/// A vision encoder and projector to write: what `--mmproj` takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Vision {
+    /// How large it is.
+    pub sizes: VisionSizes,
+    /// Width of the language model that it projects to.
+    pub width: u32,
+    /// As in [`Sized`].
+    pub seed: u64,
+}
+
+impl Sized {
+    /// Writes the model, whole or not at all; returns the bytes of the file.
+    ///
+    /// # Errors
+    /// The numbers do not fit together, or the file cannot be written; then an older file stays.
+    pub fn write(&self, path: &Path) -> io::Result<u64> {
+        self.sizes.check(self.arch).map_err(io::Error::other)?;
+        persist(path, &self.file())
+    }
+
+    /// Bytes of the tensors, which is nearly all of the file.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.file().tensor_bytes()
+    }
+
+    fn file(&self) -> Gguf {
+        match self.arch {
+            Arch::Llama => llama::file(self),
+            Arch::Gemma4 => gemma4::file(self),
+        }
+    }
+
+    /// How much a layer may add to the residual stream: `parts` of them together as much as in the presets.
+    fn share(parts: u32) -> f64 {
+        (RESIDUAL / f64::from(parts)).sqrt()
+    }
+
+    /// The output matrix: words are random, whatever else there is has a bias through the constant channel.
+    fn output(&self, file: &mut Gguf) {
+        let last = vocab::FIRST_WORD + words(self.sizes.vocab);
+        let (rows, columns) = (u64::from(self.sizes.vocab), u64::from(self.sizes.width));
+        let only_words = move |row: u64, numbers: &mut block::Row<'_>| {
+            let word = (vocab::FIRST_WORD as u64..last as u64).contains(&row);
+            numbers.set(0, if word { 0.0 } else { NEVER });
+        };
+        let name = "output.weight";
+        let deviation = OUTPUT_GAIN / f64::from(self.sizes.width).sqrt();
+        let words = block::noise(self.seed, name, rows, columns, deviation, Some(Box::new(only_words)));
+        file.made(name, Number::F16, &[columns, rows], words);
+    }
+}
+
+impl Vision {
+    /// As [`Sized::write`].
+    ///
+    /// # Errors
+    /// As [`Sized::write`].
+    pub fn write(&self, path: &Path) -> io::Result<u64> {
+        self.sizes.check().map_err(io::Error::other)?;
+        persist(path, &gemma4v::file(self))
+    }
+}
+
+/// Where the projector of a model goes unless another place is named: beside it, as `mmproj-NAME`.
+pub fn projector_path(model: &Path) -> PathBuf {
+    let mut name = OsString::from("mmproj-");
+    name.push(model.file_name().unwrap_or_default());
+    model.with_file_name(name)
+}
+
+/// Energy of all that the layers add, where the embedding's is 1.
+const RESIDUAL: f64 = 3.0;
+/// The constant channel, in units of the other channels of the embedding. After the last norm it is 4 at any width: enough
+/// for a bias, and little of the energy.
+const CONSTANT: f64 = 8.0;
+/// Logits of attention get this standard deviation, so that it is neither flat nor a choice of one token.
+const ATTENTION: f64 = 1.5;
+
+fn words(vocab: u32) -> usize {
+    (vocab as usize).saturating_sub(vocab::BESIDE_WORDS)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "weights are stored with less precision than f32 has")]
+fn rounded(number: f64) -> f32 {
+    number as f32
+}
+
+/// Metadata and tensors under the names that llama-server wants.
+struct Writer {
+    file: Gguf,
+    seed: u64,
+}
+
+impl Writer {
+    fn new(arch: &str, name: &str, seed: u64) -> Self {
+        let mut file = Gguf::new(arch);
+        file.set("general.name", Value::String(format!("llama-warden sample ({name})")));
+        // What llama.cpp calls "mostly f16".
+        file.set("general.file_type", Value::U32(1));
+        Self { file, seed }
+    }
+
+    fn numbers<const N: usize>(&mut self, prefix: &str, entries: [(&str, u32); N]) {
+        for (key, number) in entries {
+            self.file.set(&format!("{prefix}.{key}"), Value::U32(number));
+        }
+    }
+
+    /// A vector of one number, f32.
+    fn vector(&mut self, name: &str, length: u32, number: f64) {
+        self.file.vector(&format!("{name}.weight"), vec![rounded(number); length as usize]);
+    }
+
+    /// A vector of one number that leaves channel 0 alone.
+    fn vector_but_first(&mut self, name: &str, length: u32, number: f64) {
+        let mut numbers = vec![rounded(number); length as usize];
+        if let Some(first) = numbers.first_mut() {
+            *first = 0.0;
+        }
+        self.file.vector(&format!("{name}.weight"), numbers);
+    }
+
+    /// A matrix whose product with a vector of unit variance has the standard deviation `gain`.
+    fn matrix(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
+        self.edited(name, rows, columns, gain, false);
+    }
+
+    /// The same, where row 0 is zero: it never writes to the constant channel.
+    fn matrix_but_first(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
+        self.edited(name, rows, columns, gain, true);
+    }
+
+    fn edited(&mut self, name: &str, rows: u32, columns: u32, gain: f64, but_first: bool) {
+        let name = format!("{name}.weight");
+        let deviation = gain / f64::from(columns).sqrt();
+        let (rows, columns) = (u64::from(rows), u64::from(columns));
+        let clear_first = |row: u64, numbers: &mut block::Row<'_>| {
+            if row == 0 {
+                numbers.clear();
+            }
+        };
+        let edit = but_first.then(|| Box::new(clear_first) as block::Edit);
+        let fill = block::noise(self.seed, &name, rows, columns, deviation, edit);
+        self.file.made(&name, Number::F16, &[columns, rows], fill);
+    }
+
+    /// The embedding of the tokens, of this standard deviation, with the constant channel.
+    fn embedding(&mut self, sizes: &Sizes, deviation: f64) {
+        let name = "token_embd.weight";
+        let (rows, columns) = (u64::from(sizes.vocab), u64::from(sizes.width));
+        let constant = rounded(CONSTANT * deviation);
+        let edit = move |_: u64, numbers: &mut block::Row<'_>| numbers.set(0, constant);
+        let fill = block::noise(self.seed, name, rows, columns, deviation, Some(Box::new(edit)));
+        self.file.made(name, Number::F16, &[columns, rows], fill);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! The published file at one moment, as numbers. Nothing in it is believed: what is out of range is left out.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use crate::layout::{
+    BUSY, COUNT_UNIT, FILE, FRAMES, HEADER, Kind, MAGIC, RECORD, SITES, VERSION, function, header, record,
+};
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file cannot be read.
+    #[error("cannot read the trace {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is no trace, or one of another version.
+    #[error("{} is no trace of this version", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// What the counts do not hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Allocations that were counted when they were made, and whose end will not be.
+    pub unfollowed: u64,
+    /// Samples that found no room for their call site.
+    pub siteless: u64,
+    /// Walks of stacks that were cut short.
+    pub short_walks: u64,
+    /// Walks in all.
+    pub walks: u64,
+}
+
+/// One call site: a function that allocates, and the return addresses of who called it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Site {
+    /// Its number in the file, the same in every snapshot of a process.
+    pub number: u32,
+    /// The function, such as `malloc`.
+    pub function: &'static str,
+    /// What it allocates.
+    pub kind: Kind,
+    /// Number of the site of the counted call that it happened in, if it did.
+    pub within: Option<u32>,
+    /// Return addresses, the innermost first; those of the tracer itself come first of all.
+    pub addresses: Vec<u64>,
+    /// Estimated bytes that live.
+    pub live_bytes: i64,
+    /// Estimated allocations that live.
+    pub live_count: f64,
+    /// Estimated bytes ever allocated.
+    pub total_bytes: u64,
+    /// Estimated allocations ever made.
+    pub total_count: f64,
+    /// The most bytes that lived.
+    pub peak_bytes: u64,
+}
+
+/// All call sites of a process at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// The process by its own count.
+    pub pid: u32,
+    /// When it began, milliseconds since the Unix epoch.
+    pub started_unix_ms: u64,
+    /// Bytes between samples of the heap on average.
+    pub interval: u64,
+    /// Its program.
+    pub exe: PathBuf,
+    /// What is missing.
+    pub losses: Losses,
+    /// The sites.
+    pub sites: Vec<Site>,
+}
+
+impl Snapshot {
+    /// Reads a trace.
+    ///
+    /// # Errors
+    /// It cannot be read, or is something else.
+    pub fn read(path: &Path) -> Result<Self, TraceError> {
+        let unreadable = |source| TraceError::Unreadable { path: path.to_owned(), source };
+        // A pipe would keep us waiting.
+        if !fs::metadata(path).map_err(unreadable)?.is_file() {
+            return Err(TraceError::Foreign { path: path.to_owned() });
+        }
+        let bytes = fs::read(path).map_err(unreadable)?;
+        Self::of(&bytes).ok_or_else(|| TraceError::Foreign { path: path.to_owned() })
+    }
+
+    /// Of all processes that publish in a folder, those that do now, the one with the most living bytes first: a wrapper
+    /// and its shell publish, too.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn all_in(folder: &Path) -> Result<Vec<Self>, TraceError> {
+        let unreadable = |source| TraceError::Unreadable { path: folder.to_owned(), source };
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder).map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            if path.extension().is_some_and(|end| end == "trace")
+                && let Ok(snapshot) = Self::read(&path)
+            {
+                found.push(snapshot);
+            }
+        }
+        found.sort_by_key(|snapshot| std::cmp::Reverse((snapshot.total_bytes(), snapshot.pid)));
+        Ok(found)
+    }
+
+    fn total_bytes(&self) -> u64 {
+        self.sites.iter().fold(0, |sum, site| sum.saturating_add(site.total_bytes))
+    }
+
+    /// Bytes that live in memory of these kinds.
+    pub fn live_bytes(&self, kinds: &[Kind]) -> i64 {
+        self.of_kinds(kinds).fold(0, |sum, site| sum.saturating_add(site.live_bytes))
+    }
+
+    /// Allocations of these kinds that live.
+    pub fn live_count(&self, kinds: &[Kind]) -> f64 {
+        self.of_kinds(kinds).map(|site| site.live_count).sum()
+    }
+
+    fn of_kinds(&self, kinds: &[Kind]) -> impl Iterator<Item = &Site> {
+        self.sites.iter().filter(|site| kinds.contains(&site.kind))
+    }
+
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let word = |offset: usize| Some(u64::from_ne_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?));
+        let half = |offset: usize| Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?));
+        if bytes.len() != FILE || word(header::MAGIC)? != MAGIC || half(header::VERSION)? != VERSION {
+            return None;
+        }
+        let exe_bytes = (half(header::EXE_BYTES)? as usize).min(HEADER - header::EXE);
+        let exe = bytes.get(header::EXE..header::EXE + exe_bytes)?;
+        let exe = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(exe);
+        let sites = (0..SITES).filter_map(|number| {
+            let at = HEADER + number * RECORD;
+            if word(at + record::HASH)? <= BUSY {
+                return None;
+            }
+            let (function, kind) = function(half(at + record::FUNCTION)?)?;
+            let frames = (half(at + record::FRAME_COUNT)? as usize).min(FRAMES);
+            let signed = |offset: usize| Some(word(at + offset)?.cast_signed());
+            #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+            let count = |count: i64| count as f64 / COUNT_UNIT as f64;
+            Some(Site {
+                number: u32::try_from(number).ok()?,
+                function,
+                kind,
+                within: half(at + record::PARENT)?.checked_sub(1),
+                addresses: (0..frames).filter_map(|frame| word(at + record::FRAME + 8 * frame)).collect(),
+                live_bytes: signed(record::LIVE_BYTES)?,
+                live_count: count(signed(record::LIVE_COUNT)?),
+                total_bytes: word(at + record::TOTAL_BYTES)?,
+                total_count: count(signed(record::TOTAL_COUNT)?),
+                peak_bytes: word(at + record::PEAK_BYTES)?,
+            })
+        });
+        Some(Self {
+            pid: half(header::PID)?,
+            started_unix_ms: word(header::STARTED)?,
+            interval: word(header::INTERVAL)?,
+            exe: exe.into(),
+            losses: Losses {
+                unfollowed: word(header::UNFOLLOWED)?,
+                siteless: word(header::SITELESS)?,
+                short_walks: word(header::SHORT_WALKS)?,
+                walks: word(header::WALKS)?,
+            },
+            sites: sites.collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> Vec<u8> {
+        let mut bytes = vec![0; FILE];
+        let mut put = |offset: usize, data: &[u8]| bytes[offset..offset + data.len()].copy_from_slice(data);
+        put(header::MAGIC, &MAGIC.to_ne_bytes());
+        put(header::VERSION, &VERSION.to_ne_bytes());
+        put(header::PID, &7_u32.to_ne_bytes());
+        put(header::EXE_BYTES, &4_u32.to_ne_bytes());
+        put(header::EXE, b"/a/b");
+        let at = HEADER + 5 * RECORD;
+        put(at + record::HASH, &99_u64.to_ne_bytes());
+        put(at + record::FUNCTION, &crate::layout::number_of("cudaMalloc").to_ne_bytes());
+        put(at + record::FRAME_COUNT, &2_u32.to_ne_bytes());
+        put(at + record::FRAME, &[1_u64.to_ne_bytes(), 2_u64.to_ne_bytes()].concat());
+        put(at + record::LIVE_BYTES, &(-5_i64).to_ne_bytes());
+        put(at + record::LIVE_COUNT, &384_i64.to_ne_bytes());
+        // One that is being filled in, and one of a function that nobody knows.
+        put(HEADER + RECORD, &BUSY.to_ne_bytes());
+        put(HEADER + 2 * RECORD, &77_u64.to_ne_bytes());
+        put(HEADER + 2 * RECORD + record::FUNCTION, &1000_u32.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let read = Snapshot::of(&file()).unwrap();
+        assert_eq!((read.pid, read.exe.as_path(), read.sites.len()), (7, Path::new("/a/b"), 1));
+        let site = &read.sites[0];
+        assert_eq!(
+            (site.function, site.kind, site.addresses.as_slice()),
+            ("cudaMalloc", Kind::Device, [1, 2].as_slice())
+        );
+        assert_eq!((site.number, site.within, site.live_bytes), (5, None, -5));
+        assert!((site.live_count - 1.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_no_trace_is_none_and_nothing_in_it_leads_out_of_it() {
+        assert_eq!(Snapshot::of(b""), None);
+        assert_eq!(Snapshot::of(&vec![0; FILE]), None);
+        assert_eq!(Snapshot::of(&file()[..FILE - 1]), None);
+        let mut bytes = file();
+        bytes[header::EXE_BYTES..header::EXE_BYTES + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
+        let at = HEADER + 5 * RECORD + record::FRAME_COUNT;
+        bytes[at..at + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
+        let read = Snapshot::of(&bytes).unwrap();
+        assert_eq!(read.sites[0].addresses.len(), FRAMES);
+    }
+}

@@ -1,0 +1,205 @@
+//! What is counted, and as how much.
+//!
+//! Heap allocations are sampled by their bytes: between two samples lies a random number of bytes, exponentially
+//! distributed around the interval T. An allocation of n bytes is then taken with probability p = 1 - exp(-n/T), and counts
+//! as n/p bytes and 1/p allocations, so the sums are right on average whatever the sizes are (the method of tcmalloc's and
+//! jemalloc's heap profiles). Large ones are all taken and count as what they are. So is everything of CUDA, and
+//! mappings.
+
+use core::ffi::c_void;
+
+use crate::layout::{COUNT_UNIT, Kind};
+use crate::live::{self, Entry, key};
+use crate::local::{Busy, Local, local};
+use crate::state::{interval, large, on};
+use crate::walk::Walk;
+use crate::{ranges, sites, sys};
+
+/// One allocation, in the unit of counts.
+const ONE: u32 = 256;
+const _: () = assert!(ONE as u64 == COUNT_UNIT, "the same unit in both widths");
+
+/// A block of the heap was handed out.
+#[inline]
+pub(crate) fn allocated(block: *mut c_void, bytes: usize, function: u32) {
+    if block.is_null() || !on() {
+        return;
+    }
+    let local = local();
+    if local.busy.get() {
+        return;
+    }
+    if bytes < large() {
+        let left = local.until.get() - bytes.cast_signed() as i64;
+        local.until.set(left);
+        if left >= 0 {
+            return;
+        }
+    }
+    sampled(local, block, bytes, function);
+}
+
+#[cold]
+#[inline(never)]
+fn sampled(local: &'static Local, block: *mut c_void, bytes: usize, function: u32) {
+    let Some(_busy) = Busy::enter(local) else { return };
+    let entry = if bytes >= large() {
+        Entry { site: 0, bytes: bytes as u64, count: ONE }
+    } else {
+        if local.random.get() == 0 {
+            begin(local);
+            let left = local.until.get() - bytes.cast_signed() as i64;
+            local.until.set(left);
+            if left >= 0 {
+                return;
+            }
+        }
+        local.until.set(gap(local));
+        stands_for(bytes, interval())
+    };
+    let Some(site) = site_here(local, function) else { return };
+    let entry = Entry { site, ..entry };
+    let key = key(Kind::Heap, block.addr());
+    // Whoever freed the block that was here before did not tell us.
+    if let Some(stale) = live::take(key) {
+        sites::remove(stale.site, stale.bytes, u64::from(stale.count));
+    }
+    let followed = live::insert(key, entry);
+    sites::add(site, entry.bytes, u64::from(entry.count), followed);
+}
+
+/// What one sampled allocation stands for.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an estimate of positive numbers far below 2^53"
+)]
+fn stands_for(bytes: usize, interval: usize) -> Entry {
+    let bytes = bytes.max(1) as f64;
+    let probability = -(-bytes / interval.max(1) as f64).exp_m1();
+    let count = COUNT_UNIT as f64 / probability;
+    Entry { site: 0, bytes: (bytes / probability) as u64, count: count as u32 }
+}
+
+/// The thread's first random numbers: its own place in memory, and the time.
+fn begin(local: &Local) {
+    let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
+    // SAFETY: writes to `now`.
+    unsafe { sys::clock_gettime(sys::CLOCK_REALTIME, &raw mut now) };
+    let place = core::ptr::from_ref(local).addr() as u64;
+    let time =
+        now.seconds.cast_unsigned().wrapping_mul(1_000_000_007).wrapping_add(now.nanoseconds.cast_unsigned());
+    local.random.set((place.rotate_left(32) ^ time) | 1);
+    local.until.set(gap(local));
+}
+
+/// Bytes until the next sample.
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a random number")]
+fn gap(local: &Local) -> i64 {
+    // xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016).
+    let mut bits = local.random.get();
+    bits ^= bits >> 12;
+    bits ^= bits << 25;
+    bits ^= bits >> 27;
+    local.random.set(bits);
+    let uniform = ((bits.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    (-uniform.ln() * interval() as f64) as i64
+}
+
+/// The record of where this thread is: within a counted call into CUDA that call, else its stack.
+fn site_here(local: &Local, function: u32) -> Option<u32> {
+    match local.inside_site.get() {
+        0 => sites::of(function, 0, Walk::here().addresses()),
+        parent => sites::of(function, parent, &[]),
+    }
+}
+
+/// A block of the heap is about to be freed; gives back what it was counted as, if it was.
+#[inline]
+pub(crate) fn freeing(block: *mut c_void) -> Option<Entry> {
+    if block.is_null() || !on() {
+        return None;
+    }
+    let entry = live::take(key(Kind::Heap, block.addr()))?;
+    sites::remove(entry.site, entry.bytes, u64::from(entry.count));
+    Some(entry)
+}
+
+/// It was not freed after all.
+#[cold]
+pub(crate) fn kept(kind: Kind, handle: usize, entry: Entry) {
+    let followed = live::insert(key(kind, handle), entry);
+    if followed {
+        // Not allocated anew: the totals stay.
+        sites::revive(entry.site, entry.bytes, u64::from(entry.count));
+    }
+}
+
+/// Memory was mapped.
+pub(crate) fn mapped(list: ranges::List, start: usize, bytes: usize, site: u32) {
+    let followed = ranges::add(list, start, bytes, site);
+    sites::add(site, bytes as u64, COUNT_UNIT, followed);
+}
+
+/// Memory is about to be unmapped.
+pub(crate) fn unmapping(list: ranges::List, start: usize, bytes: usize) {
+    let Some(_busy) = entered() else { return };
+    ranges::remove(list, start, bytes, sites::remove);
+}
+
+/// A mapping of the host by this function.
+pub(crate) fn mapped_here(start: usize, bytes: usize, function: u32) {
+    let Some(_busy) = entered() else { return };
+    if let Some(site) = site_here(local(), function) {
+        mapped(ranges::List::Host, start, bytes, site);
+    }
+}
+
+/// Into our own code, where something is counted at all.
+pub(crate) fn entered() -> Option<Busy> {
+    if on() { Busy::enter(local()) } else { None }
+}
+
+/// The record of a call that begins, or `None` if it is not counted: within another of the same kind it is the same
+/// memory.
+pub(crate) fn call_site(function: u32, kind: Kind) -> Option<u32> {
+    let _busy = entered()?;
+    let local = local();
+    if local.inside_kind.get() == kind as u8 {
+        return None;
+    }
+    site_here(local, function)
+}
+
+/// Runs a call with its record noted, so that what it allocates is put down to it.
+pub(crate) fn within<R>(site: Option<u32>, kind: Kind, call: impl FnOnce() -> R) -> R {
+    let Some(site) = site else { return call() };
+    let local = local();
+    let (outer_site, outer_kind) =
+        (local.inside_site.replace(site + 1), local.inside_kind.replace(kind as u8));
+    let result = call();
+    local.inside_site.set(outer_site);
+    local.inside_kind.set(outer_kind);
+    result
+}
+
+/// A handle of CUDA was made: device memory, a graph, ….
+pub(crate) fn made(kind: Kind, handle: usize, bytes: usize, site: u32) {
+    let Some(_busy) = entered() else { return };
+    let entry = Entry { site, bytes: bytes as u64, count: ONE };
+    let key = key(kind, handle);
+    if let Some(stale) = live::take(key) {
+        sites::remove(stale.site, stale.bytes, u64::from(stale.count));
+    }
+    let followed = live::insert(key, entry);
+    sites::add(site, entry.bytes, COUNT_UNIT, followed);
+}
+
+/// A handle is about to be given up.
+pub(crate) fn giving_up(kind: Kind, handle: usize) -> Option<Entry> {
+    let _busy = entered()?;
+    let entry = live::take(key(kind, handle))?;
+    sites::remove(entry.site, entry.bytes, u64::from(entry.count));
+    Some(entry)
+}

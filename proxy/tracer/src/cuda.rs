@@ -1,0 +1,222 @@
+//! What CUDA allocates: its runtime, its driver, and handles of cuBLAS.
+//!
+//! A runtime that is a shared library is caught by its own symbols; one that is linked into the program calls the driver,
+//! which `dynamic.rs` catches. Where both are caught, the inner call is of the same kind and is not counted again. What a
+//! call allocates on the host or in another kind of memory is put down to it (`count::within`).
+//!
+//! All arguments are pointers, handles and integers, so five registers hold any of them and every function is called with
+//! five: what a function does not have it does not read. That also covers `cudaGraphInstantiate`, which had five arguments
+//! before CUDA 12 and has three since.
+
+use core::ffi::{CStr, c_int, c_void};
+
+use crate::count::{call_site, giving_up, kept, made, mapped, unmapping, within};
+use crate::layout::{Kind, number_of};
+use crate::ranges::List;
+use crate::real::{CUBLAS, CUDA, CUDART, Real};
+
+/// "Initialization error" of the runtime, "not initialized" of the driver, "allocation failed" of cuBLAS: what is answered
+/// where the function behind ours cannot be found.
+pub(crate) const NOT_THERE: c_int = 3;
+
+/// A function of CUDA with its arguments as registers.
+type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
+
+/// What a successful call does.
+#[derive(Clone, Copy)]
+enum Effect {
+    /// Writes an address or handle to where the first argument points; the second is its size, where it has one.
+    Makes { function: u32, kind: Kind, sized: bool },
+    /// Gives up the first argument, which is of one of these kinds.
+    Ends(&'static [Kind]),
+    /// Maps device memory at the first argument, as much as the second.
+    Maps { function: u32 },
+    /// Unmaps it.
+    Unmaps,
+}
+
+/// A function of the driver or runtime that is ours first.
+pub(crate) struct Hook {
+    pub(crate) real: &'static Real,
+    ours: Call,
+    /// The name that `cuGetProcAddress` knows it by; empty if it is not asked for this way.
+    asked: &'static [u8],
+    /// Whether it works on a stream, and whether it is the form for streams of each thread's own.
+    stream: Option<bool>,
+    /// From which version of the interface on, and below which, that name means this form.
+    versions: (c_int, c_int),
+}
+
+impl Hook {
+    pub(crate) fn ours(&self) -> *mut c_void {
+        self.ours as *mut c_void
+    }
+
+    /// The name it is asked for by in this version, and whether in the form for each thread's own stream.
+    pub(crate) fn asked_as(&self, version: c_int) -> Option<(&'static [u8], bool)> {
+        let fits = !self.asked.is_empty() && (self.versions.0..self.versions.1).contains(&version);
+        fits.then_some((self.asked, self.stream.unwrap_or(false)))
+    }
+
+    pub(crate) fn is_stream_ordered(&self) -> bool {
+        self.stream.is_some()
+    }
+}
+
+unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
+    let real = real.get();
+    if real.is_null() {
+        return NOT_THERE;
+    }
+    // SAFETY: the function behind ours; see the module about the arguments.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Call>(real) };
+    let [first, second, third, fourth, fifth] = registers;
+    // SAFETY: the arguments are the caller's.
+    let run = || unsafe { real(first, second, third, fourth, fifth) };
+    match effect {
+        Effect::Makes { function, kind, sized } => {
+            let site = call_site(function, kind);
+            let error = within(site, kind, run);
+            let out = core::ptr::with_exposed_provenance::<usize>(first);
+            if let (Some(site), 0, false) = (site, error, out.is_null()) {
+                // SAFETY: the function has just written an address or handle there.
+                made(kind, unsafe { *out }, if sized { second } else { 0 }, site);
+            }
+            error
+        }
+        Effect::Ends(kinds) => {
+            let ended = kinds.iter().find_map(|kind| Some((*kind, giving_up(*kind, first)?)));
+            let error = run();
+            if let (Some((kind, entry)), true) = (ended, error != 0) {
+                kept(kind, first, entry);
+            }
+            error
+        }
+        Effect::Maps { function } => {
+            let site = call_site(function, Kind::DeviceMapped);
+            let error = within(site, Kind::DeviceMapped, run);
+            if let (Some(site), 0) = (site, error) {
+                mapped(List::Device, first, second, site);
+            }
+            error
+        }
+        Effect::Unmaps => {
+            unmapping(List::Device, first, second);
+            run()
+        }
+    }
+}
+
+const fn makes(name: &str, kind: Kind, sized: bool) -> Effect {
+    Effect::Makes { function: number_of(name), kind, sized }
+}
+
+/// Any version.
+const ALWAYS: (c_int, c_int) = (0, c_int::MAX);
+
+macro_rules! hooks {
+    ($($symbol:ident = $effect:expr, in $libraries:ident, asked $asked:expr, $stream:expr;)*) => {
+        $(
+            /// As in CUDA.
+            ///
+            /// # Safety
+            /// As in CUDA.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub(crate) unsafe extern "C" fn $symbol(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
+                // SAFETY: the caller's promise.
+                unsafe { call(&real::$symbol, $effect, [a, b, c, d, e]) }
+            }
+        )*
+
+        #[expect(non_upper_case_globals, reason = "named after the functions")]
+        mod real {
+            use super::*;
+            $(pub(super) static $symbol: Real = Real::of(name(concat!(stringify!($symbol), "\0")), $libraries);)*
+        }
+
+        /// Everything that may be looked up by name.
+        pub(crate) static HOOKS: [Hook; [$(stringify!($symbol)),*].len() + 2] = [
+            $(Hook { real: &real::$symbol, ours: $symbol, asked: $asked, stream: $stream, versions: ALWAYS },)*
+            Hook {
+                real: &REAL_GET_PROC_ADDRESS,
+                ours: OURS,
+                asked: b"cuGetProcAddress",
+                stream: None,
+                versions: (0, 12_000),
+            },
+            Hook {
+                real: &REAL_GET_PROC_ADDRESS_V2,
+                ours: OURS_V2,
+                asked: b"cuGetProcAddress",
+                stream: None,
+                versions: (12_000, c_int::MAX),
+            },
+        ];
+    };
+}
+
+const fn name(with_end: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(with_end.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => c"",
+    }
+}
+
+/// The driver's own lookup, which `dynamic.rs` stands in for.
+pub(crate) static REAL_GET_PROC_ADDRESS: Real = Real::of(c"cuGetProcAddress", CUDA);
+/// The same since CUDA 12.
+pub(crate) static REAL_GET_PROC_ADDRESS_V2: Real = Real::of(c"cuGetProcAddress_v2", CUDA);
+
+type GetProcAddress =
+    unsafe extern "C" fn(*const core::ffi::c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
+// SAFETY: only the address is used, never called as this type.
+const OURS: Call = unsafe { core::mem::transmute::<GetProcAddress, Call>(crate::dynamic::cuGetProcAddress) };
+// SAFETY: as above.
+const OURS_V2: Call =
+    unsafe { core::mem::transmute::<GetProcAddress, Call>(crate::dynamic::cuGetProcAddress_v2) };
+
+/// What `cudaFree` and its like may be given.
+const MEMORY: &[Kind] = &[Kind::Device, Kind::Pool];
+
+hooks! {
+    cudaMalloc = makes("cudaMalloc", Kind::Device, true), in CUDART, asked b"", None;
+    cudaMallocManaged = makes("cudaMallocManaged", Kind::Device, true), in CUDART, asked b"", None;
+    cudaFree = Effect::Ends(MEMORY), in CUDART, asked b"", None;
+    cudaMallocAsync = makes("cudaMallocAsync", Kind::Pool, true), in CUDART, asked b"", None;
+    cudaMallocAsync_ptsz = makes("cudaMallocAsync", Kind::Pool, true), in CUDART, asked b"", None;
+    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Kind::Pool, true), in CUDART, asked b"", None;
+    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Kind::Pool, true), in CUDART, asked b"", None;
+    cudaFreeAsync = Effect::Ends(MEMORY), in CUDART, asked b"", None;
+    cudaFreeAsync_ptsz = Effect::Ends(MEMORY), in CUDART, asked b"", None;
+    cudaHostAlloc = makes("cudaHostAlloc", Kind::Pinned, true), in CUDART, asked b"", None;
+    cudaMallocHost = makes("cudaMallocHost", Kind::Pinned, true), in CUDART, asked b"", None;
+    cudaFreeHost = Effect::Ends(&[Kind::Pinned]), in CUDART, asked b"", None;
+    cudaGraphInstantiate = makes("cudaGraphInstantiate", Kind::GraphExec, false), in CUDART, asked b"", None;
+    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", Kind::GraphExec, false), in CUDART, asked b"", None;
+    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", Kind::GraphExec, false), in CUDART, asked b"", None;
+    cudaGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), in CUDART, asked b"", None;
+    cublasCreate_v2 = makes("cublasCreate", Kind::Cublas, false), in CUBLAS, asked b"", None;
+    cublasDestroy_v2 = Effect::Ends(&[Kind::Cublas]), in CUBLAS, asked b"", None;
+
+    cuMemAlloc_v2 = makes("cuMemAlloc", Kind::Device, true), in CUDA, asked b"cuMemAlloc", None;
+    cuMemAllocManaged = makes("cuMemAllocManaged", Kind::Device, true), in CUDA, asked b"cuMemAllocManaged", None;
+    cuMemFree_v2 = Effect::Ends(MEMORY), in CUDA, asked b"cuMemFree", None;
+    cuMemAllocAsync = makes("cuMemAllocAsync", Kind::Pool, true), in CUDA, asked b"cuMemAllocAsync", Some(false);
+    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Kind::Pool, true), in CUDA, asked b"cuMemAllocAsync", Some(true);
+    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), in CUDA, asked b"cuMemAllocFromPoolAsync", Some(false);
+    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), in CUDA, asked b"cuMemAllocFromPoolAsync", Some(true);
+    cuMemFreeAsync = Effect::Ends(MEMORY), in CUDA, asked b"cuMemFreeAsync", Some(false);
+    cuMemFreeAsync_ptsz = Effect::Ends(MEMORY), in CUDA, asked b"cuMemFreeAsync", Some(true);
+    cuMemHostAlloc = makes("cuMemHostAlloc", Kind::Pinned, true), in CUDA, asked b"cuMemHostAlloc", None;
+    cuMemAllocHost_v2 = makes("cuMemAllocHost", Kind::Pinned, true), in CUDA, asked b"cuMemAllocHost", None;
+    cuMemFreeHost = Effect::Ends(&[Kind::Pinned]), in CUDA, asked b"cuMemFreeHost", None;
+    cuMemCreate = makes("cuMemCreate", Kind::Handle, true), in CUDA, asked b"cuMemCreate", None;
+    cuMemRelease = Effect::Ends(&[Kind::Handle]), in CUDA, asked b"cuMemRelease", None;
+    cuMemMap = Effect::Maps { function: number_of("cuMemMap") }, in CUDA, asked b"cuMemMap", None;
+    cuMemUnmap = Effect::Unmaps, in CUDA, asked b"cuMemUnmap", None;
+    cuGraphInstantiate = makes("cuGraphInstantiate", Kind::GraphExec, false), in CUDA, asked b"cuGraphInstantiate", None;
+    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", Kind::GraphExec, false), in CUDA, asked b"", None;
+    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), in CUDA, asked b"cuGraphInstantiateWithFlags", None;
+    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), in CUDA, asked b"cuGraphInstantiateWithParams", None;
+    cuGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), in CUDA, asked b"cuGraphExecDestroy", None;
+}

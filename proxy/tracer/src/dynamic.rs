@@ -1,0 +1,160 @@
+//! Functions of the driver that are not linked but looked up: with `dlsym`, and with `cuGetProcAddress`, which is how the
+//! CUDA runtime finds them, also one that is linked into the program.
+//!
+//! `dlsym` looks at who called it (`RTLD_NEXT` is relative to the caller), so ours leaves no trace of itself: unless the
+//! name is one that we stand in for it jumps to the real one with the caller's own return address.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use crate::count::entered;
+use crate::cuda::{HOOKS, Hook, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_V2};
+use crate::real::{self, Real};
+use crate::sys;
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {choose}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jne 2f",
+        "mov rax, qword ptr [rip + {real}]",
+        "jmp rax",
+        "2:",
+        "ret",
+        choose = sym choose,
+        real = sym real::DLSYM,
+    )
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[cfg(target_arch = "aarch64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "stp x0, x1, [sp, #16]",
+        "bl {choose}",
+        "mov x16, x0",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "cbnz x16, 2f",
+        "adrp x17, {real}",
+        "ldr x17, [x17, :lo12:{real}]",
+        "br x17",
+        "2:",
+        "mov x0, x16",
+        "ret",
+        choose = sym choose,
+        real = sym real::DLSYM,
+    )
+}
+
+/// What stands in for this name, or null for the real one.
+extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    real::find_dlsym();
+    if name.is_null() || handle == sys::RTLD_NEXT {
+        return core::ptr::null_mut();
+    }
+    // SAFETY: a name is a C string.
+    let name = unsafe { CStr::from_ptr(name) };
+    if !name.to_bytes().starts_with(b"cu") {
+        return core::ptr::null_mut();
+    }
+    let Some(_busy) = entered() else { return core::ptr::null_mut() };
+    let hook = HOOKS.iter().find(|hook| hook.real.name() == name);
+    hook.and_then(|hook| stand_in(hook, real::dlsym(handle, name))).unwrap_or(core::ptr::null_mut())
+}
+
+/// Ours instead of what was found, if ours can call it.
+fn stand_in(hook: &Hook, found: *mut c_void) -> Option<*mut c_void> {
+    let ours = hook.ours();
+    (!found.is_null() && found != ours && hook.real.adopt(found)).then_some(ours)
+}
+
+type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
+
+/// What this asks the driver for where streams are each thread's own.
+const PER_THREAD: u64 = 2;
+/// From this version of the interface on sizes have 64 bits.
+const WIDE: c_int = 3020;
+
+/// As in the driver.
+///
+/// # Safety
+/// As in the driver.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn cuGetProcAddress(
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    rest: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { get(&REAL_GET_PROC_ADDRESS, name, out, version, flags, rest) }
+}
+
+/// As in the driver.
+///
+/// # Safety
+/// As in the driver.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    rest: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { get(&REAL_GET_PROC_ADDRESS_V2, name, out, version, flags, rest) }
+}
+
+unsafe fn get(
+    real: &Real,
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    rest: *mut c_void,
+) -> c_int {
+    let real = real.get();
+    if real.is_null() {
+        return crate::cuda::NOT_THERE;
+    }
+    // SAFETY: the function behind ours; the older one has an argument less, which is then in a register that nobody reads.
+    let error =
+        unsafe { core::mem::transmute::<*mut c_void, GetProcAddress>(real)(name, out, version, flags, rest) };
+    if error != 0 || name.is_null() || out.is_null() || version < WIDE {
+        return error;
+    }
+    let Some(_busy) = entered() else { return error };
+    // SAFETY: a name is a C string, and the function has just written to `out`.
+    let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *out) };
+    let hook = HOOKS.iter().find(|hook| {
+        hook.asked_as(version).is_some_and(|(asked, per_thread)| {
+            asked == name && per_thread == (flags & PER_THREAD != 0 && hook.is_stream_ordered())
+        })
+    });
+    if let Some(ours) = hook.and_then(|hook| stand_in(hook, found)) {
+        // SAFETY: as above.
+        unsafe { *out = ours };
+    }
+    error
+}

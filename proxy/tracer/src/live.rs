@@ -1,0 +1,105 @@
+//! What lives and was counted: addresses and handles with their record, so that their end is counted, too.
+//!
+//! ```text
+//!   BUCKETS lines of 8 keys | two words for each key | two lists of ranges
+//! ```
+//!
+//! A key is in the bucket that its hash names or nowhere, so looking one up costs one cache line, which is what every
+//! `free` pays. Adding takes an empty place with one exchange; whoever takes a key away is the only one who may, because a
+//! block is freed once. Nothing waits.
+
+use core::sync::atomic::Ordering;
+
+use crate::layout::Kind;
+use crate::state::private;
+
+/// Keys in a bucket: a cache line.
+const WAYS: usize = 8;
+/// Buckets; a heap of 16 GiB at the usual interval fills half of the places.
+const BUCKETS: usize = 1 << 16;
+const KEYS: usize = BUCKETS * WAYS * 8;
+const VALUES: usize = KEYS * 2;
+/// Bytes of the private mapping.
+pub(crate) const BYTES: usize = KEYS + VALUES + crate::ranges::BYTES;
+/// Where the lists of ranges begin.
+pub(crate) const RANGES_AT: usize = KEYS + VALUES;
+
+/// A place that is being filled in.
+const TAKEN: u64 = 1;
+
+/// What an allocation was counted as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Its record.
+    pub(crate) site: u32,
+    /// The bytes that it stands for.
+    pub(crate) bytes: u64,
+    /// The allocations that it stands for, in 256ths.
+    pub(crate) count: u32,
+}
+
+/// The key of an address or handle: two kinds may have the same number.
+#[inline]
+pub(crate) fn key(kind: Kind, handle: usize) -> u64 {
+    (handle as u64) ^ ((kind as u64) << 56)
+}
+
+#[inline]
+fn bucket(key: u64) -> usize {
+    let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 48) as usize & (BUCKETS - 1)
+}
+
+/// Adds a key; false if its bucket is full.
+pub(crate) fn insert(key: u64, entry: Entry) -> bool {
+    if key <= TAKEN {
+        return false;
+    }
+    let first = bucket(key) * WAYS;
+    for way in first..first + WAYS {
+        let Some(place) = private(way * 8) else { return false };
+        if place.load(Ordering::Relaxed) != 0
+            || place.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            continue;
+        }
+        let value = KEYS + way * 16;
+        let (Some(bytes), Some(rest)) = (private(value), private(value + 8)) else { return false };
+        bytes.store(entry.bytes, Ordering::Relaxed);
+        rest.store(u64::from(entry.site) << 32 | u64::from(entry.count), Ordering::Relaxed);
+        place.store(key, Ordering::Release);
+        return true;
+    }
+    false
+}
+
+/// Takes a key away, if it is there.
+#[inline]
+pub(crate) fn take(key: u64) -> Option<Entry> {
+    if key <= TAKEN {
+        return None;
+    }
+    let first = bucket(key) * WAYS;
+    for way in first..first + WAYS {
+        let place = private(way * 8)?;
+        if place.load(Ordering::Relaxed) == key {
+            return taken(way, key);
+        }
+    }
+    None
+}
+
+#[cold]
+fn taken(way: usize, key: u64) -> Option<Entry> {
+    let place = private(way * 8)?;
+    if place.load(Ordering::Acquire) != key {
+        return None;
+    }
+    let value = KEYS + way * 16;
+    let (bytes, rest) =
+        (private(value)?.load(Ordering::Relaxed), private(value + 8)?.load(Ordering::Relaxed));
+    // A block that is freed twice at the same time is a fault of the program; only one of the two is counted.
+    place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
+    #[expect(clippy::cast_possible_truncation, reason = "two halves of a word")]
+    Some(Entry { site: (rest >> 32) as u32, bytes, count: rest as u32 })
+}

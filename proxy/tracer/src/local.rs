@@ -1,0 +1,96 @@
+//! What each thread keeps: 64 bytes of static thread-local storage, zero at first.
+//!
+//! Not `thread_local!`: in a shared library that goes through `__tls_get_addr`, which may itself allocate when a library
+//! was loaded meanwhile, and would then come back here without end. A preloaded library may use the initial-exec model,
+//! where the place is a fixed distance from the thread's pointer, so it is spelled out in assembly.
+
+use core::cell::Cell;
+
+/// One thread's state. All of it zero is a valid beginning.
+#[repr(C, align(16))]
+pub(crate) struct Local {
+    /// Bytes that this thread may allocate before the next sample; below zero one is due.
+    pub(crate) until: Cell<i64>,
+    /// The state of its random numbers; 0 before the first.
+    pub(crate) random: Cell<u64>,
+    /// Within our own code: whatever is allocated now is not counted.
+    pub(crate) busy: Cell<bool>,
+    /// Looking up the functions behind ours: what is allocated now comes out of the arena.
+    pub(crate) resolving: Cell<bool>,
+    /// The kind of the counted call into CUDA that this thread is in, or 0.
+    pub(crate) inside_kind: Cell<u8>,
+    /// The number of that call's record and 1, or 0.
+    pub(crate) inside_site: Cell<u32>,
+}
+
+const _: () = assert!(size_of::<Local>() <= 64, "the storage below is 64 bytes");
+
+core::arch::global_asm!(
+    ".pushsection .tbss,\"awT\",%nobits",
+    ".balign 16",
+    ".globl warden_tracer_local",
+    ".hidden warden_tracer_local",
+    ".type warden_tracer_local, %object",
+    ".size warden_tracer_local, 64",
+    "warden_tracer_local:",
+    ".zero 64",
+    ".popsection",
+);
+
+/// This thread's state.
+#[inline]
+pub(crate) fn local() -> &'static Local {
+    let place: *const Local;
+    // SAFETY: computes an address from the thread pointer and a constant that the loader has filled in; touches no memory
+    // of ours.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        core::arch::asm!(
+            "mov {place}, qword ptr [rip + warden_tracer_local@GOTTPOFF]",
+            "add {place}, qword ptr fs:[0]",
+            place = out(reg) place,
+            options(pure, readonly, nostack),
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!(
+            "mrs {place}, tpidr_el0",
+            "adrp {offset}, :gottprel:warden_tracer_local",
+            "ldr {offset}, [{offset}, :gottprel_lo12:warden_tracer_local]",
+            "add {place}, {place}, {offset}",
+            place = out(reg) place,
+            offset = out(reg) _,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    // SAFETY: the storage above has the size and alignment of a `Local`, is zero at first, lives as long as the thread, and
+    // only this thread has its address; all fields are cells, so a shared reference is all that anybody gets.
+    unsafe { &*place }
+}
+
+/// Marks that this thread is in our own code, and puts back what the C library says about the last error.
+pub(crate) struct Busy {
+    local: &'static Local,
+    error: core::ffi::c_int,
+}
+
+impl Busy {
+    /// `None` where it was already.
+    pub(crate) fn enter(local: &'static Local) -> Option<Self> {
+        if local.busy.replace(true) {
+            return None;
+        }
+        // SAFETY: the C library's own place for this thread's error.
+        Some(Self { local, error: unsafe { *crate::sys::__errno_location() } })
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { *crate::sys::__errno_location() = self.error };
+        self.local.busy.set(false);
+    }
+}

@@ -1,0 +1,119 @@
+//! The functions behind ours: what the program would have called without us.
+//!
+//! Looked up with `dlsym(RTLD_NEXT)`, so another preloaded library (another allocator, a fault injector) stays in place
+//! behind us. Our own `dlsym` is exported too, so the real one comes from `dlvsym`.
+
+use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::local::local;
+use crate::sys;
+
+/// A function behind ours.
+pub(crate) struct Real {
+    name: &'static CStr,
+    at: AtomicPtr<c_void>,
+    /// Libraries that may have it although the program's own scope has not: one that was opened privately.
+    libraries: &'static [&'static CStr],
+}
+
+/// The runtime library, newest first.
+pub(crate) const CUDART: &[&CStr] = &[c"libcudart.so.13", c"libcudart.so.12", c"libcudart.so.11.0"];
+/// The driver.
+pub(crate) const CUDA: &[&CStr] = &[c"libcuda.so.1"];
+/// cuBLAS.
+pub(crate) const CUBLAS: &[&CStr] = &[c"libcublas.so.13", c"libcublas.so.12", c"libcublas.so.11"];
+
+impl Real {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self::of(name, &[])
+    }
+
+    pub(crate) const fn of(name: &'static CStr, libraries: &'static [&'static CStr]) -> Self {
+        Self { name, at: AtomicPtr::new(core::ptr::null_mut()), libraries }
+    }
+
+    /// Its address; null if there is none, or while this very thread is looking it up.
+    #[inline]
+    pub(crate) fn get(&self) -> *mut c_void {
+        let at = self.at.load(Ordering::Relaxed);
+        if at.is_null() { self.look_up() } else { at }
+    }
+
+    #[cold]
+    fn look_up(&self) -> *mut c_void {
+        let local = local();
+        if local.resolving.replace(true) {
+            return core::ptr::null_mut();
+        }
+        let mut found = dlsym(sys::RTLD_NEXT, self.name);
+        for library in self.libraries {
+            if !found.is_null() {
+                break;
+            }
+            // SAFETY: a library that is already there, or none; the name is a C string.
+            let handle = unsafe { sys::dlopen(library.as_ptr(), sys::RTLD_LAZY | sys::RTLD_NOLOAD) };
+            if !handle.is_null() {
+                found = dlsym(handle, self.name);
+            }
+        }
+        local.resolving.set(false);
+        self.at.store(found, Ordering::Relaxed);
+        found
+    }
+
+    /// Makes `address` the function behind ours, if there is none yet or it is the same. Otherwise two libraries have it, and
+    /// a call must not go to the wrong one.
+    pub(crate) fn adopt(&self, address: *mut c_void) -> bool {
+        match self.at.compare_exchange(core::ptr::null_mut(), address, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => true,
+            Err(known) => known == address,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static CStr {
+        self.name
+    }
+}
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const core::ffi::c_char) -> *mut c_void;
+
+/// The real `dlsym`; what `dynamic.rs` jumps to.
+pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// What `dlsym` is where it cannot be found: every lookup fails.
+unsafe extern "C" fn no_dlsym(_: *mut c_void, _: *const core::ffi::c_char) -> *mut c_void {
+    core::ptr::null_mut()
+}
+
+/// Sees to it that [`DLSYM`] is there.
+pub(crate) fn find_dlsym() -> *mut c_void {
+    let known = DLSYM.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // glibc moved it in 2.34; before, it had the version of the first release for the processor.
+    let versions =
+        [c"GLIBC_2.34", if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.2.5" }];
+    let mut found: *mut c_void = core::ptr::null_mut();
+    for version in versions {
+        if found.is_null() {
+            // SAFETY: names are C strings; a version that does not exist is an answer of null.
+            found = unsafe { sys::dlvsym(sys::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+        }
+    }
+    if found.is_null() {
+        found = no_dlsym as Dlsym as *mut c_void;
+    }
+    DLSYM.store(found, Ordering::Relaxed);
+    found
+}
+
+/// The real `dlsym`.
+pub(crate) fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    let at = find_dlsym();
+    // SAFETY: `find_dlsym` gives the C library's `dlsym` or our own stand-in of the same signature.
+    let real: Dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(at) };
+    // SAFETY: the handle is the caller's or a constant; the name is a C string.
+    unsafe { real(handle, name.as_ptr()) }
+}

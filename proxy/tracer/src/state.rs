@@ -1,0 +1,95 @@
+//! Where the maps are, and whether anything is counted at all.
+//!
+//! The switch lies in a page that the kernel wipes in a forked child, so a child is never counted: it shares the maps with
+//! its parent, and its locks may have been left by threads that it does not have.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::layout::{FILE, header};
+
+/// The page with the switch; null before the start.
+static GATE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+/// The published file.
+static FILE_AT: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
+/// What only we need: the tables of what lives.
+static PRIVATE_AT: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
+/// Bytes between samples on average.
+static INTERVAL: AtomicUsize = AtomicUsize::new(0);
+
+/// From this many times the interval on every allocation is counted.
+const LARGE: usize = 4;
+
+/// Whether this process is counted.
+#[inline]
+pub(crate) fn on() -> bool {
+    let gate = GATE.load(Ordering::Relaxed);
+    // SAFETY: not null means the page that `open` was given, which is never unmapped.
+    !gate.is_null() && unsafe { (*gate).load(Ordering::Relaxed) } == 1
+}
+
+/// Bytes between samples on average.
+pub(crate) fn interval() -> usize {
+    INTERVAL.load(Ordering::Relaxed)
+}
+
+/// Allocations of at least this many bytes are all counted.
+#[inline]
+pub(crate) fn large() -> usize {
+    INTERVAL.load(Ordering::Relaxed) * LARGE
+}
+
+/// Begins to count.
+///
+/// # Safety
+/// `file` is [`FILE`] bytes, `private` is [`crate::live::BYTES`] bytes, both zero, mapped shared and never unmapped; `gate` is
+/// a page that a fork wipes.
+pub(crate) unsafe fn open(file: *mut c_void, private: *mut c_void, gate: *mut c_void, interval: usize) {
+    FILE_AT.store(file.cast(), Ordering::Relaxed);
+    PRIVATE_AT.store(private.cast(), Ordering::Relaxed);
+    INTERVAL.store(interval, Ordering::Relaxed);
+    // SAFETY: the caller's promise; a page is large enough and aligned.
+    unsafe { (*gate.cast::<AtomicU32>()).store(1, Ordering::Relaxed) };
+    GATE.store(gate.cast(), Ordering::Release);
+}
+
+/// A number of 64 bits in the published file. Only while [`on`].
+#[inline]
+pub(crate) fn word(offset: usize) -> Option<&'static AtomicU64> {
+    let base = FILE_AT.load(Ordering::Relaxed);
+    if base.is_null() || offset > FILE - 8 || !offset.is_multiple_of(8) {
+        return None;
+    }
+    // SAFETY: within the mapping, aligned, and only ever used as an atomic.
+    Some(unsafe { &*base.add(offset / 8) })
+}
+
+/// A number of 32 bits there.
+pub(crate) fn half(offset: usize) -> Option<&'static AtomicU32> {
+    let base = FILE_AT.load(Ordering::Relaxed);
+    if base.is_null() || offset > FILE - 4 || !offset.is_multiple_of(4) {
+        return None;
+    }
+    // SAFETY: as above.
+    Some(unsafe { &*base.cast::<AtomicU32>().add(offset / 4) })
+}
+
+/// A number of 64 bits in the private tables.
+#[inline]
+pub(crate) fn private(offset: usize) -> Option<&'static AtomicU64> {
+    let base = PRIVATE_AT.load(Ordering::Relaxed);
+    if base.is_null() || offset > crate::live::BYTES - 8 || !offset.is_multiple_of(8) {
+        return None;
+    }
+    // SAFETY: as above.
+    Some(unsafe { &*base.add(offset / 8) })
+}
+
+/// Adds one to a counter of the header.
+pub(crate) fn count(offset: usize) {
+    if let Some(counter) = word(offset) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+const _: () = assert!(header::EXE + 256 <= crate::layout::HEADER, "the path has room");

@@ -1,0 +1,71 @@
+//! Who called: return addresses from here outwards, by the unwinder that also handles exceptions.
+//!
+//! It reads the tables that every library has for exceptions, allocates nothing and stops where there is no table. More
+//! than [`PER_SECOND`] walks a second would be felt, so those beyond are cut short: what was allocated is still counted in
+//! full, at a place that is less exact.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::layout::{FRAMES, header};
+use crate::state;
+use crate::sys::{self, UnwindContext};
+
+/// Whole walks in a second. One takes some 10 microseconds, so this is 2 % of one core at most.
+const PER_SECOND: u64 = 2000;
+/// Addresses of a walk that is cut short: ours, and some of the caller.
+const SHORT: usize = 8;
+
+/// Return addresses, the innermost first. The first ones are our own.
+pub(crate) struct Walk {
+    addresses: [usize; FRAMES],
+    count: usize,
+    limit: usize,
+}
+
+impl Walk {
+    /// Walks the stack of this thread.
+    #[inline(never)]
+    pub(crate) fn here() -> Self {
+        let limit = if within_budget() { FRAMES } else { SHORT };
+        let mut walk = Self { addresses: [0; FRAMES], count: 0, limit };
+        // SAFETY: the step only writes to the walk, which outlives the call.
+        unsafe { sys::_Unwind_Backtrace(step, (&raw mut walk).cast()) };
+        state::count(header::WALKS);
+        walk
+    }
+
+    pub(crate) fn addresses(&self) -> &[usize] {
+        self.addresses.get(..self.count).unwrap_or_default()
+    }
+}
+
+extern "C" fn step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
+    // SAFETY: the unwinder hands on what `here` gave it, and its own context.
+    let (walk, address) = unsafe { (&mut *data.cast::<Walk>(), sys::_Unwind_GetIP(context)) };
+    if address == 0 || walk.count >= walk.limit {
+        return sys::URC_NORMAL_STOP;
+    }
+    if let Some(place) = walk.addresses.get_mut(walk.count) {
+        *place = address;
+        walk.count += 1;
+    }
+    sys::URC_NO_REASON
+}
+
+fn within_budget() -> bool {
+    static SECOND: AtomicU64 = AtomicU64::new(0);
+    static WALKS: AtomicU64 = AtomicU64::new(0);
+    let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
+    // SAFETY: writes to `now`.
+    unsafe { sys::clock_gettime(sys::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let now = u64::try_from(now.seconds).unwrap_or(0);
+    if SECOND.swap(now, Ordering::Relaxed) != now {
+        WALKS.store(0, Ordering::Relaxed);
+    }
+    let within = WALKS.fetch_add(1, Ordering::Relaxed) < PER_SECOND;
+    if !within {
+        state::count(header::SHORT_WALKS);
+    }
+    within
+}

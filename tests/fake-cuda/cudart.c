@@ -1,0 +1,38 @@
+/* A CUDA runtime of our own for tests, as a library or linked into the program: like the real one it opens the driver,
+ * asks it for its functions, and calls those.
+ */
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef unsigned long long dev;
+typedef int (*lookup)(const char *, void **, int, uint64_t, int *);
+static lookup driver;
+static void *function(const char *name) {
+    void *at = 0;
+    if (!driver) {
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        driver = library ? (lookup)dlsym(library, "cuGetProcAddress_v2") : 0;
+        /* The real one asks again, by the function itself. */
+        if (driver && !driver("cuGetProcAddress", &at, 12000, 0, 0) && at) driver = (lookup)at;
+    }
+    at = 0;
+    return driver && !driver(name, &at, 12000, 0, 0) ? at : 0;
+}
+#define CALL(name, type, ...) __typeof__(type) at = (__typeof__(type))function(name); return at ? at(__VA_ARGS__) : 3
+
+int cudaMalloc(void **out, size_t size) { CALL("cuMemAlloc", int (*)(dev *, size_t), (dev *)out, size); }
+int cudaFree(void *at_) { CALL("cuMemFree", int (*)(dev), (dev)(uintptr_t)at_); }
+int cudaMallocAsync(void **out, size_t size, void *stream) { CALL("cuMemAllocAsync", int (*)(dev *, size_t, void *), (dev *)out, size, stream); }
+int cudaFreeAsync(void *at_, void *stream) { CALL("cuMemFreeAsync", int (*)(dev, void *), (dev)(uintptr_t)at_, stream); }
+int cudaHostAlloc(void **out, size_t size, unsigned flags) { CALL("cuMemHostAlloc", int (*)(void **, size_t, unsigned), out, size, flags); }
+int cudaFreeHost(void *at_) { CALL("cuMemFreeHost", int (*)(void *), at_); }
+#ifdef OLD
+int cudaGraphInstantiate(void **out, void *graph, void **node, char *log, size_t size) {
+    (void)node; (void)log; (void)size;
+    CALL("cuGraphInstantiate", int (*)(void **, void *, dev), out, graph, 0);
+}
+#else
+int cudaGraphInstantiate(void **out, void *graph, dev flags) { CALL("cuGraphInstantiate", int (*)(void **, void *, dev), out, graph, flags); }
+#endif
+int cudaGraphExecDestroy(void *graph) { CALL("cuGraphExecDestroy", int (*)(void *), graph); }

@@ -1,0 +1,83 @@
+/* Uses the runtime and the driver as ggml does: a leak of graphs, one of device memory, and things that are given back.
+ * Runs its round whenever it is told to by a line, and answers `done`.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef unsigned long long dev;
+int cudaMalloc(void **out, size_t size);
+int cudaFree(void *at);
+int cudaMallocAsync(void **out, size_t size, void *stream);
+int cudaFreeAsync(void *at, void *stream);
+int cudaHostAlloc(void **out, size_t size, unsigned flags);
+int cudaFreeHost(void *at);
+#ifdef OLD
+int cudaGraphInstantiate(void **out, void *graph, void **node, char *log, size_t size);
+#define INSTANTIATE(out) cudaGraphInstantiate(out, 0, 0, 0, 0)
+#else
+int cudaGraphInstantiate(void **out, void *graph, dev flags);
+#define INSTANTIATE(out) cudaGraphInstantiate(out, 0, 0)
+#endif
+int cudaGraphExecDestroy(void *graph);
+int cuMemCreate(dev *out, size_t size, const void *properties, dev flags);
+int cuMemRelease(dev handle);
+int cuMemMap(dev at, size_t size, size_t offset, dev handle, dev flags);
+int cuMemUnmap(dev at, size_t size);
+
+#define NOINLINE __attribute__((noinline))
+#define MIB (1 << 20)
+
+NOINLINE int capture_graphs(void) {
+    int failed = 0;
+    for (int i = 0; i < 3; i++) {
+        void *kept, *dropped;
+        failed |= INSTANTIATE(&kept);
+        failed |= INSTANTIATE(&dropped);
+        failed |= cudaGraphExecDestroy(dropped);
+    }
+    return failed;
+}
+
+NOINLINE int keep_device_memory(void) {
+    void *kept, *dropped;
+    int failed = cudaMalloc(&kept, 5 * MIB);
+    if (failed) return 0; /* a server lives on without it */
+    failed |= cudaMalloc(&dropped, 7 * MIB);
+    return failed | cudaFree(dropped);
+}
+
+NOINLINE int use_pools(void) {
+    void *kept, *dropped;
+    return cudaMallocAsync(&kept, 2 * MIB, 0) | cudaMallocAsync(&dropped, MIB, 0) | cudaFreeAsync(dropped, 0);
+}
+
+NOINLINE int use_pinned(void) {
+    void *kept, *dropped;
+    return cudaHostAlloc(&kept, 3 * MIB, 0) | cudaHostAlloc(&dropped, MIB, 0) | cudaFreeHost(dropped);
+}
+
+/* As ggml's pool does it: physical memory is mapped piece by piece, its handles are given up at once, and everything is
+ * unmapped with one call. */
+NOINLINE int map_pool(int unmap) {
+    static dev base = 0x500000000000ull;
+    int failed = 0;
+    for (int i = 0; i < 4; i++) {
+        dev handle;
+        failed |= cuMemCreate(&handle, 2 * MIB, 0, 0);
+        failed |= cuMemMap(base + (dev)i * 2 * MIB, 2 * MIB, 0, handle, 0);
+        failed |= cuMemRelease(handle);
+    }
+    if (unmap) failed |= cuMemUnmap(base, 8 * MIB);
+    base += 8 * MIB;
+    return failed;
+}
+
+int main(void) {
+    char line[64];
+    while (fgets(line, sizeof line, stdin)) {
+        int failed = capture_graphs() | keep_device_memory() | use_pools() | use_pinned() | map_pool(0) | map_pool(1);
+        printf("%s\n", failed ? "failed" : "done");
+        fflush(stdout);
+    }
+    return 0;
+}
