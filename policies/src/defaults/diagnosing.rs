@@ -1,5 +1,6 @@
 //! Defaults of experiments: `llama-warden diagnose`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -58,5 +59,63 @@ section!(
         sweep: Vec<f64>,
         /// Tokens of a prompt in a prefill sweep, at most.
         sweep_most: u64,
+        /// Which switches stop the growth.
+        cure: Cure,
+        /// What the largest prompts take.
+        headroom: Headroom,
+    }
+);
+
+section!(
+    /// How switches are tried.
+    Cure {
+        /// Chance that a switch which leaves `stops_share` of the growth or more is said to stop it.
+        false_cure: f64,
+        /// Chance that a switch which leaves less than that is said to leave more.
+        missed_cure: f64,
+        /// What leaves less than this share of the growth stops it.
+        stops_share: f64,
+        /// What leaves less than this share of it halves it; what leaves more does nothing.
+        halves_share: f64,
+        /// Processes with a switch before it may be called a cure.
+        legs_least: u32,
+        /// Processes with a switch after which it stays undecided.
+        legs_most: u32,
+        /// The interval of a process's growth is widened by this factor.
+        widen: f64,
+        /// Processes of the same kind differ by this share of their growth.
+        leg_scatter: f64,
+        /// The growth of a process is never known better than to this many bytes per request.
+        least_noise: f64,
+        /// Processes with switches in a row before one without them.
+        baseline_every: u32,
+        /// The latest processes without switches that count.
+        baseline_kept: usize,
+        /// Processes without switches that may fail in a row.
+        baseline_failures: u32,
+        /// A switch that costs more than this share of the tokens per second is dear: others are tried, too.
+        dear: f64,
+        /// Sets of switches that are tried before one is taken away after the other.
+        sets_most: u32,
+        /// The largest set that is tried on the way up.
+        set_size: usize,
+        /// Sets of one size that are considered.
+        sets_listed: usize,
+        /// What a mitigation that needs a value is tried with.
+        values: BTreeMap<String, String>,
+    }
+);
+
+section!(
+    /// How the worst case is touched.
+    Headroom {
+        /// Lengths of prompts as shares of the context of a slot.
+        lengths: Vec<f64>,
+        /// Tokens of the context that a prompt leaves free.
+        spare: u64,
+        /// Pause between two readings while a prompt is evaluated.
+        interval: Duration = "duration",
+        /// Bytes that stay free, on the host and on each GPU.
+        reserve: ByteSize,
     }
 );

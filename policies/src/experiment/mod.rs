@@ -18,7 +18,11 @@ use crate::growth::{Blame, Interval, Verdict};
 use crate::sample::{Sample, Series, Work};
 
 mod across;
+pub mod bisect;
+pub mod headroom;
 mod judge;
+pub mod sequential;
+mod trial;
 mod workload;
 
 pub use across::blame_across;

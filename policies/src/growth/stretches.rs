@@ -33,7 +33,10 @@ pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<Interval> {
     if xs.len() < 4 {
         return None;
     }
-    stats::sen_bounds(&xs, &ys, Trend::of(&ys).var, policy.bound_z)
+    // Readings of a heap hang together, so fewer of them are news than there are.
+    let per_step = stats::sen(&xs, &ys)? * (xs.last()? - xs.first()?) / (stats::size(xs.len()) - 1.0);
+    let trend = Trend::of(&ys).widened(stats::hamed_rao(&ys, per_step, policy.bound_z));
+    stats::sen_bounds(&xs, &ys, trend.var, policy.bound_z)
 }
 
 /// Which unit of work pays for the growth of these processes, each with its readings in order.

@@ -30,6 +30,8 @@ pub struct Reading {
     pub free: Option<u64>,
     /// Bytes that the server is told to keep here, beyond what was measured.
     pub allowance: u64,
+    /// The most bytes that a process like this held in an experiment with its largest prompts; `None` without one.
+    pub worst: Option<u64>,
 }
 
 /// All that is known about one memory of a generation.
@@ -51,6 +53,9 @@ pub struct SeriesFacts {
     pub free: Option<u64>,
     /// Bytes that the server is told to keep here.
     pub allowance: u64,
+    /// The most bytes that a process like this held in an experiment with its largest prompts; `None` without one.
+    #[serde(default)]
+    pub worst: Option<u64>,
     /// What the detector says.
     pub growth: Option<Growth>,
     /// Until the soft budget.
@@ -73,6 +78,7 @@ impl SeriesFacts {
             total: None,
             free: None,
             allowance: 0,
+            worst: None,
             growth: None,
             to_soft: None,
             to_hard: None,
@@ -83,7 +89,8 @@ impl SeriesFacts {
     /// Puts a reading and the detector's picture of it together: the one way from readings to facts, for the supervisor,
     /// `policy replay` and the simulation alike.
     pub fn gather(policy: &RecyclePolicy, monitor: &Monitor, reading: &Reading) -> Self {
-        let Reading { series, charged, before, at_ready, estimated, total, free, allowance } = *reading;
+        let Reading { series, charged, before, at_ready, estimated, total, free, allowance, worst } =
+            *reading;
         let mut facts = Self {
             rising: charged.zip(before).is_some_and(|(now, before)| now > before),
             at_ready,
@@ -91,6 +98,7 @@ impl SeriesFacts {
             total,
             free,
             allowance,
+            worst,
             growth: monitor.growth().iter().find(|growth| growth.series == series).cloned(),
             ..Self::of(series, charged)
         };

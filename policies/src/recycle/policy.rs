@@ -177,6 +177,9 @@ impl RecyclePolicy {
     ///   at most 95 %;
     /// - VRAM: 95 % and 98 % of what the device can give to the process (what it holds and what is free), but at least
     ///   half and four fifths of the way from the baseline to there.
+    ///
+    /// What an experiment saw the largest prompts take is no growth: on the host it counts like the baseline, on a device
+    /// the soft budget is not below it.
     pub fn budget(&self, facts: &SeriesFacts) -> Budget {
         let (soft, hard) = match facts.series {
             Series::Host => (self.host_soft, self.host_hard),
@@ -205,7 +208,8 @@ impl RecyclePolicy {
         };
         match facts.series {
             Series::Host => {
-                let explained = baseline.saturating_add(facts.allowance);
+                let settled = baseline.max(facts.worst.unwrap_or(0));
+                let explained = settled.saturating_add(facts.allowance);
                 let wanted =
                     scale(explained, levels.host_soft).max(baseline.saturating_add(levels.host_room));
                 let most = facts.total.map_or(u64::MAX, |total| scale(total, levels.host_soft_most));
@@ -219,10 +223,12 @@ impl RecyclePolicy {
                 let at = |share: f64, of_left: f64| {
                     scale(can, share).max(baseline.saturating_add(scale(left, of_left)))
                 };
-                Budget {
-                    soft: Some(at(levels.vram_soft, levels.vram_soft_left)),
-                    hard: Some(at(levels.vram_hard, levels.vram_hard_left)),
-                }
+                let (soft, hard) = (
+                    at(levels.vram_soft, levels.vram_soft_left),
+                    at(levels.vram_hard, levels.vram_hard_left),
+                );
+                let worst = facts.worst.unwrap_or(0).min(hard);
+                Budget { soft: Some(soft.max(worst)), hard: Some(hard) }
             }
         }
     }

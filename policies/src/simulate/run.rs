@@ -254,6 +254,7 @@ impl<'a> Simulation<'a> {
             total: Some(total),
             free: sample.charged(series).map(|charged| total.saturating_sub(charged)),
             allowance: if series == Series::Host { self.scenario.allowance } else { 0 },
+            worst: None,
         };
         let gpus = sample.vram.iter().map(|vram| reading(Series::Vram(vram.gpu), self.scenario.device));
         let readings = std::iter::once(reading(Series::Host, self.scenario.memory)).chain(gpus);

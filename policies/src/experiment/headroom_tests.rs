@@ -1,0 +1,165 @@
+//! Curves from made-up servers, and what is said about them.
+
+use super::*;
+use crate::sample::GpuIndex;
+
+const MIB: u64 = 1 << 20;
+const VRAM: Series = Series::Vram(GpuIndex(0));
+
+fn setup(context: u64, slots: u32) -> Setup {
+    Setup { context, slots, slot_context: context / u64::from(slots), ubatch: 512 }
+}
+
+fn alone(lengths: &[u64], bytes: impl Fn(u64) -> u64) -> Vec<Peak> {
+    lengths.iter().map(|tokens| Peak { tokens: *tokens, together: 1, bytes: bytes(*tokens) }).collect()
+}
+
+/// A pool that keeps every buffer that became too small and makes each new one a twentieth larger than is needed.
+fn hoard(tokens: u64, ubatch: u64, per_token: u64) -> u64 {
+    let (mut held, mut largest, mut seen) = (0, 0, 0);
+    while seen < tokens {
+        seen = (seen + ubatch).min(tokens);
+        if seen * per_token > largest {
+            largest = seen * per_token * 21 / 20;
+            held += largest;
+        }
+    }
+    held
+}
+
+#[test]
+fn a_server_whose_buffers_grow_by_the_token_has_that_price() {
+    let setup = setup(16_384, 1);
+    let peaks = alone(&[256, 1024, 2048, 4096, 8192], |tokens| 3000 * MIB + tokens * 8192);
+    let curve = Curve::of(VRAM, 3000 * MIB, &peaks, &setup).unwrap();
+    assert!((curve.price().bytes_per_token - 8192.0).abs() < 1e-6);
+    assert!((curve.end_slope() - 8192.0).abs() < 1e-6);
+    assert_eq!(curve.at(16_384, 1), 3000 * MIB + 16_384 * 8192, "beyond what was measured");
+    assert_eq!(curve.at(3000, 1), 3000 * MIB + 3000 * 8192, "between");
+    assert_eq!(curve.at(100, 1), 3000 * MIB + 100 * 8192, "before the first");
+    assert_eq!(curve.step(), None);
+}
+
+#[test]
+fn the_second_micro_batch_is_a_step_and_no_price() {
+    let setup = setup(8192, 1);
+    let step = |tokens: u64| if tokens > 512 { 200 * MIB } else { 0 };
+    let peaks =
+        alone(&[128, 512, 1024, 2048, 4096, 8192], |tokens| 1000 * MIB + tokens * 1000 + step(tokens));
+    let curve = Curve::of(Series::Host, 1000 * MIB, &peaks, &setup).unwrap();
+    assert!((curve.price().bytes_per_token - 1000.0).abs() < 1e-6, "{:?}", curve.price());
+    let found = curve.step().unwrap();
+    assert!(found.abs_diff(200 * MIB) < MIB, "{found}");
+}
+
+#[test]
+fn the_peak_of_a_hoarding_pool_is_predicted_within_five_percent_from_half_of_its_length() {
+    let lengths = &crate::defaults().diagnose.headroom.lengths;
+    for context in [16_384_u64, 57_344, 60_000, 131_072] {
+        for (per_token, ubatch, idle) in [(1_500, 512, 3395 * MIB), (4_096, 512, 0), (700, 1024, 100 * MIB)] {
+            let setup = Setup { ubatch, ..setup(context, 1) };
+            let tokens = |share: &f64| crate::units::scale(context, *share);
+            let all: Vec<u64> = lengths.iter().map(tokens).collect();
+            // A driver counts in pieces of 2 MiB, and the cache grows by the token beside it.
+            let real = |tokens: u64| {
+                idle + tokens * 100 + hoard(tokens, ubatch, per_token).next_multiple_of(2 * MIB)
+            };
+            let whole = Curve::of(VRAM, idle, &alone(&all, real), &setup).unwrap();
+            let half = whole.up_to(context / 2).unwrap();
+            let (predicted, came) = (half.at(context, 1), whole.at(context, 1));
+            assert_eq!(came, real(context));
+            let off = predicted.abs_diff(came);
+            assert!(off * 20 <= came, "{context} by {ubatch}: {predicted} instead of {came}");
+        }
+    }
+}
+
+#[test]
+fn a_line_with_noise_is_not_taken_for_a_hoarding_pool() {
+    let mut random = crate::world::SplitMix::new(3);
+    let setup = setup(57_344, 1);
+    for _ in 0..500 {
+        let lengths: Vec<u64> = (1..=8).map(|part| 57_344 / 16 * part).collect();
+        let mut noise: Vec<u64> = (0..9).map(|_| random.below(4 * MIB)).collect();
+        let peaks = alone(&lengths, |tokens| 1000 * MIB + tokens * 8192);
+        let peaks: Vec<Peak> =
+            peaks.into_iter().map(|peak| Peak { bytes: peak.bytes + noise.pop().unwrap(), ..peak }).collect();
+        let curve = Curve::of(VRAM, 1000 * MIB, &peaks, &setup).unwrap();
+        let (predicted, real) = (curve.at(57_344, 1), 1000 * MIB + 57_344 * 8192);
+        assert!(predicted.abs_diff(real) * 20 < real, "{predicted} instead of {real}");
+    }
+}
+
+#[test]
+fn further_slots_cost_what_they_were_measured_to() {
+    let setup = setup(8192, 4);
+    let mut peaks = alone(&[256, 512, 1024, 2048], |tokens| 500 * MIB + tokens * 4096);
+    peaks.push(Peak { tokens: 2048, together: 4, bytes: 500 * MIB + 2048 * 4096 + 3 * 10 * MIB });
+    let curve = Curve::of(VRAM, 500 * MIB, &peaks, &setup).unwrap();
+    assert_eq!(curve.worst(&setup), 500 * MIB + 2048 * 4096 + 30 * MIB);
+    assert_eq!(curve.at(1024, 4), 500 * MIB + 1024 * 4096 + 15 * MIB);
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_what_would() {
+    let setup = Setup { ubatch: 512, ..setup(57_344, 1) };
+    let bytes = |ubatch: u64| move |tokens: u64| 4000 * MIB + tokens * 64 * 1024 + ubatch * 8 * MIB;
+    let lengths = [8192, 16_384, 28_672, 40_960, 57_344];
+    let curve = Curve::of(VRAM, 4000 * MIB, &alone(&lengths, bytes(512)), &setup).unwrap();
+    let half = Curve::of(VRAM, 4000 * MIB, &alone(&lengths, bytes(256)), &setup).unwrap();
+    let worst = curve.worst(&setup);
+    let limit = worst - 500 * MIB;
+    let verdict = judge(&curve, &setup, Some(limit), Some((&half, 256)));
+    assert_eq!((verdict.fits(), verdict.short()), (Some(false), 500 * MIB));
+    assert_eq!((verdict.smaller_context, verdict.smaller_ubatch), (Some(49_152), Some(256)));
+    assert_eq!(
+        verdict.sentence(),
+        "will not fit: needs 500.0 MiB more at 57,344 tokens; lower -c to 49,152 or -ub to 256"
+    );
+    let tight = judge(&curve, &setup, Some(worst - 3500 * MIB), Some((&half, 256)));
+    assert!(
+        tight.smaller_context.is_some_and(|context| curve.worst_with(&setup, context) <= worst - 3500 * MIB)
+    );
+    assert_eq!(tight.smaller_ubatch, Some(64));
+    let never = judge(&curve, &setup, Some(3000 * MIB), None);
+    assert_eq!((never.smaller_context, never.smaller_ubatch), (None, None));
+    assert!(never.sentence().contains("no smaller -c would do"), "{}", never.sentence());
+    let fits = judge(&curve, &setup, Some(worst + MIB), None);
+    assert_eq!(fits.fits(), Some(true));
+    assert!(fits.sentence().starts_with("fits: needs "), "{}", fits.sentence());
+    let unknown = judge(&curve, &setup, None, None);
+    assert_eq!(unknown.fits(), None);
+    assert!(unknown.sentence().ends_with("not known"), "{}", unknown.sentence());
+}
+
+#[test]
+fn a_suggestion_always_fits_and_the_next_larger_one_does_not() {
+    let mut random = crate::world::SplitMix::new(5);
+    for _ in 0..2000 {
+        let context = 1024 * (4 + random.below(60));
+        let setup = setup(context, 1 + u32::try_from(random.below(4)).unwrap());
+        let (idle, per_token) = (random.below(8000) * MIB, 100 + random.below(200_000));
+        let lengths: Vec<u64> = (1..=8).map(|part| setup.slot_context * part / 8).collect();
+        let curve =
+            Curve::of(VRAM, idle, &alone(&lengths, |tokens| idle + tokens * per_token), &setup).unwrap();
+        let worst = curve.worst(&setup);
+        let limit = random.below(worst + worst / 8 + 1);
+        let verdict = judge(&curve, &setup, Some(limit), None);
+        if worst <= limit {
+            assert_eq!((verdict.fits(), verdict.smaller_context), (Some(true), None));
+            continue;
+        }
+        assert_eq!(verdict.fits(), Some(false));
+        if let Some(smaller) = verdict.smaller_context {
+            assert!(smaller < context && curve.worst_with(&setup, smaller) <= limit);
+        }
+        let step = previous_power_of_two(context / STEPS).max(LEAST_STEP);
+        let next = verdict.smaller_context.unwrap_or(0) + step;
+        assert!(next >= context || curve.worst_with(&setup, next) > limit, "{next} of {context}");
+    }
+}
+
+#[test]
+fn numbers_are_grouped_by_three() {
+    assert_eq!([0, 999, 1000, 57_344, 1_234_567].map(grouped), ["0", "999", "1,000", "57,344", "1,234,567"]);
+}
