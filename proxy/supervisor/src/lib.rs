@@ -76,6 +76,7 @@ pub use lease::{Endpoint, Lease, Outcome};
 pub use ledger::{Evidence, LedgerEntry, Mode};
 pub use log::{LogLine, LogTail, Stream};
 pub use nursery::{Child, Exit, Nursery, NurseryHandle, SpawnRequest};
+pub use priors::remember;
 pub use spec::*;
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;

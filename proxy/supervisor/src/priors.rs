@@ -1,7 +1,9 @@
-//! What is remembered of earlier generations: slopes of series that leaked, by what the process was made of. Kept in
-//! `growth.json` in the state directory, so that the next generation, and the next run, begin as known leakers.
+//! What is remembered of earlier processes, by what they were made of: slopes of series that leaked, and what a diagnosis
+//! measured of the largest prompts. Kept in `growth.json` in the state directory, so that the next generation, and the next
+//! run, begin as known leakers and with known prices.
 //!
-//! The file is replaced whole. One that cannot be read is set aside and warned of, never a reason not to start.
+//! The file is replaced whole, under a lock, after it was read again: a diagnosis may write it while models are served. One
+//! that cannot be read is set aside and warned of, never a reason not to start.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -11,6 +13,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Prior, Verdict};
 use warden_policies::{ModelName, Series};
 
@@ -24,7 +27,11 @@ struct Known {
     key: String,
     /// For people: keys tell nothing.
     model: ModelName,
+    #[serde(default)]
     priors: Vec<Prior>,
+    /// What a diagnosis measured.
+    #[serde(flatten)]
+    measured: Learnt,
 }
 
 /// See the module.
@@ -39,22 +46,7 @@ impl Priors {
     /// Reads the file in `directory`, if there is one.
     pub(crate) fn open(directory: &Path) -> Self {
         let path = directory.join("growth.json");
-        let known = match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
-                let aside = path.with_extension("json.broken");
-                tracing::warn!(
-                    path = %path.display(), %error, aside = %aside.display(),
-                    "slopes of earlier runs cannot be read; they are learnt anew"
-                );
-                drop(fs::rename(&path, aside));
-                Vec::new()
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "slopes of earlier runs cannot be read");
-                Vec::new()
-            }
-        };
+        let known = read(&path);
         Self { path, known: Mutex::new(known) }
     }
 
@@ -62,6 +54,12 @@ impl Priors {
     pub(crate) fn of(&self, key: &str) -> Vec<Prior> {
         let known = lock(&self.known);
         known.iter().find(|known| known.key == key).map(|known| known.priors.clone()).unwrap_or_default()
+    }
+
+    /// What a diagnosis measured of such a process.
+    pub(crate) fn measured(&self, key: &str) -> Learnt {
+        let known = lock(&self.known);
+        known.iter().find(|known| known.key == key).map(|known| known.measured.clone()).unwrap_or_default()
     }
 
     /// Takes the end of such a process in: what leaked is remembered, what was judged and did not is forgotten, what was
@@ -80,9 +78,7 @@ impl Priors {
                 matches!(growth.verdict, Verdict::Steady | Verdict::Bounded | Verdict::Leaking)
             })
         };
-        let mut known = lock(&self.known);
-        let before = known.iter().find(|known| known.key == key).map(|known| known.priors.clone());
-        let before = before.unwrap_or_default();
+        let before = self.of(key);
         let mut priors = before.clone();
         priors.retain(|prior| !judged(prior.series));
         priors.extend_from_slice(found);
@@ -90,15 +86,79 @@ impl Priors {
         if priors == before {
             return;
         }
-        known.retain(|known| known.key != key);
-        if !priors.is_empty() {
-            known.push(Known { key: key.to_owned(), model: model.clone(), priors });
+        if let Err(error) = self.change(key, model, keep, |known| known.priors = priors) {
+            tracing::warn!(path = %self.path.display(), %error, "what was learnt of growth is not kept");
+        }
+    }
+
+    /// Takes in what a diagnosis measured of such a process. Blocks.
+    fn take(&self, key: &str, model: &ModelName, measured: Learnt, keep: usize) -> io::Result<()> {
+        self.change(key, model, keep, |known| known.measured = measured)
+    }
+
+    /// Changes what is known of one kind of process, in the file as it is now.
+    fn change(
+        &self,
+        key: &str,
+        model: &ModelName,
+        keep: usize,
+        change: impl FnOnce(&mut Known),
+    ) -> io::Result<()> {
+        let mut known = lock(&self.known);
+        let beside = fs::File::create(self.path.with_extension("lock"))?;
+        // Let go of when the file is closed.
+        rustix::fs::flock(&beside, rustix::fs::FlockOperation::LockExclusive)?;
+        if self.path.exists() {
+            *known = read(&self.path);
+        }
+        let old = known.iter().position(|known| known.key == key).map(|at| known.remove(at));
+        let mut one = old.unwrap_or_else(|| Known {
+            key: key.to_owned(),
+            model: model.clone(),
+            priors: Vec::new(),
+            measured: Learnt::default(),
+        });
+        change(&mut one);
+        if !one.priors.is_empty() || !one.measured.is_empty() {
+            known.push(one);
         }
         let surplus = known.len().saturating_sub(keep.max(1));
         known.drain(..surplus);
-        // Under the lock, so that the last one to write has written everything.
-        if let Err(error) = write(&self.path, &known) {
-            tracing::warn!(path = %self.path.display(), %error, "what was learnt of growth is not kept");
+        write(&self.path, &known)
+    }
+}
+
+/// Keeps what a diagnosis measured of processes with this command, for the next one that serves. Blocks.
+///
+/// # Errors
+/// The state directory cannot be made, or the file in it cannot be written.
+pub fn remember(
+    state_dir: &Path,
+    model: &ModelName,
+    command: &Command,
+    measured: Learnt,
+    keep: usize,
+) -> io::Result<()> {
+    fs::create_dir_all(state_dir)?;
+    Priors::open(state_dir).take(&key(command), model, measured, keep)
+}
+
+/// The file as it is; empty if there is none.
+fn read(path: &Path) -> Vec<Known> {
+    match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
+            let aside = path.with_extension("json.broken");
+            tracing::warn!(
+                path = %path.display(), %error, aside = %aside.display(),
+                "slopes of earlier runs cannot be read; they are learnt anew"
+            );
+            drop(fs::rename(path, aside));
+            Vec::new()
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "slopes of earlier runs cannot be read");
+            Vec::new()
         }
     }
 }
@@ -138,6 +198,7 @@ pub(crate) fn key(command: &Command) -> String {
 
 #[cfg(test)]
 mod tests {
+    use warden_policies::admission::Price;
     use warden_policies::growth::Interval;
 
     use super::*;
@@ -168,6 +229,34 @@ mod tests {
         let cured = [growth(VRAM, Verdict::Steady)];
         next.learn("k", &name, &[], &cured, 9);
         assert_eq!(Priors::open(directory.path()).of("k"), []);
+    }
+
+    #[test]
+    fn what_a_diagnosis_measured_is_kept_beside_slopes_and_by_runs_that_go_on_meanwhile() {
+        let directory = tempfile::tempdir().unwrap();
+        let command = Command {
+            binary: directory.path().join("llama-server"),
+            args: vec!["-c".to_owned(), "4096".to_owned()],
+            env: Vec::new(),
+            env_remove: Vec::new(),
+            directory: None,
+        };
+        let (name, key) = (ModelName::new("m"), key(&command));
+        let serving = Priors::open(directory.path());
+        let price = Price { series: VRAM, bytes_per_token: 8192.0, evidence: 5 };
+        let measured = Learnt { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
+        remember(directory.path(), &name, &command, measured.clone(), 9).unwrap();
+        // The run that began before the diagnosis does not overwrite it.
+        let leaking = [growth(Series::Host, Verdict::Leaking)];
+        serving.learn(&key, &name, &[prior(Series::Host, 4.0)], &leaking, 9);
+        let next = Priors::open(directory.path());
+        assert_eq!((next.measured(&key), next.of(&key).len()), (measured.clone(), 1));
+        assert_eq!(measured.worst(VRAM), Some(1 << 30));
+        // A leak that is gone takes nothing else with it.
+        next.learn(&key, &name, &[], &[growth(Series::Host, Verdict::Steady)], 9);
+        let last = Priors::open(directory.path());
+        assert_eq!((last.measured(&key), last.of(&key)), (measured, Vec::new()));
+        assert_eq!(last.measured("other"), Learnt::default());
     }
 
     #[test]

@@ -197,6 +197,7 @@ impl<'a> Run<'a> {
                 // Nobody wrote down what others held: it is taken to be alone.
                 free: total.zip(sample.charged(series)).map(|(total, held)| total.saturating_sub(held)),
                 allowance,
+                worst: None,
             };
             SeriesFacts::gather(&self.told.policy, &self.monitor, &reading)
         });

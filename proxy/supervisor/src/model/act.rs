@@ -197,7 +197,9 @@ impl Model {
         let key = priors::key(command);
         let common = lock(&context.common).clone();
         let prices = self.prices.of(&key).to_vec();
+        let measured = context.priors.measured(&key);
         let mut watched = Watched::new(&common, context.priors.of(&key), key, command);
+        watched.told(measured);
         for price in prices {
             watched.cost.told(price);
         }

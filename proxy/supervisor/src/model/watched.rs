@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
 use warden_policies::allowance::Allowance;
+use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Monitor, Prior, Turn};
 use warden_policies::health::{Health, Look, Symptom};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
@@ -67,6 +68,8 @@ pub(super) struct Watched {
     pub(super) devices: Option<Arc<Devices>>,
     pub(super) totals: Option<HostTotals>,
     pub(super) group: Option<CgroupMemory>,
+    /// What an experiment measured of such a process.
+    measured: Learnt,
     /// The facts of the last judgement.
     pub(super) facts: Option<Facts>,
     /// Since when it drains although a drain or more is wanted.
@@ -108,6 +111,7 @@ impl Watched {
             devices: None,
             totals: None,
             group: None,
+            measured: Learnt::default(),
             facts: None,
             urgent_since: None,
             confirmed: None,
@@ -122,6 +126,14 @@ impl Watched {
         };
         watched.allow();
         watched
+    }
+
+    /// What an experiment measured of such a process: prices of prompts, and how much the largest take.
+    pub(super) fn told(&mut self, measured: Learnt) {
+        for price in &measured.prices {
+            self.cost.told(*price);
+        }
+        self.measured = measured;
     }
 
     /// What is measured is taken off the readings; the rest is allowed for.
@@ -315,6 +327,7 @@ impl Watched {
             total: self.totals.map(|totals| totals.total),
             free: self.totals.map(|totals| totals.available),
             allowance: self.allowed(),
+            worst: self.measured.worst(Series::Host),
         };
         let of_gpu = |vram: &Vram| {
             let device = self.devices.as_ref().and_then(|devices| devices.reading(vram.gpu));
@@ -328,6 +341,7 @@ impl Watched {
                 total: device.and_then(|device| device.total),
                 free: device.and_then(|device| device.free),
                 allowance: 0,
+                worst: self.measured.worst(Series::Vram(vram.gpu)),
             }
         };
         let all = std::iter::once(of_host).chain(self.vram.iter().map(of_gpu));
