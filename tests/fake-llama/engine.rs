@@ -13,6 +13,7 @@ use crate::leak::Leak;
 use crate::ledger::Ledger;
 use crate::report::Report;
 use crate::script::{Fault, OnTerm, Script};
+use crate::vram::Vram;
 
 /// A switch that is turned once and can be waited for.
 #[derive(Debug)]
@@ -51,6 +52,8 @@ pub(crate) struct Engine {
     pub(crate) leak: Leak,
     pub(crate) cache: Cache,
     pub(crate) report: Report,
+    /// What it is said to hold on a GPU.
+    pub(crate) vram: Vram,
     /// Connections and the few tasks beside them.
     pub(crate) tasks: TaskTracker,
     /// The model is loaded.
@@ -87,6 +90,7 @@ impl Engine {
             leak: Leak::default(),
             cache,
             report: Report::default(),
+            vram: Vram::default(),
             tasks: TaskTracker::new(),
             ready: Latch::default(),
             stopping: Latch::default(),

@@ -27,6 +27,7 @@ mod script;
 mod shape;
 mod signals;
 mod start;
+mod vram;
 mod wire;
 
 use std::process::ExitCode;
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let script = match script::from_env() {
+    let script = match script::from_env(&flags) {
         Ok(script) => script,
         Err(wrong) => {
             say::err(&format!("fake-llama: {wrong}"));

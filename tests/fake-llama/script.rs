@@ -5,6 +5,7 @@
 //! `POST /fake/script` at run time. An unknown field is an error: a fault that silently does not happen
 //! makes a test that silently proves nothing.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,25 @@ pub(crate) struct Script {
     pub(crate) cache_kib_per_request: u64,
     /// KiB that the prompt cache keeps for a prompt token, likewise.
     pub(crate) cache_kib_per_prompt_token: u64,
+    /// The script of the test's own NVML ([`crate::vram`]): what this process holds on GPU 0 is told there.
+    pub(crate) vram_told: Option<PathBuf>,
+    /// MiB that GPU has (80 GiB when 0).
+    pub(crate) vram_total_mib: u64,
+    /// MiB of VRAM held from the start on.
+    pub(crate) vram_base_mib: u64,
+    /// KiB of VRAM never given back, per generating request.
+    pub(crate) vram_kib_per_request: u64,
+    /// KiB of VRAM never given back, per `image_url` in a request.
+    pub(crate) vram_kib_per_image: u64,
+    /// KiB of VRAM per prompt token of the largest prompt so far.
+    pub(crate) vram_buffer_kib_per_prompt_token: u64,
+    /// KiB of VRAM for each token of a micro-batch of the largest so far.
+    pub(crate) vram_buffer_kib_per_ubatch_token: u64,
+    /// By the name of a field: what sets it to zero. Each word is a variable of the environment or, with a dash, a flag;
+    /// `NAME=VALUE` and `--flag=VALUE` ask for that value, and one of them is enough.
+    pub(crate) stopped_by: BTreeMap<String, Vec<String>>,
+    /// The same words, and the factor by which each makes a token take longer.
+    pub(crate) slowed_by: BTreeMap<String, f64>,
     /// What the first SIGTERM does.
     pub(crate) on_term: OnTerm,
     /// Milliseconds until a slot is free after the client of a non-streaming request has left.
@@ -207,11 +227,46 @@ impl Script {
     }
 }
 
-/// The script of the environment.
+impl Script {
+    /// This script with what the environment and the flags switch off or slow down.
+    ///
+    /// # Errors
+    /// `stopped_by` names a field that does not exist, or one that zero is no value of.
+    fn switched(self, flags: &[String]) -> Result<Self, String> {
+        let off: Map<String, Value> = self
+            .stopped_by
+            .iter()
+            .filter(|(_, words)| words.iter().any(|word| is_given(word, flags)))
+            .map(|(field, _)| (field.clone(), Value::from(0)))
+            .collect();
+        let known = serde_json::to_value(&self).map_err(|error| error.to_string())?;
+        if let Some(unknown) = self.stopped_by.keys().find(|field| known.get(field.as_str()).is_none()) {
+            return Err(format!("script: stopped_by: no field {unknown}"));
+        }
+        let mut script = self.merged(Value::Object(off))?;
+        let factors =
+            script.slowed_by.iter().filter(|(word, _)| is_given(word, flags)).map(|(_, factor)| factor);
+        script.ms_per_token *= factors.product::<f64>();
+        Ok(script)
+    }
+}
+
+/// Whether a variable is set or a flag is given, with the value that the word asks for, if it asks for one.
+fn is_given(word: &str, flags: &[String]) -> bool {
+    let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+    if name.starts_with('-') {
+        let mut next = flags.iter().skip_while(|flag| *flag != name).skip(1);
+        let given = flags.iter().any(|flag| flag == name);
+        return given && value.is_none_or(|value| next.next().is_some_and(|own| own == value));
+    }
+    std::env::var(name).is_ok_and(|own| value.is_none_or(|value| own == value))
+}
+
+/// The script of the environment, with what `flags` switch off.
 ///
 /// # Errors
 /// An unreadable file, JSON that is none, an unknown field.
-pub(crate) fn from_env() -> Result<Script, String> {
+pub(crate) fn from_env(flags: &[String]) -> Result<Script, String> {
     let mut script = Script::default();
     if let Some(path) = std::env::var_os("FAKE_LLAMA_SCRIPT") {
         let path = PathBuf::from(path);
@@ -229,5 +284,5 @@ pub(crate) fn from_env() -> Result<Script, String> {
             patch.insert(field.to_lowercase(), value);
         }
     }
-    script.merged(Value::Object(patch))
+    script.merged(Value::Object(patch))?.switched(flags)
 }

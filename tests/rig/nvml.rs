@@ -60,7 +60,8 @@ impl FakeNvml {
         self.folder.join("libnvidia-ml.so.1")
     }
 
-    fn script(&self) -> PathBuf {
+    /// Path of the script, for a fake-llama that tells its own VRAM (`vram_told`).
+    pub fn script(&self) -> PathBuf {
         self.folder.join("script")
     }
 
