@@ -18,6 +18,7 @@ use crate::growth::{Blame, Interval, Verdict};
 use crate::sample::{Sample, Series, Work};
 
 mod across;
+mod attribution;
 pub mod bisect;
 pub mod headroom;
 mod judge;
@@ -26,6 +27,7 @@ mod trial;
 mod workload;
 
 pub use across::blame_across;
+pub use attribution::{Attribution, Follows, Trace};
 pub use judge::{Judge, Next};
 pub use workload::{Workload, WorkloadError};
 
