@@ -106,7 +106,7 @@ fn props(engine: &Engine) -> Value {
     json!({
         "default_generation_settings": {"params": {}, "n_ctx": args.context / u64::from(args.slots)},
         "total_slots": args.slots, "model_alias": args.alias, "model_path": args.model,
-        "modalities": {"vision": args.mmproj, "video": false, "audio": false},
+        "modalities": {"vision": args.mmproj, "video": false, "audio": args.mmproj},
         "endpoint_slots": true, "endpoint_metrics": args.metrics,
         "build_info": "b1-000000000", "is_sleeping": false,
     })

@@ -7,13 +7,14 @@ use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// Crate by crate, which crates of ours it may depend on.
-const MAY_DEPEND_ON: [(&str, &[&str]); 9] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 10] = [
     ("warden-policies", &[]),
     ("warden-builder", &[]),
     ("warden-tracer", &[]),
     ("warden-tracer-reader", &[]),
     ("warden-sensors", &["warden-policies"]),
     ("warden-supervisor", &["warden-policies", "warden-sensors"]),
+    ("warden-diagnose", &["warden-policies", "warden-sensors", "warden-supervisor"]),
     ("warden-gateway", &["warden-policies", "warden-sensors", "warden-supervisor"]),
     (
         "llama-warden",
@@ -22,6 +23,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 9] = [
             "warden-sensors",
             "warden-supervisor",
             "warden-gateway",
+            "warden-diagnose",
             "warden-builder",
             "warden-tracer-reader",
         ],

@@ -17,8 +17,12 @@ section!(
         decide_after: u64,
         /// A leak is measured well enough when the interval of its slope is narrower than this share of it.
         tight: f64,
-        /// A memory whose last third rises by less than this share of the least rise that counts is still.
-        still_share: f64,
+        /// Host memory is still where the last third of a leg rises by less than this for each request.
+        still_host: ByteSize,
+        /// The same for VRAM.
+        still_vram: ByteSize,
+        /// It has been still since it came as near to its last level as this share of the least rise that counts.
+        near_share: f64,
         /// Growth beside the pools that the server is told to keep.
         allowance_slack: ByteSize,
         /// From the end of a request to its reading.

@@ -112,6 +112,7 @@ fn finding(series: Vec<SeriesFinding>, rate: f64, ended: Ended) -> Finding {
             requests: 100,
         },
         ended,
+        control: false,
     }
 }
 

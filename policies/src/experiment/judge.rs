@@ -105,6 +105,7 @@ impl Judge {
             series: self.monitor.growth().iter().map(|growth| self.series(growth)).collect(),
             speed,
             ended,
+            control: false,
         }
     }
 
@@ -116,6 +117,7 @@ impl Judge {
             (Some(first), Some(last)) => last.work - first.work,
             _ => Work::default(),
         };
+        let verdict = self.verdict(growth, &levels);
         let per = |units: u64| {
             let rise = per_request?.value * exact(work.requests);
             (units > 0).then(|| rise / exact(units))
@@ -123,14 +125,14 @@ impl Judge {
         let bytes = || levels.iter().map(|level| level.bytes);
         SeriesFinding {
             series: growth.series,
-            verdict: self.verdict(growth, &levels),
+            verdict,
             per_request,
             pooled_per_request: slope(after_start(&pools(growth.series, &self.readings)), &self.policy)
                 .map(|slope| slope.value),
             per_prompt_token: per(work.prompt_tokens),
             per_output_token: per(work.output_tokens),
             per_image: per(work.images),
-            settles: self.settles(&levels, growth, per_request),
+            settles: self.settles(&levels, growth.series, verdict, per_request),
             blame: growth.blame.clone(),
             first: bytes().next().unwrap_or(0),
             last: bytes().next_back().unwrap_or(0),
@@ -148,18 +150,27 @@ impl Judge {
         if fills && growth.verdict == Verdict::Steady { Verdict::Bounded } else { growth.verdict }
     }
 
-    fn settles(&self, levels: &[Level], growth: &Growth, slope_: Option<Interval>) -> Settles {
+    fn settles(
+        &self,
+        levels: &[Level],
+        series: Series,
+        verdict: Verdict,
+        whole: Option<Interval>,
+    ) -> Settles {
         let third = levels.len() / 3;
-        if third < self.policy.baseline_floors || slope_.is_none() {
+        if third < self.policy.baseline_floors || whole.is_none() {
             return Settles::Unknown;
         }
-        let step = scale(self.effect(levels, growth.series), self.numbers.still_share);
+        let step = scale(self.effect(levels, series), self.numbers.near_share);
         let end = &levels[levels.len() - third..];
-        let work = end[third - 1].work.requests - end[0].work.requests;
-        let rises = slope(end, &self.policy)
-            .is_some_and(|slope| slope.low > 0.0 && slope.value * exact(work) > exact(step));
-        if rises || growth.verdict >= Verdict::Suspected {
-            let unbounded = matches!(growth.verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
+        let still = match series {
+            Series::Host => self.numbers.still_host,
+            Series::Vram(_) => self.numbers.still_vram,
+        };
+        let rises =
+            slope(end, &self.policy).is_some_and(|slope| slope.low > 0.0 && slope.value > exact(still.0));
+        if rises || verdict >= Verdict::Suspected {
+            let unbounded = matches!(verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
             return if unbounded { Settles::No } else { Settles::Unknown };
         }
         let mut last: Vec<f64> = end.iter().map(|level| exact(level.bytes)).collect();

@@ -139,6 +139,9 @@ pub struct Finding {
     pub speed: Speed,
     /// How it ended.
     pub ended: Ended,
+    /// A second leg of the same work without the prompt cache, because with it nobody could tell what grows.
+    #[serde(default)]
+    pub control: bool,
 }
 
 impl Finding {
@@ -150,6 +153,16 @@ impl Finding {
     /// What one memory did.
     pub fn of(&self, series: Series) -> Option<&SeriesFinding> {
         self.series.iter().find(|found| found.series == series)
+    }
+
+    /// Whether host memory grew within what the server is told to keep, and nobody measured whether it was that which grew.
+    pub fn is_ambiguous(&self) -> bool {
+        let host = self.of(Series::Host);
+        host.is_some_and(|host| {
+            host.verdict == Verdict::Bounded
+                && host.pooled_per_request.is_none()
+                && !matches!(host.settles, Settles::Yes { .. })
+        })
     }
 
     /// Whether any memory leaks.

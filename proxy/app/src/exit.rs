@@ -5,7 +5,8 @@
 //! | 0 | it did what was asked |
 //! | 1 | it could not: a build failed, a port is taken, no instance runs |
 //! | 2 | it was asked wrongly: configuration or usage |
-//! | 3 | a patch set is refused for a source, or not verified there |
+//! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak |
+//! | 130 | `diagnose` was interrupted, and has shown what it knew by then |
 
 use std::process::ExitCode;
 
@@ -18,6 +19,10 @@ use crate::out;
 pub(crate) const USAGE: u8 = 2;
 /// Exit code for a patch set that is refused.
 pub(crate) const REFUSED: u8 = 3;
+/// Exit code for a leak that was found.
+pub(crate) const LEAKS: u8 = 3;
+/// Exit code after an interrupt, as shells have it: 128 and the number of SIGINT.
+pub(crate) const INTERRUPTED: u8 = 130;
 /// Exit code for everything else.
 pub(crate) const FAILURE: u8 = 1;
 
@@ -51,6 +56,12 @@ pub(crate) enum Failure {
         /// The cure.
         hint: String,
     },
+    /// The output says it all; only the exit code is left to give.
+    #[error("exit code {code}")]
+    Told {
+        /// The code.
+        code: u8,
+    },
     /// Whoever read our output has left; there is nobody to tell.
     #[error("the output was closed")]
     Pipe,
@@ -77,6 +88,7 @@ impl Failure {
         match self {
             Self::Config(_) | Self::Usage { .. } => USAGE,
             Self::Refused { .. } => REFUSED,
+            Self::Told { code } => *code,
             Self::Failed { .. } | Self::Pipe => FAILURE,
         }
     }
@@ -94,7 +106,7 @@ impl Failure {
             }
             Self::Usage { message, hint } | Self::Refused { message, hint } => pair(message, Some(hint)),
             Self::Failed { message, hint } => pair(message, hint.as_deref()),
-            Self::Pipe => Vec::new(),
+            Self::Told { .. } | Self::Pipe => Vec::new(),
         }
     }
 

@@ -32,6 +32,7 @@
 //! | [`nursery`] | the main thread, which alone forks |
 //! | [`fleet`] | the models by name; reload; shutdown |
 //! | [`lease`] | the right to use a generation |
+//! | [`solo`] | one process outside of any fleet, for experiments |
 //! | [`event`], [`log`], [`ledger`] | what is told and kept |
 //! | [`error`] | why something was refused |
 
@@ -42,6 +43,7 @@ pub mod lease;
 pub mod ledger;
 pub mod log;
 pub mod nursery;
+pub mod solo;
 pub mod spec;
 pub mod view;
 
@@ -55,6 +57,7 @@ mod directories;
 mod failure;
 mod gpus;
 mod hints;
+mod kept;
 mod lines;
 mod model;
 mod outcomes;
@@ -77,6 +80,7 @@ pub use ledger::{Evidence, LedgerEntry, Mode};
 pub use log::{LogLine, LogTail, Stream};
 pub use nursery::{Child, Exit, Nursery, NurseryHandle, SpawnRequest};
 pub use priors::remember;
+pub use solo::{Solo, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;

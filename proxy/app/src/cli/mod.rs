@@ -13,6 +13,7 @@ pub(crate) mod build;
 mod builds;
 mod config;
 mod control;
+mod diagnose;
 mod dropin;
 mod gpu;
 mod growth;
@@ -54,6 +55,8 @@ enum Command {
     /// Shows what policies would do: replays recordings, explains a configuration, simulates.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Finds out whether a server's memory leaks, and with which work: experiments with fresh processes.
+    Diagnose(Box<diagnose::DiagnoseArgs>),
     /// Makes API keys, and checks a file of them.
     #[command(subcommand)]
     Keys(keys::KeysCommand),
@@ -136,6 +139,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Patches(command) => patches::run(*command),
         Command::Mitigations(command) => mitigations::run(&command),
         Command::Policy(command) => policy::run(command),
+        Command::Diagnose(args) => diagnose::run(*args),
         Command::Keys(command) => keys::run(command),
         Command::SampleModel(args) => sample_model::run(&args),
         Command::Status(args) => control::status(&args),

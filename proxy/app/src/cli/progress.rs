@@ -1,4 +1,4 @@
-//! Shows what the builder tells: one line that changes on a terminal, plain lines elsewhere.
+//! Lines that tell how far something is, one of them changing on a terminal; and what the builder tells, in such lines.
 
 use std::time::Duration;
 
@@ -15,65 +15,83 @@ const COLUMNS: usize = 79;
 
 /// Shows events until the sender is gone.
 pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
-    let mut display = Display {
-        terminal: out::stderr_is_terminal(),
-        started: Instant::now(),
-        phase: "",
-        told: None,
-        open: false,
-    };
+    let mut display = Display { lines: Lines::new(), phase: "" };
     while let Some(event) = events.recv().await {
         display.see(&event);
     }
-    display.close();
+    display.lines.close();
 }
 
 struct Display {
-    terminal: bool,
-    started: Instant,
+    lines: Lines,
     phase: &'static str,
-    told: Option<Instant>,
-    /// A changing line is on the terminal.
-    open: bool,
 }
 
 impl Display {
     fn see(&mut self, event: &Event) {
         match event {
-            Event::Progress { done, total, item } => self.progress(*done, *total, item),
+            Event::Progress { done, total, item } => {
+                let text = format!("{} {done}/{total} {item}", self.phase);
+                self.lines.change(&text, done == total);
+            }
             Event::Phase(phase) => {
-                self.told = None;
                 self.phase = name(*phase);
-                self.line(self.phase);
+                self.lines.line(self.phase);
             }
             other => {
                 if let Some(text) = text(other) {
-                    self.line(&text);
+                    self.lines.more(&text);
                 }
             }
         }
     }
+}
 
-    fn line(&mut self, text: &str) {
+/// Lines on standard error with the time since the beginning in front; on a terminal the last one may change.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    terminal: bool,
+    started: Instant,
+    told: Option<Instant>,
+    /// A changing line is on the terminal.
+    open: bool,
+}
+
+impl Lines {
+    /// From now on.
+    pub(crate) fn new() -> Self {
+        Self { terminal: out::stderr_is_terminal(), started: Instant::now(), told: None, open: false }
+    }
+
+    /// Something new begins.
+    pub(crate) fn line(&mut self, text: &str) {
+        self.told = None;
+        self.more(text);
+    }
+
+    /// A line that stays.
+    pub(crate) fn more(&mut self, text: &str) {
         self.close();
         for line in text.lines() {
             out::error_line(&format!("{}  {line}", self.elapsed()));
         }
     }
 
-    fn progress(&mut self, done: u32, total: u32, item: &str) {
-        let text = format!("{}  {} {done}/{total} {item}", self.elapsed(), self.phase);
+    /// A line in the place of the last one that changed. In plain lines only now and then, and the `last` one.
+    pub(crate) fn change(&mut self, text: &str, last: bool) {
+        let text = format!("{}  {text}", self.elapsed());
         if self.terminal {
             let cut: String = text.chars().take(COLUMNS).collect();
             out::error_text(&format!("\r\x1b[K{cut}"));
             self.open = true;
-        } else if self.told.is_none_or(|told| told.elapsed() >= PLAIN_EVERY) || done == total {
+        } else if self.told.is_none_or(|told| told.elapsed() >= PLAIN_EVERY) || last {
             self.told = Some(Instant::now());
             out::error_line(&text);
         }
     }
 
-    fn close(&mut self) {
+    /// Ends the changing line.
+    pub(crate) fn close(&mut self) {
         if std::mem::take(&mut self.open) {
             out::error_text("\n");
         }

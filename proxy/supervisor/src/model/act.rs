@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
-use warden_policies::{GenerationId, allowance, backoff};
+use warden_policies::{GenerationId, backoff};
 
 use super::unit::{Live, Unit, UnitId};
 use super::watched::Watched;
@@ -17,6 +17,7 @@ use crate::clock;
 use crate::context::SOCKET_PATH_LIMIT;
 use crate::error::SpawnError;
 use crate::event::EventKind;
+use crate::kept;
 use crate::lease::{Cell, Endpoint};
 use crate::nursery::SpawnRequest;
 use crate::priors;
@@ -162,7 +163,7 @@ impl Model {
         let logs = Arc::clone(&self.logs);
         let outbox = self.outbox.clone();
         let sink: Sink = Arc::new(move |stream, text| {
-            if is_telling(&text) {
+            if kept::is_telling(&text) {
                 drop(outbox.send(Message::Report(generation, Report::Said(text.clone()))));
             }
             logs.push(generation, stream, text);
@@ -255,13 +256,6 @@ impl Unit {
             live.policy = None;
         }
     }
-}
-
-/// Whether a line tells what the server keeps. Every line is asked, so the first question is a cheap one; a server with a
-/// full prompt cache lists hundreds of prompts at each request, of which none tells anything.
-fn is_telling(line: &str) -> bool {
-    ["cache", "checkpoint", "n_slots"].iter().any(|word| line.contains(word))
-        && allowance::read(line).is_some()
 }
 
 /// What a process is made of. Two equal ones mean that nothing needs a new process.

@@ -8,10 +8,9 @@
 //!   outcomes ─┴─> health: symptoms
 //! ```
 
-mod pools;
+mod confirm;
 mod show;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -28,6 +27,7 @@ use warden_sensors::{CgroupMemory, HostTotals};
 
 use crate::context::Common;
 use crate::gpus::Devices;
+use crate::kept;
 use crate::lease::Cell;
 use crate::outcomes::Decode;
 use crate::process::{self, NoVram};
@@ -116,7 +116,7 @@ impl Watched {
             urgent_since: None,
             confirmed: None,
             confirm_next: false,
-            allowance: declared(command, None),
+            allowance: kept::declared(command, None),
             health: Health::new(&common.health),
             before: Vec::new(),
             last: None,
@@ -142,8 +142,7 @@ impl Watched {
     }
 
     fn allowed(&self) -> u64 {
-        let allowance = &self.allowance;
-        if allowance.measured().is_some() { allowance.unmeasured() } else { allowance.bytes() }
+        kept::allowed(&self.allowance)
     }
 
     /// It is ready: `/props` told its slots and the build, and `lines` are what it has said so far.
@@ -157,7 +156,7 @@ impl Watched {
     ) {
         if build.is_some() {
             // Defaults depend on the build.
-            self.allowance = declared(command, build);
+            self.allowance = kept::declared(command, build);
             for line in lines {
                 self.allowance.learn(line);
             }
@@ -201,7 +200,7 @@ impl Watched {
             edge: taken.edge,
             host: reading.host,
             vram: reading.vram.clone(),
-            pools: self.pools(reading),
+            pools: kept::pools(&self.allowance, reading.report.as_ref(), &reading.vram),
             in_flight: taken.in_flight,
             work: self.work(taken.work, reading),
             largest_prompt: cell.largest_prompt(),
@@ -363,21 +362,6 @@ impl Watched {
 
 /// The Xid of a GPU that has fallen off the bus, which is what a driver that lost it means.
 const OFF_THE_BUS: u64 = 79;
-
-/// What it is told to keep, by its command line and environment.
-fn declared(command: &Command, build: Option<u32>) -> Allowance {
-    let of_server = |name: &str| name.starts_with("LLAMA_");
-    let inherited = std::env::vars_os().filter_map(|(name, value)| {
-        let name = name.into_string().ok().filter(|name| of_server(name))?;
-        Some((name, value.into_string().ok()?))
-    });
-    let mut env: BTreeMap<String, String> = inherited.collect();
-    env.extend(command.env.iter().cloned());
-    for name in &command.env_remove {
-        env.remove(name);
-    }
-    Allowance::declared(&command.args, &env, build)
-}
 
 /// Tokens per second of one slot, over all these answers.
 #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]

@@ -1,0 +1,92 @@
+//! What goes on, while it goes on: one line that changes on a terminal, a line for each leg elsewhere.
+
+use warden_diagnose::Progress;
+use warden_policies::experiment::Finding;
+use warden_policies::growth::{Growth, Verdict};
+use warden_policies::sample::Sample;
+use warden_policies::{ByteSize, Series};
+
+use crate::cli::progress::Lines;
+
+/// Shows the progress of an experiment.
+#[derive(Debug)]
+pub(super) struct Display {
+    lines: Lines,
+    legs: usize,
+    begun: usize,
+}
+
+impl Display {
+    /// For so many legs.
+    pub(super) fn new(legs: usize) -> Self {
+        Self { lines: Lines::new(), legs, begun: 0 }
+    }
+
+    /// Takes an event in.
+    pub(super) fn see(&mut self, progress: &Progress<'_>) {
+        match progress {
+            Progress::Starting(workload) => {
+                self.begun += 1;
+                let text = format!(
+                    "{workload} ({} of {}): {}; starting the server",
+                    self.begun,
+                    self.legs,
+                    workload.what()
+                );
+                self.lines.line(&text);
+            }
+            Progress::Ready(workload, after) => {
+                self.lines.line(&format!("{workload}: ready after {:.1} s", after.as_secs_f64()));
+            }
+            Progress::Step { workload, done, of, first, now, growth } => {
+                let text = format!("{workload} {done}/{of}{}", grown(first, now, growth));
+                self.lines.change(&text, false);
+            }
+            Progress::Control(workload) => {
+                // It is no leg of its own.
+                self.begun = self.begun.saturating_sub(1);
+                self.lines
+                    .line(&format!("{workload}: once more without the prompt cache, which may be what grew"));
+            }
+            Progress::Ended(finding) => self.lines.line(&ended(finding)),
+            Progress::Skipped(workload, why) => {
+                // A server may have been started before it was known.
+                self.begun = self.begun.max(1);
+                self.lines.line(&format!("{workload}: not run: {why}"));
+            }
+        }
+    }
+
+    /// Ends the changing line.
+    pub(super) fn close(&mut self) {
+        self.lines.close();
+    }
+}
+
+/// What each memory has done so far.
+fn grown(first: &Sample, now: &Sample, growth: &[Growth]) -> String {
+    let requests = now.work.requests.saturating_sub(first.work.requests);
+    let one = |growth: &Growth| {
+        let (from, to) = (first.charged(growth.series)?, now.charged(growth.series)?);
+        let verdict = match growth.verdict {
+            Verdict::Warming => "",
+            verdict => verdict.as_str(),
+        };
+        Some(format!("  {} {} {} {verdict}", growth.series, ByteSize(to), rate(from, to, requests)))
+    };
+    growth.iter().filter_map(one).collect::<String>().trim_end().to_owned()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn rate(from: u64, to: u64, requests: u64) -> String {
+    if requests == 0 {
+        return String::new();
+    }
+    format!("{:+.2} MiB a request", (to as f64 - from as f64) / 1_048_576.0 / requests as f64)
+}
+
+fn ended(finding: &Finding) -> String {
+    let one = |series: Series, verdict: Verdict| format!("{series} {}", verdict.as_str());
+    let verdicts: Vec<String> = finding.series.iter().map(|found| one(found.series, found.verdict)).collect();
+    format!("{}: {} requests: {}", finding.workload, finding.requests, verdicts.join(", "))
+}

@@ -1,0 +1,246 @@
+//! `llama-warden diagnose`: experiments with fresh servers that say whether memory leaks, and with which work.
+//!
+//! ```text
+//!   arguments ── target: which command, with which mitigations ──> Experiment (warden_diagnose) ──> table, JSON, page
+//!                                                       Ctrl-C ──> ends the leg; the table so far
+//! ```
+
+mod display;
+mod target;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
+use warden_policies::defaults;
+use warden_policies::experiment::{Finding, Workload};
+use warden_supervisor::Starter;
+use warden_supervisor::nursery::NurseryHandle;
+
+use self::display::Display;
+use self::target::Target;
+use super::ConfigArgs;
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::out;
+use crate::serve::{self, Signals};
+
+/// What `diagnose` takes.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 no leak, 3 a leak was found, 2 wrong use, 130 interrupted (after the table so far), 1 anything else."
+)]
+pub(crate) struct DiagnoseArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The model of the configuration, with its arguments, variables and mitigations. With one model it need not be given.
+    #[arg(long, value_name = "NAME", conflicts_with = "flags")]
+    model: Option<String>,
+    /// The llama-server to run, in place of the model's own.
+    #[arg(long, value_name = "PATH", conflicts_with = "build")]
+    binary: Option<PathBuf>,
+    /// The build to run, in place of the model's own.
+    #[arg(long, value_name = "ID")]
+    build: Option<String>,
+    /// The work to do; may be repeated. Without it, everything that the server can do.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    workload: Vec<Workload>,
+    /// Readings of each workload, at most. More find slower leaks.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    requests: Option<u64>,
+    /// Send the recorded requests of a file (JSON lines with `path` and `body`), in their order.
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+    /// Print the report as JSON, with all readings.
+    #[arg(long)]
+    json: bool,
+    /// Write the report as a page with plots.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// llama-server's own flags, in place of a configuration.
+    #[arg(last = true, value_name = "LLAMA-SERVER FLAGS")]
+    flags: Vec<String>,
+}
+
+impl DiagnoseArgs {
+    /// What to run, in order: what was asked for, or all.
+    fn workloads(&self) -> Result<Vec<Workload>, Failure> {
+        let mut wanted = self.workload.clone();
+        if self.replay.is_some() && !wanted.contains(&Workload::Replay) {
+            wanted.push(Workload::Replay);
+        } else if self.replay.is_none() && wanted.contains(&Workload::Replay) {
+            return Err(Failure::usage(
+                "--workload replay: no recording is given",
+                "name it with `--replay FILE`",
+            ));
+        }
+        if wanted.is_empty() {
+            wanted.extend(Workload::ALL.into_iter().filter(|workload| *workload != Workload::Replay));
+        }
+        let mut seen = Vec::new();
+        wanted.retain(|workload| {
+            !seen.contains(workload) && {
+                seen.push(*workload);
+                true
+            }
+        });
+        Ok(wanted)
+    }
+}
+
+/// Runs it, on the main thread.
+pub(crate) fn run(args: DiagnoseArgs) -> Result<(), Failure> {
+    serve::with_nursery(|nursery| diagnose(args, nursery))
+}
+
+async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
+    let workloads = args.workloads()?;
+    let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);
+    if let Some(path) = &args.html {
+        writable(path)?;
+    }
+    // Before anything is started, so that no signal finds us half-way with the default action.
+    let mut signals = Signals::new()?;
+    let machine = Machine::read();
+    let target = tokio::select! {
+        target = Target::find(&args, &machine) => target?,
+        () = signals.end() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
+    };
+    for warning in &target.warnings {
+        out::error_line(&format!("warning: {warning}"));
+    }
+    let starter = Starter::new(nursery, &target.runtime_dir, target.timing, target.watch)?;
+    let lab = Lab::new(starter, target.growth.clone());
+    let about = target.about(crate::clock::now_text());
+    let experiment = Experiment {
+        spec: target.spec.clone(),
+        workloads,
+        steps: args.requests.unwrap_or(defaults().diagnose.requests),
+        early: true,
+        replay: recording,
+    };
+    let stop = CancellationToken::new();
+    let mut display = Display::new(experiment.workloads.len());
+    let outcome = {
+        let mut show = |progress: warden_diagnose::Progress<'_>| display.see(&progress);
+        let running = experiment.run(&lab, &mut show, &stop);
+        tokio::pin!(running);
+        loop {
+            tokio::select! {
+                outcome = &mut running => break outcome,
+                // The second one ends us at once, and the server with us.
+                () = signals.end() => {
+                    if stop.is_cancelled() {
+                        return Err(Failure::Told { code: crate::exit::INTERRUPTED });
+                    }
+                    stop.cancel();
+                }
+            }
+        }
+    };
+    display.close();
+    // Ours alone, unless the configuration says otherwise; not empty then.
+    drop(std::fs::remove_dir(&target.runtime_dir));
+    let outcome = outcome?;
+    let report = Report::new(about, &outcome);
+    if let Some(path) = &args.html {
+        let written = std::fs::write(path, report.html());
+        written.map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
+    }
+    if args.json {
+        out::json(&report)?;
+    } else {
+        tell(&outcome)?;
+    }
+    end(&outcome)
+}
+
+/// The table and what there is to say beside it.
+fn tell(outcome: &Outcome) -> Result<(), Failure> {
+    let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
+    out::write(&out::table(&warden_diagnose::report::rows(&findings, &outcome.skipped)))?;
+    let mut notes = warden_diagnose::report::notes(&findings);
+    let unknown = outcome.legs.iter().find_map(|leg| leg.vram_unknown.as_ref());
+    notes.extend(unknown.map(|why| format!("VRAM is not known: {why}")));
+    if !notes.is_empty() {
+        out::line("")?;
+    }
+    for note in notes {
+        out::line(&note)?;
+    }
+    Ok(())
+}
+
+/// How it ends for whoever looks at the exit code alone.
+fn end(outcome: &Outcome) -> Result<(), Failure> {
+    let code = if outcome.interrupted {
+        crate::exit::INTERRUPTED
+    } else if outcome.leaks() {
+        crate::exit::LEAKS
+    } else if outcome.crashed() {
+        crate::exit::FAILURE
+    } else if outcome.legs.is_empty() {
+        return Err(Failure::hinted(
+            "nothing was run: the server can do none of these workloads",
+            "the table says why",
+        ));
+    } else {
+        return Ok(());
+    };
+    Err(Failure::Told { code })
+}
+
+/// Told before the work is done, not after.
+fn writable(path: &std::path::Path) -> Result<(), Failure> {
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).map_err(|error| {
+        Failure::usage(format!("--html {}: {error}", path.display()), "choose a file that can be written")
+    })
+}
+
+impl From<DiagnoseError> for Failure {
+    fn from(error: DiagnoseError) -> Self {
+        let (message, hint) = (error.to_string(), error.hint());
+        match error {
+            DiagnoseError::Recording { .. } => Self::usage(message, hint.unwrap_or_default()),
+            DiagnoseError::Interrupted => Self::Told { code: crate::exit::INTERRUPTED },
+            DiagnoseError::Start(_) | DiagnoseError::CannotDo { .. } | DiagnoseError::Own { .. } => {
+                Self::Failed { message, hint }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Wrap {
+        #[command(flatten)]
+        args: DiagnoseArgs,
+    }
+
+    fn parse(args: &[&str]) -> DiagnoseArgs {
+        Wrap::parse_from(std::iter::once(&"diagnose").chain(args)).args
+    }
+
+    #[test]
+    fn without_a_choice_all_workloads_are_run_but_a_replay() {
+        let all = parse(&["--", "-m", "a"]).workloads().unwrap();
+        assert_eq!(all.len(), Workload::ALL.len() - 1);
+        assert!(!all.contains(&Workload::Replay));
+    }
+
+    #[test]
+    fn a_choice_keeps_its_order_and_a_recording_is_a_workload_of_its_own() {
+        let args =
+            parse(&["--workload", "same-image,short-text", "--workload", "same-image", "--", "-m", "a"]);
+        assert_eq!(args.workloads().unwrap(), [Workload::SameImage, Workload::ShortText]);
+        assert_eq!(parse(&["--replay", "f", "--", "-m", "a"]).workloads().unwrap(), [Workload::Replay]);
+        assert_eq!(parse(&["--workload", "replay"]).workloads().unwrap_err().code(), 2);
+    }
+}

@@ -1,0 +1,119 @@
+//! Which server an experiment is about: a model of the configuration with all that is configured for it, or a command line.
+
+use std::path::PathBuf;
+
+use warden_diagnose::About;
+use warden_policies::growth::GrowthPolicy;
+use warden_supervisor::{ModelSpec, SoloSpec, Timing, Watch};
+
+use super::DiagnoseArgs;
+use crate::cli::dropin;
+use crate::config::layers::FlagSetting;
+use crate::config::machine::Machine;
+use crate::config::resolve::Resolved;
+use crate::exit::Failure;
+use crate::serve::Plan;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// The model's name.
+    pub(crate) name: String,
+    /// What to start.
+    pub(crate) spec: SoloSpec,
+    /// What is known of its build, in words.
+    pub(crate) server: String,
+    /// Deadlines of start and stop.
+    pub(crate) timing: Timing,
+    /// What is kept and read.
+    pub(crate) watch: Watch,
+    /// The numbers of the detector.
+    pub(crate) growth: GrowthPolicy,
+    /// Where its socket is.
+    pub(crate) runtime_dir: PathBuf,
+    /// What is allowed and probably not meant.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Target {
+    /// Reads the configuration and tries the binary.
+    pub(crate) async fn find(args: &DiagnoseArgs, machine: &Machine) -> Result<Self, Failure> {
+        let resolved = plan(args, machine)?.resolve(machine).await?;
+        let index = choose(args.model.as_deref(), &resolved)?;
+        let spec = &resolved.fleet.models[index];
+        let facts = resolved.builds.get(index).and_then(Option::as_ref);
+        let number = facts.and_then(|facts| facts.number).map(|number| format!("b{number}"));
+        let build =
+            facts.and_then(|facts| facts.papers.as_ref()).map(|papers| format!("build {}", papers.id));
+        Ok(Self {
+            name: spec.name.as_str().to_owned(),
+            spec: SoloSpec { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj },
+            server: number.into_iter().chain(build).collect::<Vec<_>>().join(", "),
+            timing: spec.timing,
+            watch: resolved.fleet.watch,
+            growth: resolved.fleet.growth.clone(),
+            runtime_dir: resolved.dirs.runtime.clone(),
+            warnings: resolved.warnings.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    /// For the report.
+    pub(crate) fn about(&self, began: String) -> About {
+        let about = About {
+            warden: env!("CARGO_PKG_VERSION").to_owned(),
+            began,
+            model: self.name.clone(),
+            server: self.server.clone(),
+            ..About::default()
+        };
+        about.with_command(&self.spec.command)
+    }
+}
+
+/// How to read the configuration.
+fn plan(args: &DiagnoseArgs, machine: &Machine) -> Result<Plan, Failure> {
+    let any_name = !args.flags.is_empty();
+    if !any_name && args.config.config.is_none() {
+        return Err(Failure::usage(
+            "nothing to diagnose: neither --config nor llama-server's flags are given",
+            "use `llama-warden diagnose -- -m model.gguf` or `llama-warden diagnose --config warden.toml --model NAME`",
+        ));
+    }
+    let mut flags = if any_name { dropin::settings(&args.flags, machine)? } else { Vec::new() };
+    let path = |key| match (&args.model, any_name) {
+        (Some(model), false) => vec!["models".to_owned(), model.clone(), key],
+        _ => vec!["defaults".to_owned(), key],
+    };
+    let mut set = |flag: &str, key: &str, value: &str| {
+        let path = path(key.to_owned());
+        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        flags.push(FlagSetting::raw(flag, &path, value));
+    };
+    if let Some(binary) = &args.binary {
+        // Where we are, not where the file is.
+        set("--binary", "binary", &machine.cwd.join(binary).to_string_lossy());
+    }
+    if let Some(build) = &args.build {
+        set("--build", "build", build);
+    }
+    Ok(Plan { config: args.config.clone(), flags, any_name })
+}
+
+/// The model that is meant: by name or alias, or the only one.
+fn choose(name: Option<&str>, resolved: &Resolved) -> Result<usize, Failure> {
+    let models = &resolved.fleet.models;
+    let all = || models.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
+    let is = |spec: &ModelSpec, name: &str| {
+        spec.name.as_str() == name || spec.aliases.iter().any(|alias| alias == name)
+    };
+    match name {
+        Some(name) => models.iter().position(|spec| is(spec, name)).ok_or_else(|| {
+            Failure::usage(format!("there is no model `{name}`"), format!("the models are: {}", all()))
+        }),
+        None if models.len() == 1 => Ok(0),
+        None => Err(Failure::usage(
+            "the configuration has several models",
+            format!("choose one with `--model`: {}", all()),
+        )),
+    }
+}

@@ -1,0 +1,281 @@
+//! One request to the server under test and its answer, over its Unix socket.
+//!
+//! Nothing is sent twice and nothing is kept alive: what a leg counts is what the server did. Answers are read as they
+//! come, so that the first token has a time.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::Value;
+use tokio::time::Instant;
+use warden_supervisor::Solo;
+
+use crate::error::DiagnoseError;
+
+/// A request to be sent.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ask {
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    /// JSON, or nothing.
+    pub(crate) body: Option<Value>,
+    /// Images in it.
+    pub(crate) images: u64,
+    /// Audio clips in it.
+    pub(crate) audio: u64,
+}
+
+impl Ask {
+    /// A `POST` without media.
+    pub(crate) fn post(path: &str, body: Value) -> Self {
+        Self { method: Method::POST, path: path.to_owned(), body: Some(body), images: 0, audio: 0 }
+    }
+}
+
+/// What came back.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Answer {
+    /// Prompt tokens that were evaluated, without those from a cache.
+    pub(crate) prompt_tokens: u64,
+    /// Tokens of the whole prompt, cached or not.
+    pub(crate) prompt_size: u64,
+    /// Tokens generated.
+    pub(crate) output_tokens: u64,
+    /// Time for them, as the server tells it.
+    pub(crate) output_ms: Option<f64>,
+    /// From sending to the first token.
+    pub(crate) first_token: Option<Duration>,
+    /// The text.
+    pub(crate) text: String,
+}
+
+/// Why there is no whole answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AskError {
+    /// The server said no.
+    #[error("{status}: {message}")]
+    Refused { status: u16, message: String },
+    /// The connection broke: most likely the server has ended.
+    #[error("the connection broke: {0}")]
+    Broken(String),
+    /// It took too long.
+    #[error("no answer within {} s", .0.as_secs())]
+    Late(Duration),
+}
+
+/// Sends requests to one server.
+#[derive(Debug)]
+pub(crate) struct Client {
+    http: reqwest::Client,
+    key: Option<String>,
+}
+
+impl Client {
+    pub(crate) fn new(solo: &Solo) -> Result<Self, DiagnoseError> {
+        let http = reqwest::Client::builder()
+            .unix_socket(solo.socket())
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            // llama-server waits for open connections when it is told to stop.
+            .pool_max_idle_per_host(0)
+            .build();
+        let http =
+            http.map_err(|error| DiagnoseError::Own { what: "making a client", why: chain(&error) })?;
+        Ok(Self { http, key: solo.api_key().map(str::to_owned) })
+    }
+
+    /// Sends a request and reads its answer to the end. Dropping the future closes the connection.
+    pub(crate) async fn send(&self, ask: &Ask, limit: Duration) -> Result<Answer, AskError> {
+        match tokio::time::timeout(limit, self.exchange(ask)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(AskError::Late(limit)),
+        }
+    }
+
+    /// How many tokens a text has; `None` if the server does not say.
+    pub(crate) async fn tokens(&self, text: &str, limit: Duration) -> Option<u32> {
+        let body = serde_json::json!({ "content": text });
+        let request = self.request(&Ask::post("/tokenize", body)).timeout(limit);
+        let json: Value = request.send().await.ok()?.json().await.ok()?;
+        u32::try_from(json["tokens"].as_array()?.len()).ok()
+    }
+
+    fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {
+        let mut request = self.http.request(ask.method.clone(), format!("http://server{}", ask.path));
+        if let Some(body) = &ask.body {
+            request = request.json(body);
+        }
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        request
+    }
+
+    async fn exchange(&self, ask: &Ask) -> Result<Answer, AskError> {
+        let sent = Instant::now();
+        let broken = |error: reqwest::Error| AskError::Broken(chain(&error));
+        let mut response = self.request(ask).send().await.map_err(broken)?;
+        let status = response.status();
+        if !status.is_success() {
+            let text = response.text().await.unwrap_or_default();
+            return Err(AskError::Refused { status: status.as_u16(), message: message(&text) });
+        }
+        let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
+        let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        if !streams {
+            let text = response.text().await.map_err(broken)?;
+            let mut answer = Answer::default();
+            if let Ok(json) = serde_json::from_str(&text) {
+                answer.take(&json);
+            }
+            return Ok(answer);
+        }
+        let mut events = Events::default();
+        let mut answer = Answer::default();
+        while let Some(piece) = response.chunk().await.map_err(broken)? {
+            for event in events.feed(&piece) {
+                if let Some(error) = event.get("error") {
+                    let message = error["message"].as_str().unwrap_or("an error without a message");
+                    return Err(AskError::Refused { status: 200, message: message.to_owned() });
+                }
+                if answer.take(&event) && answer.first_token.is_none() {
+                    answer.first_token = Some(sent.elapsed());
+                }
+            }
+        }
+        if !events.done {
+            return Err(AskError::Broken("the answer ended before its end".to_owned()));
+        }
+        Ok(answer)
+    }
+}
+
+impl Answer {
+    /// Takes an event or a whole answer in; true if it brought output.
+    fn take(&mut self, json: &Value) -> bool {
+        let number = |value: &Value| value.as_u64();
+        let usage = &json["usage"];
+        if let Some(tokens) = number(&usage["prompt_tokens"]) {
+            self.prompt_size = tokens;
+            let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]).unwrap_or(0);
+            self.prompt_tokens = tokens.saturating_sub(cached);
+        }
+        if let Some(tokens) = number(&usage["completion_tokens"]) {
+            self.output_tokens = tokens;
+        }
+        let timings = &json["timings"];
+        if let Some(tokens) = number(&timings["prompt_n"]) {
+            self.prompt_tokens = tokens;
+            self.prompt_size = self.prompt_size.max(tokens + number(&timings["cache_n"]).unwrap_or(0));
+        }
+        if let Some(tokens) = number(&timings["predicted_n"]) {
+            self.output_tokens = tokens;
+            self.output_ms = timings["predicted_ms"].as_f64();
+        }
+        let choice = &json["choices"][0];
+        let delta = &choice["delta"];
+        let texts = [&delta["content"], &choice["text"], &choice["message"]["content"], &json["content"]];
+        for text in texts.iter().filter_map(|text| text.as_str()) {
+            self.text.push_str(text);
+        }
+        let some = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+        texts.iter().any(|text| some(text))
+            || some(&delta["reasoning_content"])
+            || delta["tool_calls"].is_array()
+    }
+}
+
+/// Server-sent events from pieces of a body.
+#[derive(Debug, Default)]
+struct Events {
+    rest: Vec<u8>,
+    /// The end was announced: `[DONE]`, or the last event of a native completion.
+    done: bool,
+}
+
+impl Events {
+    fn feed(&mut self, piece: &[u8]) -> Vec<Value> {
+        self.rest.extend_from_slice(piece);
+        let mut events = Vec::new();
+        let mut from = 0;
+        while let Some(end) = self.rest[from..].iter().position(|byte| *byte == b'\n') {
+            let line = &self.rest[from..from + end];
+            from += end + 1;
+            let Some(data) = line.strip_prefix(b"data:") else { continue };
+            let data = data.trim_ascii();
+            if data == b"[DONE]" {
+                self.done = true;
+            } else if let Ok(event) = serde_json::from_slice::<Value>(data) {
+                // Anthropic's and the native route end without `[DONE]`.
+                self.done |= event["stop"] == Value::Bool(true)
+                    || matches!(event["type"].as_str(), Some("message_stop" | "response.completed"));
+                events.push(event);
+            }
+        }
+        self.rest.drain(..from);
+        events
+    }
+}
+
+/// The message of an error answer, or its beginning.
+fn message(text: &str) -> String {
+    let json: Option<Value> = serde_json::from_str(text).ok();
+    let said = json.as_ref().and_then(|json| json["error"]["message"].as_str());
+    said.map_or_else(|| text.trim().chars().take(200).collect(), str::to_owned)
+}
+
+/// An error with its causes: reqwest keeps the interesting part for itself.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_found_wherever_the_pieces_are_cut() {
+        let text = b"data: {\"a\":1}\n\n: ping\n\ndata: {\"a\":2}\r\n\r\ndata: [DONE]\n\n";
+        for cut in 0..text.len() {
+            let mut events = Events::default();
+            let mut found = events.feed(&text[..cut]);
+            found.extend(events.feed(&text[cut..]));
+            let numbers: Vec<u64> = found.iter().filter_map(|event| event["a"].as_u64()).collect();
+            assert_eq!((numbers, events.done), (vec![1, 2], true), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn an_answer_counts_what_was_evaluated_and_notices_its_first_token() {
+        let mut answer = Answer::default();
+        let parts = [
+            (r#"{"choices":[{"delta":{"role":"assistant","content":null}}]}"#, false),
+            (r#"{"choices":[{"delta":{"reasoning_content":"so"}}]}"#, true),
+            (r#"{"choices":[{"delta":{"content":" word"}}]}"#, true),
+            (
+                r#"{"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":3,
+                    "prompt_tokens_details":{"cached_tokens":30}},
+                    "timings":{"cache_n":30,"prompt_n":10,"predicted_n":3,"predicted_ms":1.5}}"#,
+                false,
+            ),
+        ];
+        for (part, output) in parts {
+            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+        }
+        assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
+        assert_eq!((answer.output_ms, answer.text.as_str()), (Some(1.5), " word"));
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_servers_words() {
+        assert_eq!(message(r#"{"error":{"message":"no images","code":500}}"#), "no images");
+        assert_eq!(message(" plain \n"), "plain");
+    }
+}

@@ -1,0 +1,23 @@
+//! What all legs share: where processes come from, and by which numbers they are judged.
+
+use warden_policies::defaults::Diagnose;
+use warden_policies::growth::GrowthPolicy;
+use warden_supervisor::Starter;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Lab {
+    /// Where processes come from.
+    pub starter: Starter,
+    /// The numbers of the detector.
+    pub growth: GrowthPolicy,
+    /// The numbers of experiments. Reasons: `defaults.toml`, section `[diagnose]`.
+    pub numbers: Diagnose,
+}
+
+impl Lab {
+    /// With the numbers of the product.
+    pub fn new(starter: Starter, growth: GrowthPolicy) -> Self {
+        Self { starter, growth, numbers: warden_policies::defaults().diagnose.clone() }
+    }
+}

@@ -1,0 +1,147 @@
+//! What is kept of an experiment: for programs as JSON, for people as one page with plots.
+//!
+//! Arguments and variables that look like secrets are left out, so that a report can be shown to others.
+
+mod html;
+mod plot;
+mod table;
+
+use serde::{Deserialize, Serialize};
+use warden_policies::experiment::{Finding, Reading};
+use warden_supervisor::{Command, DeviceView};
+
+pub use self::table::{notes, rows};
+use crate::experiment::{Outcome, Skipped};
+
+/// What the experiment was about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Version of llama-warden.
+    pub warden: String,
+    /// When it began, RFC 3339.
+    pub began: String,
+    /// The model's name in the configuration, or what names it on the command line.
+    pub model: String,
+    /// The llama-server.
+    pub binary: String,
+    /// What it says to `--version`, or the id of its build.
+    pub server: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Variables that are set for it, beyond our own environment.
+    pub env: Vec<(String, String)>,
+}
+
+impl About {
+    /// Fills in a command, without its secrets.
+    #[must_use]
+    pub fn with_command(mut self, command: &Command) -> Self {
+        self.binary = command.binary.display().to_string();
+        self.args = without_secrets(&command.args);
+        self.env = command
+            .env
+            .iter()
+            .map(|(name, value)| {
+                (name.clone(), if is_secret(name) { HIDDEN.to_owned() } else { value.clone() })
+            })
+            .collect();
+        self
+    }
+
+    /// The command line as one would type it.
+    pub fn command_line(&self) -> String {
+        let env = self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+        let words = std::iter::once(&self.binary).chain(&self.args).map(|word| quoted(word));
+        env.chain(words).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// What stands in the place of a secret.
+const HIDDEN: &str = "***";
+
+fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    ["KEY", "TOKEN", "SECRET", "PASSWORD"].iter().any(|word| name.contains(word))
+}
+
+fn without_secrets(args: &[String]) -> Vec<String> {
+    let mut hide = false;
+    let word = |word: &String| {
+        let hidden =
+            std::mem::replace(&mut hide, matches!(word.as_str(), "--api-key" | "-hft" | "--hf-token"));
+        if hidden { HIDDEN.to_owned() } else { word.clone() }
+    };
+    args.iter().map(word).collect()
+}
+
+/// As a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// One leg.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LegReport {
+    /// What it found.
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// Seconds from the spawn until it was ready.
+    pub ready_after_seconds: f64,
+    /// What the server is told to keep, in sentences.
+    pub may_keep: Vec<String>,
+    /// Why VRAM is not known, if it should be.
+    pub vram_unknown: Option<String>,
+    /// All readings.
+    pub readings: Vec<Reading>,
+}
+
+/// An experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// What it was about.
+    pub about: About,
+    /// Whether any leg found a leak.
+    pub leaks: bool,
+    /// Somebody asked for an end before all legs were run.
+    pub interrupted: bool,
+    /// The legs.
+    pub legs: Vec<LegReport>,
+    /// Workloads that were not run, and why.
+    pub skipped: Vec<Skipped>,
+    /// The GPUs.
+    pub devices: Vec<DeviceView>,
+}
+
+impl Report {
+    /// Of an experiment that is over.
+    pub fn new(about: About, outcome: &Outcome) -> Self {
+        let leg = |leg: &crate::LegResult| LegReport {
+            finding: leg.finding.clone(),
+            ready_after_seconds: leg.ready_after.as_secs_f64(),
+            may_keep: leg.allowance.clone(),
+            vram_unknown: leg.vram_unknown.clone(),
+            readings: leg.readings.clone(),
+        };
+        Self {
+            about,
+            leaks: outcome.leaks(),
+            interrupted: outcome.interrupted,
+            legs: outcome.legs.iter().map(leg).collect(),
+            skipped: outcome.skipped.clone(),
+            devices: outcome.legs.last().map(|leg| leg.devices.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// One page that needs nothing else: no script, no font, no network.
+    pub fn html(&self) -> String {
+        html::page(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;

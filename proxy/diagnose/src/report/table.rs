@@ -1,0 +1,159 @@
+//! The table, the same on a terminal and on the page, and the notes beneath it. Findings in, text out.
+
+use warden_policies::experiment::{Ended, Finding, SeriesFinding, Settles};
+use warden_policies::growth::{Blame, Interval, Unit, Verdict};
+
+use crate::experiment::Skipped;
+
+/// The head of the table.
+pub(super) const HEAD: [&str; 9] = [
+    "WORKLOAD",
+    "REQUESTS",
+    "MEMORY",
+    "A REQUEST",
+    "A PROMPT TOKEN",
+    "AN OUTPUT TOKEN",
+    "STABILIZES",
+    "VERDICT",
+    "BLAME",
+];
+
+/// The cells; the first row is the head.
+pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
+    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+    for leg in legs {
+        if leg.series.is_empty() {
+            rows.push(vec![name(leg), leg.requests.to_string(), ended(&leg.ended)]);
+        }
+        for (index, found) in leg.series.iter().enumerate() {
+            let first = |text: String| if index == 0 { text } else { String::new() };
+            rows.push(vec![
+                first(name(leg)),
+                first(leg.requests.to_string()),
+                found.series.to_string(),
+                found.per_request.as_ref().map_or_else(|| "?".to_owned(), per_request),
+                token(found, found.per_prompt_token),
+                token(found, found.per_output_token),
+                settles(found.settles),
+                found.verdict.as_str().to_owned(),
+                blame(found),
+            ]);
+        }
+    }
+    for one in skipped {
+        rows.push(vec![one.workload.to_string(), "-".to_owned(), format!("not run: {}", one.why)]);
+    }
+    rows
+}
+
+fn name(leg: &Finding) -> String {
+    if leg.control { format!("{} (no cache)", leg.workload) } else { leg.workload.to_string() }
+}
+
+/// `+4.42 MiB`, always in MiB, so that figures compare; what is within its own uncertainty of nothing is `0`.
+fn per_request(slope: &Interval) -> String {
+    if slope.low <= 0.0 && slope.high >= 0.0 {
+        return "0".to_owned();
+    }
+    format!("{:+.2} MiB", slope.value / MIB)
+}
+
+pub(super) const MIB: f64 = 1_048_576.0;
+
+/// Growth for a token, where it has not stopped.
+fn token(found: &SeriesFinding, bytes: Option<f64>) -> String {
+    match bytes {
+        None => "-".to_owned(),
+        Some(_) if matches!(found.settles, Settles::Yes { .. }) => "0".to_owned(),
+        Some(bytes) if bytes.abs() >= 1024.0 => format!("{:+.1} KiB", bytes / 1024.0),
+        Some(bytes) => format!("{bytes:+.0} B"),
+    }
+}
+
+fn settles(settles: Settles) -> String {
+    match settles {
+        Settles::Yes { at_request: 0..=1 } => "yes".to_owned(),
+        Settles::Yes { at_request } => format!("after {at_request}"),
+        Settles::No => "no".to_owned(),
+        Settles::Unknown => "?".to_owned(),
+    }
+}
+
+fn blame(found: &SeriesFinding) -> String {
+    match &found.blame {
+        Some(Blame::Pays { unit, bytes_per_unit, .. }) => {
+            let amount = match *bytes_per_unit {
+                bytes if bytes >= 0.1 * MIB => format!("{:.2} MiB", bytes / MIB),
+                bytes => format!("{:.1} KiB", bytes / 1024.0),
+            };
+            format!("each {} {amount}", noun(*unit))
+        }
+        Some(Blame::Undecided { .. }) => "undecided".to_owned(),
+        None => String::new(),
+    }
+}
+
+const fn noun(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Request => "request",
+        Unit::PromptToken => "prompt token",
+        Unit::OutputToken => "output token",
+        Unit::Image => "image",
+        Unit::Audio => "audio clip",
+        Unit::Hour => "hour",
+    }
+}
+
+/// How a leg ended, if that is worth a word.
+fn ended(ended: &Ended) -> String {
+    match ended {
+        Ended::Complete | Ended::Early => String::new(),
+        Ended::OutOfTime => "ended: the time for a leg was over".to_owned(),
+        Ended::OutOfMemory { why } => format!("ended: {why}"),
+        Ended::Interrupted => "interrupted".to_owned(),
+        Ended::Crashed { why } => format!("the server failed: {why}"),
+    }
+}
+
+/// What there is to say about legs beside the table, a line each.
+pub fn notes(legs: &[&Finding]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for leg in legs {
+        let said = ended(&leg.ended);
+        if !said.is_empty() {
+            lines.push(format!("{}: {said}", name(leg)));
+        }
+        for found in &leg.series {
+            lines.extend(note(found).map(|note| format!("{} {}: {note}", name(leg), found.series)));
+        }
+    }
+    lines
+}
+
+fn note(found: &SeriesFinding) -> Option<String> {
+    let slope = found.per_request?;
+    let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
+    match (found.verdict, found.settles) {
+        (Verdict::Steady | Verdict::Suspected, Settles::No) => Some(format!(
+            "it grows to the end, and too slowly for so few requests: a leak is told from {:.2} MiB a request on; give \
+             `--requests` a larger number",
+            found.sees / MIB
+        )),
+        (Verdict::Bounded, Settles::Unknown | Settles::No) => Some(match pooled {
+            Some(pooled) => format!(
+                "{:.2} MiB of {:.2} MiB a request go into what the server keeps on purpose, which is not full yet",
+                pooled / MIB,
+                slope.value / MIB
+            ),
+            None => "it grows within what the server is told to keep, whose size its log does not tell; the row without the \
+                     prompt cache says what is left"
+                .to_owned(),
+        }),
+        (Verdict::Warming, _) => Some("too few readings for a verdict".to_owned()),
+        (Verdict::Leaking | Verdict::Suspected, _) => match &found.blame {
+            Some(Blame::Undecided { why }) => Some(format!("nothing is blamed: {}", why.trim_end_matches('.'))),
+            _ => None,
+        },
+        _ => None,
+    }
+}

@@ -1,0 +1,56 @@
+//! What a process keeps on purpose: what its command line tells it to, and what it reports. For fleets and for single
+//! processes alike.
+
+use std::collections::BTreeMap;
+
+use warden_policies::allowance::Allowance;
+use warden_policies::sample::{Series, Vram};
+use warden_sensors::Report;
+
+use crate::spec::Command;
+
+/// What it is told to keep, by its command line and environment.
+pub(crate) fn declared(command: &Command, build: Option<u32>) -> Allowance {
+    let of_server = |name: &str| name.starts_with("LLAMA_");
+    let inherited = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| of_server(name))?;
+        Some((name, value.into_string().ok()?))
+    });
+    let mut env: BTreeMap<String, String> = inherited.collect();
+    env.extend(command.env.iter().cloned());
+    for name in &command.env_remove {
+        env.remove(name);
+    }
+    Allowance::declared(&command.args, &env, build)
+}
+
+/// Bytes of host memory that it may keep and that nobody measures.
+pub(crate) fn allowed(allowance: &Allowance) -> u64 {
+    if allowance.measured().is_some() { allowance.unmeasured() } else { allowance.bytes() }
+}
+
+/// Pools that were measured: the prompt cache by the log, those of the GPUs by the memory report.
+pub(crate) fn pools(allowance: &Allowance, report: Option<&Report>, vram: &[Vram]) -> Vec<(Series, u64)> {
+    let host = allowance.measured().map(|bytes| (Series::Host, bytes));
+    host.into_iter().chain(report.iter().flat_map(|report| gpu_pools(report, vram))).collect()
+}
+
+/// The pools of the report by GPU. It counts devices as ggml does, which need not be our order: only where both know
+/// the same number of them is it clear which is which.
+fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(Series, u64)> {
+    let devices = report.by_device();
+    if devices.len() != vram.len() {
+        return Vec::new();
+    }
+    let pools = devices
+        .values()
+        .map(|totals| totals.counts.pool_bytes.saturating_add(totals.counts.cublas_workspace_bytes));
+    vram.iter().map(|vram| Series::Vram(vram.gpu)).zip(pools).collect()
+}
+
+/// Whether a line tells what the server keeps. Every line is asked, so the first question is a cheap one; a server with a
+/// full prompt cache lists hundreds of prompts at each request, of which none tells anything.
+pub(crate) fn is_telling(line: &str) -> bool {
+    ["cache", "checkpoint", "n_slots"].iter().any(|word| line.contains(word))
+        && warden_policies::allowance::read(line).is_some()
+}

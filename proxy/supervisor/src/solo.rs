@@ -1,0 +1,357 @@
+//! One llama-server outside of any fleet, for experiments: started when asked, read when asked, never replaced.
+//!
+//! ```text
+//!   Starter::start ── spawn (nursery, private Unix socket) ── probes ── 200 ──> Solo ── sample, sample, … ── stop
+//!                                                     └── it ends, or time is over ──> Failure
+//! ```
+//!
+//! It is made of the same parts as a backend of a fleet, so what it is charged for is read in the same way. It decides
+//! nothing and sends no client's request: whoever starts one talks to its socket.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::allowance::Allowance;
+use warden_policies::sample::{Edge, Sample, Work};
+use warden_policies::{GenerationId, ModelName};
+use warden_sensors::{HostTotals, Report};
+
+use crate::child::Exit;
+use crate::context::{SOCKET_PATH_LIMIT, socket};
+use crate::directories;
+use crate::error::FleetError;
+use crate::failure::{self, End};
+use crate::hints::api_key;
+use crate::kept;
+use crate::lease::Endpoint;
+use crate::nursery::{NurseryHandle, SpawnRequest};
+use crate::process::{Ask, Health, Host, NoVram, Process, Props, Sink, World};
+use crate::report;
+use crate::spec::{Command, Timing, Watch};
+use crate::sync::lock;
+use crate::view::{DeviceView, Failure, Modalities};
+
+/// Where single processes come from.
+#[derive(Clone, Debug)]
+pub struct Starter {
+    world: Arc<dyn World>,
+    directory: PathBuf,
+    watch: Watch,
+    timing: Timing,
+    next: Arc<AtomicU64>,
+}
+
+/// What to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SoloSpec {
+    /// Binary, arguments without any for listening, environment.
+    pub command: Command,
+    /// Added to our own `oom_score_adj`.
+    pub oom_score_adj: i32,
+}
+
+impl Starter {
+    /// `runtime_dir`: a private directory for sockets, with a short path; it is made. Of `timing` the start, the probes
+    /// and the stop count, of `watch` the lines that are kept and the limit of a reading.
+    pub fn new(
+        nursery: NurseryHandle,
+        runtime_dir: &Path,
+        timing: Timing,
+        watch: Watch,
+    ) -> Result<Self, FleetError> {
+        Self::within(Arc::new(Host::new(nursery)), runtime_dir, timing, watch)
+    }
+
+    pub(crate) fn within(
+        world: Arc<dyn World>,
+        runtime_dir: &Path,
+        timing: Timing,
+        watch: Watch,
+    ) -> Result<Self, FleetError> {
+        let directory = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
+        let path = socket(&directory, &name(), GenerationId(99_999));
+        let length = path.as_os_str().len();
+        if length > SOCKET_PATH_LIMIT {
+            return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
+        }
+        directories::prepare_runtime(&directory)?;
+        Ok(Self { world, directory, watch, timing, next: Arc::default() })
+    }
+
+    /// Starts a process and waits until it is ready. Dropping the future kills it.
+    pub async fn start(&self, spec: &SoloSpec) -> Result<Solo, Box<Failure>> {
+        let generation = GenerationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
+        let socket = socket(&self.directory, &name(), generation);
+        let said = Arc::new(Said::new(&spec.command, self.watch.log_lines));
+        let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
+        request.command.args.extend(["--host".to_owned(), socket.to_string_lossy().into_owned()]);
+        report::announce(&mut request.command, &socket, true);
+        let files = Files(socket.clone());
+        files.remove();
+        let told = Arc::clone(&said);
+        let sink: Sink = Arc::new(move |_, line| told.hear(line));
+        let endpoint = Endpoint::Unix(socket.clone());
+        let spawned = Instant::now();
+        let process =
+            self.world.spawn(request, socket.clone(), endpoint, self.watch.log_line_bytes, sink).await;
+        let lines = self.watch.failure_lines;
+        let process = process
+            .map_err(|error| Box::new(failure::judge(&End::NotSpawned(&error), &said.lines(), lines, 1)))?;
+        let mut solo = Solo {
+            process,
+            socket,
+            key: api_key(&spec.command),
+            said,
+            spawned,
+            ready_after: Duration::ZERO,
+            props: Props::default(),
+            watch: self.watch,
+            stop_grace: self.timing.stop_grace,
+            _files: files,
+        };
+        tokio::select! {
+            biased;
+            exit = solo.process.wait() => Err(Box::new(solo.judge(exit))),
+            () = self.ready(&solo) => {
+                solo.ready_after = spawned.elapsed();
+                solo.props = solo.process.props(self.timing.probe_timeout).await;
+                solo.said.ready(&spec.command, solo.props, self.world.available());
+                Ok(solo)
+            }
+            () = tokio::time::sleep(self.timing.start_timeout) => {
+                let end = End::TimedOut(self.timing.start_timeout);
+                let failure = failure::judge(&end, &solo.said.lines(), lines, 1);
+                solo.stop().await;
+                Err(Box::new(failure))
+            }
+        }
+    }
+
+    async fn ready(&self, solo: &Solo) {
+        while solo.process.probe(self.timing.probe_timeout).await != Health::Ready {
+            tokio::time::sleep(self.timing.start_probe_interval).await;
+        }
+    }
+
+    /// Memory of the machine that anybody could take, in bytes; `None` if it cannot be read.
+    pub fn available(&self) -> Option<u64> {
+        self.world.available()
+    }
+}
+
+/// The name in socket files.
+fn name() -> ModelName {
+    ModelName::new("solo")
+}
+
+/// A process that runs. Dropping it kills its process group.
+#[derive(Debug)]
+pub struct Solo {
+    process: Arc<dyn Process>,
+    socket: PathBuf,
+    key: Option<String>,
+    said: Arc<Said>,
+    spawned: Instant,
+    ready_after: Duration,
+    props: Props,
+    watch: Watch,
+    stop_grace: Duration,
+    _files: Files,
+}
+
+/// What `/props` told when it was ready; `None` where it did not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SoloProps {
+    /// Requests that it evaluates at a time.
+    pub slots: Option<u32>,
+    /// Context of a slot in tokens.
+    pub n_ctx: Option<u64>,
+    /// What it takes beside text.
+    pub modalities: Option<Modalities>,
+    /// llama.cpp's build number.
+    pub build: Option<u32>,
+}
+
+/// A reading of everything that is known of it.
+#[derive(Clone, Debug)]
+pub struct SoloReading {
+    /// As policies take it.
+    pub sample: Sample,
+    /// Bytes of host memory that it is told to keep and that nobody measures.
+    pub allowed: u64,
+    /// Why VRAM is not known, if it should be.
+    pub vram_unknown: Option<String>,
+    /// The GPUs.
+    pub devices: Vec<DeviceView>,
+    /// Memory of the machine.
+    pub totals: Option<HostTotals>,
+    /// Its report of its GPU memory; a patched build writes one.
+    pub report: Option<Report>,
+}
+
+impl Solo {
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The API key that it asks for.
+    pub fn api_key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
+    /// Its process id, which is also that of its process group.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// From the spawn until it was ready.
+    pub fn ready_after(&self) -> Duration {
+        self.ready_after
+    }
+
+    /// What it is.
+    pub fn props(&self) -> SoloProps {
+        let Props { slots, n_ctx, modalities, build } = self.props;
+        SoloProps { slots, n_ctx, modalities, build }
+    }
+
+    /// Reads its memory now. `work` and `in_flight` are the caller's: this one sees no requests.
+    pub async fn sample(&self, edge: Edge, work: Work, in_flight: u32, largest_prompt: u64) -> SoloReading {
+        let ask = Ask { confirm: false, gpu_age: Duration::ZERO, limit: self.watch.read_limit };
+        let at = self.spawned.elapsed();
+        let reading = self.process.sample(ask).await;
+        let (pools, allowed) = self.said.kept(reading.report.as_ref(), &reading.vram);
+        SoloReading {
+            sample: Sample {
+                at,
+                edge,
+                host: reading.host,
+                vram: reading.vram,
+                pools,
+                in_flight,
+                work,
+                largest_prompt,
+            },
+            allowed,
+            vram_unknown: reading.no_vram.filter(|no_vram| !no_vram.is_normal).map(|NoVram { why, .. }| why),
+            devices: reading.devices.map(|devices| devices.show()).unwrap_or_default(),
+            totals: reading.totals,
+            report: reading.report,
+        }
+    }
+
+    /// What it is told to keep, in sentences.
+    pub fn allowance(&self) -> Vec<String> {
+        lock(&self.said.state).allowance.words()
+    }
+
+    /// Its last lines of output, oldest first.
+    pub fn lines(&self) -> Vec<String> {
+        self.said.lines()
+    }
+
+    /// Waits until it ends by itself; then what that looks like. May be called again, may be dropped.
+    pub async fn ended(&self) -> Failure {
+        let exit = self.process.wait().await;
+        self.judge(exit)
+    }
+
+    fn judge(&self, exit: Exit) -> Failure {
+        failure::judge(&End::Exited(exit), &self.said.lines(), self.watch.failure_lines, 1)
+    }
+
+    /// TERM, and KILL after the grace; returns how it ended. Close all connections first: llama-server waits for them.
+    pub async fn stop(self) -> Exit {
+        self.process.terminate();
+        if let Ok(exit) = tokio::time::timeout(self.stop_grace, self.process.wait()).await {
+            return exit;
+        }
+        self.process.kill();
+        self.process.wait().await
+    }
+}
+
+/// Its socket and its report, removed when it is gone.
+#[derive(Debug)]
+struct Files(PathBuf);
+
+impl Files {
+    fn remove(&self) {
+        drop(std::fs::remove_file(&self.0));
+        report::remove(&self.0);
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// What it said, and what that tells of what it keeps.
+#[derive(Debug)]
+struct Said {
+    keep: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    lines: VecDeque<String>,
+    allowance: Allowance,
+}
+
+impl Said {
+    fn new(command: &Command, keep: usize) -> Self {
+        let state = State { lines: VecDeque::new(), allowance: kept::declared(command, None) };
+        Self { keep: keep.max(1), state: Mutex::new(state) }
+    }
+
+    fn hear(&self, line: String) {
+        tracing::debug!(target: "llama_server", "{line}");
+        let mut state = lock(&self.state);
+        if kept::is_telling(&line) {
+            state.allowance.learn(&line);
+        }
+        if state.lines.len() == self.keep {
+            state.lines.pop_front();
+        }
+        state.lines.push_back(line);
+    }
+
+    /// It is ready: defaults depend on its build.
+    fn ready(&self, command: &Command, props: Props, available: Option<u64>) {
+        let mut state = lock(&self.state);
+        if props.build.is_some() {
+            state.allowance = kept::declared(command, props.build);
+            let State { lines, allowance } = &mut *state;
+            for line in lines.iter().filter(|line| kept::is_telling(line)) {
+                allowance.learn(line);
+            }
+        }
+        if let Some(bytes) = available {
+            state.allowance.available(bytes);
+        }
+        if let Some(slots) = props.slots {
+            state.allowance.slots(slots);
+        }
+    }
+
+    fn kept(
+        &self,
+        report: Option<&Report>,
+        vram: &[warden_policies::Vram],
+    ) -> (Vec<(warden_policies::Series, u64)>, u64) {
+        let state = lock(&self.state);
+        (kept::pools(&state.allowance, report, vram), kept::allowed(&state.allowance))
+    }
+
+    fn lines(&self) -> Vec<String> {
+        lock(&self.state).lines.iter().cloned().collect()
+    }
+}

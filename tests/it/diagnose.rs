@@ -1,0 +1,258 @@
+//! `llama-warden diagnose`: every kind of leak is found and blamed on what pays for it, what only looks like one is not,
+//! and an experiment that is cut short tells what it knows.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use warden_builder::sample_model::Preset;
+use warden_rig::home::Ran;
+use warden_rig::process::Kid;
+use warden_rig::real::{REPRODUCIBLE, llama_server, sample_model};
+use warden_rig::warden::{SOON, Setup};
+use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
+
+/// A few legs on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// A home with a fake-llama that does what the script says.
+fn home(script: &Value) -> Result<Home, Trouble> {
+    let mut home = Home::new()?;
+    home.file("model.gguf", "GGUF")?;
+    let file = home.file("script.json", script.to_string())?;
+    home.env.insert("FAKE_LLAMA_SCRIPT".into(), file.into());
+    Ok(home)
+}
+
+/// `diagnose` with the fake-llama of this home.
+async fn diagnose(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Trouble> {
+    let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
+    let first = ["diagnose", "--binary", &fake];
+    let all = first.iter().chain(args).chain(&["--", "-m", "model.gguf"]).chain(flags);
+    home.warden(all, PATIENCE).await
+}
+
+/// Its report, and its exit code.
+async fn report(script: &Value, workloads: &str, flags: &[&str]) -> Result<(Value, i32), Trouble> {
+    let home = home(script)?;
+    let ran = diagnose(&home, &["--json", "--workload", workloads], flags).await?;
+    let mut json: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    // Hundreds of readings would hide what a failed test has to say.
+    for leg in json["legs"].as_array_mut().context("legs")? {
+        leg["readings"] = Value::Null;
+    }
+    Ok((json, ran.code))
+}
+
+/// What a leg says of host memory.
+fn host<'a>(report: &'a Value, workload: &str) -> &'a Value {
+    let legs = report["legs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let leg = legs.iter().find(|leg| leg["workload"] == workload);
+    leg.map_or(&Value::Null, |leg| &leg["series"][0])
+}
+
+/// Runs legs against a server that leaks `kib` for each unit: those `leaking` find it, and blame it; others are `clean`.
+async fn found(field: &str, kib: u64, unit: &str, clean: &[&str], leaking: &[&str]) -> Outcome {
+    let workloads = [clean, leaking].concat().join(",");
+    let (report, code) =
+        report(&json!({ field: kib }), &workloads, &["--mmproj", "model.gguf", "--cache-ram", "0"]).await?;
+    assert_eq!((code, &report["leaks"]), (3, &json!(true)), "{report}");
+    for workload in clean {
+        assert_eq!(host(&report, workload)["verdict"], "steady", "{workload}");
+    }
+    for workload in leaking {
+        let host = host(&report, workload);
+        assert_eq!(host["verdict"], "leaking", "{workload}: {host}");
+        assert_eq!(
+            (&host["blame"]["kind"], &host["blame"]["unit"]),
+            (&json!("pays"), &json!(unit)),
+            "{host}"
+        );
+        let bytes = host["blame"]["bytes_per_unit"].as_f64().unwrap_or(0.0);
+        assert!((bytes / 1024.0 / f64::from(u32::try_from(kib)?) - 1.0).abs() < 0.1, "{host}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_leak_for_each_request_is_found_and_blamed_on_requests() -> Outcome {
+    found("leak_kib_per_request", 3000, "request", &[], &["short-text", "output-lengths", "same-image"]).await
+}
+
+#[tokio::test]
+async fn a_leak_for_each_image_is_found_and_blamed_on_images() -> Outcome {
+    found("leak_kib_per_image", 4500, "image", &["short-text"], &["same-image", "image-sizes"]).await
+}
+
+#[tokio::test]
+async fn a_leak_for_each_prompt_token_is_found_and_blamed_on_prompt_tokens() -> Outcome {
+    found("leak_kib_per_prompt_token", 12, "prompt_token", &[], &["distinct-prompts", "prefill-sweep"]).await
+}
+
+#[tokio::test]
+async fn a_leak_for_each_output_token_is_found_and_blamed_on_output_tokens() -> Outcome {
+    found("leak_kib_per_token", 64, "output_token", &["embeddings"], &["short-text", "output-lengths"]).await
+}
+
+#[tokio::test]
+async fn a_leak_for_each_audio_clip_is_found_and_blamed_on_audio() -> Outcome {
+    found("leak_kib_per_audio", 4000, "audio", &["short-text"], &["audio"]).await
+}
+
+#[tokio::test]
+async fn a_clean_server_is_steady_whatever_it_does_and_conversations_use_all_slots() -> Outcome {
+    let workloads = "short-text,conversation,distinct-prompts";
+    let (report, code) = report(&json!({}), workloads, &["-np", "3"]).await?;
+    assert_eq!((code, &report["leaks"]), (0, &json!(false)), "{report}");
+    for leg in report["legs"].as_array().context("legs")? {
+        assert_eq!(leg["series"][0]["verdict"], "steady", "{leg}");
+        assert_eq!(leg["ended"]["kind"], "early", "{leg}");
+        let each = if leg["workload"] == "conversation" { 3 } else { 1 };
+        assert_eq!(leg["requests"].as_u64(), leg["steps"].as_u64().map(|steps| steps * each), "{leg}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_prompt_cache_that_fills_is_bounded_and_growth_of_the_start_is_steady() -> Outcome {
+    let script = json!({ "cache_kib_per_prompt_token": 6, "buffer_kib_per_prompt_token": 40 });
+    let flags = ["--cache-ram", "1024"];
+    let (report, code) = report(&script, "short-text,distinct-prompts", &flags).await?;
+    assert_eq!(code, 0, "{report}");
+    assert_eq!(host(&report, "distinct-prompts")["verdict"], "bounded", "{report}");
+    assert!(host(&report, "distinct-prompts")["pooled_per_request"].as_f64() > Some(1e6), "{report}");
+    let keeps = report["legs"][0]["may_keep"].to_string();
+    assert!(keeps.contains("1.0 GiB") && keeps.contains("--cache-ram"), "{keeps}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_server_cannot_do_is_listed_with_the_reason_and_the_table_is_for_people() -> Outcome {
+    let home = home(&json!({ "leak_kib_per_request": 4000 }))?;
+    let args = ["--workload", "short-text,same-image,audio", "--html", "page.html"];
+    let ran = diagnose(&home, &args, &[]).await?;
+    assert_eq!(ran.code, 3, "{ran:?}");
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert!(lines[0].starts_with("WORKLOAD") && lines[0].ends_with("BLAME"), "{ran:?}");
+    // Nobody says how full the prompt cache is, so it is left out in a second run.
+    assert!(lines[1].starts_with("short-text") && lines[1].contains("bounded"), "{ran:?}");
+    let told = lines.iter().find(|line| line.starts_with("short-text (no cache)")).context("a line")?;
+    assert!(told.contains("+3.91 MiB") && told.contains("leaking") && told.contains("no"), "{told}");
+    for workload in ["same-image", "audio"] {
+        let line = lines.iter().find(|line| line.starts_with(workload)).context(workload)?;
+        assert!(line.contains("not run: the server takes no"), "{line}");
+    }
+    assert!(ran.stderr.contains("short-text (1 of 3)"), "{ran:?}");
+    let page = std::fs::read_to_string(home.path().join("page.html"))?;
+    assert!(page.contains("A leak was found.") && page.contains("<svg") && !page.contains("<script"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn interrupted_it_shows_the_table_so_far_and_leaves_nothing_behind() -> Outcome {
+    let home = home(&json!({ "ms_per_token": 2.0 }))?;
+    let fake: OsString = binaries::fake_llama()?.into();
+    let mut args: Vec<OsString> = vec!["diagnose".into(), "--binary".into(), fake];
+    let rest = ["--workload", "short-text,long-text", "--requests", "100000", "--", "-m", "model.gguf"];
+    args.extend(rest.map(OsString::from));
+    let log = home.path().join("log");
+    let mut kid = Kid::start(&binaries::llama_warden()?, &args, &home.env, home.path(), log)?;
+    kid.says("short-text 1/100000", SOON).await?;
+    let children = kid.children();
+    assert_eq!(children.len(), 1);
+    kid.signal(Signal::INT);
+    assert_eq!(kid.exit(SOON).await?, 130, "{}", kid.output());
+    let output = kid.output();
+    assert!(output.contains("\nWORKLOAD") && output.contains("short-text: interrupted"), "{output}");
+    assert!(!output.contains("long-text ("), "{output}");
+    assert!(!children[0].is_alive());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_crash_in_the_middle_is_told_with_its_cause_and_the_next_leg_is_run() -> Outcome {
+    let home = home(&json!({ "faults": [{ "at": 12, "do": "crash", "signal": 11, "after_tokens": 3 }] }))?;
+    let ran = diagnose(&home, &["--workload", "short-text,long-text"], &[]).await?;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let note = ran.stdout.lines().find(|line| line.starts_with("short-text: the server failed"));
+    assert!(note.is_some_and(|note| note.contains("SIGSEGV")), "{ran:?}");
+    assert!(ran.stdout.contains("long-text: the server failed"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_start_says_why() -> Outcome {
+    let home = home(&json!({ "fail": "corrupt_model" }))?;
+    let ran = diagnose(&home, &["--workload", "short-text"], &[]).await?;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.stderr.contains("error: the server did not start: the model could not be loaded"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn recorded_requests_are_sent_again_in_their_order() -> Outcome {
+    let home = home(&json!({}))?;
+    let line = |text: &str| {
+        let messages = json!([{ "role": "user", "content": text }]);
+        json!({ "path": "/v1/chat/completions", "body": { "messages": messages, "max_tokens": 2 } })
+            .to_string()
+    };
+    home.file("good.jsonl", format!("{}\n{}\n", line("one two three"), line("one")))?;
+    let args = ["--replay", "good.jsonl", "--requests", "10", "--json"];
+    let ran = diagnose(&home, &args, &[]).await?;
+    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    let work = &report["legs"][0]["work"];
+    assert_eq!(
+        (&report["legs"][0]["workload"], &work["requests"]),
+        (&json!("replay"), &json!(10)),
+        "{report}"
+    );
+    assert_eq!((&work["prompt_tokens"], &work["output_tokens"]), (&json!(5 * 6), &json!(10 * 2)), "{work}");
+    home.file("bad.jsonl", format!("{}\nnothing\n", line("one")))?;
+    let ran = diagnose(&home, &["--replay", "bad.jsonl"], &[]).await?;
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.stderr.contains("bad.jsonl: line 2: not a JSON object"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_model_of_the_configuration_is_run_as_it_is_configured() -> Outcome {
+    let lines = "mitigations = [\"malloc-arenas=2\"]\nargs = [\"-np\", \"1\", \"--cache-ram\", \"0\"]\n";
+    let setup = Setup::new()?.fake("m", &json!({ "leak_kib_per_request": 4000 }), lines)?;
+    let config = setup.home.file("w.toml", setup.config())?.to_string_lossy().into_owned();
+    let args = ["diagnose", "--config", &config, "--model", "m", "--workload", "conversation", "--json"];
+    let ran = setup.home.warden(args, PATIENCE).await?;
+    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    assert_eq!((ran.code, &report["about"]["model"]), (3, &json!("m")), "{report}");
+    let env = report["about"]["env"].to_string();
+    assert!(env.contains("MALLOC_ARENA_MAX"), "{env}");
+    assert_eq!(report["legs"][0]["requests"], report["legs"][0]["steps"], "one slot, one conversation");
+    let ran = setup.home.warden(["diagnose", "--config", &config, "--model", "x"], SOON).await?;
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.stderr.contains("the models are: m"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn on_a_real_server_text_is_steady_and_a_prompt_cache_is_bounded() -> Outcome {
+    let home = Home::new()?;
+    let (server, model) = (llama_server().await?, sample_model(Preset::FatKv)?);
+    let (server, model) = (server.to_string_lossy().into_owned(), model.to_string_lossy().into_owned());
+    let args = ["diagnose", "--binary", &server, "--json", "--workload"];
+    let flags = ["--", "-m", &model, "-np", "1", "-c", "2048"];
+    let legs = async |workloads: &str, cache: &str| {
+        let all = args.iter().chain([&workloads]).chain(&flags).chain(&REPRODUCIBLE);
+        let ran = home.warden(all.chain(&["--cache-ram", cache]), PATIENCE).await?;
+        let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+        assert_eq!(ran.code, 0, "{report}");
+        Ok::<Value, Trouble>(report)
+    };
+    let without = legs("short-text,distinct-prompts", "0").await?;
+    for workload in ["short-text", "distinct-prompts"] {
+        assert_eq!(host(&without, workload)["verdict"], "steady", "{workload}: {without}");
+    }
+    let with = legs("distinct-prompts", "2048").await?;
+    assert_eq!(host(&with, "distinct-prompts")["verdict"], "bounded", "{with}");
+    Ok(())
+}
