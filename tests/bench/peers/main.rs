@@ -25,7 +25,7 @@ mod warden;
 
 use std::process::ExitCode;
 
-use warden_rig::Trouble;
+use warden_rig::{Trouble, binaries};
 
 use crate::figures::{DIRECT, Figures};
 use crate::measure::Measure;
@@ -86,6 +86,10 @@ fn main() -> ExitCode {
 }
 
 fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
+    // Before this process has one core and real-time priority: cargo inherits both, and a build under them takes the
+    // machine away from everybody.
+    binaries::llama_warden()?;
+    binaries::mock_llama()?;
     machine::pin(i32::try_from(std::process::id())?, machine::LOAD)?;
     if options.fifo {
         machine::real_time()?;
