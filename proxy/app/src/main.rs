@@ -18,6 +18,10 @@ mod replay;
 mod serve;
 mod words;
 
+/// The C library's keeps what is freed in pieces too small to give back; docs/performance.md has both side by side.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     exit::install_panic_hook();
     let done = cli::run();
