@@ -12,7 +12,7 @@ use crate::units::ByteSize;
 section!(
     /// The public listener. See `defaults.toml` for the reason behind each value.
     Server {
-        /// Address.
+        /// Address or host name, or several with commas between them, all with the same port.
         host: String,
         /// Port.
         port: u16,

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_supervisor::Fleet;
@@ -15,6 +15,7 @@ use crate::backends::Backends;
 use crate::budget::Budget;
 use crate::clock;
 use crate::config::GatewayConfig;
+use crate::doors::Doors;
 use crate::front::{self, Front};
 use crate::limits::Limit;
 use crate::live::Control;
@@ -91,31 +92,11 @@ pub(crate) const LEAST_BUFFER: usize = 8192;
 pub struct Gateway;
 
 impl Gateway {
-    /// Opens the listening socket. Clients can connect from now on, and are served when [`Bound::serve`] runs.
+    /// Opens the listening sockets. Clients can connect from now on, and are served when [`Bound::serve`] runs.
     pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
         let front = Front::new(&config)?;
-        let (host, port) = (config.host.trim().trim_start_matches('[').trim_end_matches(']'), config.port);
-        let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
-        let mut addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(unresolved)?.collect();
-        // `localhost` means both ::1 and 127.0.0.1; clients that name an address name the latter.
-        addresses.sort_by_key(SocketAddr::is_ipv6);
-        let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
-        for address in addresses {
-            match TcpListener::bind(address).await {
-                Ok(listener) => return Bound::new(config, front, listener, address),
-                Err(source) => failure = not_bound(address, source),
-            }
-        }
-        Err(failure)
-    }
-}
-
-fn not_bound(address: SocketAddr, source: io::Error) -> GatewayError {
-    match source.kind() {
-        io::ErrorKind::AddrInUse => GatewayError::InUse { address },
-        io::ErrorKind::AddrNotAvailable => GatewayError::NotOurs { address },
-        io::ErrorKind::PermissionDenied => GatewayError::NotPermitted { address },
-        _ => GatewayError::Listen { address, source },
+        let doors = Doors::open(&config.host, config.port).await?;
+        Bound::new(config, front, doors)
     }
 }
 
@@ -123,9 +104,8 @@ fn not_bound(address: SocketAddr, source: io::Error) -> GatewayError {
 #[derive(Debug)]
 pub struct Bound {
     config: GatewayConfig,
-    listener: TcpListener,
+    doors: Doors,
     workers: Workers,
-    address: SocketAddr,
     gauges: Arc<Gauges>,
     control: Control,
     front: Front,
@@ -162,22 +142,21 @@ impl Shared {
 }
 
 impl Bound {
-    fn new(
-        config: GatewayConfig,
-        front: Front,
-        listener: TcpListener,
-        asked: SocketAddr,
-    ) -> Result<Self, GatewayError> {
-        let address = listener.local_addr().unwrap_or(asked);
+    fn new(config: GatewayConfig, front: Front, doors: Doors) -> Result<Self, GatewayError> {
         let threads = workers::threads(config.threads);
         let workers = Workers::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
         let (gauges, control) = (Arc::default(), Control::default());
-        Ok(Self { config, listener, workers, address, gauges, control, front })
+        Ok(Self { config, doors, workers, gauges, control, front })
     }
 
-    /// The address, with the port that was chosen.
+    /// The address of the first host, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
-        self.address
+        self.doors.addresses()[0]
+    }
+
+    /// The addresses of all hosts.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        self.doors.addresses()
     }
 
     /// What is going on now.
@@ -222,7 +201,7 @@ impl Bound {
             peers: Mutex::default(),
             config: self.config,
         });
-        let workers = self.workers;
+        let (workers, mut doors) = (self.workers, self.doors);
         let connections = TaskTracker::new();
         // Dropped with this future: then everything that still runs is cut.
         let cut = CancellationToken::new();
@@ -231,7 +210,7 @@ impl Bound {
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                accepted = self.listener.accept() => accepted,
+                accepted = doors.accept() => accepted,
             };
             match accepted {
                 Ok((stream, peer)) => {
@@ -244,7 +223,7 @@ impl Bound {
                 }
             }
         }
-        drop(self.listener);
+        drop(doors);
         connections.close();
         connections.wait().await;
     }

@@ -46,6 +46,7 @@ mod config;
 mod connection;
 mod cors;
 mod demand;
+mod doors;
 mod dropin;
 mod errors;
 mod exchange;

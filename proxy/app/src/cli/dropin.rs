@@ -32,10 +32,10 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
     let mut settings = from_environment(machine);
     for (flag, value, what) in &split.taken {
         match what {
-            Listening::Host if value.contains(',') || value.contains(".sock") => {
+            Listening::Host if value.split(',').any(|host| host.trim().ends_with(".sock")) => {
                 return Err(Failure::usage(
-                    format!("{flag} {value}: one address is needed"),
-                    "give one host name or address, like `--host 127.0.0.1`",
+                    format!("{flag} {value}: we listen on addresses, not on Unix sockets"),
+                    "give host names or addresses, like `--host 127.0.0.1`",
                 ));
             }
             Listening::Host => settings.push(FlagSetting::raw(flag, &["server", "host"], value)),
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn what_would_keep_us_from_the_child_is_refused_with_a_cure() {
-        for args in ["--host a,b", "--host /tmp/x.sock"] {
+        for args in ["--host 127.0.0.1,/tmp/x.sock", "--host /tmp/x.sock"] {
             let failure = settings(&words(args), &machine(&[])).unwrap_err();
             assert_eq!(failure.code(), 2);
             assert_eq!(failure.lines().len(), 2, "{args}");

@@ -94,8 +94,12 @@ impl Resolver<'_> {
     }
 }
 
-/// Whether a host is this machine for itself. A name that does not resolve is told elsewhere.
-fn is_loopback(host: &str) -> bool {
+/// Whether all hosts are this machine for itself. A name that does not resolve is told elsewhere.
+fn is_loopback(hosts: &str) -> bool {
+    hosts.split(',').all(is_loopback_host)
+}
+
+fn is_loopback_host(host: &str) -> bool {
     let bare = host.trim().trim_start_matches('[').trim_end_matches(']');
     match bare.parse::<IpAddr>() {
         Ok(address) => address.to_canonical().is_loopback(),
@@ -185,9 +189,11 @@ mod tests {
             resolved.warnings.iter().any(|warning| warning.to_string().contains("web pages of any origin"))
         };
         assert!(warned("host = \"0.0.0.0\"", "") && warned("host = \"::\"", ""));
+        assert!(warned("host = \"127.0.0.1,0.0.0.0\"", ""));
         for server in [
             "",
             "host = \"127.0.0.2\"",
+            "host = \"127.0.0.1, ::1\"",
             "host = \"[::1]\"",
             "host = \"localhost\"",
             "host = \"0.0.0.0\"\ncors = \"off\"",

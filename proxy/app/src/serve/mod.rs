@@ -125,7 +125,9 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     let mut server = Server::start(resolved, &machine, nursery).await?;
     let views = server.fleet().subscribe();
     // Whoever started us may have closed our output: that is no reason not to serve.
-    drop(out::line(&format!("listening on {}://{}", server.scheme(), server.address())));
+    for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
+        drop(out::line(&format!("listening on {}://{address}", server.scheme())));
+    }
     drop(out::line(&format!("admin socket {}", server.admin_socket().display())));
     if let Some(address) = server.admin_address() {
         drop(out::line(&format!("admin address http://{address}")));

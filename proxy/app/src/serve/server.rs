@@ -31,6 +31,8 @@ use crate::exit::Failure;
 pub(crate) struct Server {
     resolved: Resolved,
     address: SocketAddr,
+    /// Those of the second host and all after it.
+    others: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
     fleet: Fleet,
     gauges: Arc<Gauges>,
@@ -59,6 +61,7 @@ impl Server {
         let gateway =
             Gateway::bind(gateway_config(&resolved)).await.map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
+        let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
         let control = gateway.control();
         let tls = gateway.tls();
@@ -108,6 +111,7 @@ impl Server {
         Ok(Self {
             resolved,
             address,
+            others,
             admin_address,
             fleet,
             gauges,
@@ -126,6 +130,11 @@ impl Server {
     /// The public address, with the port that was really bound.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The addresses of the second host and all after it.
+    pub(crate) fn others(&self) -> &[SocketAddr] {
+        &self.others
     }
 
     /// What clients write in front of the address.
