@@ -133,6 +133,57 @@ fn no_test_module_is_forgotten() -> Outcome {
     Ok(())
 }
 
+/// The fuzz target `config` is built in an optional job only, from files of the program that stand in no library. What they
+/// need has to be there, or nobody notices for weeks.
+#[test]
+fn the_fuzz_target_of_the_configuration_has_what_the_program_has() -> Outcome {
+    let fuzz = root().join("tests/fuzz");
+    let taken_in = std::fs::read_to_string(fuzz.join("fuzz_targets/config.rs"))?;
+    let app = root().join("proxy/app/src");
+    let mut files = Vec::new();
+    let mut modules = BTreeSet::new();
+    for line in taken_in.lines().filter_map(|line| line.strip_prefix("#[path = \"../../../proxy/app/src/")) {
+        let path = line.split('"').next().context(line)?;
+        modules.insert(path.trim_end_matches("/mod.rs").trim_end_matches(".rs").to_owned());
+        match path.strip_suffix("/mod.rs") {
+            Some(folder) => files.extend(rust_files(&app.join(folder))?),
+            None => files.push(app.join(path)),
+        }
+    }
+    assert!(modules.contains("config"), "{modules:?}");
+
+    let mut command = MetadataCommand::new();
+    command.manifest_path(fuzz.join("Cargo.toml")).features(CargoOpt::AllFeatures).no_deps();
+    let needs = |metadata: &Metadata, package: &str| -> Result<BTreeMap<String, String>, Trouble> {
+        let package = metadata.packages.iter().find(|one| *one.name == package).context(package)?;
+        let normal = package.dependencies.iter().filter(|one| one.kind == DependencyKind::Normal);
+        Ok(normal.map(|one| (one.name.clone(), one.req.to_string())).collect())
+    };
+    let there = needs(&command.exec()?, "warden-fuzz")?;
+    let program = needs(&metadata()?, "llama-warden")?;
+    for (name, version) in &program {
+        if let Some(other) = there.get(name) {
+            assert_eq!(
+                version, other,
+                "{name} in tests/fuzz/Cargo.toml is another version than the program's"
+            );
+        }
+    }
+    for file in files {
+        let text = std::fs::read_to_string(&file)?;
+        for module in text.split("crate::").skip(1) {
+            let module: String = module.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let known = modules.contains(&module) || module.is_empty();
+            assert!(known, "{}: crate::{module} is not in fuzz_targets/config.rs", file.display());
+        }
+        for name in program.keys().filter(|name| !there.contains_key(*name)) {
+            let used = text.contains(&format!("{}::", name.replace('-', "_")));
+            assert!(!used, "{}: {name} is not in tests/fuzz/Cargo.toml", file.display());
+        }
+    }
+    Ok(())
+}
+
 fn rust_files(folder: &Path) -> Result<Vec<PathBuf>, Trouble> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
