@@ -32,7 +32,7 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
     let mut settings = from_environment(machine);
     for (flag, value, what) in &split.taken {
         match what {
-            Listening::Host if value.split(',').any(|host| host.trim().ends_with(".sock")) => {
+            Listening::Host if value.split(',').any(|host| host.trim().strip_suffix(".sock").is_some()) => {
                 return Err(Failure::usage(
                     format!("{flag} {value}: we listen on addresses, not on Unix sockets"),
                     "give host names or addresses, like `--host 127.0.0.1`",
