@@ -7,6 +7,7 @@ mod build;
 mod cancel;
 mod clients;
 mod crash;
+mod cure;
 mod diagnose;
 mod drain_and_replace;
 mod drop_in;

@@ -26,11 +26,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::sequential::{CurePolicy, Does};
-use super::trial::{Leg, Track, Trial};
+use super::trial::{Leg, Trial};
 use super::{Ended, Finding};
 use crate::growth::Verdict;
 
-pub use super::trial::{Arm, Cost, TrialReport};
+pub use super::trial::{Arm, Beside, Cost, Track, TrialReport};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]

@@ -49,7 +49,12 @@ impl Leg {
     pub(super) fn of(findings: &[Finding]) -> Self {
         let mut tracks = Vec::new();
         let mut speeds = Vec::new();
-        for finding in findings {
+        // A leg without the prompt cache says more of the same work than the one before it.
+        let again = |finding: &Finding| {
+            let same = |other: &Finding| other.control && other.workload == finding.workload;
+            !finding.control && findings.iter().any(same)
+        };
+        for finding in findings.iter().filter(|finding| !again(finding)) {
             for found in &finding.series {
                 // A leg that showed nothing to fit a line to did not grow, to within what it could have seen.
                 let flat = Interval { value: 0.0, low: -found.sees, high: found.sees };

@@ -16,6 +16,8 @@
 //! | [`lab`] | what all legs share |
 //! | [`leg`] | one leg, from start to stop |
 //! | [`experiment`] | leg after leg, and what they say together |
+//! | [`cure`] | the same with switches and without, until it is known which ones help |
+//! | [`headroom`] | prompts up to the context, and what they take |
 //! | `workload` | what is asked: texts, pictures, sounds, conversations |
 //! | [`replay`] | recorded requests |
 //! | [`redact`] | requests without what they say, for recordings |
@@ -23,8 +25,10 @@
 //! | [`report`] | what is kept of an experiment: JSON, and a page with plots |
 //! | [`error`] | why a leg could not be run |
 
+pub mod cure;
 pub mod error;
 pub mod experiment;
+pub mod headroom;
 pub mod lab;
 pub mod leg;
 pub mod redact;

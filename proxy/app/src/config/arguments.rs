@@ -42,6 +42,8 @@ const LISTENING: [(&str, Takes, Listening); 8] = [
 
 const MODEL: [&str; 2] = ["-m", "--model"];
 const ALIAS: [&str; 2] = ["-a", "--alias"];
+const CONTEXT: [&str; 2] = ["-c", "--ctx-size"];
+const UBATCH: [&str; 2] = ["-ub", "--ubatch-size"];
 const CACHE_RAM: [&str; 2] = ["-cram", "--cache-ram"];
 const REMOTE: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
@@ -76,6 +78,16 @@ pub(crate) fn aliases(args: &[String]) -> Vec<String> {
 /// The bound of the prompt cache in MiB: below zero means none. `None` if the flag is not given.
 pub(crate) fn cache_ram_mib(args: &[String]) -> Option<i64> {
     value_of(args, &CACHE_RAM)?.parse().ok()
+}
+
+/// `-c`: tokens of context; `None` if it is not given.
+pub(crate) fn context(args: &[String]) -> Option<u64> {
+    value_of(args, &CONTEXT)?.parse().ok()
+}
+
+/// `-ub`: tokens of a micro-batch; `None` if it is not given.
+pub(crate) fn ubatch(args: &[String]) -> Option<u64> {
+    value_of(args, &UBATCH)?.parse().ok()
 }
 
 /// The last of these flags that is given, as it was written with its value, and whether it says the same as `words`

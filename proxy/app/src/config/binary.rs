@@ -9,10 +9,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use warden_builder::mitigation::BuildFacts;
+use warden_supervisor::Command;
 
+use super::cancel::Cancel;
 use super::judge::with_ours;
 use super::machine::{Machine, is_executable};
-use super::mitigations::Judge;
+use super::mitigations::{Judge, Mitigated, Mitigations};
 use super::problem::{Place, Problem, Problems};
 use super::resolve::Resolved;
 
@@ -83,15 +85,69 @@ pub(crate) async fn fill(
         if let Some(Some(facts)) = known.get(choice) {
             let name = spec.name.as_str();
             let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
-            let own = &mut spec.command;
-            own.binary.clone_from(&facts.binary);
+            spec.command.binary.clone_from(&facts.binary);
             *build = Some(facts.clone());
-            (own.args, own.env, own.env_remove) =
-                (command.args, command.env, with_ours(command.env_remove, drop_in));
-            own.env.extend(cancel.variable(facts, mitigations, &own.env));
+            put(&mut spec.command, command, mitigations, facts, *cancel, drop_in);
         }
     }
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+}
+
+/// Puts arguments and variables into a command.
+fn put(
+    own: &mut Command,
+    command: Mitigated,
+    mitigations: &Mitigations,
+    facts: &BuildFacts,
+    cancel: Cancel,
+    drop_in: bool,
+) {
+    (own.args, own.env, own.env_remove) = (command.args, command.env, with_ours(command.env_remove, drop_in));
+    own.env.extend(cancel.variable(facts, mitigations, &own.env));
+}
+
+/// A model's command with other mitigations than the configured ones.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Alternative {
+    /// The command.
+    pub(crate) command: Command,
+    /// What is to be known about the list: what is left out, what overrules it, what has nothing to do.
+    pub(crate) notes: Vec<String>,
+    /// What each item comes to, in words.
+    pub(crate) told: Vec<String>,
+}
+
+impl Resolved {
+    /// The command of model number `model` with this list of mitigations; what is wrong, if it cannot be used. The binaries
+    /// are filled in.
+    pub(crate) fn alternative(
+        &self,
+        model: usize,
+        list: &[String],
+        judge: &mut Judge,
+    ) -> Result<Alternative, String> {
+        let all = self.fleet.models.get(model).zip(self.mitigations.get(model)).zip(self.cancel.get(model));
+        let Some(((spec, configured), cancel)) = all else { return Err("there is no such model".to_owned()) };
+        let Some(Some(facts)) = self.builds.get(model) else {
+            return Err("its llama-server is not known".to_owned());
+        };
+        let (mitigations, mut notes) = configured.with(list)?;
+        let (mut problems, mut warnings) = (Vec::new(), Vec::new());
+        let name = spec.name.as_str();
+        let done = judge.judge(name, &mitigations, facts, &mut problems, &mut warnings);
+        let prefix = format!("model `{name}`: ");
+        let bare = |problem: Problem| {
+            problem.message.strip_prefix(&prefix).map_or(problem.message.clone(), str::to_owned)
+        };
+        if let Some(problem) = problems.into_iter().next() {
+            let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
+            return Err(format!("{}{hint}", bare(problem)));
+        }
+        notes.extend(warnings.into_iter().map(bare));
+        let mut command = spec.command.clone();
+        put(&mut command, done, &mitigations, facts, *cancel, self.fleet.any_name);
+        Ok(Alternative { command, notes, told: mitigations.told() })
+    }
 }
 
 fn find(choice: &Choice, place: &Place, machine: &Machine, builds: FindBuild<'_>) -> Result<Found, Problem> {

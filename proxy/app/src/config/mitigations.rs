@@ -27,6 +27,8 @@ pub(crate) fn catalogue() -> Result<&'static Catalogue, String> {
 /// What a model's list comes to, before it is known what its llama-server can do.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mitigations {
+    /// As it is written.
+    list: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
     effects: Vec<(Effect, Place)>,
@@ -46,6 +48,28 @@ pub(crate) struct Mitigated {
 }
 
 impl Mitigations {
+    /// The list as it is written.
+    pub(crate) fn list(&self) -> &[String] {
+        &self.list
+    }
+
+    /// Another list over the same arguments and variables, with what is to be known about it; or what is wrong with it.
+    pub(super) fn with(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
+        let done = catalogue()?.resolve(list);
+        let (wrong, notes): (Vec<_>, Vec<_>) = done.findings.into_iter().partition(|finding| finding.error);
+        if let Some(wrong) = wrong.into_iter().next() {
+            return Err(match wrong.hint {
+                Some(hint) => format!("{}: {hint}", wrong.message),
+                None => wrong.message,
+            });
+        }
+        let effects = done.effects.into_iter().map(|effect| (effect, Place::Nowhere)).collect();
+        let all = Self { list: list.to_vec(), args: self.args.clone(), env: self.env.clone(), effects };
+        let overruled = all.command(&[]).overruled.into_iter().map(|(_, what)| what);
+        let notes = notes.into_iter().map(|note| note.message).chain(overruled).collect();
+        Ok((all, notes))
+    }
+
     /// Their ids.
     pub(crate) fn ids(&self) -> Vec<String> {
         self.effects.iter().map(|(effect, _)| effect.mitigation.id.clone()).collect()
@@ -101,7 +125,7 @@ impl Mitigations {
     }
 
     /// For people: what each of them comes to.
-    fn told(&self) -> Vec<String> {
+    pub(crate) fn told(&self) -> Vec<String> {
         let done = self.command(&[]);
         let mut lines = Vec::new();
         for (index, (effect, _)) in self.effects.iter().enumerate() {
@@ -135,7 +159,7 @@ impl Resolver<'_> {
     pub(super) fn mitigations(&mut self, name: &str, model: &Model, args: Vec<String>) -> Mitigations {
         let env: Vec<(String, String)> =
             model.env.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        let mut all = Mitigations { args, env, effects: Vec::new() };
+        let mut all = Mitigations { list: model.mitigations.clone(), args, env, effects: Vec::new() };
         let path = ["models".to_owned(), name.to_owned(), "mitigations".to_owned()];
         let list = match catalogue() {
             Ok(list) => list,
@@ -220,7 +244,7 @@ pub(crate) fn explain(loaded: &Loaded, machine: &Machine, name: &str, model: &Mo
 
 /// What was found about mitigations and llama-servers; a binary is searched for a fix once.
 #[derive(Debug, Default)]
-pub(super) struct Judge(HashMap<(PathBuf, String), Fit>);
+pub(crate) struct Judge(HashMap<(PathBuf, String), Fit>);
 
 impl Judge {
     /// Holds a model's mitigations against its llama-server. Returns the command without what is not for it.

@@ -2,14 +2,20 @@
 //!
 //! Arguments and variables that look like secrets are left out, so that a report can be shown to others.
 
+mod cure;
+mod folder;
+mod headroom;
 mod html;
 mod plot;
+mod reproduce;
 mod table;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::{Finding, Reading};
 use warden_supervisor::{Command, DeviceView};
 
+pub use self::cure::{CureReport, NotTried, Switch};
+pub use self::headroom::{Foretold, HeadroomReport};
 pub use self::table::{notes, rows};
 use crate::experiment::{Outcome, Skipped};
 
@@ -115,6 +121,12 @@ pub struct Report {
     pub skipped: Vec<Skipped>,
     /// The GPUs.
     pub devices: Vec<DeviceView>,
+    /// Which switches stop the growth, if that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cure: Option<CureReport>,
+    /// What the largest prompts take, if that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headroom: Option<HeadroomReport>,
 }
 
 impl Report {
@@ -134,6 +146,8 @@ impl Report {
             legs: outcome.legs.iter().map(leg).collect(),
             skipped: outcome.skipped.clone(),
             devices: outcome.legs.last().map(|leg| leg.devices.clone()).unwrap_or_default(),
+            cure: None,
+            headroom: None,
         }
     }
 

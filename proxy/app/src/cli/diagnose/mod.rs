@@ -3,16 +3,25 @@
 //! ```text
 //!   arguments ── target: which command, with which mitigations ──> Experiment (warden_diagnose) ──> table, JSON, page
 //!                                                       Ctrl-C ──> ends the leg; the table so far
+//!   --bisect    the same with mitigations and without: which ones stop it; --write: into the configuration
+//!   --headroom  prompts up to the context: what they take, whether that fits
+//!   --report    a folder for others, with a script that shows the growth
 //! ```
 
+mod bisect;
+mod candidates;
 mod display;
+mod folder;
+mod headroom;
 mod target;
+mod write;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
+use warden_diagnose::report::{CureReport, HeadroomReport};
 use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
 use warden_policies::defaults;
 use warden_policies::experiment::{Finding, Workload};
@@ -30,7 +39,7 @@ use crate::serve::{self, Signals};
 /// What `diagnose` takes.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no leak, 3 a leak was found, 2 wrong use, 130 interrupted (after the table so far), 1 anything else."
+    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 2 wrong use, 130 interrupted (after the table so far), 1 anything else."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]
@@ -53,6 +62,18 @@ pub(crate) struct DiagnoseArgs {
     /// Send the recorded requests of a file (JSON lines with `path` and `body`), in their order.
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
+    /// Then look for the mitigations that stop what leaks: alone, together, and the smallest set, with its cost.
+    #[arg(long)]
+    bisect: bool,
+    /// Write what stops it into `mitigations` of the model in the configuration file.
+    #[arg(long, requires = "bisect", conflicts_with = "flags")]
+    write: bool,
+    /// Evaluate prompts up to the context, and tell what they take and whether that fits. Alone, unless a workload is given.
+    #[arg(long)]
+    headroom: bool,
+    /// Write a folder for others: report, findings, and a script that shows the growth with llama-server and curl alone.
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
     /// Print the report as JSON, with all readings.
     #[arg(long)]
     json: bool,
@@ -76,7 +97,7 @@ impl DiagnoseArgs {
                 "name it with `--replay FILE`",
             ));
         }
-        if wanted.is_empty() {
+        if wanted.is_empty() && !(self.headroom && !self.bisect) {
             wanted.extend(Workload::ALL.into_iter().filter(|workload| *workload != Workload::Replay));
         }
         let mut seen = Vec::new();
@@ -123,44 +144,91 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     };
     let stop = CancellationToken::new();
     let mut display = Display::new(experiment.workloads.len());
-    let outcome = {
-        let mut show = |progress: warden_diagnose::Progress<'_>| display.see(&progress);
-        let running = experiment.run(&lab, &mut show, &stop);
-        tokio::pin!(running);
-        loop {
-            tokio::select! {
-                outcome = &mut running => break outcome,
-                // The second one ends us at once, and the server with us.
-                () = signals.end() => {
-                    if stop.is_cancelled() {
-                        return Err(Failure::Told { code: crate::exit::INTERRUPTED });
-                    }
-                    stop.cancel();
-                }
-            }
-        }
-    };
+    let mut show = |progress: warden_diagnose::Progress<'_>| display.see(&progress);
+    let outcome = interruptible(&mut signals, &stop, experiment.run(&lab, &mut show, &stop)).await?;
     display.close();
+    let further = match outcome {
+        Ok(outcome) => {
+            let further =
+                further(&args, &target, &machine, &experiment, &outcome, &lab, &mut signals, &stop).await;
+            further.map(|(cure, headroom)| (outcome, cure, headroom))
+        }
+        Err(error) => Err(error.into()),
+    };
     // Ours alone, unless the configuration says otherwise; not empty then.
     drop(std::fs::remove_dir(&target.runtime_dir));
-    let outcome = outcome?;
-    let report = Report::new(about, &outcome);
+    let (outcome, cure, headroom) = further?;
+    let report = Report { cure, headroom, ..Report::new(about, &outcome) };
     if let Some(path) = &args.html {
         let written = std::fs::write(path, report.html());
         written.map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
     }
+    if let Some(path) = &args.report {
+        folder::write(path, &report, &outcome, &target).await?;
+    }
     if args.json {
         out::json(&report)?;
     } else {
-        tell(&outcome)?;
+        tell(&args, &outcome, &report)?;
     }
-    end(&outcome)
+    if let (true, Some(cure)) = (args.write, &report.cure) {
+        bisect::write(cure, &target.name, &args.config, &machine)?;
+    }
+    end(&outcome, &report, stop.is_cancelled())
+}
+
+/// What follows the experiment, if it was asked for.
+#[expect(clippy::too_many_arguments, reason = "all that an experiment is made of, once")]
+async fn further(
+    args: &DiagnoseArgs,
+    target: &Target,
+    machine: &Machine,
+    experiment: &Experiment,
+    outcome: &Outcome,
+    lab: &Lab,
+    signals: &mut Signals,
+    stop: &CancellationToken,
+) -> Result<(Option<CureReport>, Option<HeadroomReport>), Failure> {
+    let mut cure = None;
+    if args.bisect && !outcome.interrupted {
+        let running = bisect::run(target, machine, experiment, outcome, lab, stop);
+        cure = Some(interruptible(signals, stop, running).await??);
+    }
+    let mut headroom = None;
+    if args.headroom && !stop.is_cancelled() {
+        let found = interruptible(signals, stop, headroom::run(target, lab, stop)).await??;
+        headroom::remember(target, &found)?;
+        headroom = Some(found);
+    }
+    Ok((cure, headroom))
+}
+
+/// Waits for something that ends early when `stop` is cancelled. The second signal ends us at once, and the server with us.
+async fn interruptible<T>(
+    signals: &mut Signals,
+    stop: &CancellationToken,
+    running: impl Future<Output = T>,
+) -> Result<T, Failure> {
+    tokio::pin!(running);
+    loop {
+        tokio::select! {
+            done = &mut running => return Ok(done),
+            () = signals.end() => {
+                if stop.is_cancelled() {
+                    return Err(Failure::Told { code: crate::exit::INTERRUPTED });
+                }
+                stop.cancel();
+            }
+        }
+    }
 }
 
 /// The table and what there is to say beside it.
-fn tell(outcome: &Outcome) -> Result<(), Failure> {
+fn tell(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> Result<(), Failure> {
     let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
-    out::write(&out::table(&warden_diagnose::report::rows(&findings, &outcome.skipped)))?;
+    if !findings.is_empty() || !outcome.skipped.is_empty() {
+        out::write(&out::table(&warden_diagnose::report::rows(&findings, &outcome.skipped)))?;
+    }
     let mut notes = warden_diagnose::report::notes(&findings);
     let unknown = outcome.legs.iter().find_map(|leg| leg.vram_unknown.as_ref());
     notes.extend(unknown.map(|why| format!("VRAM is not known: {why}")));
@@ -170,18 +238,25 @@ fn tell(outcome: &Outcome) -> Result<(), Failure> {
     for note in notes {
         out::line(&note)?;
     }
+    if let Some(cure) = &report.cure {
+        bisect::tell(cure, args.flags.is_empty().then_some(report.about.model.as_str()))?;
+    }
+    if let Some(headroom) = &report.headroom {
+        headroom::tell(headroom)?;
+    }
     Ok(())
 }
 
 /// How it ends for whoever looks at the exit code alone.
-fn end(outcome: &Outcome) -> Result<(), Failure> {
-    let code = if outcome.interrupted {
+fn end(outcome: &Outcome, report: &Report, stopped: bool) -> Result<(), Failure> {
+    let short = report.headroom.as_ref().is_some_and(HeadroomReport::short);
+    let code = if outcome.interrupted || stopped {
         crate::exit::INTERRUPTED
-    } else if outcome.leaks() {
+    } else if outcome.leaks() || short {
         crate::exit::LEAKS
     } else if outcome.crashed() {
         crate::exit::FAILURE
-    } else if outcome.legs.is_empty() {
+    } else if outcome.legs.is_empty() && report.headroom.is_none() {
         return Err(Failure::hinted(
             "nothing was run: the server can do none of these workloads",
             "the table says why",

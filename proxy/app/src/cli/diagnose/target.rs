@@ -33,6 +33,10 @@ pub(crate) struct Target {
     pub(crate) runtime_dir: PathBuf,
     /// What is allowed and probably not meant.
     pub(crate) warnings: Vec<String>,
+    /// All that was resolved.
+    pub(crate) resolved: Resolved,
+    /// The model's place in it.
+    pub(crate) index: usize,
 }
 
 impl Target {
@@ -54,6 +58,8 @@ impl Target {
             growth: resolved.fleet.growth.clone(),
             runtime_dir: resolved.dirs.runtime.clone(),
             warnings: resolved.warnings.iter().map(ToString::to_string).collect(),
+            index,
+            resolved,
         })
     }
 

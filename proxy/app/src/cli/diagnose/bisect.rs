@@ -1,0 +1,176 @@
+//! `diagnose --bisect`: which mitigations stop the growth that the experiment found, and the lines for the configuration.
+//!
+//! ```text
+//!   Outcome of the experiment ── workloads that leak ──> candidates ──> Bisection (warden_diagnose) ──> CureReport
+//!                                                                                                 --write ──> the file
+//! ```
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+use warden_diagnose::cure::{Bisection, Trying};
+use warden_diagnose::report::CureReport;
+use warden_diagnose::{Experiment, Lab, Outcome};
+use warden_policies::experiment::bisect::{Arm, Conclusion, Outcome as Ended};
+use warden_policies::experiment::{Finding, Workload};
+use warden_policies::growth::Verdict;
+use warden_supervisor::SoloSpec;
+
+use super::candidates;
+use super::target::Target;
+use crate::advice::Server;
+use crate::cli::ConfigArgs;
+use crate::cli::progress::Lines;
+use crate::config::machine::Machine;
+use crate::config::mitigations::Judge;
+use crate::config::resolve::resolve;
+use crate::exit::Failure;
+use crate::out;
+
+/// Looks for a cure.
+pub(super) async fn run(
+    target: &Target,
+    machine: &Machine,
+    experiment: &Experiment,
+    outcome: &Outcome,
+    lab: &Lab,
+    stop: &CancellationToken,
+) -> Result<CureReport, Failure> {
+    let leaks = |finding: &Finding| finding.series.iter().any(|found| found.verdict >= Verdict::Suspected);
+    let known: Vec<Finding> =
+        outcome.legs.iter().map(|leg| &leg.finding).filter(|finding| leaks(finding)).cloned().collect();
+    if known.is_empty() {
+        return Ok(nothing());
+    }
+    let all: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
+    let inherited: Vec<String> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
+    let resolved = &target.resolved;
+    let (spec, build) = (&resolved.fleet.models[target.index], resolved.builds[target.index].as_ref());
+    let server = Server::of(spec, build, &resolved.mitigations[target.index], &inherited);
+    let mut judge = Judge::default();
+    let seen = candidates::seen(&all, &server);
+    let found = candidates::find(resolved, target.index, &seen, &mut judge).map_err(Failure::failed)?;
+    let configured = resolved.mitigations[target.index].list().to_vec();
+    let judge = Mutex::new(judge);
+    let items = |switches: &[usize]| -> Vec<&str> {
+        switches.iter().filter_map(|at| found.switches.get(*at)).map(|switch| switch.item.as_str()).collect()
+    };
+    let with = |arm: &Arm| {
+        let mut judge = judge.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = candidates::with(resolved, target.index, &configured, &items(&arm.switches), &mut judge)?;
+        Ok(SoloSpec { command: own.command, oom_score_adj: spec.oom_score_adj })
+    };
+    let mut workloads: Vec<Workload> = known.iter().map(|one| one.workload).collect();
+    workloads.dedup();
+    let bisection = Bisection {
+        base: Experiment { workloads, ..experiment.clone() },
+        switches: found.switches.len(),
+        clashes: found.clashes.clone(),
+        with: &with,
+    };
+    let mut lines = Lines::new();
+    let mut watch = |trying: Trying<'_>| match trying {
+        Trying::Next { arm, done, of } => {
+            let name = items(&arm.switches).join(" and ");
+            let name =
+                if arm.is_baseline() { "without any switch".to_owned() } else { format!("with {name}") };
+            lines.line(&format!("bisect, {done} of at most {of} tried: {name}"));
+        }
+        Trying::Leg(progress) => {
+            if let warden_diagnose::Progress::Step { workload, done, of, .. } = progress {
+                lines.change(&format!("{workload} {done}/{of}"), false);
+            }
+        }
+    };
+    let conclusion = bisection.run(lab, &known, &mut watch, stop).await;
+    lines.close();
+    let conclusion = conclusion?;
+    let mut mitigations = configured.clone();
+    mitigations.extend(items(&conclusion.cure).into_iter().map(str::to_owned));
+    if conclusion.cure.is_empty() {
+        mitigations.clear();
+    }
+    Ok(CureReport {
+        switches: found.switches.clone(),
+        not_tried: found.not_tried.clone(),
+        conclusion,
+        mitigations,
+    })
+}
+
+/// Nothing leaks.
+fn nothing() -> CureReport {
+    let conclusion = Conclusion {
+        outcome: Ended::NothingToCure,
+        leaking: Vec::new(),
+        cure: Vec::new(),
+        stopped: Vec::new(),
+        by_track: Vec::new(),
+        trials: Vec::new(),
+        legs: 0,
+    };
+    CureReport { switches: Vec::new(), not_tried: Vec::new(), conclusion, mitigations: Vec::new() }
+}
+
+/// Tells what was found: sentences, the lines for the configuration, what was tried, what was not.
+pub(super) fn tell(report: &CureReport, name: Option<&str>) -> Result<(), Failure> {
+    out::line("")?;
+    for sentence in report.sentences() {
+        out::line(&format!("cure: {sentence}"))?;
+    }
+    if !report.mitigations.is_empty() {
+        out::line("")?;
+        if let Some(name) = name {
+            out::line("in the configuration:")?;
+            out::line(&format!("[models.{}]", crate::config::problem::quoted(name)))?;
+            out::line(&format!("mitigations = {}", list(&report.mitigations)))?;
+        } else {
+            out::line("without llama-warden:")?;
+        }
+        for at in &report.conclusion.cure {
+            if let Some(switch) = report.switches.get(*at) {
+                out::line(&format!("# {}: {}", switch.item, switch.does))?;
+            }
+        }
+    }
+    let rows = report.rows();
+    if rows.len() > 1 {
+        out::line("")?;
+        out::write(&out::table(&rows))?;
+    }
+    if !report.not_tried.is_empty() {
+        out::line("")?;
+        out::line("not tried:")?;
+        for one in &report.not_tried {
+            out::line(&format!("{}: {}", one.item, one.why))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the cure into the configuration file.
+pub(super) fn write(
+    report: &CureReport,
+    model: &str,
+    config: &ConfigArgs,
+    machine: &Machine,
+) -> Result<(), Failure> {
+    let Some(path) = &config.config else { return Ok(()) };
+    if report.mitigations.is_empty() {
+        out::error_line("nothing was written: there is no cure");
+        return Ok(());
+    }
+    super::write::write(path, model, &report.mitigations, |new| {
+        let config = ConfigArgs { config: Some(new.to_owned()), ..config.clone() };
+        let loaded = config.load(machine, Vec::new())?;
+        resolve(&loaded, machine, false)?;
+        Ok(())
+    })?;
+    out::error_line(&format!("written to {}", path.display()));
+    Ok(())
+}
+
+/// A list as TOML writes it.
+fn list(items: &[String]) -> String {
+    items.iter().collect::<toml_edit::Array>().to_string().trim().to_owned()
+}

@@ -1,0 +1,216 @@
+//! Which mitigations can be tried on a server whose memory grows, in which order, and why the others cannot.
+//!
+//! ```text
+//!  findings ──> what grows, who pays ──> the list of leaks: likeliest first ──┐
+//!  all mitigations ──> about growth? of this memory? takes which value? ──────┴──> for this build? changes anything?
+//!                                                                                     │yes          │no
+//!                                                                                 Candidate     NotTried, why
+//! ```
+//!
+//! It is the configuration's own way from a list of mitigations to a command that decides what can be used. Nothing is
+//! started here.
+
+use std::collections::BTreeMap;
+
+use warden_builder::mitigation::{Action, Advice, Catalogue, LeakKind, Memory, Mitigation, Seen};
+use warden_diagnose::report::{NotTried, Switch};
+use warden_policies::Series;
+use warden_policies::experiment::Finding;
+use warden_policies::growth::{Blame, Verdict};
+
+use crate::advice::Server;
+use crate::config::binary::Alternative;
+use crate::config::mitigations::{Judge, catalogue};
+use crate::config::resolve::Resolved;
+
+/// What can be tried, and what cannot.
+#[derive(Debug, Default)]
+pub(super) struct Candidates {
+    /// The cheapest and likeliest first.
+    pub(super) switches: Vec<Switch>,
+    /// The rest.
+    pub(super) not_tried: Vec<NotTried>,
+    /// Pairs that cannot be used together, or of which one leaves the other nothing to do.
+    pub(super) clashes: Vec<[usize; 2]>,
+}
+
+/// What the experiment saw, as the list of leaks takes it.
+pub(super) fn seen(findings: &[&Finding], server: &Server) -> Seen {
+    let mut seen = Seen {
+        build: server.build,
+        backend: server.backend.clone(),
+        args: server.args.clone(),
+        variables: server.variables.clone(),
+        mitigations: server.mitigations.clone(),
+        images: findings.iter().any(|finding| finding.work.images > 0 && finding.leaks()),
+        ..Seen::default()
+    };
+    let all = || findings.iter().flat_map(|finding| &finding.series);
+    for found in all().filter(|found| found.verdict >= Verdict::Suspected) {
+        let memory = memory_of(found.series);
+        if !seen.grows.contains(&memory) {
+            seen.grows.push(memory);
+        }
+        if let Some(Blame::Pays { unit, .. }) = &found.blame {
+            seen.unit.get_or_insert_with(|| unit.as_str().to_owned());
+        }
+    }
+    for memory in all().map(|found| memory_of(found.series)) {
+        if !seen.grows.contains(&memory) && !seen.still.contains(&memory) {
+            seen.still.push(memory);
+        }
+    }
+    seen
+}
+
+fn memory_of(series: Series) -> Memory {
+    if series == Series::Host { Memory::Host } else { Memory::Vram }
+}
+
+/// Finds them for model number `model`.
+///
+/// # Errors
+/// The list of mitigations is broken.
+pub(super) fn find(
+    resolved: &Resolved,
+    model: usize,
+    seen: &Seen,
+    judge: &mut Judge,
+) -> Result<Candidates, String> {
+    let list = catalogue()?;
+    let advice = list.advise(seen);
+    let values = &warden_policies::defaults().diagnose.cure.values;
+    let configured = resolved.mitigations.get(model).map(|own| own.list().to_vec()).unwrap_or_default();
+    let mut found = Candidates::default();
+    let mut commands: Vec<Alternative> = Vec::new();
+    for (entry, against) in order(list, &advice) {
+        let rule_out = |why: String| NotTried { item: entry.id.clone(), why };
+        if let Err(why) = suits(list, entry, seen, against) {
+            found.not_tried.push(rule_out(why));
+            continue;
+        }
+        let item = match item(entry, values) {
+            Ok(item) => item,
+            Err(why) => {
+                found.not_tried.push(rule_out(why));
+                continue;
+            }
+        };
+        match with(resolved, model, &configured, &[&item], judge)
+            .and_then(|own| changes(resolved, model, own))
+        {
+            Ok(own) => {
+                let does = own.told.last().cloned().unwrap_or_default();
+                let does = does.split_once(": ").map_or(does.clone(), |(_, rest)| rest.to_owned());
+                let against = against.map(|advice| advice.title.clone());
+                found.switches.push(Switch { item, title: entry.title.clone(), does, against });
+                commands.push(own);
+            }
+            Err(why) => found.not_tried.push(rule_out(why)),
+        }
+    }
+    for one in 0..found.switches.len() {
+        for other in one + 1..found.switches.len() {
+            let pair = [found.switches[one].item.as_str(), found.switches[other].item.as_str()];
+            let both = with(resolved, model, &configured, &pair, judge);
+            let alone = commands[one].notes.len() + commands[other].notes.len();
+            if both.is_err() || both.is_ok_and(|both| both.notes.len() > alone) {
+                found.clashes.push([one, other]);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The configured list with these items, as a command.
+pub(super) fn with(
+    resolved: &Resolved,
+    model: usize,
+    configured: &[String],
+    items: &[&str],
+    judge: &mut Judge,
+) -> Result<Alternative, String> {
+    let mut list = configured.to_vec();
+    list.extend(items.iter().map(|item| (*item).to_owned()));
+    resolved.alternative(model, &list, judge)
+}
+
+/// What was advised, in its order, then the rest, each with the leak that it is advised against.
+fn order<'a>(list: &'a Catalogue, advice: &'a [Advice]) -> Vec<(&'a Mitigation, Option<&'a Advice>)> {
+    let mut all: Vec<(&Mitigation, Option<&Advice>)> = Vec::new();
+    for advice in advice {
+        for id in &advice.mitigations {
+            let known = all.iter().any(|(entry, _)| entry.id == *id);
+            if let Some(entry) = list.mitigation(id).filter(|_| !known) {
+                all.push((entry, Some(advice)));
+            }
+        }
+    }
+    for entry in list.mitigations() {
+        if !all.iter().any(|(known, _)| known.id == entry.id) {
+            all.push((entry, None));
+        }
+    }
+    all
+}
+
+/// Whether it has to do with what was seen; why not, if not.
+fn suits(list: &Catalogue, entry: &Mitigation, seen: &Seen, against: Option<&Advice>) -> Result<(), String> {
+    if seen.mitigations.contains(&entry.id) {
+        return Err("it is in `mitigations` already".to_owned());
+    }
+    if against.is_some() {
+        return Ok(());
+    }
+    let grows = |leak: &String| {
+        list.leak(leak).is_some_and(|leak| matches!(leak.kind, LeakKind::Leak | LeakKind::Cache))
+    };
+    if !entry.cures.iter().any(grows) {
+        return Err("it is not about memory that grows".to_owned());
+    }
+    if !entry.memory.iter().any(|memory| seen.grows.contains(memory)) {
+        let about: Vec<&str> = entry.memory.iter().map(|memory| place(*memory)).collect();
+        return Err(format!("it is about memory of the {}, which does not grow here", about.join(" and ")));
+    }
+    let gpu = seen.grows.contains(&Memory::Vram) || seen.still.contains(&Memory::Vram);
+    if !entry.backends.is_empty() && !gpu {
+        return Err(format!(
+            "it is for {}, and the server holds no memory of a GPU that can be read",
+            entry.backends.join(", ")
+        ));
+    }
+    Ok(())
+}
+
+/// As a list takes it: with the value to try, where it needs one.
+fn item(entry: &Mitigation, values: &BTreeMap<String, String>) -> Result<String, String> {
+    if let Action::BuildOption { name, setting } = &entry.action {
+        return Err(format!("it needs another build, with -D{name}={setting}"));
+    }
+    match &entry.value {
+        Some(value) if value.default.is_none() => match values.get(&entry.id) {
+            Some(value) => Ok(format!("{}={value}", entry.id)),
+            None => Err(format!("it needs a value that nobody can guess: try `{}` by hand", entry.usage())),
+        },
+        _ => Ok(entry.id.clone()),
+    }
+}
+
+/// A command that is no other than the present one tells nothing.
+fn changes(resolved: &Resolved, model: usize, own: Alternative) -> Result<Alternative, String> {
+    let same = resolved.fleet.models.get(model).is_some_and(|spec| spec.command == own.command);
+    match (same, own.notes.last()) {
+        (false, _) => Ok(own),
+        (true, Some(note)) => Err(note.clone()),
+        (true, None) => Err("it changes nothing: the server runs so already".to_owned()),
+    }
+}
+
+/// Where a memory is, in a sentence.
+const fn place(memory: Memory) -> &'static str {
+    match memory {
+        Memory::Host => "host",
+        Memory::Vram => "GPU",
+        Memory::Kernel => "kernel",
+    }
+}

@@ -1,0 +1,116 @@
+//! `diagnose --headroom`: touches the worst case, says whether it fits, and leaves what was measured for the next process
+//! that serves this model: the price of a prompt for admission, and the largest size for automatic budgets.
+
+use tokio_util::sync::CancellationToken;
+use warden_diagnose::Lab;
+use warden_diagnose::headroom::{Touch, Touched, Touching, touch};
+use warden_diagnose::report::HeadroomReport;
+use warden_policies::experiment::headroom::{Learnt, grouped};
+use warden_policies::{ByteSize, Series};
+use warden_supervisor::{Command, SoloSpec};
+
+use super::target::Target;
+use crate::cli::progress::Lines;
+use crate::config::arguments;
+use crate::exit::Failure;
+use crate::out;
+
+/// Only the upper lengths are measured again with smaller micro-batches: the worst case counts.
+const UPPER: f64 = 0.5;
+
+/// Measures and judges.
+pub(super) async fn run(
+    target: &Target,
+    lab: &Lab,
+    stop: &CancellationToken,
+) -> Result<HeadroomReport, Failure> {
+    let numbers = &lab.numbers.headroom;
+    let mut lines = Lines::new();
+    let what = what(&target.spec, numbers.lengths.clone());
+    let touched = once(lab, &what, &mut lines, stop).await?;
+    let reserve = numbers.reserve.0;
+    let report = HeadroomReport::new(touched, None, reserve);
+    let half = report.touched.setup.ubatch / 2;
+    if !report.short() || report.touched.interrupted || half == 0 {
+        lines.close();
+        return Ok(report);
+    }
+    lines.line(&format!("headroom: the same with -ub {half}, to see what smaller micro-batches would save"));
+    let mut spec = target.spec.clone();
+    // The last one counts.
+    spec.command.args.extend(["--ubatch-size".to_owned(), half.to_string()]);
+    let upper = numbers.lengths.iter().copied().filter(|share| *share >= UPPER).collect();
+    let smaller = once(lab, &self::what(&spec, upper), &mut lines, stop).await;
+    lines.close();
+    let mut touched = report.touched;
+    touched.interrupted |= smaller.as_ref().is_ok_and(|smaller| smaller.interrupted);
+    // One that does not start with smaller micro-batches only means that nothing is known of them.
+    Ok(HeadroomReport::new(touched, smaller.ok(), reserve))
+}
+
+fn what(spec: &SoloSpec, lengths: Vec<f64>) -> Touch {
+    let Command { args, env, .. } = &spec.command;
+    let variable =
+        |name: &str| env.iter().find(|(own, _)| own == name).and_then(|(_, value)| value.parse().ok());
+    Touch {
+        spec: spec.clone(),
+        context: arguments::context(args).or_else(|| variable("LLAMA_ARG_CTX_SIZE")),
+        ubatch: arguments::ubatch(args).or_else(|| variable("LLAMA_ARG_UBATCH")),
+        lengths,
+    }
+}
+
+async fn once(
+    lab: &Lab,
+    what: &Touch,
+    lines: &mut Lines,
+    stop: &CancellationToken,
+) -> Result<Touched, Failure> {
+    let mut watch = |touching: Touching<'_>| match touching {
+        Touching::Starting => lines.line("headroom: starting the server"),
+        Touching::Sending { tokens, together } => {
+            lines.change(&format!("headroom: {}", prompts(tokens, together)), false);
+        }
+        Touching::Took { tokens, together, peaks } => {
+            let each = peaks.iter().map(|(series, bytes)| format!("{series} {}", ByteSize(*bytes)));
+            let each = each.collect::<Vec<_>>().join(", ");
+            lines.change(&format!("headroom: {}: {each}", prompts(tokens, together)), true);
+        }
+    };
+    Ok(touch(lab, what, &mut watch, stop).await?)
+}
+
+fn prompts(tokens: u64, together: u32) -> String {
+    let tokens = grouped(tokens);
+    if together > 1 {
+        format!("{together} prompts of {tokens} tokens at once")
+    } else {
+        format!("a prompt of {tokens} tokens")
+    }
+}
+
+/// Leaves what was measured for the next process of this command.
+pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<Learnt, Failure> {
+    let mut learnt = report.learnt();
+    // What does not fit is no size to grow to.
+    let fits = |series: Series| {
+        report.verdicts.iter().any(|verdict| verdict.series == series && verdict.fits() != Some(false))
+    };
+    learnt.worst.retain(|(series, _)| fits(*series));
+    let spec = &target.resolved.fleet.models[target.index];
+    let (state, keep) = (&target.resolved.dirs.state, target.watch.priors_kept);
+    warden_supervisor::remember(state, &spec.name, &spec.command, learnt.clone(), keep).map_err(|error| {
+        Failure::failed(format!("cannot keep what was measured in {}: {error}", state.display()))
+    })?;
+    Ok(learnt)
+}
+
+/// Tells what was found.
+pub(super) fn tell(report: &HeadroomReport) -> Result<(), Failure> {
+    out::write(&out::table(&report.rows()))?;
+    out::line("")?;
+    for sentence in report.sentences() {
+        out::line(&sentence)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! What a bisection found, for programs and in words: a table of trials, and sentences about the cure and its cost.
+
+use serde::{Deserialize, Serialize};
+use warden_policies::experiment::bisect::{Conclusion, Cost, Outcome, Track, TrialReport};
+use warden_policies::experiment::sequential::{Does, Judgement};
+
+/// What a bisection found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CureReport {
+    /// What was to be tried, in this order: indices elsewhere are places in this list.
+    pub switches: Vec<Switch>,
+    /// What could not be tried, and why.
+    pub not_tried: Vec<NotTried>,
+    /// What came of it.
+    pub conclusion: Conclusion,
+    /// `mitigations` of the model with the cure in it; empty without one.
+    pub mitigations: Vec<String>,
+}
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switch {
+    /// As `mitigations` of a model takes it.
+    pub item: String,
+    /// What it is.
+    pub title: String,
+    /// What it comes to, in words: variables and flags.
+    pub does: String,
+    /// Which leak the growth looks like that it is known to cure; `None` if it is tried because it is about this memory.
+    pub against: Option<String>,
+}
+
+/// A switch that cannot be tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotTried {
+    /// Its name.
+    pub item: String,
+    /// Why.
+    pub why: String,
+}
+
+/// The head of the table.
+const HEAD: [&str; 8] =
+    ["SWITCHES", "WORKLOAD", "MEMORY", "A REQUEST", "WITH IT", "LEFT", "DOES", "TOKENS/S"];
+
+impl CureReport {
+    /// The table of trials; the first row is the head.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        for trial in &self.conclusion.trials {
+            let name = self.names(&trial.switches);
+            if let Some(why) = &trial.crashed {
+                let why = why.lines().next().unwrap_or_default();
+                rows.push(vec![name, String::new(), format!("the server failed: {why}")]);
+                continue;
+            }
+            for (index, (track, found)) in trial.tracks.iter().enumerate() {
+                let first = |text: String| if index == 0 { text } else { String::new() };
+                rows.push(vec![
+                    first(name.clone()),
+                    track.workload.to_string(),
+                    track.series.to_string(),
+                    mib(found.without),
+                    mib(found.with),
+                    left(found),
+                    found.does.as_str().to_owned(),
+                    first(speed(&trial.cost)),
+                ]);
+            }
+        }
+        rows
+    }
+
+    /// What was found, a sentence a line.
+    pub fn sentences(&self) -> Vec<String> {
+        let conclusion = &self.conclusion;
+        let mut lines = Vec::new();
+        let cure = self.names(&conclusion.cure);
+        let open: Vec<Track> =
+            conclusion.leaking.iter().copied().filter(|track| !conclusion.stopped.contains(track)).collect();
+        match &conclusion.outcome {
+            Outcome::NothingToCure => lines.push("nothing leaks, so there is nothing to cure".to_owned()),
+            Outcome::BaselineFailed { why } => {
+                lines.push(format!("no cure could be looked for: the server itself fails: {why}"));
+            }
+            Outcome::Interrupted => lines.push("it was interrupted before a cure was sure".to_owned()),
+            Outcome::NotCured => {
+                lines.push(format!("nothing that was tried stops the growth of {}", self.tracks(&open)));
+            }
+            Outcome::Cured => {
+                lines.push(format!("{cure} stops the growth of {}", self.tracks(&conclusion.stopped)));
+            }
+            Outcome::PartlyCured => {
+                lines.push(format!(
+                    "{cure} stops the growth of {}; nothing that was tried stops that of {}",
+                    self.tracks(&conclusion.stopped),
+                    self.tracks(&open)
+                ));
+            }
+        }
+        if let Some(trial) = self.trial(&conclusion.cure) {
+            for (track, found) in &trial.tracks {
+                lines.push(format!(
+                    "{}: {} a request without it, {} with it",
+                    self.tracks(&[*track]),
+                    mib(found.without),
+                    mib(found.with)
+                ));
+            }
+            lines.push(format!("its cost: {}", cost(&trial.cost)));
+        }
+        if conclusion.cure.len() > 1 {
+            for (track, set) in
+                conclusion.by_track.iter().filter(|(_, set)| set.len() < conclusion.cure.len())
+            {
+                lines.push(format!("for {} alone, {} is enough", self.tracks(&[*track]), self.names(set)));
+            }
+        }
+        let halved = conclusion.trials.iter().filter(|trial| trial.switches.len() == 1);
+        for trial in halved {
+            let halves = |track: &&Track| {
+                trial.tracks.iter().any(|(own, found)| own == *track && found.does == Does::Halves)
+            };
+            let some: Vec<Track> = open.iter().filter(halves).copied().collect();
+            if !some.is_empty() {
+                lines.push(format!("{} lessens that of {}", self.names(&trial.switches), self.tracks(&some)));
+            }
+        }
+        lines
+    }
+
+    /// The trial of exactly these switches.
+    pub fn trial(&self, switches: &[usize]) -> Option<&TrialReport> {
+        let own = |trial: &&TrialReport| !switches.is_empty() && trial.switches == switches;
+        self.conclusion.trials.iter().find(own)
+    }
+
+    /// Their names, with quotes.
+    pub fn names(&self, switches: &[usize]) -> String {
+        let name = |at: &usize| self.switches.get(*at).map(|switch| format!("`{}`", switch.item));
+        switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// `host and vram0`, with the work where there is more than one kind.
+    fn tracks(&self, tracks: &[Track]) -> String {
+        let all = &self.conclusion.leaking;
+        let several = all.iter().any(|track| Some(track.workload) != all.first().map(|first| first.workload));
+        let name = |track: &Track| {
+            if several {
+                format!("{} under {}", track.series, track.workload)
+            } else {
+                track.series.to_string()
+            }
+        };
+        tracks.iter().map(name).collect::<Vec<_>>().join(" and ")
+    }
+}
+
+const MIB: f64 = 1_048_576.0;
+
+fn mib(bytes: Option<f64>) -> String {
+    bytes.map_or_else(|| "?".to_owned(), |bytes| format!("{:+.2} MiB", bytes / MIB))
+}
+
+fn left(found: &Judgement) -> String {
+    found.share.map_or_else(|| "?".to_owned(), |share| format!("{:.0} %", (share.value * 100.0).max(0.0)))
+}
+
+fn speed(cost: &Cost) -> String {
+    cost.tokens_per_second.map_or_else(String::new, |rate| format!("{:+.1} %", rate.change() * 100.0))
+}
+
+/// What a set of switches costs, in words.
+pub(crate) fn cost(cost: &Cost) -> String {
+    let rate = cost.tokens_per_second.map(|rate| {
+        format!(
+            "tokens per second {:+.1} % ({:.1} without it, {:.1} with it)",
+            rate.change() * 100.0,
+            rate.without,
+            rate.with
+        )
+    });
+    let first = cost.first_token.map(|time| {
+        format!(
+            "time to the first token {:+.1} % ({:.0} ms without it, {:.0} ms with it)",
+            time.change() * 100.0,
+            time.without * 1000.0,
+            time.with * 1000.0
+        )
+    });
+    let all: Vec<String> = rate.into_iter().chain(first).collect();
+    if all.is_empty() { "not known: the server does not tell its speed".to_owned() } else { all.join(", ") }
+}

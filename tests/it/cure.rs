@@ -1,0 +1,254 @@
+//! `diagnose --bisect`, `--headroom` and `--report` with a fake whose leaks have known cures: the switch that cures is named
+//! and no other, what it costs is told, the lines are written, and what does not fit is said with what would.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use warden_rig::home::Ran;
+use warden_rig::warden::Setup;
+use warden_rig::{Context as _, FakeGpu, FakeNvml, Outcome, Trouble, binaries};
+
+/// A bisection starts a dozen servers and more, each for some seconds.
+const LONG: Duration = Duration::from_secs(400);
+
+/// The detector as it is, but for smaller leaks: a fake wanders by less than a MiB.
+const DETECTOR: &str = "growth.host_effect = \"4MiB\"\ngrowth.allowance_slack = \"4MiB\"\n";
+
+/// Nothing is kept on purpose, and no start is slow.
+const PLAIN: &str = "args = [\"-np\", \"2\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\", \"--mmproj\", \"p\"]\n";
+
+/// Exit codes of `diagnose`.
+const LEAKS: i32 = 3;
+
+/// A fake that tells its VRAM to a GPU of ours.
+struct Bench {
+    setup: Setup,
+    config: PathBuf,
+    _nvml: FakeNvml,
+}
+
+impl Bench {
+    fn new(mut script: Value, toml: &str) -> Result<Self, Trouble> {
+        let mut setup = Setup::new()?.top(DETECTOR);
+        let nvml = FakeNvml::in_home(&mut setup.home)?;
+        nvml.say(&[FakeGpu { total: 80 << 30, ..FakeGpu::default() }])?;
+        script["vram_told"] = json!(nvml.script());
+        script["vram_base_mib"] = json!(512);
+        // What it says of pools has nothing to do with what it tells of its VRAM.
+        script["report"] = json!("none");
+        let setup = setup.fake("m", &script, toml)?;
+        let config = setup.home.file("warden.toml", setup.config())?;
+        Ok(Self { setup, config, _nvml: nvml })
+    }
+
+    async fn run(&self, args: &[&str]) -> Result<Ran, Trouble> {
+        let config = self.config.display().to_string();
+        let all = ["diagnose", "--config", &config].into_iter().chain(args.iter().copied());
+        self.setup.home.warden(all, LONG).await
+    }
+
+    /// The report of a run as JSON.
+    async fn report(&self, args: &[&str]) -> Result<(Value, Ran), Trouble> {
+        let all: Vec<&str> = args.iter().copied().chain(["--json"]).collect();
+        let ran = self.run(&all).await?;
+        let json = serde_json::from_str(&ran.stdout).context(format!("the report as JSON: {}", ran.all()))?;
+        Ok((json, ran))
+    }
+}
+
+/// Names of the switches that are told to cure.
+fn cure(report: &Value) -> Vec<String> {
+    let switches = &report["cure"]["switches"];
+    let all = report["cure"]["conclusion"]["cure"].as_array().cloned().unwrap_or_default();
+    let name = |at: &Value| switches[usize::try_from(at.as_u64()?).ok()?]["item"].as_str().map(str::to_owned);
+    all.iter().filter_map(name).collect()
+}
+
+const IMAGES: [&str; 5] = ["--bisect", "--workload", "same-image", "--requests", "80"];
+const TEXTS: [&str; 5] = ["--bisect", "--workload", "short-text", "--requests", "80"];
+
+async fn cured_by(field: &str, kib: u64, word: &str, args: &[&str], expected: &str) -> Outcome {
+    let bench = Bench::new(json!({field: kib, "stopped_by": {field: [word]}}), PLAIN)?;
+    let (report, ran) = bench.report(args).await?;
+    assert_eq!(report["cure"]["conclusion"]["outcome"]["kind"], "cured", "{}", ran.all());
+    assert_eq!(cure(&report), [expected], "{}", ran.all());
+    assert_eq!(ran.code, LEAKS, "a cure that is known is not applied: {}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_leak_per_image_is_cured_by_the_variable_that_cures_it_and_by_no_other() -> Outcome {
+    cured_by("leak_kib_per_image", 1024, "GGML_CUDA_DISABLE_GRAPHS", &IMAGES, "no-cuda-graphs").await
+}
+
+#[tokio::test]
+async fn a_leak_per_request_is_cured_by_fewer_arenas_where_those_cure_it() -> Outcome {
+    cured_by("leak_kib_per_request", 1024, "MALLOC_ARENA_MAX", &TEXTS, "malloc-arenas").await
+}
+
+#[tokio::test]
+async fn a_leak_per_output_token_is_cured_by_a_flag_where_that_cures_it() -> Outcome {
+    cured_by("leak_kib_per_token", 32, "--threads-http=8", &TEXTS, "http-threads=8").await
+}
+
+#[tokio::test]
+async fn host_and_vram_may_need_two_switches_and_what_is_useless_is_not_named() -> Outcome {
+    let script = json!({
+        "leak_kib_per_request": 1024, "vram_kib_per_request": 1024,
+        "stopped_by": {
+            "leak_kib_per_request": ["MALLOC_ARENA_MAX"],
+            "vram_kib_per_request": ["GGML_CUDA_DISABLE_GRAPHS"],
+        },
+    });
+    let bench = Bench::new(script, PLAIN)?;
+    let (report, ran) = bench.report(&TEXTS).await?;
+    let mut both = cure(&report);
+    both.sort();
+    assert_eq!(both, ["malloc-arenas", "no-cuda-graphs"], "{}", ran.all());
+    let by_track = report["cure"]["conclusion"]["by_track"].as_array().cloned().unwrap_or_default();
+    assert_eq!(by_track.len(), 2, "{by_track:?}");
+    assert!(by_track.iter().all(|one| one[1].as_array().is_some_and(|set| set.len() == 1)), "{by_track:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cure_is_told_with_its_cost_and_written_without_touching_comments() -> Outcome {
+    let script = json!({
+        "leak_kib_per_image": 1024, "ms_per_token": 0.5,
+        "stopped_by": {"leak_kib_per_image": ["GGML_CUDA_DISABLE_GRAPHS"]},
+        "slowed_by": {"GGML_CUDA_DISABLE_GRAPHS": 4.0},
+    });
+    let bench = Bench::new(script, &format!("{PLAIN}# as measured in spring\n"))?;
+    let before = std::fs::read_to_string(&bench.config)?;
+    let ran = bench.run(&[&IMAGES[..], &["--write"]].concat()).await?;
+    assert!(ran.stdout.contains("`no-cuda-graphs` stops the growth of host"), "{}", ran.all());
+    let cost = ran.stdout.lines().find(|line| line.contains("its cost: ")).unwrap_or_default();
+    let share = cost.split_once("its cost: tokens per second -").and_then(|(_, rest)| rest.split_once(" %"));
+    let share: f64 = share.context(format!("a loss of speed in: {}", ran.all()))?.0.parse()?;
+    assert!(share > 30.0, "{cost}");
+    let after = std::fs::read_to_string(&bench.config)?;
+    let added = "mitigations = [\"no-cuda-graphs\"]";
+    assert!(after.contains(added) && after.contains("# as measured in spring"), "{after}");
+    let mut rest: Vec<&str> = after.lines().filter(|line| *line != added).collect();
+    rest.retain(|line| !line.is_empty());
+    let old: Vec<&str> = before.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(rest, old, "nothing else changed");
+    // The cure is in place: nothing leaks any more.
+    let again = bench.run(&IMAGES[1..]).await?;
+    assert_eq!(again.code, 0, "{}", again.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_nothing_cures_is_told_and_what_cannot_be_tried_with_its_reason() -> Outcome {
+    let bench = Bench::new(json!({"leak_kib_per_request": 1024}), PLAIN)?;
+    let ran = bench.run(&TEXTS).await?;
+    assert!(ran.stdout.contains("nothing that was tried stops the growth of host"), "{}", ran.all());
+    assert_eq!(ran.code, LEAKS, "{}", ran.all());
+    let why = |item: &str| {
+        let start = format!("{item}: ");
+        ran.stdout.lines().find_map(|line| line.strip_prefix(&start)).map(str::to_owned).unwrap_or_default()
+    };
+    assert!(
+        why("graph-cache-cap").contains("needs a llama-server built with the patch set"),
+        "{}",
+        ran.all()
+    );
+    assert!(
+        why("cache-ram").contains("`--cache-ram 0`") || why("cache-ram").contains("changes nothing"),
+        "{}",
+        ran.all()
+    );
+    assert!(why("build-no-cuda-graphs").contains("needs another build"), "{}", ran.all());
+    assert!(why("preload-allocator").contains("needs a value"), "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_report_has_versions_figures_and_a_script_that_shows_the_growth_by_itself() -> Outcome {
+    let bench = Bench::new(json!({"leak_kib_per_request": 1024}), PLAIN)?;
+    let ran = bench.run(&["--workload", "short-text", "--requests", "80", "--report", "out"]).await?;
+    assert_eq!(ran.code, LEAKS, "{}", ran.all());
+    let folder = bench.setup.home.path().join("out");
+    let text = std::fs::read_to_string(folder.join("report.md"))?;
+    for part in
+        ["# Memory of llama-server grows", "0.0.0-fake", "host under short-text: +", "sh reproduce.sh"]
+    {
+        assert!(text.contains(part), "`{part}` in {text}");
+    }
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("findings.json"))?)?;
+    assert_eq!(json["legs"][0]["series"][0]["verdict"], "leaking");
+    // The script needs no warden: the same server, a shell and curl.
+    let script = folder.join("reproduce.sh").display().to_string();
+    let port = free_port()?;
+    let mut home = bench.setup;
+    home.home.env.insert("PORT".into(), port.to_string().into());
+    let path = std::env::var_os("PATH").context("PATH")?;
+    home.home.env.insert("PATH".into(), path);
+    let ran = home.home.run("sh".as_ref(), [script.as_str(), "45"], LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    let rate = ran.stdout.lines().find_map(|line| line.strip_prefix("host: ")?.split_once(" KiB a request"));
+    let rate: i64 = rate.context(ran.all())?.0.parse()?;
+    assert!((900..1400).contains(&rate), "{}", ran.all());
+    Ok(())
+}
+
+fn free_port() -> Result<u16, Trouble> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+#[tokio::test]
+async fn headroom_has_the_price_of_a_prompt_and_says_what_would_fit() -> Outcome {
+    let args = "args = [\"-np\", \"1\", \"-c\", \"8192\", \"--metrics\", \"--cache-ram\", \"0\"]\n";
+    let script = json!({"vram_buffer_kib_per_prompt_token": 64, "buffer_kib_per_prompt_token": 16});
+    let bench = Bench::new(script.clone(), args)?;
+    let (report, ran) = bench.report(&["--headroom"]).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    let of = |report: &Value, series: &str| {
+        let all = report["headroom"]["verdicts"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|verdict| verdict["series"] == series).unwrap_or_default()
+    };
+    let price = |series: &str| of(&report, series)["price"]["bytes_per_token"].as_f64().unwrap_or_default();
+    assert!((price("vram0") / 65_536.0 - 1.0).abs() < 0.05, "{report}");
+    assert!((price("host") / 16_384.0 - 1.0).abs() < 0.2, "{report}");
+    // What was measured waits for the next process of the same command.
+    let kept = std::fs::read_to_string(bench.setup.home.path().join("state/llama-warden/growth.json"))?;
+    assert!(kept.contains("bytes_per_token"), "{kept}");
+    // The same on a GPU that is too small for it: 512 MiB held, and 512 MiB needed at 8,192 tokens.
+    let mut small = script;
+    small["vram_total_mib"] = json!(1024);
+    let bench = Bench::new(small, args)?;
+    let ran = bench.run(&["--headroom"]).await?;
+    assert_eq!(ran.code, LEAKS, "{}", ran.all());
+    let line = ran.stdout.lines().find(|line| line.starts_with("vram0: ")).unwrap_or_default();
+    assert!(line.contains("will not fit: needs ") && line.contains(" more at 8,192 tokens"), "{}", ran.all());
+    // 256 MiB stay free, so 256 MiB are left for prompts: 4,096 tokens.
+    assert!(line.contains("lower -c to 4,096") || line.contains("lower -c to 3,072"), "{line}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn smaller_micro_batches_are_proposed_where_they_were_measured_to_help() -> Outcome {
+    let args = "args = [\"-np\", \"1\", \"-c\", \"4096\", \"-ub\", \"512\", \"--metrics\", \"--cache-ram\", \"0\"]\n";
+    let script = json!({"vram_buffer_kib_per_ubatch_token": 1024, "vram_total_mib": 1100});
+    let bench = Bench::new(script, args)?;
+    let ran = bench.run(&["--headroom"]).await?;
+    let line = ran.stdout.lines().find(|line| line.starts_with("vram0: ")).unwrap_or_default();
+    assert!(line.contains("will not fit") && line.contains("-ub to 256"), "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_asked_wrongly_is_told_before_anything_is_started() -> Outcome {
+    let bench = Bench::new(json!({}), PLAIN)?;
+    let ran = bench.run(&["--write"]).await?;
+    assert_eq!(ran.code, 2, "{}", ran.all());
+    let fake = binaries::fake_llama()?.display().to_string();
+    let model = bench.setup.home.path().join("model.gguf").display().to_string();
+    let args = ["diagnose", "--bisect", "--write", "--binary", &fake, "--", "-m", &model];
+    let ran = bench.setup.home.warden(args, LONG).await?;
+    assert_eq!(ran.code, 2, "{}", ran.all());
+    assert!(ran.stderr.contains("--write"), "{}", ran.all());
+    Ok(())
+}
