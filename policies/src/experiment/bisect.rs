@@ -163,13 +163,12 @@ impl Planner {
             _ => None,
         });
         if arm.is_baseline() {
-            match crash {
-                Some(why) => self.failed = (self.failed.0 + 1, why),
-                None => {
-                    self.failed.0 = 0;
-                    self.since = 0;
-                    self.baseline.push(Leg::of(findings));
-                }
+            if let Some(why) = crash {
+                self.failed = (self.failed.0 + 1, why);
+            } else {
+                self.failed.0 = 0;
+                self.since = 0;
+                self.baseline.push(Leg::of(findings));
             }
             if self.failed.0 >= self.policy.baseline_failures {
                 self.phase = Phase::Over(Outcome::BaselineFailed { why: self.failed.1.clone() });

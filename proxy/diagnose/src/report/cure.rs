@@ -116,8 +116,8 @@ impl CureReport {
                 lines.push(format!("for {} alone, {} is enough", self.tracks(&[*track]), self.names(set)));
             }
         }
-        let halved = conclusion.trials.iter().filter(|trial| trial.switches.len() == 1);
-        for trial in halved {
+        let alone = conclusion.trials.iter().filter(|trial| trial.switches.len() == 1);
+        for trial in alone {
             let halves = |track: &&Track| {
                 trial.tracks.iter().any(|(own, found)| own == *track && found.does == Does::Halves)
             };

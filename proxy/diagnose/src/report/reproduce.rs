@@ -94,15 +94,15 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &[Request], rem
             Some(format!("#   {}: {}, {rate:+.0} KiB a request", found.series, found.verdict.as_str()))
         })
         .collect();
-    let exports: String = about
+    let exports: Vec<String> = about
         .env
         .iter()
         .filter(|(name, value)| value != HIDDEN && is_name(name))
         .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
         .collect();
-    let unset: String =
+    let unset: Vec<String> =
         removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n")).collect();
-    let paths: String = requests
+    let paths: Vec<String> = requests
         .iter()
         .enumerate()
         .map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)))
@@ -112,11 +112,11 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &[Request], rem
         .replace("@SHOWN@", &shown.join("\n"))
         .replace("@REQUESTS@", &finding.requests.max(1).to_string())
         .replace("@BINARY@", &quoted(&about.binary))
-        .replace("@EXPORTS@", &exports)
-        .replace("@UNSET@", &unset)
+        .replace("@EXPORTS@", &exports.concat())
+        .replace("@UNSET@", &unset.concat())
         .replace("@ARGS@", &arguments(about))
         .replace("@BODIES@", &requests.len().to_string())
-        .replace("@PATHS@", &paths)
+        .replace("@PATHS@", &paths.concat())
 }
 
 fn is_name(name: &str) -> bool {

@@ -37,6 +37,7 @@ use crate::out;
 use crate::serve::{self, Signals};
 
 /// What `diagnose` takes.
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 2 wrong use, 130 interrupted (after the table so far), 1 anything else."
@@ -97,7 +98,7 @@ impl DiagnoseArgs {
                 "name it with `--replay FILE`",
             ));
         }
-        if wanted.is_empty() && !(self.headroom && !self.bisect) {
+        if wanted.is_empty() && (!self.headroom || self.bisect) {
             wanted.extend(Workload::ALL.into_iter().filter(|workload| *workload != Workload::Replay));
         }
         let mut seen = Vec::new();
@@ -149,9 +150,10 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     display.close();
     let further = match outcome {
         Ok(outcome) => {
+            // On the heap: it is made of whole experiments.
             let further =
-                further(&args, &target, &machine, &experiment, &outcome, &lab, &mut signals, &stop).await;
-            further.map(|(cure, headroom)| (outcome, cure, headroom))
+                Box::pin(further(&args, &target, &machine, &experiment, &outcome, &lab, &mut signals, &stop));
+            further.await.map(|(cure, headroom)| (outcome, cure, headroom))
         }
         Err(error) => Err(error.into()),
     };
@@ -191,7 +193,7 @@ async fn further(
 ) -> Result<(Option<CureReport>, Option<HeadroomReport>), Failure> {
     let mut cure = None;
     if args.bisect && !outcome.interrupted {
-        let running = bisect::run(target, machine, experiment, outcome, lab, stop);
+        let running = Box::pin(bisect::run(target, machine, experiment, outcome, lab, stop));
         cure = Some(interruptible(signals, stop, running).await??);
     }
     let mut headroom = None;
