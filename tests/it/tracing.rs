@@ -4,7 +4,9 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
+use warden_rig::home::Ran;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 use warden_tracer_reader::{
     INTERVAL_VARIABLE, Kind, Memory, Modules, Place, Snapshot, Symbols, VARIABLE, file_of, places,
@@ -298,4 +300,73 @@ fn an_allocation_that_fails_counts_as_none() -> Outcome {
     program.told("once")?;
     assert_eq!(program.snapshot()?.live_bytes(&[Kind::Device]), 0);
     program.end()
+}
+
+/// `diagnose` with a fake-llama that leaks 3,000 KiB for each request.
+async fn diagnose(home: &mut Home, options: &[&str]) -> Result<Ran, Trouble> {
+    home.file("model.gguf", "GGUF")?;
+    let script = home.file("script.json", r#"{"leak_kib_per_request": 3000}"#)?;
+    home.env.insert("FAKE_LLAMA_SCRIPT".into(), script.into());
+    let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
+    let before = ["diagnose", "--binary", &fake, "--workload", "short-text"];
+    let after = ["--", "-m", "model.gguf", "--cache-ram", "0"];
+    home.warden([&before, options, &after].concat(), PATIENCE).await
+}
+
+/// A leg on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[tokio::test]
+async fn a_diagnosis_that_is_traced_names_the_function_that_leaks() -> Outcome {
+    let mut home = Home::new()?;
+    let ran = diagnose(&mut home, &["--trace"]).await?;
+    assert_eq!(ran.code, 3, "{}", ran.all());
+    let line = |start: &str| ran.stdout.lines().find(|line| line.contains(start)).map(str::to_owned);
+    let growth = line("short-text: host memory grows by").context(ran.all())?;
+    assert!(growth.contains("2.9 MiB a request, of which counted allocations make up 2.9 MiB"), "{growth}");
+    let place = line(" × malloc").context(ran.all())?;
+    assert!(place.contains("2.9 MiB") && place.contains("called in fake_llama::"), "{place}");
+    assert!(line(" < ").is_some_and(|chain| chain.contains("::leak::Leak::")), "{}", ran.stdout);
+    let json = diagnose(&mut home, &["--trace", "--json"]).await?;
+    let json: serde_json::Value = serde_json::from_str(&json.stdout)?;
+    let traced = &json["trace"][0];
+    assert_eq!(
+        (&traced["workload"], &traced["memories"][0]["memory"]),
+        (&"short-text".into(), &"host".into())
+    );
+    let explained = traced["memories"][0]["explained"].as_f64().unwrap_or_default();
+    assert!(explained > 0.9, "{explained}");
+    assert!(json["legs"][0]["series"][0]["verdict"] == "leaking", "the report is there as without it");
+    Ok(())
+}
+
+#[tokio::test]
+async fn under_a_tool_the_experiment_is_the_same_and_the_tool_sees_the_end_of_the_server() -> Outcome {
+    let mut home = Home::new()?;
+    let tool = home.file(
+        "tool",
+        "#!/bin/sh\nfolder=$1\nshift\n\"$@\"\necho \"it ended with $?: $*\" >\"$folder/seen by tool\"\n",
+    )?;
+    std::fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let folder = home.path().to_string_lossy().into_owned();
+    let wrap = format!("{} '{folder}'", tool.display());
+    let ran = diagnose(&mut home, &["--wrap", &wrap]).await?;
+    assert_eq!(ran.code, 3, "{}", ran.all());
+    let seen = std::fs::read_to_string(home.path().join("seen by tool")).context(ran.all())?;
+    assert!(seen.starts_with("it ended with 0: ") && seen.contains("fake-llama -m model.gguf"), "{seen}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tool_that_is_not_installed_and_a_library_that_is_not_there_are_named() -> Outcome {
+    let mut home = Home::new()?;
+    let ran = diagnose(&mut home, &["--wrap", "compute-sanitizer-of-nowhere --tool memcheck"]).await?;
+    assert!(
+        ran.code == 1 && ran.stderr.contains("compute-sanitizer-of-nowhere is not installed"),
+        "{}",
+        ran.all()
+    );
+    let ran = diagnose(&mut home, &["--trace", "--tracer", "nowhere.so"]).await?;
+    assert!(ran.code == 1 && ran.stderr.contains("--tracer"), "{}", ran.all());
+    Ok(())
 }

@@ -45,7 +45,7 @@ fn compile(source: &Path, library: &Path, target: &str) -> io::Result<()> {
     compiler.args(["--target", target, "-o"]).arg(library);
     // Stacks are walked from within, so its own functions need their tables.
     for option in
-        ["opt-level=3", "codegen-units=1", "panic=abort", "force-unwind-tables=yes", "strip=debuginfo"]
+        ["opt-level=3", "codegen-units=1", "panic=abort", "force-unwind-tables=yes", "strip=symbols"]
     {
         compiler.args(["-C", option]);
     }

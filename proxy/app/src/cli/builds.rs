@@ -1,8 +1,6 @@
 //! `llama-warden builds list|show|rm|gc`.
 
-use std::path::PathBuf;
-
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use warden_builder::{BuildId, Keep, Provenance, Store};
 use warden_policies::ByteSize;
 

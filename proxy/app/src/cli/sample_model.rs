@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use warden_builder::sample_model::sized::{
-    Arch, Attention, Size, Sized, Sizes, Vision, VisionSizes, projector_path,
+    Arch, Attention, Size, Sized, Sizes, Unusable, Vision, VisionSizes, projector_path,
 };
 use warden_builder::sample_model::{self, Options, Preset};
 use warden_policies::ByteSize;
@@ -156,7 +156,7 @@ fn of_size(args: &SampleModelArgs, arch: Arch) -> Result<(), Failure> {
     out::line(&format!("wrote {} ({}, its vision projector, for --mmproj)", path.display(), ByteSize(bytes)))
 }
 
-fn unusable(wrong: &warden_builder::sample_model::sized::Unusable) -> Failure {
+fn unusable(wrong: &Unusable) -> Failure {
     Failure::usage(wrong.to_string(), "leave the option away to get the number of the size")
 }
 

@@ -43,8 +43,9 @@ struct Table {
 
 impl Table {
     fn read(path: &Path) -> Option<Self> {
-        let bytes = std::fs::read(path).ok()?;
-        let file = object::File::parse(bytes.as_slice()).ok()?;
+        // Libraries of CUDA have hundreds of megabytes, of which the tables are little.
+        let cache = object::ReadCache::new(std::fs::File::open(path).ok()?);
+        let file = object::File::parse(&cache).ok()?;
         let segments = file.segments().map(|segment| {
             let (offset, length) = segment.file_range();
             (offset, length, segment.address())

@@ -63,7 +63,8 @@ pub(super) async fn run(
     let mut workloads: Vec<Workload> = known.iter().map(|one| one.workload).collect();
     workloads.dedup();
     let bisection = Bisection {
-        base: Experiment { workloads, ..experiment.clone() },
+        // Trials are of the server as it is configured, also where the experiment was traced.
+        base: Experiment { workloads, spec: target.spec.clone(), ..experiment.clone() },
         switches: found.switches.len(),
         clashes: found.clashes.clone(),
         with: &with,

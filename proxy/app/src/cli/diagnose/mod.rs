@@ -14,6 +14,8 @@ mod display;
 mod folder;
 mod headroom;
 mod target;
+mod trace;
+mod wrap;
 mod write;
 
 use std::path::PathBuf;
@@ -30,6 +32,8 @@ use warden_supervisor::nursery::NurseryHandle;
 
 use self::display::Display;
 use self::target::Target;
+use self::trace::Tracing;
+use self::wrap::Wrap;
 use super::ConfigArgs;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
@@ -81,6 +85,15 @@ pub(crate) struct DiagnoseArgs {
     /// Write the report as a page with plots.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Say which call sites the growth comes from: preloads a library that counts allocations, of the host and of CUDA.
+    #[arg(long, conflicts_with = "wrap")]
+    trace: bool,
+    /// The library for --trace, in place of the one that this program carries.
+    #[arg(long, value_name = "PATH", requires = "trace")]
+    tracer: Option<PathBuf>,
+    /// Run the server under a tool: compute-sanitizer, nsys, valgrind, heaptrack.
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["bisect", "headroom"])]
+    wrap: Option<String>,
     /// llama-server's own flags, in place of a configuration.
     #[arg(last = true, value_name = "LLAMA-SERVER FLAGS")]
     flags: Vec<String>,
@@ -126,18 +139,29 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     // Before anything is started, so that no signal finds us half-way with the default action.
     let mut signals = Signals::new()?;
     let machine = Machine::read();
-    let target = tokio::select! {
+    let wrap = args.wrap.as_deref().map(Wrap::prepare).transpose()?;
+    let mut tracing = args.trace.then(|| Tracing::prepare(args.tracer.as_ref())).transpose()?;
+    let mut target = tokio::select! {
         target = Target::find(&args, &machine) => target?,
         () = signals.end() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
     };
     for warning in &target.warnings {
         out::error_line(&format!("warning: {warning}"));
     }
-    let starter = Starter::new(nursery, &target.runtime_dir, target.timing, target.watch)?;
-    let lab = Lab::new(starter, target.growth.clone());
+    // Of the server as it is configured, not of what is put around it.
     let about = target.about(crate::clock::now_text());
+    let (mut spec, mut numbers) = (target.spec.clone(), defaults().diagnose.clone());
+    if let Some(tracing) = &tracing {
+        tracing.apply(&mut spec.command);
+    }
+    if let Some(wrap) = &wrap {
+        wrap.apply(&mut spec.command)?;
+        Wrap::patience(&mut target.timing, &mut numbers);
+    }
+    let starter = Starter::new(nursery, &target.runtime_dir, target.timing, target.watch)?;
+    let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
     let experiment = Experiment {
-        spec: target.spec.clone(),
+        spec,
         workloads,
         steps: args.requests.unwrap_or(defaults().diagnose.requests),
         early: true,
@@ -145,7 +169,12 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     };
     let stop = CancellationToken::new();
     let mut display = Display::new(experiment.workloads.len());
-    let mut show = |progress: warden_diagnose::Progress<'_>| display.see(&progress);
+    let mut show = |progress: warden_diagnose::Progress<'_>| {
+        if let Some(tracing) = &mut tracing {
+            tracing.see(&progress);
+        }
+        display.see(&progress);
+    };
     let outcome = interruptible(&mut signals, &stop, experiment.run(&lab, &mut show, &stop)).await?;
     display.close();
     let further = match outcome {
@@ -169,9 +198,15 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         folder::write(path, &report, &outcome, &target).await?;
     }
     if args.json {
-        out::json(&report)?;
+        match &tracing {
+            Some(tracing) => out::json(&WithTrace { report: &report, trace: tracing.legs() })?,
+            None => out::json(&report)?,
+        }
     } else {
         tell(&args, &outcome, &report)?;
+        for line in tracing.iter().flat_map(Tracing::lines) {
+            out::line(&line)?;
+        }
     }
     if let (true, Some(cure)) = (args.write, &report.cure) {
         bisect::write(cure, &target.name, &args.config, &machine)?;
@@ -223,6 +258,14 @@ async fn interruptible<T>(
             }
         }
     }
+}
+
+/// A report with what the call sites did.
+#[derive(serde::Serialize)]
+struct WithTrace<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    trace: &'a [trace::LegTrace],
 }
 
 /// The table and what there is to say beside it.

@@ -1,0 +1,165 @@
+//! `diagnose --wrap 'TOOL …'`: the same experiment with a tool put before the server's command (compute-sanitizer, nsys,
+//! valgrind, heaptrack).
+//!
+//! The server's arguments stay what they are: a script takes the binary's place and puts the tool in front. Tools write
+//! their report when the server has ended by itself, so the script ignores the signal that ends the server, and both
+//! inherit that; llama-server sets its own handler and ends, the tool lives on and writes.
+
+use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use warden_policies::defaults::Diagnose;
+use warden_supervisor::{Command, Timing};
+
+use crate::exit::Failure;
+
+/// How long a server under a tool may take to be ready: valgrind makes it some fifty times slower.
+const START: Duration = Duration::from_secs(1800);
+/// How long the tool may take to write its report.
+const STOP: Duration = Duration::from_secs(300);
+
+/// A tool, in front of a server.
+#[derive(Debug)]
+pub(super) struct Wrap {
+    folder: TempDir,
+    words: Vec<String>,
+}
+
+impl Wrap {
+    /// Takes the tool's command line apart and looks whether it is installed.
+    pub(super) fn prepare(line: &str) -> Result<Self, Failure> {
+        let mut words = words(line).map_err(|why| {
+            Failure::usage(
+                format!("--wrap {line}: {why}"),
+                "write it as in a shell: --wrap 'valgrind --leak-check=full'",
+            )
+        })?;
+        let program = installed(&words[0]).ok_or_else(|| {
+            Failure::hinted(format!("--wrap: {} is not installed here", words[0]), hint(&words[0]))
+        })?;
+        words[0] = program.to_string_lossy().into_owned();
+        let folder = tempfile::Builder::new().prefix("llama-warden-wrap-").tempdir();
+        let folder =
+            folder.map_err(|error| Failure::failed(format!("--wrap: cannot make a folder: {error}")))?;
+        Ok(Self { folder, words })
+    }
+
+    /// Puts the tool before the command.
+    pub(super) fn apply(&self, command: &mut Command) -> Result<(), Failure> {
+        let mut script =
+            String::from("#!/bin/sh\n# Made by `llama-warden diagnose --wrap`.\ntrap '' TERM\nexec");
+        let words = self.words.iter().map(String::as_str);
+        for word in words.chain(std::iter::once(&*command.binary.to_string_lossy())) {
+            let _ = write!(script, " {}", quoted(word));
+        }
+        script.push_str(" \"$@\"\n");
+        let path = self.folder.path().join("llama-server");
+        let written = std::fs::write(&path, script)
+            .and_then(|()| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)));
+        written
+            .map_err(|error| Failure::failed(format!("--wrap: cannot write {}: {error}", path.display())))?;
+        command.binary = path;
+        Ok(())
+    }
+
+    /// Gives server and tool the time that they need.
+    pub(super) fn patience(timing: &mut Timing, numbers: &mut Diagnose) {
+        timing.start_timeout = timing.start_timeout.max(START);
+        timing.stop_grace = timing.stop_grace.max(STOP);
+        numbers.request_limit = numbers.request_limit.max(START);
+        numbers.leg_limit = numbers.leg_limit.max(2 * START);
+    }
+}
+
+/// The program of a name, as a shell would find it.
+fn installed(name: &str) -> Option<PathBuf> {
+    let runs = |path: &Path| {
+        path.is_file() && path.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        return std::path::absolute(name).ok().filter(|path| runs(path));
+    }
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| runs(path))
+}
+
+/// Where tools come from.
+fn hint(name: &str) -> &'static str {
+    match name {
+        "compute-sanitizer" => "it comes with the CUDA toolkit: add its `bin` folder to PATH",
+        "nsys" => "it comes with NVIDIA Nsight Systems",
+        "valgrind" | "heaptrack" => "install the package of that name",
+        _ => "check the name, or give its path",
+    }
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Words of a command line: blanks separate, quotes hold together, a backslash takes the next character as it is.
+fn words(line: &str) -> Result<Vec<String>, &'static str> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut letters = line.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\'' | '"' => {
+                let held = word.get_or_insert_default();
+                loop {
+                    match letters.next() {
+                        None => return Err("a quote is not closed"),
+                        Some(end) if end == letter => break,
+                        Some('\\') if letter == '"' => held.extend(letters.next()),
+                        Some(other) => held.push(other),
+                    }
+                }
+            }
+            '\\' => word.get_or_insert_default().extend(letters.next()),
+            blank if blank.is_whitespace() => words.extend(word.take()),
+            other => word.get_or_insert_default().push(other),
+        }
+    }
+    words.extend(word);
+    if words.is_empty() { Err("it names no program") } else { Ok(words) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_is_taken_apart_as_a_shell_does() {
+        let all = |line: &str| words(line).unwrap();
+        assert_eq!(all("valgrind  --leak-check=full -v"), ["valgrind", "--leak-check=full", "-v"]);
+        assert_eq!(all(r#"a 'b c' "d \"e" f\ g ''"#), ["a", "b c", "d \"e", "f g", ""]);
+        assert!(words("a 'b").is_err() && words("  ").is_err());
+    }
+
+    #[test]
+    fn a_tool_that_is_not_there_is_named_with_where_it_comes_from() {
+        let missing = Wrap::prepare("no-such-tool --x").unwrap_err();
+        assert!(missing.lines()[0].contains("no-such-tool is not installed"), "{:?}", missing.lines());
+        assert_eq!(Wrap::prepare("'open").unwrap_err().code(), 2);
+        assert_eq!(installed("/no/such"), None);
+        assert!(installed("sh").is_some());
+    }
+
+    #[test]
+    fn the_servers_arguments_stay_and_only_its_binary_becomes_a_script() {
+        let wrap = Wrap::prepare("sh -c 'echo it''s'").unwrap();
+        let mut command = Command {
+            binary: "/opt/llama server".into(),
+            args: vec!["-m".into(), "a b".into()],
+            env: Vec::new(),
+            env_remove: Vec::new(),
+            directory: None,
+        };
+        wrap.apply(&mut command).unwrap();
+        let script = std::fs::read_to_string(&command.binary).unwrap();
+        assert!(script.ends_with(" '-c' 'echo its' '/opt/llama server' \"$@\"\n"), "{script}");
+        assert_eq!(command.args.len(), 2);
+    }
+}
