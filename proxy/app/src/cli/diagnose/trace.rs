@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use warden_diagnose::Progress;
 use warden_policies::experiment::{Attribution, Finding, Settles, Trace, Workload};
 use warden_policies::growth::Verdict;
-use warden_policies::sample::Sample;
+use warden_policies::sample::{HostMemory, Sample};
 use warden_policies::{ByteSize, Series};
 use warden_supervisor::Command;
 use warden_tracer_reader::{
@@ -167,7 +167,7 @@ impl Tracing {
         let requests = now.work.requests;
         let handles = HANDLES.map(|(kind, _)| snapshot.live_count(&[kind]));
         let vram = (!now.vram.is_empty()).then(|| now.vram.iter().map(|vram| vram.bytes).sum());
-        let measured = [now.host.map(|host| host.charged()), vram];
+        let measured = [now.host.map(HostMemory::charged), vram];
         for ((readings, measured), kinds) in self.readings.iter_mut().zip(measured).zip([HOST, DEVICE]) {
             let counted = snapshot.live_bytes(&kinds);
             readings.extend(measured.map(|measured| Trace { requests, measured, counted, handles }));
