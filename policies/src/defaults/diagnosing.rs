@@ -31,6 +31,10 @@ section!(
         leg_limit: Duration = "duration",
         /// One request takes no longer.
         request_limit: Duration = "duration",
+        /// A request with more bytes than this is not recorded (`record_requests`).
+        recording_body: ByteSize,
+        /// Bytes of a file of recorded requests.
+        recording_bytes: ByteSize,
         /// Requests in a row that may fail before a leg is given up.
         failures: u32,
         /// A leg ends when the machine has less memory available than this share of it.

@@ -94,6 +94,14 @@ impl Judge {
         }
     }
 
+    /// Growth in bytes per request that counts as none.
+    fn still(&self, series: Series) -> u64 {
+        match series {
+            Series::Host => self.numbers.still_host.0,
+            Series::Vram(_) => self.numbers.still_vram.0,
+        }
+    }
+
     /// What the leg found.
     pub fn finding(&self, speed: Speed, ended: Ended) -> Finding {
         let work = self.readings.last().map_or_else(Work::default, |reading| reading.sample.work);
@@ -146,7 +154,9 @@ impl Judge {
         let pools = pools(growth.series, &self.readings);
         let bytes = || pools.iter().map(|level| level.bytes);
         let rose = bytes().max().unwrap_or(0) - bytes().min().unwrap_or(0);
-        let fills = rose >= scale(self.effect(levels, growth.series), self.policy.settle_share);
+        let much = rose >= scale(self.effect(levels, growth.series), self.policy.settle_share);
+        let slope = slope(after_start(&pools), &self.policy);
+        let fills = much || slope.is_some_and(|slope| slope.value > exact(self.still(growth.series)));
         if fills && growth.verdict == Verdict::Steady { Verdict::Bounded } else { growth.verdict }
     }
 
@@ -163,12 +173,8 @@ impl Judge {
         }
         let step = scale(self.effect(levels, series), self.numbers.near_share);
         let end = &levels[levels.len() - third..];
-        let still = match series {
-            Series::Host => self.numbers.still_host,
-            Series::Vram(_) => self.numbers.still_vram,
-        };
-        let rises =
-            slope(end, &self.policy).is_some_and(|slope| slope.low > 0.0 && slope.value > exact(still.0));
+        let rises = slope(end, &self.policy)
+            .is_some_and(|slope| slope.low > 0.0 && slope.value > exact(self.still(series)));
         if rises || verdict >= Verdict::Suspected {
             let unbounded = matches!(verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
             return if unbounded { Settles::No } else { Settles::Unknown };

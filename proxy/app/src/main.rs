@@ -15,6 +15,7 @@ mod log_writer;
 mod logging;
 mod out;
 mod replay;
+mod request_recorder;
 mod serve;
 mod words;
 

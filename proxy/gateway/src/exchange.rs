@@ -53,6 +53,7 @@ use crate::query;
 use crate::raw_head::Seen;
 use crate::relay::{AnswerBody, Relay, RelayTerms};
 use crate::routes::{self, Own, Route};
+use crate::tape::Tape;
 use crate::target::{self, Upstream};
 use crate::wire;
 
@@ -275,6 +276,9 @@ impl Exchange {
         }
         let right = self.lease(&model, &mut intake).await?;
         self.body_left = !intake.is_whole();
+        if let Some(recorder) = live.recorders.get(&model).filter(|_| self.route.kind == LeaseKind::Slot) {
+            intake.record(Tape::new(recorder.clone(), &parts.method, parts.uri.path()));
+        }
         let message = Message::new(parts, intake, self.route, self.shared.config.replay_bytes)?;
         let relayed = self.attempts(model.clone(), right, message).await?;
         // Its connection ends here with it.

@@ -32,6 +32,7 @@ use crate::multipart::Multipart;
 use crate::request_body::{BodyFault, Guard, Limits, RequestBody, Sent};
 use crate::scan::{Model, Scanner};
 use crate::splice::Edit;
+use crate::tape::Tape;
 
 /// A body being taken in.
 pub(crate) struct Intake {
@@ -42,6 +43,8 @@ pub(crate) struct Intake {
     /// The backend must see no other model than the one that was put in.
     one_model: bool,
     pub(crate) sent: Arc<Sent>,
+    /// The copy of what is still to pass, where somebody records it.
+    tape: Option<Tape>,
 }
 
 enum Finder {
@@ -82,6 +85,7 @@ impl Intake {
             limits,
             one_model: false,
             sent: Arc::default(),
+            tape: None,
         })
     }
 
@@ -293,6 +297,18 @@ impl Intake {
         true
     }
 
+    /// A copy of all that goes to the backend goes to whoever records.
+    pub(crate) fn record(&mut self, mut tape: Tape) {
+        if !self.held.again().iter().all(|piece| tape.add(piece)) {
+            return;
+        }
+        if self.rest.is_none() {
+            tape.end();
+        } else {
+            self.tape = Some(tape);
+        }
+    }
+
     /// Bytes taken in.
     pub(crate) fn len(&self) -> u64 {
         self.held.len()
@@ -316,7 +332,7 @@ impl Intake {
             Finder::Form(_) => None,
         };
         let guard = Guard { limits: self.limits, one_model: self.one_model };
-        RequestBody::live(self.held, self.rest, scanner, guard, self.sent)
+        RequestBody::live(self.held, self.rest, scanner, guard, self.sent, self.tape)
     }
 
     fn count_media(&self) {

@@ -80,6 +80,7 @@ mod signal;
 mod spelling;
 mod splice;
 mod sse;
+mod tape;
 mod target;
 mod tls;
 mod tls_files;
@@ -98,6 +99,7 @@ pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
 pub use rules::{ModelRules, RequestRules, SystemMode, SystemPrompt};
+pub use tape::Recorder;
 pub use tls_files::{Certificate, Tls, TlsError, TlsFiles};
 
 #[cfg(test)]

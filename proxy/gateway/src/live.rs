@@ -10,6 +10,7 @@ use warden_policies::{ModelName, Names};
 use crate::cors::Cors;
 use crate::keys::{KeyCounts, Keys};
 use crate::rules::ModelRules;
+use crate::tape::Recorder;
 
 /// The picture. [`Default`] is: no rules.
 #[derive(Clone, Debug)]
@@ -22,11 +23,19 @@ pub struct Live {
     pub cors: Cors,
     /// By which host names we may be reached.
     pub names: Names,
+    /// Who records the requests of a model; without one nothing is recorded.
+    pub recorders: HashMap<ModelName, Arc<dyn Recorder>>,
 }
 
 impl Default for Live {
     fn default() -> Self {
-        Self { models: HashMap::new(), keys: None, cors: Cors::default(), names: Names::Any }
+        Self {
+            models: HashMap::new(),
+            keys: None,
+            cors: Cors::default(),
+            names: Names::Any,
+            recorders: HashMap::new(),
+        }
     }
 }
 

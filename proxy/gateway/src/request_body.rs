@@ -17,6 +17,7 @@ use crate::budget::Held;
 use crate::observe::Outcome;
 use crate::pace::Pace;
 use crate::scan::Scanner;
+use crate::tape::Tape;
 
 /// Why a body ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,6 +131,8 @@ struct Live {
     guard: Guard,
     /// Since when the client lets us wait, and until when it may.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// A copy for whoever records; the held pieces are in it.
+    tape: Option<Tape>,
 }
 
 impl RequestBody {
@@ -150,8 +153,9 @@ impl RequestBody {
         scanner: Option<Scanner>,
         guard: Guard,
         sent: Arc<Sent>,
+        tape: Option<Tape>,
     ) -> Self {
-        Self::new(From::Live(Box::new(Live { held, rest, scanner, guard, waiting: None })), sent)
+        Self::new(From::Live(Box::new(Live { held, rest, scanner, guard, waiting: None, tape })), sent)
     }
 
     fn new(from: From, sent: Arc<Sent>) -> Self {
@@ -161,6 +165,14 @@ impl RequestBody {
             body.sent.whole.store(true, Ordering::Release);
         }
         body
+    }
+
+    fn end_tape(&mut self) {
+        if let From::Live(live) = &mut self.from
+            && let Some(tape) = live.tape.take()
+        {
+            tape.end();
+        }
     }
 
     fn ended(&self) -> bool {
@@ -193,6 +205,7 @@ impl Body for RequestBody {
             Some(Ok(piece)) => {
                 if this.ended() {
                     this.sent.whole.store(true, Ordering::Release);
+                    this.end_tape();
                 }
                 Poll::Ready(Some(Ok(Frame::data(piece))))
             }
@@ -203,6 +216,7 @@ impl Body for RequestBody {
             }
             None => {
                 this.sent.whole.store(this.sent.fault().is_none(), Ordering::Release);
+                this.end_tape();
                 Poll::Ready(None)
             }
         }
@@ -264,6 +278,7 @@ impl Live {
                 }
                 sent.note_media(scanner.images(), scanner.audio());
             }
+            self.tape = self.tape.take().and_then(|mut tape| tape.add(&piece).then_some(tape));
             return Poll::Ready(Some(Ok(piece)));
         }
     }

@@ -58,6 +58,8 @@ pub(crate) struct Resolved {
     pub(crate) names: Names,
     /// The file of the access log, if it has one of its own.
     pub(crate) access_log: Option<PathBuf>,
+    /// Where requests are recorded, in the order of the models.
+    pub(crate) record_requests: Vec<Option<PathBuf>>,
     /// How work for clients that left is ended, in the order of the models.
     pub(crate) cancel: Vec<Cancel>,
     /// What is allowed and probably not meant.
@@ -226,6 +228,11 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         names,
         access_log,
         builds: vec![None; mitigations.len()],
+        record_requests: loaded
+            .models
+            .iter()
+            .map(|(_, model, _)| model.record_requests.as_ref().map(|path| loaded.absolute(machine, path)))
+            .collect(),
         cancel: loaded.models.iter().map(|(_, model, _)| model.cancel).collect(),
         mitigations,
         warnings,

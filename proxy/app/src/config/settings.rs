@@ -125,6 +125,8 @@ pub(crate) struct Model {
     pub(crate) socket: Socket,
     /// Whether what is read is written to a file, too.
     pub(crate) record: bool,
+    /// Where its requests are recorded, redacted.
+    pub(crate) record_requests: Option<PathBuf>,
     /// How work for clients that left is ended where the answer is no stream.
     pub(crate) cancel: Cancel,
     /// Requests of the slot kind at a time on one process.
@@ -187,6 +189,9 @@ struct ModelKeys {
     /// Write what is read about each process, memory and work, to a file in the state directory, for
     /// `llama-warden policy replay`. Default: false.
     record: Option<bool>,
+    /// Write requests, without what they say, to this file, for `llama-warden diagnose --replay`. Relative to the
+    /// configuration file. Default: none.
+    record_requests: Option<PathBuf>,
     /// How a client's leaving ends its work where the answer is no stream: `auto` by the fix `cancel-nonstream` where the
     /// build has it, `assemble` by asking for a stream and putting the answer together, `off` as llama-server does.
     /// Default: "auto".

@@ -3,9 +3,10 @@
 use warden_gateway::{Cors, Keys, Live};
 
 use crate::config::resolve::Resolved;
+use crate::request_recorder::Recorders;
 
 /// The picture for the gateway.
-pub(crate) fn live(resolved: &Resolved) -> Live {
+pub(crate) fn live(resolved: &Resolved, recorders: &Recorders) -> Live {
     // Those without rules are looked up for every request, too: the fewer there are, the better.
     let ruled = resolved.fleet.models.iter().zip(&resolved.rules).filter(|(_, rules)| !rules.is_empty());
     let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone())).collect();
@@ -15,5 +16,12 @@ pub(crate) fn live(resolved: &Resolved) -> Live {
         max_age: server.cors_max_age,
         with_keys: resolved.keys.is_some(),
     };
-    Live { models, keys: resolved.keys.clone().map(Keys::new), cors, names: resolved.names.clone() }
+    let recorders = recorders.of(resolved);
+    Live {
+        models,
+        keys: resolved.keys.clone().map(Keys::new),
+        cors,
+        names: resolved.names.clone(),
+        recorders,
+    }
 }

@@ -26,6 +26,7 @@ use crate::clock;
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
 use crate::exit::Failure;
+use crate::request_recorder::Recorders;
 
 /// A running instance.
 pub(crate) struct Server {
@@ -38,6 +39,7 @@ pub(crate) struct Server {
     gauges: Arc<Gauges>,
     gateway: Control,
     access: AccessLog,
+    recorders: Recorders,
     tls: Option<Arc<Tls>>,
     told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests go on.
@@ -58,6 +60,8 @@ impl Server {
     ) -> Result<Self, Failure> {
         let mut claim = Claim::take(&resolved.dirs, machine.uid)?;
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
+        let mut recorders = Recorders::default();
+        recorders.open(&resolved)?;
         let gateway =
             Gateway::bind(gateway_config(&resolved)).await.map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
@@ -65,7 +69,7 @@ impl Server {
         let gauges = gateway.gauges();
         let control = gateway.control();
         let tls = gateway.tls();
-        control.update(live(&resolved));
+        control.update(live(&resolved, &recorders));
         let listeners =
             bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
         let admin_address = listeners.address();
@@ -117,6 +121,7 @@ impl Server {
             gauges,
             gateway: control,
             access,
+            recorders,
             tls,
             told: tell,
             accepting,
@@ -193,7 +198,8 @@ impl Server {
         }
         let servers = new.servers(machine);
         self.told.send_replace(Told { budgets: budgets(&fleet.models), servers });
-        self.gateway.update(live(&new));
+        self.recorders.open(&new)?;
+        self.gateway.update(live(&new, &self.recorders));
         if let Some(tls) = &self.tls {
             certificate::read(tls).await;
         }

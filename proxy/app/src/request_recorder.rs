@@ -1,0 +1,154 @@
+//! `record_requests = "FILE"`: requests of a model, without what they say, for `llama-warden diagnose --replay FILE`.
+//!
+//! ```text
+//!   gateway thread ── body ──> [bounded queue] ──> thread: redacts ── line ──> FILE
+//!                       full, or the file is: not recorded
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use bytes::Bytes;
+use http::Method;
+use warden_diagnose::Redactor;
+use warden_gateway::Recorder;
+use warden_policies::{ModelName, defaults};
+
+use crate::config::resolve::Resolved;
+use crate::exit::Failure;
+
+/// Lengths and times of day tell something, too: not for everybody.
+const MODE: u32 = 0o600;
+/// Requests that may wait for the thread; more come only if the disk hangs.
+const WAITING: usize = 64;
+
+/// All files that requests are recorded to, by their paths. One that was opened stays open: another model may come to it.
+#[derive(Debug, Default)]
+pub(crate) struct Recorders(BTreeMap<PathBuf, Arc<RequestRecorder>>);
+
+impl Recorders {
+    /// Opens what a configuration names and is not open yet.
+    pub(crate) fn open(&mut self, resolved: &Resolved) -> Result<(), Failure> {
+        let numbers = &defaults().diagnose;
+        let most = (numbers.recording_body.0, numbers.recording_bytes.0);
+        for path in resolved.record_requests.iter().flatten() {
+            if !self.0.contains_key(path) {
+                let body = usize::try_from(most.0).unwrap_or(usize::MAX);
+                let recorder = RequestRecorder::start(path, body, most.1).map_err(|error| {
+                    Failure::hinted(
+                        format!("cannot record requests to {}: {error}", path.display()),
+                        "name a file in a directory that exists and that we may write to (`record_requests`)",
+                    )
+                })?;
+                tracing::info!(path = %path.display(), "recording requests, without what they say");
+                self.0.insert(path.clone(), recorder);
+            }
+        }
+        Ok(())
+    }
+
+    /// Who records, by model.
+    pub(crate) fn of(&self, resolved: &Resolved) -> HashMap<ModelName, Arc<dyn Recorder>> {
+        let models = resolved.fleet.models.iter().zip(&resolved.record_requests);
+        let open = |path: &PathBuf| Some(Arc::clone(self.0.get(path)?) as Arc<dyn Recorder>);
+        models.filter_map(|(model, path)| Some((model.name.clone(), open(path.as_ref()?)?))).collect()
+    }
+}
+
+/// Writes the requests of one model to a file.
+#[derive(Debug)]
+pub(crate) struct RequestRecorder {
+    path: PathBuf,
+    body: usize,
+    queue: SyncSender<(Method, String, Vec<Bytes>)>,
+    missed: AtomicU64,
+}
+
+impl RequestRecorder {
+    /// Appends to `path`, up to `most` bytes in all. `body`: bytes of a request at most.
+    pub(crate) fn start(path: &Path, body: usize, most: u64) -> io::Result<Arc<Self>> {
+        let file = OpenOptions::new().create(true).append(true).mode(MODE).open(path)?;
+        let left = most.saturating_sub(file.metadata()?.len());
+        let (queue, requests) = sync_channel::<(Method, String, Vec<Bytes>)>(WAITING);
+        let mut tape = Writer { file, left, path: path.to_owned(), redactor: Redactor::new(rand::random()) };
+        std::thread::Builder::new().name("recorder".to_owned()).spawn(move || {
+            while let Ok((method, target, body)) = requests.recv() {
+                if !tape.write(&method, &target, &body.concat()) {
+                    break;
+                }
+            }
+        })?;
+        Ok(Arc::new(Self { path: path.to_owned(), body, queue, missed: AtomicU64::new(0) }))
+    }
+}
+
+impl Recorder for RequestRecorder {
+    fn limit(&self) -> usize {
+        self.body
+    }
+
+    fn take(&self, method: &Method, path: &str, body: Vec<Bytes>) {
+        let sent = self.queue.try_send((method.clone(), path.to_owned(), body));
+        if sent.is_err() && self.missed.fetch_add(1, Ordering::Relaxed) == 0 {
+            let path = self.path.display();
+            tracing::warn!(%path, "requests are missing in the recording: it is full, or cannot keep up");
+        }
+    }
+}
+
+/// The file's side.
+struct Writer {
+    file: File,
+    left: u64,
+    path: PathBuf,
+    redactor: Redactor,
+}
+
+impl Writer {
+    /// False if nothing more can be written.
+    fn write(&mut self, method: &Method, target: &str, body: &[u8]) -> bool {
+        let Some(mut line) = self.redactor.line(method.as_str(), target, body) else { return true };
+        line.push('\n');
+        let path = self.path.display();
+        let bytes = u64::try_from(line.len()).unwrap_or(u64::MAX);
+        if bytes > self.left {
+            tracing::info!(%path, "the recording of requests has reached its size and ends");
+            return false;
+        }
+        if let Err(error) = self.file.write_all(line.as_bytes()) {
+            tracing::warn!(%path, %error, "the recording of requests ends: cannot write to it");
+            return false;
+        }
+        self.left -= bytes;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_redacted_private_and_bounded() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("requests.jsonl");
+        let file = OpenOptions::new().create(true).append(true).mode(MODE).open(&path).unwrap();
+        let mut writer = Writer { file, left: 150, path: path.clone(), redactor: Redactor::new(1) };
+        let body = br#"{"prompt": "a secret", "user": "somebody", "n_predict": 4}"#;
+        assert!(writer.write(&Method::POST, "/completion?key=1", body));
+        assert!(writer.write(&Method::POST, "/completion", b"no object"), "passed over");
+        assert!(!writer.write(&Method::POST, "/completion", body), "full");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(!text.contains("secret") && !text.contains("somebody") && !text.contains("key"), "{text}");
+        assert!(text.contains("\"n_predict\":4"), "{text}");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777 & !MODE, 0);
+    }
+}
