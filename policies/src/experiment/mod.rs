@@ -177,7 +177,7 @@ mod seconds {
 
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-    #[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde asks for this")]
+    #[expect(clippy::ref_option, reason = "serde asks for this")]
     pub(super) fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
         time.map(|time| time.as_secs_f64()).serialize(to)
     }
