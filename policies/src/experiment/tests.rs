@@ -134,10 +134,11 @@ fn what_a_leg_can_see_it_does_see() {
     }
 }
 
+type Leak = fn(Work) -> u64;
+
 #[test]
 fn legs_of_different_work_tell_together_who_pays() {
     let legs = [Workload::ShortText, Workload::LongText, Workload::SameImage, Workload::Conversation];
-    type Leak = fn(Work) -> u64;
     let kinds: [(crate::growth::Unit, Leak); 3] = [
         (crate::growth::Unit::Request, |work| work.requests * 4 * MIB),
         (crate::growth::Unit::Image, |work| work.images * 4 * MIB),

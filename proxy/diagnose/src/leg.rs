@@ -177,14 +177,14 @@ impl Run<'_> {
         let deadline = Instant::now() + self.lab.numbers.leg_limit;
         let mut refused = 0;
         while self.taken() < self.leg.steps {
-            let step = tokio::select! {
+            let sent = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(Ended::Interrupted),
                 failure = solo.ended() => return Ok(Ended::Crashed { why: told(&failure) }),
                 () = tokio::time::sleep_until(deadline) => return Ok(Ended::OutOfTime),
-                step = self.step(&client, &mut script) => step,
+                sent = self.step(&client, &mut script) => sent,
             };
-            match step {
+            match sent {
                 Ok(Step::Answered) => refused = 0,
                 // The first one is a warm-up, and says whether the server can do this at all.
                 Ok(Step::Refused(why)) if self.work.requests == 0 => {

@@ -110,7 +110,7 @@ impl Redactor {
     }
 
     /// A line for a recording; `None` for what is no JSON object, and so cannot be redacted.
-    pub fn line(&self, method: &str, path: &str, body: &[u8]) -> Option<String> {
+    pub fn line(self, method: &str, path: &str, body: &[u8]) -> Option<String> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let body = self.fields(body.as_object()?);
         // What stands after `?` may name somebody.
@@ -118,7 +118,7 @@ impl Redactor {
         Some(json!({ "method": method, "path": path, "body": body }).to_string())
     }
 
-    fn fields(&self, fields: &Map<String, Value>) -> Value {
+    fn fields(self, fields: &Map<String, Value>) -> Value {
         let mut kept = Map::new();
         for (name, value) in fields {
             if let Some(value) = self.field(name, value) {
@@ -128,7 +128,7 @@ impl Redactor {
         Value::Object(kept)
     }
 
-    fn field(&self, name: &str, value: &Value) -> Option<Value> {
+    fn field(self, name: &str, value: &Value) -> Option<Value> {
         match (name, value) {
             ("image_url" | "url", _) => Some(image(name, value)),
             ("data", Value::String(data)) => Some(Value::String(audio(data))),
@@ -146,7 +146,7 @@ impl Redactor {
     }
 
     /// A text, a list of texts or parts, an object.
-    fn inside(&self, value: &Value) -> Value {
+    fn inside(self, value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.text(text)),
             Value::Array(items) => items.iter().map(|item| self.inside(item)).collect(),
@@ -160,7 +160,7 @@ impl Redactor {
     }
 
     /// A tool as long as this one, that does nothing.
-    fn tool(&self, number: usize, tool: &Value) -> Value {
+    fn tool(self, number: usize, tool: &Value) -> Value {
         let long = tool["function"].to_string();
         json!({ "type": "function", "function": {
             "name": format!("tool_{number}"),
@@ -170,7 +170,7 @@ impl Redactor {
     }
 
     /// Another text of the same length.
-    fn text(&self, text: &str) -> String {
+    fn text(self, text: &str) -> String {
         let length = text.chars().count();
         if length == 0 {
             return String::new();
@@ -182,7 +182,7 @@ impl Redactor {
     }
 
     /// A number that only tells whether two texts are the same (FNV-1a with a salt, mixed).
-    fn seed(&self, bytes: &[u8]) -> u64 {
+    fn seed(self, bytes: &[u8]) -> u64 {
         let mut hash = 0xCBF2_9CE4_8422_2325 ^ self.salt;
         for byte in bytes {
             hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);

@@ -79,7 +79,7 @@ fn ask(line: &str) -> Result<Ask, String> {
     }
     let media = |kinds: &[&str]| body.as_ref().map_or(0, |body| parts(body, kinds));
     let (images, audio) = (media(&["image_url", "input_image", "image"]), media(&["input_audio"]));
-    Ok(Ask { method, path, images, audio, body })
+    Ok(Ask { method, path, body, images, audio })
 }
 
 /// Parts of messages that are of one of these types.

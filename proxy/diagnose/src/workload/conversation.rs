@@ -25,7 +25,7 @@ impl Conversation {
     }
 
     /// The messages of the next turn. `room`: tokens that fit.
-    pub(super) fn turn(&mut self, words: &Words, numbers: &Diagnose, room: Option<u64>) -> Value {
+    pub(super) fn turn(&mut self, words: Words, numbers: &Diagnose, room: Option<u64>) -> Value {
         let next = self.tokens + numbers.turn + numbers.answer;
         if self.turns >= numbers.turns || room.is_some_and(|room| next > room) {
             self.messages.clear();

@@ -180,7 +180,7 @@ impl Script {
     }
 
     fn turns(&mut self) -> Vec<Ask> {
-        let (numbers, words) = (&self.numbers, &self.words);
+        let (numbers, words) = (&self.numbers, self.words);
         let room = self.facts.n_ctx.map(|context| context.saturating_sub(TEMPLATE));
         let next = |conversation: &mut Conversation| {
             let messages = conversation.turn(words, numbers, room);
