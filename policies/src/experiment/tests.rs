@@ -154,6 +154,21 @@ fn legs_of_different_work_tell_together_who_pays() {
 }
 
 #[test]
+fn growth_by_pieces_larger_than_a_request_takes_is_blamed_as_any_other() {
+    let legs = [Workload::ShortText, Workload::LongText, Workload::SameImage];
+    // Measured: a pool of 2 MiB pieces, and less than half of one for each image.
+    let leak = |work: Work| work.images * 940 * 1024;
+    let run: Vec<Vec<Reading>> =
+        legs.iter().map(|workload| leg(*workload, limit(), |_| 0, leak, None).1).collect();
+    let legs: Vec<&[Reading]> = run.iter().map(Vec::as_slice).collect();
+    let blame = blame_across(VRAM, &legs, &defaults().growth);
+    let Blame::Pays { unit: crate::growth::Unit::Image, bytes_per_unit, .. } = blame else {
+        panic!("{blame:?}")
+    };
+    assert!((bytes_per_unit / (940.0 * 1024.0) - 1.0).abs() < 0.1, "{bytes_per_unit}");
+}
+
+#[test]
 fn a_finding_survives_json() {
     let found = leg(Workload::SameImage, 70, |w| w.images * 4 * MIB, |_| 0, None).0;
     let text = serde_json::to_string(&found).unwrap();

@@ -39,8 +39,15 @@ pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<Interval> {
     stats::sen_bounds(&xs, &ys, trend.var, policy.bound_z)
 }
 
+/// Readings taken together, at most: more would leave too few points of a short leg.
+const MOST_AT_ONCE: usize = 8;
+
 /// Which unit of work pays for the growth of these processes, each with its readings in order.
 pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
+    // A pool of a GPU grows by pieces that are larger than what one request takes: from reading to reading it mostly stands
+    // still, and a fit that holds out against outliers would call the growth one. So no more points than it takes.
+    let all: usize = processes.iter().map(Vec::len).sum();
+    let stride = (all / (2 * policy.blame_floors)).clamp(1, MOST_AT_ONCE);
     let mut points: Vec<Point> = Vec::new();
     for levels in processes {
         let Some(first) = levels.first() else { continue };
@@ -51,7 +58,7 @@ pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
             hours: end.hours + level.at.saturating_sub(first.at).as_secs_f64() / 3600.0,
             work: end.work + (level.work - first.work),
         };
-        points.extend(levels.iter().map(point).skip(usize::from(!points.is_empty())));
+        points.extend(levels.iter().step_by(stride).map(point).skip(usize::from(!points.is_empty())));
     }
     blame(&points, policy)
 }
