@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn inline_tables_and_dotted_keys_are_models_too() {
         let new = edited("models = { m = { binary = \"x\" } }\n", "m", &list(&["a"])).unwrap();
-        assert_eq!(new, "models = { m = { binary = \"x\", mitigations = [\"a\"] } }\n");
+        assert_eq!(new, "models = { m = { binary = \"x\" , mitigations = [\"a\"] } }\n");
         let new = edited("models.m.binary = \"x\"\n", "m", &list(&["a"])).unwrap();
         assert!(new.parse::<DocumentMut>().unwrap()["models"]["m"]["mitigations"].is_array(), "{new}");
     }
