@@ -5,6 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::experiment::sequential::Does;
 use crate::experiment::{SeriesFinding, Settles, Speed, Workload};
 use crate::growth::Interval;
 use crate::sample::{GpuIndex, Series, Work};

@@ -17,6 +17,9 @@
 
 use serde::{Deserialize, Serialize};
 
+mod beyond;
+
+use self::beyond::{beyond, hoarded};
 use crate::admission::Price;
 use crate::sample::Series;
 use crate::units::ByteSize;
@@ -320,72 +323,6 @@ pub fn grouped(number: u64) -> String {
         text.push(digit);
     }
     text
-}
-
-/// By how much a buffer in a legacy pool of CUDA is made larger than what is asked for.
-const LOOK_AHEAD: f64 = 1.05;
-/// A pool that hoards has to explain the measurements so many times better than a line to be believed ...
-const BETTER: f64 = 4.0;
-/// ... and so many of them above one micro-batch.
-const LEAST_POINTS: usize = 5;
-
-/// Tokens in all buffers that a pool holds after a prompt, if each micro-batch asks for one of as many tokens as the prompt has
-/// so far, one that is large enough is used again, and one that is too small is kept.
-fn hoarded(tokens: u64, ubatch: u64) -> f64 {
-    let (mut held, mut largest, mut seen) = (0.0, 0.0, 0);
-    while seen < tokens {
-        seen = tokens.min(seen + ubatch.max(1));
-        if exact(seen) > largest {
-            largest = exact(seen) * LOOK_AHEAD;
-            held += largest;
-        }
-    }
-    held
-}
-
-/// How the curve goes on: bytes for each token, and for each token of [`hoarded`]. `None` without a point.
-fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
-    let last = *points.last()?;
-    let above: Vec<(u64, f64)> = points.iter().copied().filter(|(tokens, _)| *tokens > ubatch).collect();
-    // Distances from the last point: tokens hoarded, tokens, bytes.
-    let end = hoarded(last.0, ubatch);
-    let rows: Vec<(f64, f64, f64)> = above
-        .iter()
-        .rev()
-        .skip(1)
-        .map(|(tokens, bytes)| (end - hoarded(*tokens, ubatch), exact(last.0 - tokens), last.1 - bytes))
-        .collect();
-    if rows.len() + 1 >= LEAST_POINTS
-        && let Some(hoards) = pool(&rows)
-    {
-        return Some(hoards);
-    }
-    let upper: Vec<(u64, f64)> = points.iter().copied().filter(|(tokens, _)| *tokens >= last.0 / 2).collect();
-    let mut slopes = slopes(if upper.len() > 1 { &upper } else { points }, 0);
-    slopes.sort_by(f64::total_cmp);
-    let slope = slopes.get(slopes.len() / 2).copied().unwrap_or_else(|| last.1 / exact(last.0.max(1)));
-    Some((slope, 0.0))
-}
-
-/// Least squares of a pool that hoards and a price per token, neither below zero; `None` if a price alone does nearly as well.
-fn pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
-    let sum = |of: fn(&(f64, f64, f64)) -> f64| rows.iter().map(of).sum::<f64>();
-    let (hh, tt, ht) = (sum(|r| r.0 * r.0), sum(|r| r.1 * r.1), sum(|r| r.0 * r.1));
-    let (hy, ty) = (sum(|r| r.0 * r.2), sum(|r| r.1 * r.2));
-    let error = |(token, buffer): (f64, f64)| -> f64 {
-        rows.iter().map(|r| (r.2 - buffer * r.0 - token * r.1).powi(2)).sum()
-    };
-    let line = error((ty / tt, 0.0));
-    let mut best = (0.0, (hy / hh).max(0.0));
-    let both = hh * tt - ht * ht;
-    // Where the two columns hardly differ, one of them is enough.
-    if both > 1e-9 * hh * tt {
-        let found = ((ty * hh - hy * ht) / both, (hy * tt - ty * ht) / both);
-        if found.0 >= 0.0 && found.1 >= 0.0 && error(found) < error(best) {
-            best = found;
-        }
-    }
-    (BETTER * error(best) < line).then_some(best)
 }
 
 /// Bytes per token between all pairs of points that are at least so many tokens apart.
