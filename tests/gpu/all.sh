@@ -66,6 +66,9 @@ wait
 P=$(cat "$out/base-plain") L=$(cat "$out/base-legacy")
 all=(--env $cap --env LLAMA_WARDEN_POOL_BUDGET_MIB=1 --env LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS=50
     --env LLAMA_WARDEN_CUBLAS_RESET_EVERY=200 --env LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S=1)
+timeout 500 "$warden" diagnose --trace --json --workload same-image --binary "$P" -- -m "$models/gemma4.gguf" \
+    --mmproj "$models/mmproj.gguf" -ngl 99 -c 8192 -np 1 --cache-ram 0 --ctx-checkpoints 0 >"$out/trace.json" 2>>"$out/errors"
+say "traced: exit $?" # 3: a leak was found
 measure base/decode decode --server "$B" --against "$P" --env $cap
 for turn in 1 2; do
     measure legacy/nothing-$turn prefill --server "$L" --prompts 2
