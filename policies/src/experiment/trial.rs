@@ -91,6 +91,8 @@ pub struct Beside {
     pub without: f64,
     /// With.
     pub with: f64,
+    /// Every process with them was slower than every one without: less than that is the noise of the clock.
+    pub slower: bool,
 }
 
 impl Beside {
@@ -101,9 +103,9 @@ impl Beside {
 }
 
 impl Cost {
-    /// Share of the tokens per second that is lost; 0 if none is, or if it is not known.
+    /// Share of the tokens per second that is lost; 0 if none is for sure, or if it is not known.
     pub fn lost(&self) -> f64 {
-        self.tokens_per_second.map_or(0.0, |rate| (-rate.change()).max(0.0))
+        self.tokens_per_second.filter(|rate| rate.slower).map_or(0.0, |rate| (-rate.change()).max(0.0))
     }
 
     /// Whether more is lost than this share.
@@ -219,17 +221,21 @@ fn beside(without: &[Leg], with: &[Leg], of: impl Fn(&Pace) -> Option<f64>) -> O
             kinds.push(*kind);
         }
     }
-    let median = |legs: &[Leg], kind: Workload| {
+    let values = |legs: &[Leg], kind: Workload| {
         let own = legs.iter().flat_map(|leg| &leg.speeds).filter(|(own, _)| *own == kind);
         let mut all: Vec<f64> = own.filter_map(|(_, pace)| of(pace)).filter(|value| *value > 0.0).collect();
         all.sort_by(f64::total_cmp);
-        let middle = all.len() / 2;
-        let even = all.len().is_multiple_of(2);
-        let last = all.get(middle).copied()?;
-        Some(if even { f64::midpoint(all[middle - 1], last) } else { last })
+        all
     };
-    let pairs = kinds
-        .into_iter()
-        .filter_map(|kind| Some(Beside { without: median(without, kind)?, with: median(with, kind)? }));
+    let median = |all: &[f64]| {
+        let middle = all.len() / 2;
+        let last = all.get(middle).copied()?;
+        Some(if all.len().is_multiple_of(2) { f64::midpoint(all[middle - 1], last) } else { last })
+    };
+    let pairs = kinds.into_iter().filter_map(|kind| {
+        let (before, after) = (values(without, kind), values(with, kind));
+        let slower = after.last().zip(before.first()).is_some_and(|(best, worst)| best < worst);
+        Some(Beside { without: median(&before)?, with: median(&after)?, slower })
+    });
     pairs.max_by(|a, b| a.change().abs().total_cmp(&b.change().abs()))
 }
