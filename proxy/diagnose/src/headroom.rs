@@ -242,15 +242,13 @@ fn series(idle: &SoloReading) -> Vec<TouchedSeries> {
     all
 }
 
-/// Bytes of each memory without what fills measured pools: that is no price of a prompt.
+/// Bytes of each memory. On the host without what fills measured pools: a cache of prompts is no price of a prompt. On a GPU
+/// all of it: what a backend's pool takes for a prompt and keeps is just that price, and has to fit beside everything else.
 fn charged(sample: &Sample) -> Vec<(Series, u64)> {
-    let gpus = sample.vram.iter().map(|vram| Series::Vram(vram.gpu));
-    let all = std::iter::once(Series::Host).chain(gpus);
-    all.filter_map(|series| {
-        let bytes = sample.charged(series)?;
-        Some((series, bytes.saturating_sub(sample.pooled(series).unwrap_or(0))))
-    })
-    .collect()
+    let gpus = sample.vram.iter().map(|vram| (Series::Vram(vram.gpu), vram.bytes));
+    let cached = sample.pooled(Series::Host).unwrap_or(0);
+    let host = sample.charged(Series::Host).map(|bytes| (Series::Host, bytes.saturating_sub(cached)));
+    host.into_iter().chain(gpus).collect()
 }
 
 /// Sends prompts and watches the memory.
@@ -355,6 +353,27 @@ mod tests {
         assert_eq!(number_of("llama_context: n_ubatch      = 256", "n_ubatch"), Some(256));
         assert_eq!(number_of("llama_context: n_ctx_seq     = 14336", "n_ctx"), None);
         assert_eq!(number_of("n_ctx = 5", "n_ctx"), None);
+    }
+
+    #[test]
+    fn a_cache_of_prompts_is_no_price_and_a_pool_of_a_gpu_is() {
+        let gpu = warden_policies::sample::GpuIndex(0);
+        let sample = Sample {
+            at: Duration::ZERO,
+            edge: Edge::Tick,
+            host: Some(warden_policies::sample::HostMemory { anon: 500, ..Default::default() }),
+            vram: vec![warden_policies::sample::Vram {
+                gpu,
+                bytes: 900,
+                source: warden_policies::sample::VramSource::Process,
+            }],
+            pools: vec![(Series::Host, 200), (Series::Vram(gpu), 700)],
+            in_flight: 1,
+            work: Work::default(),
+            largest_prompt: 0,
+        };
+        assert_eq!(charged(&sample), [(Series::Host, 300), (Series::Vram(gpu), 900)]);
+        assert_eq!(charged(&Sample { host: None, vram: Vec::new(), ..sample }), []);
     }
 
     #[test]
