@@ -59,7 +59,12 @@ impl Leg {
                 // A leg that showed nothing to fit a line to did not grow, to within what it could have seen.
                 let flat = Interval { value: 0.0, low: -found.sees, high: found.sees };
                 let track = Track { workload: finding.workload, series: found.series };
-                tracks.push((track, found.per_request.unwrap_or(flat), found.verdict));
+                // What goes into measured pools is no leak, with a switch and without.
+                let pooled = found.pooled_per_request.unwrap_or(0.0);
+                let all = found.per_request.unwrap_or(flat);
+                let rest =
+                    Interval { value: all.value - pooled, low: all.low - pooled, high: all.high - pooled };
+                tracks.push((track, rest, found.verdict));
             }
             let pace = Pace {
                 tokens_per_second: finding.speed.tokens_per_second,
@@ -197,8 +202,8 @@ impl Trial {
     /// What it costs beside these legs.
     pub(super) fn cost(&self, baseline: &[Leg]) -> Cost {
         Cost {
-            tokens_per_second: beside(baseline, &self.legs, |pace| pace.tokens_per_second),
-            first_token: beside(baseline, &self.legs, |pace| pace.first_token),
+            tokens_per_second: beside(baseline, &self.legs, true, |pace| pace.tokens_per_second),
+            first_token: beside(baseline, &self.legs, false, |pace| pace.first_token),
         }
     }
 
@@ -213,8 +218,8 @@ impl Trial {
     }
 }
 
-/// Medians over legs with and without; over several kinds of work, of the kind that changed most.
-fn beside(without: &[Leg], with: &[Leg], of: impl Fn(&Pace) -> Option<f64>) -> Option<Beside> {
+/// Medians over legs with and without; over several kinds of work, of the kind that lost most. `more`: whether more is better.
+fn beside(without: &[Leg], with: &[Leg], more: bool, of: impl Fn(&Pace) -> Option<f64>) -> Option<Beside> {
     let mut kinds: Vec<Workload> = Vec::new();
     for (kind, _) in with.iter().flat_map(|leg| &leg.speeds) {
         if !kinds.contains(kind) {
@@ -234,8 +239,12 @@ fn beside(without: &[Leg], with: &[Leg], of: impl Fn(&Pace) -> Option<f64>) -> O
     };
     let pairs = kinds.into_iter().filter_map(|kind| {
         let (before, after) = (values(without, kind), values(with, kind));
-        let slower = after.last().zip(before.first()).is_some_and(|(best, worst)| best < worst);
+        let (best, worst) =
+            if more { (after.last(), before.first()) } else { (after.first(), before.last()) };
+        let slower =
+            best.zip(worst).is_some_and(|(best, worst)| if more { best < worst } else { best > worst });
         Some(Beside { without: median(&before)?, with: median(&after)?, slower })
     });
-    pairs.max_by(|a, b| a.change().abs().total_cmp(&b.change().abs()))
+    let loss = |beside: &Beside| if more { -beside.change() } else { beside.change() };
+    pairs.max_by(|a, b| loss(a).total_cmp(&loss(b)))
 }

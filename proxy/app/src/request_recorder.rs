@@ -6,12 +6,12 @@
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use bytes::Bytes;
@@ -27,6 +27,8 @@ use crate::exit::Failure;
 const MODE: u32 = 0o600;
 /// Requests that may wait for the thread; more come only if the disk hangs.
 const WAITING: usize = 64;
+/// Bytes of bodies that may wait in all: they are beside the gateway's own budget. A larger one waits alone.
+const WAITING_BYTES: usize = 32 << 20;
 
 /// All files that requests are recorded to, by their paths. One that was opened stays open: another model may come to it.
 #[derive(Debug, Default)]
@@ -68,23 +70,31 @@ pub(crate) struct RequestRecorder {
     body: usize,
     queue: SyncSender<(Method, String, Vec<Bytes>)>,
     missed: AtomicU64,
+    waiting: Arc<AtomicUsize>,
 }
 
 impl RequestRecorder {
     /// Appends to `path`, up to `most` bytes in all. `body`: bytes of a request at most.
     pub(crate) fn start(path: &Path, body: usize, most: u64) -> io::Result<Arc<Self>> {
         let file = OpenOptions::new().create(true).append(true).mode(MODE).open(path)?;
+        // One that was there before may be for everybody.
+        file.set_permissions(Permissions::from_mode(MODE))?;
         let left = most.saturating_sub(file.metadata()?.len());
         let (queue, requests) = sync_channel::<(Method, String, Vec<Bytes>)>(WAITING);
-        let mut tape = Writer { file, left, path: path.to_owned(), redactor: Redactor::new(rand::random()) };
+        let mut tape = Writer { file, left, path: path.to_owned(), redactor: Redactor::new() };
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let done = Arc::clone(&waiting);
         std::thread::Builder::new().name("recorder".to_owned()).spawn(move || {
             while let Ok((method, target, body)) = requests.recv() {
-                if !tape.write(&method, &target, &body.concat()) {
+                let body = body.concat();
+                let goes_on = tape.write(&method, &target, &body);
+                done.fetch_sub(body.len(), Ordering::Relaxed);
+                if !goes_on {
                     break;
                 }
             }
         })?;
-        Ok(Arc::new(Self { path: path.to_owned(), body, queue, missed: AtomicU64::new(0) }))
+        Ok(Arc::new(Self { path: path.to_owned(), body, queue, missed: AtomicU64::new(0), waiting }))
     }
 }
 
@@ -94,8 +104,14 @@ impl Recorder for RequestRecorder {
     }
 
     fn take(&self, method: &Method, path: &str, body: Vec<Bytes>) {
-        let sent = self.queue.try_send((method.clone(), path.to_owned(), body));
-        if sent.is_err() && self.missed.fetch_add(1, Ordering::Relaxed) == 0 {
+        let bytes = body.iter().map(Bytes::len).sum();
+        let before = self.waiting.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before == 0 || before.saturating_add(bytes) <= WAITING_BYTES;
+        let sent = fits && self.queue.try_send((method.clone(), path.to_owned(), body)).is_ok();
+        if !sent {
+            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        if !sent && self.missed.fetch_add(1, Ordering::Relaxed) == 0 {
             let path = self.path.display();
             tracing::warn!(%path, "requests are missing in the recording: it is full, or cannot keep up");
         }
@@ -136,11 +152,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_redacted_private_and_bounded() {
-        use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("requests.jsonl");
         let file = OpenOptions::new().create(true).append(true).mode(MODE).open(&path).unwrap();
-        let mut writer = Writer { file, left: 150, path: path.clone(), redactor: Redactor::new(1) };
+        let mut writer = Writer { file, left: 150, path: path.clone(), redactor: Redactor::new() };
         let body = br#"{"prompt": "a secret", "user": "somebody", "n_predict": 4}"#;
         assert!(writer.write(&Method::POST, "/completion?key=1", body));
         assert!(writer.write(&Method::POST, "/completion", b"no object"), "passed over");

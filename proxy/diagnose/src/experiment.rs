@@ -37,6 +37,8 @@ pub struct Outcome {
     pub skipped: Vec<Skipped>,
     /// Somebody asked for an end before all were run.
     pub interrupted: bool,
+    /// A server did not start for one of them, although it did for another.
+    pub failed: bool,
 }
 
 /// A workload that the server cannot do.
@@ -118,6 +120,7 @@ impl Experiment {
                     let why = error.to_string();
                     watch(Progress::Skipped(workload, &why));
                     outcome.skipped.push(Skipped { workload, why });
+                    outcome.failed = true;
                 }
                 Err(error) => return Err(error),
             }

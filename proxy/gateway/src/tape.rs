@@ -15,6 +15,9 @@ pub trait Recorder: Debug + Send + Sync {
     fn take(&self, method: &Method, path: &str, body: Vec<Bytes>);
 }
 
+/// Bytes that holding a piece costs beside its own.
+const PIECE: usize = 64;
+
 /// The copy of one request.
 #[derive(Debug)]
 pub(crate) struct Tape {
@@ -34,9 +37,11 @@ impl Tape {
 
     /// A piece passes; false if the body has become too large to be recorded.
     pub(crate) fn add(&mut self, piece: &Bytes) -> bool {
-        let fits = piece.len() <= self.left;
+        // Pieces of one byte would cost a hundred times what they hold.
+        let cost = piece.len().saturating_add(PIECE);
+        let fits = cost <= self.left;
         if fits {
-            self.left -= piece.len();
+            self.left -= cost;
             self.pieces.push(piece.clone());
         }
         fits

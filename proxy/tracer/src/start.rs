@@ -73,7 +73,8 @@ fn mapping(file: c_int, bytes: usize) -> Option<*mut c_void> {
     let access = sys::PROT_READ | sys::PROT_WRITE;
     // SAFETY: our own file, at no particular address.
     let at = unsafe {
-        let at = if sys::ftruncate(file, length) == 0 {
+        // The room is taken now: on a full disk a first touch of a page would be a SIGBUS in the middle of `malloc`.
+        let at = if sys::ftruncate(file, length) == 0 && sys::posix_fallocate(file, 0, length) == 0 {
             mmap(core::ptr::null_mut(), bytes, access, sys::MAP_SHARED, file, 0)
         } else {
             sys::MAP_FAILED

@@ -53,6 +53,7 @@ unsafe extern "C" {
     pub(crate) fn open(path: *const c_char, flags: c_int, ...) -> c_int;
     pub(crate) fn close(file: c_int) -> c_int;
     pub(crate) fn ftruncate(file: c_int, length: c_long) -> c_int;
+    pub(crate) fn posix_fallocate(file: c_int, offset: c_long, length: c_long) -> c_int;
     pub(crate) fn memfd_create(name: *const c_char, flags: u32) -> c_int;
     pub(crate) fn madvise(start: *mut c_void, length: usize, advice: c_int) -> c_int;
     pub(crate) fn getpid() -> c_int;

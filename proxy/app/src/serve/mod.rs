@@ -241,6 +241,11 @@ impl Signals {
         }
     }
 
+    /// TERM, INT, or the end of the terminal: for commands that have nothing to reload.
+    pub(crate) async fn leave(&mut self) {
+        self.next().await;
+    }
+
     async fn next(&mut self) -> Asked {
         tokio::select! {
             _ = self.term.recv() => Asked::End,

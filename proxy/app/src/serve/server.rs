@@ -185,6 +185,8 @@ impl Server {
 
     /// Takes over a new configuration, as far as that goes without a restart.
     pub(crate) async fn reload(&mut self, new: Resolved, machine: &Machine) -> Result<(), Failure> {
+        // First, because it may fail: then nothing of the new configuration is taken over.
+        self.recorders.open(&new)?;
         let kept = needs_restart(&self.resolved, &new);
         for section in &kept {
             tracing::warn!(target: "config", "[{section}] has changed: that takes effect at the next start of llama-warden");
@@ -198,7 +200,6 @@ impl Server {
         }
         let servers = new.servers(machine);
         self.told.send_replace(Told { budgets: budgets(&fleet.models), servers });
-        self.recorders.open(&new)?;
         self.gateway.update(live(&new, &self.recorders));
         if let Some(tls) = &self.tls {
             certificate::read(tls).await;

@@ -73,8 +73,10 @@ fn is_secret(name: &str) -> bool {
 fn without_secrets(args: &[String]) -> Vec<String> {
     let mut hide = false;
     let word = |word: &String| {
+        // llama-server takes `_` for `-` in the names of its flags.
+        let name = if word.starts_with("--") { word.replace('_', "-") } else { word.clone() };
         let hidden =
-            std::mem::replace(&mut hide, matches!(word.as_str(), "--api-key" | "-hft" | "--hf-token"));
+            std::mem::replace(&mut hide, matches!(name.as_str(), "--api-key" | "-hft" | "--hf-token"));
         if hidden { HIDDEN.to_owned() } else { word.clone() }
     };
     args.iter().map(word).collect()

@@ -130,16 +130,26 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
     lines
 }
 
+/// A leg that could only see more bytes a request than this was too short to see anything.
+const MOST_SEEN: f64 = 1e15;
+
 fn note(found: &SeriesFinding) -> Option<String> {
     let slope = found.per_request?;
     let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
     match (found.verdict, found.settles) {
+        _ if found.sees > MOST_SEEN => Some("too few readings for a verdict: give `--requests` a larger number".to_owned()),
+        (Verdict::Steady | Verdict::Suspected, Settles::No) if slope.value >= found.sees => {
+            Some("it grows, too unevenly or not long enough to be called a leak: give `--requests` a larger number".to_owned())
+        }
         (Verdict::Steady | Verdict::Suspected, Settles::No) => Some(format!(
             "it grows to the end, and too slowly for so few requests: a leak is told from {:.2} MiB a request on; give \
              `--requests` a larger number",
             found.sees / MIB
         )),
         (Verdict::Bounded, Settles::Unknown | Settles::No) => Some(match pooled {
+            Some(pooled) if pooled >= slope.value => {
+                "all of its growth goes into what the server keeps on purpose, which is not full yet".to_owned()
+            }
             Some(pooled) => format!(
                 "{:.2} MiB of {:.2} MiB a request go into what the server keeps on purpose, which is not full yet",
                 pooled / MIB,

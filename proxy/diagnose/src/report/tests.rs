@@ -49,7 +49,7 @@ fn outcome() -> Outcome {
     leaking.finding.series[0].blame =
         Some(Blame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * 1_048_576.0, share: 0.98 });
     let skipped = vec![Skipped { workload: Workload::Audio, why: "the server takes no <audio>".to_owned() }];
-    Outcome { legs: vec![leg(Workload::ShortText, 0), leaking], skipped, interrupted: false }
+    Outcome { legs: vec![leg(Workload::ShortText, 0), leaking], skipped, interrupted: false, failed: false }
 }
 
 fn report() -> Report {

@@ -143,7 +143,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let mut tracing = args.trace.then(|| Tracing::prepare(args.tracer.as_ref())).transpose()?;
     let mut target = tokio::select! {
         target = Target::find(&args, &machine) => target?,
-        () = signals.end() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
+        () = signals.leave() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
     };
     for warning in &target.warnings {
         out::error_line(&format!("warning: {warning}"));
@@ -177,26 +177,20 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     };
     let outcome = interruptible(&mut signals, &stop, experiment.run(&lab, &mut show, &stop)).await?;
     display.close();
-    let further = match outcome {
+    let further: Result<_, Failure> = match outcome {
         Ok(outcome) => {
             // On the heap: it is made of whole experiments.
             let further =
                 Box::pin(further(&args, &target, &machine, &experiment, &outcome, &lab, &mut signals, &stop));
-            further.await.map(|(cure, headroom)| (outcome, cure, headroom))
+            let found = further.await;
+            Ok((outcome, found))
         }
         Err(error) => Err(error.into()),
     };
     // Ours alone, unless the configuration says otherwise; not empty then.
     drop(std::fs::remove_dir(&target.runtime_dir));
-    let (outcome, cure, headroom) = further?;
+    let (outcome, Further { cure, headroom, trouble }) = further?;
     let report = Report { cure, headroom, ..Report::new(about, &outcome) };
-    if let Some(path) = &args.html {
-        let written = std::fs::write(path, report.html());
-        written.map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
-    }
-    if let Some(path) = &args.report {
-        folder::write(path, &report, &outcome, &target).await?;
-    }
     if args.json {
         match &tracing {
             Some(tracing) => out::json(&WithTrace { report: &report, trace: tracing.legs() })?,
@@ -207,6 +201,17 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         for line in tracing.iter().flat_map(Tracing::lines) {
             out::line(&line)?;
         }
+    }
+    // After the table: whatever cannot be written, what was found is told.
+    if let Some(path) = &args.html {
+        let written = std::fs::write(path, report.html());
+        written.map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
+    }
+    if let Some(path) = &args.report {
+        folder::write(path, &report, &outcome, &target).await?;
+    }
+    if let Some(trouble) = trouble {
+        return Err(trouble);
     }
     if let (true, Some(cure)) = (args.write, &report.cure) {
         bisect::write(cure, &target.name, &args.config, &machine)?;
@@ -225,19 +230,37 @@ async fn further(
     lab: &Lab,
     signals: &mut Signals,
     stop: &CancellationToken,
-) -> Result<(Option<CureReport>, Option<HeadroomReport>), Failure> {
-    let mut cure = None;
+) -> Further {
+    let mut all = Further::default();
     if args.bisect && !outcome.interrupted {
         let running = Box::pin(bisect::run(target, machine, experiment, outcome, lab, stop));
-        cure = Some(interruptible(signals, stop, running).await??);
+        match interruptible(signals, stop, running).await.and_then(|done| done) {
+            Ok(cure) => all.cure = Some(cure),
+            Err(trouble) => return Further { trouble: Some(trouble), ..all },
+        }
     }
-    let mut headroom = None;
     if args.headroom && !stop.is_cancelled() {
-        let found = interruptible(signals, stop, headroom::run(target, lab, stop)).await??;
-        headroom::remember(target, &found)?;
-        headroom = Some(found);
+        match interruptible(signals, stop, headroom::run(target, lab, stop)).await.and_then(|done| done) {
+            Ok(found) => {
+                // A curve of its beginning alone would foretell nonsense, and `serve` would believe it.
+                if !found.touched.interrupted {
+                    all.trouble = headroom::remember(target, &found).err();
+                }
+                all.headroom = Some(found);
+            }
+            Err(trouble) => all.trouble = Some(trouble),
+        }
     }
-    Ok((cure, headroom))
+    all
+}
+
+/// What followed the experiment, as far as it came.
+#[derive(Default)]
+struct Further {
+    cure: Option<CureReport>,
+    headroom: Option<HeadroomReport>,
+    /// Why there is not more.
+    trouble: Option<Failure>,
 }
 
 /// Waits for something that ends early when `stop` is cancelled. The second signal ends us at once, and the server with us.
@@ -250,7 +273,7 @@ async fn interruptible<T>(
     loop {
         tokio::select! {
             done = &mut running => return Ok(done),
-            () = signals.end() => {
+            () = signals.leave() => {
                 if stop.is_cancelled() {
                     return Err(Failure::Told { code: crate::exit::INTERRUPTED });
                 }
@@ -299,7 +322,7 @@ fn end(outcome: &Outcome, report: &Report, stopped: bool) -> Result<(), Failure>
         crate::exit::INTERRUPTED
     } else if outcome.leaks() || short {
         crate::exit::LEAKS
-    } else if outcome.crashed() {
+    } else if outcome.crashed() || outcome.failed {
         crate::exit::FAILURE
     } else if outcome.legs.is_empty() && report.headroom.is_none() {
         return Err(Failure::hinted(

@@ -106,6 +106,13 @@ impl Tracing {
             None => write_library(folder.path()),
         };
         let library = library.map_err(|error| failed("no library", &error))?;
+        // The loader takes them for the ends of names, and goes on without a library that it cannot find.
+        if library.to_string_lossy().contains([' ', ':', '\t', '\n']) {
+            return Err(Failure::usage(
+                format!("--trace: the loader cannot be told the path {}", library.display()),
+                "use paths without blanks and colons: `--tracer PATH`, or TMPDIR for the library that is carried",
+            ));
+        }
         Ok(Self {
             folder,
             library,
