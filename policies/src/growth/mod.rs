@@ -97,6 +97,18 @@ impl Unit {
             Self::Hour => "hour",
         }
     }
+
+    /// The name in a sentence: one of them.
+    pub const fn noun(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::PromptToken => "prompt token",
+            Self::OutputToken => "output token",
+            Self::Image => "image",
+            Self::Audio => "audio clip",
+            Self::Hour => "hour",
+        }
+    }
 }
 
 /// Which unit of work pays for the growth.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use warden_policies::growth::{Blame, Fill, Forecast, Interval, Unit};
+use warden_policies::growth::{Blame, Fill, Forecast, Interval};
 use warden_policies::units::span;
 use warden_policies::{Action, ByteSize, Decision, Reason, Series};
 
@@ -27,25 +27,13 @@ pub(crate) fn slope(slope: &Interval) -> String {
     format!("{sign}{} MiB a request ({} to {})", mib(slope.value), mib(slope.low), mib(slope.high))
 }
 
-/// The name of a unit of work in a sentence.
-pub(crate) const fn noun(unit: Unit) -> &'static str {
-    match unit {
-        Unit::Request => "request",
-        Unit::PromptToken => "prompt token",
-        Unit::OutputToken => "output token",
-        Unit::Image => "image",
-        Unit::Audio => "audio clip",
-        Unit::Hour => "hour",
-    }
-}
-
 /// Who pays: `each image pays 4.42 MiB (98 % of the growth)`.
 pub(crate) fn blame(blame: &Blame) -> String {
     match blame {
         Blame::Pays { unit, bytes_per_unit, share } => {
             format!(
                 "each {} pays {} ({:.0} % of the growth)",
-                noun(*unit),
+                unit.noun(),
                 amount(*bytes_per_unit),
                 share * 100.0
             )
@@ -140,6 +128,8 @@ pub(crate) fn decision(decision: &Decision) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use warden_policies::growth::Unit;
+
     use super::*;
 
     const MIB: f64 = 1024.0 * 1024.0;

@@ -1,7 +1,7 @@
 //! The table, the same on a terminal and on the page, and the notes beneath it. Findings in, text out.
 
 use warden_policies::experiment::{Ended, Finding, SeriesFinding, Settles};
-use warden_policies::growth::{Blame, Interval, Unit, Verdict};
+use warden_policies::growth::{Blame, Interval, Verdict};
 
 use crate::experiment::Skipped;
 
@@ -86,21 +86,10 @@ fn blame(found: &SeriesFinding) -> String {
                 bytes if bytes >= 0.1 * MIB => format!("{:.2} MiB", bytes / MIB),
                 bytes => format!("{:.1} KiB", bytes / 1024.0),
             };
-            format!("each {} {amount}", noun(*unit))
+            format!("each {} {amount}", unit.noun())
         }
         Some(Blame::Undecided { .. }) => "undecided".to_owned(),
         None => String::new(),
-    }
-}
-
-const fn noun(unit: Unit) -> &'static str {
-    match unit {
-        Unit::Request => "request",
-        Unit::PromptToken => "prompt token",
-        Unit::OutputToken => "output token",
-        Unit::Image => "image",
-        Unit::Audio => "audio clip",
-        Unit::Hour => "hour",
     }
 }
 

@@ -301,7 +301,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
     let mut leaks = Vec::new();
     for (memory, size) in [("host memory", args.leak), ("VRAM", args.vram_leak)] {
         if size.0 > 0 {
-            leaks.push(format!("{size} of {memory} for each {}", crate::words::noun(unit)));
+            leaks.push(format!("{size} of {memory} for each {}", unit.noun()));
         }
     }
     let leaks = if leaks.is_empty() { "no leak".to_owned() } else { leaks.join(" and ") };
