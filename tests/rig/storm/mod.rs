@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use crate::process::ProcessId;
 use crate::warden::{SOON, Setup, chat};
-use crate::{Context as _, Trouble, Warden, wait_until};
+use crate::{Context as _, Trouble, Warden, wait_for, wait_until};
 
 pub use books::{Execution, audit, executions};
 pub use clients::{Sent, Told, one};
@@ -252,12 +252,17 @@ async fn as_good_as_new(warden: &Warden) -> Result<Vec<ProcessId>, Trouble> {
             }
         }
     }
-    let backends = until_still(warden).await?;
-    let (zombies, sockets) = (zombies(warden.kid.pid()), sockets(warden.home().path().join("run")));
-    if zombies > 0 || sockets.len() != backends.len() {
-        return Err(Trouble::new(format!("{zombies} ended children are not reaped; sockets {sockets:?}")));
-    }
-    Ok(backends)
+    until_still(warden).await?;
+    // A policy may recycle at any moment, and then one process and one socket more are right for a while.
+    let mut seen = String::new();
+    let good = wait_for("no socket and no ended child too many", SOON, async || {
+        let backends = warden.until_ready(3).await.ok()?;
+        let (zombies, sockets) = (zombies(warden.kid.pid()), sockets(warden.home().path().join("run")));
+        seen = format!("{zombies} ended children are not reaped; sockets {sockets:?}");
+        (zombies == 0 && sockets.len() == backends.len()).then_some(backends)
+    });
+    let good = good.await;
+    good.context(seen)
 }
 
 async fn end(warden: &mut Warden, backends: &[ProcessId]) -> Result<(), Trouble> {
@@ -272,7 +277,7 @@ async fn end(warden: &mut Warden, backends: &[ProcessId]) -> Result<(), Trouble>
     Ok(())
 }
 
-async fn until_still(warden: &Warden) -> Result<Vec<ProcessId>, Trouble> {
+async fn until_still(warden: &Warden) -> Result<(), Trouble> {
     wait_until("nothing runs and nobody waits", SOON, async || {
         for model in MODELS {
             let Ok(status) = warden.status(model).await else { return false };
@@ -284,8 +289,7 @@ async fn until_still(warden: &Warden) -> Result<Vec<ProcessId>, Trouble> {
         }
         true
     })
-    .await?;
-    warden.until_ready(3).await
+    .await
 }
 
 /// The sockets in the runtime directory.
