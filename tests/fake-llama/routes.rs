@@ -39,6 +39,9 @@ pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Inc
     if !health && !admitted(&engine, &head) {
         return error(401, "authentication_error", "Invalid API Key");
     }
+    if engine.script().hangs_on.contains(&path) {
+        engine.hang().await;
+    }
     if head.method == Method::POST {
         let Some(shape) = Shape::of(&path) else { return small_post(&path, body).await };
         // A half-sent body keeps the connection, and SIGTERM, waiting.

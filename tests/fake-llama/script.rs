@@ -66,6 +66,8 @@ pub(crate) struct Script {
     pub(crate) vram_total_mib: u64,
     /// MiB of VRAM held from the start on.
     pub(crate) vram_base_mib: u64,
+    /// KiB of VRAM held from the start on, for each token of context.
+    pub(crate) vram_kib_per_context_token: u64,
     /// KiB of VRAM never given back, per generating request.
     pub(crate) vram_kib_per_request: u64,
     /// KiB of VRAM never given back, per `image_url` in a request.
@@ -85,6 +87,8 @@ pub(crate) struct Script {
     pub(crate) cancel_ms: u64,
     /// What is written where `LLAMA_WARDEN_REPORT` says.
     pub(crate) report: ReportKind,
+    /// Paths whose requests are never answered.
+    pub(crate) hangs_on: Vec<String>,
     /// Everything that goes wrong with single requests.
     pub(crate) faults: Vec<Fault>,
 }

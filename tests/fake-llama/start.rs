@@ -50,7 +50,7 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
         return fail(Fail::MissingModel, &args, &script).await;
     }
     engine.leak.grow(script.base_mib.saturating_mul(1 << 20));
-    engine.vram.open(&script);
+    engine.vram.open(&script, engine.args.context);
     engine.cache.announce();
     engine.report.open(script.report);
     engine.ready.set();

@@ -30,11 +30,11 @@ struct Held {
 
 impl Vram {
     /// Takes what is held from the start on, and tells it.
-    pub(crate) fn open(&self, script: &Script) {
+    pub(crate) fn open(&self, script: &Script, context: u64) {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         held.told.clone_from(&script.vram_told);
         held.total = if script.vram_total_mib == 0 { TOTAL } else { script.vram_total_mib << 20 };
-        held.bytes = script.vram_base_mib << 20;
+        held.bytes = (script.vram_base_mib << 20) + context * (script.vram_kib_per_context_token << 10);
         held.tell();
     }
 

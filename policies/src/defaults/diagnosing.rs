@@ -31,12 +31,16 @@ section!(
         leg_limit: Duration = "duration",
         /// One request takes no longer.
         request_limit: Duration = "duration",
+        /// A question to the server that is no work (how many tokens a text has) takes no longer.
+        question_limit: Duration = "duration",
         /// A request with more bytes than this is not recorded (`record_requests`).
         recording_body: ByteSize,
         /// Bytes of a file of recorded requests.
         recording_bytes: ByteSize,
         /// Requests in a row that may fail before a leg is given up.
         failures: u32,
+        /// Within this time after a broken connection the end of a process is known.
+        noticed: Duration = "duration",
         /// A leg ends when the machine has less memory available than this share of it.
         least_memory: f64,
         /// Tokens of a short prompt.
@@ -71,8 +75,47 @@ section!(
         cure: Cure,
         /// What the largest prompts take.
         headroom: Headroom,
+        /// Which call sites the growth is put down to.
+        attribution: Attribution,
+        /// A tool around the server.
+        wrap: Wrap,
     }
 );
+
+section!(
+    /// What a configuration can set of [`Diagnose`]. The rest says what the work is and how it is judged, which makes figures of
+    /// different people comparable.
+    DiagnoseKeys {
+        /// Readings of one leg of `diagnose`, at most; more find slower leaks (`--requests`).
+        requests: u64,
+        /// From the end of a request to its reading.
+        settle: Duration = "duration",
+        /// A leg takes no longer.
+        leg_limit: Duration = "duration",
+        /// One request takes no longer.
+        request_limit: Duration = "duration",
+        /// A question to the server that is no work (how many tokens a text has) takes no longer.
+        question_limit: Duration = "duration",
+        /// Tokens of a prompt in a prefill sweep, at most.
+        sweep_most: u64,
+    }
+);
+
+impl DiagnoseKeys {
+    /// All numbers of experiments, with these in their places.
+    pub fn numbers(&self) -> Diagnose {
+        let &Self { requests, settle, leg_limit, request_limit, question_limit, sweep_most } = self;
+        Diagnose {
+            requests,
+            settle,
+            leg_limit,
+            request_limit,
+            question_limit,
+            sweep_most,
+            ..super::defaults().diagnose.clone()
+        }
+    }
+}
 
 section!(
     /// How switches are tried.
@@ -125,5 +168,55 @@ section!(
         interval: Duration = "duration",
         /// Bytes that stay free, on the host and on each GPU.
         reserve: ByteSize,
+        /// With smaller micro-batches only lengths from this share of the context on are measured again.
+        again_from: f64,
+        /// The share of the context with which it is started once more, where the whole one does not fit.
+        less_context: f64,
+        /// Tokens of the shortest prompt.
+        least_prompt: u64,
+        /// A prompt that is refused is made shorter to this share.
+        shorter: f64,
+        /// Attempts with one length.
+        attempts: u32,
+        /// A smaller context is proposed in steps of the whole one divided by this, rounded down to a power of two.
+        context_steps: u64,
+        /// The least such step, in tokens.
+        context_grain: u64,
+        /// No smaller micro-batch is proposed, in tokens.
+        least_ubatch: u64,
+        /// A buffer of a pool that hoards, as a multiple of what is asked for.
+        look_ahead: f64,
+        /// How many times better such a pool has to explain the measurements than a price per token.
+        hoard_better: f64,
+        /// Lengths above one micro-batch that are needed to tell such a pool.
+        hoard_points: usize,
+    }
+);
+
+section!(
+    /// How long is waited for a tool around the server.
+    Wrap {
+        /// From its start until the server is ready, and for one request.
+        start: Duration = "duration",
+        /// From the end of the server until the tool has written what it knows.
+        report: Duration = "duration",
+        /// From the end of the tool until what it left behind is killed.
+        rest: Duration = "duration",
+    }
+);
+
+section!(
+    /// When growth is put down to call sites and handles.
+    Attribution {
+        /// Share of the growth that counted allocations have to make up to explain it.
+        explained: f64,
+        /// The least correlation of memory and handles at which one follows the other.
+        follows: f64,
+        /// Handles more per request from which on they can be followed.
+        least_handles: f64,
+        /// Readings that are left out at the start of a leg, as a share of all.
+        warm_up: f64,
+        /// Readings below which nothing is said.
+        fewest: usize,
     }
 );

@@ -2,23 +2,12 @@
 //!
 //! A tracer counts allocations; the kernel and the driver say how much memory there is. Where the second grows and the first
 //! does not, the memory belongs to something that is not asked for by size: a driver keeps it for its handles. Then what
-//! counts is which handles became more along with it.
+//! counts is which handles became more along with it. The numbers are in `[diagnose.attribution]` of the defaults.
 
 use serde::{Deserialize, Serialize};
 
+use crate::defaults::{self, defaults};
 use crate::growth::stats::{exact, median};
-
-/// Of the growth, what counted allocations have to make up to explain it. What the heap keeps beside them (its own books,
-/// gaps between blocks) is some tenths.
-const EXPLAINED: f64 = 0.7;
-/// The least correlation of memory and handles, reading by reading, at which one follows the other.
-const FOLLOWS: f64 = 0.9;
-/// Handles by which a request has to add more on average: fewer than one in twenty requests is nothing to follow.
-const LEAST_HANDLES: f64 = 0.05;
-/// Readings that are left out at the start of a leg, as a part of all: caches fill.
-const WARM_UP: f64 = 1.0 / 3.0;
-/// Readings below which nothing is said.
-const FEWEST: usize = 4;
 
 /// One moment of a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -60,27 +49,28 @@ pub struct Attribution {
 impl Attribution {
     /// From the readings of a leg; `None` with too few.
     pub fn of(readings: &[Trace]) -> Option<Self> {
+        let numbers = numbers();
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "a place in a list"
         )]
-        let first = (readings.len() as f64 * WARM_UP) as usize;
-        let readings = readings.get(first..).filter(|rest| rest.len() >= FEWEST)?;
+        let first = (readings.len() as f64 * numbers.warm_up) as usize;
+        let readings = readings.get(first..).filter(|rest| rest.len() >= numbers.fewest)?;
         let requests: Vec<f64> = readings.iter().map(|reading| exact(reading.requests)).collect();
         let measured: Vec<f64> = readings.iter().map(|reading| exact(reading.measured)).collect();
         let counted: Vec<f64> = readings.iter().map(|reading| signed(reading.counted)).collect();
         let (measured_slope, counted_slope) = (slope(&requests, &measured)?, slope(&requests, &counted)?);
         let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
         let mut follows = None;
-        if measured_slope > 0.0 && counted_slope < EXPLAINED * measured_slope {
+        if measured_slope > 0.0 && counted_slope < numbers.explained * measured_slope {
             let rest_slope = measured_slope - counted_slope;
             for kind in 0..2 {
                 let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
                 let Some(per_request) = slope(&requests, &handles) else { continue };
                 let correlation = correlation(&handles, &rest);
-                if per_request < LEAST_HANDLES || correlation < FOLLOWS {
+                if per_request < numbers.least_handles || correlation < numbers.follows {
                     continue;
                 }
                 if follows.is_none_or(|known: Follows| correlation > known.correlation) {
@@ -103,8 +93,12 @@ impl Attribution {
 
     /// Whether counted allocations explain the growth.
     pub fn is_explained(&self) -> bool {
-        self.explained() >= EXPLAINED
+        self.explained() >= numbers().explained
     }
+}
+
+fn numbers() -> &'static defaults::Attribution {
+    &defaults().diagnose.attribution
 }
 
 #[expect(clippy::cast_precision_loss, reason = "bytes of one machine, far below 2^53")]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::experiment::sequential::Does;
 use crate::experiment::{SeriesFinding, Settles, Speed, Workload};
-use crate::growth::Interval;
+use crate::growth::{Interval, Verdict};
 use crate::sample::{GpuIndex, Series, Work};
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -269,6 +269,42 @@ fn a_suspicion_is_looked_at_twice() {
     assert_eq!(planner.next(), Step::Run(Arm { switches: vec![0] }), "twice is a leak");
     again.observe(&Arm::default(), &[finding(vec![found(Series::Host, 0.0)], 100.0, Ended::Complete)]);
     assert!(matches!(again.next(), Step::Done(conclusion) if conclusion.outcome == Outcome::NothingToCure));
+}
+
+/// A leg in which these memories have these verdicts.
+fn leg(verdicts: &[(Series, Verdict)]) -> Finding {
+    let one = |(series, verdict): &(Series, Verdict)| {
+        let rate = if *verdict >= Verdict::Suspected { MIB } else { 0.0 };
+        SeriesFinding { verdict: *verdict, ..found(*series, rate) }
+    };
+    finding(verdicts.iter().map(one).collect(), 100.0, Ended::Complete)
+}
+
+#[test]
+fn a_suspicion_beside_a_clear_leak_is_looked_at_twice_and_has_to_be_cured_too() {
+    let [host, vram] = [SERIES[0], SERIES[1]];
+    let mut planner = Planner::new(&numbers(), 2, Vec::new());
+    let both = leg(&[(host, Verdict::Leaking), (vram, Verdict::Suspected)]);
+    planner.observe(&Arm::default(), std::slice::from_ref(&both));
+    assert_eq!(planner.next(), Step::Run(Arm::default()));
+    let mut again = planner.clone();
+    planner.observe(&Arm::default(), &[both]);
+    again.observe(&Arm::default(), &[leg(&[(host, Verdict::Leaking), (vram, Verdict::Steady)])]);
+    for (mut planner, leaks) in [(planner, vec![host, vram]), (again, vec![host])] {
+        assert_eq!(planner.next(), Step::Run(Arm { switches: vec![0] }));
+        let leaking: Vec<Series> = planner.interrupt().leaking.iter().map(|track| track.series).collect();
+        assert_eq!(leaking, leaks);
+    }
+}
+
+#[test]
+fn too_few_readings_are_no_proof_that_nothing_leaks() {
+    let mut planner = Planner::new(&numbers(), 1, Vec::new());
+    while let Step::Run(arm) = planner.next() {
+        planner.observe(&arm, &[leg(&[(Series::Host, Verdict::Warming)])]);
+    }
+    let outcome = planner.interrupt().outcome;
+    assert!(matches!(&outcome, Outcome::NotKnown { why } if why.contains("too few")), "{outcome:?}");
 }
 
 #[test]

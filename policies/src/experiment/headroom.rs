@@ -21,6 +21,7 @@ mod beyond;
 
 use self::beyond::{beyond, hoarded};
 use crate::admission::Price;
+use crate::defaults;
 use crate::sample::Series;
 use crate::units::ByteSize;
 
@@ -200,6 +201,10 @@ pub struct Verdict {
     pub smaller_context: Option<u64>,
     /// The largest `-ub` that would fit; likewise, and `None` where smaller micro-batches were not measured.
     pub smaller_ubatch: Option<u64>,
+    /// Bytes that each token of context takes before any prompt, most of them the KV cache; `None` where that was not
+    /// measured.
+    #[serde(default)]
+    pub context_token: Option<f64>,
     /// Bytes for each prompt token.
     pub price: Price,
     /// Bytes that the second micro-batch of a prompt takes once.
@@ -229,15 +234,20 @@ impl Learnt {
     }
 }
 
-/// Suggestions are whole steps of an eighth of the context, rounded down to a power of two ...
-const STEPS: u64 = 8;
-/// ... and of at least this many tokens, to which llama-server rounds a context.
-const LEAST_STEP: u64 = 256;
-/// No smaller micro-batch is suggested: below this prefill is hardly faster than decoding.
-const LEAST_UBATCH: u64 = 32;
+/// The numbers. Reasons: `defaults.toml`, section `[diagnose.headroom]`.
+fn numbers() -> &'static defaults::Headroom {
+    &defaults().diagnose.headroom
+}
 
 /// Holds the worst case against what may be held. `smaller`: the same measured with smaller micro-batches, and those.
-pub fn judge(curve: &Curve, setup: &Setup, limit: Option<u64>, smaller: Option<(&Curve, u64)>) -> Verdict {
+/// `context_token`: bytes that each token of context takes before any prompt, where that was measured.
+pub fn judge(
+    curve: &Curve,
+    setup: &Setup,
+    limit: Option<u64>,
+    smaller: Option<(&Curve, u64)>,
+    context_token: Option<f64>,
+) -> Verdict {
     let worst = curve.worst(setup);
     let mut verdict = Verdict {
         series: curve.series,
@@ -247,13 +257,19 @@ pub fn judge(curve: &Curve, setup: &Setup, limit: Option<u64>, smaller: Option<(
         context: setup.context,
         smaller_context: None,
         smaller_ubatch: None,
+        context_token,
         price: curve.price(),
         step: curve.step(),
     };
     let Some(limit) = limit.filter(|limit| *limit < worst) else { return verdict };
-    let step = previous_power_of_two(setup.context / STEPS).max(LEAST_STEP);
+    let step = previous_power_of_two(setup.context / numbers().context_steps).max(numbers().context_grain);
     let mut context = setup.context.saturating_sub(1) / step * step;
-    while context >= step && curve.worst_with(setup, context) > limit {
+    // A smaller context makes prompts shorter, and what holds it smaller.
+    let with = |context: u64| {
+        let saved = context_token.unwrap_or(0.0) * exact(setup.context - context);
+        curve.worst_with(setup, context).saturating_sub(whole(saved))
+    };
+    while context >= step && with(context) > limit {
         context -= step;
     }
     verdict.smaller_context = (context >= step).then_some(context);
@@ -264,7 +280,7 @@ pub fn judge(curve: &Curve, setup: &Setup, limit: Option<u64>, smaller: Option<(
         let (there, here) = (exact(other.worst(setup)), exact(worst));
         let slope = (here - there) / exact(setup.ubatch - ubatch);
         let mut size = previous_power_of_two(setup.ubatch - 1);
-        while size >= LEAST_UBATCH {
+        while size >= numbers().least_ubatch {
             if slope > 0.0 && here - slope * exact(setup.ubatch - size) <= exact(limit) {
                 verdict.smaller_ubatch = Some(size);
                 break;
@@ -300,11 +316,16 @@ impl Verdict {
                 let mut ways: Vec<String> = Vec::new();
                 ways.extend(self.smaller_context.map(|tokens| format!("-c to {}", grouped(tokens))));
                 ways.extend(self.smaller_ubatch.map(|tokens| format!("-ub to {}", grouped(tokens))));
-                let advice = if ways.is_empty() {
-                    "no smaller -c would do: the model itself has to be smaller, or in part elsewhere"
-                        .to_owned()
-                } else {
-                    format!("lower {}", ways.join(" or "))
+                let advice = match (ways.is_empty(), self.context_token) {
+                    (false, _) => format!("lower {}", ways.join(" or ")),
+                    (true, Some(_)) => {
+                        "no smaller -c would do: the model itself has to be smaller, or in part elsewhere"
+                            .to_owned()
+                    }
+                    (true, None) => {
+                        "shorter prompts alone would not do, and what a smaller -c would free is not known"
+                            .to_owned()
+                    }
                 };
                 format!("will not fit: needs {} more at {context} tokens; {advice}", ByteSize(short))
             }

@@ -54,7 +54,7 @@ fn the_second_micro_batch_is_a_step_and_no_price() {
 
 #[test]
 fn the_peak_of_a_hoarding_pool_is_predicted_within_five_percent_from_half_of_its_length() {
-    let lengths = &crate::defaults().diagnose.headroom.lengths;
+    let lengths = &numbers().lengths;
     for context in [16_384_u64, 57_344, 60_000, 131_072] {
         for (per_token, ubatch, idle) in [(1_500, 512, 3395 * MIB), (4_096, 512, 0), (700, 1024, 100 * MIB)] {
             let setup = Setup { ubatch, ..setup(context, 1) };
@@ -109,25 +109,25 @@ fn what_does_not_fit_is_told_with_what_would() {
     let half = Curve::of(VRAM, 4000 * MIB, &alone(&lengths, bytes(256)), &setup).unwrap();
     let worst = curve.worst(&setup);
     let limit = worst - 500 * MIB;
-    let verdict = judge(&curve, &setup, Some(limit), Some((&half, 256)));
+    let verdict = judge(&curve, &setup, Some(limit), Some((&half, 256)), None);
     assert_eq!((verdict.fits(), verdict.short()), (Some(false), 500 * MIB));
     assert_eq!((verdict.smaller_context, verdict.smaller_ubatch), (Some(49_152), Some(256)));
     assert_eq!(
         verdict.sentence(),
         "will not fit: needs 500.0 MiB more at 57,344 tokens; lower -c to 49,152 or -ub to 256"
     );
-    let tight = judge(&curve, &setup, Some(worst - 3500 * MIB), Some((&half, 256)));
+    let tight = judge(&curve, &setup, Some(worst - 3500 * MIB), Some((&half, 256)), None);
     assert!(
         tight.smaller_context.is_some_and(|context| curve.worst_with(&setup, context) <= worst - 3500 * MIB)
     );
     assert_eq!(tight.smaller_ubatch, Some(64));
-    let never = judge(&curve, &setup, Some(3000 * MIB), None);
+    let never = judge(&curve, &setup, Some(3000 * MIB), None, None);
     assert_eq!((never.smaller_context, never.smaller_ubatch), (None, None));
-    assert!(never.sentence().contains("no smaller -c would do"), "{}", never.sentence());
-    let fits = judge(&curve, &setup, Some(worst + MIB), None);
+    assert!(never.sentence().contains("what a smaller -c would free is not known"), "{}", never.sentence());
+    let fits = judge(&curve, &setup, Some(worst + MIB), None, None);
     assert_eq!(fits.fits(), Some(true));
     assert!(fits.sentence().starts_with("fits: needs "), "{}", fits.sentence());
-    let unknown = judge(&curve, &setup, None, None);
+    let unknown = judge(&curve, &setup, None, None, None);
     assert_eq!(unknown.fits(), None);
     assert!(unknown.sentence().ends_with("not known"), "{}", unknown.sentence());
 }
@@ -144,7 +144,7 @@ fn a_suggestion_always_fits_and_the_next_larger_one_does_not() {
             Curve::of(VRAM, idle, &alone(&lengths, |tokens| idle + tokens * per_token), &setup).unwrap();
         let worst = curve.worst(&setup);
         let limit = random.below(worst + worst / 8 + 1);
-        let verdict = judge(&curve, &setup, Some(limit), None);
+        let verdict = judge(&curve, &setup, Some(limit), None, None);
         if worst <= limit {
             assert_eq!((verdict.fits(), verdict.smaller_context), (Some(true), None));
             continue;
@@ -153,7 +153,7 @@ fn a_suggestion_always_fits_and_the_next_larger_one_does_not() {
         if let Some(smaller) = verdict.smaller_context {
             assert!(smaller < context && curve.worst_with(&setup, smaller) <= limit);
         }
-        let step = previous_power_of_two(context / STEPS).max(LEAST_STEP);
+        let step = previous_power_of_two(context / numbers().context_steps).max(numbers().context_grain);
         let next = verdict.smaller_context.unwrap_or(0) + step;
         assert!(next >= context || curve.worst_with(&setup, next) > limit, "{next} of {context}");
     }
@@ -162,4 +162,23 @@ fn a_suggestion_always_fits_and_the_next_larger_one_does_not() {
 #[test]
 fn numbers_are_grouped_by_three() {
     assert_eq!([0, 999, 1000, 57_344, 1_234_567].map(grouped), ["0", "999", "1,000", "57,344", "1,234,567"]);
+}
+
+#[test]
+fn a_smaller_context_also_frees_its_kv_cache_where_that_was_measured() {
+    let setup = setup(8192, 1);
+    let idle = 1152 * MIB;
+    let peaks = alone(&[512, 2048, 4096, 8192], |tokens| idle + tokens * 65_536);
+    let curve = Curve::of(VRAM, idle, &peaks, &setup).unwrap();
+    // Not even the idle server fits: prompts alone say that no context would do.
+    let limit = Some(1044 * MIB);
+    let blind = judge(&curve, &setup, limit, None, None);
+    assert_eq!(blind.smaller_context, None);
+    assert!(blind.sentence().contains("what a smaller -c would free is not known"), "{}", blind.sentence());
+    // 128 KiB for each token of context: 128 MiB are left without any, and 192 KiB a token fit in 916 MiB.
+    let seen = judge(&curve, &setup, limit, None, Some(131_072.0));
+    assert_eq!(seen.smaller_context, Some(4096));
+    assert!(seen.sentence().contains("lower -c to 4,096"), "{}", seen.sentence());
+    let hopeless = judge(&curve, &setup, Some(100 * MIB), None, Some(131_072.0));
+    assert!(hopeless.sentence().contains("no smaller -c would do"), "{}", hopeless.sentence());
 }

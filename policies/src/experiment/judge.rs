@@ -182,7 +182,11 @@ impl Judge {
         let mut last: Vec<f64> = end.iter().map(|level| exact(level.bytes)).collect();
         let settled = median(&mut last).unwrap_or(0.0) - exact(step);
         let below = levels.iter().rposition(|level| exact(level.bytes) < settled);
-        let from = below.map_or(0, |index| index + 1).min(levels.len() - 1);
+        let from = below.map_or(0, |index| index + 1);
+        // What moved within the last third has not been seen to be still.
+        if from > levels.len() - third {
+            return Settles::Unknown;
+        }
         Settles::Yes { at_request: levels[from].work.requests }
     }
 

@@ -98,6 +98,16 @@ pub struct SeriesFinding {
     pub sees: f64,
 }
 
+/// A leg that could only have seen more bytes a request than this was too short to see anything.
+const MOST_SEEN: f64 = 1e15;
+
+impl SeriesFinding {
+    /// Whether there were too few readings to say anything.
+    pub fn is_too_short(&self) -> bool {
+        self.verdict == Verdict::Warming || self.sees > MOST_SEEN
+    }
+}
+
 /// How a leg ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -163,6 +173,11 @@ impl Finding {
                 && host.pooled_per_request.is_none()
                 && !matches!(host.settles, Settles::Yes { .. })
         })
+    }
+
+    /// Whether it leaves open if a memory leaks: too few readings of it, or no memory that could be read.
+    pub fn is_too_short(&self) -> bool {
+        self.series.is_empty() || self.series.iter().any(SeriesFinding::is_too_short)
     }
 
     /// Whether any memory leaks.

@@ -92,6 +92,14 @@ fn the_growth_of_the_start_is_no_leak_and_is_told() {
 }
 
 #[test]
+fn what_still_moves_in_the_last_third_is_not_said_to_have_stopped() {
+    let breathes = |work: Work| if work.requests.is_multiple_of(12) { 0 } else { 100 * MIB };
+    let (finding, _) = leg(Workload::ShortText, limit(), breathes, |_| 0, None);
+    let host = finding.of(Series::Host).unwrap();
+    assert_eq!((host.verdict, host.settles), (Verdict::Steady, Settles::Unknown), "{host:?}");
+}
+
+#[test]
 fn a_measured_cache_is_bounded_and_settles_when_it_is_full() {
     let run = |cap: u64| {
         let cache = move |work: Work| (23 * MIB * work.requests).min(cap);

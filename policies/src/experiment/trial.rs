@@ -35,6 +35,8 @@ impl Arm {
 pub(super) struct Leg {
     /// Growth per request and the detector's verdict, where something could be read.
     pub(super) tracks: Vec<(Track, Interval, Verdict)>,
+    /// Of some memory it says nothing: too few readings, or none.
+    pub(super) short: bool,
     speeds: Vec<(Workload, Pace)>,
 }
 
@@ -72,7 +74,8 @@ impl Leg {
             };
             speeds.push((finding.workload, pace));
         }
-        Self { tracks, speeds }
+        let short = findings.iter().any(Finding::is_too_short);
+        Self { tracks, short, speeds }
     }
 
     pub(super) fn of_track(&self, track: Track) -> Option<(Interval, Verdict)> {

@@ -8,8 +8,6 @@
 //!
 //! What the figures mean is [`warden_policies::experiment::headroom`]'s business. A server that dies of a prompt is a result.
 
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -17,12 +15,17 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::Series;
 use warden_policies::experiment::headroom::{Curve, Peak, Setup};
 use warden_policies::sample::{Edge, Sample, Work};
+use warden_policies::units::scale;
 use warden_supervisor::{Solo, SoloReading, SoloSpec};
 
 use crate::client::{Answer, Ask, AskError, Client};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 use crate::workload::{SAMPLE_WORDS, Words};
+
+mod context;
+
+pub use self::context::{LessContext, less_context};
 
 /// What to touch.
 #[derive(Clone, Debug)]
@@ -48,6 +51,9 @@ pub struct Touched {
     pub broke: Option<Broke>,
     /// Somebody asked for an end before all was measured.
     pub interrupted: bool,
+    /// The same before any prompt with a smaller context, where the worst case did not fit.
+    #[serde(default)]
+    pub less_context: Option<LessContext>,
 }
 
 /// What was measured of one memory.
@@ -139,10 +145,18 @@ async fn drive(
 ) -> Result<Touched, DiagnoseError> {
     let client = Client::new(solo)?;
     let setup = setup(what, solo);
-    tokio::time::sleep(lab.numbers.settle).await;
-    let idle = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
-    let mut touched = Touched { setup, series: series(&idle), broke: None, interrupted: false };
-    let tokens = client.tokens(&Words::sample(), lab.numbers.request_limit).await;
+    let begin = async {
+        tokio::time::sleep(lab.numbers.settle).await;
+        let idle = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+        (idle, client.tokens(&Words::sample(), lab.numbers.question_limit).await)
+    };
+    let (idle, tokens) = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
+        begun = begin => begun,
+    };
+    let mut touched =
+        Touched { setup, series: series(&idle), broke: None, interrupted: false, less_context: None };
     let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
     let mut sender = Sender {
         lab,
@@ -155,7 +169,9 @@ async fn drive(
     };
     let spare = lab.numbers.headroom.spare;
     let one = setup.slot_context.saturating_sub(spare);
-    let mut lengths: Vec<(u64, u32)> = what.lengths.iter().map(|share| (part(one, *share), 1)).collect();
+    let least = lab.numbers.headroom.least_prompt;
+    let part = |share: &f64| (scale(one, share.clamp(0.0, 1.0)).max(least), 1);
+    let mut lengths: Vec<(u64, u32)> = what.lengths.iter().map(part).collect();
     lengths.dedup();
     if setup.slots > 1 {
         lengths.push((setup.full_slot().saturating_sub(spare).max(1), setup.slots));
@@ -188,16 +204,6 @@ async fn drive(
     Ok(touched)
 }
 
-/// A part of a length, at least a few tokens.
-fn part(of: u64, share: f64) -> u64 {
-    warden_policies::units::scale(of, share.clamp(0.0, 1.0)).max(LEAST)
-}
-
-/// A shorter prompt measures the template.
-const LEAST: u64 = 16;
-/// A prompt that is too long for the context is made so much shorter, this often: our words are not exactly tokens.
-const SHORTER: f64 = 0.97;
-const ATTEMPTS: u32 = 6;
 /// llama-server's micro-batch where nothing else is said.
 const UBATCH: u64 = 512;
 /// llama-server's context where nothing else is known.
@@ -268,17 +274,18 @@ impl Sender<'_> {
     async fn send(&mut self, tokens: u64, together: u32) -> Result<(u64, Vec<(Series, u64)>), String> {
         let mut tokens = tokens;
         let mut refused = String::new();
-        for _ in 0..ATTEMPTS {
+        let numbers = &self.lab.numbers;
+        for _ in 0..numbers.headroom.attempts {
             let mut peaks = Vec::new();
             match self.once(tokens, together, &mut peaks).await {
                 Ok(counted) => return Ok((counted, peaks)),
                 Err(AskError::Refused { status, message }) => {
                     refused = format!("{message} (status {status})");
-                    tokens = warden_policies::units::scale(tokens, SHORTER).max(1);
+                    tokens = scale(tokens, numbers.headroom.shorter).max(1);
                 }
                 Err(error) => {
                     // The end of a process is noticed a moment after its connections break.
-                    let ended = tokio::time::timeout(NOTICED, self.solo.ended()).await;
+                    let ended = tokio::time::timeout(self.lab.numbers.noticed, self.solo.ended()).await;
                     return Err(ended.map_or_else(|_| error.to_string(), |failure| failure.message));
                 }
             }
@@ -330,9 +337,6 @@ impl Sender<'_> {
     }
 }
 
-/// Within this time the end of a process is known.
-const NOTICED: Duration = Duration::from_secs(2);
-
 fn raise(peaks: &mut Vec<(Series, u64)>, sample: &Sample) {
     for (series, bytes) in charged(sample) {
         match peaks.iter_mut().find(|(of, _)| *of == series) {
@@ -359,7 +363,7 @@ mod tests {
     fn a_cache_of_prompts_is_no_price_and_a_pool_of_a_gpu_is() {
         let gpu = warden_policies::sample::GpuIndex(0);
         let sample = Sample {
-            at: Duration::ZERO,
+            at: std::time::Duration::ZERO,
             edge: Edge::Tick,
             host: Some(warden_policies::sample::HostMemory { anon: 500, ..Default::default() }),
             vram: vec![warden_policies::sample::Vram {
@@ -374,11 +378,5 @@ mod tests {
         };
         assert_eq!(charged(&sample), [(Series::Host, 300), (Series::Vram(gpu), 900)]);
         assert_eq!(charged(&Sample { host: None, vram: Vec::new(), ..sample }), []);
-    }
-
-    #[test]
-    fn lengths_are_parts_of_the_context_and_never_nothing() {
-        assert_eq!((part(4000, 0.5), part(4000, 1.0), part(4000, 9.0)), (2000, 4000, 4000));
-        assert_eq!(part(100, 0.0), LEAST);
     }
 }

@@ -6,7 +6,8 @@
 //!   ends: all steps sent · decided · out of time · hardly any memory left · interrupted · the server ended
 //! ```
 //!
-//! Whatever ends it, what was read until then is judged and the process is stopped.
+//! Whatever ends it, what was read until then is judged and the process is stopped. Nothing is waited for without a
+//! deadline, and everything ends at once when somebody asks for an end: a server that hangs holds up nobody.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,6 +63,8 @@ pub struct LegResult {
     pub devices: Vec<DeviceView>,
     /// The server's last lines of output.
     pub lines: Vec<String>,
+    /// What was said after it was told to end; a tool around it says there what it found, and where that is.
+    pub last_words: Vec<String>,
     /// Why it takes no embeddings, if it was asked and does not.
     pub no_embeddings: Option<String>,
 }
@@ -122,13 +125,19 @@ pub async fn run_leg(
     };
     let ended = run.drive(&solo, stop).await;
     let no_embeddings = match &ended {
-        Ok(Ended::Complete | Ended::Early) => embeds(&solo, lab.numbers.request_limit).await,
+        Ok(Ended::Complete | Ended::Early) => tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            known = embeds(&solo, lab.numbers.question_limit) => known,
+        },
         _ => None,
     };
     let Run { judge, times, last, watch, .. } = run;
     let (props, allowance, ready_after) = (solo.props(), solo.allowance(), solo.ready_after());
-    let lines = solo.lines();
+    let (lines, output) = (solo.lines(), solo.output());
+    let heard = output.heard();
     solo.stop().await;
+    let last_words = output.since(heard);
     let finding = judge.finding(times.speed(), ended?);
     watch(Progress::Ended(&finding));
     let (vram_unknown, devices) =
@@ -142,6 +151,7 @@ pub async fn run_leg(
         vram_unknown,
         devices,
         lines,
+        last_words,
         no_embeddings,
     })
 }
@@ -171,17 +181,19 @@ impl Run<'_> {
         let workload = self.leg.workload;
         cannot(workload, &solo.props())?;
         let client = Client::new(solo)?;
-        let facts = facts(solo, &client, self.lab.numbers.request_limit).await;
+        let deadline = Instant::now() + self.lab.numbers.leg_limit;
+        let facts = tokio::select! {
+            biased;
+            ended = cut(solo, stop, deadline) => return Ok(ended),
+            facts = facts(solo, &client, self.lab.numbers.question_limit) => facts,
+        };
         let recording = self.leg.replay.clone();
         let mut script = Script::new(workload, &self.lab.numbers, facts, recording)?;
-        let deadline = Instant::now() + self.lab.numbers.leg_limit;
         let mut refused = 0;
         while self.taken() < self.leg.steps {
             let sent = tokio::select! {
                 biased;
-                () = stop.cancelled() => return Ok(Ended::Interrupted),
-                failure = solo.ended() => return Ok(Ended::Crashed { why: told(&failure) }),
-                () = tokio::time::sleep_until(deadline) => return Ok(Ended::OutOfTime),
+                ended = cut(solo, stop, deadline) => return Ok(ended),
                 sent = self.step(&client, &mut script) => sent,
             };
             match sent {
@@ -198,11 +210,13 @@ impl Run<'_> {
                     }
                     continue;
                 }
-                Err(error) => return Ok(Ended::Crashed { why: broken(solo, &error).await }),
+                Err(error) => {
+                    return Ok(Ended::Crashed { why: broken(solo, &error, self.lab.numbers.noticed).await });
+                }
             }
             tokio::select! {
                 biased;
-                failure = solo.ended() => return Ok(Ended::Crashed { why: told(&failure) }),
+                ended = cut(solo, stop, deadline) => return Ok(ended),
                 () = tokio::time::sleep(self.lab.numbers.settle) => {}
             }
             if let Some(ended) = self.read(solo).await {
@@ -286,6 +300,16 @@ impl Run<'_> {
     }
 }
 
+/// What ends a leg in the middle of whatever it waits for.
+async fn cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => Ended::Interrupted,
+        failure = solo.ended() => Ended::Crashed { why: told(&failure) },
+        () = tokio::time::sleep_until(deadline) => Ended::OutOfTime,
+    }
+}
+
 /// What has to be known to make requests of the right size.
 async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Facts {
     let props = solo.props();
@@ -295,15 +319,12 @@ async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Facts {
 }
 
 /// A broken connection mostly is the end of the server, which is noticed a moment later.
-async fn broken(solo: &Solo, error: &AskError) -> String {
-    match tokio::time::timeout(NOTICED, solo.ended()).await {
+async fn broken(solo: &Solo, error: &AskError, noticed: Duration) -> String {
+    match tokio::time::timeout(noticed, solo.ended()).await {
         Ok(failure) => told(&failure),
         Err(_) => format!("a request failed: {error}"),
     }
 }
-
-/// Within this time the end of a process is known.
-const NOTICED: Duration = Duration::from_secs(2);
 
 /// How it ended, with its last words.
 fn told(failure: &warden_supervisor::Failure) -> String {

@@ -80,7 +80,7 @@ pub use ledger::{Evidence, LedgerEntry, Mode};
 pub use log::{LogLine, LogTail, Stream};
 pub use nursery::{Child, Exit, Nursery, NurseryHandle, SpawnRequest};
 pub use priors::remember;
-pub use solo::{Solo, SoloProps, SoloReading, SoloSpec, Starter};
+pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;

@@ -255,6 +255,11 @@ impl Solo {
         self.said.lines()
     }
 
+    /// Its output, which may be read after its end, too.
+    pub fn output(&self) -> SoloOutput {
+        SoloOutput(Arc::clone(&self.said))
+    }
+
     /// Waits until it ends by itself; then what that looks like. May be called again, may be dropped.
     pub async fn ended(&self) -> Failure {
         let exit = self.process.wait().await;
@@ -273,6 +278,24 @@ impl Solo {
         }
         self.process.kill();
         self.process.wait().await
+    }
+}
+
+/// What a process said, for as long as somebody wants to know.
+#[derive(Clone, Debug)]
+pub struct SoloOutput(Arc<Said>);
+
+impl SoloOutput {
+    /// Lines so far, those included that are not kept any more.
+    pub fn heard(&self) -> usize {
+        lock(&self.0.state).heard
+    }
+
+    /// The lines after the first so many, as far as they are kept, oldest first.
+    pub fn since(&self, heard: usize) -> Vec<String> {
+        let state = lock(&self.0.state);
+        let new = state.heard.saturating_sub(heard);
+        state.lines.iter().skip(state.lines.len().saturating_sub(new)).cloned().collect()
     }
 }
 
@@ -303,12 +326,14 @@ struct Said {
 #[derive(Debug)]
 struct State {
     lines: VecDeque<String>,
+    /// Lines so far, those included that are not kept any more.
+    heard: usize,
     allowance: Allowance,
 }
 
 impl Said {
     fn new(command: &Command, keep: usize) -> Self {
-        let state = State { lines: VecDeque::new(), allowance: kept::declared(command, None) };
+        let state = State { lines: VecDeque::new(), heard: 0, allowance: kept::declared(command, None) };
         Self { keep: keep.max(1), state: Mutex::new(state) }
     }
 
@@ -318,6 +343,7 @@ impl Said {
         if kept::is_telling(&line) {
             state.allowance.learn(&line);
         }
+        state.heard += 1;
         if state.lines.len() == self.keep {
             state.lines.pop_front();
         }
@@ -329,7 +355,7 @@ impl Said {
         let mut state = lock(&self.state);
         if props.build.is_some() {
             state.allowance = kept::declared(command, props.build);
-            let State { lines, allowance } = &mut *state;
+            let State { lines, allowance, .. } = &mut *state;
             for line in lines.iter().filter(|line| kept::is_telling(line)) {
                 allowance.learn(line);
             }
@@ -353,5 +379,30 @@ impl Said {
 
     fn lines(&self) -> Vec<String> {
         lock(&self.state).lines.iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_since_a_moment_is_told_as_far_as_it_is_kept() {
+        let command = Command {
+            binary: "x".into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            env_remove: Vec::new(),
+            directory: None,
+        };
+        let said = Arc::new(Said::new(&command, 3));
+        let output = SoloOutput(Arc::clone(&said));
+        ["a", "b"].iter().for_each(|line| said.hear((*line).to_owned()));
+        let heard = output.heard();
+        assert_eq!(output.since(heard), Vec::<String>::new());
+        said.hear("c".to_owned());
+        assert_eq!(output.since(heard), ["c"]);
+        ["d", "e", "f"].iter().for_each(|line| said.hear((*line).to_owned()));
+        assert_eq!(output.since(heard), ["d", "e", "f"], "`c` is not kept any more");
     }
 }

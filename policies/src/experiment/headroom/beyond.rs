@@ -1,22 +1,16 @@
 //! How a curve goes on beyond what was measured: like a line, or like a pool that keeps every buffer that became too small.
 
-use super::{exact, slopes};
-
-/// By how much a buffer in a legacy pool of CUDA is made larger than what is asked for.
-const LOOK_AHEAD: f64 = 1.05;
-/// A pool that hoards has to explain the measurements so many times better than a line to be believed ...
-const BETTER: f64 = 4.0;
-/// ... and so many of them above one micro-batch.
-const LEAST_POINTS: usize = 5;
+use super::{exact, numbers, slopes};
 
 /// Tokens in all buffers that a pool holds after a prompt, if each micro-batch asks for one of as many tokens as the prompt has
 /// so far, one that is large enough is used again, and one that is too small is kept.
 pub(super) fn hoarded(tokens: u64, ubatch: u64) -> f64 {
+    let look_ahead = numbers().look_ahead;
     let (mut held, mut largest, mut seen) = (0.0, 0.0, 0);
     while seen < tokens {
         seen = tokens.min(seen + ubatch.max(1));
         if exact(seen) > largest {
-            largest = exact(seen) * LOOK_AHEAD;
+            largest = exact(seen) * look_ahead;
             held += largest;
         }
     }
@@ -35,7 +29,7 @@ pub(super) fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
         .skip(1)
         .map(|(tokens, bytes)| (end - hoarded(*tokens, ubatch), exact(last.0 - tokens), last.1 - bytes))
         .collect();
-    if rows.len() + 1 >= LEAST_POINTS
+    if rows.len() + 1 >= numbers().hoard_points
         && let Some(hoards) = pool(&rows)
     {
         return Some(hoards);
@@ -65,5 +59,5 @@ fn pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
             best = found;
         }
     }
-    (BETTER * error(best) < line).then_some(best)
+    (numbers().hoard_better * error(best) < line).then_some(best)
 }

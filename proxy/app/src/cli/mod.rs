@@ -75,6 +75,9 @@ enum Command {
     /// Checks, shows or describes the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Watches over a tool of `diagnose --wrap`.
+    #[command(hide = true)]
+    KeepWrapped(diagnose::KeeperArgs),
     /// Prints the version.
     Version,
 }
@@ -148,6 +151,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Logs(args) => control::logs(&args),
         Command::Events(args) => control::events(&args),
         Command::Config(command) => config::run(command),
+        Command::KeepWrapped(args) => diagnose::keep_wrapped(&args),
         Command::Version => crate::out::line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
     }
 }

@@ -10,7 +10,7 @@ use figment::{Figment, Metadata, Profile, Provider};
 use warden_policies::defaults::TEXT;
 
 use super::problem::{Place, Problem, Problems};
-use super::schema::COMPILED_IN;
+use super::schema::{COMPILED_IN, is_set_in_diagnose};
 use super::settings::{Model, Settings};
 use super::tree::{Kind, Node};
 use super::validate::validate;
@@ -260,6 +260,13 @@ fn defaults_layer() -> Result<Layer, Problems> {
             "queue" | "lifecycle" => vec!["defaults".to_owned(), entry.key],
             "recycle" => vec!["defaults".to_owned(), "policy".to_owned()],
             section if COMPILED_IN.contains(&section) => continue,
+            "diagnose" => {
+                let Kind::Table(keys) = entry.value.kind else { continue };
+                for key in keys.into_iter().filter(|key| is_set_in_diagnose(&key.key)) {
+                    tree.set(&[entry.key.clone(), key.key], key.value);
+                }
+                continue;
+            }
             "model" => {
                 let Kind::Table(keys) = entry.value.kind else { continue };
                 for key in keys {

@@ -34,6 +34,8 @@ pub(crate) struct Resolved {
     pub(crate) upstream: defaults::Upstream,
     /// Our own log.
     pub(crate) log: defaults::Log,
+    /// Experiments.
+    pub(crate) diagnose: defaults::Diagnose,
     /// The children.
     pub(crate) child: defaults::Child,
     /// Where things are kept.
@@ -217,6 +219,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         server,
         upstream: settings.upstream.clone(),
         log: settings.log.clone(),
+        diagnose: settings.diagnose.numbers(),
         child: settings.child.clone(),
         dirs,
         admin_socket,

@@ -19,9 +19,14 @@ use warden_policies::defaults::{self, TEXT, parse_duration};
 pub(crate) const FLEET_WIDE: [&str; 4] =
     ["failures_told", "unknown_slots", "overlap_headroom", "overlap_floor"];
 
-/// Sections of the defaults that are no keys of a configuration: the numbers behind `auto`, behind
-/// admission and behind `diagnose`. `config show --defaults` prints them with their reasons.
-pub(crate) const COMPILED_IN: [&str; 4] = ["levels", "moment", "admission", "diagnose"];
+/// Sections of the defaults that are no keys of a configuration: the numbers behind `auto` and behind admission. `config
+/// show --defaults` prints them with their reasons.
+pub(crate) const COMPILED_IN: [&str; 3] = ["levels", "moment", "admission"];
+
+/// Whether a key of `[diagnose]` is a key of a configuration.
+pub(crate) fn is_set_in_diagnose(key: &str) -> bool {
+    defaults::DiagnoseKeys::KEYS.iter().any(|(own, _)| *own == key)
+}
 
 /// The schema of a whole configuration file.
 pub(crate) fn root() -> &'static Value {
@@ -160,10 +165,27 @@ default_sections! {
     ModelRecycle = "recycle" in Recycle without FLEET_WIDE;
 }
 
+/// The schema of what can be set of `[diagnose]`.
+pub(crate) struct Diagnose;
+
+impl JsonSchema for Diagnose {
+    fn schema_name() -> Cow<'static, str> {
+        "Diagnose".into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let all = defaults::Diagnose::KEYS.iter().map(|(key, _)| *key);
+        let left_out: Vec<&str> = all.filter(|key| !is_set_in_diagnose(key)).collect();
+        section("diagnose", defaults::DiagnoseKeys::KEYS, &left_out)
+    }
+}
+
 fn section(name: &str, meanings: &[(&str, &str)], left_out: &[&str]) -> Schema {
     let mut properties = Map::new();
     if let Some(table) = defaults_document().get(name).and_then(toml_edit::Item::as_table) {
-        for (key, item) in table {
+        for (key, item) in table.iter().filter(|(key, _)| !left_out.contains(key)) {
             let reason = table.key(key).map(reason).unwrap_or_default();
             let meaning =
                 meanings.iter().find(|(name, _)| *name == key).map_or("", |(_, meaning)| meaning.trim());
@@ -171,7 +193,7 @@ fn section(name: &str, meanings: &[(&str, &str)], left_out: &[&str]) -> Schema {
                 properties.insert(key.to_owned(), named(names, meaning));
                 continue;
             }
-            let Some(value) = item.as_value().filter(|_| !left_out.contains(&key)) else { continue };
+            let Some(value) = item.as_value() else { continue };
             let mut schema = value_schema(name, key, value);
             let value_text = value.to_string();
             let text = format!("{meaning} Default: {}. {reason}", value_text.trim());
@@ -233,6 +255,7 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         ("log", "format") => json!({ "type": "string", "enum": ["text", "json"] }),
         ("child", "oom_score_adj") => json!({ "type": "integer", "minimum": -1000, "maximum": 1000 }),
         ("server", "port") => json!({ "type": "integer", "minimum": 0, "maximum": 65535 }),
+        ("diagnose", "requests" | "sweep_most") => json!({ "type": "integer", "minimum": 1 }),
         ("recycle", "growth") => json!({ "type": "string", "enum": ["off", "observe", "recycle"] }),
         ("recycle", "admission") => json!({ "type": "string", "enum": ["off", "warn", "enforce"] }),
         // A test costs the square of its window.
@@ -292,7 +315,8 @@ mod tests {
                 "model" => &["defaults"],
                 other => &[other],
             };
-            for (key, _) in table.as_table().unwrap() {
+            let set = |key: &str| section != "diagnose" || is_set_in_diagnose(key);
+            for (key, _) in table.as_table().unwrap().iter().filter(|(key, _)| set(key)) {
                 let schema = &at(place)["properties"][key];
                 assert!(schema.is_object(), "[{section}] {key} is missing in the schema");
                 assert!(
@@ -344,7 +368,7 @@ mod tests {
         };
         for section in [
             "server", "admin", "paths", "log", "upstream", "sensors", "growth", "health", "shared", "child",
-            "build",
+            "build", "diagnose",
         ] {
             see(section, "", at(&[section]));
         }

@@ -54,6 +54,9 @@ pub(crate) struct Settings {
     /// Building llama-server.
     #[schemars(with = "schema::Build")]
     pub(crate) build: defaults::Build,
+    /// Experiments with fresh servers: `llama-warden diagnose`.
+    #[schemars(with = "schema::Diagnose")]
+    pub(crate) diagnose: defaults::DiagnoseKeys,
     /// Settings for all models; a model's own come first.
     #[schemars(with = "ModelDefaults")]
     pub(crate) defaults: Dict,

@@ -10,9 +10,9 @@ use super::mitigations::explain;
 use super::problem::{Place, dotted, quoted};
 
 /// Sections in the order in which people think about them. Those about models come last.
-const ORDER: [&str; 13] = [
+const ORDER: [&str; 14] = [
     "server", "admin", "paths", "log", "upstream", "sensors", "growth", "health", "shared", "child", "build",
-    "defaults", "models",
+    "diagnose", "defaults", "models",
 ];
 
 /// The whole configuration.

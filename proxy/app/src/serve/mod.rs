@@ -49,6 +49,15 @@ pub(crate) struct Plan {
 impl Plan {
     /// Reads and resolves it all, and tries the binaries.
     pub(crate) async fn resolve(&self, machine: &Machine) -> Result<Resolved, Failure> {
+        self.resolve_with(machine, |_| Ok(())).await
+    }
+
+    /// The same; `change` has the last word before the binaries are tried.
+    pub(crate) async fn resolve_with(
+        &self,
+        machine: &Machine,
+        change: impl FnOnce(&mut Resolved) -> Result<(), Failure> + Send,
+    ) -> Result<Resolved, Failure> {
         let loaded = self.config.load(machine, self.flags.clone())?;
         if loaded.models.is_empty() {
             let place = self
@@ -61,6 +70,7 @@ impl Plan {
             return Err(Failure::Config(problem.hint(hint).into()));
         }
         let mut resolved = resolve(&loaded, machine, self.any_name)?;
+        change(&mut resolved)?;
         store::fill(&mut resolved, machine).await?;
         Ok(resolved)
     }

@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::bisect::{Conclusion, Cost, Outcome, Track, TrialReport};
 use warden_policies::experiment::sequential::{Does, Judgement};
+use warden_supervisor::Command;
+
+use super::quoted;
 
 /// What a bisection found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,6 +18,51 @@ pub struct CureReport {
     pub conclusion: Conclusion,
     /// `mitigations` of the model with the cure in it; empty without one.
     pub mitigations: Vec<String>,
+    /// What the cure comes to where there is no configuration.
+    #[serde(default)]
+    pub added: Added,
+}
+
+/// What a cure changes in the server's command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Added {
+    /// Variables that are set.
+    pub env: Vec<(String, String)>,
+    /// Variables that are taken away.
+    pub env_remove: Vec<String>,
+    /// Arguments, to be put behind all others.
+    pub args: Vec<String>,
+}
+
+impl Added {
+    /// What `new` has and `old` has not.
+    pub fn between(old: &Command, new: &Command) -> Self {
+        let mut rest = old.args.iter().peekable();
+        let mut own = |word: &&String| rest.next_if(|next| next == word).is_none();
+        Self {
+            env: new.env.iter().filter(|pair| !old.env.contains(pair)).cloned().collect(),
+            env_remove: new
+                .env_remove
+                .iter()
+                .filter(|name| !old.env_remove.contains(name))
+                .cloned()
+                .collect(),
+            args: new.args.iter().filter(|word| own(word)).cloned().collect(),
+        }
+    }
+
+    /// As a command line of a shell, with `…` for what is there already.
+    pub fn line(&self) -> String {
+        let mut words: Vec<String> = Vec::new();
+        if !self.env_remove.is_empty() {
+            words.push("env".to_owned());
+            words.extend(self.env_remove.iter().flat_map(|name| ["-u".to_owned(), quoted(name)]));
+        }
+        words.extend(self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value))));
+        words.extend(["llama-server".to_owned(), "…".to_owned()]);
+        words.extend(self.args.iter().map(|word| quoted(word)));
+        words.join(" ")
+    }
 }
 
 /// A switch.
@@ -80,6 +128,7 @@ impl CureReport {
             conclusion.leaking.iter().copied().filter(|track| !conclusion.stopped.contains(track)).collect();
         match &conclusion.outcome {
             Outcome::NothingToCure => lines.push("nothing leaks, so there is nothing to cure".to_owned()),
+            Outcome::NotKnown { why } => lines.push(format!("no cure was looked for: {why}")),
             Outcome::BaselineFailed { why } => {
                 lines.push(format!("no cure could be looked for: the server itself fails: {why}"));
             }
@@ -190,4 +239,33 @@ pub(crate) fn cost(cost: &Cost) -> String {
     });
     let all: Vec<String> = rate.into_iter().chain(first).collect();
     if all.is_empty() { "not known: the server does not tell its speed".to_owned() } else { all.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(args: &[&str], env: &[(&str, &str)], away: &[&str]) -> Command {
+        let words = |list: &[&str]| list.iter().map(|&word| word.to_owned()).collect();
+        Command {
+            binary: "llama-server".into(),
+            args: words(args),
+            env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            env_remove: words(away),
+            directory: None,
+        }
+    }
+
+    #[test]
+    fn what_a_cure_adds_is_a_line_for_a_shell() {
+        let old = command(&["-m", "a", "-np", "1"], &[("A", "1")], &["X"]);
+        let new = command(
+            &["-m", "a", "--flag", "it's", "-np", "1", "--last", "1"],
+            &[("A", "1"), ("B", "2 3")],
+            &["X", "Y"],
+        );
+        let added = Added::between(&old, &new);
+        assert_eq!(added.line(), r"env -u Y B='2 3' llama-server … --flag 'it'\''s' --last 1");
+        assert_eq!(Added::between(&old, &old), Added::default());
+    }
 }

@@ -49,7 +49,8 @@ impl HeadroomReport {
                 Some((own.curve(&setup)?, smaller.setup.ubatch))
             });
             let other = other.as_ref().map(|(curve, ubatch)| (curve, *ubatch));
-            report.verdicts.push(judge(&curve, &setup, series.limit(reserve), other));
+            let token = report.touched.context_token(series.series);
+            report.verdicts.push(judge(&curve, &setup, series.limit(reserve), other, token));
             let Some((tokens, _)) = curve.points().last().copied() else { continue };
             let half = curve.up_to(tokens / 2);
             let from = half.as_ref().and_then(|half| half.points().last().copied());
@@ -109,6 +110,12 @@ impl HeadroomReport {
             .iter()
             .map(|verdict| format!("{}: {}", verdict.series, verdict.sentence()))
             .collect();
+        let context = |verdict: &Verdict| {
+            let bytes = verdict.context_token.filter(|_| verdict.fits() == Some(false))?;
+            let token = per_token(bytes);
+            Some(format!("{}: each token of -c takes {token} before any prompt, measured", verdict.series))
+        };
+        lines.extend(self.verdicts.iter().filter_map(context));
         if let Some(broke) = &self.touched.broke {
             let times =
                 if broke.together > 1 { format!("{} prompts of ", broke.together) } else { String::new() };

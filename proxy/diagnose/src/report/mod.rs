@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use warden_policies::experiment::{Finding, Reading};
 use warden_supervisor::{Command, DeviceView};
 
-pub use self::cure::{CureReport, NotTried, Switch};
+pub use self::cure::{Added, CureReport, NotTried, Switch};
 pub use self::headroom::{Foretold, HeadroomReport};
 pub use self::table::{notes, rows};
 use crate::experiment::{Outcome, Skipped};

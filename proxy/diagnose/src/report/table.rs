@@ -52,19 +52,24 @@ fn name(leg: &Finding) -> String {
 
 /// `+4.42 MiB`, always in MiB, so that figures compare; what is within its own uncertainty of nothing is `0`.
 fn per_request(slope: &Interval) -> String {
-    if slope.low <= 0.0 && slope.high >= 0.0 {
+    if is_none(slope) {
         return "0".to_owned();
     }
     format!("{:+.2} MiB", slope.value / MIB)
 }
 
+fn is_none(slope: &Interval) -> bool {
+    slope.low <= 0.0 && slope.high >= 0.0
+}
+
 pub(super) const MIB: f64 = 1_048_576.0;
 
-/// Growth for a token, where it has not stopped.
+/// Growth for a token, where there is any for a request and it has not stopped.
 fn token(found: &SeriesFinding, bytes: Option<f64>) -> String {
     match bytes {
         None => "-".to_owned(),
         Some(_) if matches!(found.settles, Settles::Yes { .. }) => "0".to_owned(),
+        Some(_) if found.per_request.as_ref().is_some_and(is_none) => "0".to_owned(),
         Some(bytes) if bytes.abs() >= 1024.0 => format!("{:+.1} KiB", bytes / 1024.0),
         Some(bytes) => format!("{bytes:+.0} B"),
     }
@@ -119,14 +124,11 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
     lines
 }
 
-/// A leg that could only see more bytes a request than this was too short to see anything.
-const MOST_SEEN: f64 = 1e15;
-
 fn note(found: &SeriesFinding) -> Option<String> {
     let slope = found.per_request?;
     let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
     match (found.verdict, found.settles) {
-        _ if found.sees > MOST_SEEN => Some("too few readings for a verdict: give `--requests` a larger number".to_owned()),
+        _ if found.is_too_short() => Some("too few readings for a verdict: give `--requests` a larger number".to_owned()),
         (Verdict::Steady | Verdict::Suspected, Settles::No) if slope.value >= found.sees => {
             Some("it grows, too unevenly or not long enough to be called a leak: give `--requests` a larger number".to_owned())
         }
@@ -148,11 +150,40 @@ fn note(found: &SeriesFinding) -> Option<String> {
                      prompt cache says what is left"
                 .to_owned(),
         }),
-        (Verdict::Warming, _) => Some("too few readings for a verdict".to_owned()),
         (Verdict::Leaking | Verdict::Suspected, _) => match &found.blame {
             Some(Blame::Undecided { why }) => Some(format!("nothing is blamed: {}", why.trim_end_matches('.'))),
             _ => None,
         },
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_policies::Series;
+
+    #[test]
+    fn what_is_nothing_for_a_request_is_nothing_for_its_tokens() {
+        let found = |low: f64| SeriesFinding {
+            series: Series::Host,
+            verdict: Verdict::Steady,
+            per_request: Some(Interval { value: 2048.0, low, high: 4096.0 }),
+            pooled_per_request: None,
+            per_prompt_token: Some(30.0),
+            per_output_token: None,
+            per_image: None,
+            settles: Settles::Unknown,
+            blame: None,
+            first: 0,
+            last: 0,
+            peak: 0,
+            sees: 1.0,
+        };
+        let cells = |found: SeriesFinding| {
+            (per_request(&found.per_request.unwrap()), token(&found, found.per_prompt_token))
+        };
+        assert_eq!(cells(found(-1.0)), ("0".to_owned(), "0".to_owned()));
+        assert_eq!(cells(found(1.0)), ("+0.00 MiB".to_owned(), "+30 B".to_owned()));
     }
 }

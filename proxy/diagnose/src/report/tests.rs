@@ -40,6 +40,7 @@ fn leg(workload: Workload, leak: u64) -> LegResult {
         vram_unknown: None,
         devices: Vec::new(),
         lines: Vec::new(),
+        last_words: Vec::new(),
         no_embeddings: None,
     }
 }

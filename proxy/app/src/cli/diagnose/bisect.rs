@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::cure::{Bisection, Trying};
-use warden_diagnose::report::CureReport;
+use warden_diagnose::report::{Added, CureReport};
 use warden_diagnose::{Experiment, Lab, Outcome};
 use warden_policies::experiment::bisect::{Arm, Conclusion, Outcome as Ended};
 use warden_policies::experiment::{Finding, Workload};
@@ -40,7 +40,7 @@ pub(super) async fn run(
     let known: Vec<Finding> =
         outcome.legs.iter().map(|leg| &leg.finding).filter(|finding| leaks(finding)).cloned().collect();
     if known.is_empty() {
-        return Ok(nothing());
+        return Ok(nothing(outcome));
     }
     let all: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let inherited: Vec<String> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
@@ -91,7 +91,13 @@ pub(super) async fn run(
     if conclusion.cure.is_empty() {
         mitigations.clear();
     }
+    let mut added = Added::default();
+    if !conclusion.cure.is_empty() {
+        let cured = with(&Arm { switches: conclusion.cure.clone() }).map_err(Failure::failed)?;
+        added = Added::between(&spec.command, &cured.command);
+    }
     Ok(CureReport {
+        added,
         switches: found.switches.clone(),
         not_tried: found.not_tried.clone(),
         conclusion,
@@ -99,10 +105,25 @@ pub(super) async fn run(
     })
 }
 
-/// Nothing leaks.
-fn nothing() -> CureReport {
+/// Nothing leaks, or nobody knows.
+fn nothing(outcome: &Outcome) -> CureReport {
+    let short: Vec<&str> = outcome
+        .legs
+        .iter()
+        .map(|leg| &leg.finding)
+        .filter(|one| one.is_too_short())
+        .map(|one| one.workload.as_str())
+        .collect();
+    let ended = if outcome.legs.is_empty() {
+        Ended::NotKnown { why: "nothing was run, so nobody knows whether anything leaks".to_owned() }
+    } else if short.is_empty() {
+        Ended::NothingToCure
+    } else {
+        let why = format!("there are too few readings of {} to say whether anything leaks", short.join(", "));
+        Ended::NotKnown { why }
+    };
     let conclusion = Conclusion {
-        outcome: Ended::NothingToCure,
+        outcome: ended,
         leaking: Vec::new(),
         cure: Vec::new(),
         stopped: Vec::new(),
@@ -110,7 +131,13 @@ fn nothing() -> CureReport {
         trials: Vec::new(),
         legs: 0,
     };
-    CureReport { switches: Vec::new(), not_tried: Vec::new(), conclusion, mitigations: Vec::new() }
+    CureReport {
+        switches: Vec::new(),
+        not_tried: Vec::new(),
+        conclusion,
+        mitigations: Vec::new(),
+        added: Added::default(),
+    }
 }
 
 /// Tells what was found: sentences, the lines for the configuration, what was tried, what was not.
@@ -127,6 +154,7 @@ pub(super) fn tell(report: &CureReport, name: Option<&str>) -> Result<(), Failur
             out::line(&format!("mitigations = {}", list(&report.mitigations)))?;
         } else {
             out::line("without llama-warden:")?;
+            out::line(&report.added.line())?;
         }
         for at in &report.conclusion.cure {
             if let Some(switch) = report.switches.get(*at) {

@@ -19,7 +19,7 @@ pub(super) async fn write(
     let mut system = vec![("llama-server says".to_owned(), version(&command.binary).await)];
     system.extend(machine());
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
-    let numbers = &warden_policies::defaults().diagnose;
+    let numbers = &target.resolved.diagnose;
     report
         .write_folder(folder, numbers, &system, &command.env_remove, props.slots.unwrap_or(1), props.n_ctx)
         .map_err(|error| {

@@ -2,10 +2,11 @@
 //! that serves this model: the price of a prompt for admission, and the largest size for automatic budgets.
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::Lab;
-use warden_diagnose::headroom::{Touch, Touched, Touching, touch};
+use warden_diagnose::headroom::{Touch, Touched, Touching, less_context, touch};
 use warden_diagnose::report::HeadroomReport;
+use warden_diagnose::{DiagnoseError, Lab};
 use warden_policies::experiment::headroom::{Learnt, grouped};
+use warden_policies::units::scale;
 use warden_policies::{ByteSize, Series};
 use warden_supervisor::{Command, SoloSpec};
 
@@ -15,9 +16,6 @@ use crate::config::arguments;
 use crate::exit::Failure;
 use crate::out;
 
-/// Only the upper lengths are measured again with smaller micro-batches: the worst case counts.
-const UPPER: f64 = 0.5;
-
 /// Measures and judges.
 pub(super) async fn run(
     target: &Target,
@@ -26,26 +24,44 @@ pub(super) async fn run(
 ) -> Result<HeadroomReport, Failure> {
     let numbers = &lab.numbers.headroom;
     let mut lines = Lines::new();
-    let what = what(&target.spec, numbers.lengths.clone());
-    let touched = once(lab, &what, &mut lines, stop).await?;
+    let first = what(&target.spec, numbers.lengths.clone());
+    let touched = once(lab, &first, &mut lines, stop).await?;
     let reserve = numbers.reserve.0;
     let report = HeadroomReport::new(touched, None, reserve);
-    let half = report.touched.setup.ubatch / 2;
-    if !report.short() || report.touched.interrupted || half == 0 {
+    if !report.short() || report.touched.interrupted {
         lines.close();
         return Ok(report);
     }
-    lines.line(&format!("headroom: the same with -ub {half}, to see what smaller micro-batches would save"));
-    let mut spec = target.spec.clone();
-    // The last one counts.
-    spec.command.args.extend(["--ubatch-size".to_owned(), half.to_string()]);
-    let upper = numbers.lengths.iter().copied().filter(|share| *share >= UPPER).collect();
-    let smaller = once(lab, &self::what(&spec, upper), &mut lines, stop).await;
-    lines.close();
     let mut touched = report.touched;
-    touched.interrupted |= smaller.as_ref().is_ok_and(|smaller| smaller.interrupted);
-    // One that does not start with smaller micro-batches only means that nothing is known of them.
-    Ok(HeadroomReport::new(touched, smaller.ok(), reserve))
+    let setup = touched.setup;
+    let less = scale(setup.context, numbers.less_context);
+    if less >= numbers.context_grain {
+        lines.line(&format!(
+            "headroom: the start alone with -c {less}, to see what a smaller context would free"
+        ));
+        match less_context(lab, &target.spec, less, stop).await {
+            Ok(less) => touched.less_context = Some(less),
+            Err(DiagnoseError::Interrupted) => touched.interrupted = true,
+            // That it does not start with less only means that nothing is known of that.
+            Err(error) => lines.line(&format!("headroom: {error}")),
+        }
+    }
+    let half = setup.ubatch / 2;
+    let mut smaller = None;
+    if half > 0 && !touched.interrupted {
+        lines.line(&format!(
+            "headroom: the same with -ub {half}, to see what smaller micro-batches would save"
+        ));
+        let mut spec = target.spec.clone();
+        // The last one counts.
+        spec.command.args.extend(["--ubatch-size".to_owned(), half.to_string()]);
+        let upper = numbers.lengths.iter().copied().filter(|share| *share >= numbers.again_from).collect();
+        // One that does not start with smaller micro-batches only means that nothing is known of them.
+        smaller = once(lab, &what(&spec, upper), &mut lines, stop).await.ok();
+        touched.interrupted |= stop.is_cancelled();
+    }
+    lines.close();
+    Ok(HeadroomReport::new(touched, smaller, reserve))
 }
 
 fn what(spec: &SoloSpec, lengths: Vec<f64>) -> Touch {

@@ -13,6 +13,7 @@ mod candidates;
 mod display;
 mod folder;
 mod headroom;
+mod keeper;
 mod target;
 mod trace;
 mod wrap;
@@ -25,12 +26,12 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::report::{CureReport, HeadroomReport};
 use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
-use warden_policies::defaults;
 use warden_policies::experiment::{Finding, Workload};
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
 
 use self::display::Display;
+pub(crate) use self::keeper::{KeeperArgs, run as keep_wrapped};
 use self::target::Target;
 use self::trace::Tracing;
 use self::wrap::Wrap;
@@ -148,25 +149,22 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     for warning in &target.warnings {
         out::error_line(&format!("warning: {warning}"));
     }
+    out::error_line(&target.program());
     // Of the server as it is configured, not of what is put around it.
     let about = target.about(crate::clock::now_text());
-    let (mut spec, mut numbers) = (target.spec.clone(), defaults().diagnose.clone());
+    let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.diagnose.clone());
     if let Some(tracing) = &tracing {
         tracing.apply(&mut spec.command);
     }
     if let Some(wrap) = &wrap {
+        out::error_line(&wrap.place(&spec.command));
         wrap.apply(&mut spec.command)?;
         Wrap::patience(&mut target.timing, &mut numbers);
     }
     let starter = Starter::new(nursery, &target.runtime_dir, target.timing, target.watch)?;
+    let steps = args.requests.unwrap_or(numbers.requests);
     let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
-    let experiment = Experiment {
-        spec,
-        workloads,
-        steps: args.requests.unwrap_or(defaults().diagnose.requests),
-        early: true,
-        replay: recording,
-    };
+    let experiment = Experiment { spec, workloads, steps, early: true, replay: recording };
     let stop = CancellationToken::new();
     let mut display = Display::new(experiment.workloads.len());
     let mut show = |progress: warden_diagnose::Progress<'_>| {
@@ -201,6 +199,10 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         for line in tracing.iter().flat_map(Tracing::lines) {
             out::line(&line)?;
         }
+    }
+    // Beside a report for programs, too: it is in no other place.
+    for line in wrap.iter().flat_map(|wrap| wrap.told(&outcome)) {
+        if args.json { out::error_line(&line) } else { out::line(&line)? }
     }
     // After the table: whatever cannot be written, what was found is told.
     if let Some(path) = &args.html {

@@ -1,4 +1,5 @@
 //! Which server an experiment is about: a model of the configuration with all that is configured for it, or a command line.
+//! `--binary` and `--build` come before whatever is configured, so that another program is tried with the same model.
 
 use std::path::PathBuf;
 
@@ -8,8 +9,9 @@ use warden_supervisor::{ModelSpec, SoloSpec, Timing, Watch};
 
 use super::DiagnoseArgs;
 use crate::cli::dropin;
-use crate::config::layers::FlagSetting;
+use crate::config::binary::Choice;
 use crate::config::machine::Machine;
+use crate::config::problem::Place;
 use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 use crate::serve::Plan;
@@ -23,6 +25,8 @@ pub(crate) struct Target {
     pub(crate) spec: SoloSpec,
     /// What is known of its build, in words.
     pub(crate) server: String,
+    /// Which flag chose the program, if one did.
+    chosen_by: Option<&'static str>,
     /// Deadlines of start and stop.
     pub(crate) timing: Timing,
     /// What is kept and read.
@@ -42,8 +46,18 @@ pub(crate) struct Target {
 impl Target {
     /// Reads the configuration and tries the binary.
     pub(crate) async fn find(args: &DiagnoseArgs, machine: &Machine) -> Result<Self, Failure> {
-        let resolved = plan(args, machine)?.resolve(machine).await?;
-        let index = choose(args.model.as_deref(), &resolved)?;
+        let chosen = program(args, machine);
+        let chosen_by = chosen.as_ref().map(|(flag, _)| *flag);
+        let mut index = 0;
+        let plan = plan(args, machine)?;
+        let resolving = plan.resolve_with(machine, |resolved| {
+            index = choose(args.model.as_deref(), resolved)?;
+            if let Some((flag, choice)) = chosen {
+                resolved.choices[index] = (choice, Place::Flag(format!("flag {flag}")));
+            }
+            Ok(())
+        });
+        let resolved = resolving.await?;
         let spec = &resolved.fleet.models[index];
         let facts = resolved.builds.get(index).and_then(Option::as_ref);
         let number = facts.and_then(|facts| facts.number).map(|number| format!("b{number}"));
@@ -53,6 +67,7 @@ impl Target {
             name: spec.name.as_str().to_owned(),
             spec: SoloSpec { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj },
             server: number.into_iter().chain(build).collect::<Vec<_>>().join(", "),
+            chosen_by,
             timing: spec.timing,
             watch: resolved.fleet.watch,
             growth: resolved.fleet.growth.clone(),
@@ -61,6 +76,13 @@ impl Target {
             index,
             resolved,
         })
+    }
+
+    /// Which program is diagnosed, in a line.
+    pub(crate) fn program(&self) -> String {
+        let known = if self.server.is_empty() { String::new() } else { format!(" ({})", self.server) };
+        let by = self.chosen_by.map_or_else(String::new, |flag| format!(", chosen by {flag}"));
+        format!("{}: {}{known}{by}", self.name, self.spec.command.binary.display())
     }
 
     /// For the report.
@@ -85,24 +107,19 @@ fn plan(args: &DiagnoseArgs, machine: &Machine) -> Result<Plan, Failure> {
             "use `llama-warden diagnose -- -m model.gguf` or `llama-warden diagnose --config warden.toml --model NAME`",
         ));
     }
-    let mut flags = if any_name { dropin::settings(&args.flags, machine)? } else { Vec::new() };
-    let path = |key| match (&args.model, any_name) {
-        (Some(model), false) => vec!["models".to_owned(), model.clone(), key],
-        _ => vec!["defaults".to_owned(), key],
-    };
-    let mut set = |flag: &str, key: &str, value: &str| {
-        let path = path(key.to_owned());
-        let path: Vec<&str> = path.iter().map(String::as_str).collect();
-        flags.push(FlagSetting::raw(flag, &path, value));
-    };
-    if let Some(binary) = &args.binary {
-        // Where we are, not where the file is.
-        set("--binary", "binary", &machine.cwd.join(binary).to_string_lossy());
-    }
-    if let Some(build) = &args.build {
-        set("--build", "build", build);
-    }
+    let flags = if any_name { dropin::settings(&args.flags, machine)? } else { Vec::new() };
     Ok(Plan { config: args.config.clone(), flags, any_name })
+}
+
+/// The program that the command line asks for, and the flag that does.
+fn program(args: &DiagnoseArgs, machine: &Machine) -> Option<(&'static str, Choice)> {
+    let Some(binary) = &args.binary else {
+        return Some(("--build", Choice::Build(args.build.clone()?)));
+    };
+    // Where we are, not where the file is; a bare word that is no file is looked for in PATH, as a shell would.
+    let path = machine.cwd.join(binary);
+    let bare = binary.components().count() == 1 && !path.is_file();
+    Some(("--binary", if bare { Choice::InPath(binary.clone()) } else { Choice::Path(path) }))
 }
 
 /// The model that is meant: by name or alias, or the only one.

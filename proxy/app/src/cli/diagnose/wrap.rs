@@ -3,23 +3,21 @@
 //!
 //! The server's arguments stay what they are: a script takes the binary's place and puts the tool in front. Tools write
 //! their report when the server has ended by itself, so the script ignores the signal that ends the server, and both
-//! inherit that; llama-server sets its own handler and ends, the tool lives on and writes.
+//! inherit that; llama-server sets its own handler and ends, the tool lives on and writes. The script also starts the
+//! [`keeper`], which ends whatever the tool leaves behind.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use tempfile::TempDir;
+use warden_diagnose::Outcome;
+use warden_policies::defaults;
 use warden_policies::defaults::Diagnose;
 use warden_supervisor::{Command, Timing};
 
+use super::keeper;
 use crate::exit::Failure;
-
-/// How long a server under a tool may take to be ready: valgrind makes it some fifty times slower.
-const START: Duration = Duration::from_secs(1800);
-/// How long the tool may take to write its report.
-const STOP: Duration = Duration::from_secs(300);
 
 /// A tool, in front of a server.
 #[derive(Debug)]
@@ -49,8 +47,13 @@ impl Wrap {
 
     /// Puts the tool before the command.
     pub(super) fn apply(&self, command: &mut Command) -> Result<(), Failure> {
-        let mut script =
-            String::from("#!/bin/sh\n# Made by `llama-warden diagnose --wrap`.\ntrap '' TERM\nexec");
+        let fail = |what: String| Failure::failed(format!("--wrap: {what}"));
+        let own = std::env::current_exe().map_err(|error| fail(format!("where are we? {error}")))?;
+        let mut script = String::from("#!/bin/sh\n# Made by `llama-warden diagnose --wrap`.\ntrap '' TERM\n");
+        let (mark, folder) = (keeper::MARK, quoted(&self.folder.path().to_string_lossy()));
+        let _ = writeln!(script, "{mark}={folder}:$$; export {mark}");
+        let (own, owner) = (quoted(&own.to_string_lossy()), std::process::id());
+        let _ = write!(script, "{own} keep-wrapped $$ {owner} || exit 1\nexec");
         let words = self.words.iter().map(String::as_str);
         for word in words.chain(std::iter::once(&*command.binary.to_string_lossy())) {
             let _ = write!(script, " {}", quoted(word));
@@ -59,18 +62,42 @@ impl Wrap {
         let path = self.folder.path().join("llama-server");
         let written = std::fs::write(&path, script)
             .and_then(|()| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)));
-        written
-            .map_err(|error| Failure::failed(format!("--wrap: cannot write {}: {error}", path.display())))?;
+        written.map_err(|error| fail(format!("cannot write {}: {error}", path.display())))?;
         command.binary = path;
         Ok(())
     }
 
+    /// Where it runs, for those who look for what it writes.
+    pub(super) fn place(&self, command: &Command) -> String {
+        let here = || std::env::current_dir().unwrap_or_default();
+        let folder = command.directory.clone().unwrap_or_else(here);
+        format!("{} runs in {}: relative paths in its options lead there", self.words[0], folder.display())
+    }
+
+    /// What it said at the end of each leg: mostly what it found, or where it wrote that.
+    pub(super) fn told(&self, outcome: &Outcome) -> Vec<String> {
+        let shown = defaults().child.failure_lines;
+        let mut told = Vec::new();
+        for leg in outcome.legs.iter().filter(|leg| !leg.last_words.is_empty()) {
+            told.push(format!("{}: {} and the server said at the end:", leg.finding.workload, self.words[0]));
+            let earlier = leg.last_words.len().saturating_sub(shown);
+            if earlier > 0 {
+                told.push(format!("  ({earlier} lines more before these; give the tool a file to write to)"));
+            }
+            told.extend(leg.last_words.iter().skip(earlier).map(|line| format!("  {line}")));
+        }
+        told
+    }
+
     /// Gives server and tool the time that they need.
     pub(super) fn patience(timing: &mut Timing, numbers: &mut Diagnose) {
-        timing.start_timeout = timing.start_timeout.max(START);
-        timing.stop_grace = timing.stop_grace.max(STOP);
-        numbers.request_limit = numbers.request_limit.max(START);
-        numbers.leg_limit = numbers.leg_limit.max(2 * START);
+        let wrap = &numbers.wrap;
+        let (start, report) = (wrap.start, wrap.report);
+        timing.start_timeout = timing.start_timeout.max(start);
+        timing.stop_grace = timing.stop_grace.max(report);
+        numbers.request_limit = numbers.request_limit.max(start);
+        numbers.question_limit = numbers.question_limit.max(report);
+        numbers.leg_limit = numbers.leg_limit.max(2 * start);
     }
 }
 

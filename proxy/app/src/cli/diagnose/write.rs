@@ -1,10 +1,12 @@
 //! Writes mitigations into a configuration file: `mitigations` of one model, and nothing else. Comments, order and layout
-//! stay. What would not be a valid configuration afterwards is not written.
+//! stay, and so do the file's owner and mode. What would not be a valid configuration afterwards is not written.
 
-use std::io::Write as _;
+use std::fs::{File, Metadata};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::Path;
 
-use toml_edit::{Array, DocumentMut, Item, TableLike, value};
+use toml_edit::{Array, DocumentMut, Item, RawString, TableLike, Value, value};
 
 use crate::exit::Failure;
 
@@ -22,24 +24,45 @@ fn edited(text: &str, model: &str, list: &[String]) -> Result<String, String> {
 }
 
 fn put(own: &mut dyn TableLike, list: &[String]) {
-    let before = own.get("mitigations").and_then(Item::as_array);
     // What is there stays as it is laid out; only what is new is added.
-    let mut array = before.cloned().unwrap_or_default();
-    let has = |array: &Array, text: &str| array.iter().any(|item| item.as_str() == Some(text));
-    array.retain(|item| item.as_str().is_some_and(|text| list.iter().any(|own| own == text)));
-    for text in list {
-        if !has(&array, text) {
-            array.push(text.as_str());
+    if let Some(array) = own.get_mut("mitigations").and_then(Item::as_array_mut) {
+        for text in list {
+            if !array.iter().any(|item| item.as_str() == Some(text)) {
+                append(array, text);
+            }
         }
+        return;
     }
-    match own.get_mut("mitigations").and_then(Item::as_array_mut) {
-        Some(place) => {
-            let decor = place.decor().clone();
-            *place = array;
-            *place.decor_mut() = decor;
+    own.insert("mitigations", value(list.iter().collect::<Array>()));
+}
+
+/// Adds an item at the end. A comment behind the item before it stays there, and a list over several lines gets a line more.
+fn append(array: &mut Array, text: &str) {
+    let raw = |text: Option<&RawString>| text.and_then(RawString::as_str).unwrap_or_default().to_owned();
+    // Whatever stands between the last item and the end of the list, on both sides of its comma.
+    let mut end = raw(Some(array.trailing()));
+    let mut indent = None;
+    let last = array.len().checked_sub(1).and_then(|last| array.get_mut(last));
+    if let Some(last) = last {
+        end.insert_str(0, &raw(last.decor().suffix()));
+        let prefix = raw(last.decor().prefix());
+        indent = prefix.rsplit_once('\n').map(|(_, indent)| indent.to_owned());
+        last.decor_mut().set_suffix("");
+    }
+    let mut item = Value::from(text);
+    match end.rsplit_once('\n') {
+        Some((before, rest)) => {
+            let indent = indent.unwrap_or_else(|| format!("{rest}    "));
+            item.decor_mut().set_prefix(format!("{before}\n{indent}"));
+            array.push_formatted(item);
+            array.set_trailing(format!("\n{rest}"));
+            array.set_trailing_comma(true);
         }
         None => {
-            own.insert("mitigations", value(array));
+            let comma = array.trailing_comma();
+            array.push(text);
+            array.set_trailing(end);
+            array.set_trailing_comma(comma);
         }
     }
 }
@@ -75,10 +98,24 @@ pub(super) fn write(
             "nothing was written; add the lines by hand",
         )
     })?;
-    let mode = std::fs::metadata(&real).map(|old| old.permissions());
-    let kept = mode.and_then(|mode| std::fs::set_permissions(file.path(), mode));
-    kept.map_err(|error| fail("cannot keep the permissions of", &error))?;
+    let kept = std::fs::metadata(&real).and_then(|old| keep(file.as_file(), &old));
+    kept.map_err(|error| {
+        Failure::hinted(
+            format!("--write: cannot keep owner and mode of {}: {error}", path.display()),
+            "nothing was written; run it as the owner of the file, or add the lines by hand",
+        )
+    })?;
     file.persist(&real).map(drop).map_err(|error| fail("cannot replace", &error.error))
+}
+
+/// Gives a new file owner, group and mode of the old one.
+fn keep(new: &File, old: &Metadata) -> io::Result<()> {
+    let own = new.metadata()?;
+    if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
+        fchown(new, Some(old.uid()), Some(old.gid()))?;
+    }
+    // Last: a new owner takes bits of the mode away.
+    new.set_permissions(old.permissions())
 }
 
 #[cfg(test)]
@@ -110,6 +147,47 @@ mod tests {
             new,
             "twice is once"
         );
+    }
+
+    #[test]
+    fn a_new_item_gets_a_line_of_its_own_and_every_comment_stays_beside_its_item() {
+        let added = |text: &str| {
+            edited(&format!("[models.m]\nmitigations = {text}\n"), "m", &list(&["a", "b", "new"])).unwrap()
+        };
+        for (before, after) in [
+            (
+                "[\n    \"a\", # why a\n    \"b\", # why b\n]",
+                "[\n    \"a\", # why a\n    \"b\", # why b\n    \"new\",\n]",
+            ),
+            ("[\n  \"a\",\n  \"b\" # why b\n] # all", "[\n  \"a\",\n  \"b\", # why b\n  \"new\",\n] # all"),
+            (
+                "[\n  \"a\", \"b\",\n  # more to come\n]",
+                "[\n  \"a\", \"b\",\n  # more to come\n    \"new\",\n]",
+            ),
+            ("[\"a\", \"b\"] # all", "[\"a\", \"b\", \"new\"] # all"),
+            ("[ \"a\", \"b\", ]", "[ \"a\", \"b\", \"new\", ]"),
+            ("[]", "[\"a\", \"b\", \"new\"]"),
+        ] {
+            let whole = added(before);
+            assert_eq!(whole, format!("[models.m]\nmitigations = {after}\n"), "from {before}");
+        }
+    }
+
+    #[test]
+    fn owner_and_mode_of_the_file_stay() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("warden.toml");
+        std::fs::write(&path, FILE).unwrap();
+        // Another owner can be given by root alone; whoever else runs this keeps at least themselves.
+        let root = std::os::unix::fs::chown(&path, Some(1234), Some(4321)).is_ok();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let before = path.metadata().unwrap();
+        write(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
+        let after = path.metadata().unwrap();
+        assert!(std::fs::read_to_string(&path).unwrap().contains("\"b\""));
+        assert_eq!((after.uid(), after.gid(), after.mode()), (before.uid(), before.gid(), before.mode()));
+        assert!(!root || after.uid() == 1234);
     }
 
     #[test]

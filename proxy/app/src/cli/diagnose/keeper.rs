@@ -1,0 +1,150 @@
+//! Sees to it that nothing of a tool of `diagnose --wrap` outlives the experiment: a process of its own, because the
+//! experiment may be killed.
+//!
+//! Tools fork. A shell script around the server runs it as a child, a profiler leaves an agent in a session of its own. The
+//! kernel kills the tool's first process when we die, and we kill its process group; what left the group would stay.
+//!
+//! ```text
+//!   llama-warden ── spawns ──> script of the wrap ─ starts the keeper, waits for its word ─ exec ─> the tool ─> …
+//!        │ ends                                          │                                           │ ends
+//!        └─────────────────────────> keeper: waits <─────┴───────────────────────────────────────────┘
+//!                                      └─> kills every process that carries the mark in its environment
+//! ```
+//!
+//! Every process that the tool starts inherits the mark, wherever it goes. One that throws its environment away is missed.
+
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+use tokio::time::Instant;
+use warden_policies::defaults;
+
+use crate::exit::Failure;
+use crate::out;
+
+/// The variable that every process of a tool carries. Its value is that of one run of the tool.
+pub(super) const MARK: &str = "LLAMA_WARDEN_WRAPPED";
+
+/// What the keeper takes. People do not call it: the script of a wrap does.
+#[derive(Debug, Args)]
+pub(crate) struct KeeperArgs {
+    /// The process that becomes the tool.
+    tool: i32,
+    /// The experiment.
+    owner: i32,
+    /// Be the keeper; without it, start one and wait for its word.
+    #[arg(long)]
+    stay: bool,
+}
+
+/// Starts the keeper, or is it.
+pub(crate) fn run(args: &KeeperArgs) -> Result<(), Failure> {
+    let mark = std::env::var(MARK).map_err(|_| Failure::usage(format!("{MARK} is not set"), "use --wrap"))?;
+    if args.stay { stay(args, &mark) } else { start(args) }
+}
+
+/// A process of its own group, so that nobody's end is the keeper's.
+fn start(args: &KeeperArgs) -> Result<(), Failure> {
+    let failed = |what: &str, error: &std::io::Error| Failure::failed(format!("--wrap: {what}: {error}"));
+    let mut keeper = Command::new("/proc/self/exe")
+        .args(["keep-wrapped", "--stay", &args.tool.to_string(), &args.owner.to_string()])
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| failed("cannot start the keeper", &error))?;
+    let mut word = [0];
+    let output = keeper.stdout.as_mut().map(|output| output.read_exact(&mut word));
+    match output {
+        Some(Ok(())) => Ok(()),
+        Some(Err(error)) => Err(failed("the keeper does not watch", &error)),
+        None => Err(Failure::failed("--wrap: the keeper has no output")),
+    }
+}
+
+/// Waits for the end of the tool or of the experiment, and then for whatever is left.
+fn stay(args: &KeeperArgs, mark: &str) -> Result<(), Failure> {
+    let open = |pid: i32| Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let (tool, owner) = (open(args.tool), open(args.owner));
+    out::line("watching")?;
+    let both: Vec<&OwnedFd> = tool.iter().chain(&owner).collect();
+    // One that could not be opened has ended already.
+    while both.len() == 2 && !any_ended(&both, LOOK) {}
+    let mark = format!("{MARK}={mark}");
+    let deadline = Instant::now() + defaults().diagnose.wrap.rest;
+    loop {
+        let left = carriers(Path::new("/proc"), mark.as_bytes());
+        if left.is_empty() {
+            return Ok(());
+        }
+        let orphaned = owner.as_ref().is_none_or(|owner| any_ended(&[owner], Duration::ZERO));
+        if orphaned || Instant::now() >= deadline {
+            left.into_iter().for_each(|pid| kill(pid, mark.as_bytes()));
+        }
+        any_ended(&[], PAUSE);
+    }
+}
+
+/// How long one wait is; the next follows.
+const LOOK: Duration = Duration::from_secs(3600);
+/// Between two looks at what is left.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Waits until one of them has ended, no longer than this; whether one has.
+fn any_ended(processes: &[&OwnedFd], limit: Duration) -> bool {
+    let mut asked: Vec<PollFd<'_>> = processes.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
+    let limit = Timespec::try_from(limit).ok();
+    matches!(poll(&mut asked, limit.as_ref()), Ok(ended) if ended > 0)
+}
+
+/// Processes other than ourselves whose environment has this line.
+fn carriers(proc: &Path, mark: &[u8]) -> Vec<Pid> {
+    let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
+    pids.filter(|pid| *pid != getpid() && carries(proc, *pid, mark)).collect()
+}
+
+fn carries(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
+    let path = proc.join(pid.as_raw_nonzero().to_string()).join("environ");
+    // A zombie has an empty one.
+    std::fs::read(path).is_ok_and(|all| all.split(|byte| *byte == 0).any(|line| line == mark))
+}
+
+/// Kills it, if it is still the one that was looked at: a number may be another's by now.
+fn kill(pid: Pid, mark: &[u8]) {
+    if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+        && carries(Path::new("/proc"), pid, mark)
+    {
+        // Gone is as good.
+        let _ = pidfd_send_signal(process, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_processes_with_the_whole_mark_are_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let environment = |pid: &str, text: &str| {
+            std::fs::create_dir(directory.path().join(pid)).unwrap();
+            std::fs::write(directory.path().join(pid).join("environ"), text).unwrap();
+        };
+        environment("11", "A=1\0LLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
+        environment("12", "LLAMA_WARDEN_WRAPPED=/tmp/x:12\0");
+        environment("13", "XLLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
+        environment("14", "");
+        environment("self", "LLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
+        let found = carriers(directory.path(), b"LLAMA_WARDEN_WRAPPED=/tmp/x:1");
+        assert_eq!(found.iter().map(|pid| pid.as_raw_nonzero().get()).collect::<Vec<_>>(), [11]);
+    }
+}

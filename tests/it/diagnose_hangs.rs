@@ -1,0 +1,93 @@
+//! Whatever a server leaves unanswered, `llama-warden diagnose` waits for it no longer than is declared, and not at all once
+//! somebody asks for an end.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use warden_rig::process::Kid;
+use warden_rig::warden::SOON;
+use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
+
+/// Far less than any limit of a single wait.
+const AT_ONCE: Duration = Duration::from_secs(20);
+
+const INTERRUPTED: i32 = 130;
+
+/// A home whose fake-llama never answers this path, and what `diagnose` is told there.
+fn hanging(path: &str, args: &[&str]) -> Result<(Home, Vec<OsString>), Trouble> {
+    let mut home = Home::new()?;
+    home.file("model.gguf", "GGUF")?;
+    let file = home.file("script.json", json!({"hangs_on": [path]}).to_string())?;
+    home.env.insert("FAKE_LLAMA_SCRIPT".into(), file.into());
+    let mut all: Vec<OsString> = vec!["diagnose".into(), "--binary".into(), binaries::fake_llama()?.into()];
+    all.extend(args.iter().chain(&["--", "-m", "model.gguf"]).map(OsString::from));
+    Ok((home, all))
+}
+
+fn start(home: &Home, args: &[OsString]) -> Result<Kid, Trouble> {
+    Kid::start(&binaries::llama_warden()?, args, &home.env, home.path(), home.path().join("log"))
+}
+
+/// Asks for an end, and expects it at once, with no child left.
+async fn ends(mut kid: Kid) -> Outcome {
+    let children = kid.children();
+    kid.signal(Signal::INT);
+    assert_eq!(kid.exit(AT_ONCE).await?, INTERRUPTED, "{}", kid.output());
+    assert!(!children.iter().any(|child| child.is_alive()), "{}", kid.output());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_counts_no_tokens_holds_up_no_interrupt() -> Outcome {
+    let limit = ["--set", "diagnose.question_limit=10m", "--workload", "short-text"];
+    let (home, args) = hanging("/tokenize", &limit)?;
+    let mut kid = start(&home, &args)?;
+    kid.says("ready after", SOON).await?;
+    ends(kid).await
+}
+
+#[tokio::test]
+async fn a_server_that_counts_no_tokens_holds_up_no_interrupt_of_headroom() -> Outcome {
+    let (home, args) = hanging("/tokenize", &["--set", "diagnose.question_limit=10m", "--headroom"])?;
+    let kid = start(&home, &args)?;
+    wait_until("the server is ready", SOON, async || {
+        match kid.children().first().and_then(|kid| kid.http()) {
+            Some(http) => http.get("/health").await.is_ok_and(|answer| answer.status.is_success()),
+            None => false,
+        }
+    })
+    .await?;
+    ends(kid).await
+}
+
+#[tokio::test]
+async fn a_server_that_never_says_whether_it_embeds_holds_up_no_interrupt() -> Outcome {
+    let limit = ["--set", "diagnose.question_limit=10m", "--workload", "short-text", "--requests", "12"];
+    let (home, args) = hanging("/v1/embeddings", &limit)?;
+    let mut kid = start(&home, &args)?;
+    kid.says("short-text 12/12", SOON).await?;
+    ends(kid).await
+}
+
+#[tokio::test]
+async fn questions_that_nobody_answers_end_at_their_limit_and_the_work_is_done() -> Outcome {
+    let limit =
+        ["--set", "diagnose.question_limit=200ms", "--json", "--workload", "short-text", "--requests", "4"];
+    let (home, args) = hanging("/tokenize", &limit)?;
+    let ran = home.warden(&args, SOON).await?;
+    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    assert_eq!(report["legs"][0]["steps"], 4, "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_request_that_nobody_answers_ends_at_the_limit_of_its_leg() -> Outcome {
+    let limit = ["--set", "diagnose.leg_limit=1s", "--json", "--workload", "short-text"];
+    let (home, args) = hanging("/v1/chat/completions", &limit)?;
+    let ran = home.warden(&args, SOON).await?;
+    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    assert_eq!(report["legs"][0]["ended"]["kind"], "out_of_time", "{}", ran.all());
+    Ok(())
+}
