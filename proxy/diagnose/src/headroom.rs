@@ -145,7 +145,7 @@ async fn drive(
 ) -> Result<Touched, DiagnoseError> {
     let client = Client::new(solo)?;
     let setup = setup(what, solo);
-    let begin = async {
+    let first = async {
         tokio::time::sleep(lab.numbers.settle).await;
         let idle = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
         (idle, client.tokens(&Words::sample(), lab.numbers.question_limit).await)
@@ -153,7 +153,7 @@ async fn drive(
     let (idle, tokens) = tokio::select! {
         biased;
         () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
-        begun = begin => begun,
+        known = first => known,
     };
     let mut touched =
         Touched { setup, series: series(&idle), broke: None, interrupted: false, less_context: None };

@@ -397,12 +397,17 @@ mod tests {
         };
         let said = Arc::new(Said::new(&command, 3));
         let output = SoloOutput(Arc::clone(&said));
-        ["a", "b"].iter().for_each(|line| said.hear((*line).to_owned()));
+        let hear = |lines: &[&str]| {
+            for line in lines {
+                said.hear((*line).to_owned());
+            }
+        };
+        hear(&["a", "b"]);
         let heard = output.heard();
         assert_eq!(output.since(heard), Vec::<String>::new());
-        said.hear("c".to_owned());
+        hear(&["c"]);
         assert_eq!(output.since(heard), ["c"]);
-        ["d", "e", "f"].iter().for_each(|line| said.hear((*line).to_owned()));
+        hear(&["d", "e", "f"]);
         assert_eq!(output.since(heard), ["d", "e", "f"], "`c` is not kept any more");
     }
 }

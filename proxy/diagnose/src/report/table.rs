@@ -125,10 +125,12 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
 }
 
 fn note(found: &SeriesFinding) -> Option<String> {
+    if found.is_too_short() {
+        return Some("too few readings for a verdict: give `--requests` a larger number".to_owned());
+    }
     let slope = found.per_request?;
     let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
     match (found.verdict, found.settles) {
-        _ if found.is_too_short() => Some("too few readings for a verdict: give `--requests` a larger number".to_owned()),
         (Verdict::Steady | Verdict::Suspected, Settles::No) if slope.value >= found.sees => {
             Some("it grows, too unevenly or not long enough to be called a leak: give `--requests` a larger number".to_owned())
         }
@@ -184,6 +186,8 @@ mod tests {
             (per_request(&found.per_request.unwrap()), token(&found, found.per_prompt_token))
         };
         assert_eq!(cells(found(-1.0)), ("0".to_owned(), "0".to_owned()));
+        let short = SeriesFinding { verdict: Verdict::Warming, per_request: None, ..found(1.0) };
+        assert!(note(&short).is_some_and(|note| note.contains("too few readings")));
         assert_eq!(cells(found(1.0)), ("+0.00 MiB".to_owned(), "+30 B".to_owned()));
     }
 }

@@ -87,8 +87,11 @@ fn stay(args: &KeeperArgs, mark: &str) -> Result<(), Failure> {
         }
         let orphaned = owner.as_ref().is_none_or(|owner| any_ended(&[owner], Duration::ZERO));
         if orphaned || Instant::now() >= deadline {
-            left.into_iter().for_each(|pid| kill(pid, mark.as_bytes()));
+            for pid in left {
+                kill(pid, mark.as_bytes());
+            }
         }
+        // Of nobody: a pause.
         any_ended(&[], PAUSE);
     }
 }

@@ -49,21 +49,18 @@ fn append(array: &mut Array, text: &str) {
         indent = prefix.rsplit_once('\n').map(|(_, indent)| indent.to_owned());
         last.decor_mut().set_suffix("");
     }
-    let mut item = Value::from(text);
-    match end.rsplit_once('\n') {
-        Some((before, rest)) => {
-            let indent = indent.unwrap_or_else(|| format!("{rest}    "));
-            item.decor_mut().set_prefix(format!("{before}\n{indent}"));
-            array.push_formatted(item);
-            array.set_trailing(format!("\n{rest}"));
-            array.set_trailing_comma(true);
-        }
-        None => {
-            let comma = array.trailing_comma();
-            array.push(text);
-            array.set_trailing(end);
-            array.set_trailing_comma(comma);
-        }
+    if let Some((before, rest)) = end.rsplit_once('\n') {
+        let mut item = Value::from(text);
+        let indent = indent.unwrap_or_else(|| format!("{rest}    "));
+        item.decor_mut().set_prefix(format!("{before}\n{indent}"));
+        array.push_formatted(item);
+        array.set_trailing(format!("\n{rest}"));
+        array.set_trailing_comma(true);
+    } else {
+        let comma = array.trailing_comma();
+        array.push(text);
+        array.set_trailing(end);
+        array.set_trailing_comma(comma);
     }
 }
 
