@@ -1,6 +1,10 @@
 /* Uses the runtime and the driver as ggml does: a leak of graphs, one of device memory, and things that are given back.
  * Runs its round whenever it is told to by a line, and answers `done`.
+ *
+ * With LIBRARY it is a library with the round alone, which asks the runtime for the driver's functions; with OPENS it is a
+ * program that opens that library for itself, as llama.cpp does with its backends.
  */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,11 +23,25 @@ int cudaGraphInstantiate(void **out, void *graph, dev flags);
 #define INSTANTIATE(out) cudaGraphInstantiate(out, 0, 0)
 #endif
 int cudaGraphExecDestroy(void *graph);
+#ifdef LIBRARY
+int cudaGetDriverEntryPoint(const char *name, void **out, dev flags, int *found);
+static void *entry(const char *name) {
+    void *at = 0;
+    if (cudaGetDriverEntryPoint(name, &at, 0, 0)) abort();
+    return at;
+}
+#define cuMemCreate ((int (*)(dev *, size_t, const void *, dev))entry("cuMemCreate"))
+#define cuMemRelease ((int (*)(dev))entry("cuMemRelease"))
+#define cuMemMap ((int (*)(dev, size_t, size_t, dev, dev))entry("cuMemMap"))
+#define cuMemUnmap ((int (*)(dev, size_t))entry("cuMemUnmap"))
+#else
 int cuMemCreate(dev *out, size_t size, const void *properties, dev flags);
 int cuMemRelease(dev handle);
 int cuMemMap(dev at, size_t size, size_t offset, dev handle, dev flags);
 int cuMemUnmap(dev at, size_t size);
+#endif
 
+#ifndef OPENS
 #define NOINLINE __attribute__((noinline))
 #define MIB (1 << 20)
 
@@ -72,12 +90,30 @@ NOINLINE int map_pool(int unmap) {
     return failed;
 }
 
+/* Whatever is refused, a server lives on. */
+int one_round(void) {
+    int failed = capture_graphs() | keep_device_memory() | use_pools() | use_pinned() | map_pool(0) | map_pool(1);
+    return failed && !getenv("REFUSE");
+}
+#else
+static int (*opened(void))(void) {
+    void *library = dlopen("libbackend.so", RTLD_NOW | RTLD_LOCAL);
+    if (!library) fprintf(stderr, "%s\n", dlerror());
+    return library ? (int (*)(void))dlsym(library, "one_round") : 0;
+}
+#endif
+
+#ifndef LIBRARY
 int main(void) {
     char line[64];
+#ifdef OPENS
+    int (*one_round)(void) = opened();
+    if (!one_round) return 1;
+#endif
     while (fgets(line, sizeof line, stdin)) {
-        int failed = capture_graphs() | keep_device_memory() | use_pools() | use_pinned() | map_pool(0) | map_pool(1);
-        printf("%s\n", failed ? "failed" : "done");
+        printf("%s\n", one_round() ? "failed" : "done");
         fflush(stdout);
     }
     return 0;
 }
+#endif

@@ -1,12 +1,13 @@
 //! The tracer, preloaded into programs whose allocations are known: what it says of them is so, within what sampling may
 //! be off, and programs do not notice it.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
+mod cuda;
+mod diagnose;
 
-use warden_rig::home::Ran;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 use warden_tracer_reader::{
     INTERVAL_VARIABLE, Kind, Memory, Modules, Place, Snapshot, Symbols, VARIABLE, file_of, places,
@@ -164,6 +165,134 @@ fn mappings_are_counted_and_end() -> Outcome {
 }
 
 #[test]
+fn what_could_not_be_given_back_still_lives() -> Outcome {
+    let mut program = Traced::leaky()?;
+    program.told("refused 4194304")?;
+    assert_eq!(program.lives_at("leak_refused")?, (8 * MIB, 2.0), "a mapping and a block");
+    program.end()
+}
+
+#[test]
+fn mappings_that_end_in_parts_or_are_replaced_or_moved_are_what_they_are() -> Outcome {
+    let mut program = Traced::leaky()?;
+    program.told("parts 8388608")?;
+    program.told("replaced 4194304")?;
+    program.told("moved 4194304")?;
+    // A page, whatever is asked for.
+    program.told("mapped 1")?;
+    assert_eq!(program.lives_at("leak_parts")?.0, 4 * MIB);
+    assert_eq!(program.lives_at("leak_replaced")?, (4 * MIB, 1.0));
+    assert_eq!(program.lives_at("leak_moved")?, (8 * MIB, 1.0));
+    let page = i64::try_from(rustix::param::page_size())?;
+    assert_eq!(program.lives_at("leak_mapping")?, (page, 1.0));
+    program.end()
+}
+
+#[test]
+fn every_function_that_allocates_is_counted_and_does_what_it_did() -> Outcome {
+    let mut program = Traced::leaky()?;
+    program.told("families 1048576")?;
+    assert_eq!(program.lives_at("leak_families")?, (7 * MIB, 7.0));
+    let functions = program.names()?;
+    for name in ["posix_memalign", "aligned_alloc", "memalign", "realloc", "calloc"] {
+        let line = format!("{name} in leaky::leak_families");
+        assert!(functions.contains(&line), "{line}: {functions:?}");
+    }
+    program.end()
+}
+
+#[test]
+fn what_threads_leave_behind_is_counted_also_what_they_take_while_they_end() -> Outcome {
+    let mut program = Traced::leaky()?;
+    program.told("ended 20 1048576")?;
+    assert_eq!(program.lives_at("leak_before_ending")?, (20 * MIB, 20.0));
+    assert_eq!(program.lives_at("leak_while_ending")?, (20 * MIB, 20.0));
+    // It allocates once more when the program ends, and ends well.
+    program.told("atexit 1048576")?;
+    program.end()
+}
+
+#[test]
+fn a_signal_in_the_middle_of_counting_breaks_nothing() -> Outcome {
+    let mut program = Traced::leaky()?;
+    program.told("signals 20000 65536")?;
+    assert_eq!(program.lives_at("map_and_unmap")?, (0, 0.0));
+    assert_eq!(program.snapshot()?.losses.unfollowed, 0);
+    program.end()
+}
+
+#[test]
+fn children_count_nothing_for_their_parent_and_new_programs_count_for_themselves() -> Outcome {
+    let mut program = Traced::leaky()?;
+    program.told("large 3 1048576")?;
+    program.told("forked 5 1048576")?;
+    program.told("spawned 5 1048576")?;
+    assert_eq!(program.lives_at("leak_large")?, (3 * MIB, 3.0));
+    assert!(!program.names()?.iter().any(|name| name.contains("leak_mapping")), "{:?}", program.names()?);
+    let mut others = Vec::new();
+    for entry in std::fs::read_dir(program.home.path())? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == "trace")
+            && path != file_of(program.home.path(), program.child.id())
+        {
+            others.push(Snapshot::read(&path)?);
+        }
+    }
+    assert_eq!(others.len(), 1, "the one that was forked has none");
+    assert!(others[0].live_bytes(&[Kind::Heap]) >= 5 * MIB);
+    // Nobody reads that of a process that is gone.
+    assert_eq!(Snapshot::all_in(program.home.path())?.len(), 1);
+    program.end()
+}
+
+#[test]
+fn a_file_that_another_process_of_the_same_number_has_mapped_is_not_made_shorter() -> Outcome {
+    let home = Home::new()?;
+    let library = write_library(home.path())?;
+    let line = "ln $FOLDER/other $FOLDER/$$.trace && LD_PRELOAD=$LIBRARY exec true";
+    std::fs::write(home.path().join("other"), "of another")?;
+    let ran = Command::new("sh")
+        .args(["-c", line])
+        .envs([("FOLDER", home.path()), ("LIBRARY", &library)])
+        .env(VARIABLE, home.path())
+        .output()?;
+    assert!(ran.status.success(), "{ran:?}");
+    assert_eq!(std::fs::read_to_string(home.path().join("other"))?, "of another");
+    let published = std::fs::read_dir(home.path())?.filter_map(|entry| {
+        Some(entry.ok()?.path()).filter(|path| path.extension().is_some_and(|end| end == "trace"))
+    });
+    for path in published {
+        assert_eq!(Snapshot::read(&path)?.losses.unfollowed, 0);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_program_with_an_allocator_of_its_own_is_told_as_such() -> Outcome {
+    const SOURCE: &str = r#"
+#include <stdio.h>
+static char room[1 << 20];
+static unsigned long used;
+void *malloc(unsigned long n) { void *at = room + used; used += (n + 15) & ~15ul; return at; }
+void free(void *at) { (void)at; }
+void *calloc(unsigned long n, unsigned long m) { return malloc(n * m); }
+void *realloc(void *at, unsigned long n) { (void)at; return malloc(n); }
+int main(void) { char line[64]; while (fgets(line, sizeof line, stdin)) { puts("done"); fflush(stdout); } return 0; }
+"#;
+    let home = Home::new()?;
+    std::fs::write(home.path().join("own.c"), SOURCE)?;
+    cc(&["-O1", "-fno-builtin", "-o", "own", "own.c"], home.path())?;
+    let mut program = Traced::start(&home.path().join("own"), &[])?;
+    program.told("anything")?;
+    assert!(program.snapshot()?.own_heap);
+    program.end()?;
+    let mut leaky = Traced::leaky()?;
+    leaky.told("small 1 1")?;
+    assert!(!leaky.snapshot()?.own_heap);
+    leaky.end()
+}
+
+#[test]
 fn a_forked_child_counts_nothing_for_its_parent() -> Outcome {
     // A shell: what it puts in parentheses runs in a child that it forks.
     let bash = Path::new("/bin/bash");
@@ -201,172 +330,9 @@ fn nothing_is_written_and_nothing_changes_where_no_folder_is_named() -> Outcome 
     Ok(())
 }
 
-/// How the program finds the runtime.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Runtime {
-    Shared,
-    /// The same with the interface of CUDA 11.
-    SharedOld,
-    /// Linked into the program, as some builds have it.
-    Linked,
-}
-
+/// Makes a program.
 fn cc(arguments: &[&str], folder: &Path) -> Outcome {
     let made = Command::new("cc").args(arguments).current_dir(folder).output()?;
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    Ok(())
-}
-
-/// The program of `tests/fake-cuda` with its driver and runtime.
-fn cuda_program(folder: &Path, runtime: Runtime) -> Result<PathBuf, Trouble> {
-    let source = |name: &str| format!("{}/fake-cuda/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let old = if runtime == Runtime::SharedOld { "-DOLD" } else { "-DNEW" };
-    cc(
-        &["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", &source("cuda")],
-        folder,
-    )?;
-    if runtime == Runtime::Linked {
-        cc(&["-O1", "-o", "program", &source("program"), &source("cudart"), "libcuda.so.1", "-ldl"], folder)?;
-    } else {
-        let soname = "-Wl,-soname,libcudart.so.12";
-        cc(
-            &["-O1", "-shared", "-fPIC", old, soname, "-o", "libcudart.so.12", &source("cudart"), "-ldl"],
-            folder,
-        )?;
-        cc(&["-O1", old, "-o", "program", &source("program"), "libcudart.so.12", "libcuda.so.1"], folder)?;
-    }
-    Ok(folder.join("program"))
-}
-
-/// One round of the program leaks exactly this, however it is linked.
-fn cuda_is_counted(runtime: Runtime) -> Outcome {
-    let home = Home::new()?;
-    let program = cuda_program(home.path(), runtime)?;
-    let folder = home.path().to_string_lossy().into_owned();
-    let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder)])?;
-    program.told("first")?;
-    let before = program.snapshot()?;
-    program.told("second")?;
-    let now = program.snapshot()?;
-    let grew = |kind: Kind| now.live_bytes(&[kind]) - before.live_bytes(&[kind]);
-    let more = |kind: Kind| now.live_count(&[kind]) - before.live_count(&[kind]);
-    assert_eq!(grew(Kind::Device), 5 * MIB);
-    assert_eq!(grew(Kind::Pool), 2 * MIB);
-    assert_eq!(grew(Kind::Pinned), 3 * MIB);
-    assert_eq!(
-        grew(Kind::DeviceMapped),
-        8 * MIB,
-        "mapped and not unmapped, although its handles were given up"
-    );
-    assert!((more(Kind::GraphExec) - 3.0).abs() < 1e-9, "{} graphs", more(Kind::GraphExec));
-    assert!(more(Kind::Handle).abs() < 1e-9);
-    let places = program.places(Some(&before))?;
-    let graphs = places
-        .iter()
-        .find(|place| place.function.starts_with("cu") && place.function.contains("GraphInstantiate"));
-    let graphs = graphs.context("no graphs")?;
-    assert!(graphs.called_in == "capture_graphs" && (graphs.more_count - 3.0).abs() < 1e-9, "{graphs:?}");
-    let inside = places.iter().find(|place| {
-        place.within.is_some()
-            && place.memory == Memory::Host
-            && place.function == "malloc"
-            && place.called_in == "capture_graphs"
-    });
-    assert_eq!(inside.context("what a graph costs on the host")?.more_bytes, 300_000);
-    program.end()
-}
-
-#[test]
-fn cuda_is_counted_through_a_shared_runtime() -> Outcome {
-    cuda_is_counted(Runtime::Shared)
-}
-
-#[test]
-fn cuda_is_counted_through_a_runtime_of_cuda_11() -> Outcome {
-    cuda_is_counted(Runtime::SharedOld)
-}
-
-#[test]
-fn cuda_is_counted_through_a_runtime_that_is_linked_into_the_program() -> Outcome {
-    cuda_is_counted(Runtime::Linked)
-}
-
-#[test]
-fn an_allocation_that_fails_counts_as_none() -> Outcome {
-    let home = Home::new()?;
-    let program = cuda_program(home.path(), Runtime::Shared)?;
-    let folder = home.path().to_string_lossy().into_owned();
-    let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder), ("FAIL", "1")])?;
-    program.told("once")?;
-    assert_eq!(program.snapshot()?.live_bytes(&[Kind::Device]), 0);
-    program.end()
-}
-
-/// `diagnose` with a fake-llama that leaks 3,000 KiB for each request.
-async fn diagnose(home: &mut Home, options: &[&str]) -> Result<Ran, Trouble> {
-    home.file("model.gguf", "GGUF")?;
-    let script = home.file("script.json", r#"{"leak_kib_per_request": 3000}"#)?;
-    home.env.insert("FAKE_LLAMA_SCRIPT".into(), script.into());
-    let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
-    let before = ["diagnose", "--binary", &fake, "--workload", "short-text"];
-    let after = ["--", "-m", "model.gguf", "--cache-ram", "0"];
-    home.warden([&before, options, &after].concat(), PATIENCE).await
-}
-
-/// A leg on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-#[tokio::test]
-async fn a_diagnosis_that_is_traced_names_the_function_that_leaks() -> Outcome {
-    let mut home = Home::new()?;
-    let ran = diagnose(&mut home, &["--trace"]).await?;
-    assert_eq!(ran.code, 3, "{}", ran.all());
-    let line = |start: &str| ran.stdout.lines().find(|line| line.contains(start)).map(str::to_owned);
-    let growth = line("short-text: host memory grows by").context(ran.all())?;
-    assert!(growth.contains("2.9 MiB a request, of which counted allocations make up 2.9 MiB"), "{growth}");
-    let place = line(" × malloc").context(ran.all())?;
-    assert!(place.contains("2.9 MiB") && place.contains("called in fake_llama::"), "{place}");
-    assert!(line(" < ").is_some_and(|chain| chain.contains("::leak::Leak::")), "{}", ran.stdout);
-    let json = diagnose(&mut home, &["--trace", "--json"]).await?;
-    let json: serde_json::Value = serde_json::from_str(&json.stdout)?;
-    let traced = &json["trace"][0];
-    assert_eq!(
-        (&traced["workload"], &traced["memories"][0]["memory"]),
-        (&"short-text".into(), &"host".into())
-    );
-    let explained = traced["memories"][0]["explained"].as_f64().unwrap_or_default();
-    assert!(explained > 0.9, "{explained}");
-    assert!(json["legs"][0]["series"][0]["verdict"] == "leaking", "the report is there as without it");
-    Ok(())
-}
-
-#[tokio::test]
-async fn under_a_tool_the_experiment_is_the_same_and_the_tool_sees_the_end_of_the_server() -> Outcome {
-    let mut home = Home::new()?;
-    let tool = home.file(
-        "tool",
-        "#!/bin/sh\nfolder=$1\nshift\n\"$@\"\necho \"it ended with $?: $*\" >\"$folder/seen by tool\"\n",
-    )?;
-    std::fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    let folder = home.path().to_string_lossy().into_owned();
-    let wrap = format!("{} '{folder}'", tool.display());
-    let ran = diagnose(&mut home, &["--wrap", &wrap]).await?;
-    assert_eq!(ran.code, 3, "{}", ran.all());
-    let seen = std::fs::read_to_string(home.path().join("seen by tool")).context(ran.all())?;
-    assert!(seen.starts_with("it ended with 0: ") && seen.contains("fake-llama -m model.gguf"), "{seen}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_tool_that_is_not_installed_and_a_library_that_is_not_there_are_named() -> Outcome {
-    let mut home = Home::new()?;
-    let ran = diagnose(&mut home, &["--wrap", "compute-sanitizer-of-nowhere --tool memcheck"]).await?;
-    assert!(
-        ran.code == 1 && ran.stderr.contains("compute-sanitizer-of-nowhere is not installed"),
-        "{}",
-        ran.all()
-    );
-    let ran = diagnose(&mut home, &["--trace", "--tracer", "nowhere.so"]).await?;
-    assert!(ran.code == 1 && ran.stderr.contains("--tracer"), "{}", ran.all());
     Ok(())
 }

@@ -7,16 +7,66 @@
 //!   churn COUNT BYTES     allocates and frees        grow BYTES           leaks one block that grew by doubling
 //!   threads COUNT BYTES   small, in four threads     handed COUNT BYTES   allocates here, frees in another thread
 //!   mapped BYTES          leaks a mapping            unmapped BYTES       maps and unmaps
+//!   refused BYTES         leaks a mapping and a block, after all that would end them was refused
+//!   parts BYTES           leaks half of a mapping, in two parts
+//!   replaced BYTES        leaks a mapping that another took the place of
+//!   moved BYTES           leaks a mapping that grew to twice as much
+//!   families BYTES        leaks one block of each function that allocates
+//!   ended COUNT BYTES     leaks blocks in threads that end, also while they end
+//!   forked COUNT BYTES    leaks blocks in a child      spawned COUNT BYTES  the same in a new program
+//!   signals COUNT BYTES   maps and unmaps, also in a signal handler meanwhile
+//!   atexit BYTES          allocates when it ends
 //! ```
 //!
-//! Answers each line with `done`.
+//! Answers each line with `done`. It needs nothing but the C library, so that any compiler makes it for any processor.
+
+#![expect(unsafe_code, reason = "it calls the C library as C programs do")]
 
 use std::alloc::Layout;
+use std::ffi::{c_int, c_long, c_void};
 use std::hint::black_box;
 use std::io::{self, BufRead as _, Write as _};
+use std::process::{Command, Stdio};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use memmap2::MmapMut;
+// SAFETY: these are the C library's signatures.
+unsafe extern "C" {
+    fn mmap(
+        at: *mut c_void,
+        bytes: usize,
+        access: c_int,
+        flags: c_int,
+        file: c_int,
+        offset: c_long,
+    ) -> *mut c_void;
+    fn munmap(at: *mut c_void, bytes: usize) -> c_int;
+    fn mremap(at: *mut c_void, bytes: usize, new_bytes: usize, flags: c_int, ...) -> *mut c_void;
+    fn malloc(bytes: usize) -> *mut c_void;
+    fn calloc(count: usize, bytes: usize) -> *mut c_void;
+    fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void;
+    fn reallocarray(block: *mut c_void, count: usize, bytes: usize) -> *mut c_void;
+    fn posix_memalign(out: *mut *mut c_void, alignment: usize, bytes: usize) -> c_int;
+    fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void;
+    fn memalign(alignment: usize, bytes: usize) -> *mut c_void;
+    fn valloc(bytes: usize) -> *mut c_void;
+    fn pvalloc(bytes: usize) -> *mut c_void;
+    fn fork() -> c_int;
+    fn waitpid(child: c_int, status: *mut c_int, options: c_int) -> c_int;
+    fn _exit(code: c_int) -> !;
+    fn atexit(handler: extern "C" fn()) -> c_int;
+    fn signal(number: c_int, handler: extern "C" fn(c_int)) -> usize;
+    fn setitimer(which: c_int, new: *const [c_long; 4], old: *mut [c_long; 4]) -> c_int;
+}
+
+const READ_WRITE: c_int = 3;
+const PRIVATE: c_int = 2;
+const FIXED: c_int = 0x10;
+const ANONYMOUS: c_int = 0x20;
+const MAY_MOVE: c_int = 1;
+const FAILED: *mut c_void = -1_isize as *mut c_void;
+const ALARM: c_int = 14;
 
 #[inline(never)]
 fn leak_small(count: usize, bytes: usize) {
@@ -80,16 +130,187 @@ fn hand_over(count: usize, bytes: usize) {
     let _ended = thread::spawn(move || drop(blocks)).join();
 }
 
+/// Memory of its own, readable and writable; at this place if it is one.
+#[inline(always)]
+fn map(place: *mut c_void, bytes: usize) -> io::Result<*mut c_void> {
+    let fixed = if place.is_null() { 0 } else { FIXED };
+    // SAFETY: takes the place of nothing but what this program mapped itself and does not use.
+    let at = unsafe { mmap(place, bytes, READ_WRITE, PRIVATE | ANONYMOUS | fixed, -1, 0) };
+    if at == FAILED { Err(io::Error::last_os_error()) } else { Ok(at) }
+}
+
+#[inline(always)]
+fn unmap(at: *mut c_void, bytes: usize) -> io::Result<()> {
+    // SAFETY: mapped by `map` and not used.
+    if unsafe { munmap(at, bytes) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[inline(never)]
 fn leak_mapping(bytes: usize) -> io::Result<()> {
-    std::mem::forget(MmapMut::map_anon(bytes)?);
+    black_box(map(null_mut(), bytes)?);
     Ok(())
 }
 
 #[inline(never)]
 fn map_and_unmap(bytes: usize) -> io::Result<()> {
-    drop(black_box(MmapMut::map_anon(bytes)?));
+    unmap(black_box(map(null_mut(), bytes)?), bytes)
+}
+
+/// Everything in here fails after the first two: an address between two pages, a mapping that cannot grow because its own
+/// other half is there, a file that is none, and a block as large as all addresses.
+#[inline(never)]
+fn leak_refused(bytes: usize) -> io::Result<()> {
+    let at = black_box(map(null_mut(), bytes)?);
+    // SAFETY: a block that is leaked, and calls that change nothing because they are refused.
+    let refused = unsafe {
+        let block = black_box(malloc(bytes));
+        [
+            munmap(at.wrapping_byte_add(1), bytes) != 0,
+            mremap(at, bytes / 2, bytes, 0) == FAILED,
+            mmap(at, bytes, READ_WRITE, PRIVATE | FIXED, -1, 0) == FAILED,
+            black_box(realloc(block, usize::MAX / 2 - 4096)).is_null(),
+            black_box(reallocarray(block, usize::MAX / 2, 3)).is_null(),
+            black_box(calloc(usize::MAX / 2, 3)).is_null(),
+        ]
+    };
+    if refused == [true; 6] { Ok(()) } else { Err(io::Error::other(format!("not refused: {refused:?}"))) }
+}
+
+/// Of four parts the second goes first, then the first.
+#[inline(never)]
+fn leak_parts(bytes: usize) -> io::Result<()> {
+    let (at, part) = (black_box(map(null_mut(), bytes)?), bytes / 4);
+    unmap(at.wrapping_byte_add(part), part)?;
+    unmap(at, part)
+}
+
+#[inline(never)]
+fn leak_replaced(bytes: usize) -> io::Result<()> {
+    let at = black_box(map(null_mut(), bytes)?);
+    black_box(map(at, bytes)?);
     Ok(())
+}
+
+#[inline(never)]
+fn leak_moved(bytes: usize) -> io::Result<()> {
+    let at = black_box(map(null_mut(), bytes)?);
+    // SAFETY: mapped just now and not used.
+    let at = black_box(unsafe { mremap(at, bytes, 2 * bytes, MAY_MOVE) });
+    if at == FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[inline(never)]
+fn leak_families(bytes: usize) -> io::Result<()> {
+    let mut block = null_mut();
+    // SAFETY: blocks that are leaked and not used.
+    let blocks = unsafe {
+        if posix_memalign(&raw mut block, 64, bytes) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        [
+            block,
+            aligned_alloc(128, bytes),
+            memalign(8192, bytes),
+            valloc(bytes),
+            pvalloc(bytes),
+            reallocarray(null_mut(), 2, bytes / 2),
+            calloc(2, bytes / 2),
+        ]
+    };
+    let aligned = [64, 128, 8192, 4096, 4096, 16, 16];
+    let right = |(block, alignment): (&*mut c_void, usize)| !block.is_null() && block.addr() % alignment == 0;
+    let good = black_box(&blocks).iter().zip(aligned).all(right);
+    if good { Ok(()) } else { Err(io::Error::other(format!("{blocks:?}"))) }
+}
+
+/// Leaks when its thread ends.
+struct AtEnd(usize);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        leak_while_ending(self.0);
+    }
+}
+
+#[inline(never)]
+fn leak_while_ending(bytes: usize) {
+    std::mem::forget(black_box(Vec::<u8>::with_capacity(bytes)));
+}
+
+#[inline(never)]
+fn leak_before_ending(bytes: usize) {
+    std::mem::forget(black_box(Vec::<u8>::with_capacity(bytes)));
+}
+
+thread_local!(static AT_END: std::cell::RefCell<Option<AtEnd>> = const { std::cell::RefCell::new(None) });
+
+fn leak_in_threads_that_end(count: usize, bytes: usize) {
+    for _ in 0..count {
+        let ended = thread::spawn(move || {
+            AT_END.with_borrow_mut(|end| *end = Some(AtEnd(bytes)));
+            leak_before_ending(bytes);
+        });
+        let _ended = ended.join();
+    }
+}
+
+/// The child has no threads but this one, so it may do all that it likes.
+fn fork_and_leak(count: usize, bytes: usize) -> io::Result<()> {
+    // SAFETY: this program has one thread by now, and the child leaves by `_exit`.
+    let status = unsafe {
+        match fork() {
+            0 => {
+                leak_large(count, bytes);
+                let mapped = leak_mapping(bytes).and_then(|()| map_and_unmap(bytes));
+                _exit(i32::from(mapped.is_err()));
+            }
+            child => {
+                let mut status = -1;
+                waitpid(child, &raw mut status, 0);
+                status
+            }
+        }
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::other(format!("the child ended with {status}"))) }
+}
+
+fn spawn_and_leak(count: usize, bytes: usize) -> io::Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+    if let Some(mut to) = child.stdin.take() {
+        writeln!(to, "large {count} {bytes}")?;
+    }
+    let status = child.wait()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(status.to_string())) }
+}
+
+/// What the handler maps and unmaps.
+static IN_HANDLER: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn on_alarm(_: c_int) {
+    let _done = map_and_unmap(IN_HANDLER.load(Ordering::Relaxed));
+}
+
+fn map_under_signals(count: usize, bytes: usize) -> io::Result<()> {
+    IN_HANDLER.store(bytes, Ordering::Relaxed);
+    // Every 100 microseconds.
+    let (often, never) = ([0, 100, 0, 100], [0; 4]);
+    // SAFETY: the handler calls nothing but what may be called there.
+    unsafe {
+        signal(ALARM, on_alarm);
+        setitimer(0, &raw const often, null_mut());
+    }
+    let done = (0..count).try_for_each(|_| map_and_unmap(bytes));
+    // SAFETY: as above.
+    unsafe { setitimer(0, &raw const never, null_mut()) };
+    done
+}
+
+static AT_EXIT: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn at_exit() {
+    leak_large(10, AT_EXIT.load(Ordering::Relaxed));
+    churn(10, AT_EXIT.load(Ordering::Relaxed));
 }
 
 fn obey(line: &str) -> Result<(), Box<dyn std::error::Error>> {
@@ -109,6 +330,20 @@ fn obey(line: &str) -> Result<(), Box<dyn std::error::Error>> {
         "handed" => hand_over(first, second),
         "mapped" => leak_mapping(first)?,
         "unmapped" => map_and_unmap(first)?,
+        "refused" => leak_refused(first)?,
+        "parts" => leak_parts(first)?,
+        "replaced" => leak_replaced(first)?,
+        "moved" => leak_moved(first)?,
+        "families" => leak_families(first)?,
+        "ended" => leak_in_threads_that_end(first, second),
+        "forked" => fork_and_leak(first, second)?,
+        "spawned" => spawn_and_leak(first, second)?,
+        "signals" => map_under_signals(first, second)?,
+        "atexit" => {
+            AT_EXIT.store(first, Ordering::Relaxed);
+            // SAFETY: a function that stays.
+            unsafe { atexit(at_exit) };
+        }
         "threads" => thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| leak_in_thread(first, second));

@@ -8,12 +8,13 @@
 
 use core::ffi::c_void;
 
-use crate::layout::{COUNT_UNIT, Kind};
+use crate::layout::{COUNT_UNIT, Kind, header};
 use crate::live::{self, Entry, key};
 use crate::local::{Busy, Local, local};
-use crate::state::{interval, large, on};
+use crate::ranges::{self, Leaving, List};
+use crate::state::{self, interval, large, on};
 use crate::walk::Walk;
-use crate::{ranges, sites, sys};
+use crate::{sites, sys};
 
 /// One allocation, in the unit of counts.
 const ONE: u32 = 256;
@@ -129,30 +130,51 @@ pub(crate) fn freeing(block: *mut c_void) -> Option<Entry> {
 /// It was not freed after all.
 #[cold]
 pub(crate) fn kept(kind: Kind, handle: usize, entry: Entry) {
-    let followed = live::insert(key(kind, handle), entry);
-    if followed {
+    if live::insert(key(kind, handle), entry) {
         // Not allocated anew: the totals stay.
         sites::revive(entry.site, entry.bytes, u64::from(entry.count));
+    } else {
+        state::count(header::UNFOLLOWED);
     }
 }
 
 /// Memory was mapped.
-pub(crate) fn mapped(list: ranges::List, start: usize, bytes: usize, site: u32) {
-    let followed = ranges::add(list, start, bytes, site);
-    sites::add(site, bytes as u64, COUNT_UNIT, followed);
-}
-
-/// Memory is about to be unmapped.
-pub(crate) fn unmapping(list: ranges::List, start: usize, bytes: usize) {
+pub(crate) fn mapped(list: List, start: usize, bytes: usize, site: u32) {
     let Some(_busy) = entered() else { return };
-    ranges::remove(list, start, bytes, sites::remove);
+    add_range(list, start, bytes, site);
 }
 
 /// A mapping of the host by this function.
 pub(crate) fn mapped_here(start: usize, bytes: usize, function: u32) {
     let Some(_busy) = entered() else { return };
+    // Within a call for pinned memory that is the memory, which is counted as such.
+    if local().inside_kind.get() == Kind::Pinned as u8 {
+        return;
+    }
     if let Some(site) = site_here(local(), function) {
-        mapped(ranges::List::Host, start, bytes, site);
+        add_range(List::Host, start, bytes, site);
+    }
+}
+
+fn add_range(list: List, start: usize, bytes: usize, site: u32) {
+    let followed = ranges::add(list, start, bytes, site, sites::remove);
+    sites::add(site, bytes as u64, COUNT_UNIT, followed);
+}
+
+/// Memory is about to be unmapped; `None` if none of it was counted.
+pub(crate) fn unmapping(list: List, start: usize, bytes: usize) -> Option<Leaving> {
+    let _busy = entered()?;
+    ranges::leaving(list, start, bytes)
+}
+
+/// Whether it was.
+pub(crate) fn unmapped(leaving: Option<Leaving>, done: bool) {
+    let Some(leaving) = leaving else { return };
+    let Some(_busy) = entered() else { return };
+    if done {
+        leaving.gone(sites::remove);
+    } else {
+        leaving.stayed();
     }
 }
 

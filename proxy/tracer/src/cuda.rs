@@ -10,10 +10,10 @@
 
 use core::ffi::{CStr, c_int, c_void};
 
-use crate::count::{call_site, giving_up, kept, made, mapped, unmapping, within};
+use crate::count::{call_site, giving_up, kept, made, mapped, unmapped, unmapping, within};
 use crate::layout::{Kind, number_of};
 use crate::ranges::List;
-use crate::real::{CUBLAS, CUDA, CUDART, Real};
+use crate::real::Real;
 
 /// "Initialization error" of the runtime, "not initialized" of the driver, "allocation failed" of cuBLAS: what is answered
 /// where the function behind ours cannot be found.
@@ -101,8 +101,10 @@ unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
             error
         }
         Effect::Unmaps => {
-            unmapping(List::Device, first, second);
-            run()
+            let leaving = unmapping(List::Device, first, second);
+            let error = run();
+            unmapped(leaving, error == 0);
+            error
         }
     }
 }
@@ -115,7 +117,7 @@ const fn makes(name: &str, kind: Kind, sized: bool) -> Effect {
 const ALWAYS: (c_int, c_int) = (0, c_int::MAX);
 
 macro_rules! hooks {
-    ($($symbol:ident = $effect:expr, in $libraries:ident, asked $asked:expr, $stream:expr;)*) => {
+    ($($symbol:ident = $effect:expr, asked $asked:expr, $stream:expr;)*) => {
         $(
             /// As in CUDA.
             ///
@@ -131,7 +133,7 @@ macro_rules! hooks {
         #[expect(non_upper_case_globals, reason = "named after the functions")]
         mod real {
             use super::*;
-            $(pub(super) static $symbol: Real = Real::of(name(concat!(stringify!($symbol), "\0")), $libraries);)*
+            $(pub(super) static $symbol: Real = Real::anywhere(name(concat!(stringify!($symbol), "\0")));)*
         }
 
         /// Everything that may be looked up by name.
@@ -163,9 +165,9 @@ const fn name(with_end: &'static str) -> &'static CStr {
 }
 
 /// The driver's own lookup, which `dynamic.rs` stands in for.
-pub(crate) static REAL_GET_PROC_ADDRESS: Real = Real::of(c"cuGetProcAddress", CUDA);
+pub(crate) static REAL_GET_PROC_ADDRESS: Real = Real::anywhere(c"cuGetProcAddress");
 /// The same since CUDA 12.
-pub(crate) static REAL_GET_PROC_ADDRESS_V2: Real = Real::of(c"cuGetProcAddress_v2", CUDA);
+pub(crate) static REAL_GET_PROC_ADDRESS_V2: Real = Real::anywhere(c"cuGetProcAddress_v2");
 
 type GetProcAddress =
     unsafe extern "C" fn(*const core::ffi::c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
@@ -179,44 +181,44 @@ const OURS_V2: Call =
 const MEMORY: &[Kind] = &[Kind::Device, Kind::Pool];
 
 hooks! {
-    cudaMalloc = makes("cudaMalloc", Kind::Device, true), in CUDART, asked b"", None;
-    cudaMallocManaged = makes("cudaMallocManaged", Kind::Device, true), in CUDART, asked b"", None;
-    cudaFree = Effect::Ends(MEMORY), in CUDART, asked b"", None;
-    cudaMallocAsync = makes("cudaMallocAsync", Kind::Pool, true), in CUDART, asked b"", None;
-    cudaMallocAsync_ptsz = makes("cudaMallocAsync", Kind::Pool, true), in CUDART, asked b"", None;
-    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Kind::Pool, true), in CUDART, asked b"", None;
-    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Kind::Pool, true), in CUDART, asked b"", None;
-    cudaFreeAsync = Effect::Ends(MEMORY), in CUDART, asked b"", None;
-    cudaFreeAsync_ptsz = Effect::Ends(MEMORY), in CUDART, asked b"", None;
-    cudaHostAlloc = makes("cudaHostAlloc", Kind::Pinned, true), in CUDART, asked b"", None;
-    cudaMallocHost = makes("cudaMallocHost", Kind::Pinned, true), in CUDART, asked b"", None;
-    cudaFreeHost = Effect::Ends(&[Kind::Pinned]), in CUDART, asked b"", None;
-    cudaGraphInstantiate = makes("cudaGraphInstantiate", Kind::GraphExec, false), in CUDART, asked b"", None;
-    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", Kind::GraphExec, false), in CUDART, asked b"", None;
-    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", Kind::GraphExec, false), in CUDART, asked b"", None;
-    cudaGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), in CUDART, asked b"", None;
-    cublasCreate_v2 = makes("cublasCreate", Kind::Cublas, false), in CUBLAS, asked b"", None;
-    cublasDestroy_v2 = Effect::Ends(&[Kind::Cublas]), in CUBLAS, asked b"", None;
+    cudaMalloc = makes("cudaMalloc", Kind::Device, true), asked b"", None;
+    cudaMallocManaged = makes("cudaMallocManaged", Kind::Device, true), asked b"", None;
+    cudaFree = Effect::Ends(MEMORY), asked b"", None;
+    cudaMallocAsync = makes("cudaMallocAsync", Kind::Pool, true), asked b"", None;
+    cudaMallocAsync_ptsz = makes("cudaMallocAsync", Kind::Pool, true), asked b"", None;
+    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked b"", None;
+    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked b"", None;
+    cudaFreeAsync = Effect::Ends(MEMORY), asked b"", None;
+    cudaFreeAsync_ptsz = Effect::Ends(MEMORY), asked b"", None;
+    cudaHostAlloc = makes("cudaHostAlloc", Kind::Pinned, true), asked b"", None;
+    cudaMallocHost = makes("cudaMallocHost", Kind::Pinned, true), asked b"", None;
+    cudaFreeHost = Effect::Ends(&[Kind::Pinned]), asked b"", None;
+    cudaGraphInstantiate = makes("cudaGraphInstantiate", Kind::GraphExec, false), asked b"", None;
+    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", Kind::GraphExec, false), asked b"", None;
+    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", Kind::GraphExec, false), asked b"", None;
+    cudaGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked b"", None;
+    cublasCreate_v2 = makes("cublasCreate", Kind::Cublas, false), asked b"", None;
+    cublasDestroy_v2 = Effect::Ends(&[Kind::Cublas]), asked b"", None;
 
-    cuMemAlloc_v2 = makes("cuMemAlloc", Kind::Device, true), in CUDA, asked b"cuMemAlloc", None;
-    cuMemAllocManaged = makes("cuMemAllocManaged", Kind::Device, true), in CUDA, asked b"cuMemAllocManaged", None;
-    cuMemFree_v2 = Effect::Ends(MEMORY), in CUDA, asked b"cuMemFree", None;
-    cuMemAllocAsync = makes("cuMemAllocAsync", Kind::Pool, true), in CUDA, asked b"cuMemAllocAsync", Some(false);
-    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Kind::Pool, true), in CUDA, asked b"cuMemAllocAsync", Some(true);
-    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), in CUDA, asked b"cuMemAllocFromPoolAsync", Some(false);
-    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), in CUDA, asked b"cuMemAllocFromPoolAsync", Some(true);
-    cuMemFreeAsync = Effect::Ends(MEMORY), in CUDA, asked b"cuMemFreeAsync", Some(false);
-    cuMemFreeAsync_ptsz = Effect::Ends(MEMORY), in CUDA, asked b"cuMemFreeAsync", Some(true);
-    cuMemHostAlloc = makes("cuMemHostAlloc", Kind::Pinned, true), in CUDA, asked b"cuMemHostAlloc", None;
-    cuMemAllocHost_v2 = makes("cuMemAllocHost", Kind::Pinned, true), in CUDA, asked b"cuMemAllocHost", None;
-    cuMemFreeHost = Effect::Ends(&[Kind::Pinned]), in CUDA, asked b"cuMemFreeHost", None;
-    cuMemCreate = makes("cuMemCreate", Kind::Handle, true), in CUDA, asked b"cuMemCreate", None;
-    cuMemRelease = Effect::Ends(&[Kind::Handle]), in CUDA, asked b"cuMemRelease", None;
-    cuMemMap = Effect::Maps { function: number_of("cuMemMap") }, in CUDA, asked b"cuMemMap", None;
-    cuMemUnmap = Effect::Unmaps, in CUDA, asked b"cuMemUnmap", None;
-    cuGraphInstantiate = makes("cuGraphInstantiate", Kind::GraphExec, false), in CUDA, asked b"cuGraphInstantiate", None;
-    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", Kind::GraphExec, false), in CUDA, asked b"", None;
-    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), in CUDA, asked b"cuGraphInstantiateWithFlags", None;
-    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), in CUDA, asked b"cuGraphInstantiateWithParams", None;
-    cuGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), in CUDA, asked b"cuGraphExecDestroy", None;
+    cuMemAlloc_v2 = makes("cuMemAlloc", Kind::Device, true), asked b"cuMemAlloc", None;
+    cuMemAllocManaged = makes("cuMemAllocManaged", Kind::Device, true), asked b"cuMemAllocManaged", None;
+    cuMemFree_v2 = Effect::Ends(MEMORY), asked b"cuMemFree", None;
+    cuMemAllocAsync = makes("cuMemAllocAsync", Kind::Pool, true), asked b"cuMemAllocAsync", Some(false);
+    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Kind::Pool, true), asked b"cuMemAllocAsync", Some(true);
+    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked b"cuMemAllocFromPoolAsync", Some(false);
+    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked b"cuMemAllocFromPoolAsync", Some(true);
+    cuMemFreeAsync = Effect::Ends(MEMORY), asked b"cuMemFreeAsync", Some(false);
+    cuMemFreeAsync_ptsz = Effect::Ends(MEMORY), asked b"cuMemFreeAsync", Some(true);
+    cuMemHostAlloc = makes("cuMemHostAlloc", Kind::Pinned, true), asked b"cuMemHostAlloc", None;
+    cuMemAllocHost_v2 = makes("cuMemAllocHost", Kind::Pinned, true), asked b"cuMemAllocHost", None;
+    cuMemFreeHost = Effect::Ends(&[Kind::Pinned]), asked b"cuMemFreeHost", None;
+    cuMemCreate = makes("cuMemCreate", Kind::Handle, true), asked b"cuMemCreate", None;
+    cuMemRelease = Effect::Ends(&[Kind::Handle]), asked b"cuMemRelease", None;
+    cuMemMap = Effect::Maps { function: number_of("cuMemMap") }, asked b"cuMemMap", None;
+    cuMemUnmap = Effect::Unmaps, asked b"cuMemUnmap", None;
+    cuGraphInstantiate = makes("cuGraphInstantiate", Kind::GraphExec, false), asked b"cuGraphInstantiate", None;
+    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", Kind::GraphExec, false), asked b"", None;
+    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), asked b"cuGraphInstantiateWithFlags", None;
+    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), asked b"cuGraphInstantiateWithParams", None;
+    cuGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked b"cuGraphExecDestroy", None;
 }

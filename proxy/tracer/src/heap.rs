@@ -45,6 +45,15 @@ unsafe impl Sync for Arena {}
 static ARENA_BYTES: Arena = Arena(core::cell::UnsafeCell::new([0; ARENA]));
 static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
 
+/// Looks up what is behind ours, while nobody waits for it: the first call may come where the loader's locks are held.
+pub(crate) fn prepare() {
+    let most = [&REAL_MALLOC, &REAL_CALLOC, &REAL_REALLOC, &REAL_FREE, &REAL_POSIX_MEMALIGN];
+    let rest = [&REAL_MEMALIGN, &REAL_ALIGNED_ALLOC, &REAL_VALLOC, &REAL_PVALLOC];
+    for real in most.into_iter().chain(rest) {
+        real.get();
+    }
+}
+
 /// Zeroed bytes of the arena; null when it is used up.
 #[cold]
 fn from_arena(bytes: usize) -> *mut c_void {

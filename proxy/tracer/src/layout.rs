@@ -13,7 +13,7 @@
 /// First eight bytes of the file, "WDNTRACE"; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"WDNTRACE");
 /// Version of this layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the header.
 pub const HEADER: usize = 4096;
 /// Bytes of a record.
@@ -47,6 +47,8 @@ pub mod header {
     pub const SHORT_WALKS: usize = 48;
     /// Walks, u64.
     pub const WALKS: usize = 56;
+    /// 1 if the program has an allocator of its own in place of the C library's, so that the heap is not seen: u64.
+    pub const OWN_HEAP: usize = 64;
     /// Bytes of the path that follows, u32, and the path.
     pub const EXE_BYTES: usize = 2044;
     /// The path of the program.

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `start` | before `main`: maps, header, switch |
 //! | `heap`, `map`, `cuda`, `dynamic` | the functions that we stand in for |
-//! | `real` | the functions behind them |
+//! | `real`, `loaded` | the functions behind them |
 //! | `count` | sampling, and what a sample stands for |
 //! | `sites`, `live`, `ranges` | records by call site; what lives: blocks and handles, mappings |
 //! | `walk` | return addresses |
@@ -26,6 +26,7 @@ mod dynamic;
 mod heap;
 pub mod layout;
 mod live;
+mod loaded;
 mod local;
 mod map;
 mod ranges;

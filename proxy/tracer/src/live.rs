@@ -4,11 +4,12 @@
 //!   BUCKETS lines of 8 keys | two words for each key | two lists of ranges
 //! ```
 //!
-//! A key is in the bucket that its hash names or nowhere, so looking one up costs one cache line, which is what every
-//! `free` pays. Adding takes an empty place with one exchange; whoever takes a key away is the only one who may, because a
+//! A key is in the bucket that its hash names or nowhere, so looking one up costs one cache line. Every `free` would pay for
+//! that, and nearly all blocks were never counted: so a small table, which stays in the cache, first tells how many keys of
+//! a pair of buckets there are at most. Adding takes an empty place with one exchange; whoever takes a key away is the only one who may, because a
 //! block is freed once. Nothing waits.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::layout::Kind;
 use crate::state::private;
@@ -50,13 +51,28 @@ fn bucket(key: u64) -> usize {
     (mixed >> 48) as usize & (BUCKETS - 1)
 }
 
+/// Keys of each pair of buckets; one that has become [`MANY`] stays so.
+static PRESENT: [AtomicU8; BUCKETS / 2] = [const { AtomicU8::new(0) }; BUCKETS / 2];
+const MANY: u8 = u8::MAX;
+
+#[inline]
+fn present(bucket: usize) -> &'static AtomicU8 {
+    PRESENT.get(bucket / 2).unwrap_or(&PRESENT[0])
+}
+
+/// Counts a key of this bucket in or out.
+fn note(bucket: usize, change: impl Fn(u8) -> u8) {
+    let changed = |keys| if keys == MANY { None } else { Some(change(keys)) };
+    let _many = present(bucket).fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+}
+
 /// Adds a key; false if its bucket is full.
 pub(crate) fn insert(key: u64, entry: Entry) -> bool {
     if key <= TAKEN {
         return false;
     }
-    let first = bucket(key) * WAYS;
-    for way in first..first + WAYS {
+    let bucket = bucket(key);
+    for way in bucket * WAYS..(bucket + 1) * WAYS {
         let Some(place) = private(way * 8) else { return false };
         if place.load(Ordering::Relaxed) != 0
             || place.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err()
@@ -68,6 +84,7 @@ pub(crate) fn insert(key: u64, entry: Entry) -> bool {
         bytes.store(entry.bytes, Ordering::Relaxed);
         rest.store(u64::from(entry.site) << 32 | u64::from(entry.count), Ordering::Relaxed);
         place.store(key, Ordering::Release);
+        note(bucket, |keys| keys.saturating_add(1));
         return true;
     }
     false
@@ -76,11 +93,15 @@ pub(crate) fn insert(key: u64, entry: Entry) -> bool {
 /// Takes a key away, if it is there.
 #[inline]
 pub(crate) fn take(key: u64) -> Option<Entry> {
+    let bucket = bucket(key);
+    if present(bucket).load(Ordering::Relaxed) == 0 { None } else { looked_up(key, bucket) }
+}
+
+fn looked_up(key: u64, bucket: usize) -> Option<Entry> {
     if key <= TAKEN {
         return None;
     }
-    let first = bucket(key) * WAYS;
-    for way in first..first + WAYS {
+    for way in bucket * WAYS..(bucket + 1) * WAYS {
         let place = private(way * 8)?;
         if place.load(Ordering::Relaxed) == key {
             return taken(way, key);
@@ -100,6 +121,7 @@ fn taken(way: usize, key: u64) -> Option<Entry> {
         (private(value)?.load(Ordering::Relaxed), private(value + 8)?.load(Ordering::Relaxed));
     // A block that is freed twice at the same time is a fault of the program; only one of the two is counted.
     place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
+    note(way / WAYS, |keys| keys.saturating_sub(1));
     #[expect(clippy::cast_possible_truncation, reason = "two halves of a word")]
     Some(Entry { site: (rest >> 32) as u32, bytes, count: rest as u32 })
 }

@@ -4,10 +4,11 @@
 
 use core::ffi::{c_int, c_long, c_void};
 
-use crate::count::{mapped_here, unmapping};
+use crate::count::{mapped_here, unmapped, unmapping};
 use crate::layout::number_of;
-use crate::ranges::List;
+use crate::ranges::{Leaving, List};
 use crate::real::Real;
+use crate::state::paged;
 use crate::sys;
 
 const MMAP: u32 = number_of("mmap");
@@ -74,23 +75,38 @@ unsafe fn map(
 ) -> *mut c_void {
     let real = real.get();
     if real.is_null() {
-        // SAFETY: the C library's own place for this thread's error.
-        unsafe { *sys::__errno_location() = sys::ENOMEM };
+        refused();
         return sys::MAP_FAILED;
     }
-    if flags & sys::MAP_FIXED != 0 {
-        // What was there goes.
-        unmapping(List::Host, address.addr(), bytes);
-    }
+    // What was there goes.
+    let leaving = if flags & sys::MAP_FIXED != 0 { leaving(address, bytes) } else { None };
     // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
     let at = unsafe {
         core::mem::transmute::<*mut c_void, Mmap>(real)(address, bytes, access, flags, file, offset)
     };
-    let counts = flags & sys::MAP_ANONYMOUS != 0 && access & sys::PROT_WRITE != 0;
-    if at != sys::MAP_FAILED && counts {
-        mapped_here(at.addr(), bytes, MMAP);
+    let done = at != sys::MAP_FAILED;
+    unmapped(leaving, done);
+    if done && flags & sys::MAP_ANONYMOUS != 0 && access & sys::PROT_WRITE != 0 {
+        mapped_here(at.addr(), paged(bytes), MMAP);
     }
     at
+}
+
+fn leaving(address: *mut c_void, bytes: usize) -> Option<Leaving> {
+    unmapping(List::Host, address.addr(), paged(bytes))
+}
+
+/// No memory, in the words of the C library.
+fn refused() {
+    // SAFETY: the C library's own place for this thread's error.
+    unsafe { *sys::__errno_location() = sys::ENOMEM };
+}
+
+/// Looks up what is behind ours, while nobody waits for it.
+pub(crate) fn prepare() {
+    for real in [&REAL_MMAP, &REAL_MMAP64, &REAL_MUNMAP, &REAL_MREMAP] {
+        real.get();
+    }
 }
 
 /// As in the C library.
@@ -101,11 +117,14 @@ unsafe fn map(
 pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_int {
     let real = REAL_MUNMAP.get();
     if real.is_null() {
+        refused();
         return -1;
     }
-    unmapping(List::Host, address.addr(), bytes);
+    let leaving = leaving(address, bytes);
     // SAFETY: the function behind ours, of this signature.
-    unsafe { core::mem::transmute::<*mut c_void, Munmap>(real)(address, bytes) }
+    let error = unsafe { core::mem::transmute::<*mut c_void, Munmap>(real)(address, bytes) };
+    unmapped(leaving, error == 0);
+    error
 }
 
 /// As in the C library, where the last argument is only there with some flags; on our processors it is then in a register
@@ -123,22 +142,20 @@ pub(crate) unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     let real = REAL_MREMAP.get();
     if real.is_null() {
+        refused();
         return sys::MAP_FAILED;
     }
-    let mut counted = false;
-    if let Some(_busy) = crate::count::entered() {
-        crate::ranges::remove(List::Host, address.addr(), bytes, |site, bytes, count| {
-            counted = true;
-            crate::sites::remove(site, bytes, count);
-        });
-    }
+    let moved = leaving(address, bytes);
+    let replaced = if flags & sys::MREMAP_FIXED != 0 { leaving(new_address, new_bytes) } else { None };
     // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
     let at = unsafe {
         core::mem::transmute::<*mut c_void, Mremap>(real)(address, bytes, new_bytes, flags, new_address)
     };
-    if counted {
-        let (start, bytes) = if at == sys::MAP_FAILED { (address, bytes) } else { (at, new_bytes) };
-        mapped_here(start.addr(), bytes, MREMAP);
+    let done = at != sys::MAP_FAILED;
+    unmapped(moved, done);
+    unmapped(replaced, done);
+    if done && moved.is_some() {
+        mapped_here(at.addr(), paged(new_bytes), MREMAP);
     }
     at
 }

@@ -1,12 +1,17 @@
 //! Mappings that were counted: they end in parts, or several at once, so a key is not enough.
 //!
 //! Two short lists under a lock that spins: mappings come and go some times a second, not some million times.
+//!
+//! An end may be refused, and as soon as it is granted another thread may be given the same addresses. So what is about to
+//! end is marked first, and it is taken away, or loses its mark, when the answer is known; whatever is counted there
+//! meanwhile has no mark or another.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::layout::COUNT_UNIT;
+use crate::layout::{COUNT_UNIT, header};
 use crate::live::RANGES_AT;
-use crate::state::private;
+use crate::state::{self, private};
+use crate::sys;
 
 /// Ranges in a list.
 const RANGES: usize = 8192;
@@ -14,8 +19,13 @@ const RANGES: usize = 8192;
 const LIST: usize = 16 + RANGES * 24;
 /// Bytes of both lists.
 pub(crate) const BYTES: usize = 2 * LIST;
-/// Turns to wait for the lock before something is left uncounted: a thread that holds it may have been stopped.
-const SPINS: u32 = 1 << 20;
+/// Turns to wait for the lock without giving the processor away.
+const SPINS: u32 = 256;
+/// Times that the processor is given away before something is left uncounted: a thread that holds the lock may have been
+/// stopped for good, by a signal or a debugger.
+const YIELDS: u32 = 20_000;
+/// The same after that has happened.
+const FEWER_YIELDS: u32 = 4;
 
 /// Which list.
 #[derive(Clone, Copy)]
@@ -26,22 +36,54 @@ pub(crate) enum List {
     Device = 1,
 }
 
-/// One range: where, how long, and its record.
-type Range = (u64, u64, u64);
+/// One range.
+#[derive(Clone, Copy)]
+struct Range {
+    start: u64,
+    end: u64,
+    /// Its record.
+    site: u32,
+    /// Whether the mapping as such ends with it: of one that was taken apart only one part does.
+    whole: bool,
+    /// Of the call that is about to end it; 0 for none.
+    mark: u32,
+}
+
+/// In the third word of a range: record, [`Range::whole`], mark.
+const WHOLE: u64 = 1 << 31;
+
+impl Range {
+    fn count(&self) -> u64 {
+        if self.whole { COUNT_UNIT } else { 0 }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+}
 
 /// A list while we have its lock.
 struct Held(usize);
 
 impl Held {
     fn lock(list: List) -> Option<Self> {
+        static WAITED_IN_VAIN: AtomicBool = AtomicBool::new(false);
         let base = RANGES_AT + list as usize * LIST;
         let lock = private(base)?;
-        for _ in 0..SPINS {
+        let yields = if WAITED_IN_VAIN.load(Ordering::Relaxed) { FEWER_YIELDS } else { YIELDS };
+        for turn in 0..SPINS + yields {
             if lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                WAITED_IN_VAIN.store(false, Ordering::Relaxed);
                 return Some(Self(base));
             }
-            core::hint::spin_loop();
+            if turn < SPINS {
+                core::hint::spin_loop();
+            } else {
+                // SAFETY: takes nothing and keeps nothing.
+                unsafe { sys::sched_yield() };
+            }
         }
+        WAITED_IN_VAIN.store(true, Ordering::Relaxed);
         None
     }
 
@@ -59,16 +101,25 @@ impl Held {
         usize::try_from(self.word(1)).unwrap_or(0).min(RANGES)
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "parts of a word")]
     fn get(&self, index: usize) -> Range {
         let at = 2 + index * 3;
-        (self.word(at), self.word(at + 1), self.word(at + 2))
+        let rest = self.word(at + 2);
+        Range {
+            start: self.word(at),
+            end: self.word(at + 1),
+            site: (rest & (WHOLE - 1)) as u32,
+            whole: rest & WHOLE != 0,
+            mark: (rest >> 32) as u32,
+        }
     }
 
-    fn set(&self, index: usize, (start, length, site): Range) {
+    fn set(&self, index: usize, range: Range) {
         let at = 2 + index * 3;
-        self.put(at, start);
-        self.put(at + 1, length);
-        self.put(at + 2, site);
+        self.put(at, range.start);
+        self.put(at + 1, range.end);
+        let whole = if range.whole { WHOLE } else { 0 };
+        self.put(at + 2, u64::from(range.mark) << 32 | whole | u64::from(range.site));
     }
 
     fn push(&self, range: Range) -> bool {
@@ -86,6 +137,49 @@ impl Held {
         self.set(index, self.get(last));
         self.put(1, last as u64);
     }
+
+    /// Marks what lies between; false if nothing does.
+    fn mark(&self, begin: u64, limit: u64, mark: u32) -> bool {
+        let (mut any, mut index) = (false, 0);
+        while index < self.len() {
+            let range = self.get(index);
+            let (first, stop) = (range.start.max(begin), range.end.min(limit));
+            if first < stop && range.mark == 0 {
+                let before = Range { end: first, ..range };
+                let after = Range { start: stop, whole: range.whole && before.bytes() == 0, ..range };
+                let alone = before.bytes() == 0 && after.bytes() == 0;
+                let inside = Range { start: first, end: stop, mark, whole: range.whole && alone, ..range };
+                let parts = usize::from(before.bytes() > 0) + usize::from(after.bytes() > 0);
+                if self.len() + parts > RANGES {
+                    state::count(header::UNFOLLOWED);
+                } else {
+                    self.set(index, inside);
+                    for part in [before, after] {
+                        if part.bytes() > 0 {
+                            self.push(part);
+                        }
+                    }
+                    any = true;
+                }
+            }
+            index += 1;
+        }
+        any
+    }
+
+    /// Takes away what has this mark; tells `gone` the record, bytes, and how many mappings (in 256ths) it was.
+    fn take(&self, mark: u32, gone: &mut impl FnMut(u32, u64, u64)) {
+        let mut index = 0;
+        while index < self.len() {
+            let range = self.get(index);
+            if range.mark == mark {
+                gone(range.site, range.bytes(), range.count());
+                self.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+    }
 }
 
 impl Drop for Held {
@@ -96,40 +190,64 @@ impl Drop for Held {
     }
 }
 
-/// Adds a range; false if it will not be followed.
-pub(crate) fn add(list: List, start: usize, length: usize, site: u32) -> bool {
-    Held::lock(list).is_some_and(|held| held.push((start as u64, length as u64, u64::from(site))))
+/// A mark that nobody has; there are four billion.
+fn fresh() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed).max(1)
 }
 
-/// Takes away whatever of the list lies in a range; tells `gone` the record, bytes, and how many whole ranges (in 256ths)
-/// it was.
-pub(crate) fn remove(list: List, start: usize, length: usize, mut gone: impl FnMut(u32, u64, u64)) {
-    let Some(held) = Held::lock(list) else { return };
-    let (begin, limit) = (start as u64, (start as u64).saturating_add(length as u64));
-    let mut index = 0;
-    while index < held.len() {
-        let (start, bytes, site) = held.get(index);
-        let end = start.saturating_add(bytes);
-        let (first, stop) = (start.max(begin), end.min(limit));
-        if first >= stop {
-            index += 1;
-            continue;
+/// Adds a range; false if it will not be followed. What was there before has ended without a word; `gone` is told.
+pub(crate) fn add(
+    list: List,
+    start: usize,
+    length: usize,
+    site: u32,
+    mut gone: impl FnMut(u32, u64, u64),
+) -> bool {
+    let Some(held) = Held::lock(list) else { return false };
+    let (start, end) = (start as u64, (start as u64).saturating_add(length as u64));
+    let mark = fresh();
+    if held.mark(start, end, mark) {
+        held.take(mark, &mut gone);
+    }
+    held.push(Range { start, end, site, whole: true, mark: 0 })
+}
+
+/// Something that is about to end.
+#[derive(Clone, Copy)]
+pub(crate) struct Leaving {
+    list: List,
+    mark: u32,
+}
+
+/// Marks whatever of the list lies in a range that is about to end; `None` if nothing does.
+pub(crate) fn leaving(list: List, start: usize, length: usize) -> Option<Leaving> {
+    let Some(held) = Held::lock(list) else {
+        state::count(header::UNFOLLOWED);
+        return None;
+    };
+    let mark = fresh();
+    let begin = start as u64;
+    held.mark(begin, begin.saturating_add(length as u64), mark).then_some(Leaving { list, mark })
+}
+
+impl Leaving {
+    /// It has ended.
+    pub(crate) fn gone(self, mut gone: impl FnMut(u32, u64, u64)) {
+        match Held::lock(self.list) {
+            Some(held) => held.take(self.mark, &mut gone),
+            None => state::count(header::UNFOLLOWED),
         }
-        let record = u32::try_from(site).unwrap_or(u32::MAX);
-        let whole = first == start && stop == end;
-        gone(record, stop - first, if whole { COUNT_UNIT } else { 0 });
-        if whole {
-            held.swap_remove(index);
-            continue;
-        }
-        if first == start {
-            held.set(index, (stop, end - stop, site));
-        } else {
-            held.set(index, (start, first - start, site));
-            if stop < end && !held.push((stop, end - stop, site)) {
-                gone(record, end - stop, 0);
+    }
+
+    /// It has not.
+    pub(crate) fn stayed(self) {
+        let Some(held) = Held::lock(self.list) else { return };
+        for index in 0..held.len() {
+            let range = held.get(index);
+            if range.mark == self.mark {
+                held.set(index, Range { mark: 0, ..range });
             }
         }
-        index += 1;
     }
 }

@@ -13,24 +13,18 @@ use crate::sys;
 pub(crate) struct Real {
     name: &'static CStr,
     at: AtomicPtr<c_void>,
-    /// Libraries that may have it although the program's own scope has not: one that was opened privately.
-    libraries: &'static [&'static CStr],
+    /// Whether it may be in a library that the program's own scope does not reach.
+    anywhere: bool,
 }
-
-/// The runtime library, newest first.
-pub(crate) const CUDART: &[&CStr] = &[c"libcudart.so.13", c"libcudart.so.12", c"libcudart.so.11.0"];
-/// The driver.
-pub(crate) const CUDA: &[&CStr] = &[c"libcuda.so.1"];
-/// cuBLAS.
-pub(crate) const CUBLAS: &[&CStr] = &[c"libcublas.so.13", c"libcublas.so.12", c"libcublas.so.11"];
 
 impl Real {
     pub(crate) const fn new(name: &'static CStr) -> Self {
-        Self::of(name, &[])
+        Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: false }
     }
 
-    pub(crate) const fn of(name: &'static CStr, libraries: &'static [&'static CStr]) -> Self {
-        Self { name, at: AtomicPtr::new(core::ptr::null_mut()), libraries }
+    /// One of a library that others may have opened for themselves.
+    pub(crate) const fn anywhere(name: &'static CStr) -> Self {
+        Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: true }
     }
 
     /// Its address; null if there is none, or while this very thread is looking it up.
@@ -47,17 +41,14 @@ impl Real {
             return core::ptr::null_mut();
         }
         let mut found = dlsym(sys::RTLD_NEXT, self.name);
-        for library in self.libraries {
-            if !found.is_null() {
-                break;
-            }
-            // SAFETY: a library that is already there, or none; the name is a C string.
-            let handle = unsafe { sys::dlopen(library.as_ptr(), sys::RTLD_LAZY | sys::RTLD_NOLOAD) };
-            if !handle.is_null() {
-                found = dlsym(handle, self.name);
-            }
+        if found.is_null() && self.anywhere {
+            found = crate::loaded::find(self.name);
         }
         local.resolving.set(false);
+        if found.is_null() {
+            // Another thread may have got it meanwhile, from the driver itself.
+            return self.at.load(Ordering::Relaxed);
+        }
         self.at.store(found, Ordering::Relaxed);
         found
     }

@@ -12,7 +12,7 @@ use crate::{live, state, sys};
 
 /// Names the folder; each process writes `PID.trace` there.
 const FOLDER: &CStr = c"LLAMA_WARDEN_TRACE";
-/// Bytes between samples on average, 1 KiB to 1 GiB.
+/// Bytes between samples on average, 1 KiB to 16 MiB: above that what a small block stands for has no room.
 const INTERVAL: &CStr = c"LLAMA_WARDEN_TRACE_INTERVAL";
 /// What it is otherwise: see the docs of `diagnose --trace` for what it costs and how exact it is.
 const USUAL: usize = 64 * 1024;
@@ -25,6 +25,8 @@ static START: extern "C" fn() = start;
 
 extern "C" fn start() {
     crate::real::find_dlsym();
+    crate::heap::prepare();
+    crate::map::prepare();
     // SAFETY: the C library is initialised; nobody has changed the environment yet.
     let folder = unsafe { sys::getenv(FOLDER.as_ptr()) };
     if folder.is_null() || state::on() {
@@ -40,7 +42,11 @@ fn publish(folder: &[u8]) -> Option<()> {
     let pid = u32::try_from(unsafe { sys::getpid() }).ok()?;
     let mut path = [0_u8; PATH];
     path_of(&mut path, folder, pid)?;
-    let flags = sys::O_RDWR | sys::O_CREAT | sys::O_TRUNC | sys::O_CLOEXEC | sys::O_NOFOLLOW;
+    let flags = sys::O_RDWR | sys::O_CREAT | sys::O_EXCL | sys::O_CLOEXEC | sys::O_NOFOLLOW;
+    // What this process published before it became another program goes. It is never made shorter: a process that has the
+    // same number elsewhere may have it mapped.
+    // SAFETY: the path ends in a zero.
+    unsafe { sys::unlink(path.as_ptr().cast::<c_char>()) };
     // SAFETY: the path ends in a zero.
     let file = mapping(unsafe { sys::open(path.as_ptr().cast::<c_char>(), flags, 0o600) }, FILE)?;
     // SAFETY: the name is a C string.
@@ -53,8 +59,10 @@ fn publish(folder: &[u8]) -> Option<()> {
     if !asked.is_null() {
         // SAFETY: as in `start`.
         interval =
-            number(unsafe { CStr::from_ptr(asked) }.to_bytes()).unwrap_or(USUAL).clamp(1 << 10, 1 << 30);
+            number(unsafe { CStr::from_ptr(asked) }.to_bytes()).unwrap_or(USUAL).clamp(1 << 10, 1 << 24);
     }
+    // SAFETY: a number of the kernel's, which stays.
+    state::set_page(usize::try_from(unsafe { sys::getauxval(sys::AT_PAGESZ) }).unwrap_or(0));
     // The unwinder prepares itself at its first use: here, where nobody waits for anything.
     let _first = crate::walk::Walk::here();
     // SAFETY: mapped just now with these sizes, shared, zero, and never unmapped; the gate is wiped by a fork.
@@ -116,6 +124,9 @@ fn describe(pid: u32, interval: usize) {
     put_half(header::PID, pid);
     put(header::STARTED, started);
     put(header::INTERVAL, interval as u64);
+    // An allocator that is linked into the program comes before ours, and nobody calls ours.
+    let malloc = crate::real::dlsym(sys::RTLD_DEFAULT, c"malloc");
+    put(header::OWN_HEAP, u64::from(!crate::loaded::is_ours(malloc)));
     let mut exe = [0_u8; HEADER - header::EXE];
     // SAFETY: writes at most as many bytes as there are.
     let length = unsafe { sys::readlink(c"/proc/self/exe".as_ptr(), exe.as_mut_ptr().cast(), exe.len()) };

@@ -17,13 +17,16 @@ static PRIVATE_AT: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 /// Bytes between samples on average.
 static INTERVAL: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes of a page.
+static PAGE: AtomicUsize = AtomicUsize::new(4096);
+
 /// From this many times the interval on every allocation is counted.
 const LARGE: usize = 4;
 
 /// Whether this process is counted.
 #[inline]
 pub(crate) fn on() -> bool {
-    let gate = GATE.load(Ordering::Relaxed);
+    let gate = GATE.load(Ordering::Acquire);
     // SAFETY: not null means the page that `open` was given, which is never unmapped.
     !gate.is_null() && unsafe { (*gate).load(Ordering::Relaxed) } == 1
 }
@@ -31,6 +34,19 @@ pub(crate) fn on() -> bool {
 /// Bytes between samples on average.
 pub(crate) fn interval() -> usize {
     INTERVAL.load(Ordering::Relaxed)
+}
+
+/// Notes how large pages are here: 4 KiB, or 16 or 64 KiB on some processors of Arm.
+pub(crate) fn set_page(bytes: usize) {
+    if bytes.is_power_of_two() {
+        PAGE.store(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of whole pages: what the kernel maps for so many.
+pub(crate) fn paged(bytes: usize) -> usize {
+    let last = PAGE.load(Ordering::Relaxed) - 1;
+    bytes.saturating_add(last) & !last
 }
 
 /// Allocations of at least this many bytes are all counted.

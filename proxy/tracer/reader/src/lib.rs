@@ -14,12 +14,14 @@
 //! | `layout` | the published file, shared with the tracer |
 //! | `snapshot` | its bytes as numbers |
 //! | `modules`, `symbols` | addresses as functions |
+//! | `preload` | what cannot be traced |
 //! | `places` | call sites that mean the same to a reader, and what grew |
 
 #[path = "../../src/layout.rs"]
 pub mod layout;
 mod modules;
 mod places;
+mod preload;
 mod snapshot;
 mod symbols;
 
@@ -29,6 +31,7 @@ use std::path::{Path, PathBuf};
 pub use layout::Kind;
 pub use modules::Modules;
 pub use places::{Memory, Place, places};
+pub use preload::{Obstacle, obstacle};
 pub use snapshot::{Losses, Site, Snapshot, TraceError};
 pub use symbols::{Frame, Symbols};
 

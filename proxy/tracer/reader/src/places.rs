@@ -185,6 +185,7 @@ mod tests {
             started_unix_ms: 0,
             interval: 65_536,
             exe: "/x".into(),
+            own_heap: false,
             losses: crate::Losses::default(),
             sites,
         }

@@ -1,7 +1,10 @@
 //! The published file at one moment, as numbers. Nothing in it is believed: what is out of range is left out.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
+
+use procfs::process::{MMapPath, Process};
 
 use crate::layout::{
     BUSY, COUNT_UNIT, FILE, FRAMES, HEADER, Kind, MAGIC, RECORD, SITES, VERSION, function, header, record,
@@ -75,6 +78,8 @@ pub struct Snapshot {
     pub interval: u64,
     /// Its program.
     pub exe: PathBuf,
+    /// Whether the program brings an allocator that takes the C library's place, so that blocks of the heap are not counted.
+    pub own_heap: bool,
     /// What is missing.
     pub losses: Losses,
     /// The sites.
@@ -96,8 +101,8 @@ impl Snapshot {
         Self::of(&bytes).ok_or_else(|| TraceError::Foreign { path: path.to_owned() })
     }
 
-    /// Of all processes that publish in a folder, those that do now, the one with the most living bytes first: a wrapper
-    /// and its shell publish, too.
+    /// Of all processes that publish in a folder, those that do now, the one that allocated most first: a wrapper and its
+    /// shell publish, too.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -108,6 +113,7 @@ impl Snapshot {
             let path = entry.map_err(unreadable)?.path();
             if path.extension().is_some_and(|end| end == "trace")
                 && let Ok(snapshot) = Self::read(&path)
+                && has_mapped(snapshot.pid, &path)
             {
                 found.push(snapshot);
             }
@@ -171,6 +177,7 @@ impl Snapshot {
             started_unix_ms: word(header::STARTED)?,
             interval: word(header::INTERVAL)?,
             exe: exe.into(),
+            own_heap: word(header::OWN_HEAP)? != 0,
             losses: Losses {
                 unfollowed: word(header::UNFOLLOWED)?,
                 siteless: word(header::SITELESS)?,
@@ -180,6 +187,18 @@ impl Snapshot {
             sites: sites.collect(),
         })
     }
+}
+
+/// Whether a process lives and still publishes in this file: a shell that became a server which cannot be traced leaves its
+/// file behind.
+fn has_mapped(pid: u32, file: &Path) -> bool {
+    let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
+    let (path, inode) = (fs::canonicalize(file).ok(), fs::metadata(file).map(|facts| facts.ino()).ok());
+    maps.into_iter().flatten().any(|map| match map.pathname {
+        // On some file systems one of the two is another than that of the file.
+        MMapPath::Path(mapped) => path.as_ref() == Some(&mapped) || Some(map.inode) == inode,
+        _ => false,
+    })
 }
 
 #[cfg(test)]
@@ -192,6 +211,7 @@ mod tests {
         put(header::MAGIC, &MAGIC.to_ne_bytes());
         put(header::VERSION, &VERSION.to_ne_bytes());
         put(header::PID, &7_u32.to_ne_bytes());
+        put(header::OWN_HEAP, &1_u64.to_ne_bytes());
         put(header::EXE_BYTES, &4_u32.to_ne_bytes());
         put(header::EXE, b"/a/b");
         let at = HEADER + 5 * RECORD;
@@ -212,6 +232,7 @@ mod tests {
     fn what_was_written_is_read() {
         let read = Snapshot::of(&file()).unwrap();
         assert_eq!((read.pid, read.exe.as_path(), read.sites.len()), (7, Path::new("/a/b"), 1));
+        assert!(read.own_heap);
         let site = &read.sites[0];
         assert_eq!(
             (site.function, site.kind, site.addresses.as_slice()),
@@ -219,6 +240,16 @@ mod tests {
         );
         assert_eq!((site.number, site.within, site.live_bytes), (5, None, -5));
         assert!((site.live_count - 1.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_file_that_nobody_has_mapped_is_of_a_process_that_is_gone_or_became_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut bytes = file();
+        bytes[header::PID..header::PID + 4].copy_from_slice(&std::process::id().to_ne_bytes());
+        fs::write(folder.path().join("1.trace"), bytes).unwrap();
+        assert_eq!(Snapshot::all_in(folder.path()).unwrap(), []);
+        assert!(has_mapped(std::process::id(), &std::env::current_exe().unwrap()));
     }
 
     #[test]

@@ -153,8 +153,8 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     // Of the server as it is configured, not of what is put around it.
     let about = target.about(crate::clock::now_text());
     let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.diagnose.clone());
-    if let Some(tracing) = &tracing {
-        tracing.apply(&mut spec.command);
+    if let Some(tracing) = &mut tracing {
+        tracing.apply(&mut spec.command)?;
     }
     if let Some(wrap) = &wrap {
         out::error_line(&wrap.place(&spec.command));
@@ -191,7 +191,10 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let report = Report { cure, headroom, ..Report::new(about, &outcome) };
     if args.json {
         match &tracing {
-            Some(tracing) => out::json(&WithTrace { report: &report, trace: tracing.legs() })?,
+            Some(tracing) => {
+                let untraced = tracing.untraced();
+                out::json(&WithTrace { report: &report, trace: tracing.legs(), untraced })?;
+            }
             None => out::json(&report)?,
         }
     } else {
@@ -291,6 +294,9 @@ struct WithTrace<'a> {
     #[serde(flatten)]
     report: &'a Report,
     trace: &'a [trace::LegTrace],
+    /// Why legs are missing there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    untraced: Option<String>,
 }
 
 /// The table and what there is to say beside it.

@@ -19,10 +19,12 @@ use warden_policies::sample::{HostMemory, Sample};
 use warden_policies::{ByteSize, Series};
 use warden_supervisor::Command;
 use warden_tracer_reader::{
-    Kind, Memory, Modules, Place, Snapshot, Symbols, VARIABLE, places, write_library,
+    Kind, Losses, Memory, Modules, Obstacle, Place, Snapshot, Symbols, VARIABLE, obstacle, places,
+    write_library,
 };
 
 use crate::exit::Failure;
+use crate::out;
 
 /// Snapshots of a leg that are kept, so that one from near its first third is there whenever it ends.
 const KEPT: usize = 24;
@@ -66,8 +68,12 @@ pub(super) struct LegTrace {
     places: Vec<Place>,
     /// Bytes between samples of the heap on average.
     interval: u64,
-    /// Allocations whose end was not followed, and call sites that found no room.
-    lost: u64,
+    /// Allocations since the server started whose end was not followed: they do not count as living.
+    unfollowed: u64,
+    /// Allocations since then that are in no count, because there are too many call sites.
+    siteless: u64,
+    /// Whether the program has an allocator of its own, so that blocks of the heap are not counted.
+    own_heap: bool,
 }
 
 /// A moment of the leg under way.
@@ -90,7 +96,12 @@ pub(super) struct Tracing {
     modules: Modules,
     symbols: Symbols,
     legs: Vec<LegTrace>,
+    /// The program that is started, and what its file says against it.
+    server: PathBuf,
+    obstacle: Option<Obstacle>,
+    /// Whether the leg under way had readings and no trace, and the legs of which that was all.
     silent: bool,
+    untraced: Vec<Workload>,
 }
 
 impl Tracing {
@@ -123,12 +134,27 @@ impl Tracing {
             modules: Modules::default(),
             symbols: Symbols::default(),
             legs: Vec::new(),
+            server: PathBuf::new(),
+            obstacle: None,
             silent: false,
+            untraced: Vec::new(),
         })
     }
 
-    /// Makes the server run with it.
-    pub(super) fn apply(&self, command: &mut Command) {
+    /// Makes the server run with it. Says beforehand what will not work: a server of musl would not even start.
+    pub(super) fn apply(&mut self, command: &mut Command) -> Result<(), Failure> {
+        self.server = std::fs::canonicalize(&command.binary).unwrap_or_else(|_| command.binary.clone());
+        self.obstacle = obstacle(&self.server);
+        let (server, glibc) = (self.server.display(), "take a build that is linked with glibc 2.34 or newer");
+        match self.obstacle {
+            Some(why @ Obstacle::Musl) => {
+                return Err(Failure::hinted(format!("--trace: {server} {why}"), glibc));
+            }
+            Some(why @ Obstacle::Static) => {
+                out::error_line(&format!("warning: --trace: {server} {why}; {glibc}, dynamically"));
+            }
+            None => {}
+        }
         const PRELOAD: &str = "LD_PRELOAD";
         let ours = self.library.to_string_lossy().into_owned();
         let known =
@@ -138,6 +164,7 @@ impl Tracing {
         command.env.retain(|(name, _)| name != PRELOAD && name != VARIABLE);
         command.env.push((PRELOAD.to_owned(), all));
         command.env.push((VARIABLE.to_owned(), self.folder.path().to_string_lossy().into_owned()));
+        Ok(())
     }
 
     /// Takes an event in.
@@ -155,6 +182,7 @@ impl Tracing {
         self.kept.clear();
         self.every = 1;
         self.last = None;
+        self.silent = false;
         // Files of processes that are gone would be taken for the next one's.
         for entry in std::fs::read_dir(self.folder.path()).into_iter().flatten().flatten() {
             if entry.path().extension().is_some_and(|end| end == "trace") {
@@ -164,9 +192,7 @@ impl Tracing {
     }
 
     fn read(&mut self, now: &Sample) {
-        // The server, and not the shell or the tool around it.
-        let Some(snapshot) = Snapshot::all_in(self.folder.path()).ok().and_then(|all| all.into_iter().next())
-        else {
+        let Some(snapshot) = self.snapshot() else {
             self.silent = true;
             return;
         };
@@ -192,8 +218,24 @@ impl Tracing {
         }
     }
 
+    /// Of the server, and not of the shell or the tool around it. A script may start it under another name.
+    fn snapshot(&self) -> Option<Snapshot> {
+        let mut all = Snapshot::all_in(self.folder.path()).ok()?;
+        let server = all.iter().position(|snapshot| snapshot.exe == self.server);
+        match (server, self.obstacle) {
+            (Some(place), _) => Some(all.swap_remove(place)),
+            (None, None) => all.into_iter().next(),
+            (None, Some(_)) => None,
+        }
+    }
+
     fn end(&mut self, finding: &Finding) {
-        let Some(last) = self.last.take() else { return };
+        let Some(last) = self.last.take() else {
+            if self.silent && !self.untraced.contains(&finding.workload) {
+                self.untraced.push(finding.workload);
+            }
+            return;
+        };
         let third = last.at / 3;
         let base = self.kept.iter().min_by_key(|moment| moment.at.abs_diff(third));
         let requests = last.requests.saturating_sub(base.map_or(0, |base| base.requests));
@@ -211,7 +253,7 @@ impl Tracing {
             let attribution = Attribution::of(readings)?;
             Some(Traced { memory, grows: grows(host), attribution, explained: attribution.explained() })
         });
-        let losses = last.snapshot.losses;
+        let Losses { unfollowed, siteless, .. } = last.snapshot.losses;
         self.legs.push(LegTrace {
             workload: finding.workload,
             control: finding.control,
@@ -219,7 +261,9 @@ impl Tracing {
             memories: memories.collect(),
             places,
             interval: last.snapshot.interval,
-            lost: losses.unfollowed.saturating_add(losses.siteless),
+            unfollowed,
+            siteless,
+            own_heap: last.snapshot.own_heap,
         });
     }
 
@@ -228,25 +272,40 @@ impl Tracing {
         &self.legs
     }
 
+    /// Why some legs are missing there, if they are.
+    pub(super) fn untraced(&self) -> Option<String> {
+        if self.untraced.is_empty() {
+            return None;
+        }
+        let legs: Vec<String> = self.untraced.iter().map(ToString::to_string).collect();
+        let why = self.obstacle.map_or_else(
+            || UNKNOWN.to_owned(),
+            |why| {
+                format!(
+                    "{} {why}: take a build that is linked with glibc 2.34 or newer, dynamically",
+                    self.server.display()
+                )
+            },
+        );
+        Some(format!("not traced: {}. The tracer was not loaded into the server: {why}", legs.join(", ")))
+    }
+
     /// For people: what grows, and where it comes from.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        if self.silent && self.legs.is_empty() {
-            lines.push(SILENT.to_owned());
-            return lines;
-        }
         for leg in &self.legs {
             leg.tell(&mut lines);
         }
         if lines.is_empty() && !self.legs.is_empty() {
             lines.push("traced: nothing grows, so there is no call site to name".to_owned());
         }
+        lines.extend(self.untraced());
         lines
     }
 }
 
-const SILENT: &str = "traced: the server published nothing. It is linked statically, or with another C library than glibc 2.34 or newer, \
-or the folder for temporary files may not hold programs (set TMPDIR to one that may)";
+const UNKNOWN: &str = "it may start another program that is linked statically, with another C library than glibc 2.34 or newer, or \
+as another user; or the folder for temporary files may not hold programs (set TMPDIR to one that may)";
 
 impl LegTrace {
     fn tell(&self, lines: &mut Vec<String>) {
@@ -288,8 +347,23 @@ impl LegTrace {
                 ),
             }
         }
-        if self.lost > 0 && self.memories.iter().any(|traced| traced.grows) {
-            lines.push(format!("  {} allocations could not be followed to their end", self.lost));
+        if !self.memories.iter().any(|traced| traced.grows) {
+            return;
+        }
+        if self.own_heap {
+            lines.push(OWN_HEAP.to_owned());
+        }
+        if self.unfollowed > 0 {
+            lines.push(format!(
+                "  since the server started {} allocations did not fit into the table of what lives and count as freed",
+                self.unfollowed
+            ));
+        }
+        if self.siteless > 0 {
+            lines.push(format!(
+                "  since the server started {} allocations came from more places than there is room for and are not counted",
+                self.siteless
+            ));
         }
     }
 
@@ -341,6 +415,9 @@ impl LegTrace {
         format!("  {what}, called in {}", place.called_in)
     }
 }
+
+const OWN_HEAP: &str = "  the program has an allocator of its own (jemalloc, mimalloc, tcmalloc, …) linked into it, so its blocks are not \
+counted, only the mappings that it takes; build it without, or preload that allocator as a library";
 
 fn name(memory: Memory) -> &'static str {
     match memory {

@@ -1,0 +1,141 @@
+//! The tracer under a runtime and a driver of our own (`tests/fake-cuda`), however a program gets at them.
+
+use std::path::{Path, PathBuf};
+
+use warden_rig::{Context as _, Home, Outcome, Trouble};
+use warden_tracer_reader::{Kind, Memory};
+
+use super::{MIB, Traced, cc};
+
+/// How the program finds the runtime.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Runtime {
+    Shared,
+    /// The same with the interface of CUDA 11.
+    SharedOld,
+    /// Linked into the program, as some builds have it.
+    Linked,
+    /// Under a name that nobody knows, by a library that the program opens for itself, which asks the runtime for the
+    /// driver's functions.
+    Opened,
+}
+
+/// The program of `tests/fake-cuda` with its driver and runtime.
+fn cuda_program(folder: &Path, runtime: Runtime) -> Result<PathBuf, Trouble> {
+    let source = |name: &str| format!("{}/fake-cuda/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let old = if runtime == Runtime::SharedOld { "-DOLD" } else { "-DNEW" };
+    cc(
+        &["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", &source("cuda")],
+        folder,
+    )?;
+    let (program, cudart) = (source("program"), source("cudart"));
+    let library = ["-O1", "-shared", "-fPIC", old];
+    match runtime {
+        Runtime::Linked => cc(&["-O1", "-o", "program", &program, &cudart, "libcuda.so.1", "-ldl"], folder)?,
+        Runtime::Shared | Runtime::SharedOld => {
+            let name = ["-Wl,-soname,libcudart.so.12", "-o", "libcudart.so.12", &cudart, "-ldl"];
+            cc(&[&library[..], &name].concat(), folder)?;
+            cc(&["-O1", old, "-o", "program", &program, "libcudart.so.12", "libcuda.so.1"], folder)?;
+        }
+        Runtime::Opened => {
+            let name = [
+                "-Wl,--hash-style=sysv",
+                "-Wl,-soname,libcudart-3f2a.so.13.0",
+                "-o",
+                "libcudart-3f2a.so.13.0",
+            ];
+            cc(&[&library[..], &name, &[&cudart, "-ldl"]].concat(), folder)?;
+            let backend = ["-DLIBRARY", "-o", "libbackend.so", &program, "libcudart-3f2a.so.13.0"];
+            cc(&[&library[..], &backend].concat(), folder)?;
+            cc(&["-O1", "-DOPENS", "-o", "program", &program, "-ldl"], folder)?;
+        }
+    }
+    Ok(folder.join("program"))
+}
+
+/// One round of the program leaks exactly this, however it is linked.
+fn cuda_is_counted(runtime: Runtime) -> Outcome {
+    let home = Home::new()?;
+    let program = cuda_program(home.path(), runtime)?;
+    let folder = home.path().to_string_lossy().into_owned();
+    let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder)])?;
+    program.told("first")?;
+    let before = program.snapshot()?;
+    program.told("second")?;
+    let now = program.snapshot()?;
+    let grew = |kind: Kind| now.live_bytes(&[kind]) - before.live_bytes(&[kind]);
+    let more = |kind: Kind| now.live_count(&[kind]) - before.live_count(&[kind]);
+    assert_eq!(grew(Kind::Device), 5 * MIB);
+    assert_eq!(grew(Kind::Pool), 2 * MIB);
+    assert_eq!(grew(Kind::Pinned), 3 * MIB);
+    assert_eq!(
+        grew(Kind::DeviceMapped),
+        8 * MIB,
+        "mapped and not unmapped, although its handles were given up"
+    );
+    assert!((more(Kind::GraphExec) - 3.0).abs() < 1e-9, "{} graphs", more(Kind::GraphExec));
+    assert!(more(Kind::Handle).abs() < 1e-9);
+    let places = program.places(Some(&before))?;
+    let graphs = places
+        .iter()
+        .find(|place| place.function.starts_with("cu") && place.function.contains("GraphInstantiate"));
+    let graphs = graphs.context("no graphs")?;
+    assert!(graphs.called_in == "capture_graphs" && (graphs.more_count - 3.0).abs() < 1e-9, "{graphs:?}");
+    let inside = places.iter().find(|place| {
+        place.within.is_some()
+            && place.memory == Memory::Host
+            && place.function == "malloc"
+            && place.called_in == "capture_graphs"
+    });
+    assert_eq!(inside.context("what a graph costs on the host")?.more_bytes, 300_000);
+    program.end()
+}
+
+#[test]
+fn cuda_is_counted_through_a_shared_runtime() -> Outcome {
+    cuda_is_counted(Runtime::Shared)
+}
+
+#[test]
+fn cuda_is_counted_through_a_runtime_of_cuda_11() -> Outcome {
+    cuda_is_counted(Runtime::SharedOld)
+}
+
+#[test]
+fn cuda_is_counted_through_a_runtime_that_is_linked_into_the_program() -> Outcome {
+    cuda_is_counted(Runtime::Linked)
+}
+
+#[test]
+fn cuda_is_counted_through_a_runtime_of_any_name_that_a_library_opened_for_itself() -> Outcome {
+    cuda_is_counted(Runtime::Opened)
+}
+
+#[test]
+fn what_cuda_refuses_to_take_back_still_lives() -> Outcome {
+    for runtime in [Runtime::Shared, Runtime::Linked] {
+        let home = Home::new()?;
+        let program = cuda_program(home.path(), runtime)?;
+        let folder = home.path().to_string_lossy().into_owned();
+        let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder), ("REFUSE", "1")])?;
+        program.told("once")?;
+        let now = program.snapshot()?;
+        let lives = |kind: Kind| now.live_bytes(&[kind]) / MIB;
+        assert_eq!([lives(Kind::Device), lives(Kind::Pool), lives(Kind::Pinned)], [12, 3, 4]);
+        assert_eq!([lives(Kind::DeviceMapped), lives(Kind::Handle)], [16, 16]);
+        assert!((now.live_count(&[Kind::GraphExec]) - 6.0).abs() < 1e-9);
+        program.end()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_allocation_that_fails_counts_as_none() -> Outcome {
+    let home = Home::new()?;
+    let program = cuda_program(home.path(), Runtime::Shared)?;
+    let folder = home.path().to_string_lossy().into_owned();
+    let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder), ("FAIL", "1")])?;
+    program.told("once")?;
+    assert_eq!(program.snapshot()?.live_bytes(&[Kind::Device]), 0);
+    program.end()
+}
