@@ -8,6 +8,9 @@
 #[derive(Clone, Debug)]
 pub(crate) struct Noise(u64);
 
+/// What splitmix64 counts by.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
 impl Noise {
     /// A stream that depends on the seed and on a name, so that adding a tensor does not change the others.
     pub(crate) fn new(seed: u64, name: &str) -> Self {
@@ -18,8 +21,13 @@ impl Noise {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ hash)
     }
 
+    /// The stream from this many numbers on, so that parts of it can be drawn at the same time.
+    pub(crate) fn after(&self, numbers: u64) -> Self {
+        Self(self.0.wrapping_add(numbers.wrapping_mul(STEP)))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(STEP);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -37,16 +45,17 @@ impl Noise {
 
     /// `count` numbers of mean 0 and the given standard deviation.
     pub(crate) fn take(&mut self, count: usize, deviation: f64) -> Vec<f32> {
-        (0..count)
-            .map(|_| {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "weights are stored as f32; rounding is exact IEEE"
-                )]
-                let weight = (self.unit() * deviation) as f32;
-                weight
-            })
-            .collect()
+        (0..count).map(|_| self.draw(deviation)).collect()
+    }
+
+    /// One number of mean 0 and the given standard deviation.
+    pub(crate) fn draw(&mut self, deviation: f64) -> f32 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "weights are stored as f32; rounding is exact IEEE"
+        )]
+        let weight = (self.unit() * deviation) as f32;
+        weight
     }
 }
 
@@ -60,6 +69,12 @@ mod tests {
         let mut noise = Noise(1_234_567);
         let first: Vec<u64> = (0..3).map(|_| noise.next()).collect();
         assert_eq!(first, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn a_part_of_a_stream_is_the_same_drawn_by_itself() {
+        let whole = Noise::new(1, "test").take(100, 1.0);
+        assert_eq!(Noise::new(1, "test").after(37).take(63, 1.0), whole[37..]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! been used up row by row.
 
 use std::io::{self, Write};
+use std::thread;
 
 use super::super::half;
 use super::super::noise::Noise;
@@ -12,6 +13,8 @@ use crate::gguf::Fill;
 
 /// Numbers in a block; the largest prime below 2^20.
 const PERIOD: usize = 1_048_573;
+/// Numbers that are worth a thread.
+const LEAST_PART: usize = 1 << 14;
 /// Bytes that are handed to the file at once, at least, where there are that many.
 const CHUNK: usize = 1 << 20;
 
@@ -49,13 +52,29 @@ pub(super) fn noise(
         let columns = usize::try_from(columns).map_err(io::Error::other)?;
         let wanted = u64::try_from(columns).unwrap_or(u64::MAX).saturating_mul(rows);
         let drawn = usize::try_from(wanted).map_or(PERIOD, |wanted| wanted.min(PERIOD));
-        let block: Vec<u8> = Noise::new(seed, &name)
-            .take(drawn, deviation)
-            .into_iter()
-            .flat_map(|number| half::bits(number).to_le_bytes())
-            .collect();
+        let block = draw(&Noise::new(seed, &name), drawn, deviation)?;
         write_rows(out, &block, rows, 2 * columns, edit.as_ref())
     })
+}
+
+/// So many numbers as f16, drawn on all processors: that takes longer than writing them down.
+fn draw(noise: &Noise, count: usize, deviation: f64) -> io::Result<Vec<u8>> {
+    let mut block = vec![0; 2 * count];
+    let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let part = count.div_ceil(threads).max(LEAST_PART);
+    thread::scope(|scope| {
+        for (index, bytes) in block.chunks_mut(2 * part).enumerate() {
+            let mut noise = noise.after((index * part) as u64);
+            let fill = move || {
+                for number in bytes.chunks_exact_mut(2) {
+                    number.copy_from_slice(&half::bits(noise.draw(deviation)).to_le_bytes());
+                }
+            };
+            thread::Builder::new().spawn_scoped(scope, fill)?;
+        }
+        io::Result::Ok(())
+    })?;
+    Ok(block)
 }
 
 fn write_rows(
