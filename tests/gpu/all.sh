@@ -103,4 +103,4 @@ fi
 build newest-plain "$newest" --plain
 measure newest/decode decode --server "$N" --against "$(cat "$out/newest-plain")" --env $cap
 measure newest/inert parallel --server "$N" --against "$(cat "$out/newest-plain")" --requests 200
-say done
+say "done"

@@ -4,11 +4,14 @@
 #     tests/gpu/diagnose.sh LLAMA_WARDEN BASE NEWEST OUT
 #
 # LLAMA_WARDEN is the program, BASE and NEWEST are sources of llama.cpp (b8827, and the newest), OUT is a folder for the
-# tables, reports and logs. Nothing but the models' seeds is given to it: what leaks and what cures it is what it says.
+# tables, reports and logs. TRACER is the library of `cargo build --release -p warden-tracer` (beside LLAMA_WARDEN unless it
+# is named), for what it costs to be traced. Nothing but the models' seeds is given to it: what leaks and what cures it is what it says.
 # Each part ends at a time limit with the table so far.
 set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
 warden=$1 base=$2 newest=$3 out=$4
 arch=${ARCH:-90}
+tracer=${TRACER:-$(dirname "$warden")/libwarden_tracer.so}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 say() { printf '%s %s\n' "$(date +%T)" "$*" | tee -a "$out/progress"; }
@@ -31,6 +34,13 @@ ask() { # ask NAME SECONDS BUILD ARGUMENT... -- FLAG...: one experiment
     say "$name: exit $?"
 }
 
+cost() { # cost NAME BUILD FLAG...: speed and processor time with the tracer and without, one line of JSON
+    local name=$1 build=$2
+    shift 2
+    timeout 300 python3 "$here/cost.py" "$(cat "$out/$build.path")" "$tracer" "$@" >"$out/$name.json" 2>"$out/$name.err"
+    say "$name: exit $? $(cat "$out/$name.json")"
+}
+
 images=(-m "$out/gemma4.gguf" --mmproj "$out/mmproj-gemma4.gguf" -c 16384 -np 1 -ngl 99 -fa on --cache-ram 0)
 long=(-m "$out/llama.gguf" -c 61440 -np 1 -ngl 99 -fa on -ctk q8_0 -ctv q8_0 -b 2048 -ub 512 --cache-ram 0)
 kinds=(--workload same-image --workload short-text)
@@ -47,5 +57,8 @@ build base "$base"
 ask trace 150 base --trace "${kinds[@]}" -- "${images[@]}"
 ask bisect 400 base --bisect "${kinds[@]}" --report "$out/report" -- "${images[@]}"
 wait
+# On a machine that does nothing else by now.
+cost cost-gemma4 base -m "$out/gemma4.gguf" -c 4096 -np 1 -ngl 99 -fa on --cache-ram 0
+cost cost-llama base -m "$out/llama.gguf" -c 4096 -np 1 -ngl 99 -fa on --cache-ram 0
 ask newest 400 newest --bisect "${kinds[@]}" -- "${images[@]}"
-say done
+say "done"
