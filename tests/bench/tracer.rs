@@ -46,8 +46,8 @@ async fn ask(server: &Undisturbed, seed: u64, tokens: u64) -> Result<Cost, Troub
     let answer = server.http.post("/completion", &body).await?.json()?;
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     let processor = (ran(server.kid.pid())? - before) as f64 / 1000.0 / tokens as f64;
-    let speed = answer["timings"]["predicted_per_second"].as_f64().context("no timings")?;
-    Ok(Cost { speed, processor })
+    let told = answer["timings"]["predicted_per_second"].as_f64();
+    Ok(Cost { speed: told.context("no timings")?, processor })
 }
 
 async fn compare(name: &str, model: &Path, interval: &str, tokens: u64) -> Result<(), Trouble> {

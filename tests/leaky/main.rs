@@ -131,6 +131,7 @@ fn hand_over(count: usize, bytes: usize) {
 }
 
 /// Memory of its own, readable and writable; at this place if it is one.
+#[expect(clippy::inline_always, reason = "the function that is named is the one around it")]
 #[inline(always)]
 fn map(place: *mut c_void, bytes: usize) -> io::Result<*mut c_void> {
     let fixed = if place.is_null() { 0 } else { FIXED };
@@ -139,6 +140,7 @@ fn map(place: *mut c_void, bytes: usize) -> io::Result<*mut c_void> {
     if at == FAILED { Err(io::Error::last_os_error()) } else { Ok(at) }
 }
 
+#[expect(clippy::inline_always, reason = "the function that is named is the one around it")]
 #[inline(always)]
 fn unmap(at: *mut c_void, bytes: usize) -> io::Result<()> {
     // SAFETY: mapped by `map` and not used.

@@ -51,19 +51,12 @@ fn bucket(key: u64) -> usize {
     (mixed >> 48) as usize & (BUCKETS - 1)
 }
 
-/// Keys of each pair of buckets; one that has become [`MANY`] stays so.
+/// Keys of each pair of buckets, 16 at most: never too few, because a key is counted before it is there.
 static PRESENT: [AtomicU8; BUCKETS / 2] = [const { AtomicU8::new(0) }; BUCKETS / 2];
-const MANY: u8 = u8::MAX;
 
 #[inline]
 fn present(bucket: usize) -> &'static AtomicU8 {
     PRESENT.get(bucket / 2).unwrap_or(&PRESENT[0])
-}
-
-/// Counts a key of this bucket in or out.
-fn note(bucket: usize, change: impl Fn(u8) -> u8) {
-    let changed = |keys| if keys == MANY { None } else { Some(change(keys)) };
-    let _many = present(bucket).fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
 }
 
 /// Adds a key; false if its bucket is full.
@@ -83,8 +76,8 @@ pub(crate) fn insert(key: u64, entry: Entry) -> bool {
         let (Some(bytes), Some(rest)) = (private(value), private(value + 8)) else { return false };
         bytes.store(entry.bytes, Ordering::Relaxed);
         rest.store(u64::from(entry.site) << 32 | u64::from(entry.count), Ordering::Relaxed);
+        present(bucket).fetch_add(1, Ordering::Relaxed);
         place.store(key, Ordering::Release);
-        note(bucket, |keys| keys.saturating_add(1));
         return true;
     }
     false
@@ -121,7 +114,7 @@ fn taken(way: usize, key: u64) -> Option<Entry> {
         (private(value)?.load(Ordering::Relaxed), private(value + 8)?.load(Ordering::Relaxed));
     // A block that is freed twice at the same time is a fault of the program; only one of the two is counted.
     place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
-    note(way / WAYS, |keys| keys.saturating_sub(1));
+    present(way / WAYS).fetch_sub(1, Ordering::Relaxed);
     #[expect(clippy::cast_possible_truncation, reason = "two halves of a word")]
     Some(Entry { site: (rest >> 32) as u32, bytes, count: rest as u32 })
 }

@@ -101,7 +101,6 @@ impl Held {
         usize::try_from(self.word(1)).unwrap_or(0).min(RANGES)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "parts of a word")]
     fn get(&self, index: usize) -> Range {
         let at = 2 + index * 3;
         let rest = self.word(at + 2);

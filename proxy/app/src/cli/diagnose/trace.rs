@@ -8,15 +8,17 @@
 //!
 //! It only watches: the legs and their verdicts are those of the experiment without it.
 
+mod tell;
+
 use std::path::PathBuf;
 
 use serde::Serialize;
 use tempfile::TempDir;
 use warden_diagnose::Progress;
+use warden_policies::Series;
 use warden_policies::experiment::{Attribution, Finding, Settles, Trace, Workload};
 use warden_policies::growth::Verdict;
 use warden_policies::sample::{HostMemory, Sample};
-use warden_policies::{ByteSize, Series};
 use warden_supervisor::Command;
 use warden_tracer_reader::{
     Kind, Losses, Memory, Modules, Obstacle, Place, Snapshot, Symbols, VARIABLE, obstacle, places,
@@ -28,15 +30,6 @@ use crate::out;
 
 /// Snapshots of a leg that are kept, so that one from near its first third is there whenever it ends.
 const KEPT: usize = 24;
-/// Places that are named for each memory.
-const NAMED: usize = 5;
-/// Names of a call chain that are shown.
-const CHAIN: usize = 6;
-/// Places that grow by less than this part of the memory's growth are left out.
-const LEAST_PART: f64 = 0.02;
-
-/// Blocks smaller than this many intervals are sampled; larger ones are all counted (the tracer's own rule).
-const SAMPLED: f64 = 4.0;
 
 /// Kinds of handles in a [`Trace`], and what they are called.
 const HANDLES: [(Kind, &str); 2] =
@@ -143,6 +136,7 @@ impl Tracing {
 
     /// Makes the server run with it. Says beforehand what will not work: a server of musl would not even start.
     pub(super) fn apply(&mut self, command: &mut Command) -> Result<(), Failure> {
+        const PRELOAD: &str = "LD_PRELOAD";
         self.server = std::fs::canonicalize(&command.binary).unwrap_or_else(|_| command.binary.clone());
         self.obstacle = obstacle(&self.server);
         let (server, glibc) = (self.server.display(), "take a build that is linked with glibc 2.34 or newer");
@@ -155,7 +149,6 @@ impl Tracing {
             }
             None => {}
         }
-        const PRELOAD: &str = "LD_PRELOAD";
         let ours = self.library.to_string_lossy().into_owned();
         let known =
             command.env.iter().rev().find(|(name, _)| name == PRELOAD).map(|(_, value)| value.clone());
@@ -306,137 +299,3 @@ impl Tracing {
 
 const UNKNOWN: &str = "it may start another program that is linked statically, with another C library than glibc 2.34 or newer, or \
 as another user; or the folder for temporary files may not hold programs (set TMPDIR to one that may)";
-
-impl LegTrace {
-    fn tell(&self, lines: &mut Vec<String>) {
-        for traced in self.memories.iter().filter(|traced| traced.grows) {
-            let (name, found) = (name(traced.memory), &traced.attribution);
-            lines.push(format!(
-                "{}{}: {name} grows by {} a request, of which counted allocations make up {} ({:.0} %)",
-                self.workload,
-                if self.control { ", without the prompt cache" } else { "" },
-                amount(found.measured),
-                amount(found.counted),
-                100.0 * traced.explained
-            ));
-            for place in self.named(traced) {
-                lines.push(self.line(place));
-                lines.extend(chain(place));
-            }
-            if traced.attribution.is_explained() {
-                continue;
-            }
-            match found.follows {
-                Some(follows) => {
-                    let what = HANDLES[follows.kind];
-                    lines.push(format!(
-                        "  the rest is in no allocation that is counted: it follows {}, {:.2} more a request, {} each (correlation {:.2})",
-                        what.1,
-                        follows.per_request,
-                        amount(follows.bytes_each),
-                        follows.correlation
-                    ));
-                    for place in self.handles(what.0) {
-                        lines.push(self.line(place));
-                        lines.extend(chain(place));
-                    }
-                }
-                None => lines.push(
-                    "  the rest is in no allocation that is counted, and follows no handle that is"
-                        .to_owned(),
-                ),
-            }
-        }
-        if !self.memories.iter().any(|traced| traced.grows) {
-            return;
-        }
-        if self.own_heap {
-            lines.push(OWN_HEAP.to_owned());
-        }
-        if self.unfollowed > 0 {
-            lines.push(format!(
-                "  since the server started {} allocations did not fit into the table of what lives and count as freed",
-                self.unfollowed
-            ));
-        }
-        if self.siteless > 0 {
-            lines.push(format!(
-                "  since the server started {} allocations came from more places than there is room for and are not counted",
-                self.siteless
-            ));
-        }
-    }
-
-    /// The places that grew, as far as it is sure that they did.
-    fn named(&self, traced: &Traced) -> impl Iterator<Item = &Place> {
-        let least = (traced.attribution.measured * LEAST_PART).max(1.0);
-        let grown = self.places.iter().filter(move |place| {
-            place.memory == traced.memory && self.each(place.more_bytes) >= least.max(self.error(place))
-        });
-        grown.take(NAMED)
-    }
-
-    /// What a place's growth may be off by, in bytes per request: two standard errors where its blocks are sampled.
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    fn error(&self, place: &Place) -> f64 {
-        let (bytes, interval) = (place.more_bytes.unsigned_abs() as f64, self.interval as f64);
-        let sampled =
-            place.memory == Memory::Host && bytes < place.more_count.abs().max(1.0) * interval * SAMPLED;
-        if sampled { 2.0 * (bytes * interval).sqrt() / self.requests.max(1) as f64 } else { 0.0 }
-    }
-
-    fn handles(&self, kind: Kind) -> impl Iterator<Item = &Place> {
-        let makes = move |place: &&Place| match kind {
-            Kind::Cublas => place.function.starts_with("cublas"),
-            _ => place.function.contains("GraphInstantiate"),
-        };
-        self.places.iter().filter(makes).filter(|place| place.more_count >= 1.0).take(NAMED)
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    fn each(&self, bytes: i64) -> f64 {
-        bytes as f64 / self.requests.max(1) as f64
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    fn line(&self, place: &Place) -> String {
-        let within = place.within.as_ref().map_or_else(String::new, |outer| format!(" within {outer}"));
-        let count = place.more_count / self.requests.max(1) as f64;
-        let count = if count < 10.0 { format!("{count:.2}") } else { format!("{count:.0}") };
-        let what = match place.memory {
-            Memory::Handles => format!("{count} × {} a request", place.function),
-            Memory::Host | Memory::Device => {
-                let error = self.error(place);
-                let error = if error > 0.0 { format!(" ± {}", amount(error)) } else { String::new() };
-                let each = amount(self.each(place.more_bytes));
-                format!("{each}{error} a request, {count} × {}{within}", place.function)
-            }
-        };
-        format!("  {what}, called in {}", place.called_in)
-    }
-}
-
-const OWN_HEAP: &str = "  the program has an allocator of its own (jemalloc, mimalloc, tcmalloc, …) linked into it, so its blocks are not \
-counted, only the mappings that it takes; build it without, or preload that allocator as a library";
-
-fn name(memory: Memory) -> &'static str {
-    match memory {
-        Memory::Host => "host memory",
-        Memory::Device => "VRAM",
-        Memory::Handles => "the number of handles",
-    }
-}
-
-/// Who called that function, and so on outwards.
-fn chain(place: &Place) -> Option<String> {
-    let names = place.chain.iter().map(ToString::to_string);
-    let names: Vec<String> = names.skip_while(|name| *name != place.called_in).take(CHAIN).collect();
-    (names.len() > 1).then(|| format!("    {}", names.join(" < ")))
-}
-
-/// Bytes, which may be a little below zero.
-fn amount(bytes: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people")]
-    let size = ByteSize(bytes.abs() as u64);
-    if bytes <= -1.0 { format!("-{size}") } else { size.to_string() }
-}

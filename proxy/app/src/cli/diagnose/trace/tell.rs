@@ -1,0 +1,179 @@
+//! What a leg's call sites did, in words.
+
+use warden_policies::ByteSize;
+use warden_policies::experiment::Attribution;
+use warden_tracer_reader::{Kind, Memory, Place};
+
+use super::{HANDLES, LegTrace, Traced};
+
+/// Places that are named for each memory.
+const NAMED: usize = 5;
+/// Names of a call chain that are shown.
+const CHAIN: usize = 6;
+/// Places that grow by less than this part of the memory's growth are left out.
+const LEAST_PART: f64 = 0.02;
+/// Counts that are above what was measured by more than this part are no noise.
+const UNTOUCHED: f64 = 0.2;
+/// Blocks smaller than this many intervals are sampled; larger ones are all counted (the tracer's own rule).
+const SAMPLED: f64 = 4.0;
+
+impl LegTrace {
+    pub(super) fn tell(&self, lines: &mut Vec<String>) {
+        for traced in self.memories.iter().filter(|traced| traced.grows) {
+            let found = &traced.attribution;
+            lines.push(format!(
+                "{}{}: {} grows by {} a request, {}",
+                self.workload,
+                if self.control { ", without the prompt cache" } else { "" },
+                name(traced.memory),
+                amount(found.measured),
+                part(found)
+            ));
+            for place in self.named(traced) {
+                lines.push(self.line(place));
+                lines.extend(chain(place));
+            }
+            if traced.attribution.is_explained() {
+                continue;
+            }
+            match found.follows {
+                Some(follows) => {
+                    let what = HANDLES[follows.kind];
+                    lines.push(format!(
+                        "  the rest is in no allocation that is counted: it follows {}, {:.2} more a request, {} each (correlation {:.2})",
+                        what.1,
+                        follows.per_request,
+                        amount(follows.bytes_each),
+                        follows.correlation
+                    ));
+                    for place in self.handles(what.0) {
+                        lines.push(self.line(place));
+                        lines.extend(chain(place));
+                    }
+                }
+                None => lines.push(
+                    "  the rest is in no allocation that is counted, and follows no handle that is"
+                        .to_owned(),
+                ),
+            }
+        }
+        if !self.memories.iter().any(|traced| traced.grows) {
+            return;
+        }
+        if self.own_heap {
+            lines.push(OWN_HEAP.to_owned());
+        }
+        if self.unfollowed > 0 {
+            lines.push(format!(
+                "  since the server started {} allocations did not fit into the table of what lives and count as freed",
+                self.unfollowed
+            ));
+        }
+        if self.siteless > 0 {
+            lines.push(format!(
+                "  since the server started {} allocations came from more places than there is room for and are not counted",
+                self.siteless
+            ));
+        }
+    }
+
+    /// The places that grew, as far as it is sure that they did.
+    fn named(&self, traced: &Traced) -> impl Iterator<Item = &Place> {
+        let least = (traced.attribution.measured * LEAST_PART).max(1.0);
+        let grown = self.places.iter().filter(move |place| {
+            place.memory == traced.memory && self.each(place.more_bytes) >= least.max(self.error(place))
+        });
+        grown.take(NAMED)
+    }
+
+    /// What a place's growth may be off by, in bytes per request: two standard errors where its blocks are sampled.
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    fn error(&self, place: &Place) -> f64 {
+        let (bytes, interval) = (place.more_bytes.unsigned_abs() as f64, self.interval as f64);
+        let sampled =
+            place.memory == Memory::Host && bytes < place.more_count.abs().max(1.0) * interval * SAMPLED;
+        if sampled { 2.0 * (bytes * interval).sqrt() / self.requests.max(1) as f64 } else { 0.0 }
+    }
+
+    fn handles(&self, kind: Kind) -> impl Iterator<Item = &Place> {
+        let makes = move |place: &&Place| match kind {
+            Kind::Cublas => place.function.starts_with("cublas"),
+            _ => place.function.contains("GraphInstantiate"),
+        };
+        self.places.iter().filter(makes).filter(|place| place.more_count >= 1.0).take(NAMED)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    fn each(&self, bytes: i64) -> f64 {
+        bytes as f64 / self.requests.max(1) as f64
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    fn line(&self, place: &Place) -> String {
+        let within = place.within.as_ref().map_or_else(String::new, |outer| format!(" within {outer}"));
+        let count = place.more_count / self.requests.max(1) as f64;
+        let count = if count < 10.0 { format!("{count:.2}") } else { format!("{count:.0}") };
+        let what = match place.memory {
+            Memory::Handles => format!("{count} × {} a request", place.function),
+            Memory::Host | Memory::Device => {
+                let error = self.error(place);
+                let error = if error > 0.0 { format!(" ± {}", amount(error)) } else { String::new() };
+                let each = amount(self.each(place.more_bytes));
+                format!("{each}{error} a request, {count} × {}{within}", place.function)
+            }
+        };
+        format!("  {what}, called in {}", place.called_in)
+    }
+}
+
+const OWN_HEAP: &str = "  the program has an allocator of its own (jemalloc, mimalloc, tcmalloc, …) linked into it, so its blocks are not \
+counted, only the mappings that it takes; build it without, or preload that allocator as a library";
+
+/// How much of it is known. What is allocated and never touched is no memory, so the counts may say more.
+fn part(found: &Attribution) -> String {
+    let counted = amount(found.counted.max(0.0));
+    if found.counted > found.measured * (1.0 + UNTOUCHED) {
+        return format!("and counted allocations by {counted}, of which not all was touched");
+    }
+    format!("of which counted allocations make up {counted} ({:.0} %)", 100.0 * found.explained())
+}
+
+fn name(memory: Memory) -> &'static str {
+    match memory {
+        Memory::Host => "host memory",
+        Memory::Device => "VRAM",
+        Memory::Handles => "the number of handles",
+    }
+}
+
+/// Who called that function, and so on outwards.
+fn chain(place: &Place) -> Option<String> {
+    let names = place.chain.iter().map(ToString::to_string);
+    let names: Vec<String> = names.skip_while(|name| *name != place.called_in).take(CHAIN).collect();
+    (names.len() > 1).then(|| format!("    {}", names.join(" < ")))
+}
+
+/// Bytes, which may be a little below zero.
+fn amount(bytes: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people")]
+    let size = ByteSize(bytes.abs() as u64);
+    if bytes <= -1.0 { format!("-{size}") } else { size.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_never_says_that_a_part_is_more_than_the_whole() {
+        let told = |counted: f64| part(&Attribution { measured: 1_048_576.0, counted, follows: None });
+        assert_eq!(told(524_288.0), "of which counted allocations make up 512.0 KiB (50 %)");
+        assert_eq!(told(-100.0), "of which counted allocations make up 0 B (0 %)");
+        assert!(told(1_100_000.0).ends_with("(100 %)"));
+        assert!(
+            told(4_194_304.0).contains("by 4.0 MiB, of which not all was touched"),
+            "{}",
+            told(4_194_304.0)
+        );
+    }
+}
