@@ -77,6 +77,8 @@ section!(
         headroom: Headroom,
         /// Which call sites the growth is put down to.
         attribution: Attribution,
+        /// What is told of call sites.
+        trace: Trace,
         /// A tool around the server.
         wrap: Wrap,
     }
@@ -190,6 +192,22 @@ section!(
         hoard_better: f64,
         /// Lengths above one micro-batch that are needed to tell such a pool.
         hoard_points: usize,
+    }
+);
+
+section!(
+    /// What is told of call sites.
+    Trace {
+        /// Snapshots of a leg that are kept.
+        kept: usize,
+        /// Places that are named for each memory.
+        named: usize,
+        /// Names of a call chain that are shown.
+        chain: usize,
+        /// Places that grow by less than this share of the memory's growth are left out.
+        least_part: f64,
+        /// Counts that are above what was measured by more than this share are no noise.
+        untouched: f64,
     }
 );
 

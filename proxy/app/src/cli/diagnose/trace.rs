@@ -28,9 +28,6 @@ use warden_tracer_reader::{
 use crate::exit::Failure;
 use crate::out;
 
-/// Snapshots of a leg that are kept, so that one from near its first third is there whenever it ends.
-const KEPT: usize = 24;
-
 /// Kinds of handles in a [`Trace`], and what they are called.
 const HANDLES: [(Kind, &str); 2] =
     [(Kind::GraphExec, "live graph executables"), (Kind::Cublas, "cuBLAS handles")];
@@ -203,7 +200,7 @@ impl Tracing {
             && last.at.is_multiple_of(self.every)
         {
             self.kept.push(last);
-            if self.kept.len() > KEPT {
+            if self.kept.len() > warden_policies::defaults().diagnose.trace.kept {
                 self.every *= 2;
                 let every = self.every;
                 self.kept.retain(|moment| moment.at.is_multiple_of(every));

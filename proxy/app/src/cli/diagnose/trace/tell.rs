@@ -6,16 +6,13 @@ use warden_tracer_reader::{Kind, Memory, Place};
 
 use super::{HANDLES, LegTrace, Traced};
 
-/// Places that are named for each memory.
-const NAMED: usize = 5;
-/// Names of a call chain that are shown.
-const CHAIN: usize = 6;
-/// Places that grow by less than this part of the memory's growth are left out.
-const LEAST_PART: f64 = 0.02;
-/// Counts that are above what was measured by more than this part are no noise.
-const UNTOUCHED: f64 = 0.2;
 /// Blocks smaller than this many intervals are sampled; larger ones are all counted (the tracer's own rule).
 const SAMPLED: f64 = 4.0;
+
+/// The numbers. Reasons: `defaults.toml`, section `[diagnose.trace]`.
+fn numbers() -> &'static warden_policies::defaults::Trace {
+    &warden_policies::defaults().diagnose.trace
+}
 
 impl LegTrace {
     pub(super) fn tell(&self, lines: &mut Vec<String>) {
@@ -79,11 +76,11 @@ impl LegTrace {
 
     /// The places that grew, as far as it is sure that they did.
     fn named(&self, traced: &Traced) -> impl Iterator<Item = &Place> {
-        let least = (traced.attribution.measured * LEAST_PART).max(1.0);
+        let least = (traced.attribution.measured * numbers().least_part).max(1.0);
         let grown = self.places.iter().filter(move |place| {
             place.memory == traced.memory && self.each(place.more_bytes) >= least.max(self.error(place))
         });
-        grown.take(NAMED)
+        grown.take(numbers().named)
     }
 
     /// What a place's growth may be off by, in bytes per request: two standard errors where its blocks are sampled.
@@ -100,7 +97,7 @@ impl LegTrace {
             Kind::Cublas => place.function.starts_with("cublas"),
             _ => place.function.contains("GraphInstantiate"),
         };
-        self.places.iter().filter(makes).filter(|place| place.more_count >= 1.0).take(NAMED)
+        self.places.iter().filter(makes).filter(|place| place.more_count >= 1.0).take(numbers().named)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
@@ -132,7 +129,7 @@ counted, only the mappings that it takes; build it without, or preload that allo
 /// How much of it is known. What is allocated and never touched is no memory, so the counts may say more.
 fn part(found: &Attribution) -> String {
     let counted = amount(found.counted.max(0.0));
-    if found.counted > found.measured * (1.0 + UNTOUCHED) {
+    if found.counted > found.measured * (1.0 + numbers().untouched) {
         return format!("and counted allocations by {counted}, of which not all was touched");
     }
     format!("of which counted allocations make up {counted} ({:.0} %)", 100.0 * found.explained())
@@ -149,7 +146,8 @@ fn name(memory: Memory) -> &'static str {
 /// Who called that function, and so on outwards.
 fn chain(place: &Place) -> Option<String> {
     let names = place.chain.iter().map(ToString::to_string);
-    let names: Vec<String> = names.skip_while(|name| *name != place.called_in).take(CHAIN).collect();
+    let names: Vec<String> =
+        names.skip_while(|name| *name != place.called_in).take(numbers().chain).collect();
     (names.len() > 1).then(|| format!("    {}", names.join(" < ")))
 }
 
