@@ -44,6 +44,8 @@ pub struct Place {
     pub within: Option<String>,
     /// The function that called it, by its name or place.
     pub called_in: String,
+    /// The program or library that this function is in, without its folder.
+    pub module: String,
     /// The whole chain of its largest site, the innermost first.
     pub chain: Vec<Frame>,
     /// Estimated bytes that live.
@@ -81,8 +83,9 @@ pub fn places(
             .map(|address| symbols.frame(modules, *address))
             .skip_while(|frame| frame.module.starts_with(OURSELVES))
             .collect();
-        let called_in = chain.iter().find(|frame| is_telling(frame)).or(chain.first());
-        let called_in = called_in.map_or_else(|| "unknown".to_owned(), ToString::to_string);
+        let caller = chain.iter().find(|frame| is_telling(frame)).or(chain.first());
+        let module = caller.map(|frame| frame.module.clone()).unwrap_or_default();
+        let called_in = caller.map_or_else(|| "unknown".to_owned(), ToString::to_string);
         let was = earlier.get(&site.number);
         let more_bytes = site.live_bytes.saturating_sub(was.map_or(0, |was| was.live_bytes));
         let more_count = site.live_count - was.map_or(0.0, |was| was.live_count);
@@ -96,6 +99,7 @@ pub fn places(
                     function: site.function.to_owned(),
                     within: within.map(str::to_owned),
                     called_in,
+                    module,
                     chain: Vec::new(),
                     live_bytes: 0,
                     live_count: 0.0,

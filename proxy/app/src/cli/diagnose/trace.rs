@@ -56,6 +56,8 @@ pub(super) struct LegTrace {
     requests: u64,
     memories: Vec<Traced>,
     places: Vec<Place>,
+    /// The program's file, without its folder.
+    program: String,
     /// Bytes between samples of the heap on average.
     interval: u64,
     /// Allocations since the server started whose end was not followed: they do not count as living.
@@ -250,6 +252,7 @@ impl Tracing {
             requests,
             memories: memories.collect(),
             places,
+            program: last.snapshot.exe.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             interval: last.snapshot.interval,
             unfollowed,
             siteless,

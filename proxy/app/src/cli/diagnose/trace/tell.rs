@@ -119,7 +119,10 @@ impl LegTrace {
                 format!("{each}{error} a request, {count} × {}{within}", place.function)
             }
         };
-        format!("  {what}, called in {}", place.called_in)
+        // A place without a name says its library itself.
+        let named = place.module != self.program && !place.called_in.starts_with(&place.module);
+        let library = if named { format!(" ({})", place.module) } else { String::new() };
+        format!("  {what}, called in {}{library}", place.called_in)
     }
 }
 
@@ -161,6 +164,41 @@ fn amount(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warden_policies::experiment::Workload;
+
+    #[test]
+    fn a_place_in_a_library_names_the_library() {
+        let place = |module: &str, called_in: &str| Place {
+            memory: Memory::Device,
+            function: "cudaMalloc".to_owned(),
+            within: None,
+            called_in: called_in.to_owned(),
+            module: module.to_owned(),
+            chain: Vec::new(),
+            live_bytes: 2048,
+            live_count: 2.0,
+            more_bytes: 2048,
+            more_count: 2.0,
+            churned_bytes: 2048,
+        };
+        let leg = LegTrace {
+            workload: Workload::ShortText,
+            control: false,
+            requests: 2,
+            memories: Vec::new(),
+            places: Vec::new(),
+            program: "llama-server".to_owned(),
+            interval: 65_536,
+            unfollowed: 0,
+            siteless: 0,
+            own_heap: false,
+        };
+        let line = |module: &str, called_in: &str| leg.line(&place(module, called_in));
+        let rest = "  1.0 KiB a request, 1.00 × cudaMalloc, called in ";
+        assert_eq!(line("libggml-cuda.so", "pool_alloc"), format!("{rest}pool_alloc (libggml-cuda.so)"));
+        assert_eq!(line("llama-server", "pool_alloc"), format!("{rest}pool_alloc"));
+        assert_eq!(line("libcuda.so.1", "libcuda.so.1+0x12"), format!("{rest}libcuda.so.1+0x12"));
+    }
 
     #[test]
     fn a_sentence_never_says_that_a_part_is_more_than_the_whole() {
