@@ -10,7 +10,7 @@ use warden_rig::warden::Setup;
 use warden_rig::{Context as _, FakeGpu, FakeNvml, Outcome, Trouble, binaries};
 
 /// A bisection starts a dozen servers and more, each for some seconds.
-const LONG: Duration = Duration::from_secs(400);
+const LONG: Duration = Duration::from_secs(900);
 
 /// The detector as it is, but for smaller leaks: a fake wanders by less than a MiB.
 const DETECTOR: &str = "growth.host_effect = \"4MiB\"\ngrowth.allowance_slack = \"4MiB\"\n";

@@ -14,7 +14,7 @@ use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 
 /// A few legs on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A home with a fake-llama that does what the script says.
 fn home(script: &Value) -> Result<Home, Trouble> {
