@@ -45,6 +45,9 @@ pub struct Setup {
     pub slots: u32,
     /// The longest prompt of one slot, in tokens.
     pub slot_context: u64,
+    /// What `-c` gives to one prompt; a slot's context is less where the model was trained on less. `None` if not told.
+    #[serde(default)]
+    pub sequence_context: Option<u64>,
     /// `-ub`: tokens of a micro-batch.
     pub ubatch: u64,
 }
@@ -53,6 +56,18 @@ impl Setup {
     /// Tokens of each prompt when all slots are as full as they can be at the same time.
     pub fn full_slot(&self) -> u64 {
         (self.context / u64::from(self.slots.max(1))).min(self.slot_context)
+    }
+
+    /// The longest prompt of one slot with another `-c`, in tokens. What the model was trained on stays a limit.
+    fn slot_context_with(&self, context: u64) -> u64 {
+        let Self { slot_context: slot, context: all, .. } = *self;
+        match self.sequence_context {
+            _ if all == 0 => context,
+            Some(sequence) => slot.min(scaled(sequence, context, all)),
+            None if slot >= all => context,
+            // A share, a limit, or both: the larger of what it may become.
+            None => slot.min(context),
+        }
     }
 }
 
@@ -176,11 +191,10 @@ impl Curve {
 
     /// The worst case with another `-c`.
     fn worst_with(&self, setup: &Setup, context: u64) -> u64 {
-        let slot_context = match setup.context {
-            0 => context,
-            all => scaled(setup.slot_context, context, all),
-        };
-        self.worst(&Setup { context, slot_context, ..*setup })
+        let slot_context = setup.slot_context_with(context);
+        let sequence_context =
+            setup.sequence_context.map(|sequence| scaled(sequence, context, setup.context.max(1)));
+        self.worst(&Setup { context, slot_context, sequence_context, ..*setup })
     }
 }
 

@@ -7,7 +7,8 @@ const MIB: u64 = 1 << 20;
 const VRAM: Series = Series::Vram(GpuIndex(0));
 
 fn setup(context: u64, slots: u32) -> Setup {
-    Setup { context, slots, slot_context: context / u64::from(slots), ubatch: 512 }
+    let slot_context = context / u64::from(slots);
+    Setup { context, slots, slot_context, sequence_context: Some(slot_context), ubatch: 512 }
 }
 
 fn alone(lengths: &[u64], bytes: impl Fn(u64) -> u64) -> Vec<Peak> {
@@ -181,4 +182,24 @@ fn a_smaller_context_also_frees_its_kv_cache_where_that_was_measured() {
     assert!(seen.sentence().contains("lower -c to 4,096"), "{}", seen.sentence());
     let hopeless = judge(&curve, &setup, Some(100 * MIB), None, Some(131_072.0));
     assert!(hopeless.sentence().contains("no smaller -c would do"), "{}", hopeless.sentence());
+}
+
+#[test]
+fn a_slot_that_the_model_limits_stays_as_long_as_a_smaller_context_lets_it() {
+    // Trained on 32,768 tokens: half the context changes nothing for the longest prompt.
+    let capped = Setup {
+        context: 131_072,
+        slots: 1,
+        slot_context: 32_768,
+        sequence_context: Some(131_072),
+        ubatch: 512,
+    };
+    let of = |setup: &Setup| [65_536, 32_768, 16_384].map(|context| setup.slot_context_with(context));
+    assert_eq!(of(&capped), [32_768, 32_768, 16_384]);
+    assert_eq!(of(&Setup { sequence_context: None, ..capped }), [32_768, 32_768, 16_384]);
+    let shared = Setup { slots: 4, sequence_context: Some(32_768), ..capped };
+    assert_eq!(of(&shared), [16_384, 8_192, 4_096]);
+    let curve = Curve::of(VRAM, 0, &alone(&[1024, 8192, 32_768], |tokens| tokens * 33 * 1024), &capped);
+    let verdict = judge(&curve.unwrap(), &capped, Some(32_000 * 33 * 1024), None, None);
+    assert!(verdict.smaller_context.is_some_and(|context| context < 32_768), "{verdict:?}");
 }

@@ -222,6 +222,8 @@ fn setup(what: &Touch, solo: &Solo) -> Setup {
         context: all.max(slot),
         slots,
         slot_context: slot,
+        // Its older name.
+        sequence_context: said("n_ctx_seq").or_else(|| said("n_ctx_per_seq")),
         ubatch: said("n_ubatch").or(what.ubatch).unwrap_or(UBATCH),
     }
 }

@@ -137,13 +137,13 @@ impl Held {
         self.put(1, last as u64);
     }
 
-    /// Marks what lies between; false if nothing does.
-    fn mark(&self, begin: u64, limit: u64, mark: u32) -> bool {
+    /// Marks what lies between; false if nothing does. What another call has marked is its own, unless `all` is wanted.
+    fn mark(&self, begin: u64, limit: u64, mark: u32, all: bool) -> bool {
         let (mut any, mut index) = (false, 0);
         while index < self.len() {
             let range = self.get(index);
             let (first, stop) = (range.start.max(begin), range.end.min(limit));
-            if first < stop && range.mark == 0 {
+            if first < stop && range.mark != mark && (all || range.mark == 0) {
                 let before = Range { end: first, ..range };
                 let after = Range { start: stop, whole: range.whole && before.bytes() == 0, ..range };
                 let alone = before.bytes() == 0 && after.bytes() == 0;
@@ -206,7 +206,8 @@ pub(crate) fn add(
     let Some(held) = Held::lock(list) else { return false };
     let (start, end) = (start as u64, (start as u64).saturating_add(length as u64));
     let mark = fresh();
-    if held.mark(start, end, mark) {
+    // Whoever marked it was unmapping it, and that is done: else the kernel would not have given the place away.
+    if held.mark(start, end, mark, true) {
         held.take(mark, &mut gone);
     }
     held.push(Range { start, end, site, whole: true, mark: 0 })
@@ -227,7 +228,7 @@ pub(crate) fn leaving(list: List, start: usize, length: usize) -> Option<Leaving
     };
     let mark = fresh();
     let begin = start as u64;
-    held.mark(begin, begin.saturating_add(length as u64), mark).then_some(Leaving { list, mark })
+    held.mark(begin, begin.saturating_add(length as u64), mark, false).then_some(Leaving { list, mark })
 }
 
 impl Leaving {
@@ -241,7 +242,7 @@ impl Leaving {
 
     /// It has not.
     pub(crate) fn stayed(self) {
-        let Some(held) = Held::lock(self.list) else { return };
+        let Some(held) = Held::lock(self.list) else { return state::count(header::UNFOLLOWED) };
         for index in 0..held.len() {
             let range = held.get(index);
             if range.mark == self.mark {

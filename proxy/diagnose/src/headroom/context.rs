@@ -70,7 +70,7 @@ mod tests {
     fn what_a_token_of_context_takes_is_what_a_smaller_one_leaves_free() {
         let series = |idle| TouchedSeries { series: Series::Host, idle, free: None, peaks: Vec::new() };
         let mut touched = Touched {
-            setup: Setup { context: 8192, slots: 1, slot_context: 8192, ubatch: 512 },
+            setup: Setup { context: 8192, slots: 1, slot_context: 8192, sequence_context: None, ubatch: 512 },
             series: vec![series(1000 << 20)],
             broke: None,
             interrupted: false,

@@ -116,9 +116,16 @@ fn carriers(proc: &Path, mark: &[u8]) -> Vec<Pid> {
 }
 
 fn carries(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
-    let path = proc.join(pid.as_raw_nonzero().to_string()).join("environ");
-    // A zombie has an empty one.
-    std::fs::read(path).is_ok_and(|all| all.split(|byte| *byte == 0).any(|line| line == mark))
+    let process = proc.join(pid.as_raw_nonzero().to_string());
+    let has = |folder: &Path| {
+        let all = std::fs::read(folder.join("environ")).ok().filter(|all| !all.is_empty())?;
+        Some(all.split(|byte| *byte == 0).any(|line| line == mark))
+    };
+    // A zombie has an empty one, and so has a process whose first thread alone has ended: then another thread has it.
+    has(&process).unwrap_or_else(|| {
+        let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+        threads.filter_map(|thread| has(&thread.path())).any(|has| has)
+    })
 }
 
 /// Kills it, if it is still the one that was looked at: a number may be another's by now.
@@ -146,8 +153,12 @@ mod tests {
         environment("12", "LLAMA_WARDEN_WRAPPED=/tmp/x:12\0");
         environment("13", "XLLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
         environment("14", "");
+        environment("15", "");
+        std::fs::create_dir_all(directory.path().join("15/task/16")).unwrap();
+        std::fs::write(directory.path().join("15/task/16/environ"), "LLAMA_WARDEN_WRAPPED=/tmp/x:1\0")
+            .unwrap();
         environment("self", "LLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
         let found = carriers(directory.path(), b"LLAMA_WARDEN_WRAPPED=/tmp/x:1");
-        assert_eq!(found.iter().map(|pid| pid.as_raw_nonzero().get()).collect::<Vec<_>>(), [11]);
+        assert_eq!(found.iter().map(|pid| pid.as_raw_nonzero().get()).collect::<Vec<_>>(), [11, 15]);
     }
 }

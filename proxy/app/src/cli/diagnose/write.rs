@@ -1,11 +1,13 @@
 //! Writes mitigations into a configuration file: `mitigations` of one model, and nothing else. Comments, order and layout
-//! stay, and so do the file's owner and mode. What would not be a valid configuration afterwards is not written.
+//! stay, and so do the file's owner, mode and access list. What would not be a valid configuration afterwards is not written.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::Path;
 
+use rustix::fs::{XattrFlags, fremovexattr, fsetxattr, getxattr};
+use rustix::io::Errno;
 use toml_edit::{Array, DocumentMut, Item, RawString, TableLike, Value, value};
 
 use crate::exit::Failure;
@@ -95,24 +97,49 @@ pub(super) fn write(
             "nothing was written; add the lines by hand",
         )
     })?;
-    let kept = std::fs::metadata(&real).and_then(|old| keep(file.as_file(), &old));
+    let kept = std::fs::metadata(&real).and_then(|old| keep(file.as_file(), &real, &old));
     kept.map_err(|error| {
         Failure::hinted(
-            format!("--write: cannot keep owner and mode of {}: {error}", path.display()),
+            format!("--write: cannot keep owner, mode and access list of {}: {error}", path.display()),
             "nothing was written; run it as the owner of the file, or add the lines by hand",
         )
     })?;
     file.persist(&real).map(drop).map_err(|error| fail("cannot replace", &error.error))
 }
 
-/// Gives a new file owner, group and mode of the old one.
-fn keep(new: &File, old: &Metadata) -> io::Result<()> {
+/// Gives a new file owner, group, mode and access list of the old one.
+fn keep(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
     let own = new.metadata()?;
     if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
         fchown(new, Some(old.uid()), Some(old.gid()))?;
     }
+    // With a list, the group's bits of the mode are its mask: without it they would let the group in.
+    match access_list(path)? {
+        Some(list) => fsetxattr(new, ACCESS_LIST, &list, XattrFlags::empty())?,
+        // The folder may have given it one.
+        None => match fremovexattr(new, ACCESS_LIST) {
+            Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
+            Err(error) => return Err(error.into()),
+        },
+    }
     // Last: a new owner takes bits of the mode away.
     new.set_permissions(old.permissions())
+}
+
+const ACCESS_LIST: &str = "system.posix_acl_access";
+
+/// The access list of a file beside its mode, if it has one.
+fn access_list(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    // The kernel's limit for any such attribute.
+    let mut list = vec![0; 64 << 10];
+    match getxattr(path, ACCESS_LIST, &mut list[..]) {
+        Ok(bytes) => {
+            list.truncate(bytes);
+            Ok(Some(list))
+        }
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]
@@ -185,6 +212,36 @@ mod tests {
         assert!(std::fs::read_to_string(&path).unwrap().contains("\"b\""));
         assert_eq!((after.uid(), after.gid(), after.mode()), (before.uid(), before.gid(), before.mode()));
         assert!(!root || after.uid() == 1234);
+    }
+
+    #[test]
+    fn the_access_list_of_the_file_stays_and_nobody_else_is_let_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("warden.toml");
+        std::fs::write(&path, FILE).unwrap();
+        // Version 2; owner rw, user 1234 r, group nothing, mask r, others nothing: a group that the mode shows as readers.
+        let mut acl = 2_u32.to_le_bytes().to_vec();
+        for (tag, may, id) in
+            [(1_u16, 6_u16, u32::MAX), (2, 4, 1234), (4, 0, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)]
+        {
+            acl.extend([&tag.to_le_bytes()[..], &may.to_le_bytes()[..], &id.to_le_bytes()[..]].concat());
+        }
+        let file = File::open(&path).unwrap();
+        if let Err(error) = fsetxattr(&file, ACCESS_LIST, &acl, XattrFlags::empty()) {
+            // A file system without such lists.
+            assert_eq!(error, Errno::NOTSUP);
+            return;
+        }
+        write(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
+        assert_eq!(access_list(&path).unwrap(), Some(acl));
+        // A list that the folder gives to new files is not the file's own.
+        let plain = directory.path().join("plain.toml");
+        std::fs::write(&plain, FILE).unwrap();
+        let folder = File::open(directory.path()).unwrap();
+        let of_folder = access_list(&path).unwrap().unwrap();
+        fsetxattr(&folder, "system.posix_acl_default", &of_folder, XattrFlags::empty()).unwrap();
+        write(&plain, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
+        assert_eq!(access_list(&plain).unwrap(), None);
     }
 
     #[test]
