@@ -19,6 +19,7 @@ use hyper::http::request::Parts;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::check;
 use crate::engine::Engine;
 use crate::job::{self, Failing, Job, Plan, Step};
 use crate::ledger::Begun;
@@ -54,6 +55,9 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
         && request.get(field).is_none()
     {
         return error(400, "invalid_request_error", &format!("'{field}' is required"));
+    }
+    if let Some(why) = check::wrong(shape, &request) {
+        return error(400, "invalid_request_error", &why);
     }
     let ordinal = engine.arrive();
     let mut fault = engine.fault_for(ordinal, &body);
@@ -100,7 +104,12 @@ fn plan(
     let limit = if generates { engine.script().tokens_for(asked) } else { 0 };
     let header = head.headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let id = request["request_id"].as_str().or(header).unwrap_or("-").to_owned();
-    let prompt = shape.required().map_or(&Value::Null, |field| &request[field]);
+    let parts = ["input_prefix", "input_suffix", "input_extra"].map(|field| request[field].clone());
+    let parts = Value::from(parts.to_vec());
+    let prompt = match shape {
+        Shape::Infill => &parts,
+        _ => shape.required().map_or(&Value::Null, |field| &request[field]),
+    };
     Plan {
         id,
         ordinal,
@@ -108,7 +117,7 @@ fn plan(
         limit,
         fault,
         streaming: generates && request["stream"].as_bool().unwrap_or(false),
-        images: count_parts(prompt, "image_url"),
+        images: count_parts(prompt, "image_url") + count_parts(prompt, "source"),
         audio: count_parts(prompt, "input_audio") + u64::from(shape == Shape::Transcription),
         begun: Begun {
             path: head.uri.path().to_owned(),
@@ -150,7 +159,9 @@ async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes) -> Reply {
         Shape::Transcription => ok(
             &json!({"text": format!("{} bytes, sha256 {}", body.len(), hex::encode(Sha256::digest(body)))}),
         ),
-        Shape::Chat | Shape::Text | Shape::Native => ok(&shape.whole(facts, &text)),
+        Shape::Chat | Shape::Text | Shape::Native | Shape::Infill | Shape::Messages => {
+            ok(&shape.whole(facts, &text))
+        }
     }
 }
 

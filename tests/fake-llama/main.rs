@@ -10,6 +10,7 @@
 
 mod args;
 mod cache;
+mod check;
 mod clock;
 mod control;
 mod dirty;

@@ -13,6 +13,10 @@ pub(crate) enum Shape {
     Text,
     /// `/completion`
     Native,
+    /// `/infill`: answered as `/completion`.
+    Infill,
+    /// `/v1/messages`, Anthropic's.
+    Messages,
     /// `/v1/embeddings`
     Embeddings,
     /// `/v1/audio/transcriptions`: multipart, answered with the body's size and hash.
@@ -56,6 +60,8 @@ impl Shape {
             "/v1/chat/completions" | "/chat/completions" => Self::Chat,
             "/v1/completions" | "/completions" => Self::Text,
             "/completion" => Self::Native,
+            "/infill" => Self::Infill,
+            "/v1/messages" => Self::Messages,
             "/v1/embeddings" | "/embeddings" | "/embedding" => Self::Embeddings,
             "/v1/audio/transcriptions" => Self::Transcription,
             _ => return None,
@@ -65,7 +71,8 @@ impl Shape {
     /// What a request of this shape must have: a field's name.
     pub(crate) fn required(self) -> Option<&'static str> {
         match self {
-            Self::Chat => Some("messages"),
+            Self::Chat | Self::Messages => Some("messages"),
+            Self::Infill => Some("input_prefix"),
             Self::Text | Self::Native => Some("prompt"),
             Self::Embeddings => Some("input"),
             Self::Transcription => None,
@@ -74,7 +81,7 @@ impl Shape {
 
     /// Whether it can be asked to stream.
     pub(crate) fn streams(self) -> bool {
-        matches!(self, Self::Chat | Self::Text | Self::Native)
+        matches!(self, Self::Chat | Self::Text | Self::Native | Self::Infill | Self::Messages)
     }
 
     fn frame(self, facts: &Facts, choices: &Value, chunk: bool) -> Value {
@@ -89,6 +96,12 @@ impl Shape {
 
     /// The events before the first token.
     pub(crate) fn opening(self, facts: &Facts) -> String {
+        if self == Self::Messages {
+            let usage = json!({"input_tokens": facts.prompt_tokens, "cache_read_input_tokens": 0, "output_tokens": 0});
+            return event(
+                &json!({"type": "message_start", "message": {"role": "assistant", "usage": usage}}),
+            );
+        }
         if self != Self::Chat {
             return String::new();
         }
@@ -99,7 +112,9 @@ impl Shape {
     /// The event of one token.
     pub(crate) fn token(self, facts: &Facts, text: &str) -> String {
         match self {
-            Self::Native => {
+            Self::Messages => event(&json!({"type": "content_block_delta", "index": 0,
+                "delta": {"type": "text_delta", "text": text}})),
+            Self::Native | Self::Infill => {
                 event(&json!({"index": 0, "content": text, "tokens": [facts.tokens], "stop": false,
                 "id_slot": -1, "tokens_predicted": facts.tokens, "tokens_evaluated": facts.prompt_tokens}))
             }
@@ -116,8 +131,13 @@ impl Shape {
 
     /// The events after the last token.
     pub(crate) fn closing(self, facts: &Facts, include_usage: bool) -> String {
-        if self == Self::Native {
+        if matches!(self, Self::Native | Self::Infill) {
             return event(&Self::native(facts, ""));
+        }
+        if self == Self::Messages {
+            let usage = json!({"output_tokens": facts.tokens});
+            return event(&json!({"type": "message_delta", "delta": {}, "usage": usage}))
+                + &event(&json!({"type": "message_stop"}));
         }
         let choice = match self {
             Self::Chat => json!([{"finish_reason": facts.finish(), "index": 0, "delta": {}}]),
@@ -139,7 +159,12 @@ impl Shape {
     /// The whole answer of a request that does not stream.
     pub(crate) fn whole(self, facts: &Facts, text: &str) -> Value {
         let choice = match self {
-            Self::Native => return Self::native(facts, text),
+            Self::Native | Self::Infill => return Self::native(facts, text),
+            Self::Messages => {
+                return json!({"type": "message", "role": "assistant", "model": facts.model,
+                    "content": [{"type": "text", "text": text}], "usage": {"input_tokens": facts.prompt_tokens,
+                    "cache_read_input_tokens": 0, "output_tokens": facts.tokens}});
+            }
             Self::Chat => json!([{"finish_reason": facts.finish(), "index": 0,
                                   "message": {"role": "assistant", "content": text}}]),
             _ => json!([{"text": text, "index": 0, "logprobs": null, "finish_reason": facts.finish()}]),

@@ -106,7 +106,7 @@ pub fn count_words(value: &Value) -> u64 {
         Value::Array(items) => items.iter().map(count_words).sum(),
         Value::Object(map) => map
             .iter()
-            .filter(|(key, _)| *key != "image_url" && *key != "input_audio")
+            .filter(|(key, _)| !["image_url", "input_audio", "source"].contains(&key.as_str()))
             .map(|(_, v)| count_words(v))
             .sum(),
         Value::Number(_) => 1,

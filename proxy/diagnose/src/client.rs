@@ -155,7 +155,18 @@ impl Answer {
     /// Takes an event or a whole answer in; true if it brought output.
     fn take(&mut self, json: &Value) -> bool {
         let number = |value: &Value| value.as_u64();
-        let usage = &json["usage"];
+        // Anthropic's messages and OpenAI's responses tell it of what the event is about.
+        let about = ["message", "response"].iter().map(|name| &json[*name]["usage"]);
+        let usage = about.chain([&json["usage"]]).find(|usage| usage.is_object()).unwrap_or(&Value::Null);
+        if let Some(tokens) = number(&usage["input_tokens"]) {
+            // Anthropic's are without those from a cache, OpenAI's with them.
+            let read = number(&usage["cache_read_input_tokens"]).unwrap_or(0);
+            let cached = number(&usage["input_tokens_details"]["cached_tokens"]).unwrap_or(0);
+            (self.prompt_size, self.prompt_tokens) = (tokens + read, tokens.saturating_sub(cached));
+        }
+        if let Some(tokens) = number(&usage["output_tokens"]) {
+            self.output_tokens = tokens;
+        }
         if let Some(tokens) = number(&usage["prompt_tokens"]) {
             self.prompt_size = tokens;
             let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]).unwrap_or(0);
@@ -180,7 +191,11 @@ impl Answer {
             self.text.push_str(text);
         }
         let some = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+        let event = &json["delta"];
         texts.iter().any(|text| some(text))
+            || [event, &event["text"], &event["thinking"], &event["partial_json"]]
+                .iter()
+                .any(|text| some(text))
             || some(&delta["reasoning_content"])
             || delta["tool_calls"].is_array()
     }
@@ -271,6 +286,39 @@ mod tests {
         }
         assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
         assert_eq!((answer.output_ms, answer.text.as_str()), (Some(1.5), " word"));
+    }
+
+    #[test]
+    fn answers_of_other_apis_count_their_tokens_too() {
+        let mut answer = Answer::default();
+        let parts = [
+            (
+                r#"{"type":"message_start","message":{"usage":{"input_tokens":10,"cache_read_input_tokens":30,"output_tokens":0}}}"#,
+                false,
+            ),
+            (r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}"#, true),
+            (
+                r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":3}}"#,
+                false,
+            ),
+        ];
+        for (part, output) in parts {
+            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+        }
+        assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
+        let mut answer = Answer::default();
+        let parts = [
+            (r#"{"type":"response.output_text.delta","delta":"a"}"#, true),
+            (
+                r#"{"type":"response.completed","response":{"usage":{"input_tokens":40,"output_tokens":3,
+                    "input_tokens_details":{"cached_tokens":30}}}}"#,
+                false,
+            ),
+        ];
+        for (part, output) in parts {
+            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+        }
+        assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
     }
 
     #[test]

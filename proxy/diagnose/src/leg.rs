@@ -67,6 +67,19 @@ pub struct LegResult {
     pub last_words: Vec<String>,
     /// Why it takes no embeddings, if it was asked and does not.
     pub no_embeddings: Option<String>,
+    /// Requests that it refused, if it did.
+    pub refused: Option<Refused>,
+    /// Tokens for each of our words; 0 if that is not known.
+    pub tokens_per_word: f64,
+}
+
+/// Requests that a server refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Refused {
+    /// How many.
+    pub requests: u64,
+    /// What it said to the last one.
+    pub why: String,
 }
 
 /// What happens, for whoever watches.
@@ -121,6 +134,8 @@ pub async fn run_leg(
         largest: 0,
         times: Times::default(),
         last: None,
+        refused: None,
+        tokens_per_word: 0.0,
         watch,
     };
     let ended = run.drive(&solo, stop).await;
@@ -132,7 +147,7 @@ pub async fn run_leg(
         },
         _ => None,
     };
-    let Run { judge, times, last, watch, .. } = run;
+    let Run { judge, times, last, refused, tokens_per_word, watch, .. } = run;
     let (props, allowance, ready_after) = (solo.props(), solo.allowance(), solo.ready_after());
     let (lines, output) = (solo.lines(), solo.output());
     let heard = output.heard();
@@ -153,6 +168,8 @@ pub async fn run_leg(
         lines,
         last_words,
         no_embeddings,
+        refused,
+        tokens_per_word,
     })
 }
 
@@ -165,6 +182,8 @@ struct Run<'a> {
     largest: u64,
     times: Times,
     last: Option<SoloReading>,
+    refused: Option<Refused>,
+    tokens_per_word: f64,
     watch: &'a mut (dyn FnMut(Progress<'_>) + Send),
 }
 
@@ -187,9 +206,16 @@ impl Run<'_> {
             ended = cut(solo, stop, deadline) => return Ok(ended),
             facts = facts(solo, &client, self.lab.numbers.question_limit) => facts,
         };
+        self.tokens_per_word = facts.tokens_per_word;
         let recording = self.leg.replay.clone();
         let mut script = Script::new(workload, &self.lab.numbers, facts, recording)?;
         let mut refused = 0;
+        // One round of recorded requests at least: those of one kind may come one after the other.
+        let round =
+            self.leg.replay.iter().map(|recording| recording.len()).find(|_| workload == Workload::Replay);
+        let patience = round.map_or(self.lab.numbers.failures, |round| {
+            self.lab.numbers.failures.max(u32::try_from(round).unwrap_or(u32::MAX))
+        });
         while self.taken() < self.leg.steps {
             let sent = tokio::select! {
                 biased;
@@ -198,13 +224,17 @@ impl Run<'_> {
             };
             match sent {
                 Ok(Step::Answered) => refused = 0,
-                // The first one is a warm-up, and says whether the server can do this at all.
-                Ok(Step::Refused(why)) if self.work.requests == 0 => {
+                // The first one is a warm-up, and says whether the server can do this at all; of recorded ones, which are of
+                // many kinds, it does not.
+                Ok(Step::Refused(why))
+                    if self.work.requests == 0
+                        && (workload != Workload::Replay || refused + 1 >= patience) =>
+                {
                     return Err(DiagnoseError::CannotDo { workload, why, kind: Kind::of(workload) });
                 }
                 Ok(Step::Refused(why)) => {
                     refused += 1;
-                    if refused >= self.lab.numbers.failures {
+                    if refused >= patience {
                         let why = format!("{refused} requests in a row failed: {why}");
                         return Ok(Ended::Crashed { why });
                     }
@@ -244,7 +274,11 @@ impl Run<'_> {
                     taken.push(Some(answer));
                 }
                 Err(AskError::Refused { status, message }) => {
-                    refusal = Some(format!("{message} (status {status})"));
+                    let why = format!("{message} (status {status})");
+                    let refused = self.refused.get_or_insert_default();
+                    refused.requests += 1;
+                    refused.why.clone_from(&why);
+                    refusal = Some(why);
                     taken.push(None);
                 }
                 Err(error) => return Err(error),

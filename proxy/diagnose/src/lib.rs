@@ -23,6 +23,7 @@
 //! | [`redact`] | requests without what they say, for recordings |
 //! | `client` | one request and its answer |
 //! | [`report`] | what is kept of an experiment: JSON, and a page with plots |
+//! | [`shell`] | words of a command line |
 //! | [`error`] | why a leg could not be run |
 
 pub mod cure;
@@ -34,6 +35,7 @@ pub mod leg;
 pub mod redact;
 pub mod replay;
 pub mod report;
+pub mod shell;
 
 mod client;
 mod workload;

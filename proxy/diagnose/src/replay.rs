@@ -29,7 +29,7 @@ impl Recording {
         Self::parse(&text).map_err(bad)
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut asks = Vec::new();
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             asks.push(ask(line).map_err(|what| format!("line {}: {what}", index + 1))?);
@@ -48,6 +48,11 @@ impl Recording {
     /// Whether it has none, which no recording has that was read.
     pub fn is_empty(&self) -> bool {
         self.asks.is_empty()
+    }
+
+    /// All of them, in their order.
+    pub(crate) fn asks(&self) -> &[Ask] {
+        &self.asks
     }
 
     /// The request of a step; after the last comes the first again.

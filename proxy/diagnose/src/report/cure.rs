@@ -5,7 +5,8 @@ use warden_policies::experiment::bisect::{Conclusion, Cost, Outcome, Track, Tria
 use warden_policies::experiment::sequential::{Does, Judgement};
 use warden_supervisor::Command;
 
-use super::quoted;
+use super::words::grows;
+use crate::shell::quoted;
 
 /// What a bisection found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -127,7 +128,9 @@ impl CureReport {
         let open: Vec<Track> =
             conclusion.leaking.iter().copied().filter(|track| !conclusion.stopped.contains(track)).collect();
         match &conclusion.outcome {
-            Outcome::NothingToCure => lines.push("nothing leaks, so there is nothing to cure".to_owned()),
+            Outcome::NothingToCure => {
+                lines.push("no leak was found, so there was nothing to cure".to_owned());
+            }
             Outcome::NotKnown { why } => lines.push(format!("no cure was looked for: {why}")),
             Outcome::BaselineFailed { why } => {
                 lines.push(format!("no cure could be looked for: the server itself fails: {why}"));
@@ -178,6 +181,33 @@ impl CureReport {
         lines
     }
 
+    /// All that was not tried, and why: what cannot be, and what could have been but never came to its turn.
+    pub fn left_out(&self) -> Vec<NotTried> {
+        let tried = |at: usize| self.conclusion.trials.iter().any(|trial| trial.switches.contains(&at));
+        let why = match &self.conclusion.outcome {
+            Outcome::NothingToCure => "no leak was found".to_owned(),
+            Outcome::NotKnown { why } => why.clone(),
+            Outcome::BaselineFailed { .. } => "the server fails without any switch".to_owned(),
+            Outcome::Interrupted => "it was interrupted before its turn".to_owned(),
+            Outcome::Cured if self.conclusion.cure.len() == 1 => {
+                format!("it was not needed: {} alone stops everything", self.names(&self.conclusion.cure))
+            }
+            Outcome::Cured | Outcome::PartlyCured | Outcome::NotCured => {
+                "the search ended before its turn".to_owned()
+            }
+        };
+        let switches = self.switches.iter().enumerate().filter(|(at, _)| !tried(*at));
+        let untried = switches.map(|(_, switch)| NotTried { item: switch.item.clone(), why: why.clone() });
+        untried.chain(self.not_tried.iter().cloned()).collect()
+    }
+
+    /// What the switches that were tried are, a line each.
+    pub fn explained(&self) -> Vec<String> {
+        let tried = |at: usize| self.conclusion.trials.iter().any(|trial| trial.switches.contains(&at));
+        let all = self.switches.iter().enumerate().filter(|(at, _)| tried(*at));
+        all.map(|(_, switch)| format!("`{}`: {} ({})", switch.item, switch.title, switch.does)).collect()
+    }
+
     /// The trial of exactly these switches.
     pub fn trial(&self, switches: &[usize]) -> Option<&TrialReport> {
         let own = |trial: &&TrialReport| !switches.is_empty() && trial.switches == switches;
@@ -205,10 +235,8 @@ impl CureReport {
     }
 }
 
-const MIB: f64 = 1_048_576.0;
-
 fn mib(bytes: Option<f64>) -> String {
-    bytes.map_or_else(|| "?".to_owned(), |bytes| format!("{:+.2} MiB", bytes / MIB))
+    bytes.map_or_else(|| "?".to_owned(), grows)
 }
 
 fn left(found: &Judgement) -> String {

@@ -1,4 +1,5 @@
-//! The page: the table, what there is to say beside it, and a plot for each memory of each leg.
+//! The page: what was found, the table, what there is to say beside it, a plot for each memory of each leg, and sections for
+//! a cure, the largest prompts and call sites where those were asked for.
 
 use std::fmt::Write as _;
 
@@ -7,64 +8,109 @@ use warden_policies::growth::Verdict;
 use warden_policies::{ByteSize, Sample, Series};
 
 use super::plot::{Curve, svg};
-use super::table::{HEAD, MIB, notes, rows};
-use super::{LegReport, Report};
+use super::summary::{Outlook, headline};
+use super::table::{name, rows};
+use super::words::interval;
+use super::{CureReport, LegReport, Report};
 
 /// See [`Report::html`].
 pub(super) fn page(report: &Report) -> String {
     let findings: Vec<&Finding> = report.legs.iter().map(|leg| &leg.finding).collect();
-    let about = &report.about;
     let mut text = String::from("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
     text.push_str(
         "<meta name=\"viewport\" content=\"width=device-width\"><title>llama-warden diagnose</title>",
     );
     let _ = write!(text, "<style>{STYLE}</style></head><body><h1>llama-warden diagnose</h1>");
-    let verdict = match (report.leaks, report.interrupted) {
-        (true, _) => "A leak was found.",
-        (false, true) => "Interrupted; no leak was found until then.",
-        (false, false) => "No leak was found.",
-    };
-    let _ = write!(text, "<p class=\"verdict\">{verdict}</p><dl>");
-    let pairs = [
-        ("model", about.model.clone()),
-        ("began", about.began.clone()),
-        ("llama-server", about.server.clone()),
-        ("command", about.command_line()),
-        ("llama-warden", about.warden.clone()),
-        (
-            "GPUs",
-            report
-                .devices
-                .iter()
-                .map(|device| format!("{}: {}", device.gpu.0, device.name))
-                .collect::<Vec<_>>()
-                .join(", "),
-        ),
-    ];
-    for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
-        let _ = write!(text, "<dt>{name}</dt><dd>{}</dd>", escaped(value));
+    let _ = write!(text, "<p class=\"verdict\">{}</p>", Outlook::of(report).sentence());
+    list(&mut text, &headline(report));
+    facts(report, &mut text);
+    if !findings.is_empty() || !report.skipped.is_empty() {
+        text.push_str("<h2>What was measured</h2>");
+        table(&mut text, &rows(&findings, &report.skipped));
+        list(&mut text, &report.notes());
     }
-    text.push_str("</dl><table>");
-    for (index, row) in rows(&findings, &report.skipped).iter().enumerate() {
+    for leg in &report.legs {
+        plots(leg, &mut text);
+    }
+    if let Some(cure) = &report.cure {
+        with_and_without(cure, &mut text);
+    }
+    if let Some(headroom) = &report.headroom {
+        text.push_str("<h2>The largest prompts</h2>");
+        table(&mut text, &headroom.rows());
+        list(&mut text, &headroom.sentences());
+    }
+    if !report.attribution.is_empty() {
+        let lines = escaped(&report.attribution.join("\n"));
+        let _ = write!(text, "<h2>Which call sites</h2><pre>{lines}</pre>");
+    }
+    text.push_str("</body></html>\n");
+    text
+}
+
+fn facts(report: &Report, text: &mut String) {
+    let about = &report.about;
+    let own = [
+        ("model", &about.model),
+        ("began", &about.began),
+        ("llama-server", &about.server),
+        ("llama-warden", &about.warden),
+    ];
+    let own = own.into_iter().map(|(name, value)| (name.to_owned(), value.clone()));
+    let devices = report.devices.iter().map(|device| (format!("GPU {}", device.gpu.0), device.name.clone()));
+    let command = [("command".to_owned(), about.command_line())];
+    text.push_str("<dl>");
+    for (name, value) in own.chain(about.system.iter().cloned()).chain(devices).chain(command) {
+        if !value.is_empty() {
+            let _ = write!(text, "<dt>{}</dt><dd>{}</dd>", escaped(&name), escaped(&value));
+        }
+    }
+    text.push_str("</dl>");
+}
+
+fn with_and_without(cure: &CureReport, text: &mut String) {
+    text.push_str("<h2>With and without</h2>");
+    list(text, &cure.sentences());
+    let rows = cure.rows();
+    if rows.len() > 1 {
+        table(text, &rows);
+        list(text, &cure.explained());
+    }
+    let left_out = cure.left_out();
+    if !left_out.is_empty() {
+        let _ = write!(text, "<details><summary>Not tried: {}</summary>", left_out.len());
+        list(text, &left_out.iter().map(|one| format!("{}: {}", one.item, one.why)).collect::<Vec<_>>());
+        text.push_str("</details>");
+    }
+}
+
+/// The first row is the head.
+fn table(text: &mut String, rows: &[Vec<String>]) {
+    let columns = rows.first().map_or(0, Vec::len);
+    text.push_str("<table>");
+    for (index, row) in rows.iter().enumerate() {
         let cell = if index == 0 { "th" } else { "td" };
         text.push_str("<tr>");
         for (column, value) in row.iter().enumerate() {
             // The last cell of a short row says what would be in all the others.
-            let wide = if column + 1 == row.len() { HEAD.len() - column } else { 1 };
+            let wide = if column + 1 == row.len() { columns.saturating_sub(column).max(1) } else { 1 };
             let class = if Verdict::Leaking.as_str() == value { " class=\"leaking\"" } else { "" };
             let _ = write!(text, "<{cell}{class} colspan=\"{wide}\">{}</{cell}>", escaped(value));
         }
         text.push_str("</tr>");
     }
     text.push_str("</table>");
-    for note in notes(&findings) {
-        let _ = write!(text, "<p class=\"note\">{}</p>", escaped(&note));
+}
+
+fn list(text: &mut String, lines: &[String]) {
+    if lines.is_empty() {
+        return;
     }
-    for leg in &report.legs {
-        plots(leg, &mut text);
+    text.push_str("<ul>");
+    for line in lines {
+        let _ = write!(text, "<li>{}</li>", escaped(line));
     }
-    text.push_str("</body></html>\n");
-    text
+    text.push_str("</ul>");
 }
 
 fn plots(leg: &LegReport, text: &mut String) {
@@ -72,7 +118,7 @@ fn plots(leg: &LegReport, text: &mut String) {
     let _ = write!(
         text,
         "<h2>{}</h2><p>{}; {} requests, {} images, {} prompt tokens evaluated, {} tokens generated</p>",
-        finding.workload,
+        name(finding),
         finding.workload.what(),
         finding.requests,
         finding.work.images,
@@ -92,14 +138,7 @@ fn plots(leg: &LegReport, text: &mut String) {
         if without.iter().zip(&curves[0].points).any(|(a, b)| a.1 != b.1) {
             curves.push(Curve { class: "rest", name: "without what it keeps on purpose", points: without });
         }
-        let slope = found.per_request.map_or_else(String::new, |slope| {
-            format!(
-                ", {:+.3} MiB a request ({:.3} to {:.3})",
-                slope.value / MIB,
-                slope.low / MIB,
-                slope.high / MIB
-            )
-        });
+        let slope = found.per_request.map_or_else(String::new, |slope| format!(", {}", interval(&slope)));
         let _ = write!(
             text,
             "<figure><figcaption>{}: {}{slope}, from {} to {}</figcaption>{}</figure>",
@@ -137,7 +176,7 @@ const STYLE: &str = "\
 :root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\
 th,td{text-align:left;padding:.2rem .8rem .2rem 0;border-bottom:1px solid #8884;white-space:nowrap}th{font-size:.75rem}\
-.leaking{color:#d33;font-weight:600}.verdict{font-size:1.2rem}.note{margin:.3rem 0}\
+.leaking{color:#d33;font-weight:600}.verdict{font-size:1.2rem}ul{margin:.5rem 0;padding-left:1.2rem}pre{overflow-x:auto;font-size:.85rem}\
 dt{float:left;width:8rem;color:#888}dd{margin-left:8rem;overflow-wrap:anywhere}\
 figure{margin:1rem 0}svg{width:100%;max-width:48rem;height:auto}\
 svg text{font-size:11px;fill:currentColor}.y{text-anchor:end}.x{text-anchor:middle}\

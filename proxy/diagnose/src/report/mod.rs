@@ -6,18 +6,24 @@ mod cure;
 mod folder;
 mod headroom;
 mod html;
+mod markdown;
 mod plot;
 mod reproduce;
+mod summary;
 mod table;
+mod words;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::{Finding, Reading};
 use warden_supervisor::{Command, DeviceView};
 
 pub use self::cure::{Added, CureReport, NotTried, Switch};
+pub use self::folder::Folder;
 pub use self::headroom::{Foretold, HeadroomReport};
-pub use self::table::{notes, rows};
+pub use self::table::{notes, refusal, rows};
 use crate::experiment::{Outcome, Skipped};
+use crate::leg::Refused;
+use crate::shell::quoted;
 
 /// What the experiment was about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +42,35 @@ pub struct About {
     pub args: Vec<String>,
     /// Variables that are set for it, beyond our own environment.
     pub env: Vec<(String, String)>,
+    /// Variables of our own environment that it inherits, as far as they are about llama.cpp, a GPU or the C library.
+    #[serde(default)]
+    pub inherited: Vec<(String, String)>,
+    /// The machine and its software, a line each.
+    #[serde(default)]
+    pub system: Vec<(String, String)>,
 }
+
+/// How names of variables begin that decide what a llama-server does.
+const INHERITED: [&str; 16] = [
+    "LLAMA_",
+    "GGML_",
+    "CUDA_",
+    "NVIDIA_TF32_",
+    "HIP_",
+    "ROCR_",
+    "HSA_",
+    "VK_",
+    "SYCL_",
+    "ONEAPI_",
+    "MTMD_",
+    "MALLOC_",
+    "OMP_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+];
+/// Ours, which mean nothing to a plain llama-server.
+const OURS: &str = "LLAMA_WARDEN_";
 
 impl About {
     /// Fills in a command, without its secrets.
@@ -44,19 +78,29 @@ impl About {
     pub fn with_command(mut self, command: &Command) -> Self {
         self.binary = command.binary.display().to_string();
         self.args = without_secrets(&command.args);
-        self.env = command
-            .env
-            .iter()
-            .map(|(name, value)| {
-                (name.clone(), if is_secret(name) { HIDDEN.to_owned() } else { value.clone() })
-            })
-            .collect();
+        self.env = command.env.iter().map(|(name, value)| shown(name, value)).collect();
+        self
+    }
+
+    /// Fills in what the command inherits of these variables, without secrets.
+    #[must_use]
+    pub fn with_inherited(mut self, variables: &[(String, String)], command: &Command) -> Self {
+        let counts = |name: &str| {
+            let other = command.env_remove.iter().chain(command.env.iter().map(|(name, _)| name));
+            INHERITED.iter().any(|start| name.starts_with(start))
+                && !name.starts_with(OURS)
+                && !other.into_iter().any(|known| known == name)
+        };
+        let own = variables.iter().filter(|(name, _)| counts(name));
+        self.inherited = own.map(|(name, value)| shown(name, value)).collect();
+        self.inherited.sort();
         self
     }
 
     /// The command line as one would type it.
     pub fn command_line(&self) -> String {
-        let env = self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+        let env =
+            self.inherited.iter().chain(&self.env).map(|(name, value)| format!("{name}={}", quoted(value)));
         let words = std::iter::once(&self.binary).chain(&self.args).map(|word| quoted(word));
         env.chain(words).collect::<Vec<_>>().join(" ")
     }
@@ -64,6 +108,11 @@ impl About {
 
 /// What stands in the place of a secret.
 const HIDDEN: &str = "***";
+
+/// A variable without what it says, if that is a secret.
+fn shown(name: &str, value: &str) -> (String, String) {
+    (name.to_owned(), if is_secret(name) { HIDDEN.to_owned() } else { value.to_owned() })
+}
 
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
@@ -82,16 +131,6 @@ fn without_secrets(args: &[String]) -> Vec<String> {
     args.iter().map(word).collect()
 }
 
-/// As a shell takes it.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
 /// One leg.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LegReport {
@@ -104,6 +143,9 @@ pub struct LegReport {
     pub may_keep: Vec<String>,
     /// Why VRAM is not known, if it should be.
     pub vram_unknown: Option<String>,
+    /// Requests that the server refused, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<Refused>,
     /// All readings.
     pub readings: Vec<Reading>,
 }
@@ -129,6 +171,15 @@ pub struct Report {
     /// What the largest prompts take, if that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headroom: Option<HeadroomReport>,
+    /// What the call sites did, leg by leg, if that was asked: for programs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trace: Vec<serde_json::Value>,
+    /// Why legs are missing there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untraced: Option<String>,
+    /// The same in words, a line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attribution: Vec<String>,
 }
 
 impl Report {
@@ -139,6 +190,7 @@ impl Report {
             ready_after_seconds: leg.ready_after.as_secs_f64(),
             may_keep: leg.allowance.clone(),
             vram_unknown: leg.vram_unknown.clone(),
+            refused: leg.refused.clone(),
             readings: leg.readings.clone(),
         };
         Self {
@@ -150,7 +202,19 @@ impl Report {
             devices: outcome.legs.last().map(|leg| leg.devices.clone()).unwrap_or_default(),
             cure: None,
             headroom: None,
+            trace: Vec::new(),
+            untraced: None,
+            attribution: Vec::new(),
         }
+    }
+
+    /// What there is to say beside the table, a line each.
+    pub fn notes(&self) -> Vec<String> {
+        let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
+        let refused = self.legs.iter().filter_map(|leg| Some(refusal(&leg.finding, leg.refused.as_ref()?)));
+        let unknown = self.legs.iter().find_map(|leg| leg.vram_unknown.as_ref());
+        let unknown = unknown.map(|why| format!("VRAM is not known: {why}"));
+        notes(&findings).into_iter().chain(refused).chain(unknown).collect()
     }
 
     /// One page that needs nothing else: no script, no font, no network.

@@ -1,17 +1,33 @@
 //! A script that shows the growth without us: POSIX sh, curl, a plain llama-server, and Linux's /proc; nvidia-smi where
 //! there is one. With the requests beside it.
 
+use std::path::Path;
+
 use serde_json::Value;
 use warden_policies::experiment::{Finding, Workload};
 
-use super::{About, HIDDEN, quoted};
-use crate::workload::{Facts, Script};
-use warden_policies::defaults::Diagnose;
+use super::folder::Folder;
+use super::table::name;
+use super::{About, HIDDEN};
+use crate::client::Answer;
+use crate::redact::Redactor;
+use crate::replay::Recording;
+use crate::shell::quoted;
+use crate::workload::{Facts, Script, Words};
 
-/// Requests that the script sends in turn, at most.
-const MOST: usize = 16;
+/// Steps that the script has in turn, at most.
+const STEPS: usize = 16;
+/// Of a recording: requests and bytes at most. Somebody is to send it on.
+const REPLAYED: usize = 256;
+const REPLAYED_BYTES: usize = 16 << 20;
 /// In a request: the number of the request, so that no text is the same as one before.
 const NUMBER: &str = "@N@";
+/// In a conversation: how often all requests were sent before. Within one round it begins alike.
+const ROUND: &str = "@ROUND@";
+/// Flags with files that whoever runs the script has elsewhere, and the variables that name theirs.
+const FILES: [(&str, &[&str]); 2] = [("MODEL", &["-m", "--model"]), ("MMPROJ", &["-mm", "--mmproj"])];
+/// Flags with secrets, or files of secrets, without which the server asks for none.
+const SECRETS: [&str; 2] = ["--api-key", "--api-key-file"];
 
 /// A request of the script.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,42 +38,86 @@ pub(crate) struct Request {
     pub(crate) body: String,
 }
 
-/// The requests of a workload, as far as they do not depend on answers.
-pub(crate) fn requests(
-    workload: Workload,
-    numbers: &Diagnose,
-    slots: u32,
-    n_ctx: Option<u64>,
-) -> Vec<Request> {
-    let facts = Facts { slots, n_ctx, tokens_per_word: 0.0 };
-    let Ok(mut script) = Script::new(workload, numbers, facts, None) else { return Vec::new() };
-    let mut all: Vec<Request> = Vec::new();
-    // The first is a warm-up.
-    drop(script.next());
-    for _ in 0..MOST {
-        for ask in script.next() {
+/// The requests of a script.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requests {
+    pub(crate) bodies: Vec<Request>,
+    /// How many are sent at a time.
+    together: usize,
+    /// What there is to say about them.
+    note: Option<String>,
+}
+
+/// Where and how the server was run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting<'a> {
+    /// Variables that it must not inherit.
+    pub(crate) removed: &'a [String],
+    /// Where names of files begin.
+    pub(crate) directory: &'a Path,
+}
+
+/// The requests of a workload, with made-up answers where they depend on answers.
+pub(crate) fn requests(workload: Workload, folder: &Folder<'_>) -> Requests {
+    if workload == Workload::Replay {
+        return folder.replay.map(replayed).unwrap_or_default();
+    }
+    let Folder { numbers, slots, n_ctx, tokens_per_word, .. } = *folder;
+    let Ok(mut script) = Script::new(workload, numbers, Facts { slots, n_ctx, tokens_per_word }, None) else {
+        return Requests::default();
+    };
+    let mut all = Requests::default();
+    for step in 0..=STEPS {
+        let asks = script.next();
+        // A conversation goes on from what was answered: words of our own do, as many as are asked for.
+        let text =
+            Words::new(tokens_per_word).text(u64::MAX - u64::try_from(step).unwrap_or(0), numbers.answer);
+        script.answered(&vec![Some(Answer { text, ..Answer::default() }); asks.len()]);
+        all.together = all.together.max(asks.len());
+        // The first is a warm-up; a conversation has to begin with its beginning.
+        if step == 0 && workload != Workload::Conversation {
+            continue;
+        }
+        for ask in asks {
             let Some(mut body) = ask.body else { continue };
-            number(&mut body);
+            number(&mut body, workload == Workload::Conversation);
             let request = Request { path: ask.path, body: body.to_string() };
-            if !all.contains(&request) {
-                all.push(request);
+            if !all.bodies.contains(&request) {
+                all.bodies.push(request);
             }
         }
     }
-    all.truncate(MOST);
+    all.bodies.truncate(STEPS * all.together.max(1));
     all
 }
 
-/// Puts the number of the request before the last text in it.
-fn number(body: &mut Value) {
+/// The beginning of a recording, without what it says, whoever wrote it.
+fn replayed(recording: &Recording) -> Requests {
+    let redactor = Redactor::new();
+    let mut left = REPLAYED_BYTES;
+    let mut all = Requests { together: 1, ..Requests::default() };
+    for ask in recording.asks().iter().take(REPLAYED) {
+        let body = ask.body.as_ref().and_then(|body| redactor.body(body)).map(|body| body.to_string());
+        let Some(body) = body else { continue };
+        let Some(rest) = left.checked_sub(body.len()) else { break };
+        left = rest;
+        all.bodies.push(Request { path: ask.path.clone(), body });
+    }
+    if all.bodies.len() < recording.len() {
+        all.note = Some(format!("{} of {} requests of a recording.", all.bodies.len(), recording.len()));
+    }
+    all
+}
+
+/// Puts the number of the request before the last text in it; before the first of a conversation, that of the round.
+fn number(body: &mut Value, is_conversation: bool) {
     if let Some(Value::String(text)) = body.get_mut("prompt") {
         text.insert_str(0, &format!("{NUMBER} "));
         return;
     }
-    let Some(message) = body.get_mut("messages").and_then(Value::as_array_mut).and_then(|all| all.last_mut())
-    else {
-        return;
-    };
+    let messages = body.get_mut("messages").and_then(Value::as_array_mut);
+    let message = messages.and_then(|all| if is_conversation { all.first_mut() } else { all.last_mut() });
+    let Some(message) = message else { return };
     let text = match message.get_mut("content") {
         Some(Value::String(text)) => Some(text),
         Some(Value::Array(parts)) => parts.iter_mut().find_map(|part| match part.get_mut("text") {
@@ -67,56 +127,85 @@ fn number(body: &mut Value) {
         _ => None,
     };
     if let Some(text) = text {
-        text.insert_str(0, &format!("{NUMBER} "));
+        text.insert_str(0, &format!("{} ", if is_conversation { ROUND } else { NUMBER }));
     }
 }
 
-/// Flags and values without secrets: what is hidden cannot be given.
-fn arguments(about: &About) -> String {
+/// Flags and values without secrets: what is hidden cannot be given. Files have whole names, or variables.
+fn arguments(about: &About, directory: &Path) -> String {
     let mut words: Vec<String> = Vec::new();
+    let mut before = "";
     for word in &about.args {
-        if word == HIDDEN {
+        if word == HIDDEN || SECRETS.contains(&before) {
             words.pop();
+        } else if let Some((variable, _)) = FILES.iter().find(|(_, flags)| flags.contains(&before)) {
+            words.push(format!("\"${}\"", variable.to_lowercase()));
         } else {
-            words.push(quoted(word));
+            words.push(quoted(&whole(word, before, directory)));
         }
+        before = word;
     }
     words.join(" ")
 }
 
-/// The script. `finding`: what it is to show; `removed`: variables that the server must not inherit.
-pub(crate) fn script(about: &About, finding: &Finding, requests: &[Request], removed: &[String]) -> String {
-    let shown: Vec<String> = finding
-        .series
-        .iter()
-        .filter_map(|found| {
-            let rate = found.per_request?.value / 1024.0;
-            Some(format!("#   {}: {}, {rate:+.0} KiB a request", found.series, found.verdict.as_str()))
-        })
-        .collect();
-    let exports: Vec<String> = about
-        .env
-        .iter()
-        .filter(|(name, value)| value != HIDDEN && is_name(name))
-        .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
-        .collect();
-    let unset: Vec<String> =
-        removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n")).collect();
-    let paths: Vec<String> = requests
-        .iter()
-        .enumerate()
-        .map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)))
-        .collect();
+/// The name of a file from the root on.
+fn whole(word: &str, before: &str, directory: &Path) -> String {
+    let path = directory.join(word);
+    let is_file = before.starts_with('-') && !word.starts_with('-') && path.is_file();
+    if is_file { path.to_string_lossy().into_owned() } else { word.to_owned() }
+}
+
+/// Variables for the files that are elsewhere on another machine.
+fn files(about: &About, directory: &Path) -> String {
+    let line = |(variable, flags): &(&str, &[&str])| {
+        let at = about.args.iter().rposition(|word| flags.contains(&word.as_str()))?;
+        let file = directory.join(about.args.get(at + 1)?);
+        let (name, file) = (variable.to_lowercase(), quoted(&file.to_string_lossy()));
+        Some(format!("{name}={file}\n[ -z \"${{{variable}:-}}\" ] || {name}=${variable}\n"))
+    };
+    FILES.iter().filter_map(line).collect()
+}
+
+/// Variables that the server was given or inherited, as far as they are no secrets.
+fn exports(about: &About) -> String {
+    let all = || about.inherited.iter().chain(&about.env).filter(|(name, _)| is_name(name));
+    let (hidden, told): (Vec<_>, Vec<_>) = all().partition(|(_, value)| value == HIDDEN);
+    let mut lines: Vec<String> =
+        told.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value))).collect();
+    lines.extend(hidden.iter().map(|(name, _)| format!("# {name} was set, too: it looks like a secret.\n")));
+    lines.concat()
+}
+
+/// The script. `finding`: what it is to show.
+pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, setting: &Setting<'_>) -> String {
+    let shown = finding.series.iter().filter_map(|found| {
+        let rate = found.per_request?.value / 1024.0;
+        Some(format!("#   {}: {}, {rate:+.0} KiB a request\n", found.series, found.verdict.as_str()))
+    });
+    let note = requests.note.iter().map(|note| format!("# It sends {note}\n"));
+    let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
+    let paths = requests.bodies.iter().enumerate();
+    let paths = paths.map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)));
+    let mut args = arguments(about, setting.directory);
+    if finding.control {
+        // The last one counts.
+        args.push_str(" --cache-ram 0");
+    }
+    let binary = Path::new(&about.binary);
+    let has_folder = binary.components().count() > 1;
+    let binary = if has_folder { setting.directory.join(binary) } else { binary.to_owned() };
     TEMPLATE
-        .replace("@WORKLOAD@", finding.workload.as_str())
-        .replace("@SHOWN@", &shown.join("\n"))
+        .replace("@WORKLOAD@", &name(finding))
+        .replace("@SHOWN@", &shown.chain(note).collect::<String>())
         .replace("@REQUESTS@", &finding.requests.max(1).to_string())
-        .replace("@BINARY@", &quoted(&about.binary))
-        .replace("@EXPORTS@", &exports.concat())
-        .replace("@UNSET@", &unset.concat())
-        .replace("@ARGS@", &arguments(about))
-        .replace("@BODIES@", &requests.len().to_string())
-        .replace("@PATHS@", &paths.concat())
+        .replace("@TOGETHER@", &requests.together.max(1).to_string())
+        .replace("@BINARY@", &quoted(&binary.to_string_lossy()))
+        .replace("@FILES@", &files(about, setting.directory))
+        .replace("@EXPORTS@", &exports(about))
+        .replace("@UNSET@", &unset.collect::<String>())
+        .replace("@ARGS@", &args)
+        .replace("@BODIES@", &requests.bodies.len().to_string())
+        .replace("@PATHS@", &paths.collect::<String>())
 }
 
 fn is_name(name: &str) -> bool {
@@ -124,110 +213,28 @@ fn is_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(word)
 }
 
-const TEMPLATE: &str = r#"#!/bin/sh
-# Shows how the memory of llama-server grows under the workload @WORKLOAD@, with nothing but llama-server, curl and a shell.
-# Seen with llama-warden diagnose:
-@SHOWN@
-#
-#   sh reproduce.sh [REQUESTS]
-#
-# LLAMA_SERVER is the binary to use, PORT the port (18080).
-set -eu
-server=${LLAMA_SERVER:-@BINARY@}
-port=${PORT:-18080}
-requests=${1:-@REQUESTS@}
-here=$(cd "$(dirname "$0")" && pwd)
-log=$(mktemp)
-
-@EXPORTS@@UNSET@"$server" @ARGS@ --host 127.0.0.1 --port "$port" >"$log" 2>&1 &
-pid=$!
-trap 'kill "$pid" 2>/dev/null || :; rm -f "$log"' EXIT
-trap 'exit 130' INT TERM
-
-ended() {
-    echo "llama-server has ended; its last lines:" >&2
-    tail -n 5 "$log" >&2
-    exit 1
-}
-
-waited=0
-until curl -sf -o /dev/null "http://127.0.0.1:$port/health"; do
-    kill -0 "$pid" 2>/dev/null || ended
-    waited=$((waited + 1))
-    [ "$waited" -lt 900 ] || { echo "llama-server is not ready after $waited s" >&2; exit 1; }
-    sleep 1
-done
-
-# Anonymous memory of the process in KiB, swapped out or not.
-host() {
-    sum=0
-    while read -r key value _; do
-        case $key in RssAnon: | VmSwap:) sum=$((sum + value)) ;; esac
-    done <"/proc/$pid/status"
-    echo "$sum"
-}
-
-# VRAM of the process in MiB, if nvidia-smi tells it.
-vram() {
-    command -v nvidia-smi >/dev/null 2>&1 || { echo "?"; return; }
-    nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits 2>/dev/null | {
-        found="?"
-        while IFS=' ,' read -r one mib; do [ "$one" = "$pid" ] && found=$mib; done
-        echo "$found"
-    }
-}
-
-body() {
-    case $(($1 % @BODIES@)) in
-@PATHS@    esac
-    sed "s/@N@/$1/g" "$here/requests/$(($1 % @BODIES@)).json" |
-        curl -sf -o /dev/null -H 'Content-Type: application/json' --data-binary @- "http://127.0.0.1:$port$path"
-}
-
-# The start of a process grows: the figure that counts is that of the last two thirds.
-third=$((requests / 3))
-first_host=0 first_vram="?"
-echo "requests  host KiB  VRAM MiB"
-n=0
-while [ "$n" -lt "$requests" ]; do
-    body "$n" || { kill -0 "$pid" 2>/dev/null || ended; echo "request $n failed" >&2; }
-    n=$((n + 1))
-    if [ "$n" -eq $((third + 1)) ]; then
-        first_host=$(host) first_vram=$(vram)
-    fi
-    if [ $((n % 10)) -eq 0 ] || [ "$n" -eq "$requests" ]; then
-        echo "$n  $(host)  $(vram)"
-    fi
-done
-rest=$((requests - third - 1))
-[ "$rest" -gt 0 ] || exit 0
-last_host=$(host) last_vram=$(vram)
-echo "host: $(((last_host - first_host) / rest)) KiB a request over the last $rest"
-case $first_vram$last_vram in
-*\?*) ;;
-*) echo "VRAM: $(((last_vram - first_vram) * 1024 / rest)) KiB a request over the last $rest" ;;
-esac
-"#;
+const TEMPLATE: &str = include_str!("reproduce.sh");
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warden_supervisor::Command;
 
     #[test]
     fn every_text_gets_the_number_of_its_request() {
         let mut chat = serde_json::json!({"messages": [{"role": "user", "content": "hi"}]});
-        number(&mut chat);
+        number(&mut chat, false);
         assert_eq!(chat["messages"][0]["content"], "@N@ hi");
         let image = serde_json::json!({"type": "image_url", "image_url": {"url": "data:,"}});
         let mut parts =
             serde_json::json!({"messages": [{"content": [image, {"type": "text", "text": "what"}]}]});
-        number(&mut parts);
+        number(&mut parts, false);
         assert_eq!(parts["messages"][0]["content"][1]["text"], "@N@ what");
         let mut prompt = serde_json::json!({"prompt": "x"});
-        number(&mut prompt);
+        number(&mut prompt, false);
         assert_eq!(prompt["prompt"], "@N@ x");
         let mut input = serde_json::json!({"input": "x"});
-        number(&mut input);
+        number(&mut input, false);
         assert_eq!(input, serde_json::json!({"input": "x"}));
     }
 
@@ -237,7 +244,71 @@ mod tests {
             args: ["-m", "/a b/m.gguf", "--api-key", HIDDEN, "-c", "4096"].map(str::to_owned).to_vec(),
             ..About::default()
         };
-        assert_eq!(arguments(&about), "-m '/a b/m.gguf' -c 4096");
+        let here = Path::new("/here");
+        assert_eq!(arguments(&about, here), "-m \"$model\" -c 4096");
+        let files = files(&about, here);
+        assert!(files.starts_with("model='/a b/m.gguf'\n") && files.contains("model=$MODEL"), "{files}");
         assert!(is_name("GGML_X1") && !is_name("1X") && !is_name("A B") && !is_name(""));
+    }
+
+    #[test]
+    fn what_was_inherited_is_given_and_secrets_are_only_named() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let own = Command {
+            binary: "x".into(),
+            args: Vec::new(),
+            env: vec![pair("MALLOC_ARENA_MAX", "2"), pair("HF_TOKEN", "hush")],
+            env_remove: vec!["CUDA_GONE".to_owned()],
+            directory: None,
+        };
+        let all = [
+            pair("LLAMA_ARG_N_PARALLEL", "3"),
+            pair("GGML_CUDA_FORCE", "a b"),
+            pair("LLAMA_API_KEY", "hush"),
+            pair("CUDA_GONE", "1"),
+            pair("MALLOC_ARENA_MAX", "9"),
+            pair("LLAMA_WARDEN_X", "1"),
+            pair("HOME", "/root"),
+        ];
+        let about = About::default().with_command(&own).with_inherited(&all, &own);
+        assert_eq!(
+            exports(&about),
+            "export GGML_CUDA_FORCE='a b'\nexport LLAMA_ARG_N_PARALLEL=3\nexport MALLOC_ARENA_MAX=2\n# LLAMA_API_KEY was \
+             set, too: it looks like a secret.\n# HF_TOKEN was set, too: it looks like a secret.\n"
+        );
+        assert!(about.command_line().starts_with("GGML_CUDA_FORCE='a b' "), "{}", about.command_line());
+    }
+
+    #[test]
+    fn a_conversation_takes_turns_and_is_sent_on_all_slots_at_once() {
+        let numbers = &warden_policies::defaults().diagnose;
+        let folder = Folder {
+            numbers,
+            removed: &[],
+            directory: Path::new("/"),
+            slots: 3,
+            n_ctx: None,
+            tokens_per_word: 0.0,
+            replay: None,
+        };
+        let all = requests(Workload::Conversation, &folder);
+        assert_eq!(all.together, 3);
+        assert!(all.bodies.len() > 6 && all.bodies.len().is_multiple_of(3), "{}", all.bodies.len());
+        for request in &all.bodies {
+            let body: Value = serde_json::from_str(&request.body).unwrap();
+            let roles: Vec<_> =
+                body["messages"].as_array().unwrap().iter().map(|one| one["role"].clone()).collect();
+            let turns = ["user", "assistant"].iter().cycle().take(roles.len());
+            assert!(roles.iter().eq(turns) && roles.len() % 2 == 1, "{roles:?}");
+        }
+    }
+
+    #[test]
+    fn a_recording_is_sent_on_without_what_it_says() {
+        let line = r#"{"path": "/completion", "body": {"prompt": "a secret", "n_predict": 2}}"#;
+        let lines = format!("{line}\n{{\"method\": \"GET\", \"path\": \"/props\"}}\n");
+        let all = replayed(&Recording::parse(&lines).unwrap());
+        assert!(!all.bodies[0].body.contains("secret") && all.bodies[0].path == "/completion", "{all:?}");
+        assert_eq!(all.note.as_deref(), Some("1 of 2 requests of a recording."));
     }
 }

@@ -3,7 +3,9 @@
 use warden_policies::experiment::{Ended, Finding, SeriesFinding, Settles};
 use warden_policies::growth::{Blame, Interval, Verdict};
 
+use super::words::{MIB, grows};
 use crate::experiment::Skipped;
+use crate::leg::Refused;
 
 /// The head of the table.
 pub(super) const HEAD: [&str; 9] = [
@@ -46,23 +48,22 @@ pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
     rows
 }
 
-fn name(leg: &Finding) -> String {
+/// The workload, and whether it was without the prompt cache.
+pub(super) fn name(leg: &Finding) -> String {
     if leg.control { format!("{} (no cache)", leg.workload) } else { leg.workload.to_string() }
 }
 
-/// `+4.42 MiB`, always in MiB, so that figures compare; what is within its own uncertainty of nothing is `0`.
+/// `+4.42 MiB`; what is within its own uncertainty of nothing is `0`.
 fn per_request(slope: &Interval) -> String {
     if is_none(slope) {
         return "0".to_owned();
     }
-    format!("{:+.2} MiB", slope.value / MIB)
+    grows(slope.value)
 }
 
 fn is_none(slope: &Interval) -> bool {
     slope.low <= 0.0 && slope.high >= 0.0
 }
-
-pub(super) const MIB: f64 = 1_048_576.0;
 
 /// Growth for a token, where there is any for a request and it has not stopped.
 fn token(found: &SeriesFinding, bytes: Option<f64>) -> String {
@@ -122,6 +123,15 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
         }
     }
     lines
+}
+
+/// That requests of a leg were refused.
+pub fn refusal(leg: &Finding, refused: &Refused) -> String {
+    let Refused { requests, why } = refused;
+    format!(
+        "{}: the server refused {requests} of its requests, and they are not counted; the last: {why}",
+        name(leg)
+    )
 }
 
 fn note(found: &SeriesFinding) -> Option<String> {

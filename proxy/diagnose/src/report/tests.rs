@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use warden_policies::experiment::bisect;
 use warden_policies::experiment::{Ended, Judge, Next, Speed, Workload};
 use warden_policies::growth::{Blame, Unit};
 use warden_policies::sample::{Edge, HostMemory, Sample, Work};
@@ -42,6 +43,8 @@ fn leg(workload: Workload, leak: u64) -> LegResult {
         lines: Vec::new(),
         last_words: Vec::new(),
         no_embeddings: None,
+        refused: None,
+        tokens_per_word: 0.0,
     }
 }
 
@@ -116,4 +119,135 @@ fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
     let notes = notes(&[&slow.finding]);
     assert!(notes[0].contains("--requests"), "{notes:?}");
     assert_eq!(slow.finding.of(Series::Host).unwrap().verdict, warden_policies::growth::Verdict::Steady);
+}
+
+/// A leg of so few readings.
+fn short(workload: Workload) -> LegResult {
+    let mut all = leg(workload, 0);
+    all.readings.truncate(3);
+    let mut judge = Judge::new(workload, 3, &defaults().growth, &defaults().diagnose);
+    for reading in &all.readings {
+        judge.observe(reading.sample.clone(), 0);
+    }
+    all.finding = judge.finding(Speed::default(), Ended::Complete);
+    all
+}
+
+#[test]
+fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
+    let of = |legs: Vec<LegResult>, skipped: Vec<Skipped>| {
+        Report::new(About::default(), &Outcome { legs, skipped, interrupted: false, failed: false })
+    };
+    let skipped = vec![Skipped { workload: Workload::Audio, why: "no ears".to_owned() }];
+    for (report, told) in [
+        (of(Vec::new(), skipped), "nothing was run, so nothing is known"),
+        (
+            of(vec![short(Workload::ShortText)], Vec::new()),
+            "too few readings to tell whether anything leaks under short-text",
+        ),
+        (
+            of(vec![leg(Workload::LongText, 0), short(Workload::ShortText)], Vec::new()),
+            "nothing leaks under long-text; there were too few readings to tell under short-text",
+        ),
+        (of(vec![leg(Workload::LongText, 0)], Vec::new()), "nothing leaks under the workloads below"),
+    ] {
+        for text in [report.markdown(None), report.html()] {
+            assert!(text.contains(told), "{told}: {text}");
+            assert_eq!(
+                text.contains("No leak was found."),
+                text.starts_with('<') && told.starts_with("nothing leaks")
+            );
+        }
+    }
+}
+
+fn cure(outcome: bisect::Outcome, cure: &[usize]) -> CureReport {
+    let switch = |item: &str| Switch {
+        item: item.to_owned(),
+        title: format!("title of {item}"),
+        does: "A=1".to_owned(),
+        against: None,
+    };
+    let trial = bisect::TrialReport {
+        switches: vec![0],
+        legs: 2,
+        tracks: Vec::new(),
+        cost: bisect::Cost::default(),
+        crashed: Some("it died".to_owned()),
+    };
+    CureReport {
+        switches: vec![switch("first"), switch("second")],
+        not_tried: vec![NotTried { item: "third".to_owned(), why: "it needs <another> build".to_owned() }],
+        added: Added::default(),
+        conclusion: bisect::Conclusion {
+            outcome,
+            leaking: Vec::new(),
+            cure: cure.to_vec(),
+            stopped: Vec::new(),
+            by_track: Vec::new(),
+            trials: vec![trial],
+            legs: 4,
+        },
+        mitigations: Vec::new(),
+    }
+}
+
+#[test]
+fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
+    let cured = cure(bisect::Outcome::Cured, &[0]);
+    let why = |report: &CureReport| {
+        report.left_out().iter().map(|one| format!("{}: {}", one.item, one.why)).collect::<Vec<_>>()
+    };
+    let third = "third: it needs <another> build";
+    assert_eq!(why(&cured), ["second: it was not needed: `first` alone stops everything", third]);
+    assert_eq!(
+        why(&cure(bisect::Outcome::Interrupted, &[])),
+        ["second: it was interrupted before its turn", third]
+    );
+    let report =
+        Report { cure: Some(cured), attribution: vec!["host grows, called in <f>".to_owned()], ..report() };
+    let (text, page) = (report.markdown(None), report.html());
+    for part in [
+        "## With and without",
+        "### Not tried",
+        "`second`: it was not needed",
+        third.split_once(": ").unwrap().1,
+        "called in <f>",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for part in [
+        "<h2>With and without</h2>",
+        "it needs &lt;another&gt; build",
+        "<h2>Which call sites</h2>",
+        "called in &lt;f&gt;",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+}
+
+#[test]
+fn a_leg_without_the_cache_says_so_everywhere_and_so_does_the_script() {
+    let mut report = report();
+    report.legs[1].finding.control = true;
+    let folder = tempfile::tempdir().unwrap();
+    let numbers = &defaults().diagnose;
+    let how = Folder {
+        numbers,
+        removed: &[],
+        directory: std::path::Path::new("/"),
+        slots: 1,
+        n_ctx: None,
+        tokens_per_word: 0.0,
+        replay: None,
+    };
+    report.write_folder(folder.path(), &how).unwrap();
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(read("report.md").contains("host under same-image (no cache): +4.00 MiB a request"));
+    assert!(read("report.html").contains("<h2>same-image (no cache)</h2>"));
+    let script = read("reproduce.sh");
+    assert!(
+        script.contains("workload same-image (no cache)") && script.contains(" --cache-ram 0 --host"),
+        "{script}"
+    );
 }

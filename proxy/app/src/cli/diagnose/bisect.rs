@@ -167,10 +167,11 @@ pub(super) fn tell(report: &CureReport, name: Option<&str>) -> Result<(), Failur
         out::line("")?;
         out::write(&out::table(&rows))?;
     }
-    if !report.not_tried.is_empty() {
+    let left_out = report.left_out();
+    if !left_out.is_empty() {
         out::line("")?;
         out::line("not tried:")?;
-        for one in &report.not_tried {
+        for one in &left_out {
             out::line(&format!("{}: {}", one.item, one.why))?;
         }
     }

@@ -3,31 +3,49 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use warden_diagnose::{Outcome, Report};
+use warden_diagnose::report::Folder;
+use warden_diagnose::{Outcome, Recording, Report};
 
 use super::target::Target;
 use crate::exit::Failure;
 
-/// Writes it.
-pub(super) async fn write(
-    folder: &Path,
+/// Writes it. `here`: where the command was run.
+pub(super) fn write(
+    path: &Path,
     report: &Report,
     outcome: &Outcome,
     target: &Target,
+    here: &Path,
+    replay: Option<&Recording>,
 ) -> Result<(), Failure> {
     let command = &target.spec.command;
-    let mut system = vec![("llama-server says".to_owned(), version(&command.binary).await)];
-    system.extend(machine());
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
-    let numbers = &target.resolved.diagnose;
-    report
-        .write_folder(folder, numbers, &system, &command.env_remove, props.slots.unwrap_or(1), props.n_ctx)
-        .map_err(|error| {
-            Failure::hinted(
-                format!("--report {}: {error}", folder.display()),
-                "choose a folder that can be written",
-            )
-        })
+    let folder = Folder {
+        numbers: &target.resolved.diagnose,
+        removed: &command.env_remove,
+        directory: command.directory.as_deref().unwrap_or(here),
+        slots: props.slots.unwrap_or(1),
+        n_ctx: props.n_ctx,
+        tokens_per_word: outcome.legs.first().map_or(0.0, |leg| leg.tokens_per_word),
+        replay,
+    };
+    report.write_folder(path, &folder).map_err(|error| {
+        Failure::hinted(
+            format!("--report {}: {error}", path.display()),
+            "choose a folder that can be written",
+        )
+    })
+}
+
+/// The machine and its software, a line each.
+pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, String)> {
+    let mut all = vec![("llama-server says".to_owned(), version(&target.spec.command.binary).await)];
+    let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
+    let known = [("slots", props.slots.map(u64::from)), ("context of a slot", props.n_ctx)];
+    all.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_string()))));
+    all.extend(machine());
+    all.retain(|(_, value)| !value.is_empty());
+    all
 }
 
 /// What it says to `--version`, in one line.
@@ -38,8 +56,8 @@ async fn version(binary: &Path) -> String {
     let Ok(Ok(output)) = tokio::time::timeout(limit, command.output()).await else { return String::new() };
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text);
-    let line = text.lines().map(str::trim).find(|line| line.starts_with("version:"));
-    line.unwrap_or_default().to_owned()
+    let tells = |line: &&str| line.starts_with("version:") || line.starts_with("built with");
+    text.lines().map(str::trim).filter(tells).collect::<Vec<_>>().join(", ")
 }
 
 /// Kernel, driver and processor, as far as they tell.

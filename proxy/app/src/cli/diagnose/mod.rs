@@ -151,7 +151,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     }
     out::error_line(&target.program());
     // Of the server as it is configured, not of what is put around it.
-    let about = target.about(crate::clock::now_text());
+    let about = target.about(crate::clock::now_text(), &machine);
     let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.diagnose.clone());
     if let Some(tracing) = &mut tracing {
         tracing.apply(&mut spec.command)?;
@@ -164,7 +164,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let starter = Starter::new(nursery, &target.runtime_dir, target.timing, target.watch)?;
     let steps = args.requests.unwrap_or(numbers.requests);
     let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
-    let experiment = Experiment { spec, workloads, steps, early: true, replay: recording };
+    let experiment = Experiment { spec, workloads, steps, early: true, replay: recording.clone() };
     let stop = CancellationToken::new();
     let mut display = Display::new(experiment.workloads.len());
     let mut show = |progress: warden_diagnose::Progress<'_>| {
@@ -188,20 +188,18 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     // Ours alone, unless the configuration says otherwise; not empty then.
     drop(std::fs::remove_dir(&target.runtime_dir));
     let (outcome, Further { cure, headroom, trouble }) = further?;
-    let report = Report { cure, headroom, ..Report::new(about, &outcome) };
+    let mut report = Report { cure, headroom, ..Report::new(about, &outcome) };
+    report.about.system = folder::system(&target, &outcome).await;
+    if let Some(tracing) = &tracing {
+        let legs = tracing.legs().iter().map(serde_json::to_value).collect::<Result<_, _>>();
+        report.trace = legs.map_err(|error| Failure::failed(format!("--trace: {error}")))?;
+        report.attribution = tracing.lines();
+        report.untraced = tracing.untraced();
+    }
     if args.json {
-        match &tracing {
-            Some(tracing) => {
-                let untraced = tracing.untraced();
-                out::json(&WithTrace { report: &report, trace: tracing.legs(), untraced })?;
-            }
-            None => out::json(&report)?,
-        }
+        out::json(&report)?;
     } else {
         tell(&args, &outcome, &report)?;
-        for line in tracing.iter().flat_map(Tracing::lines) {
-            out::line(&line)?;
-        }
     }
     // Beside a report for programs, too: it is in no other place.
     for line in wrap.iter().flat_map(|wrap| wrap.told(&outcome)) {
@@ -213,7 +211,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         written.map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
     }
     if let Some(path) = &args.report {
-        folder::write(path, &report, &outcome, &target).await?;
+        folder::write(path, &report, &outcome, &target, &machine.cwd, recording.as_deref())?;
     }
     if let Some(trouble) = trouble {
         return Err(trouble);
@@ -288,26 +286,13 @@ async fn interruptible<T>(
     }
 }
 
-/// A report with what the call sites did.
-#[derive(serde::Serialize)]
-struct WithTrace<'a> {
-    #[serde(flatten)]
-    report: &'a Report,
-    trace: &'a [trace::LegTrace],
-    /// Why legs are missing there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    untraced: Option<String>,
-}
-
 /// The table and what there is to say beside it.
 fn tell(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> Result<(), Failure> {
     let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     if !findings.is_empty() || !outcome.skipped.is_empty() {
         out::write(&out::table(&warden_diagnose::report::rows(&findings, &outcome.skipped)))?;
     }
-    let mut notes = warden_diagnose::report::notes(&findings);
-    let unknown = outcome.legs.iter().find_map(|leg| leg.vram_unknown.as_ref());
-    notes.extend(unknown.map(|why| format!("VRAM is not known: {why}")));
+    let notes = report.notes();
     if !notes.is_empty() {
         out::line("")?;
     }
@@ -319,6 +304,9 @@ fn tell(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> Result<(), F
     }
     if let Some(headroom) = &report.headroom {
         headroom::tell(headroom)?;
+    }
+    for line in &report.attribution {
+        out::line(line)?;
     }
     Ok(())
 }

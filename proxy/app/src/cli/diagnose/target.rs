@@ -86,7 +86,7 @@ impl Target {
     }
 
     /// For the report.
-    pub(crate) fn about(&self, began: String) -> About {
+    pub(crate) fn about(&self, began: String, machine: &Machine) -> About {
         let about = About {
             warden: env!("CARGO_PKG_VERSION").to_owned(),
             began,
@@ -94,7 +94,7 @@ impl Target {
             server: self.server.clone(),
             ..About::default()
         };
-        about.with_command(&self.spec.command)
+        about.with_command(&self.spec.command).with_inherited(&machine.text_vars(), &self.spec.command)
     }
 }
 

@@ -290,7 +290,7 @@ impl Tracing {
             leg.tell(&mut lines);
         }
         if lines.is_empty() && !self.legs.is_empty() {
-            lines.push("traced: nothing grows, so there is no call site to name".to_owned());
+            lines.push("traced: no growth was found, so there is no call site to name".to_owned());
         }
         lines.extend(self.untraced());
         lines

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use warden_diagnose::Outcome;
+use warden_diagnose::shell::{quoted, words};
 use warden_policies::defaults;
 use warden_policies::defaults::Diagnose;
 use warden_supervisor::{Command, Timing};
@@ -29,12 +30,16 @@ pub(super) struct Wrap {
 impl Wrap {
     /// Takes the tool's command line apart and looks whether it is installed.
     pub(super) fn prepare(line: &str) -> Result<Self, Failure> {
-        let mut words = words(line).map_err(|why| {
+        let usage = |why: &str| {
             Failure::usage(
                 format!("--wrap {line}: {why}"),
                 "write it as in a shell: --wrap 'valgrind --leak-check=full'",
             )
-        })?;
+        };
+        let mut words = words(line).ok_or_else(|| usage("a quote is not closed"))?;
+        if words.is_empty() {
+            return Err(usage("it names no program"));
+        }
         let program = installed(&words[0]).ok_or_else(|| {
             Failure::hinted(format!("--wrap: {} is not installed here", words[0]), hint(&words[0]))
         })?;
@@ -122,54 +127,17 @@ fn hint(name: &str) -> &'static str {
     }
 }
 
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-/// Words of a command line: blanks separate, quotes hold together, a backslash takes the next character as it is.
-fn words(line: &str) -> Result<Vec<String>, &'static str> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut letters = line.chars();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\'' | '"' => {
-                let held = word.get_or_insert_default();
-                loop {
-                    match letters.next() {
-                        None => return Err("a quote is not closed"),
-                        Some(end) if end == letter => break,
-                        Some('\\') if letter == '"' => held.extend(letters.next()),
-                        Some(other) => held.push(other),
-                    }
-                }
-            }
-            '\\' => word.get_or_insert_default().extend(letters.next()),
-            blank if blank.is_whitespace() => words.extend(word.take()),
-            other => word.get_or_insert_default().push(other),
-        }
-    }
-    words.extend(word);
-    if words.is_empty() { Err("it names no program") } else { Ok(words) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_command_line_is_taken_apart_as_a_shell_does() {
-        let all = |line: &str| words(line).unwrap();
-        assert_eq!(all("valgrind  --leak-check=full -v"), ["valgrind", "--leak-check=full", "-v"]);
-        assert_eq!(all(r#"a 'b c' "d \"e" f\ g ''"#), ["a", "b c", "d \"e", "f g", ""]);
-        assert!(words("a 'b").is_err() && words("  ").is_err());
-    }
-
-    #[test]
     fn a_tool_that_is_not_there_is_named_with_where_it_comes_from() {
         let missing = Wrap::prepare("no-such-tool --x").unwrap_err();
         assert!(missing.lines()[0].contains("no-such-tool is not installed"), "{:?}", missing.lines());
-        assert_eq!(Wrap::prepare("'open").unwrap_err().code(), 2);
+        for wrong in ["'open", "  "] {
+            assert_eq!(Wrap::prepare(wrong).unwrap_err().code(), 2, "{wrong}");
+        }
         assert_eq!(installed("/no/such"), None);
         assert!(installed("sh").is_some());
     }
@@ -186,7 +154,7 @@ mod tests {
         };
         wrap.apply(&mut command).unwrap();
         let script = std::fs::read_to_string(&command.binary).unwrap();
-        assert!(script.ends_with(" '-c' 'echo its' '/opt/llama server' \"$@\"\n"), "{script}");
+        assert!(script.ends_with(" -c 'echo its' '/opt/llama server' \"$@\"\n"), "{script}");
         assert_eq!(command.args.len(), 2);
     }
 }

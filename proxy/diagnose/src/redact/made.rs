@@ -1,0 +1,181 @@
+//! What stands in the place of texts, names, numbers and values: as long, and the same for the same.
+
+use std::hash::{BuildHasher as _, RandomState};
+
+use serde_json::{Map, Value, json};
+
+use crate::workload::Words;
+
+/// Characters that are made at a time: texts that begin alike still do, up to the last whole piece of this length.
+const PIECE: usize = 48;
+/// A name has at least so many characters: shorter ones could not be told apart.
+const NAME: usize = 6;
+/// What is longer is no identifier.
+const LONGEST_ID: usize = 256;
+/// The first token that stands for others: those before it are the beginning, the end and the unknown.
+const FIRST: u64 = 3;
+/// Letters for those that take two, three and four bytes, each about as many tokens as what it stands for.
+const WIDE: [&str; 3] =
+    ["аеиностврклмпуяд", "的一是不了人我在有他这中大来上国", "😀😃😄😁😆😅😂🙂🙃😉😊😇😍😘😗😙"];
+
+/// Makes up, by keys that are drawn once and kept nowhere: who knows one text cannot try others.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    keys: RandomState,
+}
+
+impl Made {
+    /// Another text of the same length, for a text of a request. What is JSON stays JSON: a template may look into it.
+    pub(super) fn text(&self, text: &str) -> String {
+        if text.trim_start().starts_with(['{', '[']) { self.json(text) } else { self.words(text) }
+    }
+
+    /// The same for what should be JSON; where it is none, neither is what stands for it.
+    pub(super) fn json(&self, text: &str) -> String {
+        let Ok(json) = serde_json::from_str::<Value>(text) else { return self.words(text) };
+        let json = self.value(&json);
+        let lines = text.contains('\n');
+        let written = if lines { serde_json::to_string_pretty(&json) } else { serde_json::to_string(&json) };
+        written.unwrap_or_else(|_| self.words(text))
+    }
+
+    /// Another text of the same length. Each piece hangs on all before it.
+    pub(super) fn words(&self, text: &str) -> String {
+        let letters: Vec<char> = text.chars().collect();
+        let mut made = String::with_capacity(text.len());
+        let mut before = 0;
+        for piece in letters.chunks(PIECE) {
+            before = self.keys.hash_one((before, piece));
+            self.piece(before, piece, &mut made);
+        }
+        made
+    }
+
+    fn piece(&self, seed: u64, piece: &[char], made: &mut String) {
+        let own = Words::new(1.0).text(seed, u64::try_from(piece.len() / 3 + 8).unwrap_or(8));
+        let mut own = own.chars();
+        for (at, letter) in piece.iter().enumerate() {
+            let wide = letter.len_utf8().checked_sub(2).and_then(|size| WIDE.get(size));
+            made.push(match wide {
+                Some(all) => pick(all, self.keys.hash_one((seed, at))),
+                None => own.next().unwrap_or(' '),
+            });
+        }
+    }
+
+    /// As many tokens, of the first thousand, which every vocabulary has. Each hangs on all before it, so that lists still
+    /// share their beginnings, and no token has a stand-in of its own that could be guessed by how often it comes.
+    pub(super) fn tokens(&self, items: &[Value]) -> Value {
+        let mut before = 0;
+        let next = |item: &Value| {
+            before = self.keys.hash_one((before, item.as_u64()));
+            json!(before % 1000 + FIRST)
+        };
+        items.iter().map(next).collect()
+    }
+
+    /// Another token for one that stands among texts.
+    pub(super) fn token(&self, item: &Value) -> Value {
+        json!(self.keys.hash_one(("token", item.as_u64())) % 1000 + FIRST)
+    }
+
+    /// Another name of about the same length, of letters, digits and `_`.
+    pub(super) fn name(&self, name: &str) -> String {
+        let seed = self.keys.hash_one(("name", name));
+        let length = name.chars().count().clamp(NAME, LONGEST_ID);
+        let words = Words::new(1.0).text(seed, u64::try_from(length / 3 + 2).unwrap_or(2)).replace(' ', "_");
+        let own: String = words.chars().take(length - 3).collect();
+        // What tells two names apart that begin with the same words.
+        own + &self.id("abc", seed)
+    }
+
+    /// Another identifier of the same length. `salt`: what else it is to hang on.
+    pub(super) fn id(&self, id: &str, salt: u64) -> String {
+        let letters = id.chars().take(LONGEST_ID).enumerate();
+        letters
+            .map(|(at, _)| pick("abcdefghijklmnopqrstuvwxyz0123456789", self.keys.hash_one((id, salt, at))))
+            .collect()
+    }
+
+    /// A value of the same shape: as many digits, letters and items.
+    pub(super) fn value(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.words(text)),
+            Value::Number(number) => self.number(&number.to_string()),
+            Value::Array(items) => items.iter().map(|item| self.value(item)).collect(),
+            Value::Object(fields) => {
+                let made = fields.iter().map(|(name, value)| (self.name(name), self.value(value)));
+                Value::Object(made.collect::<Map<_, _>>())
+            }
+            Value::Bool(_) | Value::Null => value.clone(),
+        }
+    }
+
+    /// Another number with the same number of digits.
+    pub(super) fn number(&self, number: &str) -> Value {
+        // The exponent stays, or it would be no number any more.
+        let (digits, exponent) = number.split_at(number.find(['e', 'E']).unwrap_or(number.len()));
+        let other = |(at, letter): (usize, char)| match letter {
+            '0'..='9' => pick("123456789", self.keys.hash_one((number, at))),
+            sign => sign,
+        };
+        let made: String = digits.chars().enumerate().map(other).collect();
+        serde_json::from_str(&(made + exponent)).unwrap_or_else(|_| json!(1))
+    }
+}
+
+/// One of these letters.
+fn pick(all: &str, seed: u64) -> char {
+    let count = u64::try_from(all.chars().count()).unwrap_or(1).max(1);
+    all.chars().nth(usize::try_from(seed % count).unwrap_or(0)).unwrap_or('a')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_begin_alike_still_do_and_are_as_long_in_letters_and_bytes() {
+        let made = Made::default();
+        let long = "a conversation that goes on and on, and is sent whole every time ".repeat(4);
+        let (one, other) = (made.text(&long), made.text(&format!("{long}one more turn")));
+        assert_eq!(one.len(), long.len());
+        assert_eq!(one[..PIECE * 4], other[..PIECE * 4]);
+        assert_ne!(one, long);
+        for text in ["Привет, мир", "你好世界", "a😀b", "", " \n\t"] {
+            let other = made.text(text);
+            assert_eq!((other.chars().count(), other.len()), (text.chars().count(), text.len()), "{other}");
+        }
+    }
+
+    #[test]
+    fn json_in_a_text_stays_json_with_the_same_names_everywhere() {
+        let made = Made::default();
+        let text = made.text(r#"{"city": "Paris", "days": [1, 22.5, -3], "sure": true, "city2": null}"#);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let city = value[made.name("city")].as_str().unwrap();
+        assert_eq!((city.len(), city), (5, made.words("Paris").as_str()));
+        let days = value[made.name("days")].as_array().unwrap();
+        assert!(days[0].as_u64().unwrap() < 10 && days[2].as_i64().unwrap() < 0, "{text}");
+        assert!((10.0..100.0).contains(&days[1].as_f64().unwrap()), "{text}");
+        for gone in ["city", "Paris", "days", "22"] {
+            assert!(!text.contains(gone), "{gone}: {text}");
+        }
+        assert!(made.text("{\"a\":\n 1}").contains('\n'), "what is written in lines is written in lines");
+        assert_eq!(made.text("{broken").len(), 7);
+    }
+
+    #[test]
+    fn names_are_told_apart_and_identifiers_keep_their_length() {
+        let made = Made::default();
+        let all: std::collections::BTreeSet<String> = (0..5000).map(|n| made.name(&n.to_string())).collect();
+        assert!(all.len() > 4990, "{}", all.len());
+        assert_eq!(made.name("get_current_weather").len(), 19);
+        let id = made.id("call_0123", 0);
+        assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
+        assert_ne!(made.id("call_0124", 0), id);
+        for number in ["1e300", "-0.5", "18446744073709551615", "0"] {
+            assert!(made.number(number).is_number(), "{number}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The report for people: what a maintainer needs to act, as Markdown.
+
+use std::fmt::Write as _;
+
+use warden_policies::experiment::Finding;
+
+use super::summary::{Outlook, headline};
+use super::table::{name, rows};
+use super::words::{MIB, interval};
+use super::{CureReport, HeadroomReport, LegReport, Report};
+
+impl Report {
+    /// Writing to a String cannot fail. `reproduces`: the leg that the script beside it shows, if there is one.
+    pub(super) fn markdown(&self, reproduces: Option<&LegReport>) -> String {
+        let mut text = String::new();
+        let head = match Outlook::of(self) {
+            Outlook::Leaks => "Memory of llama-server grows",
+            Outlook::Suspected => "Memory of llama-server may grow",
+            Outlook::Clean | Outlook::TooFew | Outlook::NotRun => "Memory of llama-server",
+        };
+        let _ = writeln!(text, "# {head}\n");
+        list(&mut text, &headline(self));
+        self.versions(&mut text);
+        self.measured(&mut text);
+        if let Some(cure) = &self.cure {
+            with_and_without(&mut text, cure);
+        }
+        if let Some(headroom) = &self.headroom {
+            largest(&mut text, headroom);
+        }
+        if !self.attribution.is_empty() {
+            let lines = self.attribution.join("\n");
+            let _ = writeln!(text, "\n## Which call sites\n\n```\n{lines}\n```");
+        }
+        if let Some(leg) = reproduces {
+            let _ = writeln!(
+                text,
+                "\n## Reproduce\n\n```\nLLAMA_SERVER=/path/to/llama-server MODEL=/path/to/model.gguf sh reproduce.sh\n```\n\nIt \
+                 starts llama-server with the arguments above{}, sends the requests of `{}` in `requests/` by curl, and prints \
+                 the memory of the process as it goes. Without the variables it takes the files of the machine that it was \
+                 seen on. It needs a Linux /proc; VRAM is shown where there is nvidia-smi.",
+                if leg.finding.control { " and `--cache-ram 0`" } else { "" },
+                leg.finding.workload
+            );
+        }
+        text
+    }
+
+    fn versions(&self, text: &mut String) {
+        let about = &self.about;
+        let _ = writeln!(text, "\n## Versions\n\n| what | which |\n|---|---|");
+        let devices =
+            self.devices.iter().map(|device| (format!("GPU {}", device.gpu.0), device.name.clone()));
+        let own = [
+            ("llama-server", &about.server),
+            ("llama-warden", &about.warden),
+            ("when", &about.began),
+            ("model", &about.model),
+        ];
+        let own = own.into_iter().map(|(name, value)| (name.to_owned(), value.clone()));
+        for (name, value) in own.chain(about.system.iter().cloned()).chain(devices) {
+            if !value.is_empty() {
+                let _ = writeln!(text, "| {name} | {} |", cell(&value));
+            }
+        }
+        let _ = writeln!(text, "\n```\n{}\n```", about.command_line());
+    }
+
+    fn measured(&self, text: &mut String) {
+        let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
+        if findings.is_empty() && self.skipped.is_empty() {
+            return;
+        }
+        let _ = writeln!(text, "\n## What was measured\n\n{}", table(&rows(&findings, &self.skipped)));
+        if !findings.is_empty() {
+            let _ = writeln!(
+                text,
+                "Each workload ran in a fresh process. Host memory is RssAnon + VmSwap of its process group, read after each \
+                 request when nothing was in flight; VRAM is what the driver charges it with. Growth is Sen's slope over the \
+                 last two thirds of a run, with a 95 % interval:\n"
+            );
+        }
+        for finding in &findings {
+            for found in &finding.series {
+                let Some(slope) = &found.per_request else { continue };
+                let _ = writeln!(
+                    text,
+                    "- {} {}: {}, {} over {} requests, from {:.0} to {:.0} MiB",
+                    name(finding),
+                    found.series,
+                    found.verdict.as_str(),
+                    interval(slope),
+                    finding.requests,
+                    mib(found.first),
+                    mib(found.last)
+                );
+            }
+        }
+        list(text, &self.notes());
+        let keeps = self.legs.last().map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
+        list(
+            text,
+            &keeps.iter().map(|what| format!("the server may keep on purpose: {what}")).collect::<Vec<_>>(),
+        );
+    }
+}
+
+fn with_and_without(text: &mut String, cure: &CureReport) {
+    let _ = writeln!(text, "\n## With and without\n");
+    list(text, &cure.sentences());
+    let rows = cure.rows();
+    if rows.len() > 1 {
+        let _ = writeln!(text, "\n{}", table(&rows));
+    }
+    list(text, &cure.explained());
+    let left_out = cure.left_out();
+    if !left_out.is_empty() {
+        let _ = writeln!(text, "\n### Not tried\n");
+        list(text, &left_out.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
+    }
+}
+
+fn largest(text: &mut String, headroom: &HeadroomReport) {
+    let _ = writeln!(text, "\n## The largest prompts\n\n{}", table(&headroom.rows()));
+    list(text, &headroom.sentences());
+}
+
+fn list(text: &mut String, lines: &[String]) {
+    for line in lines {
+        let _ = writeln!(text, "- {}", line.replace('\n', " "));
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / MIB
+}
+
+/// A table as Markdown writes it; the first row is the head.
+fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let mut text = String::new();
+    for (at, row) in rows.iter().enumerate() {
+        let cells = (0..columns).map(|column| row.get(column).map_or(String::new(), |text| cell(text)));
+        let _ = writeln!(text, "| {} |", cells.collect::<Vec<_>>().join(" | "));
+        if at == 0 {
+            let _ = writeln!(text, "|{}", "---|".repeat(columns));
+        }
+    }
+    text
+}
+
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}

@@ -1,0 +1,106 @@
+//! What came out, in a sentence or two: for the top of a page. It says no more than was measured.
+
+use warden_policies::experiment::{Ended, Finding, SeriesFinding};
+use warden_policies::growth::Verdict;
+
+use super::table::name;
+use super::words::grows;
+use super::{HeadroomReport, Report};
+
+/// How it came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// A memory leaks.
+    Leaks,
+    /// One may.
+    Suspected,
+    /// None does, as far as was looked; here or there it was too little to tell.
+    Clean,
+    /// All legs were too short to tell.
+    TooFew,
+    /// There was no leg.
+    NotRun,
+}
+
+impl Outlook {
+    pub(super) fn of(report: &Report) -> Self {
+        let all = || report.legs.iter().flat_map(|leg| &leg.finding.series);
+        match all().map(|found| found.verdict).max() {
+            Some(Verdict::Leaking) => Self::Leaks,
+            Some(Verdict::Suspected) => Self::Suspected,
+            _ if report.legs.is_empty() => Self::NotRun,
+            _ if all().any(tells) => Self::Clean,
+            _ => Self::TooFew,
+        }
+    }
+
+    /// As a sentence.
+    pub(super) const fn sentence(self) -> &'static str {
+        match self {
+            Self::Leaks => "A leak was found.",
+            Self::Suspected => "There may be a leak: a longer run tells.",
+            Self::Clean => "No leak was found.",
+            Self::TooFew => "Too few readings to tell whether anything leaks.",
+            Self::NotRun => "No workload was run.",
+        }
+    }
+}
+
+/// Whether there were enough readings for a verdict.
+fn tells(found: &SeriesFinding) -> bool {
+    found.verdict != Verdict::Warming && !found.is_too_short()
+}
+
+/// What was found, a sentence a line.
+pub(super) fn headline(report: &Report) -> Vec<String> {
+    let mut lines = Vec::new();
+    let findings = || report.legs.iter().map(|leg| &leg.finding);
+    for finding in findings() {
+        for found in finding.series.iter().filter(|found| found.verdict >= Verdict::Suspected) {
+            let rate = found.per_request.map_or_else(|| "?".to_owned(), |slope| grows(slope.value));
+            let sure = match found.verdict {
+                Verdict::Leaking => "without a sign of an end",
+                _ => "which may be a leak: a longer run tells",
+            };
+            lines.push(format!("{} under {}: {rate} a request, {sure}", found.series, name(finding)));
+        }
+    }
+    if lines.is_empty() {
+        lines.extend(quiet(report));
+    }
+    for finding in findings() {
+        if let Ended::Crashed { why } = &finding.ended {
+            lines.push(format!("the server failed under {}: {why}", name(finding)));
+        }
+    }
+    if report.interrupted {
+        lines.push("it was interrupted: what is beneath is what was known by then".to_owned());
+    }
+    let short = |headroom: &&HeadroomReport| headroom.short();
+    for verdict in report.headroom.iter().filter(short).flat_map(|headroom| &headroom.verdicts) {
+        if verdict.fits() == Some(false) {
+            lines.push(format!("{}: {}", verdict.series, verdict.sentence()));
+        }
+    }
+    lines
+}
+
+/// Where nothing was found: how far was looked.
+fn quiet(report: &Report) -> Option<String> {
+    let names = |all: &[&Finding]| all.iter().map(|finding| name(finding)).collect::<Vec<_>>().join(", ");
+    let (told, short): (Vec<&Finding>, Vec<&Finding>) =
+        report.legs.iter().map(|leg| &leg.finding).partition(|finding| finding.series.iter().any(tells));
+    match (told.is_empty(), short.is_empty()) {
+        (false, true) => Some("nothing leaks under the workloads below".to_owned()),
+        (false, false) => Some(format!(
+            "nothing leaks under {}; there were too few readings to tell under {}",
+            names(&told),
+            names(&short)
+        )),
+        (true, false) => {
+            Some(format!("too few readings to tell whether anything leaks under {}", names(&short)))
+        }
+        (true, true) if report.headroom.is_some() && report.skipped.is_empty() => None,
+        (true, true) => Some("nothing was run, so nothing is known".to_owned()),
+    }
+}
