@@ -140,27 +140,27 @@ mod tests {
     fn a_schema_stays_one_with_names_that_belong_together_and_says_nothing() {
         let made = Made::default();
         let schema = json!({
-            "$schema": "http://secret", "type": "object", "required": ["city"], "additionalProperties": false,
+            "$schema": "http://secret", "type": "object", "required": ["qcity"], "additionalProperties": false,
             "properties": {
-                "city": { "type": ["string", "null"], "description": "a secret", "pattern": "^secret$", "minLength": 1 },
-                "unit": { "enum": ["secret", "other secret", 987_654] },
-                "when": { "$ref": "#/$defs/items" }, "why": { "$ref": "http://secret" },
+                "qcity": { "type": ["string", "null"], "description": "a secret", "pattern": "^secret$", "minLength": 1 },
+                "qunit": { "enum": ["secret", "other secret", 987_654] },
+                "qwhen": { "$ref": "#/$defs/items" }, "why": { "$ref": "http://secret" },
                 "type": { "anyOf": [{ "const": "secret" }, { "type": "integer", "maximum": 123_456 }] },
             },
             "$defs": { "items": { "type": "string", "format": "date" } }, "x-secret": "secret",
         });
         let other = made.schema(&schema);
         let text = other.to_string();
-        for gone in ["secret", "city", "unit", "when", "123456", "987654"] {
+        for gone in ["secret", "qcity", "qunit", "qwhen", "123456", "987654"] {
             assert!(!text.contains(gone), "{gone}: {text}");
         }
-        let (city, items) = (made.name("city"), made.name("items"));
+        let (city, items) = (made.name("qcity"), made.name("items"));
         assert_eq!(other["required"], json!([city]));
         assert_eq!(other["properties"][&city]["type"], json!(["string", "null"]));
         assert_eq!(other["properties"][&city]["minLength"], 1);
-        assert_eq!(other["properties"][made.name("when")]["$ref"], format!("#/$defs/{items}"));
+        assert_eq!(other["properties"][made.name("qwhen")]["$ref"], format!("#/$defs/{items}"));
         assert_eq!(other["$defs"][&items], json!({ "type": "string", "format": "date" }));
-        assert_eq!(other["properties"][made.name("unit")]["enum"].as_array().unwrap().len(), 3);
+        assert_eq!(other["properties"][made.name("qunit")]["enum"].as_array().unwrap().len(), 3);
         assert_eq!(other["properties"][made.name("type")]["anyOf"][1], json!({ "type": "integer" }));
         assert_eq!(other["additionalProperties"], json!(false));
     }

@@ -293,7 +293,7 @@ mod tests {
             &["X", "Y"],
         );
         let added = Added::between(&old, &new);
-        assert_eq!(added.line(), r"env -u Y B='2 3' llama-server … --flag 'it'\''s' --last 1");
+        assert_eq!(added.line(), r#"env -u Y B='2 3' llama-server … --flag "it's" --last 1"#);
         assert_eq!(Added::between(&old, &old), Added::default());
     }
 }
