@@ -8,7 +8,7 @@ use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 
 /// A picture of this many pixels each way, whose colours depend on `shade`.
-fn picture(edge: u8, shade: u8) -> String {
+pub(super) fn picture(edge: u8, shade: u8) -> String {
     let row = usize::from(edge) * 3;
     let mut bitmap = b"BM\0\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0".to_vec();
     for number in [u32::from(edge), u32::from(edge), 0x0018_0001, 0, 0, 0, 0, 0, 0] {

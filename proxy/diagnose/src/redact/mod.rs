@@ -155,8 +155,8 @@ impl Redactor {
     /// The same as Anthropic writes it; a document is none that a server reads.
     fn source(&self, source: &Map<String, Value>) -> Option<Value> {
         let text = |name: &str| source.get(name).and_then(Value::as_str);
-        let is_picture = text("type") == Some("url")
-            || !text("media_type").is_some_and(|kind| !kind.starts_with("image/"));
+        let is_picture =
+            text("type") == Some("url") || text("media_type").is_none_or(|kind| kind.starts_with("image/"));
         is_picture.then(|| {
             let data = self.picture(text("data").unwrap_or_default());
             json!({ "type": "base64", "media_type": "image/png", "data": data })

@@ -100,7 +100,7 @@ impl Report {
         let keeps = self.legs.last().map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
         list(
             text,
-            &keeps.iter().map(|what| format!("the server may keep on purpose: {what}")).collect::<Vec<_>>(),
+            &keeps.iter().map(|what| format!("what the server keeps on purpose: {what}")).collect::<Vec<_>>(),
         );
     }
 }

@@ -1,0 +1,142 @@
+//! The folder of `diagnose --report`: whoever gets it sees what was found and what was not, and its script shows the same
+//! growth without us.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use warden_policies::experiment::Workload;
+use warden_rig::home::Ran;
+use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
+
+/// A leg and a script on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+const PLAIN: [&str; 4] = ["-np", "2", "--mmproj", "model.gguf"];
+
+fn home(script: &Value) -> Result<Home, Trouble> {
+    let mut home = Home::new()?;
+    home.file("model.gguf", "GGUF")?;
+    let file = home.file("script.json", script.to_string())?;
+    home.env.insert("FAKE_LLAMA_SCRIPT".into(), file.into());
+    Ok(home)
+}
+
+/// `diagnose --report out` with the fake-llama of this home.
+async fn reported(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Trouble> {
+    let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
+    let first = ["diagnose", "--binary", &fake, "--report", "out"];
+    let all = first.iter().chain(args).chain(&["--", "-m", "model.gguf"]).chain(&PLAIN).chain(flags);
+    home.warden(all, PATIENCE).await
+}
+
+fn file(home: &Home, name: &str) -> Result<String, Trouble> {
+    std::fs::read_to_string(home.path().join("out").join(name)).context(name)
+}
+
+/// Runs the script from another folder, and returns what it says of host memory in KiB a request.
+async fn reproduced(home: &mut Home, requests: u32) -> Result<(i64, Ran), Trouble> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    home.env.insert("PORT".into(), port.to_string().into());
+    let script = home.path().join("out/reproduce.sh").to_string_lossy().into_owned();
+    let line = format!("cd / && sh '{script}' {requests}");
+    let ran = home.run(Path::new("sh"), ["-c", line.as_str()], PATIENCE).await?;
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{}", ran.all());
+    let rate = ran.stdout.lines().find_map(|line| line.strip_prefix("host: ")?.split_once(" KiB a request"));
+    Ok((rate.context(ran.all())?.0.parse()?, ran))
+}
+
+#[tokio::test]
+async fn the_script_shows_the_growth_of_each_workload_without_us() -> Outcome {
+    for workload in Workload::ALL {
+        let mut home = home(&json!({ "leak_kib_per_request": 2048 }))?;
+        let line = json!({ "path": "/v1/messages", "body": { "max_tokens": 2, "messages": [{ "role": "user", "content": "a secret" }] } });
+        home.file("asked.jsonl", format!("{line}\n"))?;
+        let args: &[&str] = match workload {
+            Workload::Replay => &["--replay", "asked.jsonl"],
+            other => &["--workload", other.as_str()],
+        };
+        let ran = reported(&home, &[args, &["--requests", "12"]].concat(), &["--cache-ram", "0"]).await?;
+        assert!(home.path().join("out/reproduce.sh").is_file(), "{workload}: {}", ran.all());
+        assert!(!file(&home, "requests/0.json")?.contains("secret"), "a recording may be somebody else's");
+        let (rate, ran) = reproduced(&mut home, 18).await?;
+        assert!((1700..2700).contains(&rate), "{workload}: {}", ran.all());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_leak_beside_the_prompt_cache_is_shown_without_the_cache_and_with_what_was_inherited() -> Outcome {
+    let mut home = home(&json!({ "leak_kib_per_request": 4000 }))?;
+    for (name, value) in [("GGML_TEST_VALUE", "a b"), ("LLAMA_ARG_TEST_TOKEN", "hush"), ("UNRELATED", "hush")]
+    {
+        home.env.insert(name.into(), value.into());
+    }
+    let ran = reported(&home, &["--workload", "short-text"], &[]).await?;
+    assert_eq!(ran.code, 3, "{}", ran.all());
+    let text = file(&home, "report.md")?;
+    assert!(
+        text.contains("host under short-text (no cache): +3.9") && text.contains("GGML_TEST_VALUE='a b' "),
+        "{text}"
+    );
+    assert!(text.contains("| llama-server says | version: "), "{text}");
+    let script = file(&home, "reproduce.sh")?;
+    assert!(
+        script.contains(" --cache-ram 0 --host") && script.contains("export GGML_TEST_VALUE='a b'\n"),
+        "{script}"
+    );
+    for name in ["report.md", "report.html", "findings.json", "reproduce.sh"] {
+        assert!(!file(&home, name)?.contains("hush"), "{name}");
+    }
+    // Somebody else has the model elsewhere.
+    let elsewhere = home.file("elsewhere.gguf", "GGUF")?;
+    home.env.insert("MODEL".into(), elsewhere.into());
+    std::fs::remove_file(home.path().join("model.gguf"))?;
+    let (rate, ran) = reproduced(&mut home, 18).await?;
+    assert!((3500..4700).contains(&rate), "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn call_sites_are_in_the_report_in_the_findings_and_on_the_page() -> Outcome {
+    let home = home(&json!({ "leak_kib_per_request": 3000 }))?;
+    let ran = reported(&home, &["--trace", "--workload", "short-text"], &["--cache-ram", "0"]).await?;
+    assert_eq!(ran.code, 3, "{}", ran.all());
+    let line = "short-text: host memory grows by 2.9 MiB a request";
+    for name in ["report.md", "report.html"] {
+        let text = file(&home, name)?;
+        assert!(text.contains("Which call sites") && text.contains(line), "{name}: {text}");
+    }
+    let findings: Value = serde_json::from_str(&file(&home, "findings.json")?)?;
+    assert_eq!(findings["trace"][0]["workload"], "short-text");
+    assert!(
+        findings["attribution"][0].as_str().is_some_and(|first| first.starts_with(line)),
+        "{}",
+        findings["attribution"]
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_report_says_no_more_than_was_seen_and_a_script_tells_when_nothing_is_answered() -> Outcome {
+    let home = home(&json!({}))?;
+    reported(&home, &["--workload", "short-text", "--requests", "3"], &["--cache-ram", "0"]).await?;
+    let (text, page) = (file(&home, "report.md")?, file(&home, "report.html")?);
+    assert!(text.contains("too few readings to tell whether anything leaks under short-text"), "{text}");
+    assert!(!text.contains("nothing leaks") && !page.contains("No leak was found"), "{page}");
+    // A server that answers nothing is no server that is steady.
+    let script = home.path().join("out/reproduce.sh");
+    let broken = std::fs::read_to_string(&script)?.replace("path=/v1/chat/completions", "path=/nowhere");
+    std::fs::write(&script, broken)?;
+    let mut home = home;
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    home.env.insert("PORT".into(), port.to_string().into());
+    let ran = home.run(Path::new("sh"), [script.to_string_lossy().as_ref(), "3"], PATIENCE).await?;
+    assert_eq!(ran.code, 1, "{}", ran.all());
+    assert!(
+        ran.stderr.contains("request 0 failed: status 404") && ran.stderr.contains("3 of 3 requests failed"),
+        "{}",
+        ran.all()
+    );
+    Ok(())
+}
