@@ -1,7 +1,7 @@
 //! Which fields of a request are kept, and which are gone into. What stands in no list is dropped.
 
 /// Fields with a number or a truth value that are kept.
-pub(super) const PLAIN: [&str; 75] = [
+pub(super) const PLAIN: [&str; 73] = [
     "max_tokens",
     "max_completion_tokens",
     "max_output_tokens",
@@ -63,9 +63,6 @@ pub(super) const PLAIN: [&str; 75] = [
     "strict",
     "is_error",
     "index",
-    "scale",
-    // A number names an adapter (`lora`); ids that are texts are made up.
-    "id",
     "budget_tokens",
     "thinking_budget_tokens",
     "reasoning_budget_tokens",
@@ -183,7 +180,7 @@ pub(super) const TEXTS: [&str; 19] = [
 pub(super) const IDS: [&str; 4] = ["id", "call_id", "tool_call_id", "tool_use_id"];
 
 /// Fields that are gone into.
-pub(super) const OPEN: [&str; 16] = [
+pub(super) const OPEN: [&str; 15] = [
     "messages",
     "stream_options",
     "input_extra",
@@ -198,9 +195,11 @@ pub(super) const OPEN: [&str; 16] = [
     "reasoning",
     "summary",
     "chat_template_kwargs",
-    "lora",
     "output",
 ];
+
+/// What an adapter (`lora`) has: numbers. Here an `id` is none of somebody's, but a place in a list.
+pub(super) const ADAPTER: [&str; 2] = ["id", "scale"];
 
 /// What nobody can make another of: a request with one of these is not recorded.
 pub(super) const NOT_MADE: [&str; 3] = ["input_video", "multimodal_data", "image_data"];

@@ -1,6 +1,8 @@
 //! What stands in the place of texts, names, numbers and values: as long, and the same for the same.
 
+use std::borrow::Cow;
 use std::hash::{BuildHasher as _, RandomState};
+use std::io;
 
 use serde_json::{Map, Value, json};
 
@@ -14,6 +16,8 @@ const NAME: usize = 6;
 const LONGEST_ID: usize = 256;
 /// The first token that stands for others: those before it are the beginning, the end and the unknown.
 const FIRST: u64 = 3;
+/// How the first text of Claude Code's requests begins.
+const BILLING: &str = "x-anthropic-billing-header:";
 /// Letters for those that take two, three and four bytes, each about as many tokens as what it stands for.
 const WIDE: [&str; 3] =
     ["аеиностврклмпуяд", "的一是不了人我在有他这中大来上国", "😀😃😄😁😆😅😂🙂🙃😉😊😇😍😘😗😙"];
@@ -27,16 +31,16 @@ pub(super) struct Made {
 impl Made {
     /// Another text of the same length, for a text of a request. What is JSON stays JSON: a template may look into it.
     pub(super) fn text(&self, text: &str) -> String {
-        if text.trim_start().starts_with(['{', '[']) { self.json(text) } else { self.words(text) }
+        if text.trim_start().starts_with(['{', '[']) { self.json(text) } else { self.words(&evened(text)) }
     }
 
     /// The same for what should be JSON; where it is none, neither is what stands for it.
     pub(super) fn json(&self, text: &str) -> String {
         let Ok(json) = serde_json::from_str::<Value>(text) else { return self.words(text) };
         let json = self.value(&json);
-        let lines = text.contains('\n');
-        let written = if lines { serde_json::to_string_pretty(&json) } else { serde_json::to_string(&json) };
-        written.unwrap_or_else(|_| self.words(text))
+        let lines = || in_lines(&json, text.len().saturating_mul(2));
+        let written = if text.contains('\n') { lines() } else { None };
+        written.unwrap_or_else(|| json.to_string())
     }
 
     /// Another text of the same length. Each piece hangs on all before it.
@@ -91,9 +95,10 @@ impl Made {
 
     /// Another identifier of the same length. `salt`: what else it is to hang on.
     pub(super) fn id(&self, id: &str, salt: u64) -> String {
+        let seed = self.keys.hash_one((id, salt));
         let letters = id.chars().take(LONGEST_ID).enumerate();
         letters
-            .map(|(at, _)| pick("abcdefghijklmnopqrstuvwxyz0123456789", self.keys.hash_one((id, salt, at))))
+            .map(|(at, _)| pick("abcdefghijklmnopqrstuvwxyz0123456789", self.keys.hash_one((seed, at))))
             .collect()
     }
 
@@ -122,6 +127,46 @@ impl Made {
         let made: String = digits.chars().enumerate().map(other).collect();
         serde_json::from_str(&(made + exponent)).unwrap_or_else(|_| json!(1))
     }
+}
+
+/// Indented JSON of so many bytes at most: each item of a deep list takes a line with all its blanks, so a small text could
+/// become a hundred times as much.
+fn in_lines(json: &Value, most: usize) -> Option<String> {
+    let mut short = Short { bytes: Vec::new(), most };
+    serde_json::to_writer_pretty(&mut short, json).ok()?;
+    String::from_utf8(short.bytes).ok()
+}
+
+/// Takes so many bytes and no more.
+struct Short {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl io::Write for Short {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len().saturating_add(bytes.len()) > self.most {
+            return Err(io::Error::other("too long"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Claude Code begins each request with another checksum (`cch=a5145;`), which llama-server evens out to keep its cache
+/// (`normalize_anthropic_billing_header` in `server-chat.cpp`). Nobody could even it out in a made-up text.
+fn evened(text: &str) -> Cow<'_, str> {
+    let value = || {
+        let rest = text.strip_prefix(BILLING)?;
+        let at = BILLING.len() + rest.find("cch=")? + 4;
+        let (before, after) = (text.get(..at)?, text.get(at + 5..)?);
+        after.starts_with(';').then(|| Cow::Owned(format!("{before}fffff{after}")))
+    };
+    value().unwrap_or(Cow::Borrowed(text))
 }
 
 /// One of these letters.
@@ -161,8 +206,29 @@ mod tests {
         for gone in ["qcity", "Paris", "qdays"] {
             assert!(!text.contains(gone), "{gone}: {text}");
         }
-        assert!(made.text("{\"a\":\n 1}").contains('\n'), "what is written in lines is written in lines");
+        let lines = made.text("{\n  \"qcity\": \"Paris\"\n}");
+        assert_eq!(lines.lines().count(), 3, "what is written in lines is written in lines: {lines}");
         assert_eq!(made.text("{broken").len(), 7);
+    }
+
+    #[test]
+    fn json_in_a_text_stays_about_as_long_however_deep_it_is() {
+        let made = Made::default();
+        let deep = format!("{}{}1{}\n", "[".repeat(120), "1,".repeat(10_000), "]".repeat(120));
+        let text = made.text(&deep);
+        assert!(text.len() <= deep.len() * 2, "{} of {}", text.len(), deep.len());
+        assert!(serde_json::from_str::<Value>(&text).is_ok());
+    }
+
+    #[test]
+    fn what_a_server_evens_out_makes_no_difference() {
+        let made = Made::default();
+        let text = |sum: &str| made.text(&format!("{BILLING} cc_version=2.1; cch={sum}; and so on"));
+        assert_eq!(text("a5145"), text("00b7f"));
+        assert_ne!(text("a5145x"), text("00b7fx"), "another length is none of these");
+        for odd in ["", " cch=", " cch=a51", " cch=ф5145;", " cch=aффф"] {
+            assert_eq!(evened(&format!("{BILLING}{odd}")), format!("{BILLING}{odd}"));
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::cell::Cell;
 
 use serde_json::{Map, Value, json};
 
-use self::fields::{IDS, MUST, NAMED, NOT_MADE, OPEN, PLAIN, TEXTS, WORDS};
+use self::fields::{ADAPTER, IDS, MUST, NAMED, NOT_MADE, OPEN, PLAIN, TEXTS, WORDS};
 use self::made::Made;
 
 /// Redacts requests of one run.
@@ -35,7 +35,7 @@ pub struct Redactor {
     left: Cell<usize>,
 }
 
-/// Bytes of pictures, sounds and tools that one line makes at most; a request may have 8 MiB, and pictures are given in few.
+/// Bytes that one line makes at most, and has; a request may have 8 MiB, and pictures are given in few.
 const MADE: usize = 32 << 20;
 
 impl Redactor {
@@ -52,7 +52,8 @@ impl Redactor {
         let body = self.body(&body)?;
         // What stands after `?` may name somebody.
         let path = path.split('?').next().unwrap_or_default();
-        Some(json!({ "method": method, "path": path, "body": body }).to_string())
+        let line = json!({ "method": method, "path": path, "body": body }).to_string();
+        (line.len() <= MADE).then_some(line)
     }
 
     /// A body; `None` as with [`Redactor::line`].
@@ -93,6 +94,7 @@ impl Redactor {
             ("image_url", _) => Some(self.image(value)),
             ("source", Value::Object(source)) => self.source(source),
             ("input_audio", Value::Object(sound)) => Some(self.audio(sound)),
+            ("lora", Value::Array(all)) => Some(all.iter().map(adapter).collect()),
             ("tools", Value::Array(all)) => Some(all.iter().map(|tool| self.tool(tool)).collect()),
             (_, Value::Bool(_) | Value::Number(_)) if PLAIN.contains(&name) => Some(value.clone()),
             (_, Value::String(text)) if NAMED.contains(&name) => {
@@ -102,7 +104,8 @@ impl Redactor {
             }
             ("name", Value::String(text)) => Some(json!(self.made.name(text))),
             (_, Value::String(text)) if IDS.contains(&name) => Some(json!(self.made.id(text, 0))),
-            ("arguments", Value::String(text)) => Some(json!(self.made.json(text))),
+            (_, Value::Number(number)) if IDS.contains(&name) => Some(self.made.number(&number.to_string())),
+            ("arguments", Value::String(text)) => Some(self.paid(self.made.json(text))),
             ("arguments", _) => Some(self.made.value(value)),
             _ if TEXTS.contains(&name) => Some(self.inside(value)),
             (_, Value::Array(_) | Value::Object(_)) if OPEN.contains(&name) => Some(self.inside(value)),
@@ -113,7 +116,7 @@ impl Redactor {
     /// A text, a list of texts or parts, an object.
     fn inside(&self, value: &Value) -> Value {
         match value {
-            Value::String(text) => Value::String(self.made.text(text)),
+            Value::String(text) => self.paid(self.made.text(text)),
             Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_number) => {
                 self.made.tokens(items)
             }
@@ -130,6 +133,11 @@ impl Redactor {
         let left = self.left.get().saturating_sub(bytes);
         self.left.set(left);
         left > 0
+    }
+
+    /// A text that was made, in bounds.
+    fn paid(&self, text: String) -> Value {
+        if self.pay(text.len()) { Value::String(text) } else { Value::Null }
     }
 
     /// Names in it may be made longer than they were.
@@ -176,6 +184,13 @@ impl Redactor {
         let data = if self.pay(media::sound_cost(seconds)) { media::wav(seconds) } else { String::new() };
         json!({ "data": data, "format": "wav" })
     }
+}
+
+/// An adapter with the numbers that it has.
+fn adapter(one: &Value) -> Value {
+    let fields = one.as_object().into_iter().flatten();
+    let kept = fields.filter(|(name, value)| ADAPTER.contains(&name.as_str()) && value.is_number());
+    Value::Object(kept.map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 
 #[cfg(test)]

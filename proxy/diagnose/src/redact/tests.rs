@@ -74,6 +74,29 @@ fn a_request_that_would_make_more_than_anybody_sends_is_not_recorded() {
 }
 
 #[test]
+fn a_line_is_never_much_longer_than_its_request() {
+    let deep = format!("{}{}1{}\n", "[".repeat(120), "1,".repeat(50_000), "]".repeat(120));
+    for body in [json!({ "prompt": deep }), json!({ "messages": [{ "role": "user", "content": deep }] })] {
+        let body = body.to_string();
+        let line = Redactor::new().line("POST", "/a", body.as_bytes()).unwrap();
+        assert!(line.len() < body.len() * 2 + 200, "{} of {}", line.len(), body.len());
+    }
+}
+
+#[test]
+fn numbers_that_name_somebody_are_made_up_and_those_of_adapters_are_kept() {
+    let body = json!({
+        "query": "a", "documents": [{ "id": 31_415_926, "text": "b" }], "messages": [{ "role": "user", "id": 31_415_926 }],
+        "scale": 31_415_926, "lora": [{ "id": 2, "scale": 0.5, "name": "secret" }],
+    });
+    let line = redacted(&body);
+    assert!(!line.to_string().contains("31415926"), "{line}");
+    let id = &line["body"]["documents"][0]["id"];
+    assert_eq!((id.to_string().len(), id), (8, &line["body"]["messages"][0]["id"]));
+    assert_eq!(line["body"]["lora"], json!([{ "id": 2, "scale": 0.5 }]));
+}
+
+#[test]
 fn what_is_no_object_is_not_recorded_and_neither_is_what_nobody_can_make() {
     let line = |body: &str| Redactor::new().line("POST", "/a", body.as_bytes());
     assert_eq!((line("[1]"), line("text")), (None, None));

@@ -44,6 +44,7 @@ impl Report {
     /// A file cannot be written.
     pub fn write_folder(&self, path: &Path, folder: &Folder<'_>) -> io::Result<()> {
         std::fs::create_dir_all(path)?;
+        let told = self.discreet();
         let leg = self.worst();
         let all = leg.map(|leg| requests(leg.finding.workload, folder)).unwrap_or_default();
         let reproduces = leg.filter(|_| !all.bodies.is_empty());
@@ -56,9 +57,9 @@ impl Report {
             let setting = Setting { removed: folder.removed, directory: folder.directory };
             std::fs::write(path.join("reproduce.sh"), script(&self.about, &leg.finding, &all, &setting))?;
         }
-        std::fs::write(path.join("report.md"), self.markdown(reproduces))?;
+        std::fs::write(path.join("report.md"), told.markdown(reproduces))?;
         std::fs::write(path.join("report.html"), self.html())?;
-        let mut json = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
+        let mut json = serde_json::to_string_pretty(&told).map_err(io::Error::other)?;
         json.push('\n');
         std::fs::write(path.join("findings.json"), json)
     }

@@ -3,6 +3,7 @@
 //! Arguments and variables that look like secrets are left out, so that a report can be shown to others.
 
 mod cure;
+mod discreet;
 mod folder;
 mod headroom;
 mod html;
@@ -219,7 +220,7 @@ impl Report {
 
     /// One page that needs nothing else: no script, no font, no network.
     pub fn html(&self) -> String {
-        html::page(self)
+        html::page(&self.discreet())
     }
 }
 
