@@ -64,6 +64,8 @@ fn without_null(schema: &mut Schema) {
 pub(crate) mod format {
     /// `30s`, `1h30m`.
     pub(crate) const DURATION: &str = "duration-text";
+    /// The same, long enough for work to be done in it, and not for ever.
+    pub(crate) const LIMIT_OF_WORK: &str = "limit-of-work";
     /// `12GiB`, or a number of bytes.
     pub(crate) const SIZE: &str = "size";
     /// `12GiB`, or `80%`.
@@ -256,6 +258,9 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         ("child", "oom_score_adj") => json!({ "type": "integer", "minimum": -1000, "maximum": 1000 }),
         ("server", "port") => json!({ "type": "integer", "minimum": 0, "maximum": 65535 }),
         ("diagnose", "requests" | "sweep_most") => json!({ "type": "integer", "minimum": 1 }),
+        ("diagnose", "leg_limit" | "request_limit") => {
+            json!({ "type": "string", "format": format::LIMIT_OF_WORK })
+        }
         ("recycle", "growth") => json!({ "type": "string", "enum": ["off", "observe", "recycle"] }),
         ("recycle", "admission") => json!({ "type": "string", "enum": ["off", "warn", "enforce"] }),
         // A test costs the square of its window.

@@ -191,6 +191,16 @@ mod tests {
             only("[server]\nkeep_alive = 30"),
             "w.toml:2: `server.keep_alive`: `30` has no unit: write a duration in quotes, like `\"30s\"` | "
         );
+        for (key, value) in
+            [("leg_limit", "200000000000000d"), ("leg_limit", "0s"), ("request_limit", "10ms")]
+        {
+            assert_eq!(
+                only(&format!("[diagnose]\n{key} = \"{value}\"")),
+                format!(
+                    "w.toml:2: `diagnose.{key}`: `{value}` is out of range: it goes from 1 s to 365 days | "
+                )
+            );
+        }
         assert_eq!(
             only("[server]\n\nport = 70000"),
             "w.toml:3: `server.port`: `70000` is out of range: it goes from 0 to 65535 | "

@@ -2,6 +2,7 @@
 //! needed instead, or nothing.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::Value;
 use warden_builder::git::{Location, Named};
@@ -17,7 +18,8 @@ use super::tree::{Kind, Node};
 /// What is wrong with a value that is neither a table nor a list of values.
 pub(super) fn check_value(node: &Node, schema: &Value) -> Option<String> {
     match schema["format"].as_str() {
-        Some(format::DURATION) => check_duration(node),
+        Some(format::DURATION) => check_duration(node, None),
+        Some(format::LIMIT_OF_WORK) => check_duration(node, Some((1, 365 * 86_400))),
         Some(format::SIZE) => {
             check_size(node, |text| text.parse::<ByteSize>().map(drop).map_err(|e| e.to_string()))
         }
@@ -63,9 +65,19 @@ pub(super) fn typed(text: &str, schema: &Value) -> Kind {
     }
 }
 
-fn check_duration(node: &Node) -> Option<String> {
+/// `range`: seconds at least and at most.
+fn check_duration(node: &Node, range: Option<(u64, u64)>) -> Option<String> {
     match &node.kind {
-        Kind::Text(text) => parse_duration(text).err().map(|error| error.to_string()),
+        Kind::Text(text) => match (parse_duration(text), range) {
+            (Err(error), _) => Some(error.to_string()),
+            (Ok(given), Some((least, most)))
+                if given < Duration::from_secs(least) || given > Duration::from_secs(most) =>
+            {
+                let days = most / 86_400;
+                Some(format!("`{text}` is out of range: it goes from {least} s to {days} days"))
+            }
+            (Ok(_), _) => None,
+        },
         Kind::Int(number) => {
             Some(format!("`{number}` has no unit: write a duration in quotes, like `\"{number}s\"`"))
         }
