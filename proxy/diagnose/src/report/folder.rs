@@ -18,6 +18,9 @@ use super::reproduce::{Setting, requests, script};
 use super::{LegReport, Report};
 use crate::replay::Recording;
 
+/// How the name of a request ends.
+const REQUEST: &str = ".json";
+
 /// What a folder has beside the report.
 #[derive(Clone, Copy, Debug)]
 pub struct Folder<'a> {
@@ -44,6 +47,7 @@ impl Report {
     /// A file cannot be written.
     pub fn write_folder(&self, path: &Path, folder: &Folder<'_>) -> io::Result<()> {
         std::fs::create_dir_all(path)?;
+        remove_script(path)?;
         let told = self.discreet();
         let leg = self.worst();
         let all = leg.map(|leg| requests(leg.finding.workload, folder)).unwrap_or_default();
@@ -52,7 +56,7 @@ impl Report {
             let inner = path.join("requests");
             std::fs::create_dir_all(&inner)?;
             for (at, request) in all.bodies.iter().enumerate() {
-                std::fs::write(inner.join(format!("{at}.json")), &request.body)?;
+                std::fs::write(inner.join(format!("{at}{REQUEST}")), &request.body)?;
             }
             let setting = Setting { removed: folder.removed, directory: folder.directory };
             std::fs::write(path.join("reproduce.sh"), script(&self.about, &leg.finding, &all, &setting))?;
@@ -78,4 +82,27 @@ impl Report {
             one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
         })
     }
+}
+
+/// Takes an older script of ours away, with its requests: what is not written anew would not belong to the report. Whatever
+/// else is there stays.
+fn remove_script(path: &Path) -> io::Result<()> {
+    let script = path.join("reproduce.sh");
+    let is_ours = std::fs::read_to_string(&script).is_ok_and(|text| text.contains("llama-warden diagnose"));
+    if !is_ours {
+        return Ok(());
+    }
+    let folder = path.join("requests");
+    if let Ok(all) = std::fs::read_dir(&folder) {
+        for file in all {
+            let file = file?;
+            let name = file.file_name().to_string_lossy().into_owned();
+            if name.strip_suffix(REQUEST).is_some_and(|number| number.parse::<usize>().is_ok()) {
+                std::fs::remove_file(file.path())?;
+            }
+        }
+    }
+    // Only if nothing else is in it.
+    drop(std::fs::remove_dir(&folder));
+    std::fs::remove_file(script)
 }

@@ -56,11 +56,12 @@ fn facts(report: &Report, text: &mut String) {
         ("llama-server", &about.server),
         ("llama-warden", &about.warden),
     ];
+    let under = about.under.iter().map(|tool| ("run under".to_owned(), tool.clone()));
     let own = own.into_iter().map(|(name, value)| (name.to_owned(), value.clone()));
     let devices = report.devices.iter().map(|device| (format!("GPU {}", device.gpu.0), device.name.clone()));
     let command = [("command".to_owned(), about.command_line())];
     text.push_str("<dl>");
-    for (name, value) in own.chain(about.system.iter().cloned()).chain(devices).chain(command) {
+    for (name, value) in own.chain(under).chain(about.system.iter().cloned()).chain(devices).chain(command) {
         if !value.is_empty() {
             let _ = write!(text, "<dt>{}</dt><dd>{}</dd>", escaped(&name), escaped(&value));
         }

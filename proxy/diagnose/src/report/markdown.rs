@@ -16,9 +16,12 @@ impl Report {
         let head = match Outlook::of(self) {
             Outlook::Leaks => "Memory of llama-server grows",
             Outlook::Suspected => "Memory of llama-server may grow",
-            Outlook::Clean | Outlook::TooFew | Outlook::NotRun => "Memory of llama-server",
+            Outlook::Clean | Outlook::CleanHost | Outlook::TooFew | Outlook::NotRun => {
+                "Memory of llama-server"
+            }
         };
-        let _ = writeln!(text, "# {head}\n");
+        let tool = if self.about.under.is_some() { " and of the tool around it" } else { "" };
+        let _ = writeln!(text, "# {}\n", head.replacen("llama-server", &format!("llama-server{tool}"), 1));
         list(&mut text, &headline(self));
         self.versions(&mut text);
         self.measured(&mut text);
@@ -58,7 +61,8 @@ impl Report {
             ("model", &about.model),
         ];
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value.clone()));
-        for (name, value) in own.chain(about.system.iter().cloned()).chain(devices) {
+        let under = about.under.iter().map(|tool| ("run under".to_owned(), tool.clone()));
+        for (name, value) in own.chain(under).chain(about.system.iter().cloned()).chain(devices) {
             if !value.is_empty() {
                 let _ = writeln!(text, "| {name} | {} |", cell(&value));
             }
@@ -97,7 +101,9 @@ impl Report {
             }
         }
         list(text, &self.notes());
-        let keeps = self.legs.last().map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
+        // A leg without the cache does not keep that, and one that failed early may not know.
+        let tells = |leg: &&LegReport| !leg.finding.control && !leg.may_keep.is_empty();
+        let keeps = self.legs.iter().find(tells).map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
         list(
             text,
             &keeps.iter().map(|what| format!("what the server keeps on purpose: {what}")).collect::<Vec<_>>(),

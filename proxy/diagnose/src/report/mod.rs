@@ -10,6 +10,8 @@ mod html;
 mod markdown;
 mod plot;
 mod reproduce;
+mod secret;
+mod setup;
 mod summary;
 mod table;
 mod words;
@@ -46,6 +48,9 @@ pub struct About {
     /// Variables of our own environment that it inherits, as far as they are about llama.cpp, a GPU or the C library.
     #[serde(default)]
     pub inherited: Vec<(String, String)>,
+    /// The tool that it ran under, as one would type it: memory is that of both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub under: Option<String>,
     /// The machine and its software, a line each.
     #[serde(default)]
     pub system: Vec<(String, String)>,
@@ -77,9 +82,18 @@ impl About {
     /// Fills in a command, without its secrets.
     #[must_use]
     pub fn with_command(mut self, command: &Command) -> Self {
+        // Without another name a model has that of its address.
+        self.model = secret::addresses(&self.model);
         self.binary = command.binary.display().to_string();
-        self.args = without_secrets(&command.args);
-        self.env = command.env.iter().map(|(name, value)| shown(name, value)).collect();
+        self.args = secret::arguments(&command.args);
+        self.env = command.env.iter().map(|(name, value)| secret::variable(name, value)).collect();
+        self
+    }
+
+    /// Fills in the words of a tool that was put before the command, without their secrets.
+    #[must_use]
+    pub fn with_tool(mut self, words: &[String]) -> Self {
+        self.under = Some(secret::tool(words).iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
         self
     }
 
@@ -93,7 +107,7 @@ impl About {
                 && !other.into_iter().any(|known| known == name)
         };
         let own = variables.iter().filter(|(name, _)| counts(name));
-        self.inherited = own.map(|(name, value)| shown(name, value)).collect();
+        self.inherited = own.map(|(name, value)| secret::variable(name, value)).collect();
         self.inherited.sort();
         self
     }
@@ -103,33 +117,8 @@ impl About {
         let env =
             self.inherited.iter().chain(&self.env).map(|(name, value)| format!("{name}={}", quoted(value)));
         let words = std::iter::once(&self.binary).chain(&self.args).map(|word| quoted(word));
-        env.chain(words).collect::<Vec<_>>().join(" ")
+        env.chain(self.under.clone()).chain(words).collect::<Vec<_>>().join(" ")
     }
-}
-
-/// What stands in the place of a secret.
-const HIDDEN: &str = "***";
-
-/// A variable without what it says, if that is a secret.
-fn shown(name: &str, value: &str) -> (String, String) {
-    (name.to_owned(), if is_secret(name) { HIDDEN.to_owned() } else { value.to_owned() })
-}
-
-fn is_secret(name: &str) -> bool {
-    let name = name.to_ascii_uppercase();
-    ["KEY", "TOKEN", "SECRET", "PASSWORD"].iter().any(|word| name.contains(word))
-}
-
-fn without_secrets(args: &[String]) -> Vec<String> {
-    let mut hide = false;
-    let word = |word: &String| {
-        // llama-server takes `_` for `-` in the names of its flags.
-        let name = if word.starts_with("--") { word.replace('_', "-") } else { word.clone() };
-        let hidden =
-            std::mem::replace(&mut hide, matches!(name.as_str(), "--api-key" | "-hft" | "--hf-token"));
-        if hidden { HIDDEN.to_owned() } else { word.clone() }
-    };
-    args.iter().map(word).collect()
 }
 
 /// One leg.
@@ -213,9 +202,13 @@ impl Report {
     pub fn notes(&self) -> Vec<String> {
         let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
         let refused = self.legs.iter().filter_map(|leg| Some(refusal(&leg.finding, leg.refused.as_ref()?)));
-        let unknown = self.legs.iter().find_map(|leg| leg.vram_unknown.as_ref());
-        let unknown = unknown.map(|why| format!("VRAM is not known: {why}"));
+        let unknown = self.vram_unknown().map(|why| format!("VRAM is not known: {why}"));
         notes(&findings).into_iter().chain(refused).chain(unknown).collect()
+    }
+
+    /// Why VRAM is not known of a leg, if it should be.
+    fn vram_unknown(&self) -> Option<&str> {
+        self.legs.iter().find_map(|leg| leg.vram_unknown.as_deref())
     }
 
     /// One page that needs nothing else: no script, no font, no network.

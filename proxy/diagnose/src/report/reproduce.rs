@@ -5,10 +5,12 @@ use std::path::Path;
 
 use serde_json::Value;
 use warden_policies::experiment::{Finding, Workload};
+use warden_policies::growth::Verdict;
 
+use super::About;
 use super::folder::Folder;
+use super::setup::{arguments, exports, files, is_name};
 use super::table::name;
-use super::{About, HIDDEN};
 use crate::client::Answer;
 use crate::redact::Redactor;
 use crate::replay::Recording;
@@ -24,11 +26,6 @@ const REPLAYED_BYTES: usize = 16 << 20;
 const NUMBER: &str = "@N@";
 /// In a conversation: how often all requests were sent before. Within one round it begins alike.
 const ROUND: &str = "@ROUND@";
-/// Flags with files that whoever runs the script has elsewhere, and the variables that name theirs.
-const FILES: [(&str, &[&str]); 2] = [("MODEL", &["-m", "--model"]), ("MMPROJ", &["-mm", "--mmproj"])];
-/// Flags with secrets, or files of secrets, without which the server asks for none.
-const SECRETS: [&str; 2] = ["--api-key", "--api-key-file"];
-
 /// A request of the script.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Request {
@@ -133,58 +130,19 @@ fn number(body: &mut Value, is_conversation: bool) {
     }
 }
 
-/// Flags and values without secrets: what is hidden cannot be given. Files have whole names, or variables.
-fn arguments(about: &About, directory: &Path) -> String {
-    let mut words: Vec<String> = Vec::new();
-    let mut before = "";
-    for word in &about.args {
-        if word == HIDDEN || SECRETS.contains(&before) {
-            words.pop();
-        } else if let Some((variable, _)) = FILES.iter().find(|(_, flags)| flags.contains(&before)) {
-            words.push(format!("\"${}\"", variable.to_lowercase()));
-        } else {
-            words.push(quoted(&whole(word, before, directory)));
-        }
-        before = word;
-    }
-    words.join(" ")
-}
-
-/// The name of a file from the root on.
-fn whole(word: &str, before: &str, directory: &Path) -> String {
-    let path = directory.join(word);
-    let is_file = before.starts_with('-') && !word.starts_with('-') && path.is_file();
-    if is_file { path.to_string_lossy().into_owned() } else { word.to_owned() }
-}
-
-/// Variables for the files that are elsewhere on another machine.
-fn files(about: &About, directory: &Path) -> String {
-    let line = |(variable, flags): &(&str, &[&str])| {
-        let at = about.args.iter().rposition(|word| flags.contains(&word.as_str()))?;
-        let file = directory.join(about.args.get(at + 1)?);
-        let (name, file) = (variable.to_lowercase(), quoted(&file.to_string_lossy()));
-        Some(format!("{name}={file}\n[ -z \"${{{variable}:-}}\" ] || {name}=${variable}\n"))
-    };
-    FILES.iter().filter_map(line).collect()
-}
-
-/// Variables that the server was given or inherited, as far as they are no secrets.
-fn exports(about: &About) -> String {
-    let all = || about.inherited.iter().chain(&about.env).filter(|(name, _)| is_name(name));
-    let (hidden, told): (Vec<_>, Vec<_>) = all().partition(|(_, value)| value == HIDDEN);
-    let mut lines: Vec<String> =
-        told.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value))).collect();
-    lines.extend(hidden.iter().map(|(name, _)| format!("# {name} was set, too: it looks like a secret.\n")));
-    lines.concat()
-}
-
 /// The script. `finding`: what it is to show.
 pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, setting: &Setting<'_>) -> String {
     let shown = finding.series.iter().filter_map(|found| {
         let rate = found.per_request?.value / 1024.0;
         Some(format!("#   {}: {}, {rate:+.0} KiB a request\n", found.series, found.verdict.as_str()))
     });
+    let grows = finding.series.iter().any(|found| found.verdict >= Verdict::Suspected);
+    let what =
+        if grows { "Shows how the memory of llama-server grows" } else { "Shows the memory of llama-server" };
     let note = requests.note.iter().map(|note| format!("# It sends {note}\n"));
+    let under = about.under.iter().map(|tool| {
+        format!("# The server ran under `{}`, which this script leaves out.\n", tool.replace('\n', " "))
+    });
     let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
     let paths = requests.bodies.iter().enumerate();
     let paths = paths.map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)));
@@ -197,22 +155,18 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
     let has_folder = binary.components().count() > 1;
     let binary = if has_folder { setting.directory.join(binary) } else { binary.to_owned() };
     TEMPLATE
+        .replace("@WHAT@", what)
         .replace("@WORKLOAD@", &name(finding))
-        .replace("@SHOWN@", &shown.chain(note).collect::<String>())
+        .replace("@SHOWN@", &shown.chain(note).chain(under).collect::<String>())
         .replace("@REQUESTS@", &finding.requests.max(1).to_string())
         .replace("@TOGETHER@", &requests.together.max(1).to_string())
         .replace("@BINARY@", &quoted(&binary.to_string_lossy()))
         .replace("@FILES@", &files(about, setting.directory))
-        .replace("@EXPORTS@", &exports(about))
+        .replace("@EXPORTS@", &exports(about, setting.directory))
         .replace("@UNSET@", &unset.collect::<String>())
         .replace("@ARGS@", &args)
         .replace("@BODIES@", &requests.bodies.len().to_string())
         .replace("@PATHS@", &paths.collect::<String>())
-}
-
-fn is_name(name: &str) -> bool {
-    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(word)
 }
 
 const TEMPLATE: &str = include_str!("reproduce.sh");
@@ -220,7 +174,6 @@ const TEMPLATE: &str = include_str!("reproduce.sh");
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_supervisor::Command;
 
     #[test]
     fn every_text_gets_the_number_of_its_request() {
@@ -238,47 +191,6 @@ mod tests {
         let mut input = serde_json::json!({"input": "x"});
         number(&mut input, false);
         assert_eq!(input, serde_json::json!({"input": "x"}));
-    }
-
-    #[test]
-    fn secrets_are_left_out_with_their_flags_and_words_are_quoted() {
-        let about = About {
-            args: ["-m", "/a b/m.gguf", "--api-key", HIDDEN, "-c", "4096"].map(str::to_owned).to_vec(),
-            ..About::default()
-        };
-        let here = Path::new("/here");
-        assert_eq!(arguments(&about, here), "-m \"$model\" -c 4096");
-        let files = files(&about, here);
-        assert!(files.starts_with("model='/a b/m.gguf'\n") && files.contains("model=$MODEL"), "{files}");
-        assert!(is_name("GGML_X1") && !is_name("1X") && !is_name("A B") && !is_name(""));
-    }
-
-    #[test]
-    fn what_was_inherited_is_given_and_secrets_are_only_named() {
-        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let own = Command {
-            binary: "x".into(),
-            args: Vec::new(),
-            env: vec![pair("MALLOC_ARENA_MAX", "2"), pair("HF_TOKEN", "hush")],
-            env_remove: vec!["CUDA_GONE".to_owned()],
-            directory: None,
-        };
-        let all = [
-            pair("LLAMA_ARG_N_PARALLEL", "3"),
-            pair("GGML_CUDA_FORCE", "a b"),
-            pair("LLAMA_API_KEY", "hush"),
-            pair("CUDA_GONE", "1"),
-            pair("MALLOC_ARENA_MAX", "9"),
-            pair("LLAMA_WARDEN_X", "1"),
-            pair("HOME", "/root"),
-        ];
-        let about = About::default().with_command(&own).with_inherited(&all, &own);
-        assert_eq!(
-            exports(&about),
-            "export GGML_CUDA_FORCE='a b'\nexport LLAMA_ARG_N_PARALLEL=3\nexport MALLOC_ARENA_MAX=2\n# LLAMA_API_KEY was \
-             set, too: it looks like a secret.\n# HF_TOKEN was set, too: it looks like a secret.\n"
-        );
-        assert!(about.command_line().starts_with("GGML_CUDA_FORCE='a b' "), "{}", about.command_line());
     }
 
     #[test]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Shows how the memory of llama-server grows under the workload @WORKLOAD@, with nothing but llama-server, curl and a shell.
+# @WHAT@ under the workload @WORKLOAD@, with nothing but llama-server, curl and a shell.
 # Seen with llama-warden diagnose:
 @SHOWN@#
 #   sh reproduce.sh [REQUESTS]

@@ -16,6 +16,8 @@ pub(super) enum Outlook {
     Suspected,
     /// None does, as far as was looked; here or there it was too little to tell.
     Clean,
+    /// The same, where only the host's memory could be seen.
+    CleanHost,
     /// All legs were too short to tell.
     TooFew,
     /// There was no leg.
@@ -29,6 +31,7 @@ impl Outlook {
             Some(Verdict::Leaking) => Self::Leaks,
             Some(Verdict::Suspected) => Self::Suspected,
             _ if report.legs.is_empty() => Self::NotRun,
+            _ if all().any(tells) && report.vram_unknown().is_some() => Self::CleanHost,
             _ if all().any(tells) => Self::Clean,
             _ => Self::TooFew,
         }
@@ -40,6 +43,7 @@ impl Outlook {
             Self::Leaks => "A leak was found.",
             Self::Suspected => "There may be a leak: a longer run tells.",
             Self::Clean => "No leak was found.",
+            Self::CleanHost => "No leak was found in host memory; VRAM is not known.",
             Self::TooFew => "Too few readings to tell whether anything leaks.",
             Self::NotRun => "No workload was run.",
         }
@@ -54,6 +58,9 @@ fn tells(found: &SeriesFinding) -> bool {
 /// What was found, a sentence a line.
 pub(super) fn headline(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
+    let tool = report.about.under.iter().map(|tool| {
+        format!("the server ran under `{tool}`: memory is that of both, and what grows may be the tool's")
+    });
     let findings = || report.legs.iter().map(|leg| &leg.finding);
     for finding in findings() {
         for found in finding.series.iter().filter(|found| found.verdict >= Verdict::Suspected) {
@@ -68,6 +75,7 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
     if lines.is_empty() {
         lines.extend(quiet(report));
     }
+    lines.extend(tool);
     for finding in findings() {
         if let Ended::Crashed { why } = &finding.ended {
             lines.push(format!("the server failed under {}: {why}", name(finding)));
@@ -90,10 +98,13 @@ fn quiet(report: &Report) -> Option<String> {
     let names = |all: &[&Finding]| all.iter().map(|finding| name(finding)).collect::<Vec<_>>().join(", ");
     let (told, short): (Vec<&Finding>, Vec<&Finding>) =
         report.legs.iter().map(|leg| &leg.finding).partition(|finding| finding.series.iter().any(tells));
+    let unknown = report.vram_unknown();
+    let nothing = if unknown.is_some() { "nothing leaks in host memory" } else { "nothing leaks" };
+    let unknown = unknown.map_or_else(String::new, |why| format!("; VRAM is not known: {why}"));
     match (told.is_empty(), short.is_empty()) {
-        (false, true) => Some("nothing leaks under the workloads below".to_owned()),
+        (false, true) => Some(format!("{nothing} under the workloads below{unknown}")),
         (false, false) => Some(format!(
-            "nothing leaks under {}; there were too few readings to tell under {}",
+            "{nothing} under {}; there were too few readings to tell under {}{unknown}",
             names(&told),
             names(&short)
         )),

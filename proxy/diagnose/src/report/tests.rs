@@ -133,6 +133,11 @@ fn short(workload: Workload) -> LegResult {
     all
 }
 
+/// A leg whose VRAM could not be read.
+fn blind(workload: Workload) -> LegResult {
+    LegResult { vram_unknown: Some("no driver".to_owned()), ..leg(workload, 0) }
+}
+
 #[test]
 fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
     let of = |legs: Vec<LegResult>, skipped: Vec<Skipped>| {
@@ -150,12 +155,16 @@ fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
             "nothing leaks under long-text; there were too few readings to tell under short-text",
         ),
         (of(vec![leg(Workload::LongText, 0)], Vec::new()), "nothing leaks under the workloads below"),
+        (
+            of(vec![blind(Workload::LongText)], Vec::new()),
+            "nothing leaks in host memory under the workloads below; VRAM is not known: no driver",
+        ),
     ] {
         for text in [report.markdown(None), report.html()] {
             assert!(text.contains(told), "{told}: {text}");
             assert_eq!(
                 text.contains("No leak was found."),
-                text.starts_with('<') && told.starts_with("nothing leaks")
+                text.starts_with('<') && told.starts_with("nothing leaks under")
             );
         }
     }
@@ -226,22 +235,24 @@ fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
     }
 }
 
-#[test]
-fn a_leg_without_the_cache_says_so_everywhere_and_so_does_the_script() {
-    let mut report = report();
-    report.legs[1].finding.control = true;
-    let folder = tempfile::tempdir().unwrap();
-    let numbers = &defaults().diagnose;
-    let how = Folder {
-        numbers,
+fn plain() -> Folder<'static> {
+    Folder {
+        numbers: &defaults().diagnose,
         removed: &[],
         directory: std::path::Path::new("/"),
         slots: 1,
         n_ctx: None,
         tokens_per_word: 0.0,
         replay: None,
-    };
-    report.write_folder(folder.path(), &how).unwrap();
+    }
+}
+
+#[test]
+fn a_leg_without_the_cache_says_so_everywhere_and_so_does_the_script() {
+    let mut report = report();
+    report.legs[1].finding.control = true;
+    let folder = tempfile::tempdir().unwrap();
+    report.write_folder(folder.path(), &plain()).unwrap();
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
     assert!(read("report.md").contains("host under same-image (no cache): +4.00 MiB a request"));
     assert!(read("report.html").contains("<h2>same-image (no cache)</h2>"));
@@ -287,4 +298,61 @@ fn what_a_server_quotes_of_somebodys_requests_is_in_no_file() {
             "{name}: {text}"
         );
     }
+}
+
+#[test]
+fn an_older_script_goes_with_its_requests_and_what_is_not_ours_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    report().write_folder(folder.path(), &plain()).unwrap();
+    assert!(at("requests/0.json").is_file());
+    std::fs::write(at("requests/mine.json"), "").unwrap();
+    let empty = Outcome { legs: Vec::new(), skipped: Vec::new(), interrupted: false, failed: false };
+    let nothing = Report::new(About::default(), &empty);
+    nothing.write_folder(folder.path(), &plain()).unwrap();
+    assert!(!at("reproduce.sh").exists() && !at("requests/0.json").exists());
+    assert!(at("requests/mine.json").is_file() && at("report.md").is_file());
+    std::fs::write(at("reproduce.sh"), "somebody else's").unwrap();
+    std::fs::write(at("requests/0.json"), "").unwrap();
+    nothing.write_folder(folder.path(), &plain()).unwrap();
+    assert!(at("reproduce.sh").is_file() && at("requests/0.json").is_file());
+}
+
+#[test]
+fn a_script_shows_growth_only_where_there_is_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = |report: Report| {
+        report.write_folder(folder.path(), &plain()).unwrap();
+        std::fs::read_to_string(folder.path().join("reproduce.sh")).unwrap()
+    };
+    assert!(script(report()).contains("# Shows how the memory of llama-server grows under the workload"));
+    let mut steady = report();
+    steady.legs.truncate(1);
+    assert!(script(steady).contains("# Shows the memory of llama-server under the workload short-text,"));
+}
+
+#[test]
+fn a_tool_around_the_server_is_named_and_growth_is_not_the_servers_alone() {
+    let mut report = report();
+    report.about = report.about.with_tool(&["env", "A_KEY=hush", "valgrind"].map(str::to_owned));
+    assert!(report.about.command_line().contains(" env 'A_KEY=***' valgrind /opt/llama-server -m "));
+    let told = "the server ran under `env 'A_KEY=***' valgrind`: memory is that of both";
+    let text = report.markdown(None);
+    assert!(text.starts_with("# Memory of llama-server and of the tool around it grows\n"), "{text}");
+    assert!(text.contains(told) && text.contains("| run under |"), "{text}");
+    assert!(report.html().contains(told));
+    let folder = tempfile::tempdir().unwrap();
+    report.write_folder(folder.path(), &plain()).unwrap();
+    let script = std::fs::read_to_string(folder.path().join("reproduce.sh")).unwrap();
+    assert!(script.contains("which this script leaves out") && !script.contains("valgrind /opt"), "{script}");
+}
+
+#[test]
+fn what_a_server_may_keep_is_that_of_a_leg_with_its_cache() {
+    let mut report = report();
+    report.legs[0].may_keep = vec!["a prompt cache".to_owned()];
+    report.legs[1].finding.control = true;
+    report.legs[1].may_keep = vec!["nothing much".to_owned()];
+    let text = report.markdown(None);
+    assert!(text.contains("may keep on purpose: a prompt cache") && !text.contains("nothing much"), "{text}");
 }
