@@ -14,6 +14,7 @@ mod display;
 mod folder;
 mod headroom;
 mod keeper;
+mod outputs;
 mod target;
 mod trace;
 mod wrap;
@@ -134,9 +135,7 @@ pub(crate) fn run(args: DiagnoseArgs) -> Result<(), Failure> {
 async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     let workloads = args.workloads()?;
     let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);
-    if let Some(path) = &args.html {
-        writable(path)?;
-    }
+    outputs::prepare(&args)?;
     // Before anything is started, so that no signal finds us half-way with the default action.
     let mut signals = Signals::new()?;
     let machine = Machine::read();
@@ -150,8 +149,8 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         out::error_line(&format!("warning: {warning}"));
     }
     out::error_line(&target.program());
-    // Of the server as it is configured, not of what is put around it.
-    let about = target.about(crate::clock::now_text(), &machine);
+    // Of the server as it is configured; a tool around it is named beside it.
+    let mut about = target.about(crate::clock::now_text(), &machine);
     let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.diagnose.clone());
     if let Some(tracing) = &mut tracing {
         tracing.apply(&mut spec.command)?;
@@ -159,6 +158,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     if let Some(wrap) = &wrap {
         out::error_line(&wrap.place(&spec.command));
         wrap.apply(&mut spec.command)?;
+        about = about.with_tool(wrap.words());
         Wrap::patience(&mut target.timing, &mut numbers);
     }
     let starter = Starter::new(nursery, &target.runtime_dir, target.timing, target.watch)?;
@@ -206,19 +206,16 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         if args.json { out::error_line(&line) } else { out::line(&line)? }
     }
     // After the table: whatever cannot be written, what was found is told.
-    if let Some(path) = &args.html {
-        let written = std::fs::write(path, report.html());
-        written.map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
-    }
-    if let Some(path) = &args.report {
-        folder::write(path, &report, &outcome, &target, &machine.cwd, recording.as_deref())?;
-    }
-    if let Some(trouble) = trouble {
-        return Err(trouble);
-    }
-    if let (true, Some(cure)) = (args.write, &report.cure) {
-        bisect::write(cure, &target.name, &args.config, &machine)?;
-    }
+    let cure = report.cure.as_ref().filter(|_| args.write);
+    let all = [
+        cure.map(|cure| bisect::write(cure, &target.name, &args.config, &machine)),
+        args.html.as_ref().map(|path| outputs::page(path, &report.html())),
+        args.report
+            .as_ref()
+            .map(|path| folder::write(path, &report, &outcome, &target, &machine.cwd, recording.as_deref())),
+        trouble.map(Err),
+    ];
+    outputs::first_failure(all.into_iter().flatten(), out::error_line)?;
     end(&outcome, &report, stop.is_cancelled())
 }
 
@@ -329,14 +326,6 @@ fn end(outcome: &Outcome, report: &Report, stopped: bool) -> Result<(), Failure>
         return Ok(());
     };
     Err(Failure::Told { code })
-}
-
-/// Told before the work is done, not after.
-fn writable(path: &std::path::Path) -> Result<(), Failure> {
-    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).map_err(|error| {
-        Failure::usage(format!("--html {}: {error}", path.display()), "choose a file that can be written")
-    })
 }
 
 impl From<DiagnoseError> for Failure {

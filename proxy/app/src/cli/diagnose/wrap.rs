@@ -72,6 +72,11 @@ impl Wrap {
         Ok(())
     }
 
+    /// The tool and its options.
+    pub(super) fn words(&self) -> &[String] {
+        &self.words
+    }
+
     /// Where it runs, for those who look for what it writes.
     pub(super) fn place(&self, command: &Command) -> String {
         let here = || std::env::current_dir().unwrap_or_default();

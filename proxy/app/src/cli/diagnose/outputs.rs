@@ -1,0 +1,92 @@
+//! What is written beside the table: the cure into the configuration, the page, the folder. Places are tried before the work
+//! is done, and one that fails after it keeps none of the others from being written.
+
+use std::path::Path;
+
+use super::DiagnoseArgs;
+use crate::exit::Failure;
+
+/// Whether everything can be written where it is to be: told before the work is done, not after.
+pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.html {
+        let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        opened.map_err(|error| {
+            Failure::usage(format!("--html {}: {error}", path.display()), "choose a file that can be written")
+        })?;
+    }
+    if let Some(path) = &args.report {
+        let tried = std::fs::create_dir_all(path).and_then(|()| tempfile::tempfile_in(path));
+        tried.map_err(|error| {
+            Failure::usage(
+                format!("--report {}: {error}", path.display()),
+                "choose a folder that can be written",
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Writes the page.
+pub(super) fn page(path: &Path, page: &str) -> Result<(), Failure> {
+    std::fs::write(path, page)
+        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))
+}
+
+/// The first failure of all that was done; those after it are told by `tell`, a line each.
+pub(super) fn first_failure(
+    all: impl IntoIterator<Item = Result<(), Failure>>,
+    mut tell: impl FnMut(&str),
+) -> Result<(), Failure> {
+    let mut first = Ok(());
+    for failure in all.into_iter().filter_map(Result::err) {
+        if first.is_ok() {
+            first = Err(failure);
+        } else {
+            failure.lines().iter().for_each(|line| tell(line));
+        }
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Own {
+        #[command(flatten)]
+        args: DiagnoseArgs,
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_told_before_the_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "mine").unwrap();
+        let prepared = |flag: &str, path: &Path| {
+            prepare(&Own::parse_from(["diagnose", flag, path.to_str().unwrap(), "--", "-m", "a"]).args)
+        };
+        for (flag, path) in
+            [("--report", file.join("in")), ("--report", file.clone()), ("--html", file.join("x"))]
+        {
+            let failure = prepared(flag, &path).unwrap_err();
+            assert!(failure.code() == 2 && failure.to_string().starts_with(flag), "{failure}");
+        }
+        let new = folder.path().join("a/b");
+        prepared("--report", &new).unwrap();
+        assert_eq!(std::fs::read_dir(&new).unwrap().count(), 0);
+        prepared("--html", &file).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+    }
+
+    #[test]
+    fn the_first_failure_is_the_result_and_the_others_are_told() {
+        let mut told = Vec::new();
+        let all = [Ok(()), Err(Failure::usage("one", "x")), Ok(()), Err(Failure::hinted("two", "y"))];
+        let failure = first_failure(all, |line| told.push(line.to_owned())).unwrap_err();
+        assert_eq!((failure.to_string().as_str(), failure.code()), ("one", 2));
+        assert_eq!(told, ["error: two", "hint: y"]);
+        assert!(first_failure([Ok(())], |_| ()).is_ok());
+    }
+}
