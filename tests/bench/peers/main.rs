@@ -134,8 +134,11 @@ fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
                 progress(round, part, &peer.name);
                 if let Err(trouble) = measure(figures, peer, options) {
                     let told = format!("{part}, {}: {trouble}", peer.name);
-                    // What others do wrong is worth a line; the yardstick and ourselves have to work.
-                    if !["haproxy", "llama-swap"].contains(&peer.name.as_str()) {
+                    // What others do wrong is worth a line; the yardstick and ourselves have to work. Gates need none: nginx
+                    // answers 502 where its upstream closes an idle connection in the moment of a request.
+                    let others = ["haproxy", "llama-swap", "nginx"];
+                    let others = if options.gates { &others[..] } else { &others[..2] };
+                    if !others.contains(&peer.name.as_str()) {
                         return Err(Trouble::new(format!("{told}\n{}", peer.last_words())));
                     }
                     figures.notes.push(told.lines().next().unwrap_or_default().to_owned());
