@@ -16,15 +16,6 @@ use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 /// A few legs on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A home with a fake-llama that does what the script says.
-fn home(script: &Value) -> Result<Home, Trouble> {
-    let mut home = Home::new()?;
-    home.file("model.gguf", "GGUF")?;
-    let file = home.file("script.json", script.to_string())?;
-    home.env.insert("FAKE_LLAMA_SCRIPT".into(), file.into());
-    Ok(home)
-}
-
 /// `diagnose` with the fake-llama of this home.
 async fn diagnose(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Trouble> {
     let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
@@ -35,7 +26,7 @@ async fn diagnose(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Tro
 
 /// Its report, and its exit code.
 async fn report(script: &Value, workloads: &str, flags: &[&str]) -> Result<(Value, i32), Trouble> {
-    let home = home(script)?;
+    let home = Home::with_fake(script)?;
     let ran = diagnose(&home, &["--json", "--workload", workloads], flags).await?;
     let mut json: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
     // Hundreds of readings would hide what a failed test has to say.
@@ -130,7 +121,7 @@ async fn a_prompt_cache_that_fills_is_bounded_and_growth_of_the_start_is_steady(
 
 #[tokio::test]
 async fn what_a_server_cannot_do_is_listed_with_the_reason_and_the_table_is_for_people() -> Outcome {
-    let home = home(&json!({ "leak_kib_per_request": 4000 }))?;
+    let home = Home::with_fake(&json!({ "leak_kib_per_request": 4000 }))?;
     let args = ["--workload", "short-text,same-image,audio", "--html", "page.html"];
     let ran = diagnose(&home, &args, &[]).await?;
     assert_eq!(ran.code, 3, "{ran:?}");
@@ -152,7 +143,7 @@ async fn what_a_server_cannot_do_is_listed_with_the_reason_and_the_table_is_for_
 
 #[tokio::test]
 async fn interrupted_it_shows_the_table_so_far_and_leaves_nothing_behind() -> Outcome {
-    let home = home(&json!({ "ms_per_token": 2.0 }))?;
+    let home = Home::with_fake(&json!({ "ms_per_token": 2.0 }))?;
     let fake: OsString = binaries::fake_llama()?.into();
     let mut args: Vec<OsString> = vec!["diagnose".into(), "--binary".into(), fake];
     let rest = ["--workload", "short-text,long-text", "--requests", "100000", "--", "-m", "model.gguf"];
@@ -173,7 +164,9 @@ async fn interrupted_it_shows_the_table_so_far_and_leaves_nothing_behind() -> Ou
 
 #[tokio::test]
 async fn a_crash_in_the_middle_is_told_with_its_cause_and_the_next_leg_is_run() -> Outcome {
-    let home = home(&json!({ "faults": [{ "at": 12, "do": "crash", "signal": 11, "after_tokens": 3 }] }))?;
+    let home = Home::with_fake(
+        &json!({ "faults": [{ "at": 12, "do": "crash", "signal": 11, "after_tokens": 3 }] }),
+    )?;
     let ran = diagnose(&home, &["--workload", "short-text,long-text"], &[]).await?;
     assert_eq!(ran.code, 1, "{ran:?}");
     let note = ran.stdout.lines().find(|line| line.starts_with("short-text: the server failed"));
@@ -184,7 +177,7 @@ async fn a_crash_in_the_middle_is_told_with_its_cause_and_the_next_leg_is_run() 
 
 #[tokio::test]
 async fn a_server_that_does_not_start_says_why() -> Outcome {
-    let home = home(&json!({ "fail": "corrupt_model" }))?;
+    let home = Home::with_fake(&json!({ "fail": "corrupt_model" }))?;
     let ran = diagnose(&home, &["--workload", "short-text"], &[]).await?;
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.stderr.contains("error: the server did not start: the model could not be loaded"), "{ran:?}");
@@ -193,7 +186,7 @@ async fn a_server_that_does_not_start_says_why() -> Outcome {
 
 #[tokio::test]
 async fn recorded_requests_are_sent_again_in_their_order() -> Outcome {
-    let home = home(&json!({}))?;
+    let home = Home::with_fake(&json!({}))?;
     let line = |text: &str| {
         let messages = json!([{ "role": "user", "content": text }]);
         json!({ "path": "/v1/chat/completions", "body": { "messages": messages, "max_tokens": 2 } })
@@ -282,7 +275,7 @@ async fn what_a_model_is_asked_is_recorded_without_what_was_said_and_can_be_repl
     let said = first["body"]["messages"].to_string();
     assert!(said.contains("\"role\":\"user\""), "{said}");
 
-    let home = home(&json!({}))?;
+    let home = Home::with_fake(&json!({}))?;
     home.file("asked.jsonl", text)?;
     let ran = diagnose(&home, &["--replay", "asked.jsonl", "--requests", "6", "--json"], &[]).await?;
     let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;

@@ -17,10 +17,7 @@ const INTERRUPTED: i32 = 130;
 
 /// A home whose fake-llama never answers this path, and what `diagnose` is told there.
 fn hanging(path: &str, args: &[&str]) -> Result<(Home, Vec<OsString>), Trouble> {
-    let mut home = Home::new()?;
-    home.file("model.gguf", "GGUF")?;
-    let file = home.file("script.json", json!({"hangs_on": [path]}).to_string())?;
-    home.env.insert("FAKE_LLAMA_SCRIPT".into(), file.into());
+    let home = Home::with_fake(&json!({"hangs_on": [path]}))?;
     let mut all: Vec<OsString> = vec!["diagnose".into(), "--binary".into(), binaries::fake_llama()?.into()];
     all.extend(args.iter().chain(&["--", "-m", "model.gguf"]).map(OsString::from));
     Ok((home, all))

@@ -16,11 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A home with a model for a fake-llama.
 fn home() -> Result<Home, Trouble> {
-    let mut home = Home::new()?;
-    home.file("model.gguf", "GGUF")?;
-    let file = home.file("script.json", json!({"ms_per_token": 1.0}).to_string())?;
-    home.env.insert("FAKE_LLAMA_SCRIPT".into(), file.into());
-    Ok(home)
+    Home::with_fake(&json!({"ms_per_token": 1.0}))
 }
 
 /// A tool that runs the server as its child and leaves an agent in a session of its own.

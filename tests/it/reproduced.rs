@@ -14,14 +14,6 @@ const PATIENCE: Duration = Duration::from_secs(240);
 
 const PLAIN: [&str; 4] = ["-np", "2", "--mmproj", "model.gguf"];
 
-fn home(script: &Value) -> Result<Home, Trouble> {
-    let mut home = Home::new()?;
-    home.file("model.gguf", "GGUF")?;
-    let file = home.file("script.json", script.to_string())?;
-    home.env.insert("FAKE_LLAMA_SCRIPT".into(), file.into());
-    Ok(home)
-}
-
 /// `diagnose --report out` with the fake-llama of this home.
 async fn reported(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Trouble> {
     let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
@@ -49,7 +41,7 @@ async fn reproduced(home: &mut Home, requests: u32) -> Result<(i64, Ran), Troubl
 #[tokio::test]
 async fn the_script_shows_the_growth_of_each_workload_without_us() -> Outcome {
     for workload in Workload::ALL {
-        let mut home = home(&json!({ "leak_kib_per_request": 2048 }))?;
+        let mut home = Home::with_fake(&json!({ "leak_kib_per_request": 2048 }))?;
         let line = json!({ "path": "/v1/messages", "body": { "max_tokens": 2, "messages": [{ "role": "user", "content": "a secret" }] } });
         home.file("asked.jsonl", format!("{line}\n"))?;
         let args: &[&str] = match workload {
@@ -67,7 +59,7 @@ async fn the_script_shows_the_growth_of_each_workload_without_us() -> Outcome {
 
 #[tokio::test]
 async fn a_leak_beside_the_prompt_cache_is_shown_without_the_cache_and_with_what_was_inherited() -> Outcome {
-    let mut home = home(&json!({ "leak_kib_per_request": 4000 }))?;
+    let mut home = Home::with_fake(&json!({ "leak_kib_per_request": 4000 }))?;
     for (name, value) in [("GGML_TEST_VALUE", "a b"), ("LLAMA_ARG_TEST_TOKEN", "hush"), ("UNRELATED", "hush")]
     {
         home.env.insert(name.into(), value.into());
@@ -99,7 +91,7 @@ async fn a_leak_beside_the_prompt_cache_is_shown_without_the_cache_and_with_what
 
 #[tokio::test]
 async fn call_sites_are_in_the_report_in_the_findings_and_on_the_page() -> Outcome {
-    let home = home(&json!({ "leak_kib_per_request": 3000 }))?;
+    let home = Home::with_fake(&json!({ "leak_kib_per_request": 3000 }))?;
     let ran = reported(&home, &["--trace", "--workload", "short-text"], &["--cache-ram", "0"]).await?;
     assert_eq!(ran.code, 3, "{}", ran.all());
     let line = "short-text: host memory grows by 2.9 MiB a request";
@@ -119,7 +111,7 @@ async fn call_sites_are_in_the_report_in_the_findings_and_on_the_page() -> Outco
 
 #[tokio::test]
 async fn a_report_says_no_more_than_was_seen_and_a_script_tells_when_nothing_is_answered() -> Outcome {
-    let home = home(&json!({}))?;
+    let home = Home::with_fake(&json!({}))?;
     reported(&home, &["--workload", "short-text", "--requests", "3"], &["--cache-ram", "0"]).await?;
     let (text, page) = (file(&home, "report.md")?, file(&home, "report.html")?);
     assert!(text.contains("too few readings to tell whether anything leaks under short-text"), "{text}");

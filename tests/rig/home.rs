@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -73,6 +74,18 @@ impl Home {
     /// Its root.
     pub fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// One with `model.gguf`, whose fake-llama does what the script says, whoever starts it.
+    ///
+    /// # Errors
+    /// As with [`Home::new`]; a file cannot be written.
+    pub fn with_fake(script: &Value) -> Result<Self, Trouble> {
+        let mut home = Self::new()?;
+        home.file("model.gguf", "GGUF")?;
+        let file = home.file("script.json", script.to_string())?;
+        home.env.insert("FAKE_LLAMA_SCRIPT".into(), file.into());
+        Ok(home)
     }
 
     /// A file in it with this content.

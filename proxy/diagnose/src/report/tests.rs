@@ -280,16 +280,7 @@ fn what_a_server_quotes_of_somebodys_requests_is_in_no_file() {
         report.notes()
     );
     let folder = tempfile::tempdir().unwrap();
-    let how = Folder {
-        numbers: &defaults().diagnose,
-        removed: &[],
-        directory: std::path::Path::new("/"),
-        slots: 1,
-        n_ctx: None,
-        tokens_per_word: 0.0,
-        replay: None,
-    };
-    report.write_folder(folder.path(), &how).unwrap();
+    report.write_folder(folder.path(), &plain()).unwrap();
     for name in ["report.md", "report.html", "findings.json"] {
         let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
         assert!(!text.contains("hush\\\"}") && !text.contains("a hush"), "{name}: {text}");
