@@ -21,6 +21,7 @@
 //! | [`admission`] | whether a prompt fits into the memory that is left |
 //! | [`simulate`] | what a policy would do to a backend that leaks, before it does it to a real one |
 //! | [`experiment`] | what an experiment with a fresh server found out about its memory |
+//! | [`server_facts`] | nothing: it names what is known of how a llama-server behaves |
 //! | [`hosts`] | by which host names we may be reached |
 //! | [`origins`] | which web pages may call |
 //! | [`rate`] | whether something may happen once more, and when again if not |
@@ -45,6 +46,7 @@ pub mod recycle;
 pub mod restraint;
 pub mod sample;
 pub mod schedule;
+pub mod server_facts;
 pub mod share;
 pub mod simulate;
 pub mod trace;
@@ -59,4 +61,5 @@ pub use origins::Origins;
 pub use rate::Rate;
 pub use recycle::{Action, Decision, Reason};
 pub use sample::{GpuIndex, Sample, Series, Vram, VramSource, Work};
+pub use server_facts::{ServerFacts, StreamHead};
 pub use units::{ByteSize, MemoryLimit};

@@ -127,7 +127,7 @@ section!(
         replace: String,
         /// Whether a process is asked for a report of its GPU memory.
         memory_report: bool,
-        /// What a process listens on: `unix` or `tcp`.
+        /// What a process listens on: `auto`, `unix` or `tcp`.
         socket: String,
         /// Whether what is read about a process is written to a file for `policy replay`.
         record: bool,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_policies::admission::Price;
-use warden_policies::{ModelName, defaults};
+use warden_policies::{ModelName, ServerFacts, defaults};
 
 use super::*;
 use crate::event::{EventKind, Journal};
@@ -40,7 +40,8 @@ impl Rig {
     }
 
     fn open(&self, id: GenerationId) {
-        self.shared.open(&Arc::new(Cell::new(id, Endpoint::Unix(PathBuf::from("/x.sock")))), 2);
+        let endpoint = Endpoint::Unix(PathBuf::from("/x.sock"));
+        self.shared.open(&Arc::new(Cell::new(id, endpoint, ServerFacts::default())), 2);
     }
 
     fn publish(&self, known: Vec<Known>) {

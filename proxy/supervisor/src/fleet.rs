@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
-use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::{ModelName, ServerFacts};
 
 use self::roster::{Handle, Roster};
 use crate::admit::{Size, Weighed};
@@ -196,6 +196,21 @@ impl Fleet {
             Ok(report)
         });
         task.await.unwrap_or(Err(FleetError::ShuttingDown))
+    }
+
+    /// So much is known of a binary now: what was learned while it ran. Its processes go on, and their leases know it at once.
+    pub async fn learn(&self, binary: &Path, facts: ServerFacts) {
+        let mut change = self.inner.change.lock().await;
+        for spec in &mut change.config.models {
+            if spec.command.binary == binary {
+                spec.facts = facts;
+            }
+        }
+        // Also those that leave: their processes may still hold leases.
+        let roster = self.inner.roster.load_full();
+        for handle in roster.handles().chain(&change.leaving) {
+            handle.send(Control::Learn(binary.to_owned(), facts));
+        }
     }
 
     async fn take_over(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {

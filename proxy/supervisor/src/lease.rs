@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::{GenerationId, ModelName, Work};
+use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 
 pub use crate::outcomes::Outcome;
 use crate::outcomes::{Decode, Outcomes};
@@ -67,6 +67,11 @@ impl Lease {
     pub fn is_running(&self) -> bool {
         let process = self.cell.process.get();
         process.is_none_or(|process| process.upgrade().is_some_and(|process| process.is_running()))
+    }
+
+    /// What is known now of how the generation's binary behaves. It may become known while the lease is held.
+    pub fn facts(&self) -> ServerFacts {
+        self.cell.facts()
     }
 
     /// How long the caller waited for it.
@@ -142,6 +147,7 @@ pub(crate) struct Cell {
     /// Set once it is there.
     pub(crate) process: OnceLock<Weak<dyn Process>>,
     born: Instant,
+    facts: Mutex<ServerFacts>,
     work: Mutex<Work>,
     /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
     progress: AtomicU64,
@@ -153,12 +159,13 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    pub(crate) fn new(id: GenerationId, endpoint: Endpoint) -> Self {
+    pub(crate) fn new(id: GenerationId, endpoint: Endpoint, facts: ServerFacts) -> Self {
         Self {
             id,
             endpoint,
             process: OnceLock::new(),
             born: Instant::now(),
+            facts: Mutex::new(facts),
             work: Mutex::default(),
             progress: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -170,6 +177,15 @@ impl Cell {
 
     pub(crate) fn work(&self) -> Work {
         *lock(&self.work)
+    }
+
+    fn facts(&self) -> ServerFacts {
+        *lock(&self.facts)
+    }
+
+    /// More is known of its binary than when it was started.
+    pub(crate) fn learn(&self, facts: ServerFacts) {
+        *lock(&self.facts) = facts;
     }
 
     fn micros(&self, at: Instant) -> u64 {

@@ -10,7 +10,7 @@ use warden_policies::health::HealthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::recycle::RecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
-use warden_policies::{ByteSize, MemoryLimit, ModelName};
+use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 
 /// How to run llama-server for one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +44,10 @@ pub enum Replace {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Socket {
-    /// A Unix socket in a private directory: nobody but us can reach the process.
+    /// A Unix socket, unless the binary is known not to take one; then a port.
     #[default]
+    Auto,
+    /// A Unix socket in a private directory: nobody but us can reach the process.
     Unix,
     /// A free port of 127.0.0.1: any user of the machine can reach the process.
     Tcp,
@@ -97,6 +99,9 @@ pub struct ModelSpec {
     pub memory_report: bool,
     /// What its processes listen on.
     pub socket: Socket,
+    /// What is known of how the binary behaves. What becomes known later is told by [`Fleet::learn`](crate::Fleet::learn);
+    /// neither replaces a process.
+    pub facts: ServerFacts,
     /// Write each reading to `traces/NAME-gN.jsonl` in the state directory, for `policy replay`.
     pub record: bool,
 }

@@ -11,7 +11,7 @@ use warden_gateway::{KeySpec, ModelRules};
 use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
-use warden_policies::{MemoryLimit, ModelName, Names, defaults};
+use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults};
 use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, SharedBudgets, Timing, Watch};
 
 use super::arguments;
@@ -393,6 +393,7 @@ impl Resolver<'_> {
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
             memory_report: model.memory_report,
             socket: model.socket,
+            facts: ServerFacts::default(),
             record: model.record,
             admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
         };

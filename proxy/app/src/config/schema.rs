@@ -129,7 +129,7 @@ pub(crate) fn cancel(_: &mut SchemaGenerator) -> Schema {
 
 /// What a process listens on.
 pub(crate) fn socket(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "enum": ["unix", "tcp"] })
+    json_schema!({ "type": "string", "enum": ["auto", "unix", "tcp"] })
 }
 
 /// Defines a type whose schema is a section of `defaults.toml`.

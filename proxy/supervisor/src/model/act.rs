@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
-use warden_policies::{GenerationId, backoff};
+use warden_policies::{GenerationId, ServerFacts, backoff};
 
 use super::unit::{Live, Unit, UnitId};
 use super::watched::Watched;
@@ -144,11 +144,11 @@ impl Model {
     fn spawn(&mut self, id: UnitId) {
         let generation = self.context.next_generation();
         let socket = self.context.socket(&self.spec.name, generation);
-        let (endpoint, failed) = match endpoint(self.spec.socket, &socket) {
+        let (endpoint, failed) = match endpoint(self.spec.socket, self.spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
             Err(error) => (Endpoint::Unix(socket.clone()), Some(error)),
         };
-        let cell = Arc::new(Cell::new(generation, endpoint.clone()));
+        let cell = Arc::new(Cell::new(generation, endpoint.clone(), self.spec.facts));
         let recipe = recipe(&self.spec);
         let watched = self.watched(generation, &recipe.request.command);
         let live = Live::new(generation, socket.clone(), cell, recipe.clone(), watched);
@@ -266,12 +266,23 @@ pub(super) struct Recipe {
     socket: Socket,
 }
 
+impl Recipe {
+    pub(super) fn binary(&self) -> &Path {
+        &self.request.command.binary
+    }
+}
+
 /// Where a new process is to listen. A port is free now; if somebody else takes it before the process does, that is a
 /// failed start like any other, and the next one gets another port.
-fn endpoint(socket: Socket, path: &Path) -> io::Result<Endpoint> {
-    match socket {
-        Socket::Unix => Ok(Endpoint::Unix(path.to_owned())),
-        Socket::Tcp => {
+fn endpoint(socket: Socket, facts: ServerFacts, path: &Path) -> io::Result<Endpoint> {
+    let unix = match socket {
+        Socket::Auto => facts.unix_sockets != Some(false),
+        Socket::Unix => true,
+        Socket::Tcp => false,
+    };
+    match unix {
+        true => Ok(Endpoint::Unix(path.to_owned())),
+        false => {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
             listener.local_addr().map(Endpoint::Tcp)
         }

@@ -1,9 +1,11 @@
 //! What operators ask for: restart, drain, new settings, removal, the end.
 
+use std::path::Path;
+
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use warden_policies::GenerationId;
 use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::{GenerationId, ServerFacts};
 
 use super::act::recipe;
 use super::unit::{Role, Unit};
@@ -36,6 +38,7 @@ impl Model {
                 let replaced = self.apply(*spec, watch);
                 self.answer(reply, replaced);
             }
+            Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
         }
@@ -81,6 +84,8 @@ impl Model {
     fn apply(&mut self, spec: ModelSpec, watch: Watch) -> bool {
         let old = std::mem::replace(&mut self.spec, spec);
         self.watch = watch;
+        let (binary, facts) = (self.spec.command.binary.clone(), self.spec.facts);
+        self.learn_facts(&binary, facts);
         self.shared.set_queue(self.spec.queue_depth, self.spec.queue_wait);
         self.shared.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
         if self.spec.recycle != old.recycle || self.spec.restraint != old.restraint {
@@ -108,6 +113,18 @@ impl Model {
             }
         }
         remade && self.units.iter().any(|unit| unit.live.is_some())
+    }
+
+    /// Processes of that binary behave so, those that run and those to come.
+    fn learn_facts(&mut self, binary: &Path, facts: ServerFacts) {
+        if self.spec.command.binary == binary {
+            self.spec.facts = facts;
+        }
+        for live in self.units.iter().filter_map(|unit| unit.live.as_ref()) {
+            if live.made_of.binary() == binary {
+                live.cell.learn(facts);
+            }
+        }
     }
 
     /// A new limit of leases, for what is open.

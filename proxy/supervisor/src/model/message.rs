@@ -1,10 +1,11 @@
 //! What a model's task is told: by its helpers, about one generation each, and by operators.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use warden_policies::GenerationId;
+use warden_policies::{GenerationId, ServerFacts};
 
 use super::watched::Taken;
 use crate::census::Returned;
@@ -50,6 +51,8 @@ pub(crate) enum Control {
     Drain(oneshot::Sender<Result<(), ControlError>>),
     /// New settings. Answered with whether processes are replaced because of them.
     Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
+    /// So much is known of a binary now.
+    Learn(PathBuf, ServerFacts),
     Remove,
     /// End by this time, as far as leases are concerned.
     Shutdown(Instant),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use warden_policies::ServerFacts;
 
 use super::*;
 use crate::lease::{Endpoint, Outcome};
@@ -15,7 +16,7 @@ fn shared(depth: usize) -> Arc<Shared> {
 }
 
 fn cell(id: u64) -> Arc<Cell> {
-    Arc::new(Cell::new(GenerationId(id), Endpoint::Unix(PathBuf::from("/x.sock"))))
+    Arc::new(Cell::new(GenerationId(id), Endpoint::Unix(PathBuf::from("/x.sock")), ServerFacts::default()))
 }
 
 fn failure() -> Failure {

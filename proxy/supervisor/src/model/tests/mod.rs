@@ -168,7 +168,8 @@ fn spec(name: &str) -> ModelSpec {
         restraint: RestraintPolicy { jitter: 0.0, ..RestraintPolicy::new(recycle) },
         oom_score_adj: defaults.child.oom_score_adj,
         memory_report: defaults.model.memory_report,
-        socket: crate::spec::Socket::Unix,
+        socket: crate::spec::Socket::Auto,
+        facts: warden_policies::ServerFacts::default(),
         record: false,
         admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
     }

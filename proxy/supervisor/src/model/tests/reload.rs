@@ -1,10 +1,12 @@
 //! New configurations.
 
-use warden_policies::Reason;
+use warden_policies::{Reason, ServerFacts, StreamHead};
 
 use super::script::Role;
 use super::*;
 use crate::child::Exit;
+use crate::lease::Endpoint;
+use crate::spec::Socket;
 use crate::{FleetError, ResolveError};
 
 fn names(names: &[&str]) -> Vec<ModelName> {
@@ -161,4 +163,46 @@ async fn what_is_wrong_with_a_configuration_is_named_and_nothing_is_taken_over()
     let report = rig.apply(|config| config.state_dir = "/elsewhere".into()).await;
     assert_eq!(report.needs_restart, ["state_dir"]);
     rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_becomes_known_of_a_binary_reaches_leases_that_are_held_and_replaces_nothing() {
+    let mut rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    assert_eq!(held.facts(), ServerFacts::default());
+    let facts = ServerFacts { stream_head: StreamHead::BeforeFirstToken, ..ServerFacts::default() };
+    rig.fleet.learn("/opt/another".as_ref(), ServerFacts { unix_sockets: Some(false), ..facts }).await;
+    rig.fleet.learn("/opt/llama-server".as_ref(), facts).await;
+    // The next picture comes after the message.
+    pass(secs(1)).await;
+    assert_eq!(held.facts(), facts);
+    let report = rig.apply(|config| config.models[0].facts = facts).await;
+    assert_eq!(report.unchanged, names(&["m"]), "a reload finds what was learned");
+    let more = ServerFacts { http_threads: Some(4), ..facts };
+    let report = rig.apply(|config| config.models[0].facts = more).await;
+    assert_eq!(report.updated, names(&["m"]));
+    assert_eq!((held.facts(), rig.script.children().len()), (more, 1));
+    drop(held);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_binary_that_takes_no_unix_socket_gets_a_port_unless_the_configuration_insists() {
+    for (socket, known, port) in [
+        (Socket::Auto, None, false),
+        (Socket::Auto, Some(true), false),
+        (Socket::Auto, Some(false), true),
+        (Socket::Unix, Some(false), false),
+        (Socket::Tcp, Some(true), true),
+    ] {
+        let rig = Rig::new(|config, _| {
+            config.models[0].socket = socket;
+            config.models[0].facts.unix_sockets = known;
+        })
+        .await;
+        let lease = rig.lease().await.unwrap();
+        assert_eq!(matches!(lease.endpoint(), Endpoint::Tcp(_)), port, "{socket:?}, {known:?}");
+        drop(lease);
+        rig.end().await;
+    }
 }
