@@ -36,7 +36,9 @@ static script_t read_script(void) {
     while (file && script.lines < LINES && fgets(text, sizeof text, file)) {
         line_t *line = &script.line[script.lines];
         line->words = 0;
-        for (char *word = strtok(text, " \n"); word && line->words < 8; word = strtok(NULL, " \n"))
+        /* Not strtok: its state is one for the whole process, and tests call several of these libraries at a time. */
+        char *rest = NULL;
+        for (char *word = strtok_r(text, " \n", &rest); word && line->words < 8; word = strtok_r(NULL, " \n", &rest))
             snprintf(line->word[line->words++], 128, "%s", word);
         script.lines += line->words > 1;
     }

@@ -190,3 +190,21 @@ fn one_reading_asks_the_driver_once_for_any_number_of_backends() {
     }
     assert_eq!(calls(), before);
 }
+
+#[test]
+fn two_threads_that_read_two_libraries_do_not_disturb_each_other() {
+    // Tests run beside each other in one process, and NVML itself may be called by any thread.
+    let machines = [H200, SMALL].map(|script| Machine::new().nvml(script, &[]));
+    std::thread::scope(|threads| {
+        for (machine, total) in machines.iter().zip([150_754_820_096, 24 * GIB]) {
+            threads.spawn(move || {
+                for _ in 0..300 {
+                    let gpus = machine.open();
+                    let totals: Vec<_> = gpus.devices().iter().map(|device| device.total).collect();
+                    assert_eq!(totals, [Some(total)]);
+                    assert_eq!(gpus.read().devices()[0].total, Some(total));
+                }
+            });
+        }
+    });
+}
