@@ -1,13 +1,16 @@
 //! The execution ledger: who began what, and how it ended. JSON Lines, appended with `O_APPEND` by any number of
-//! processes, one write per line.
+//! processes, one write(2) per line.
 //!
 //! ```text
-//! {"event":"begun","id":"r7","pid":41,"ordinal":3,"path":"/completion","sha256":"..","meaning":"..","stream":true,"at_ms":..}
-//! {"event":"head","id":"r7","pid":41,"ordinal":3,"at_ms":..}                   the first byte of its answer is out
-//! {"event":"finished","id":"r7","pid":41,"ordinal":3,"tokens":16,"at_ms":..}      or "cancelled"
+//! {"pid":41,"event":"begun","id":"r7","ordinal":3,"path":"/completion","sha256":"..","meaning":"..","stream":true,"at_ms":..}
+//! {"pid":41,"event":"head","id":"r7","ordinal":3,"at_ms":..}                   the first byte of its answer is out
+//! {"pid":41,"event":"finished","id":"r7","ordinal":3,"tokens":16,"at_ms":..}      or "cancelled"
 //! ```
 //!
-//! A request that begins and has no second line was cut by the end of its process.
+//! A request that begins and has no second line was cut by the end of its process. The kernel may also cut a line: a process
+//! that is killed in the middle of a write leaves off at the end of a page. So each write begins with a line break of its
+//! own, for whoever was killed before; blank lines mean nothing. And the process comes first, so that a reader can tell
+//! whose a torn line is.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -44,31 +47,41 @@ impl Ledger {
             .map_err(|error| format!("ledger {}: {error}", Path::new(&path).display()))
     }
 
-    fn write(&self, mut line: Value) {
+    fn write(&self, event: &str, facts: &Value) {
         let Some(mut file) = self.0.as_ref() else { return };
-        line["pid"] = json!(std::process::id());
+        let mut line = json!({ "pid": std::process::id(), "event": event });
+        if let (Some(line), Some(facts)) = (line.as_object_mut(), facts.as_object()) {
+            line.extend(facts.clone());
+        }
         line["at_ms"] = json!(clock::unix_ms());
-        if let Err(error) = file.write_all(format!("{line}\n").as_bytes()) {
-            say::err(&format!("fake-llama: ledger: {error}"));
+        let line = format!("\n{line}\n");
+        // Never `write_all`: its second write would begin behind somebody else's line.
+        match file.write(line.as_bytes()) {
+            Ok(written) if written == line.len() => {}
+            Ok(written) => {
+                say::err(&format!("fake-llama: ledger: {written} of {} bytes written", line.len()))
+            }
+            Err(error) => say::err(&format!("fake-llama: ledger: {error}")),
         }
     }
 
     /// A request has a slot and begins.
     pub(crate) fn begun(&self, id: &str, ordinal: u64, begun: &Begun) {
-        self.write(json!({
-            "event": "begun", "id": id, "ordinal": ordinal, "path": begun.path, "sha256": begun.sha256,
-            "meaning": begun.meaning, "stream": begun.stream,
-        }));
+        let facts = json!({
+            "id": id, "ordinal": ordinal, "path": begun.path, "sha256": begun.sha256, "meaning": begun.meaning,
+            "stream": begun.stream,
+        });
+        self.write("begun", &facts);
     }
 
     /// The first byte of the answer has been handed to the system.
     pub(crate) fn head(&self, id: &str, ordinal: u64) {
-        self.write(json!({"event": "head", "id": id, "ordinal": ordinal}));
+        self.write("head", &json!({"id": id, "ordinal": ordinal}));
     }
 
     /// A request that had begun ends after `tokens` tokens, by itself (`finished`) or because its client left.
     pub(crate) fn ended(&self, id: &str, ordinal: u64, finished: bool, tokens: u64) {
         let event = if finished { "finished" } else { "cancelled" };
-        self.write(json!({"event": event, "id": id, "ordinal": ordinal, "tokens": tokens}));
+        self.write(event, &json!({"id": id, "ordinal": ordinal, "tokens": tokens}));
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::{Context as _, Trouble};
+use crate::Trouble;
 
 /// One line.
 #[derive(Debug, Clone, Deserialize)]
@@ -57,17 +57,17 @@ impl Ledger {
         Self { path: path.to_owned() }
     }
 
-    /// All lines; none when there is no file.
+    /// All whole lines; none when there is no file. A line that its writer could not end, because it was killed in the
+    /// middle of it, says nothing; neither does one that is being written.
     ///
     /// # Errors
-    /// The file cannot be read or a line is none of ours.
+    /// The file cannot be read or a line is none of ours; a process wrote on behind a torn line.
     pub fn lines(&self) -> Result<Vec<Line>, Trouble> {
-        let text = match std::fs::read_to_string(&self.path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error.into()),
-        };
-        text.lines().map(|line| serde_json::from_str(line).context(format!("ledger line {line:?}"))).collect()
+        match std::fs::read(&self.path) {
+            Ok(bytes) => parse(&String::from_utf8_lossy(&bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Every execution by the request's name, in order of beginning.
@@ -117,5 +117,71 @@ impl Ledger {
     pub fn generations(&self) -> Result<usize, Trouble> {
         let pids: std::collections::BTreeSet<i32> = self.lines()?.into_iter().map(|line| line.pid).collect();
         Ok(pids.len())
+    }
+}
+
+/// How every line begins. Whose it is comes first, so that a torn one can be told from dirt.
+const BEGINNING: &str = "{\"pid\":";
+
+fn parse(text: &str) -> Result<Vec<Line>, Trouble> {
+    let mut lines: Vec<Line> = Vec::new();
+    // What was torn, and how many whole lines stood before it.
+    let mut torn: Vec<(&str, usize)> = Vec::new();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match serde_json::from_str(line) {
+            Ok(line) => lines.push(line),
+            Err(error) if error.is_eof() && (line.starts_with(BEGINNING) || BEGINNING.starts_with(line)) => {
+                torn.push((line, lines.len()));
+            }
+            Err(error) => return Err(Trouble::new(format!("ledger line {line:?}: {error}"))),
+        }
+    }
+    for (line, before) in torn {
+        // Torn within the number: nobody's.
+        let number =
+            line.strip_prefix(BEGINNING).and_then(|rest| rest.split_once(',')).map(|(number, _)| number);
+        let Some(pid) = number.and_then(|number| number.parse::<i32>().ok()) else { continue };
+        if lines[before..].iter().any(|later| later.pid == pid) {
+            return Err(Trouble::new(format!("ledger line {line:?} is torn, and process {pid} wrote on")));
+        }
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGUN: &str = r#"{"pid":7,"event":"begun","id":"a","ordinal":1,"stream":true,"at_ms":1}"#;
+    const FINISHED: &str = r#"{"pid":7,"event":"finished","id":"a","ordinal":1,"tokens":2,"at_ms":2}"#;
+    const OTHER: &str = r#"{"pid":8,"event":"begun","id":"b","ordinal":1,"stream":true,"at_ms":3}"#;
+
+    fn read(parts: &[&str]) -> Result<Vec<i32>, String> {
+        let lines = parse(&parts.concat()).map_err(|trouble| trouble.to_string())?;
+        Ok(lines.iter().map(|line| line.pid).collect())
+    }
+
+    #[test]
+    fn a_line_torn_at_any_byte_by_the_end_of_its_process_says_nothing_and_the_next_one_is_read() {
+        for cut in 0..FINISHED.len() {
+            let parts = ["\n", BEGUN, "\n\n", &FINISHED[..cut], "\n", OTHER, "\n"];
+            assert_eq!(read(&parts), Ok(vec![7, 8]), "{:?}", &FINISHED[..cut]);
+            assert_eq!(read(&parts[..4]), Ok(vec![7]), "at the end of the file");
+        }
+    }
+
+    #[test]
+    fn a_torn_line_of_a_process_that_wrote_on_is_no_accident() {
+        let told = read(&[BEGUN, "\n", &BEGUN[..30], "\n", FINISHED, "\n"]).unwrap_err();
+        assert!(told.contains("torn, and process 7 wrote on"), "{told}");
+    }
+
+    #[test]
+    fn dirt_is_no_torn_line() {
+        for dirt in ["x", "{\"event\":\"begun\"", "{\"pid\":7}", "{\"pid\":7,\"event\":begun}"] {
+            assert!(read(&[BEGUN, "\n", dirt, "\n"]).is_err(), "{dirt}");
+        }
+        // Two lines of which one was torn have become one: whoever writes like that cannot be read.
+        assert!(read(&[&BEGUN[..40], FINISHED, "\n"]).is_err());
     }
 }

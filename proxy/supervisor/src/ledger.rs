@@ -1,7 +1,7 @@
 //! The record of replacements: one JSON line each, appended to `ledger.jsonl` in the state directory.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -152,8 +152,8 @@ impl Ledger {
     pub(crate) fn open(directory: &Path) -> Result<Self, (PathBuf, io::Error)> {
         std::fs::create_dir_all(directory).map_err(|error| (directory.to_owned(), error))?;
         let path = directory.join("ledger.jsonl");
-        let file = File::options().create(true).append(true).open(&path);
-        match file {
+        let file = File::options().read(true).create(true).append(true).open(&path);
+        match file.and_then(after_a_whole_line) {
             Ok(file) => Ok(Self { path, file: Mutex::new(file), last: AtomicU64::new(0) }),
             Err(error) => Err((path, error)),
         }
@@ -178,6 +178,20 @@ impl Ledger {
             tracing::error!(path = %self.path.display(), %error, "cannot write to the ledger; the replacement stands");
         }
     }
+}
+
+/// Ends the last line where a supervisor was killed in the middle of it, so that our first entry does not become a part
+/// of it.
+fn after_a_whole_line(mut file: File) -> io::Result<File> {
+    let mut last = [b'\n'];
+    if file.metadata()?.len() > 0 {
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+    }
+    if last != [b'\n'] {
+        file.write_all(b"\n")?;
+    }
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -220,6 +234,12 @@ mod tests {
         let text = std::fs::read_to_string(directory.path().join("ledger.jsonl")).unwrap();
         let read: Vec<LedgerEntry> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(read, [entry(1), entry(2)]);
+        // A run that is killed while it writes leaves half a line; the entry of the next run is whole.
+        std::fs::write(directory.path().join("ledger.jsonl"), &text[..text.len() - 9]).unwrap();
+        Ledger::open(directory.path()).unwrap().append(&entry(3));
+        let text = std::fs::read_to_string(directory.path().join("ledger.jsonl")).unwrap();
+        let read: Vec<_> = text.lines().map(|line| serde_json::from_str(line).ok()).collect();
+        assert_eq!(read, [Some(entry(1)), None, Some(entry(3))]);
     }
 
     #[test]
