@@ -1,6 +1,7 @@
 //! Quiet windows: the times of the day in which a backend may be replaced.
 //!
-//! Written `02:00-05:00`, local time, the end not included; `22:00-04:00` runs over midnight. Several may be given. The
+//! Written `02:00-05:00`, local time, the end not included; `22:00-04:00` runs over midnight, and `00:00-24:00` is the whole
+//! day, which is no restriction. Several may be given. The
 //! time of the day comes in as a number of minutes: this module has no clock and knows no time zone. A day on which the
 //! clocks change has an hour more or less; nothing depends on it.
 
@@ -20,7 +21,7 @@ pub const DAY: u16 = 24 * 60;
 pub struct Window {
     /// First minute of the day, 0 to 1439.
     from: u16,
-    /// The minute after the last, 0 to 1439; not `from`.
+    /// The minute after the last, 0 to 1440; not `from`.
     to: u16,
 }
 
@@ -44,6 +45,11 @@ impl Window {
         }
     }
 
+    /// Whether it never closes.
+    const fn is_whole_day(self) -> bool {
+        self.from == 0 && self.to == DAY
+    }
+
     /// Minutes from `minute` until it opens; 0 to 1439, and 0 when it opens now.
     const fn opens_in(self, minute: u16) -> u16 {
         (self.from + DAY - minute % DAY) % DAY
@@ -59,7 +65,7 @@ fn clock(text: &str) -> Option<u16> {
     let (hours, minutes): (u16, u16) = (hours.parse().ok()?, minutes.parse().ok()?);
     // `24:00` is how people write the end of the day.
     match (hours, minutes) {
-        (24, 0) => Some(0),
+        (24, 0) => Some(DAY),
         (0..=23, 0..=59) => Some(hours * 60 + minutes),
         _ => None,
     }
@@ -73,10 +79,10 @@ impl FromStr for Window {
         let (from, to) = text.split_once('-').ok_or_else(|| error("it has no `-` between two times"))?;
         let from = clock(from).ok_or_else(|| error("its beginning is no time of the day"))?;
         let to = clock(to).ok_or_else(|| error("its end is no time of the day"))?;
-        if from == to {
+        if from == to || from % DAY == to {
             return Err(error("it begins when it ends"));
         }
-        Ok(Self { from, to })
+        Ok(Self { from: from % DAY, to })
     }
 }
 
@@ -101,8 +107,13 @@ impl Windows {
     }
 
     /// Whether there is no restriction.
-    pub const fn is_always(&self) -> bool {
-        self.0.is_empty()
+    pub fn is_always(&self) -> bool {
+        self.0.is_empty() || self.0.iter().any(|window| window.is_whole_day())
+    }
+
+    /// Minutes of the day in which one is open: 0 to 1440.
+    pub fn minutes(&self) -> u16 {
+        u16::try_from((0..DAY).filter(|minute| self.open(*minute)).count()).unwrap_or(DAY)
     }
 
     /// Whether a backend may be replaced at this minute of the day.
@@ -205,6 +216,18 @@ mod tests {
             [false, true, true, true, false]
         );
         assert_eq!(windows("20:00-24:00").opens_in(0), 20 * 60);
+    }
+
+    #[test]
+    fn the_whole_day_is_no_restriction() {
+        let day = windows("00:00-24:00");
+        assert!(day.is_always() && windows("02:00-03:00, 00:00-24:00").is_always());
+        assert!((0..DAY).all(|minute| day.open(minute) && day.opens_in(minute) == 0 && !day.closes(minute)));
+        assert_eq!((day.minutes(), windows("23:00-01:00, 00:30-02:00").minutes()), (DAY, 180));
+        assert_eq!(day.to_string(), "00:00-24:00");
+        for text in ["00:00-00:00", "24:00-00:00", "24:00-24:00", "12:00-12:00"] {
+            assert!(text.parse::<Windows>().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::moment::{Load, Lulls};
 use crate::recycle::{Action, Decision, Facts, Reading, SeriesFacts, decide_unless};
 use crate::restraint::{Ask, Held, Restraint, helped};
 use crate::sample::{Sample, Series};
-use crate::schedule::DAY;
+use crate::schedule::{DAY, Windows};
 use crate::world::Run;
 
 /// A restart that waits for the verdict on whether it helped: the memory, what it held, and the limit.
@@ -89,7 +89,7 @@ impl<'a> Simulation<'a> {
     fn sleep(&mut self) {
         let asleep = &self.scenario.asleep;
         let minute = minute(self.world.clock());
-        if asleep.is_always() || !asleep.open(minute) {
+        if *asleep == Windows::ALWAYS || !asleep.open(minute) {
             return;
         }
         let left = (1..DAY).find(|ahead| !asleep.open((minute + ahead) % DAY)).unwrap_or(0);
