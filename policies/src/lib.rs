@@ -46,6 +46,7 @@ pub mod recycle;
 pub mod restraint;
 pub mod sample;
 pub mod schedule;
+pub mod secrets;
 pub mod server_facts;
 pub mod share;
 pub mod simulate;

@@ -4,9 +4,9 @@ use clap::{Args, Subcommand};
 
 use super::ConfigArgs;
 use crate::config::machine::Machine;
-use crate::config::problem::Problem;
+use crate::config::problem::{Problem, Problems};
 use crate::config::resolve::resolve;
-use crate::config::{schema, show, store};
+use crate::config::{flags, schema, show, store};
 use crate::exit::Failure;
 use crate::out;
 
@@ -38,6 +38,9 @@ pub(crate) struct ShowArgs {
     /// Prints the compiled-in defaults with their reasons instead.
     #[arg(long)]
     defaults: bool,
+    /// Shows secrets, which are `***` otherwise: keys, tokens, passwords in addresses.
+    #[arg(long)]
+    reveal: bool,
     #[command(flatten)]
     config: ConfigArgs,
 }
@@ -51,15 +54,19 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             let loaded = config.load(&machine, Vec::new())?;
             let mut resolved = resolve(&loaded, &machine, false)?;
             super::block_on(store::fill(&mut resolved, &machine))??;
+            let unknown = super::block_on(flags::unknown(&loaded, &resolved))?;
+            if !unknown.is_empty() {
+                return Err(Problems(unknown).into());
+            }
             warn(&resolved.warnings);
             let count = resolved.fleet.models.len();
             out::line(&format!("ok: {count} model{}", if count == 1 { "" } else { "s" }))
         }
         ConfigCommand::Show(ShowArgs { defaults: true, .. }) => out::write(warden_policies::defaults::TEXT),
-        ConfigCommand::Show(ShowArgs { file, mut config, .. }) => {
+        ConfigCommand::Show(ShowArgs { file, mut config, reveal, .. }) => {
             config.config = file.or(config.config);
             let machine = Machine::read();
-            out::write(&show::show(&config.load(&machine, Vec::new())?, &machine))
+            out::write(&show::show(&config.load(&machine, Vec::new())?, &machine, reveal))
         }
         ConfigCommand::Schema => out::json(schema::root()),
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use reqwest::Method;
+use warden_policies::secrets;
 use warden_supervisor::{Event, LedgerEntry, LogLine};
 
 use super::{ConfigArgs, block_on};
@@ -65,6 +66,9 @@ pub(crate) struct LogsArgs {
     /// Waits for more.
     #[arg(long, short)]
     follow: bool,
+    /// Shows what looks like a key or a token, which is `***` otherwise.
+    #[arg(long)]
+    reveal: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
@@ -90,7 +94,8 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         return out::json(&status);
     }
     let status: Status = block_on(client.json(Method::GET, &["status"]))??;
-    out::write(&table(&status))
+    // What a process said last may have quoted a key, and people show this to others.
+    out::write(&secrets::text(&table(&status)))
 }
 
 /// `restart`
@@ -118,9 +123,10 @@ pub(crate) fn drain(args: &ModelArgs) -> Result<(), Failure> {
 /// `logs`
 pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
+    let shown = |line: &str| if args.reveal { line.to_owned() } else { secrets::text(line) };
     let each = |line: &str, log: Option<LogLine>| match log {
-        Some(log) => out::line(&format!("[{} {}] {}", log.model, log.generation, log.text)),
-        None => out::line(line),
+        Some(log) => out::line(&format!("[{} {}] {}", log.model, log.generation, shown(&log.text))),
+        None => out::line(&shown(line)),
     };
     block_on(client.lines(&["models", &args.model, "logs"], args.follow, each))?
 }
@@ -132,7 +138,7 @@ pub(crate) fn events(args: &EventsArgs) -> Result<(), Failure> {
         Some(event) if !args.json => {
             let model = event.model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
             let generation = event.generation.map(|generation| format!("{generation} ")).unwrap_or_default();
-            out::line(&format!("{} {model}{generation}{}", event.at, describe(&event.kind)))
+            out::line(&format!("{} {model}{generation}{}", event.at, secrets::text(&describe(&event.kind))))
         }
         _ => out::line(line),
     };

@@ -1,8 +1,11 @@
 //! The effective configuration as TOML, each value with where it comes from.
 //!
-//! What it prints can be used as a configuration file: it means the same.
+//! What it prints can be used as a configuration file: it means the same, if secrets are shown. They are shown on demand
+//! only, because people show this text to others.
 
 use figment::value::{Dict, Value};
+
+use warden_policies::secrets;
 
 use super::layers::Loaded;
 use super::machine::Machine;
@@ -15,12 +18,15 @@ const ORDER: [&str; 14] = [
     "diagnose", "defaults", "models",
 ];
 
-/// The whole configuration.
-pub(crate) fn show(loaded: &Loaded, machine: &Machine) -> String {
+/// The whole configuration. `reveal`: with its secrets.
+pub(crate) fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
     let mut text = String::new();
+    let shown = Shown { loaded, reveal };
     for section in ORDER.iter().filter(|section| **section != "models") {
-        if let Some(Value::Dict(_, dict)) = loaded.merged.get(*section) {
-            table(&mut text, loaded, &[(*section).to_owned()], dict);
+        if *section == "paths" {
+            paths(&mut text, loaded, machine);
+        } else if let Some(Value::Dict(_, dict)) = loaded.merged.get(*section) {
+            shown.table(&mut text, &[(*section).to_owned()], dict);
         }
     }
     for (name, model, dict) in &loaded.models {
@@ -29,19 +35,95 @@ pub(crate) fn show(loaded: &Loaded, machine: &Machine) -> String {
             text.extend(["\n# What the mitigations of model ", &quoted(name), " come to:\n"]);
         }
         for line in told {
+            let line = if reveal { line } else { secrets::text(&line) };
             text.extend(["# - ", &line, "\n"]);
         }
-        table(&mut text, loaded, &["models".to_owned(), name.clone()], dict);
+        shown.table(&mut text, &["models".to_owned(), name.clone()], dict);
+    }
+    if secrets::is_hidden(&text) {
+        text.insert_str(0, "# Secrets are hidden (***); --reveal shows them.\n\n");
     }
     text
 }
 
-fn table(text: &mut String, loaded: &Loaded, path: &[String], dict: &Dict) {
+/// The directories that are used, whoever chose them. That of sockets is made for one instance, unless it is configured.
+fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
+    let dirs = loaded.dirs(machine);
+    text.push_str("\n[paths]\n");
+    for (key, dir) in [
+        ("state_dir", dirs.state),
+        ("runtime_dir", dirs.runtime),
+        ("data_dir", dirs.data),
+        ("cache_dir", dirs.cache),
+    ] {
+        let place = loaded.place(&["paths".to_owned(), key.to_owned()]);
+        let dir = toml_edit::Value::from(dir.to_string_lossy().into_owned()).to_string();
+        let line = match place {
+            Place::Nowhere if key == "runtime_dir" => {
+                format!("# {key}: a new directory for each instance, like {dir}\n")
+            }
+            Place::Nowhere => format!("{key} = {dir}  # {}\n", Place::Default),
+            place => format!("{key} = {dir}  # {place}\n"),
+        };
+        text.push_str(&line);
+    }
+}
+
+/// What is shown, and how.
+struct Shown<'a> {
+    loaded: &'a Loaded,
+    reveal: bool,
+}
+
+impl Shown<'_> {
+    fn table(&self, text: &mut String, path: &[String], dict: &Dict) {
+        table(text, self, path, dict);
+    }
+
+    /// The value of a key, without secrets unless they are wanted.
+    fn value(&self, key: &str, value: &Value) -> toml_edit::Value {
+        match value {
+            value if self.reveal => toml_value(value),
+            Value::Dict(_, variables) if key == "env" => {
+                let shown = variables.iter().map(|(name, value)| match value {
+                    Value::String(_, text) => (name.clone(), secrets::variable(name, text).1.into()),
+                    other => (name.clone(), toml_value(other)),
+                });
+                toml_edit::Value::InlineTable(shown.collect())
+            }
+            Value::Array(_, words) if key == "args" => {
+                let words: Vec<String> =
+                    words.iter().map(|word| word.as_str().unwrap_or_default().to_owned()).collect();
+                secrets::arguments(&words).into_iter().collect::<toml_edit::Array>().into()
+            }
+            value => without_secrets(toml_value(value)),
+        }
+    }
+}
+
+/// Any value, with the texts in it as they may be shown.
+fn without_secrets(value: toml_edit::Value) -> toml_edit::Value {
+    match value {
+        toml_edit::Value::String(text) => secrets::text(text.value()).into(),
+        toml_edit::Value::Array(items) => {
+            items.into_iter().map(without_secrets).collect::<toml_edit::Array>().into()
+        }
+        toml_edit::Value::InlineTable(table) => {
+            let pairs = table.into_iter().map(|(key, value)| (key, without_secrets(value)));
+            toml_edit::Value::InlineTable(pairs.collect())
+        }
+        other => other,
+    }
+}
+
+fn table(text: &mut String, shown: &Shown<'_>, path: &[String], dict: &Dict) {
+    let loaded = shown.loaded;
     let is_table = |key: &str, value: &Value| matches!(value, Value::Dict(..)) && key != "env";
     let mut lines = Vec::new();
     for (key, value) in dict.iter().filter(|(key, value)| !is_table(key, value) && !fleet_wide(path, key)) {
         let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
-        lines.push((format!("{} = {}", quoted(key), toml_text(value)), loaded.place(&path)));
+        let value = shown.value(key, value).to_string();
+        lines.push((format!("{} = {}", quoted(key), value.trim()), loaded.place(&path)));
     }
     if !lines.is_empty() {
         if !text.is_empty() {
@@ -64,7 +146,7 @@ fn table(text: &mut String, loaded: &Loaded, path: &[String], dict: &Dict) {
     for (key, value) in dict.iter().filter(|(key, value)| is_table(key, value)) {
         if let Value::Dict(_, inner) = value {
             let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
-            table(text, loaded, &path, inner);
+            table(text, shown, &path, inner);
         }
     }
 }
@@ -72,10 +154,6 @@ fn table(text: &mut String, loaded: &Loaded, path: &[String], dict: &Dict) {
 /// What holds for all models is inherited by each, but is no key there.
 fn fleet_wide(path: &[String], key: &str) -> bool {
     path.first().is_some_and(|first| first == "models") && super::schema::FLEET_WIDE.contains(&key)
-}
-
-fn toml_text(value: &Value) -> String {
-    toml_value(value).to_string().trim().to_owned()
 }
 
 fn toml_value(value: &Value) -> toml_edit::Value {
@@ -102,6 +180,56 @@ mod tests {
     use crate::config::layers::{FlagSetting, Sources, load};
 
     #[test]
+    fn secrets_are_hidden_by_name_and_by_look_until_they_are_wanted() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.toml");
+        let token = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
+        let text = format!(
+            "[build.sources]\nmine = \"https://me:pw@host/a#v1\"\n[defaults.env]\nHF_TOKEN = \"hush\"\nHARMLESS = \"{token}\"\n\
+             [models.a]\nargs = [\"--hf-token\", \"shh\", \"-c\", \"1\", \"-mu\", \"https://h/m?sig=hushed\"]\nenv = {{ N = \"1\" }}\n\
+             request.set = {{ user = \"{token}\" }}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        let mut machine = Machine::read();
+        machine.env.clear();
+        let hidden = show(&loaded, &machine, false);
+        for secret in ["hush", token, "shh", "hushed", "pw@"] {
+            assert!(!hidden.contains(secret), "{secret} in\n{hidden}");
+        }
+        assert!(hidden.starts_with("# Secrets are hidden (***); --reveal shows them.\n"), "{hidden}");
+        assert!(hidden.contains("env = { HARMLESS = \"***\", HF_TOKEN = \"***\", N = \"1\" }"), "{hidden}");
+        assert!(
+            hidden.contains("args = [\"--hf-token\", \"***\", \"-c\", \"1\", \"-mu\", \"https://h/m?***\"]"),
+            "{hidden}"
+        );
+        let shown = show(&loaded, &machine, true);
+        for secret in ["hush", token, "shh", "hushed", "pw@"] {
+            assert!(shown.contains(secret), "{secret} is not in\n{shown}");
+        }
+        assert!(!shown.contains("***"));
+    }
+
+    #[test]
+    fn the_directories_that_are_used_are_shown_whoever_chose_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.toml");
+        std::fs::write(&file, "[paths]\nstate_dir = \"mine\"\n").unwrap();
+        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap();
+        let mut machine = Machine::read();
+        machine.env = vec![("XDG_DATA_HOME".into(), "/data".into()), ("HOME".into(), "/home/me".into())];
+        let shown = show(&loaded, &machine, false);
+        for line in [
+            format!("state_dir = \"{}\"  # {}:2\n", dir.path().join("mine").display(), file.display()),
+            "data_dir = \"/data/llama-warden\"  # default\n".to_owned(),
+            "cache_dir = \"/home/me/.cache/llama-warden\"  # default\n".to_owned(),
+            "# runtime_dir: a new directory for each instance, like ".to_owned(),
+        ] {
+            assert!(shown.contains(&line), "{line} is missing in\n{shown}");
+        }
+    }
+
+    #[test]
     fn every_value_says_where_it_comes_from_and_the_whole_is_a_configuration_again() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("w.toml");
@@ -116,7 +244,7 @@ mod tests {
         .unwrap();
         let mut machine = Machine::read();
         machine.env.clear();
-        let shown = show(&loaded, &machine);
+        let shown = show(&loaded, &machine, false);
         for line in [
             format!("port = 9000  # {}:2", file.display()),
             "host = \"::1\"  # flag --host".to_owned(),

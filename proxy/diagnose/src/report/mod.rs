@@ -10,7 +10,6 @@ mod html;
 mod markdown;
 mod plot;
 mod reproduce;
-mod secret;
 mod setup;
 mod summary;
 mod table;
@@ -18,6 +17,7 @@ mod words;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::{Finding, Reading};
+use warden_policies::secrets;
 use warden_supervisor::{Command, DeviceView};
 
 pub use self::cure::{Added, CureReport, NotTried, Switch};
@@ -83,17 +83,17 @@ impl About {
     #[must_use]
     pub fn with_command(mut self, command: &Command) -> Self {
         // Without another name a model has that of its address.
-        self.model = secret::addresses(&self.model);
+        self.model = secrets::addresses(&self.model);
         self.binary = command.binary.display().to_string();
-        self.args = secret::arguments(&command.args);
-        self.env = command.env.iter().map(|(name, value)| secret::variable(name, value)).collect();
+        self.args = secrets::arguments(&command.args);
+        self.env = command.env.iter().map(|(name, value)| secrets::variable(name, value)).collect();
         self
     }
 
     /// Fills in the words of a tool that was put before the command, without their secrets.
     #[must_use]
     pub fn with_tool(mut self, words: &[String]) -> Self {
-        self.under = Some(secret::tool(words).iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
+        self.under = Some(secrets::tool(words).iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
         self
     }
 
@@ -107,7 +107,7 @@ impl About {
                 && !other.into_iter().any(|known| known == name)
         };
         let own = variables.iter().filter(|(name, _)| counts(name));
-        self.inherited = own.map(|(name, value)| secret::variable(name, value)).collect();
+        self.inherited = own.map(|(name, value)| secrets::variable(name, value)).collect();
         self.inherited.sort();
         self
     }

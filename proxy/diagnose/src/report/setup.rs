@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use super::About;
-use super::secret::is_hidden;
 use crate::shell::quoted;
+use warden_policies::secrets::is_hidden;
 
 /// A file that whoever runs the script has elsewhere.
 struct File {
