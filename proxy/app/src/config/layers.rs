@@ -3,6 +3,7 @@
 //! figment merges; this module only prepares the layers and remembers them, so that every value can be traced to where
 //! it was written.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use figment::value::{Dict, Map};
@@ -14,6 +15,7 @@ use super::schema::{COMPILED_IN, is_set_in_diagnose};
 use super::settings::{Model, Settings};
 use super::tree::{Kind, Node};
 use super::validate::validate;
+use super::variables::{self, Ambiguous};
 
 /// Prefix of environment variables. Sections and keys are separated by two underscores.
 pub(crate) const ENV_PREFIX: &str = "LLAMA_WARDEN_";
@@ -169,13 +171,10 @@ pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
     if let Some(path) = &sources.file {
         layers.push(file_layer(path)?);
     }
-    layers.extend(sources.env.into_iter().filter_map(env_layer));
-    layers.extend(sources.flags.into_iter().map(|setting| {
-        let mut tree = Node::table();
-        tree.set(&setting.path, setting.value);
-        Layer { origin: Origin::Flag(setting.flag), tree }
-    }));
-    let mut problems = Vec::new();
+    let flags: Vec<Layer> = sources.flags.into_iter().map(flag_layer).collect();
+    let (variables, mut problems) = env_layers(sources.env, &[layers.as_slice(), &flags]);
+    layers.extend(variables);
+    layers.extend(flags);
     for layer in &mut layers {
         let mut tree = layer.tree.clone();
         problems.extend(validate(&mut tree, &|byte| layer.place(byte)));
@@ -299,16 +298,74 @@ pub(super) fn file_layer(path: &Path) -> Result<Layer, Problems> {
     Ok(Layer { origin: Origin::File { path: path.to_owned(), text }, tree })
 }
 
-/// `LLAMA_WARDEN_SERVER__PORT=9000` is `server.port`. Variables without `__` are no settings.
-fn env_layer((name, value): (String, String)) -> Option<Layer> {
-    let key = name.strip_prefix(ENV_PREFIX)?;
-    if !key.contains("__") {
-        return None;
-    }
-    let path: Vec<String> = key.to_lowercase().split("__").map(str::to_owned).collect();
+fn flag_layer(setting: FlagSetting) -> Layer {
     let mut tree = Node::table();
-    tree.set(&path, Node::new(Kind::Raw(value)));
-    Some(Layer { origin: Origin::Env(name), tree })
+    tree.set(&setting.path, setting.value);
+    Layer { origin: Origin::Flag(setting.flag), tree }
+}
+
+/// The layers of the environment. `others`: all other layers, which know the names. Variables without `__` are no settings.
+fn env_layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<Layer>, Vec<Problem>) {
+    let known = |path: &[String]| {
+        let tables = others.iter().copied().flatten().filter_map(|layer| layer.tree.find(path));
+        tables.flat_map(Node::keys).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let (mut layers, mut problems) = (Vec::new(), Vec::new());
+    for (name, value) in env {
+        let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|key| key.contains("__")) else { continue };
+        match variables::path(key, &known) {
+            Ok(path) => {
+                let mut tree = Node::table();
+                tree.set(&path, Node::new(Kind::Raw(value)));
+                layers.push(Layer { origin: Origin::Env(name), tree });
+            }
+            Err(Ambiguous { written, names }) => {
+                let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
+                let problem = Problem::new(Place::Env(name), format!("`{written}` may be {names}"));
+                problems.push(problem.hint("write the name in the variable exactly as it is"));
+            }
+        }
+    }
+    problems.extend(phantoms(&layers, &known(&["models".to_owned()])));
+    (layers, problems)
+}
+
+/// Models that only variables speak of, and of which none says what to serve: names that somebody misspelt.
+fn phantoms(layers: &[Layer], known: &[String]) -> Vec<Problem> {
+    let models = ["models".to_owned()];
+    let of_layer =
+        |layer: &Layer| -> Option<String> { layer.tree.find(&models)?.keys().next().map(str::to_owned) };
+    let makes = |layer: &Layer, model: &str| {
+        let Some(own) = layer.tree.find(&[models[0].clone(), model.to_owned()]) else { return false };
+        let by_variable = own
+            .find(&["env".to_owned()])
+            .is_some_and(|env| env.keys().any(|key| key.starts_with("LLAMA_ARG_")));
+        own.keys().any(|key| key == "model" || key == "args") || by_variable
+    };
+    let mut told = BTreeSet::new();
+    let named = layers.iter().filter_map(|layer| Some((layer, of_layer(layer)?)));
+    named
+        .filter(|(_, model)| !known.contains(model) && !layers.iter().any(|layer| makes(layer, model)))
+        .filter(|(_, model)| told.insert(model.clone()))
+        .map(|(layer, model)| {
+            let others = layers
+                .iter()
+                .filter_map(of_layer)
+                .filter(|other| layers.iter().any(|layer| makes(layer, other)));
+            let near = nearest(&model, known.iter().cloned().chain(others));
+            let hint = near.map_or_else(
+                || format!("`{ENV_PREFIX}MODELS__{model}__MODEL` would say which file it serves"),
+                |near| format!("the nearest is `{near}`"),
+            );
+            Problem::new(layer.place(None), format!("there is no model `{model}`")).hint(hint)
+        })
+        .collect()
+}
+
+fn nearest(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
+    let small = name.to_lowercase();
+    let scored = all.map(|one| (strsim::jaro_winkler(&small, &one.to_lowercase()), one));
+    scored.filter(|(score, _)| *score >= 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 
 #[cfg(test)]
@@ -400,6 +457,43 @@ mod tests {
         );
         assert!(told[1].contains("unknown key `queue`"), "{told:?}");
         assert!(told[2].contains("`many` is text; a whole number is needed"), "{told:?}");
+    }
+
+    #[test]
+    fn names_in_variables_stay_what_they_are() {
+        let (_dir, file) = file("[models.Qwen3]\nmodel = \"a.gguf\"\n");
+        let variables = |all: &[(&str, &str)]| Sources {
+            file: Some(file.clone()),
+            env: all
+                .iter()
+                .map(|(name, value)| (format!("{ENV_PREFIX}{name}"), (*value).to_owned()))
+                .collect(),
+            ..Sources::default()
+        };
+        let loaded = load(variables(&[
+            ("DEFAULTS__ENV__GGML_CUDA_DISABLE_GRAPHS", "1"),
+            ("MODELS__QWEN3__REPLICAS", "2"),
+            ("MODELS__Other__MODEL", "b.gguf"),
+            ("MODELS__Other__REPLICAS", "3"),
+        ]))
+        .unwrap();
+        let told: Vec<_> =
+            loaded.models.iter().map(|(name, model, _)| (name.as_str(), model.replicas)).collect();
+        assert_eq!(told, [("Qwen3", 2), ("Other", 3)]);
+        assert_eq!(loaded.models[0].1.env["GGML_CUDA_DISABLE_GRAPHS"], "1");
+        let wrong = load(variables(&[("MODELS__QWEN__REPLICAS", "2"), ("MODELS__zzz__PRELOAD", "true")]))
+            .unwrap_err();
+        let told: Vec<_> =
+            wrong.0.iter().map(|one| format!("{one} | {}", one.hint.clone().unwrap_or_default())).collect();
+        assert_eq!(
+            told,
+            [
+                "environment variable LLAMA_WARDEN_MODELS__QWEN__REPLICAS: there is no model `QWEN` | the nearest is \
+                 `Qwen3`",
+                "environment variable LLAMA_WARDEN_MODELS__zzz__PRELOAD: there is no model `zzz` | \
+                 `LLAMA_WARDEN_MODELS__zzz__MODEL` would say which file it serves"
+            ]
+        );
     }
 
     #[test]

@@ -85,6 +85,15 @@ impl Node {
         }
     }
 
+    /// The keys of a table, in the order they were written; none for anything else.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        let entries = match &self.kind {
+            Kind::Table(entries) => entries.as_slice(),
+            _ => &[],
+        };
+        entries.iter().map(|entry| entry.key.as_str())
+    }
+
     /// Sets the value under a path, making tables as needed. A value that stands in the way is replaced.
     pub(crate) fn set(&mut self, path: &[String], value: Node) {
         let Some((first, rest)) = path.split_first() else {
