@@ -164,7 +164,7 @@ macro_rules! policy_keys {
             #[schemars(range(min = 1))]
             max_requests: Option<u64>,
             /// Replaced when quiet at this age.
-            #[schemars(schema_with = "schema::duration")]
+            #[schemars(schema_with = "schema::age")]
             max_age: (),
             /// Replacements that can wait happen only within these times of day, in the machine's time zone: one, or a
             /// list. Hard budgets do not wait.

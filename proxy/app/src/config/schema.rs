@@ -66,6 +66,10 @@ pub(crate) mod format {
     pub(crate) const DURATION: &str = "duration-text";
     /// The same, long enough for work to be done in it, and not for ever.
     pub(crate) const LIMIT_OF_WORK: &str = "limit-of-work";
+    /// The key with the shortest duration that is taken.
+    pub(crate) const LEAST: &str = "x-least";
+    /// The key with the longest one.
+    pub(crate) const MOST: &str = "x-most";
     /// `12GiB`, or a number of bytes.
     pub(crate) const SIZE: &str = "size";
     /// `12GiB`, or `80%`.
@@ -84,19 +88,19 @@ pub(crate) mod format {
     pub(crate) const GIT: &str = "git-source";
 }
 
-/// A time, such as `30s`.
-pub(crate) fn duration(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "format": format::DURATION, "examples": ["30s", "1h30m"] })
+/// An age, such as `24h`: nothing is always too old.
+pub(crate) fn age(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": format::DURATION, format::LEAST: "1s", "examples": ["24h", "7d"] })
 }
 
 /// A budget, such as `12GiB` or `80%`.
 pub(crate) fn limit(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "integer"], "format": format::LIMIT, "minimum": 0, "examples": ["12GiB", "80%"] })
+    json_schema!({ "type": ["string", "integer"], "format": format::LIMIT, "minimum": 1, "examples": ["12GiB", "80%"] })
 }
 
 /// A budget, such as `12GiB`, `80%` or `auto`.
 pub(crate) fn budget(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "integer"], "format": format::BUDGET, "minimum": 0, "examples": ["12GiB", "80%", "auto"] })
+    json_schema!({ "type": ["string", "integer"], "format": format::BUDGET, "minimum": 1, "examples": ["12GiB", "80%", "auto"] })
 }
 
 /// Times of day, such as `02:00-05:00`.
@@ -259,7 +263,24 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         ("server", "port") => json!({ "type": "integer", "minimum": 0, "maximum": 65535 }),
         ("diagnose", "requests" | "sweep_most") => json!({ "type": "integer", "minimum": 1 }),
         ("diagnose", "leg_limit" | "request_limit") => {
-            json!({ "type": "string", "format": format::LIMIT_OF_WORK })
+            json!({ "type": "string", "format": format::LIMIT_OF_WORK, format::LEAST: "1s", format::MOST: "365d" })
+        }
+        // Without any time nothing could be done within it, or it would be done without a pause.
+        (
+            "server",
+            "header_timeout" | "body_timeout" | "tls_handshake_timeout" | "tls_check" | "send_timeout",
+        )
+        | ("server", "h2_reset_window" | "h2_ping" | "h2_ping_timeout")
+        | (
+            "lifecycle",
+            "start_timeout" | "start_probe_interval" | "probe_interval" | "probe_timeout" | "breaker_window",
+        )
+        | ("health", "wedged_after" | "wedged_unseen" | "speed_window")
+        | ("upstream", "connect_timeout" | "exchange_timeout" | "stream_idle")
+        | ("sensors", "interval" | "confirm_interval" | "read_limit")
+        | ("child", "version_timeout")
+        | ("build", "verify_timeout") => {
+            json!({ "type": "string", "format": format::DURATION, format::LEAST: "1ms" })
         }
         ("recycle", "growth") => json!({ "type": "string", "enum": ["off", "observe", "recycle"] }),
         ("recycle", "admission") => json!({ "type": "string", "enum": ["off", "warn", "enforce"] }),
@@ -352,43 +373,89 @@ mod tests {
         assert!(model["properties"]["policy"]["properties"]["host"]["properties"]["soft"].is_object());
     }
 
-    #[test]
-    fn the_documentation_has_every_key_with_its_default() {
-        let documentation = include_str!("../../../../docs/configuration.md");
-        let mut missing = Vec::new();
-        let mut see = |section: &str, prefix: &str, schema: &Value| {
+    /// The rows of each section of the documentation: section, key, default as written.
+    fn documented() -> Vec<(String, String, String)> {
+        let mut section = String::new();
+        let mut rows = Vec::new();
+        for line in include_str!("../../../../docs/configuration.md").lines() {
+            if let Some(title) = line.strip_prefix('#') {
+                let title = title.trim_start_matches('#').trim();
+                let name = title.strip_prefix('[').and_then(|title| title.strip_suffix(']'));
+                section = name.unwrap_or_default().to_owned();
+            }
+            let cells: Vec<&str> = line.split(" | ").collect();
+            if let [key, _, default, _, ..] = cells.as_slice()
+                && let Some(key) = key.strip_prefix("| `").and_then(|key| key.strip_suffix('`'))
+                && !section.is_empty()
+            {
+                rows.push((section.clone(), key.to_owned(), (*default).to_owned()));
+            }
+        }
+        rows
+    }
+
+    /// The keys of the schema: section of the documentation, key, default.
+    fn keys() -> Vec<(&'static str, String, &'static Value)> {
+        let mut all = Vec::new();
+        let mut see = |section: &'static str, prefix: &str, schema: &'static Value| {
             for (key, schema) in schema["properties"].as_object().unwrap() {
-                if schema["properties"].is_object() {
-                    continue;
-                }
-                let row = documentation.lines().find(|line| {
-                    let default = &schema["default"];
-                    line.starts_with(&format!("| `{prefix}{key}` |"))
-                        && (default.is_null() || line.contains(&format!("| `{default}` |")))
-                });
-                if row.is_none() {
-                    missing.push(format!("[{section}] {prefix}{key} = {}", schema["default"]));
+                if !schema["properties"].is_object() {
+                    all.push((section, format!("{prefix}{key}"), &schema["default"]));
                 }
             }
         };
         for section in [
-            "server", "admin", "paths", "log", "upstream", "sensors", "growth", "health", "shared", "child",
-            "build", "diagnose",
+            "server", "admin", "paths", "log", "upstream", "sensors", "growth", "health", "child", "build",
+            "diagnose",
         ] {
             see(section, "", at(&[section]));
         }
         see("build.sources", "", at(&["build", "sources"]));
         let model = &at(&["models"])["additionalProperties"];
-        see("models.name", "", model);
-        for part in ["queue", "lifecycle", "policy", "request"] {
-            see(part, "", &model["properties"][part]);
+        see("models.\"name\"", "", model);
+        for (section, part) in [
+            ("models.\"name\".queue", "queue"),
+            ("models.\"name\".lifecycle", "lifecycle"),
+            ("models.\"name\".policy", "policy"),
+            ("models.\"name\".request", "request"),
+        ] {
+            see(section, "", &model["properties"][part]);
         }
-        for memory in ["host", "vram"] {
-            let prefix = format!("{memory}.");
-            see("policy", &prefix, &model["properties"]["policy"]["properties"][memory]);
-            see("shared", &prefix, at(&["shared", memory]));
+        for (memory, prefix) in [("host", "host."), ("vram", "vram.")] {
+            see("models.\"name\".policy", prefix, &model["properties"]["policy"]["properties"][memory]);
+            see("shared", prefix, at(&["shared", memory]));
         }
-        assert_eq!(missing, Vec::<String>::new(), "docs/configuration.md lacks these rows");
+        for (part, prefix) in [("lifecycle", "lifecycle."), ("policy", "policy.")] {
+            for (key, schema) in at(&["defaults", part])["properties"].as_object().unwrap() {
+                if FLEET_WIDE.contains(&key.as_str()) {
+                    all.push(("defaults", format!("{prefix}{key}"), &schema["default"]));
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn the_documentation_has_every_key_once_in_its_section_with_its_default_and_no_other() {
+        let mut rows = documented();
+        assert!(rows.len() > 200, "the tables are gone: {}", rows.len());
+        let mut wrong = Vec::new();
+        for (section, key, default) in keys() {
+            let (own, others): (Vec<_>, Vec<_>) =
+                rows.into_iter().partition(|(at, name, _)| at == section && *name == key);
+            rows = others;
+            match own.as_slice() {
+                [] => wrong.push(format!("[{section}] `{key}` = {default} has no row")),
+                [(_, _, told)] if !default.is_null() && *told != format!("`{default}`") => {
+                    wrong.push(format!("[{section}] `{key}` is {default}, and the row says {told}"));
+                }
+                [_] => {}
+                several => wrong.push(format!("[{section}] `{key}` has {} rows", several.len())),
+            }
+        }
+        wrong
+            .extend(rows.into_iter().map(|(section, key, _)| format!("[{section}] there is no key `{key}`")));
+        assert_eq!(wrong, Vec::<String>::new(), "docs/configuration.md");
     }
 
     #[test]

@@ -197,7 +197,7 @@ mod tests {
             assert_eq!(
                 only(&format!("[diagnose]\n{key} = \"{value}\"")),
                 format!(
-                    "w.toml:2: `diagnose.{key}`: `{value}` is out of range: it goes from 1 s to 365 days | "
+                    "w.toml:2: `diagnose.{key}`: `{value}` is out of range: it goes from 1 s to 365 d | "
                 )
             );
         }

@@ -2,7 +2,6 @@
 //! needed instead, or nothing.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::Value;
 use warden_builder::git::{Location, Named};
@@ -10,6 +9,7 @@ use warden_policies::defaults::parse_duration;
 use warden_policies::hosts::Name;
 use warden_policies::origins::Origin;
 use warden_policies::schedule::Windows;
+use warden_policies::units::{SizeError, span};
 use warden_policies::{ByteSize, MemoryLimit, Names, Origins};
 
 use super::schema::format;
@@ -18,12 +18,13 @@ use super::tree::{Kind, Node};
 /// What is wrong with a value that is neither a table nor a list of values.
 pub(super) fn check_value(node: &Node, schema: &Value) -> Option<String> {
     match schema["format"].as_str() {
-        Some(format::DURATION) => check_duration(node, None),
-        Some(format::LIMIT_OF_WORK) => check_duration(node, Some((1, 365 * 86_400))),
+        Some(format::DURATION | format::LIMIT_OF_WORK) => check_duration(node, schema),
         Some(format::SIZE) => {
             check_size(node, |text| text.parse::<ByteSize>().map(drop).map_err(|e| e.to_string()))
         }
+        Some(format::LIMIT | format::BUDGET) if node.kind == Kind::Int(0) => Some(always_passed("0")),
         Some(format::LIMIT) => check_size(node, |text| match text.parse() {
+            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_passed(text)),
             Ok(MemoryLimit::Auto) => Err(
                 "`auto` is for the budgets of one model; a size or a share is needed, like `12GiB` or `80%`"
                     .to_owned(),
@@ -31,9 +32,10 @@ pub(super) fn check_value(node: &Node, schema: &Value) -> Option<String> {
             Ok(MemoryLimit::Bytes(_) | MemoryLimit::Percent(_)) => Ok(()),
             Err(error) => Err(error.to_string()),
         }),
-        Some(format::BUDGET) => {
-            check_size(node, |text| text.parse::<MemoryLimit>().map(drop).map_err(|e| e.to_string()))
-        }
+        Some(format::BUDGET) => check_size(node, |text| match text.parse() {
+            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_passed(text)),
+            other => other.map(drop).map_err(|error: SizeError| error.to_string()),
+        }),
         Some(format::WINDOWS) => check_windows(node),
         Some(format::ORIGINS) => check_origins(node),
         Some(format::NAMES) => check_names(node),
@@ -65,18 +67,29 @@ pub(super) fn typed(text: &str, schema: &Value) -> Kind {
     }
 }
 
-/// `range`: seconds at least and at most.
-fn check_duration(node: &Node, range: Option<(u64, u64)>) -> Option<String> {
+fn always_passed(text: &str) -> String {
+    format!("`{text}` is always passed; for no budget leave the key out")
+}
+
+/// The schema may name the shortest and the longest.
+fn check_duration(node: &Node, schema: &Value) -> Option<String> {
+    let bound = |key: &str| schema[key].as_str().and_then(|text| parse_duration(text).ok());
+    let (least, most) = (bound(format::LEAST), bound(format::MOST));
     match &node.kind {
-        Kind::Text(text) => match (parse_duration(text), range) {
-            (Err(error), _) => Some(error.to_string()),
-            (Ok(given), Some((least, most)))
-                if given < Duration::from_secs(least) || given > Duration::from_secs(most) =>
+        Kind::Text(text) => match parse_duration(text) {
+            Err(error) => Some(error.to_string()),
+            Ok(given)
+                if least.is_none_or(|least| given >= least) && most.is_none_or(|most| given <= most) =>
             {
-                let days = most / 86_400;
-                Some(format!("`{text}` is out of range: it goes from {least} s to {days} days"))
+                None
             }
-            (Ok(_), _) => None,
+            Ok(_) => Some(match (least, most) {
+                (Some(least), Some(most)) => {
+                    format!("`{text}` is out of range: it goes from {} to {}", span(least), span(most))
+                }
+                (Some(least), None) => format!("`{text}` is too short: {} is the least", span(least)),
+                _ => format!("`{text}` is out of range"),
+            }),
         },
         Kind::Int(number) => {
             Some(format!("`{number}` has no unit: write a duration in quotes, like `\"{number}s\"`"))
@@ -204,6 +217,28 @@ fn check_scalar(node: &Node, schema: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_would_always_be_due_is_refused_with_the_least_that_is_not() {
+        let node = |kind: Kind| Node::new(kind);
+        let text = |text: &str| Kind::Text(text.to_owned());
+        let age = serde_json::json!({ "type": "string", "format": format::DURATION, format::LEAST: "1s" });
+        assert_eq!(check_value(&node(text("1s")), &age), None);
+        assert_eq!(
+            check_value(&node(text("0s")), &age).as_deref(),
+            Some("`0s` is too short: 1 s is the least")
+        );
+        for format in [format::LIMIT, format::BUDGET] {
+            let budget = serde_json::json!({ "type": ["string", "integer"], "format": format });
+            for zero in [text("0"), text("0GiB"), text("0.0"), Kind::Int(0)] {
+                let told = check_value(&node(zero), &budget).unwrap();
+                assert!(told.contains("always passed; for no budget leave the key out"), "{told}");
+            }
+            assert_eq!(check_value(&node(text("1%")), &budget), None);
+        }
+        let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
+        assert_eq!(check_value(&node(text("0")), &size), None, "for other sizes nothing may mean something");
+    }
 
     #[test]
     fn text_from_the_environment_gets_the_type_that_the_schema_wants() {
