@@ -177,6 +177,16 @@ impl Allowance {
         self.cache_bytes().saturating_add(self.checkpoint_bytes())
     }
 
+    /// The bound of its prompt cache in bytes; `None` where it has none.
+    pub fn cache_bound(&self) -> Option<u64> {
+        self.cache.value
+    }
+
+    /// Context checkpoints that each slot may keep, and slots. How large one is, is known when the log tells.
+    pub fn checkpoints(&self) -> (u32, u32) {
+        (self.checkpoints.value, self.slots.value)
+    }
+
     /// Bytes that it may keep in pools whose present size its log does not tell: the part of [`Allowance::bytes`] that is
     /// still to be allowed for where [`Allowance::measured`] is subtracted.
     pub fn unmeasured(&self) -> u64 {

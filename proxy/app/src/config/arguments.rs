@@ -44,12 +44,12 @@ const MODEL: [&str; 2] = ["-m", "--model"];
 const ALIAS: [&str; 2] = ["-a", "--alias"];
 const CONTEXT: [&str; 2] = ["-c", "--ctx-size"];
 const UBATCH: [&str; 2] = ["-ub", "--ubatch-size"];
-const CACHE_RAM: [&str; 2] = ["-cram", "--cache-ram"];
+const SLOTS: [&str; 2] = ["-np", "--parallel"];
 const REMOTE: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
 /// A flag of llama-server as it reads it.
-fn normal(word: &str) -> String {
+pub(super) fn normal(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
@@ -75,9 +75,9 @@ pub(crate) fn aliases(args: &[String]) -> Vec<String> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// The bound of the prompt cache in MiB: below zero means none. `None` if the flag is not given.
-pub(crate) fn cache_ram_mib(args: &[String]) -> Option<i64> {
-    value_of(args, &CACHE_RAM)?.parse().ok()
+/// `-np`: slots; `None` if it is not given, or left to the server.
+pub(crate) fn slots(args: &[String]) -> Option<u32> {
+    value_of(args, &SLOTS)?.parse().ok().filter(|slots| *slots > 0)
 }
 
 /// `-c`: tokens of context; `None` if it is not given.
@@ -161,8 +161,7 @@ mod tests {
     fn the_last_of_a_repeated_flag_counts() {
         assert_eq!(model(&words("-m a --model b")), Some("b"));
         assert_eq!(aliases(&words("--alias x,,y")), ["x", "y"]);
-        assert_eq!(cache_ram_mib(&words("-cram 100")), Some(100));
-        assert_eq!(cache_ram_mib(&words("--cache_ram -1")), Some(-1));
+        assert_eq!((slots(&words("-np 1 --parallel 4")), slots(&words("-np -1"))), (Some(4), None));
         assert_eq!(remote_model(&words("-hf a/b:Q4")), Some("a/b:Q4"));
         assert_eq!(model(&words("-m")), None);
     }

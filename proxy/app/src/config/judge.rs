@@ -1,21 +1,19 @@
-//! What is judged about one model: its file, its directory, its flags, its budgets.
+//! What is judged about one model: its file, its directory, its flags; and about all of it: what contradicts what.
 //!
 //! Each check adds to the problems of the resolver, so that all of them are told at once.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use warden_policies::recycle::RecyclePolicy;
-use warden_policies::{ByteSize, MemoryLimit};
+use warden_policies::allowance::Allowance;
+use warden_supervisor::spec::ModelSpec;
 
 use super::arguments::{self, Listening};
+use super::contradictions::{self, One, Whole};
 use super::doors::{KEY_VARIABLE, KEYS_STOP_HERE};
-use super::policy::Budgets;
 use super::problem::{Place, Problem, quoted};
 use super::resolve::Resolver;
 use super::settings::Model;
-
-/// The prompt cache of llama-server when `--cache-ram` is not given, in MiB (`--help` of llama-server).
-const CACHE_RAM_DEFAULT_MIB: u64 = 8192;
 
 /// Variables of llama-server that say how it is reached: with them the process would not answer as we ask.
 const OUR_VARIABLES: [&str; 3] =
@@ -129,78 +127,22 @@ impl Resolver<'_> {
             .or_else(|| inherited.next().map(|key| (key, Place::Env(key.to_owned()))))
     }
 
-    pub(super) fn recycle(&mut self, name: &str, model: &Model, args: &[String]) -> RecyclePolicy {
-        let policy = &model.policy;
-        let path = ["models", name, "policy"];
-        let of_model = format!("model `{name}`: ");
-        self.check_order(&of_model, &path, "host", policy.host, Some(self.machine.memory));
-        self.check_order(&of_model, &path, "vram", policy.vram, None);
-        let recycle = policy.recycle(Some(self.machine.memory));
-        let bytes = |limit: Option<MemoryLimit>| limit.and_then(MemoryLimit::bytes);
-        self.warn_about_cache(name, bytes(recycle.host_soft).or(bytes(recycle.host_hard)), args);
-        recycle
-    }
-
-    /// Floors that are not kept cannot be tested.
-    pub(super) fn check_growth(&mut self) {
-        let growth = &self.loaded.settings.growth;
-        if growth.kept < growth.window {
-            let message =
-                format!("`growth.kept` ({}) is below `growth.window` ({})", growth.kept, growth.window);
-            let problem = Problem::new(self.place(&["growth", "kept"]), message);
-            self.problems.push(problem.hint("keep at least as many floors as a test looks at"));
+    /// What contradicts what, over the whole configuration.
+    pub(super) fn check_contradictions(&mut self, specs: &[ModelSpec]) {
+        let inherited = self.machine.text_vars();
+        let models = self.loaded.models.iter().zip(specs).map(|((name, model, _), spec)| {
+            let command = &spec.command;
+            let mut env: BTreeMap<String, String> = inherited.iter().cloned().collect();
+            env.retain(|name, _| !command.env_remove.contains(name));
+            env.extend(command.env.iter().cloned());
+            let slots = arguments::slots(&command.args);
+            One { name, model, keeps: Allowance::declared(&command.args, &env, None), slots }
+        });
+        let whole =
+            Whole { settings: &self.loaded.settings, memory: self.machine.memory, models: models.collect() };
+        for found in contradictions::find(&whole) {
+            let problem = Problem::new(self.loaded.place(&found.path), found.message).hint(found.hint);
+            if found.fatal { self.problems.push(problem) } else { self.warnings.push(problem) }
         }
-    }
-
-    /// The budgets over all backends.
-    pub(super) fn check_shared(&mut self) {
-        let shared = self.loaded.settings.shared;
-        self.check_order("", &["shared"], "host", shared.host, Some(self.machine.memory));
-        self.check_order("", &["shared"], "vram", shared.vram, None);
-    }
-
-    /// A hard budget has to be above the soft one. A share of a GPU's memory cannot be compared with a size here.
-    fn check_order(
-        &mut self,
-        whose: &str,
-        path: &[&str],
-        memory: &str,
-        budgets: Budgets,
-        total: Option<ByteSize>,
-    ) {
-        let Some(wrong) = budgets.wrong_order(total) else { return };
-        let full: Vec<&str> = path.iter().copied().chain([memory, "hard"]).collect();
-        let problem = Problem::new(self.place(&full), format!("{whose}{wrong}"));
-        self.problems.push(problem.hint(format!("`{memory}.hard` has to be the larger of the two")));
-    }
-
-    /// The prompt cache fills up by design: a budget below its bound is passed without any leak.
-    fn warn_about_cache(&mut self, name: &str, budget: Option<ByteSize>, args: &[String]) {
-        let cache = match arguments::cache_ram_mib(args) {
-            Some(mib) => u64::try_from(mib).ok(),
-            None => Some(CACHE_RAM_DEFAULT_MIB),
-        };
-        let (Some(budget), cache) = (budget, cache.map(ByteSize::mib)) else { return };
-        if cache.is_some_and(|cache| cache < budget) {
-            return;
-        }
-        let bound = cache.map_or("has no bound".to_owned(), |cache| format!("may grow to {cache}"));
-        let key = if self
-            .loaded
-            .models
-            .iter()
-            .any(|(own, model, _)| own == name && model.policy.host.soft.is_some())
-        {
-            "soft"
-        } else {
-            "hard"
-        };
-        let place = self.place(&["models", name, "policy", "host", key]);
-        let message =
-            format!("model `{name}`: the budget of {budget} is below the prompt cache, which {bound}");
-        self.warnings.push(
-            Problem::new(place, message)
-                .hint("lower the cache with `--cache-ram MIB` in `args`, or raise the budget"),
-        );
     }
 }

@@ -172,8 +172,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     let keys = resolver.keys(&models);
     resolver.check_origins();
     let names = resolver.host_names();
-    resolver.check_shared();
-    resolver.check_growth();
+    resolver.check_contradictions(&models);
     let settings = &loaded.settings;
     let admin_address = resolver.admin_address();
     let access_log = resolver.file(&settings.log.access);
@@ -352,7 +351,7 @@ impl Resolver<'_> {
         self.check_directory(name, directory.as_deref());
         self.check_file(name, model, &args, directory.as_deref());
         self.check_listening(name, model, &args);
-        let recycle = self.recycle(name, model, &args);
+        let recycle = model.policy.recycle(Some(self.machine.memory));
         let lifecycle = &model.lifecycle;
         let policy = &model.policy.common;
         let spec = ModelSpec {
