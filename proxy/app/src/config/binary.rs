@@ -4,10 +4,12 @@
 //! turns "it exits with code 127" at the first request into an error of the configuration.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use warden_builder::mitigation::BuildFacts;
 use warden_supervisor::Command;
 
@@ -199,18 +201,14 @@ async fn try_version(
     if path.canonicalize().ok() == machine.exe {
         return fail(format!("{shown} is llama-warden itself, not a llama-server"), hint);
     }
-    let mut command = tokio::process::Command::new(path);
-    command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
-    match tokio::time::timeout(timeout, command.output()).await {
+    match tokio::time::timeout(timeout, ask(path, "--version")).await {
         Err(_) => {
             fail(format!("{shown} --version did not answer within {timeout:?}"), "is it a llama-server?")
         }
         Ok(Err(error)) => fail(format!("{shown} cannot be run: {error}"), hint),
-        Ok(Ok(output)) => {
-            let text = [output.stdout, output.stderr].concat();
-            let text = String::from_utf8_lossy(&text);
+        Ok(Ok(text)) => {
             if is_llama(&text) {
-                return Ok(text.into_owned());
+                return Ok(text);
             }
             let said = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing").trim();
             if text.contains("error while loading shared libraries") {
@@ -223,6 +221,32 @@ async fn try_version(
         }
     }
 }
+
+/// What a program says to one flag, on both outputs.
+///
+/// One that was just written may be "busy" for a moment: a child that another thread forks at that time holds a copy of the
+/// open file until it runs its own program. So that error is waited out, for at most [`BUSY`].
+pub(super) async fn ask(path: &Path, flag: &str) -> io::Result<String> {
+    let given_up = Instant::now() + BUSY;
+    loop {
+        let mut command = tokio::process::Command::new(path);
+        command.arg(flag).stdin(Stdio::null()).kill_on_drop(true);
+        match command.output().await {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < given_up => {
+                tokio::time::sleep(BUSY_POLL).await;
+            }
+            Err(error) => return Err(error),
+            Ok(output) => {
+                let text = [output.stdout, output.stderr].concat();
+                return Ok(String::from_utf8_lossy(&text).into_owned());
+            }
+        }
+    }
+}
+
+/// A child runs its own program within milliseconds of the fork; whoever copies a program takes a second.
+const BUSY: Duration = Duration::from_secs(2);
+const BUSY_POLL: Duration = Duration::from_millis(5);
 
 /// llama.cpp prints `version: 1234 (abcdef)` and `built with ...`.
 fn is_llama(version: &str) -> bool {
@@ -264,6 +288,16 @@ mod tests {
         assert!(missing.contains("there is no file") && missing.contains("llama-warden build"), "{missing}");
         std::fs::write(dir.path().join("text"), "x").unwrap();
         assert!(tried(&dir.path().join("text"), wait).await.unwrap_err().contains("not an executable file"));
+    }
+
+    #[tokio::test]
+    async fn a_binary_that_is_being_written_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = script(dir.path(), "new", "echo 'version: 1 (abc)'");
+        let writer = std::fs::File::options().append(true).open(&path).unwrap();
+        // Polled in this order: the first attempt is made while the file is open, the next ones when it is closed.
+        let (told, ()) = tokio::join!(biased; ask(&path, "--version"), async { drop(writer) });
+        assert_eq!(told.unwrap(), "version: 1 (abc)\n");
     }
 
     #[test]

@@ -15,7 +15,11 @@
 pub(crate) mod arguments;
 pub(crate) mod binary;
 pub(crate) mod cancel;
+mod contradictions;
+#[cfg(test)]
+mod contradictions_tests;
 mod doors;
+pub(crate) mod flags;
 mod judge;
 pub(crate) mod keys;
 pub(crate) mod layers;
@@ -36,3 +40,4 @@ mod tls;
 pub(crate) mod tree;
 mod validate;
 mod values;
+mod variables;
