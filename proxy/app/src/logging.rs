@@ -32,6 +32,11 @@ pub(crate) fn flush() {
     }
 }
 
+/// Whether the lines of the children are in our log.
+pub(crate) fn shows_children() -> bool {
+    tracing::enabled!(target: "llama_server", tracing::Level::INFO)
+}
+
 /// Starts logging, with the lines of the child as they are if we stand in its place. Only the first call in a process
 /// counts.
 pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
@@ -51,7 +56,7 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
         builder.json().flatten_event(true).try_init()
     } else {
         use io::IsTerminal;
-        let builder = builder.with_ansi(io::stderr().is_terminal());
+        let builder = builder.with_ansi(colours(io::stderr().is_terminal(), std::env::var_os("NO_COLOR")));
         if bare {
             builder.event_format(Bare(tracing_subscriber::fmt::format())).try_init()
         } else {
@@ -63,9 +68,22 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Whether lines have colours: for somebody who looks at them and has not said no (<https://no-color.org>: the variable
+/// `NO_COLOR`, whatever is in it but nothing).
+fn colours(terminal: bool, no_color: Option<std::ffi::OsString>) -> bool {
+    terminal && no_color.is_none_or(|value| value.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn colours_are_for_terminals_of_people_who_want_them() {
+        let value = |text: &str| Some(std::ffi::OsString::from(text));
+        assert!(colours(true, None) && colours(true, value("")));
+        assert!(!colours(true, value("1")) && !colours(true, value("0")) && !colours(false, None));
+    }
 
     #[test]
     fn a_level_or_a_filter_is_taken_and_anything_else_is_named() {

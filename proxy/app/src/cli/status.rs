@@ -60,14 +60,20 @@ type Row = (Vec<String>, Vec<String>);
 fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
+    let whole = note(model);
+    let cut = shortened(&whole) != whole;
     if with_process.is_empty() {
-        return vec![(row(model, budget, None, true), Vec::new())];
+        return vec![(row(model, budget, None, true), cut.then_some(whole).into_iter().collect())];
     }
     with_process
         .iter()
         .enumerate()
         .map(|(index, backend)| {
             let mut lines = growth::lines(backend);
+            // The whole sentence, unless a line says it already.
+            if cut && index == 0 && !lines.iter().any(|line| line.contains(&whole)) {
+                lines.insert(0, whole.clone());
+            }
             lines.extend(backend.report.as_ref().map(gpu::lines).unwrap_or_default());
             (row(model, budget, Some(backend), index == 0), lines)
         })
@@ -103,8 +109,21 @@ fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, first: 
             format!("{restarts} (+{} crashes)", model.crashes)
         }),
         of(backend.and_then(|backend| backend.ready_for).map(age)),
-        once(note(model)),
+        once(shortened(&note(model))),
     ]
+}
+
+/// Letters of a note that fit into the table.
+const NOTE: usize = 60;
+
+/// A note for the table: a long one is cut at a word, and said in full under the row.
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= NOTE {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(NOTE).collect();
+    let words = kept.rsplit_once(' ').map_or(kept.as_str(), |(words, _)| words);
+    format!("{}…", words.trim_end_matches([',', ';', ':', '.']))
 }
 
 /// What an operator should know first.
@@ -261,6 +280,27 @@ mod tests {
                 "file"
             ]
         );
+    }
+
+    #[test]
+    fn a_long_note_is_said_once_in_full_under_the_row() {
+        let sentence =
+            "the last 3 recycles did not bring memory down, so recycling by policy is off: raise the budget";
+        assert_eq!(shortened(sentence), "the last 3 recycles did not bring memory down, so recycling…");
+        assert_eq!(shortened("no such file"), "no such file");
+        let mut failed = model("b", ModelState::Failed, Vec::new());
+        failed.last_failure = Some(Failure {
+            kind: FailureKind::Exit,
+            message: sentence.into(),
+            lines: Vec::new(),
+            failures: 1,
+        });
+        let [(row, lines)] = model_rows(&failed, Budget::default()).try_into().unwrap();
+        assert_eq!(
+            row.last().map(String::as_str),
+            Some("the last 3 recycles did not bring memory down, so recycling…")
+        );
+        assert_eq!(lines, [sentence]);
     }
 
     #[test]

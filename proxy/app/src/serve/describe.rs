@@ -90,7 +90,8 @@ fn done(entry: &LedgerEntry) -> String {
         _ => ("memory".to_owned(), memory(entry.host_before), memory(entry.host_after)),
     };
     format!(
-        "recycle done: {}, {}, gap {} ms, {} carried over, {} drained, {} cut, {what} {before} -> {after}",
+        "recycle done: {}, {}, unavailable {} ms; {} waited, {} finished on the old process, {} aborted; {what} {before} -> \
+         {after}",
         entry.reason,
         entry.mode.as_str(),
         entry.gap_ms,

@@ -7,6 +7,7 @@ use warden_supervisor::view::{Failure as StartFailure, FailureKind};
 use warden_supervisor::{FleetView, ModelState};
 
 use crate::exit::Failure;
+use crate::logging;
 
 /// Resolves when the first process has ended before it was ready; never after one was.
 pub(crate) async fn failed(mut views: watch::Receiver<std::sync::Arc<FleetView>>) -> Failure {
@@ -44,7 +45,9 @@ fn first(view: &FleetView) -> First {
 }
 
 fn told(failure: &StartFailure) -> Failure {
-    let lines = failure.lines.iter().fold(String::new(), |all, line| all + "\n  | " + line);
+    // What is in the log is not said twice.
+    let lines = if logging::shows_children() { &[][..] } else { &failure.lines };
+    let lines = lines.iter().fold(String::new(), |all, line| all + "\n  | " + line);
     Failure::hinted(
         format!("llama-server did not start: {}{lines}", failure.message),
         "as a drop-in, llama-warden ends with a first start that fails, as llama-server does; with a configuration file it goes on trying",

@@ -17,6 +17,7 @@ use crate::access_log::AccessLog;
 use crate::admin::answer::Told;
 use crate::admin::metrics::Metrics;
 use crate::advice::{self, Servers};
+use crate::logging;
 
 /// Takes the gateway's records.
 pub(crate) struct Watcher {
@@ -130,7 +131,10 @@ fn log_event(event: &Event, advice: &[Advice]) {
     for one in advice {
         tracing::warn!(target: "event", model, generation, "looks like: {}", one.sentence());
     }
-    if let EventKind::Crashed { failure } = &event.kind {
+    // Its lines are in the log already, unless they are kept out of it.
+    if let EventKind::Crashed { failure } = &event.kind
+        && !logging::shows_children()
+    {
         for line in &failure.lines {
             tracing::warn!(target: "event", model, generation, "| {line}");
         }

@@ -42,7 +42,7 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let resolved = resolve(&loaded, &machine, false)?;
     let gpus = Gpus::open();
     let here = Here { memory: machine.memory, gpus: gpus.devices(), notes: gpus.notes() };
-    let mut text = String::new();
+    let mut sheets = Vec::new();
     for (spec, (name, own, _)) in resolved.fleet.models.iter().zip(&loaded.models) {
         if model.as_ref().is_some_and(|asked| asked != name && !own.aliases.contains(asked)) {
             continue;
@@ -54,9 +54,9 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
         let build = launch.facts.and_then(|facts| facts.number);
         let mut keeps = Allowance::declared(&launch.args, &env, build);
         keeps.available(machine.memory.0);
-        text.push_str(&of_model(spec, &keeps, &here));
-        text.push('\n');
+        sheets.push(of_model(spec, &keeps, &here));
     }
+    let mut text = together(&sheets);
     if resolved.fleet.models.is_empty() {
         text.push_str("the configuration has no models\n\n");
     }
@@ -103,7 +103,7 @@ impl Here<'_> {
     }
 }
 
-fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> String {
+fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> Sheet {
     let mut sheet = Sheet::new(&format!("model {}", spec.name));
     host(&mut sheet, spec, keeps, here);
     vram(&mut sheet, spec, here);
@@ -174,7 +174,26 @@ fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> String {
         "illness",
         format!("replaced when it is wedged, answers only compute errors, or its GPU reports a fault{slow}"),
     );
-    sheet.text
+    sheet
+}
+
+/// The sheets of several models, where what is the same for all of them stands once, in front.
+fn together(sheets: &[Sheet]) -> String {
+    let (Some(first), true) = (sheets.first(), sheets.len() > 1) else {
+        return sheets.iter().map(|sheet| format!("{}\n", sheet.text())).collect();
+    };
+    let same = |line: &String| sheets.iter().all(|sheet| sheet.lines.contains(line));
+    let common = Sheet {
+        head: "each model".to_owned(),
+        lines: first.lines.iter().filter(|line| same(line)).cloned().collect(),
+    };
+    let own = sheets.iter().map(|sheet| {
+        let lines: Vec<String> = sheet.lines.iter().filter(|line| !same(line)).cloned().collect();
+        let lines = if lines.is_empty() { vec![line("", "nothing of its own")] } else { lines };
+        Sheet { head: sheet.head.clone(), lines }
+    });
+    let common = (!common.lines.is_empty()).then_some(common);
+    common.into_iter().chain(own).map(|sheet| format!("{}\n", sheet.text())).collect()
 }
 
 fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) {
@@ -340,7 +359,7 @@ fn shared(shared: &SharedBudgets, here: &Here<'_>) -> String {
         sheet.say("VRAM", format!("off here: {why}"));
     }
     sheet.say("turns", "never two replicas of one model at once, one replacement for each GPU at a time");
-    sheet.text
+    sheet.text()
 }
 
 fn time(time: std::time::Duration) -> String {
@@ -349,15 +368,46 @@ fn time(time: std::time::Duration) -> String {
 
 /// Lines `  name  text` under a head.
 struct Sheet {
-    text: String,
+    head: String,
+    lines: Vec<String>,
 }
 
 impl Sheet {
     fn new(head: &str) -> Self {
-        Self { text: format!("{head}\n") }
+        Self { head: head.to_owned(), lines: Vec::new() }
+    }
+
+    fn text(&self) -> String {
+        format!("{}\n{}", self.head, self.lines.concat())
     }
 
     fn say(&mut self, name: &str, text: impl AsRef<str>) {
-        self.text.extend([format!("  {name:13}  {}\n", text.as_ref())]);
+        self.lines.push(line(name, text.as_ref()));
+    }
+}
+
+fn line(name: &str, text: &str) -> String {
+    format!("  {name:13}  {text}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_the_same_for_all_models_is_said_once() {
+        let sheet = |name: &str, lines: &[(&str, &str)]| {
+            let mut sheet = Sheet::new(&format!("model {name}"));
+            lines.iter().for_each(|(name, text)| sheet.say(name, text));
+            sheet
+        };
+        let (a, b) =
+            (sheet("a", &[("host soft", "1 GiB"), ("growth", "off")]), sheet("b", &[("growth", "off")]));
+        assert_eq!(together(&[]), "");
+        assert_eq!(together(&[sheet("b", &[("growth", "off")])]), "model b\n  growth         off\n\n");
+        assert_eq!(
+            together(&[a, b]),
+            "each model\n  growth         off\n\nmodel a\n  host soft      1 GiB\n\nmodel b\n                 nothing of its own\n\n"
+        );
     }
 }

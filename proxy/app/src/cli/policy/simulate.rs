@@ -164,12 +164,11 @@ impl SimulateArgs {
             };
             self.asleep.parse().map_err(wrong)?
         };
-        let awake = if asleep.is_always() {
+        let awake = if asleep == Windows::ALWAYS {
             1.0
         } else {
             let day = warden_policies::schedule::DAY;
-            f64::from(u16::try_from((0..day).filter(|minute| !asleep.open(*minute)).count()).unwrap_or(day))
-                / f64::from(day)
+            f64::from(day - asleep.minutes()) / f64::from(day)
         };
         let requests = (self.hours * awake * self.requests_per_hour).round();
         if !(1.0..=MOST_REQUESTS).contains(&requests) {
@@ -316,9 +315,14 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
         text.extend([format!("\nthe policy held back: {held}\n")]);
     }
     text.extend([format!(
-        "\nagainst no policy, memory ran out {} times less; the policy itself made it run out {} times\n",
-        report.avoided, report.caused
+        "\nout of memory: {} without a policy, {} with it",
+        times(report.nothing.out_of_memory),
+        report.policy.out_of_memory
     )]);
+    text.push_str(&match report.caused {
+        0 => "\n".to_owned(),
+        caused => format!(", of which {caused} by replacements themselves\n"),
+    });
     if counter.is_none() {
         text.push_str("memory never runs out without a policy, so there is nothing to count requests for: give --every\n");
     }
@@ -333,4 +337,8 @@ fn restarts(outcome: &Outcome) -> String {
     let reasons: Vec<String> =
         outcome.reasons.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
     format!("{} ({})", outcome.restarts, reasons.join(", "))
+}
+
+fn times(count: u64) -> String {
+    format!("{count} {}", if count == 1 { "time" } else { "times" })
 }

@@ -197,10 +197,11 @@ async fn show(
         memory.map_or_else(|| "?".to_owned(), |memory| ByteSize(memory.charged()).to_string())
     };
     out::line(&format!(
-        "      memory {} -> {}, {} requests waited or drained, longest request {} ms",
+        "      memory {} -> {}; {} waited, {} finished on the old process; longest request {} ms",
         charged(entry.host_before),
         charged(entry.host_after),
-        entry.carried_over + entry.drained,
+        entry.carried_over,
+        entry.drained,
         tally.longest.as_millis()
     ))?;
     for failure in &tally.failures {
