@@ -166,7 +166,7 @@ impl Connection {
                     number("\"per_second\":").filter(|rate| *rate > 0).map_or(0, |rate| 1_000_000_000 / rate);
                 self.flow = Some(Flow { left: number("\"max_tokens\":").unwrap_or(16), pace, due: 0 });
                 self.output.extend_from_slice(answers::STREAM_HEAD);
-                self.begin();
+                self.begin(counts.streams);
             } else {
                 self.output.extend_from_slice(&answers::CHAT);
             }
@@ -184,11 +184,12 @@ impl Connection {
         false
     }
 
-    /// The first event goes with the head: there is nothing to compute.
-    fn begin(&mut self) {
+    /// The first event goes with the head: there is nothing to compute. The others of stream number `nth` have a phase of
+    /// their own.
+    fn begin(&mut self, nth: u64) {
         let time = now();
         if let Some(flow) = &mut self.flow {
-            flow.due = time + flow.pace;
+            flow.due = due(time, flow.pace, nth);
             flow.left = flow.left.saturating_sub(1);
             answers::event(&mut self.output, time);
         }
@@ -265,9 +266,37 @@ fn own(path: &str, counts: &Counts) -> Vec<u8> {
     }
 }
 
+/// When the second event of stream number `nth` is due: within one `pace` of `time`, at a phase that depends on the number
+/// alone. So a thousand streams never speak at once, however they were begun; multiples of the golden ratio spread any
+/// number of them evenly.
+fn due(time: u64, pace: u64, nth: u64) -> u64 {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    if pace == 0 {
+        return time;
+    }
+    let phase = (u128::from(nth.wrapping_mul(GOLDEN)) * u128::from(pace)) >> 64;
+    let phase = u64::try_from(phase).unwrap_or_default();
+    let due = time - time % pace + phase;
+    if due > time { due } else { due + pace }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_that_begin_together_have_phases_that_are_spread_over_the_pace() {
+        let (pace, streams, begun) = (50_000_000, 1000, 1_234_567_890_123);
+        let mut phases: Vec<u64> = (1..=streams).map(|nth| super::due(begun, pace, nth) % pace).collect();
+        phases.sort_unstable();
+        let gaps = phases.windows(2).map(|two| two[1] - two[0]);
+        assert!(gaps.max().is_some_and(|gap| gap < 4 * pace / streams), "{phases:?}");
+        for nth in 0..100 {
+            let due = super::due(begun, pace, nth);
+            assert!(due > begun && due <= begun + pace);
+        }
+        assert_eq!(super::due(7, 0, 3), 7);
+    }
 
     #[test]
     fn a_request_says_what_its_stream_is_like() {

@@ -102,3 +102,51 @@ fn build(package: &str, binary: &str) -> Result<PathBuf, Trouble> {
     }
     Err(Trouble::new(format!("cargo build of {binary}:\n{}", String::from_utf8_lossy(&output.stderr))))
 }
+
+/// A program that somebody named on a command line. A relative path may begin where they are, or in the workspace.
+///
+/// # Errors
+/// There is no such file; all places are named.
+pub fn given(path: &Path) -> Result<PathBuf, Trouble> {
+    found(path, &starts())
+}
+
+/// Where a relative path may begin: cargo starts benches in the folder of their package, and leaves the caller's own only in
+/// `PWD`.
+fn starts() -> Vec<PathBuf> {
+    let caller = std::env::var_os("PWD").map(PathBuf::from);
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
+    caller.into_iter().chain(std::env::current_dir()).chain(workspace).collect()
+}
+
+/// The file that is meant: the first of these that is there, as an absolute path.
+fn found(path: &Path, starts: &[PathBuf]) -> Result<PathBuf, Trouble> {
+    // Joining an absolute path gives that path.
+    let all: Vec<PathBuf> = starts.iter().map(|start| start.join(path)).collect();
+    if let Some(file) = all.iter().find(|file| file.is_file()) {
+        return Ok(file.canonicalize()?);
+    }
+    let mut tried: Vec<String> = all.iter().map(|file| file.display().to_string()).collect();
+    tried.dedup();
+    Err(Trouble::new(format!("{}: there is no file {}", path.display(), tried.join(", nor "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_binary_is_found_from_where_the_caller_is_and_from_the_workspace() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let starts = dirs.each_ref().map(|dir| dir.path().to_owned());
+        let path = Path::new("target/release/llama-warden");
+        let told = found(path, &starts).unwrap_err().to_string();
+        assert!(starts.iter().all(|start| told.contains(&start.join(path).display().to_string())), "{told}");
+        let file = starts[1].join(path);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "").unwrap();
+        let file = file.canonicalize().unwrap();
+        assert_eq!(found(path, &starts).unwrap(), file);
+        assert_eq!(found(&file, &starts).unwrap(), file);
+    }
+}

@@ -94,10 +94,10 @@ pub(crate) fn spaced(figures: &mut Figures, peer: &Peer, options: &Options) -> R
     let (mut cpu, mut seen) = (0.0, 0);
     let mut done = run(&peer.target, wanted, |streams| {
         cpu = cpu_seconds(&peer.pids)?;
-        seen = streams.delays.len();
+        seen = streams.timed;
         Ok(())
     })?;
-    let count = float((done.delays.len() - seen) as u64);
+    let count = float(done.timed - seen);
     if !peer.pids.is_empty() {
         figures.add(m::SPACED_CPU, &peer.name, (cpu_seconds(&peer.pids)? - cpu) / count * 1e6);
     }

@@ -1,6 +1,6 @@
 //! What the command line asks for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use warden_rig::{Context as _, Trouble};
 
@@ -55,7 +55,7 @@ parts: start memory peak calls reuse latency first rate paced spaced flood bodie
 --fifo            real-time priority for everybody, on a busy machine; needs root
 --peers A,B       only these beside direct, nginx and llama-warden: haproxy, llama-swap
 --set KEY=VALUE   one more llama-warden, with this setting (again: one more)
---binary PATH     one more llama-warden, of another build
+--binary PATH     one more llama-warden, of another build; relative to where you are, or to the workspace
 --verbose         calls by name";
 
 impl Options {
@@ -96,8 +96,8 @@ impl Options {
                     });
                 }
                 "--binary" => {
-                    let binary = PathBuf::from(value()?);
-                    let name = binary.display().to_string();
+                    let name = value()?;
+                    let binary = warden_rig::binaries::given(Path::new(&name))?;
                     options.variants.push(Variant { name, binary: Some(binary), ..Variant::default() });
                 }
                 part if PARTS.contains(&part) => options.parts.push(part.to_owned()),

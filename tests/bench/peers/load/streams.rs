@@ -16,14 +16,19 @@ use super::requests::{STALLED, seconds};
 const TIME: &[u8] = b"\"t\":\"";
 /// Digits of it.
 const DIGITS: usize = 20;
+/// Nanoseconds within which all streams with a pace begin.
+const BEGINNING: u64 = 1_000_000_000;
 
 /// What came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     /// Nanoseconds from the request to the first byte of an event.
     pub(crate) firsts: Vec<u64>,
-    /// Nanoseconds from the mock's writing of an event to its arrival.
+    /// Nanoseconds from the mock's writing of an event to its arrival, while all streams ran: the storm of the beginning is
+    /// not what is asked about.
     pub(crate) delays: Vec<u64>,
+    /// Events whose time was read, those of the beginning included.
+    pub(crate) timed: u64,
     pub(crate) events: u64,
     /// Reads that brought more than one event of one stream.
     pub(crate) merged: u64,
@@ -95,8 +100,9 @@ pub(crate) fn run(
         clients.push(Some(Client::open(target.address, &poller, token)?));
         eyes.push(Eye::default());
     }
-    // Spread over one interval, so that streams do not all speak at once.
-    let spread = 1_000_000_000u64.checked_div(wanted.per_second).unwrap_or(0) / wanted.streams.max(1) as u64;
+    // Those with a pace begin within a second, so that they do not all ask at once. The phases of their events are the
+    // mock's: what waits at the beginning must not go on in step.
+    let spread = if wanted.per_second > 0 { BEGINNING / wanted.streams.max(1) as u64 } else { 0 };
     poller.tick((spread > 0).then_some(Duration::from_micros(100)))?;
     let begin = now();
     let (mut sent, mut first, mut open, mut last) = (0, 0, wanted.streams, begin);
@@ -115,11 +121,14 @@ pub(crate) fn run(
             let (Some(client), eye) = (&mut clients[at], &mut eyes[at]) else { continue };
             let mut arrived = None;
             let (before, times) = (eye.events, eye.times);
-            let delays = &mut done.delays;
+            let mut early = Vec::new();
+            let all_run = first == wanted.streams && open == wanted.streams;
+            let delays = if all_run { &mut done.delays } else { &mut early };
             let got = client.read(&mut scratch, |bytes| {
                 let time = wanted.delays.then(|| *arrived.get_or_insert_with(now));
                 eye.see(bytes, time, delays);
             })?;
+            done.timed += eye.times - times;
             done.split +=
                 u64::from(wanted.delays && got == Got::Part && eye.times - times > eye.events - before);
             if before == 0 && eye.events > 0 {
