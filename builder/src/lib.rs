@@ -93,4 +93,4 @@ pub use machine::Needs;
 pub use plan::{Arch, ArchWish, Backend, BackendWish, Plan};
 pub use source::{Found, Revision, Source};
 pub use store::{BuildId, Keep, Provenance, Store};
-pub use verify::{Verified, verify};
+pub use verify::{HttpThreads, Measured, StreamHead, Verified, verify};

@@ -43,6 +43,9 @@ pub(crate) async fn bind_all(engine: &Arc<Engine>) -> Result<(), String> {
     for host in &engine.args.hosts {
         let failed = |_: io::Error| cannot_bind(host, engine.args.port);
         if Path::new(host).extension().is_some_and(|end| end == "sock") {
+            if engine.script().no_unix {
+                return Err(cannot_bind(host, engine.args.port));
+            }
             let listener = UnixListener::bind(host).map_err(failed)?;
             say::err(&format!("0.00.003.100 I srv  llama_server: listening on unix://{host}"));
             let served = Arc::clone(engine);

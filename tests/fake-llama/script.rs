@@ -22,6 +22,8 @@ pub(crate) struct Script {
     pub(crate) bind_ms: u64,
     /// Milliseconds of 503 "Loading model" after that.
     pub(crate) load_ms: u64,
+    /// Knows no Unix sockets, as llama-server before about b5000: one is taken for the name of a host that nobody knows.
+    pub(crate) no_unix: bool,
     /// Never bind; stay alive.
     pub(crate) never_bind: bool,
     /// Fail instead of becoming ready.

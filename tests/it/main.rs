@@ -19,6 +19,7 @@ mod fake;
 mod growth;
 mod keys;
 mod layout;
+mod measured;
 mod mitigations;
 mod names;
 mod operator;

@@ -55,6 +55,8 @@ impl Home {
                 env.insert(name.into(), value);
             }
         }
+        // A second fake-llama beside the first would be in its ledger; tests of measuring take this away.
+        env.insert("LLAMA_WARDEN_CHILD__MEASURE".into(), "false".into());
         for (name, sub) in [
             ("HOME", "home"),
             ("XDG_CONFIG_HOME", "config"),

@@ -8,6 +8,7 @@ use super::marker::{Presence, find_text};
 use super::resolve::{Effect, Need};
 use crate::error::Result;
 use crate::store::Provenance;
+use crate::verify::Measured;
 
 /// What is known about the llama-server that a model runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub struct Papers {
     pub fixes: Option<Vec<String>>,
     /// cmake options, `NAME` and value, later ones winning.
     pub options: Vec<(String, String)>,
+    /// What was measured of it.
+    pub measured: Measured,
 }
 
 impl Papers {
@@ -74,6 +77,7 @@ impl BuildFacts {
                 backend: papers.backend().to_string(),
                 fixes: Some(papers.fixes().to_vec()),
                 options: recipe.cmake.iter().filter_map(option).collect(),
+                measured: papers.verified.measured,
             }),
         }
     }

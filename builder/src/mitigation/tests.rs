@@ -234,6 +234,7 @@ fn papers(backend: &str, fixes: Option<&[&str]>) -> Papers {
             ("GGML_CUDA_GRAPHS".to_owned(), "ON".to_owned()),
             ("GGML_CUDA_GRAPHS".to_owned(), "0".to_owned()),
         ],
+        ..Papers::default()
     }
 }
 

@@ -22,6 +22,7 @@ use std::path::Path;
 
 use crate::gguf::{Gguf, Value};
 use noise::Noise;
+pub(crate) use vocab::{FIRST_WORD, WORDS};
 
 /// The value of the constant channel in each embedding; about a fifth of the vector's energy.
 const CONSTANT: f32 = 3.0;
@@ -252,7 +253,7 @@ impl Weights {
         let count = self.tokens * WIDTH as usize;
         let mut data = Noise::new(self.seed, "output").take(count, OUTPUT_GAIN / f64::from(WIDTH).sqrt());
         for (token, row) in data.chunks_exact_mut(WIDTH as usize).enumerate() {
-            let word = (vocab::FIRST_WORD..vocab::FIRST_WORD + vocab::WORDS).contains(&token);
+            let word = (FIRST_WORD..FIRST_WORD + WORDS).contains(&token);
             row[0] = if word { 0.0 } else { NEVER };
             match preset {
                 Preset::Ends if token == vocab::TURN_END => row[0] = ENDS_BIAS,

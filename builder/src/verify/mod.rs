@@ -3,30 +3,42 @@
 //! ```text
 //!  start -> health -> completion -> chat (streamed) -> stop
 //!  start with --embeddings -> health -> embedding -> stop
+//!  start with a slow model -> measure how it behaves -> stop
 //! ```
 //!
 //! Two starts, because older servers refuse completions when embeddings are on. The server listens on a Unix socket
-//! in a private folder, so no port is taken and nobody else can reach it; it is gone when this returns, however it
-//! returns.
+//! in a private folder, so no port is taken and nobody else can reach it; one that cannot is tried on a free port of the
+//! loopback interface. It is gone when this returns, however it returns.
+//!
+//! What is measured (when the head of a stream is sent, how connections get threads) differs between versions and forks,
+//! and is a fact that the proxy decides by. It is never a reason to refuse a build.
 
 mod checks;
 mod devices;
+mod measure;
+mod measured;
+mod remembered;
 mod server;
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
+use tempfile::TempDir;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::environment::short_temporary_folder;
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
-use crate::sample_model;
+use crate::sample_model::{self, Preset};
+pub use checks::Door;
 use checks::Fault;
+pub use measured::{HttpThreads, Measured, StreamHead};
+pub use remembered::Remembered;
 use server::Server;
 
 /// What a server did to prove itself.
@@ -37,6 +49,9 @@ pub struct Verified {
     /// The GPUs that the server listed, as it wrote them; empty for builds without a GPU, and on machines without one.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// How it behaves. Builds from before this was measured know nothing of it.
+    #[serde(default)]
+    pub measured: Measured,
 }
 
 /// How a server is tried.
@@ -80,23 +95,109 @@ pub(crate) async fn try_out(
     reporter: &Reporter,
     cancel: &CancellationToken,
 ) -> Result<Verified> {
-    let base = short_temporary_folder();
-    let folder = tempfile::Builder::new()
-        .prefix("llama-warden-verify-")
-        .permissions(fs::Permissions::from_mode(0o700))
-        .tempdir_in(&base)
-        .map_err(io_error("creating a folder in", base))?;
+    let folder = folder()?;
     let model = folder.path().join("sample.gguf");
     sample_model::write(&model, &sample_model::Options::default()).map_err(io_error("writing", &model))?;
     let mut verified = Verified::default();
     if trial.gpu {
         verified.devices = devices::listed(binary, trial, cancel).await?;
     }
-    let mut run = Run { binary, folder: folder.path(), trial, reporter, cancel, verified: &mut verified };
-    run.with_server("answers", &[], &[("completion", Ask::Completion), ("chat", Ask::Chat)]).await?;
-    run.with_server("embeds", &["--embeddings", "--pooling", "mean"], &[("embedding", Ask::Embedding)])
-        .await?;
+    let mut run =
+        Run { binary, folder: folder.path(), trial, reporter, cancel, unix: true, verified: &mut verified };
+    let asks = [("completion", Ask::Completion), ("chat", Ask::Chat)];
+    let first = run.with_server("answers", &SMALL, &asks).await;
+    match first {
+        Ok(()) => {}
+        // Before about b5000, and in ik_llama.cpp, there are no Unix sockets. Whatever else ended it ends it again.
+        Err(Stopped { error: Error::Verify { .. }, never_ready: true }) if !cancel.is_cancelled() => {
+            run.unix = false;
+            run.verified.checks.clear();
+            run.with_server("answers", &SMALL, &asks).await.map_err(|stopped| stopped.error)?;
+            reporter.tell(Event::Note(
+                "it does not listen on a Unix socket: verified on a loopback port".to_owned(),
+            ));
+        }
+        Err(stopped) => return Err(stopped.error),
+    }
+    let embeds = [&SMALL[..], &["--embeddings", "--pooling", "mean"]].concat();
+    run.with_server("embeds", &embeds, &[("embedding", Ask::Embedding)])
+        .await
+        .map_err(|stopped| stopped.error)?;
+    let unix = run.unix;
+    verified.measured = measured_in(binary, folder.path(), trial, unix, cancel).await?;
+    reporter.tell(Event::Note(format!("measured: {}", verified.measured)));
     Ok(verified)
+}
+
+/// What a server is started with to be measured, apart from where it listens. `model` is one of [`measuring_model`].
+pub fn measuring_flags(model: &Path) -> Vec<OsString> {
+    // On the CPU: a GPU computes the prompt before anybody can look, and may be busy with somebody else's model.
+    let mut flags: Vec<OsString> = vec!["-m".into(), model.into()];
+    flags.extend(["-t", "1", "-ngl", "0", "-c", measure::CONTEXT].map(OsString::from));
+    flags.extend(measure::FLAGS.map(OsString::from));
+    flags
+}
+
+/// Writes the model that a server is measured with: 14 MB, slow for its size.
+///
+/// # Errors
+/// It cannot be written.
+pub fn measuring_model(path: &Path) -> Result<()> {
+    let options = sample_model::Options { preset: Preset::Slow, ..sample_model::Options::default() };
+    sample_model::write(path, &options).map_err(io_error("writing", path))
+}
+
+/// Measures a server that was started with [`measuring_flags`] and is healthy. `limit` bounds it all, in the end by leaving
+/// things unknown.
+pub async fn measure(door: &Door, limit: Duration) -> Measured {
+    measure::all(door, limit).await
+}
+
+/// Flags for the small model. One thread: more of them only spin on a machine that just compiled.
+const SMALL: [&str; 6] = ["-m", "sample.gguf", "-t", "1", "-c", "512"];
+
+/// A private folder with a short path.
+fn folder() -> Result<TempDir> {
+    let base = short_temporary_folder();
+    tempfile::Builder::new()
+        .prefix("llama-warden-verify-")
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(&base)
+        .map_err(io_error("creating a folder in", base))
+}
+
+/// Starts a server to be measured, and measures it. Nothing is known of one that does not start so.
+async fn measured_in(
+    binary: &Path,
+    folder: &Path,
+    trial: &Trial,
+    unix: bool,
+    cancel: &CancellationToken,
+) -> Result<Measured> {
+    let trial = Trial { gpu: false, hide: true, ..trial.clone() };
+    let model = folder.join("long.gguf");
+    measuring_model(&model)?;
+    let flags = measuring_flags(&model);
+    let flags: Vec<&str> = flags.iter().filter_map(|flag| flag.to_str()).collect();
+    let Ok(mut server) = Server::start(binary, folder, "measure", &flags, &trial, unix).await else {
+        return Ok(Measured::default());
+    };
+    let door = server.door();
+    let asked = async {
+        if matches!(timeout(trial.timeout, checks::health(&door)).await, Ok(Ok(()))) {
+            measure::all(&door, trial.timeout).await
+        } else {
+            Measured::default()
+        }
+    };
+    let measured = tokio::select! {
+        biased;
+        () = cancel.cancelled() => None,
+        () = server.ended() => Some(Measured::default()),
+        measured = asked => Some(measured),
+    };
+    server.stop().await;
+    measured.ok_or(Error::Cancelled)
 }
 
 /// What is asked of a running server.
@@ -107,12 +208,27 @@ enum Ask {
     Embedding,
 }
 
+/// Why a server did not pass.
+struct Stopped {
+    error: Error,
+    /// It ended before it was healthy.
+    never_ready: bool,
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Self {
+        Self { error, never_ready: false }
+    }
+}
+
 struct Run<'a> {
     binary: &'a Path,
     folder: &'a Path,
     trial: &'a Trial,
     reporter: &'a Reporter,
     cancel: &'a CancellationToken,
+    /// Whether it listens on a Unix socket, else on a port.
+    unix: bool,
     verified: &'a mut Verified,
 }
 
@@ -123,27 +239,31 @@ impl Run<'_> {
         name: &str,
         arguments: &[&str],
         asks: &[(&'static str, Ask)],
-    ) -> Result<()> {
-        let mut server = Server::start(self.binary, self.folder, name, arguments, self.trial).await?;
+    ) -> std::result::Result<(), Stopped> {
+        let passed = self.verified.checks.len();
+        let mut server =
+            Server::start(self.binary, self.folder, name, arguments, self.trial, self.unix).await?;
         let cancel = self.cancel.clone();
         let done = tokio::select! {
             biased;
             () = cancel.cancelled() => Err(Error::Cancelled),
             done = self.ask_all(&mut server, asks) => done,
         };
+        let dead = server.is_dead();
         // Stopped in every case; what the checks said is more interesting than how it ended.
         server.stop().await;
-        done
+        let never_ready = dead && self.verified.checks.len() == passed;
+        done.map_err(|error| Stopped { error, never_ready })
     }
 
     async fn ask_all(&mut self, server: &mut Server, asks: &[(&'static str, Ask)]) -> Result<()> {
-        let client = server.client()?;
-        self.timed("health", server, checks::health(&client)).await?;
+        let door = server.door();
+        self.timed("health", server, checks::health(&door)).await?;
         for (name, ask) in asks {
             match ask {
-                Ask::Completion => self.timed(name, server, checks::completion(&client)).await?,
-                Ask::Chat => self.timed(name, server, checks::chat(&client)).await?,
-                Ask::Embedding => self.timed(name, server, checks::embedding(&client)).await?,
+                Ask::Completion => self.timed(name, server, checks::completion(&door)).await?,
+                Ask::Chat => self.timed(name, server, checks::chat(&door)).await?,
+                Ask::Embedding => self.timed(name, server, checks::embedding(&door)).await?,
             }
         }
         Ok(())
@@ -158,7 +278,7 @@ impl Run<'_> {
         let begun = Instant::now();
         let outcome = tokio::select! {
             biased;
-            outcome = tokio::time::timeout(self.trial.timeout, check) => {
+            outcome = timeout(self.trial.timeout, check) => {
                 outcome.unwrap_or_else(|_| Err(Fault::new(format!("no answer within {:?}", self.trial.timeout))))
             }
             () = server.ended() => Err(Fault::new("the server ended".to_owned())),

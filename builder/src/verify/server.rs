@@ -1,6 +1,8 @@
 //! One llama-server for the time of its verification.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -10,6 +12,7 @@ use rustix::process::Signal;
 use tokio::process::Command;
 
 use super::Trial;
+use super::checks::Door;
 use crate::environment::without;
 use crate::error::{Error, Result, io_error};
 use crate::process::Family;
@@ -44,12 +47,12 @@ pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
 pub(super) struct Server {
     family: Family,
     status: Option<ExitStatus>,
-    socket: PathBuf,
+    door: Door,
     log: PathBuf,
 }
 
 impl Server {
-    /// Starts it on a socket in `folder`. `name` keeps the files of two starts apart: a socket's file outlives its
+    /// Starts it, on a socket in `folder` or on a free port. `name` keeps the files of two starts apart: a socket's file outlives its
     /// server.
     pub(super) async fn start(
         binary: &Path,
@@ -57,19 +60,23 @@ impl Server {
         name: &str,
         arguments: &[&str],
         trial: &Trial,
+        unix: bool,
     ) -> Result<Self> {
-        let socket = folder.join(format!("{name}.sock"));
+        let door = match unix {
+            true => Door::Unix(folder.join(format!("{name}.sock"))),
+            false => Door::Port(free_port()?),
+        };
         let log = folder.join(format!("{name}.log"));
         let output = File::create(&log).map_err(io_error("creating", &log))?;
         let second = output.try_clone().map_err(io_error("creating", &log))?;
         let mut command = Command::new(binary);
         command
-            .arg("-m")
-            .arg(folder.join("sample.gguf"))
-            .arg("--host")
-            .arg(&socket)
-            // One thread: the model is tiny, and more of them only spin on a machine that just compiled.
-            .args(["-t", "1", "-c", "512"])
+            .args(match &door {
+                Door::Unix(socket) => vec!["--host".into(), socket.clone().into_os_string()],
+                Door::Port(port) => {
+                    ["--host", "127.0.0.1", "--port", &port.to_string()].map(OsString::from).into()
+                }
+            })
             .args(arguments)
             // As many layers as there are: a GPU that is not used would prove nothing.
             .args(if trial.gpu { &["-ngl", "99"][..] } else { &[] })
@@ -83,23 +90,17 @@ impl Server {
             why: format!("{} cannot be run: {error}", binary.display()),
             illegal_instruction: false,
         })?;
-        Ok(Self { family, status: None, socket, log })
+        Ok(Self { family, status: None, door, log })
     }
 
-    /// A client that speaks to this server alone, whatever proxy the environment names.
-    pub(super) fn client(&self) -> Result<reqwest::Client> {
-        reqwest::Client::builder()
-            .unix_socket(self.socket.clone())
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            // The server closes connections after streams and errors without saying so.
-            .pool_max_idle_per_host(0)
-            .build()
-            .map_err(|error| Error::Verify {
-                check: "start",
-                why: error.to_string(),
-                illegal_instruction: false,
-            })
+    /// Where it listens.
+    pub(super) fn door(&self) -> Door {
+        self.door.clone()
+    }
+
+    /// Whether it was seen to have ended.
+    pub(super) fn is_dead(&self) -> bool {
+        self.status.is_some()
     }
 
     /// Resolves when the server has ended. Cancel safe.
@@ -136,4 +137,10 @@ impl Server {
             self.family.stop(GRACE).await.ok();
         }
     }
+}
+
+/// A port that is free now. If somebody else takes it before the server does, the server says so and ends.
+fn free_port() -> Result<u16> {
+    let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr();
+    Ok(free().map_err(io_error("looking for a free port of", "127.0.0.1"))?.port())
 }

@@ -83,6 +83,11 @@ section!(
         failure_lines: usize,
         /// `llama-server --version` has to answer within this time.
         version_timeout: Duration = "duration",
+        /// Whether a llama-server that we did not build is measured once, at its first start: a second process of it runs for
+        /// some seconds, on the CPU, with a tiny model.
+        measure: bool,
+        /// Measuring ends within this time.
+        measure_timeout: Duration = "duration",
         /// Events kept for late listeners.
         events_kept: usize,
     }

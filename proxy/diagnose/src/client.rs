@@ -8,7 +8,7 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::Value;
 use tokio::time::Instant;
-use warden_supervisor::Solo;
+use warden_supervisor::{Endpoint, Solo};
 
 use crate::error::DiagnoseError;
 
@@ -67,13 +67,19 @@ pub(crate) enum AskError {
 #[derive(Debug)]
 pub(crate) struct Client {
     http: reqwest::Client,
+    host: String,
     key: Option<String>,
 }
 
 impl Client {
     pub(crate) fn new(solo: &Solo) -> Result<Self, DiagnoseError> {
-        let http = reqwest::Client::builder()
-            .unix_socket(solo.socket())
+        let (builder, host) = match solo.endpoint() {
+            Endpoint::Unix(socket) => {
+                (reqwest::Client::builder().unix_socket(socket.as_path()), "server".to_owned())
+            }
+            Endpoint::Tcp(address) => (reqwest::Client::builder(), address.to_string()),
+        };
+        let http = builder
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
@@ -82,7 +88,7 @@ impl Client {
             .build();
         let http =
             http.map_err(|error| DiagnoseError::Own { what: "making a client", why: chain(&error) })?;
-        Ok(Self { http, key: solo.api_key().map(str::to_owned) })
+        Ok(Self { http, host, key: solo.api_key().map(str::to_owned) })
     }
 
     /// Sends a request and reads its answer to the end. Dropping the future closes the connection.
@@ -102,7 +108,7 @@ impl Client {
     }
 
     fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {
-        let mut request = self.http.request(ask.method.clone(), format!("http://server{}", ask.path));
+        let mut request = self.http.request(ask.method.clone(), format!("http://{}{}", self.host, ask.path));
         if let Some(body) = &ask.body {
             request = request.json(body);
         }

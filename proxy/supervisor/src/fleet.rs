@@ -198,18 +198,21 @@ impl Fleet {
         task.await.unwrap_or(Err(FleetError::ShuttingDown))
     }
 
-    /// So much is known of a binary now: what was learned while it ran. Its processes go on, and their leases know it at once.
-    pub async fn learn(&self, binary: &Path, facts: ServerFacts) {
+    /// So much is known now of the binary that a model runs: what was learned while it ran. Its processes go on, and their
+    /// leases know it at once. Nothing happens if the model runs another binary by now, or is gone.
+    pub async fn learn(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
         let mut change = self.inner.change.lock().await;
         for spec in &mut change.config.models {
-            if spec.command.binary == binary {
+            if spec.name == *model && spec.command.binary == binary {
                 spec.facts = facts;
             }
         }
-        // Also those that leave: their processes may still hold leases.
+        // Also one that leaves: its processes may still hold leases.
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(&change.leaving) {
-            handle.send(Control::Learn(binary.to_owned(), facts));
+            if handle.shared.name() == model {
+                handle.send(Control::Learn(binary.to_owned(), facts));
+            }
         }
     }
 

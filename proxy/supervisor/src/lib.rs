@@ -59,6 +59,7 @@ mod gpus;
 mod hints;
 mod kept;
 mod lines;
+mod listening;
 mod model;
 mod outcomes;
 mod population;

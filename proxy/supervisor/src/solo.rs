@@ -17,21 +17,22 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::allowance::Allowance;
 use warden_policies::sample::{Edge, Sample, Work};
-use warden_policies::{GenerationId, ModelName};
+use warden_policies::{GenerationId, ModelName, ServerFacts};
 use warden_sensors::{HostTotals, Report};
 
 use crate::child::Exit;
 use crate::context::{SOCKET_PATH_LIMIT, socket};
 use crate::directories;
-use crate::error::FleetError;
+use crate::error::{FleetError, SpawnError};
 use crate::failure::{self, End};
 use crate::hints::api_key;
 use crate::kept;
 use crate::lease::Endpoint;
+use crate::listening::{endpoint, flags};
 use crate::nursery::{NurseryHandle, SpawnRequest};
 use crate::process::{Ask, Health, Host, NoVram, Process, Props, Sink, World};
 use crate::report;
-use crate::spec::{Command, Timing, Watch};
+use crate::spec::{Command, Socket, Timing, Watch};
 use crate::sync::lock;
 use crate::view::{DeviceView, Failure, Modalities};
 
@@ -52,6 +53,10 @@ pub struct SoloSpec {
     pub command: Command,
     /// Added to our own `oom_score_adj`.
     pub oom_score_adj: i32,
+    /// What it listens on.
+    pub socket: Socket,
+    /// What is known of its binary.
+    pub facts: ServerFacts,
 }
 
 impl Starter {
@@ -88,22 +93,30 @@ impl Starter {
         let socket = socket(&self.directory, &name(), generation);
         let said = Arc::new(Said::new(&spec.command, self.watch.log_lines));
         let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
-        request.command.args.extend(["--host".to_owned(), socket.to_string_lossy().into_owned()]);
+        let (endpoint, failed) = match endpoint(spec.socket, spec.facts, &socket) {
+            Ok(endpoint) => (endpoint, None),
+            Err(error) => (Endpoint::Unix(socket.clone()), Some(error)),
+        };
+        request.command.args.extend(flags(&endpoint));
         report::announce(&mut request.command, &socket, true);
         let files = Files(socket.clone());
         files.remove();
         let told = Arc::clone(&said);
         let sink: Sink = Arc::new(move |_, line| told.hear(line));
-        let endpoint = Endpoint::Unix(socket.clone());
         let spawned = Instant::now();
-        let process =
-            self.world.spawn(request, socket.clone(), endpoint, self.watch.log_line_bytes, sink).await;
+        let process = match failed {
+            Some(source) => Err(SpawnError::Exec { binary: request.command.binary, source }),
+            None => {
+                let (at, longest) = (endpoint.clone(), self.watch.log_line_bytes);
+                self.world.spawn(request, socket.clone(), at, longest, sink).await
+            }
+        };
         let lines = self.watch.failure_lines;
         let process = process
             .map_err(|error| Box::new(failure::judge(&End::NotSpawned(&error), &said.lines(), lines, 1)))?;
         let mut solo = Solo {
             process,
-            socket,
+            endpoint,
             key: api_key(&spec.command),
             said,
             spawned,
@@ -152,7 +165,7 @@ fn name() -> ModelName {
 #[derive(Debug)]
 pub struct Solo {
     process: Arc<dyn Process>,
-    socket: PathBuf,
+    endpoint: Endpoint,
     key: Option<String>,
     said: Arc<Said>,
     spawned: Instant,
@@ -195,8 +208,8 @@ pub struct SoloReading {
 
 impl Solo {
     /// Where it listens.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
     /// The API key that it asks for.

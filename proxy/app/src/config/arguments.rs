@@ -44,6 +44,7 @@ const MODEL: [&str; 2] = ["-m", "--model"];
 const ALIAS: [&str; 2] = ["-a", "--alias"];
 const CONTEXT: [&str; 2] = ["-c", "--ctx-size"];
 const UBATCH: [&str; 2] = ["-ub", "--ubatch-size"];
+const HTTP_THREADS: [&str; 1] = ["--threads-http"];
 const SLOTS: [&str; 2] = ["-np", "--parallel"];
 const REMOTE: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
@@ -88,6 +89,11 @@ pub(crate) fn context(args: &[String]) -> Option<u64> {
 /// `-ub`: tokens of a micro-batch; `None` if it is not given.
 pub(crate) fn ubatch(args: &[String]) -> Option<u64> {
     value_of(args, &UBATCH)?.parse().ok()
+}
+
+/// `--threads-http`: threads for HTTP; `None` if it is not given, or says that the server chooses.
+pub(crate) fn http_threads(args: &[String]) -> Option<u32> {
+    value_of(args, &HTTP_THREADS)?.parse().ok()
 }
 
 /// The last of these flags that is given, as it was written with its value, and whether it says the same as `words`

@@ -19,6 +19,7 @@ use super::machine::{Machine, is_executable};
 use super::mitigations::{Judge, Mitigated, Mitigations};
 use super::problem::{Place, Problem, Problems};
 use super::resolve::Resolved;
+use super::server_facts::{self, Known, Unmeasured, unix_sockets_in};
 
 /// What a model says about its binary.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +52,24 @@ impl Found {
         }
     }
 
+    /// What is known of how it behaves: by its papers, by what was measured before, or by its own word.
+    async fn behaves(&self, cache: &Path, version: &str, timeout: Duration) -> Known {
+        match self {
+            Self::Built(facts) => {
+                let measured = facts.papers.as_ref().map(|papers| papers.measured);
+                Known { measured: measured.unwrap_or_default(), unmeasured: None }
+            }
+            Self::Foreign(path) => {
+                let mut known = Known::remembered(cache, path, version);
+                if known.measured.unix_sockets.is_none() {
+                    known.measured.unix_sockets =
+                        help(path, timeout).await.and_then(|text| unix_sockets_in(&text));
+                }
+                known
+            }
+        }
+    }
+
     /// `version`: what it says to `--version`.
     fn facts(self, version: &str) -> BuildFacts {
         match self {
@@ -67,7 +86,9 @@ pub(crate) async fn fill(
     builds: FindBuild<'_>,
 ) -> Result<(), Problems> {
     let mut problems = Vec::new();
-    let mut known: HashMap<Choice, Option<BuildFacts>> = HashMap::new();
+    let mut known: HashMap<Choice, Option<(BuildFacts, Known)>> = HashMap::new();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut unmeasured: Vec<Unmeasured> = Vec::new();
     let mut judge = Judge::default();
     let timeout = resolved.child.version_timeout;
     let drop_in = resolved.fleet.any_name;
@@ -76,22 +97,29 @@ pub(crate) async fn fill(
     for ((((spec, (choice, place)), mitigations), cancel), build) in models.zip(&mut resolved.builds) {
         if !known.contains_key(choice) {
             let tried = match find(choice, place, machine, builds) {
-                Ok(found) => try_version(found.path(), timeout, place, machine)
-                    .await
-                    .map(|version| found.facts(&version)),
+                Ok(found) => match try_version(found.path(), timeout, place, machine).await {
+                    Ok(version) => {
+                        let behaves = found.behaves(&resolved.dirs.cache, &version, timeout).await;
+                        Ok((found.facts(&version), behaves))
+                    }
+                    Err(problem) => Err(problem),
+                },
                 Err(problem) => Err(problem),
             };
             let facts = tried.map_err(|problem| problems.push(problem)).ok();
             known.insert(choice.clone(), facts);
         }
-        if let Some(Some(facts)) = known.get(choice) {
+        if let Some(Some((facts, behaves))) = known.get(choice) {
             let name = spec.name.as_str();
             let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
             spec.command.binary.clone_from(&facts.binary);
             *build = Some(facts.clone());
             put(&mut spec.command, command, mitigations, facts, *cancel, drop_in);
+            spec.facts = server_facts::of(behaves.measured, &spec.command, cores);
+            unmeasured.extend(behaves.unmeasured.clone().filter(|new| !unmeasured.contains(new)));
         }
     }
+    resolved.unmeasured = unmeasured;
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
 }
 
@@ -247,6 +275,11 @@ pub(super) async fn ask(path: &Path, flag: &str) -> io::Result<String> {
 /// A child runs its own program within milliseconds of the fork; whoever copies a program takes a second.
 const BUSY: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
+
+/// What it says to `--help`; `None` if it says nothing in time.
+async fn help(path: &Path, timeout: Duration) -> Option<String> {
+    tokio::time::timeout(timeout, ask(path, "--help")).await.ok()?.ok()
+}
 
 /// llama.cpp prints `version: 1234 (abcdef)` and `built with ...`.
 fn is_llama(version: &str) -> bool {

@@ -120,6 +120,7 @@ fn build(backend: &str) -> BuildFacts {
         backend: backend.to_owned(),
         fixes: Some(Vec::new()),
         options: vec![("GGML_CUDA_GRAPHS".to_owned(), "OFF".to_owned())],
+        ..Papers::default()
     };
     BuildFacts { binary: Path::new("/nowhere/llama-server").to_owned(), number: None, papers: Some(papers) }
 }

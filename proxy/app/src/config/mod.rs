@@ -33,6 +33,7 @@ pub(crate) mod resolve;
 #[cfg(test)]
 mod samples;
 pub(crate) mod schema;
+pub(crate) mod server_facts;
 pub(crate) mod settings;
 pub(crate) mod show;
 pub(crate) mod store;

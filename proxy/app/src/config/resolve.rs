@@ -22,6 +22,7 @@ use super::layers::Loaded;
 use super::machine::Machine;
 use super::mitigations::{Mitigated, Mitigations};
 use super::problem::{Place, Problem, Problems};
+use super::server_facts::Unmeasured;
 use super::settings::Model;
 use crate::advice::{Server, Servers};
 
@@ -54,6 +55,8 @@ pub(crate) struct Resolved {
     pub(crate) mitigations: Vec<Mitigations>,
     /// What is known about the llama-server of each model, in the order of the models; [`super::binary`] finds it out.
     pub(crate) builds: Vec<Option<BuildFacts>>,
+    /// Binaries that we did not build and that nothing was measured of yet; [`super::binary`] finds them.
+    pub(crate) unmeasured: Vec<Unmeasured>,
     /// The API keys, where they are asked for.
     pub(crate) keys: Option<Vec<KeySpec>>,
     /// By which host names we may be reached; never `Auto`.
@@ -230,6 +233,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         names,
         access_log,
         builds: vec![None; mitigations.len()],
+        unmeasured: Vec::new(),
         record_requests: loaded
             .models
             .iter()

@@ -28,6 +28,7 @@ mod certificate;
 mod describe;
 mod first_start;
 mod live;
+mod measure;
 mod observe;
 mod reload;
 mod server;

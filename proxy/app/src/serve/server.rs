@@ -15,6 +15,7 @@ use warden_supervisor::nursery::NurseryHandle;
 
 use super::certificate;
 use super::live::live;
+use super::measure;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
 use crate::access_log::AccessLog;
@@ -73,6 +74,7 @@ impl Server {
         let listeners =
             bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
         let admin_address = listeners.address();
+        let unmeasured = measure::Job::new(&resolved, nursery.clone());
         let fleet = Fleet::start(resolved.fleet.clone(), nursery).await?;
         let metrics = Arc::new(Metrics::new());
         let (stop, accepting, gateway_done) =
@@ -91,6 +93,9 @@ impl Server {
         let now = Told { budgets: budgets(&resolved.fleet.models), servers: resolved.servers(machine) };
         let (tell, told) = watch::channel(now);
         tasks.spawn(events(fleet.clone(), metrics.clone(), told.clone(), stop.clone()));
+        if let Some(job) = unmeasured {
+            tasks.spawn(job.run(fleet.clone(), stop.clone()));
+        }
         let admin = Admin {
             fleet: fleet.clone(),
             metrics: metrics.clone(),

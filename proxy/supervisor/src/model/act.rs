@@ -1,14 +1,13 @@
 //! Carries out what the life-cycle machine asks for.
 
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
-use warden_policies::{GenerationId, ServerFacts, backoff};
+use warden_policies::{GenerationId, backoff};
 
 use super::unit::{Live, Unit, UnitId};
 use super::watched::Watched;
@@ -19,6 +18,7 @@ use crate::error::SpawnError;
 use crate::event::EventKind;
 use crate::kept;
 use crate::lease::{Cell, Endpoint};
+use crate::listening::{endpoint, flags};
 use crate::nursery::SpawnRequest;
 use crate::priors;
 use crate::process::{Process, Sink};
@@ -156,7 +156,7 @@ impl Model {
         unit.live = Some(live);
 
         let mut with_socket = recipe.request;
-        with_socket.command.args.extend(listening(&endpoint));
+        with_socket.command.args.extend(flags(&endpoint));
         report::announce(&mut with_socket.command, &socket, recipe.memory_report);
         let world = Arc::clone(&self.context.world);
         let longest = self.watch.log_line_bytes;
@@ -269,34 +269,6 @@ pub(super) struct Recipe {
 impl Recipe {
     pub(super) fn binary(&self) -> &Path {
         &self.request.command.binary
-    }
-}
-
-/// Where a new process is to listen. A port is free now; if somebody else takes it before the process does, that is a
-/// failed start like any other, and the next one gets another port.
-fn endpoint(socket: Socket, facts: ServerFacts, path: &Path) -> io::Result<Endpoint> {
-    let unix = match socket {
-        Socket::Auto => facts.unix_sockets != Some(false),
-        Socket::Unix => true,
-        Socket::Tcp => false,
-    };
-    match unix {
-        true => Ok(Endpoint::Unix(path.to_owned())),
-        false => {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-            listener.local_addr().map(Endpoint::Tcp)
-        }
-    }
-}
-
-/// llama-server's flags for it.
-fn listening(endpoint: &Endpoint) -> Vec<String> {
-    match endpoint {
-        Endpoint::Unix(path) => vec!["--host".to_owned(), path.to_string_lossy().into_owned()],
-        Endpoint::Tcp(address) => {
-            let (host, port) = (address.ip().to_string(), address.port().to_string());
-            vec!["--host".to_owned(), host, "--port".to_owned(), port]
-        }
     }
 }
 

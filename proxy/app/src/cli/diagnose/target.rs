@@ -65,7 +65,12 @@ impl Target {
             facts.and_then(|facts| facts.papers.as_ref()).map(|papers| format!("build {}", papers.id));
         Ok(Self {
             name: spec.name.as_str().to_owned(),
-            spec: SoloSpec { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj },
+            spec: SoloSpec {
+                command: spec.command.clone(),
+                oom_score_adj: spec.oom_score_adj,
+                socket: spec.socket,
+                facts: spec.facts,
+            },
             server: number.into_iter().chain(build).collect::<Vec<_>>().join(", "),
             chosen_by,
             timing: spec.timing,

@@ -171,8 +171,15 @@ async fn what_becomes_known_of_a_binary_reaches_leases_that_are_held_and_replace
     let held = rig.lease().await.unwrap();
     assert_eq!(held.facts(), ServerFacts::default());
     let facts = ServerFacts { stream_head: StreamHead::BeforeFirstToken, ..ServerFacts::default() };
-    rig.fleet.learn("/opt/another".as_ref(), ServerFacts { unix_sockets: Some(false), ..facts }).await;
-    rig.fleet.learn("/opt/llama-server".as_ref(), facts).await;
+    rig.fleet
+        .learn(
+            &ModelName::new("m"),
+            "/opt/another".as_ref(),
+            ServerFacts { unix_sockets: Some(false), ..facts },
+        )
+        .await;
+    rig.fleet.learn(&ModelName::new("m"), "/opt/llama-server".as_ref(), facts).await;
+    rig.fleet.learn(&ModelName::new("n"), "/opt/llama-server".as_ref(), ServerFacts::default()).await;
     // The next picture comes after the message.
     pass(secs(1)).await;
     assert_eq!(held.facts(), facts);

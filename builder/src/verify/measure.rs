@@ -1,0 +1,152 @@
+//! Measures how a server behaves, by what it does and not by its name or number. Nothing here fails a verification: what
+//! cannot be measured is not known.
+//!
+//! ```text
+//!  start with two HTTP threads -> health -> /  -> connections, one more than threads  -> long prompts, streamed -> stop
+//! ```
+
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::checks::Door;
+use crate::sample_model::{FIRST_WORD, WORDS};
+
+use super::measured::{AGREEING, HttpThreads, Measured, StreamHead, Try, stream_head};
+
+/// Flags of the server that is measured. One slot, so that the order of things is plain; small batches, so that the model
+/// for it takes some milliseconds for a few tokens.
+pub(super) const FLAGS: [&str; 8] = ["-np", "1", "-b", "64", "-ub", "16", "--threads-http", THREADS];
+/// HTTP threads that it is started with.
+const THREADS: &str = "2";
+/// The same as a number.
+const FIXED: usize = 2;
+/// Connections that are tried: with as many served at a time, threads are made on demand.
+const CONNECTIONS: usize = 6;
+/// A connection that is served at all is served by now, mostly within a millisecond.
+const SERVED: Duration = Duration::from_secs(1);
+/// llama-server closes a connection that was idle for five seconds, which frees its thread: what is seen later says
+/// nothing.
+const IDLE: Duration = Duration::from_secs(4);
+
+/// Tokens of the first prompt.
+const PROMPT: usize = 256;
+/// Tokens of the longest one; the context has room for it and the answer.
+const LONGEST: usize = 2000;
+/// Context of the server that is measured.
+pub(super) const CONTEXT: &str = "4096";
+/// Streams at most.
+const TRIES: usize = 8;
+
+/// Whether `/` is a page. `None`: it answered something else, or nothing.
+async fn web_page(door: &Door) -> Option<bool> {
+    let client = door.client().ok()?;
+    let answer = client.get(door.url("/")).header("accept", "text/html").header("accept-encoding", "gzip");
+    let answer = timeout(SERVED * 10, answer.send()).await.ok()?.ok()?;
+    match answer.status() {
+        status if status.is_success() => Some(true),
+        StatusCode::NOT_FOUND => Some(false),
+        _ => None,
+    }
+}
+
+/// Whether connections beyond the number of threads are served while the others are open.
+async fn http_threads(door: &Door) -> Option<HttpThreads> {
+    // Twice: a machine that stalls looks like a server without threads.
+    let first = connections(door).await?;
+    (first == connections(door).await?).then_some(first)
+}
+
+async fn connections(door: &Door) -> Option<HttpThreads> {
+    let begun = Instant::now();
+    // Each client keeps one connection open.
+    let mut held = Vec::new();
+    while held.len() < CONNECTIONS {
+        let client = door.lasting_client().ok()?;
+        let mut answer = Box::pin(client.get(door.url("/health")).send());
+        match timeout(SERVED, &mut answer).await {
+            Ok(answer) => {
+                // Read to its end, else the connection is not idle but gone.
+                answer.ok()?.bytes().await.ok()?;
+                held.push(client);
+            }
+            Err(_) if held.len() == FIXED => {
+                // It has to be served as soon as one of the others goes.
+                drop(held.pop());
+                let served = timeout(SERVED, answer).await.is_ok_and(|answer| answer.is_ok());
+                return (served && begun.elapsed() < IDLE).then_some(HttpThreads::Fixed);
+            }
+            Err(_) => return None,
+        }
+    }
+    (begun.elapsed() < IDLE).then_some(HttpThreads::OnDemand)
+}
+
+/// When the head of a streamed answer is sent: long prompts, until it is clear or was tried often enough.
+async fn head(door: &Door, until: Instant) -> Option<StreamHead> {
+    let mut tries = Vec::new();
+    let mut tokens = PROMPT;
+    for number in 0..TRIES {
+        let tried = timeout_at(until, stream(door, tokens, number)).await.ok()??;
+        if tried.is_long() {
+            tries.push(tried);
+            if tries.len() >= AGREEING
+                && let Some(shown) = stream_head(&tries)
+            {
+                return Some(shown);
+            }
+        } else if tokens < LONGEST {
+            tokens = (tokens * 3).min(LONGEST);
+        }
+    }
+    stream_head(&tries)
+}
+
+/// Streams one answer. `number` makes the prompt another one, so that nothing of it is cached.
+async fn stream(door: &Door, tokens: usize, number: usize) -> Option<Try> {
+    let client = door.client().ok()?;
+    // Numbers of tokens, so that it has just as many of them.
+    let prompt: Vec<usize> = (0..tokens).map(|at| token_of(at, number)).collect();
+    let body = json!({
+        "prompt": prompt, "n_predict": 2, "temperature": 0, "stream": true, "cache_prompt": false,
+    });
+    let begun = Instant::now();
+    let mut answer = client.post(door.url("/completion")).json(&body).send().await.ok()?;
+    let head = begun.elapsed();
+    if !answer.status().is_success() {
+        return None;
+    }
+    let mut text = Vec::new();
+    let mut token = None;
+    while let Some(chunk) = answer.chunk().await.ok()? {
+        text.extend_from_slice(chunk.as_ref());
+        // Comments come between events, too, to keep the connection open.
+        if token.is_none() && text.windows(5).any(|window| window == b"data:") {
+            token = Some(begun.elapsed().saturating_sub(head));
+        }
+    }
+    let text = String::from_utf8_lossy(&text);
+    let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    let prompt = events.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+    let prompt = prompt.filter_map(|event| event["timings"]["prompt_ms"].as_f64()).last();
+    let prompt = prompt.and_then(|millis| Duration::try_from_secs_f64(millis / 1000.0).ok());
+    Some(Try { head, token: token?, prompt })
+}
+
+/// Some word of the sample model.
+const fn token_of(at: usize, number: usize) -> usize {
+    FIRST_WORD + (at * (2 * number + 1) + 17 * number) % WORDS
+}
+
+/// Everything that can be asked of one running server, until `limit` has passed: what was found out by then.
+pub(super) async fn all(door: &Door, limit: Duration) -> Measured {
+    let until = Instant::now() + limit;
+    let unix = matches!(door, Door::Unix(_));
+    let mut measured = Measured { unix_sockets: Some(unix), ..Measured::default() };
+    measured.web_page = timeout_at(until, web_page(door)).await.ok().flatten();
+    measured.http_threads = timeout_at(until, http_threads(door)).await.ok().flatten();
+    measured.stream_head = head(door, until).await;
+    measured
+}

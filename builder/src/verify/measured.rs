@@ -1,0 +1,187 @@
+//! What was measured of how a server behaves, and what follows from single tries. Values only.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How a server behaves. What is `None` was not measured, or not clearly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Measured {
+    /// When the head of a streamed answer is sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream_head: Option<StreamHead>,
+    /// Whether it listens on a Unix socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unix_sockets: Option<bool>,
+    /// Whether connections share a fixed number of threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http_threads: Option<HttpThreads>,
+    /// Whether `/` is a web page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub web_page: Option<bool>,
+}
+
+/// When the head of a streamed answer is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StreamHead {
+    /// Before the prompt is computed.
+    BeforeFirstToken,
+    /// When the prompt was computed.
+    AfterFirstToken,
+}
+
+/// How connections get threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HttpThreads {
+    /// As many as `--threads-http` says; each keeps its connection for as long as that is open. Further connections wait.
+    Fixed,
+    /// More are made as connections need them.
+    OnDemand,
+}
+
+impl fmt::Display for Measured {
+    /// In one line, such as `head of a stream before the first token, Unix sockets, HTTP threads on demand, web page`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unknown = |what: &str| format!("{what} not known");
+        let parts = [
+            match self.stream_head {
+                Some(StreamHead::BeforeFirstToken) => "head of a stream before the first token".to_owned(),
+                Some(StreamHead::AfterFirstToken) => "head of a stream with the first token".to_owned(),
+                None => unknown("head of a stream"),
+            },
+            match self.unix_sockets {
+                Some(true) => "Unix sockets".to_owned(),
+                Some(false) => "no Unix sockets".to_owned(),
+                None => unknown("Unix sockets"),
+            },
+            match self.http_threads {
+                Some(HttpThreads::Fixed) => "a fixed number of HTTP threads".to_owned(),
+                Some(HttpThreads::OnDemand) => "HTTP threads on demand".to_owned(),
+                None => unknown("HTTP threads"),
+            },
+            match self.web_page {
+                Some(true) => "a web page".to_owned(),
+                Some(false) => "no web page".to_owned(),
+                None => unknown("web page"),
+            },
+        ];
+        f.write_str(&parts.join(", "))
+    }
+}
+
+/// One streamed answer to a long prompt, as it arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Try {
+    /// From the request to the head.
+    pub(super) head: Duration,
+    /// From the head to the first token.
+    pub(super) token: Duration,
+    /// What the server says that it took to compute the prompt.
+    pub(super) prompt: Option<Duration>,
+}
+
+/// A prompt that is computed faster than this says nothing: reading what arrived may take as long.
+pub(super) const LONG: Duration = Duration::from_millis(150);
+/// Tries that have to agree.
+pub(super) const AGREEING: usize = 3;
+
+impl Try {
+    fn whole(&self) -> Duration {
+        self.head + self.token
+    }
+
+    /// Whether the prompt took so long that the order can show.
+    pub(super) fn is_long(&self) -> bool {
+        self.prompt.is_some_and(|prompt| prompt >= LONG)
+    }
+
+    /// What it shows, if it is clear.
+    ///
+    /// A head that comes after the prompt comes no sooner than the prompt takes by the server's own clock. So where that is
+    /// most of the whole time, a head in its first quarter was sent before. The opposite mistake, a head that was sent
+    /// early and read late because the machine was busy, is possible, and gives the careful answer.
+    fn shows(&self) -> Option<StreamHead> {
+        let (whole, prompt) = (self.whole(), self.prompt?);
+        if !self.is_long() || prompt < whole / 2 || prompt > whole {
+            return None;
+        }
+        if self.head <= whole / 4 {
+            return Some(StreamHead::BeforeFirstToken);
+        }
+        (self.token <= whole / 4).then_some(StreamHead::AfterFirstToken)
+    }
+}
+
+/// What the tries show together: nothing, unless [`AGREEING`] of them are clear and none contradicts.
+pub(super) fn stream_head(tries: &[Try]) -> Option<StreamHead> {
+    let mut clear = tries.iter().filter_map(Try::shows);
+    let first = clear.next()?;
+    let mut count = 1;
+    for other in clear {
+        if other != first {
+            return None;
+        }
+        count += 1;
+    }
+    (count >= AGREEING).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tried(head: u64, token: u64, prompt: u64) -> Try {
+        let [head, token, prompt] = [head, token, prompt].map(Duration::from_millis);
+        Try { head, token, prompt: Some(prompt) }
+    }
+
+    #[test]
+    fn the_order_is_known_when_three_long_tries_show_it() {
+        let before = tried(2, 400, 390);
+        let after = tried(400, 1, 390);
+        assert_eq!(stream_head(&[before; 3]), Some(StreamHead::BeforeFirstToken));
+        assert_eq!(stream_head(&[after; 3]), Some(StreamHead::AfterFirstToken));
+        assert_eq!(stream_head(&[before; 2]), None, "too few");
+        assert_eq!(stream_head(&[before, before, before, after]), None, "they contradict");
+        assert_eq!(stream_head(&[]), None);
+    }
+
+    #[test]
+    fn a_busy_machine_gives_no_answer_or_the_careful_one() {
+        // The prompt was quick, and everything waited for a processor somewhere.
+        assert_eq!(stream_head(&[tried(10, 900, 100); 3]), None, "short by the server's clock");
+        assert_eq!(stream_head(&[tried(10, 900, 300); 3]), None, "most of the time was not the prompt");
+        assert_eq!(stream_head(&[tried(300, 300, 400); 3]), None, "neither early nor late");
+        // Sent early, read late.
+        assert_eq!(stream_head(&[tried(390, 10, 380); 3]), Some(StreamHead::AfterFirstToken));
+        // A clock that cannot be right.
+        assert_eq!(stream_head(&[tried(10, 300, 5000); 3]), None);
+        let mute = Try { prompt: None, ..tried(2, 400, 0) };
+        assert_eq!(stream_head(&[mute; 3]), None, "the server does not say what the prompt took");
+    }
+
+    #[test]
+    fn what_is_measured_is_kept_and_told_in_words() {
+        let measured = Measured {
+            stream_head: Some(StreamHead::AfterFirstToken),
+            unix_sockets: Some(false),
+            http_threads: Some(HttpThreads::Fixed),
+            web_page: None,
+        };
+        let text = serde_json::to_string(&measured).unwrap();
+        assert_eq!(
+            text,
+            r#"{"stream_head":"after_first_token","unix_sockets":false,"http_threads":"fixed"}"#
+        );
+        assert_eq!(serde_json::from_str::<Measured>(&text).unwrap(), measured);
+        assert_eq!(
+            measured.to_string(),
+            "head of a stream with the first token, no Unix sockets, a fixed number of HTTP threads, web page not known"
+        );
+        assert_eq!(serde_json::from_str::<Measured>("{}").unwrap(), Measured::default());
+    }
+}

@@ -1,0 +1,109 @@
+//! What was measured of servers that we did not build, remembered in the cache by what identifies a binary: its place on the
+//! disk, its size, its time, and what it says of its version. A binary that changes is another one.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::Measured;
+use crate::error::{Result, io_error};
+
+/// The folder with what is remembered. Nothing is read or written before a method is called. Methods block briefly.
+#[derive(Clone, Debug)]
+pub struct Remembered {
+    folder: PathBuf,
+}
+
+/// One file in it.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    /// For people: where the binary was.
+    binary: PathBuf,
+    measured: Measured,
+}
+
+impl Remembered {
+    /// The one under a cache folder.
+    pub fn new(cache: &Path) -> Self {
+        Self { folder: cache.join("measured") }
+    }
+
+    /// What identifies a binary that says this to `--version`; `None` if it cannot be read.
+    pub fn identity(binary: &Path, version: &str) -> Option<String> {
+        let path = binary.canonicalize().ok()?;
+        let file = fs::metadata(&path).ok()?;
+        let numbers = [
+            file.dev(),
+            file.ino(),
+            file.size(),
+            file.mtime().cast_unsigned(),
+            file.mtime_nsec().cast_unsigned(),
+        ];
+        let text = format!("{}\0{numbers:?}\0{version}", path.display());
+        Some(hex::encode(&Sha256::digest(text)[..16]))
+    }
+
+    /// What is remembered of it. A file that cannot be understood is nothing.
+    pub fn read(&self, identity: &str) -> Option<Measured> {
+        let text = fs::read(self.file(identity)).ok()?;
+        serde_json::from_slice::<Entry>(&text).ok().map(|entry| entry.measured)
+    }
+
+    /// Remembers it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, identity: &str, binary: &Path, measured: Measured) -> Result<()> {
+        let file = self.file(identity);
+        let write = || {
+            fs::create_dir_all(&self.folder)?;
+            let mut text = serde_json::to_vec(&Entry { binary: binary.to_owned(), measured })?;
+            text.push(b'\n');
+            // Others may read at the same time: whole or not at all.
+            let mut new = tempfile::NamedTempFile::new_in(&self.folder)?;
+            new.write_all(&text)?;
+            new.persist(&file).map(drop).map_err(|error| error.error)
+        };
+        write().map_err(io_error("writing", &file))
+    }
+
+    fn file(&self, identity: &str) -> PathBuf {
+        self.folder.join(format!("{identity}.json"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_is_remembered_until_the_binary_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let binary = folder.path().join("llama-server");
+        fs::write(&binary, "one").unwrap();
+        let remembered = Remembered::new(folder.path());
+        let identity = Remembered::identity(&binary, "version: 1").unwrap();
+        assert_eq!(remembered.read(&identity), None);
+        let measured = Measured { unix_sockets: Some(false), ..Measured::default() };
+        remembered.write(&identity, &binary, measured).unwrap();
+        assert_eq!(remembered.read(&identity), Some(measured));
+        assert_eq!(Remembered::identity(&binary, "version: 1").as_ref(), Some(&identity));
+        assert_ne!(Remembered::identity(&binary, "version: 2").as_ref(), Some(&identity));
+        fs::write(&binary, "other").unwrap();
+        assert_ne!(Remembered::identity(&binary, "version: 1").as_ref(), Some(&identity));
+        assert_eq!(Remembered::identity(&folder.path().join("gone"), ""), None);
+    }
+
+    #[test]
+    fn a_file_that_somebody_broke_is_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let remembered = Remembered::new(folder.path());
+        fs::create_dir_all(folder.path().join("measured")).unwrap();
+        fs::write(remembered.file("x"), "{").unwrap();
+        assert_eq!(remembered.read("x"), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! Measures llama-servers that we did not build, once each, beside the start of the models that run them: a second process
+//! with a tiny model, on the CPU, for some seconds. It is a child like any other, so it dies with us. What is found out is
+//! remembered, and the models learn it while they run. Nothing here is an error: what is not known stays unknown.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use warden_builder::verify::{Door, Measured, Remembered, measure, measuring_flags, measuring_model};
+use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::spec::{Command, ModelSpec, Socket};
+use warden_supervisor::{Endpoint, Fleet, Solo, SoloSpec, Starter};
+
+use crate::config::resolve::Resolved;
+use crate::config::server_facts::{self, Unmeasured};
+
+/// Variables that hide GPUs: the model that is measured with needs none, and theirs may be full.
+const HIDING: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
+/// Variables by which a llama-server takes flags.
+const FLAGS: [&str; 2] = ["LLAMA_", "GGML_"];
+
+/// What is to be measured, and for whom.
+pub(super) struct Job {
+    unmeasured: Vec<Unmeasured>,
+    models: Vec<ModelSpec>,
+    watch: warden_supervisor::Watch,
+    cache: std::path::PathBuf,
+    limit: Duration,
+    nursery: NurseryHandle,
+}
+
+impl Job {
+    /// `None` if there is nothing to be measured, or it is not wanted.
+    pub(super) fn new(resolved: &Resolved, nursery: NurseryHandle) -> Option<Self> {
+        let wanted = resolved.child.measure && !resolved.unmeasured.is_empty();
+        wanted.then(|| Self {
+            unmeasured: resolved.unmeasured.clone(),
+            models: resolved.fleet.models.clone(),
+            watch: resolved.fleet.watch,
+            cache: resolved.dirs.cache.clone(),
+            limit: resolved.child.measure_timeout,
+            nursery,
+        })
+    }
+
+    /// Measures one after the other, until told to stop.
+    pub(super) async fn run(self, fleet: Fleet, stop: CancellationToken) {
+        for one in &self.unmeasured {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = self.one(one, &fleet) => {}
+            }
+        }
+    }
+
+    async fn one(&self, one: &Unmeasured, fleet: &Fleet) {
+        let binary = one.binary.as_path();
+        let shown = binary.display();
+        let using = || self.models.iter().filter(|spec| spec.command.binary == binary);
+        let Some(first) = using().next() else { return };
+        let measured = match self.measured(first).await {
+            Ok(measured) if measured != Measured::default() => measured,
+            Ok(_) => {
+                tracing::info!(binary = %shown, "how it behaves cannot be measured: it did not start with the sample model");
+                return;
+            }
+            Err(error) => {
+                tracing::info!(binary = %shown, "how it behaves cannot be measured: {error}");
+                return;
+            }
+        };
+        tracing::info!(binary = %shown, "measured: {measured}");
+        let remembered = Remembered::new(&self.cache);
+        if let Err(error) = remembered.write(&one.identity, binary, measured) {
+            tracing::warn!("what was measured is not remembered, and will be measured again: {error}");
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        for spec in using() {
+            fleet.learn(&spec.name, binary, server_facts::of(measured, &spec.command, cores)).await;
+        }
+    }
+
+    async fn measured(&self, spec: &ModelSpec) -> Result<Measured, Box<dyn std::error::Error + Send + Sync>> {
+        let folder = tempfile::Builder::new().prefix("lw-measure-").tempdir()?;
+        let model = folder.path().join("sample.gguf");
+        measuring_model(&model)?;
+        let timing = warden_supervisor::Timing { start_timeout: self.limit, ..spec.timing };
+        let starter = Starter::new(self.nursery.clone(), &folder.path().join("run"), timing, self.watch)?;
+        for socket in [Socket::Unix, Socket::Tcp] {
+            let spec = SoloSpec {
+                command: command(&spec.command, &model),
+                oom_score_adj: spec.oom_score_adj,
+                socket,
+                facts: spec.facts,
+            };
+            let Ok(solo) = starter.start(&spec).await else { continue };
+            let measured = measure(&door(&solo), self.limit).await;
+            solo.stop().await;
+            return Ok(measured);
+        }
+        Ok(Measured::default())
+    }
+}
+
+fn door(solo: &Solo) -> Door {
+    match solo.endpoint() {
+        Endpoint::Unix(socket) => Door::Unix(socket.clone()),
+        Endpoint::Tcp(address) => Door::Port(address.port()),
+    }
+}
+
+/// The same binary in the same surroundings (it may need `LD_LIBRARY_PATH`), without the model's flags and GPUs.
+fn command(own: &Command, model: &Path) -> Command {
+    let is_flag = |name: &str| FLAGS.iter().any(|prefix| name.starts_with(prefix));
+    let mut env: BTreeMap<String, String> =
+        own.env.iter().filter(|(name, _)| !is_flag(name)).cloned().collect();
+    env.extend(HIDING.map(|name| (name.to_owned(), "-1".to_owned())));
+    let inherited =
+        std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_flag(name));
+    let flags = measuring_flags(model).into_iter();
+    Command {
+        binary: own.binary.clone(),
+        args: flags.map(|word| word.to_string_lossy().into_owned()).collect(),
+        env: env.into_iter().collect(),
+        env_remove: own.env_remove.iter().cloned().chain(inherited).collect(),
+        directory: None,
+    }
+}

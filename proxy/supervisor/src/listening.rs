@@ -1,0 +1,38 @@
+//! Where a process listens, and how it is told so.
+
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+
+use warden_policies::ServerFacts;
+
+use crate::lease::Endpoint;
+use crate::spec::Socket;
+
+/// Where a new process is to listen, by what is wanted and what its binary can. A port is free now; if somebody else takes it before the process does, that is a
+/// failed start like any other, and the next one gets another port.
+pub(crate) fn endpoint(socket: Socket, facts: ServerFacts, path: &Path) -> io::Result<Endpoint> {
+    let unix = match socket {
+        Socket::Auto => facts.unix_sockets != Some(false),
+        Socket::Unix => true,
+        Socket::Tcp => false,
+    };
+    match unix {
+        true => Ok(Endpoint::Unix(path.to_owned())),
+        false => {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            listener.local_addr().map(Endpoint::Tcp)
+        }
+    }
+}
+
+/// llama-server's flags for it.
+pub(crate) fn flags(endpoint: &Endpoint) -> Vec<String> {
+    match endpoint {
+        Endpoint::Unix(path) => vec!["--host".to_owned(), path.to_string_lossy().into_owned()],
+        Endpoint::Tcp(address) => {
+            let (host, port) = (address.ip().to_string(), address.port().to_string());
+            vec!["--host".to_owned(), host, "--port".to_owned(), port]
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Promise: how a llama-server behaves is measured, not guessed: one that we did not build is asked at its first start, beside
+//! the model, and the answer is remembered; one that takes no Unix socket is served by a port.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use warden_rig::warden::{CHAT, SOON, Setup, chat};
+use warden_rig::{Http, Outcome, Trouble, Warden, wait_until};
+
+/// The switch that tests of other things turn off.
+const SWITCH: &str = "LLAMA_WARDEN_CHILD__MEASURE";
+
+/// With a prompt that takes longer than noise, for the process that is measured; the model's own script has none.
+fn setup(variables: &[(&str, &str)]) -> Result<Setup, Trouble> {
+    let mut setup = Setup::new()?;
+    setup.home.env.remove(std::ffi::OsStr::new(SWITCH));
+    setup.home.env.insert("FAKE_LLAMA_PROMPT_MS".into(), "250".into());
+    setup.home.env.extend(variables.iter().map(|(name, value)| (name.into(), value.into())));
+    Ok(setup)
+}
+
+/// What is remembered: of each binary one file.
+fn remembered(warden: &Warden) -> Vec<Value> {
+    let folder: PathBuf = warden.home().path().join("cache/llama-warden/measured");
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    files.filter_map(|file| serde_json::from_slice(&std::fs::read(file.path()).ok()?).ok()).collect()
+}
+
+async fn until_remembered(warden: &Warden) -> Result<Value, Trouble> {
+    wait_until("what was measured is remembered", SOON, async || remembered(warden).len() == 1).await?;
+    Ok(remembered(warden)[0]["measured"].clone())
+}
+
+#[tokio::test]
+async fn a_server_that_we_did_not_build_is_measured_once_beside_its_model() -> Outcome {
+    let mut warden = setup(&[])?.fake("m", &json!({}), "")?.start().await?;
+    let measured = until_remembered(&warden).await?;
+    assert_eq!(
+        measured,
+        json!({"stream_head": "before_first_token", "unix_sockets": true, "http_threads": "on_demand", "web_page": false})
+    );
+    wait_until("the process that was measured is gone", SOON, async || warden.backends().len() == 1).await?;
+    warden.until_ready(1).await?;
+    assert!(warden.http.post(CHAT, &chat("r", "m", "hello", 4, false)).await?.answer()?.is_whole());
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    // A second start has the answer.
+    let mut warden = warden.again().await?;
+    warden.until_ready(1).await?;
+    assert!(warden.http.post(CHAT, &chat("s", "m", "hello", 4, false)).await?.answer()?.is_whole());
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    assert!(!warden.kid.output().contains("measured:"), "{}", warden.kid.output());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_without_unix_sockets_is_served_by_a_port_once_that_is_known() -> Outcome {
+    let warden =
+        setup(&[("FAKE_LLAMA_NO_UNIX", "true")])?.fake("m", &json!({ "no_unix": true }), "")?.start().await?;
+    let measured = until_remembered(&warden).await?;
+    assert_eq!(measured["unix_sockets"], json!(false), "{measured}");
+    warden.until_ready(1).await?;
+    let backends = warden.backends();
+    assert!(matches!(backends[0].http(), Some(Http::Tcp(_))), "{backends:?}");
+    assert!(warden.http.post(CHAT, &chat("r", "m", "hello", 4, true)).await?.answer()?.is_whole());
+    Ok(())
+}
