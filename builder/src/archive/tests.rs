@@ -125,6 +125,43 @@ fn more_bytes_than_allowed_are_refused() {
     assert!(refused(&[Made::File("zeroes", &data)]).contains("more than 1 MiB"));
 }
 
+/// A GNU sparse file of 8 MiB, of which the archive holds the last 512 bytes.
+fn sparse(folder: &Path) -> PathBuf {
+    const WHOLE: u64 = 8 << 20;
+    let path = folder.join("sparse.tar.gz");
+    let mut header = tar::Header::new_gnu();
+    header.set_path("hole").unwrap();
+    header.set_entry_type(tar::EntryType::GNUSparse);
+    header.set_mode(0o644);
+    header.set_size(512);
+    let gnu = header.as_gnu_mut().unwrap();
+    let octal = |field: &mut [u8], number: u64| field.copy_from_slice(format!("{number:011o}\0").as_bytes());
+    octal(&mut gnu.sparse[0].offset, WHOLE - 512);
+    octal(&mut gnu.sparse[0].numbytes, 512);
+    octal(&mut gnu.realsize, WHOLE);
+    header.set_cksum();
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append(&header, &[7; 512][..]).unwrap();
+    let mut out = flate2::write::GzEncoder::new(File::create(&path).unwrap(), flate2::Compression::fast());
+    out.write_all(&builder.into_inner().unwrap()).unwrap();
+    out.finish().unwrap();
+    path
+}
+
+#[test]
+fn a_sparse_file_counts_with_its_holes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = sparse(folder.path());
+    assert!(path.metadata().unwrap().len() < 4096);
+    let error = unpacked(&path, "").unwrap_err().to_string();
+    assert!(error.contains("more than 1 MiB"), "{error}");
+    let room = Bounds { bytes: 9 << 20, ..SMALL };
+    let into = tempfile::tempdir().unwrap();
+    unpack(&path, "", into.path(), room, &CancellationToken::new(), &|_| true).unwrap();
+    let content = fs::read(into.path().join("hole")).unwrap();
+    assert_eq!((content.len(), content[0], content[content.len() - 1]), (8 << 20, 0, 7));
+}
+
 #[test]
 fn more_entries_than_allowed_are_refused() {
     let names: Vec<String> = (0..101).map(|number| number.to_string()).collect();

@@ -41,6 +41,8 @@ impl Walk<'_> {
     fn tar(&mut self, stream: impl Read) -> Result<()> {
         let mut archive = tar::Archive::new(Bounded { inner: stream, left: self.bounds.bytes });
         let path = self.path;
+        // Contents are counted once more as they come: a sparse file has more of them than the stream has bytes.
+        let mut left = self.bounds.bytes;
         let failed = |source| unreadable(path, &source, self.bounds);
         for entry in archive.entries().map_err(failed)? {
             let mut entry = entry.map_err(|source| unreadable(path, &source, self.bounds))?;
@@ -66,7 +68,9 @@ impl Walk<'_> {
                 }
                 _ => Kind::Other,
             };
-            self.visit(&name, kind, &mut entry)?;
+            let mut data = Bounded { inner: &mut entry, left };
+            self.visit(&name, kind, &mut data)?;
+            left = data.left;
         }
         Ok(())
     }

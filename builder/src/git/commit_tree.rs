@@ -12,6 +12,8 @@ use crate::source::{DEEPEST, Located, Revision, Search, join};
 
 /// The type bits of a symbolic link among a tree's entries.
 pub(super) const LINK: i32 = 0o120_000;
+/// Largest file that is looked into; the largest source file of llama.cpp has 1 MiB.
+const LARGEST_FILE: u64 = 64 << 20;
 
 /// The llama.cpp of a commit. Only what is asked for is read, so a repository that lacks other objects is no trouble.
 #[derive(Debug)]
@@ -135,9 +137,12 @@ fn look(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &m
 impl Tree for CommitTree {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         let Some(id) = self.blob_id(path) else { return Ok(None) };
-        let repo = self.repository.lock();
-        match repo.find_blob(id) {
-            Ok(blob) => Ok(Some(blob.content().to_owned())),
+        match self.repository.blob(id, LARGEST_FILE) {
+            Ok(Some(content)) => Ok(Some(content)),
+            Ok(None) => {
+                let (commit, entry) = (self.commit.clone(), join(self.root().unwrap_or_default(), path));
+                Err(Fault::Unsafe { commit, entry, why: "is larger than any file of a source (64 MiB)" }.into())
+            }
             Err(error) if error.code() == ErrorCode::NotFound => {
                 Err(self.missing(&join(self.root().unwrap_or_default(), path)).into())
             }

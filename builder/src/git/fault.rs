@@ -33,6 +33,14 @@ pub enum Fault {
         /// The server's words.
         why: String,
     },
+    /// The server sends more than a source can have.
+    #[error("{url} sends more than {most} MiB, which is more than any llama.cpp: nothing of it was taken")]
+    TooLarge {
+        /// The repository.
+        url: String,
+        /// The bound.
+        most: u64,
+    },
     /// The network is not to be used, and the cache does not have it.
     #[error("{reference} of {url} is not in the cache, and the network is not to be used")]
     Offline {
@@ -121,6 +129,7 @@ impl Fault {
             | Self::Unsafe { .. }
             | Self::Range { .. } => Kind::Input,
             Self::Unreachable { .. }
+            | Self::TooLarge { .. }
             | Self::Refused { .. }
             | Self::Missing { .. }
             | Self::Repository { .. } => Kind::Machine,
@@ -150,6 +159,7 @@ impl Fault {
                  the repository and give its folder"
                     .into()
             }
+            Self::TooLarge { .. } => "check the URL; a clone of your own can be given by its folder".into(),
             Self::Offline { .. } => {
                 "run it once without --offline, or take a folder or archive with --source PATH".into()
             }

@@ -6,6 +6,7 @@
 //! [`super::cache`].
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -24,6 +25,10 @@ use crate::lock::Lock;
 /// A server that says nothing for this long is taken for dead. Large repositories are counted for some seconds before
 /// anything comes, with signs of life in between.
 const SILENCE: Duration = Duration::from_secs(60);
+/// Bytes of one commit that are taken from a server: thirty times what llama.cpp has. Whoever sends more sends no source.
+const MOST_OF_COMMIT: usize = 1 << 30;
+/// Bytes of a whole history: ten times llama.cpp's.
+const MOST_OF_HISTORY: usize = 5 << 30;
 /// Everything below `HEAD` and the branches and tags, as a clone has it.
 const EVERYTHING: [&str; 2] = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
 /// Where the commits that were asked for by name are kept: else a later clean-up would take them for garbage.
@@ -36,6 +41,22 @@ pub(super) struct Wanted {
     pub(super) place: Place,
     /// A tag, a branch, or a commit; `None`: what the server calls `HEAD`.
     pub(super) reference: Option<String>,
+    pub(super) most: Most,
+}
+
+/// How much may be received, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Most {
+    /// For one commit.
+    pub(super) commit: usize,
+    /// For a whole history.
+    pub(super) history: usize,
+}
+
+impl Default for Most {
+    fn default() -> Self {
+        Self { commit: MOST_OF_COMMIT, history: MOST_OF_HISTORY }
+    }
 }
 
 /// Fetches it and says which commit it is. Holds the place's lock, which the caller took.
@@ -51,7 +72,7 @@ pub(super) async fn fetch(
     // Whoever drops this future ends the thread too.
     let _guard = token.clone().drop_guard();
     let (host, reference) = (host_of(&wanted.url), wanted.describe());
-    let work = Work { wanted, reporter: reporter.clone(), cancel: token, alive };
+    let work = Work { wanted, reporter: reporter.clone(), cancel: token, alive, passed: AtomicUsize::new(0) };
     let thread = thread::Builder::new().name("git-fetch".into()).spawn(move || {
         let outcome = work.run();
         drop(lock);
@@ -81,6 +102,8 @@ struct Work {
     reporter: Reporter,
     cancel: CancellationToken,
     alive: watch::Sender<()>,
+    /// The bound of [`Most`] that was passed; 0 if none was.
+    passed: AtomicUsize,
 }
 
 /// A branch or tag of the server.
@@ -121,7 +144,7 @@ impl Work {
         let mut remote = repo.remote_anonymous(&self.wanted.url).map_err(|error| self.failed(&error))?;
         let heads: Vec<Head> = {
             let connection = remote
-                .connect_auth(Direction::Fetch, Some(self.callbacks()), Some(proxy()))
+                .connect_auth(Direction::Fetch, Some(self.callbacks(self.wanted.most.commit)), Some(proxy()))
                 .map_err(|error| self.failed(&error))?;
             let list = connection.list().map_err(|error| self.failed(&error))?;
             list.iter().map(|head| Head { name: head.name().to_owned(), id: head.oid() }).collect()
@@ -231,9 +254,10 @@ impl Work {
     }
 
     fn download(&self, remote: &mut git2::Remote<'_>, what: &[&str], depth: i32) -> Result<()> {
+        let most = if depth == 0 { self.wanted.most.history } else { self.wanted.most.commit };
         let mut options = git2::FetchOptions::new();
         options
-            .remote_callbacks(self.callbacks())
+            .remote_callbacks(self.callbacks(most))
             .proxy_options(proxy())
             .download_tags(AutotagOption::None)
             .follow_redirects(RemoteRedirect::Initial)
@@ -243,11 +267,16 @@ impl Work {
         self.stop_if_cancelled()
     }
 
-    fn callbacks(&self) -> git2::RemoteCallbacks<'_> {
+    /// `most`: bytes that may be received.
+    fn callbacks(&self, most: usize) -> git2::RemoteCallbacks<'_> {
         let mut callbacks = git2::RemoteCallbacks::new();
         let mut told = 0;
         callbacks.transfer_progress(move |progress| {
             self.alive.send(()).ok();
+            if progress.received_bytes() > most {
+                self.passed.store(most, Ordering::Relaxed);
+                return false;
+            }
             let (done, total) = (progress.received_objects(), progress.total_objects());
             // A hundred lines are enough for anybody.
             let part = done * 100 / total.max(1);
@@ -276,6 +305,10 @@ impl Work {
 
     /// What libgit2 says, told apart by whose turn it is.
     fn failed(&self, error: &git2::Error) -> Error {
+        let passed = self.passed.load(Ordering::Relaxed);
+        if passed > 0 && !self.cancel.is_cancelled() {
+            return Fault::TooLarge { url: self.wanted.place.shown.clone(), most: passed as u64 >> 20 }.into();
+        }
         if error.code() == ErrorCode::User || self.cancel.is_cancelled() {
             return Error::Cancelled;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::fetch::{Wanted, fetch};
+use super::fetch::{Most, Wanted, fetch};
 use super::{Fault, Location, Repository, cache};
 use crate::error::{Error, Result};
 use crate::event::{Event, Phase, Reporter};
@@ -77,7 +77,8 @@ pub async fn obtain(
     let what = format!("{shown} of {}", place.shown);
     reporter.tell(Event::Obtaining { what, from: "its server", into: place.folder.clone() });
     reporter.tell(Event::Phase(Phase::Fetch));
-    let wanted = Wanted { url, place: place.clone(), reference: request.reference.clone() };
+    let (place_of, reference) = (place.clone(), request.reference.clone());
+    let wanted = Wanted { url, place: place_of, reference, most: Most::default() };
     match fetch(wanted, lock, reporter, cancel).await {
         Ok(commit) => {
             blocking(move || match place.open()? {

@@ -100,22 +100,17 @@ impl Writing<'_> {
     }
 
     fn file(&mut self, id: Oid, mode: i32, name: String) -> Result<()> {
-        let content = {
-            let repo = self.tree.repository().lock();
-            match repo.find_blob(id) {
-                Ok(blob) => blob.content().to_owned(),
-                Err(error) if error.code() == ErrorCode::NotFound && !is_needed(&name) => {
-                    self.skipped.push(name);
-                    return Ok(());
-                }
-                Err(error) => return Err(self.lacks(&name, &error)),
+        let content = match self.tree.repository().blob(id, LARGEST.0 - self.bytes) {
+            Ok(Some(content)) if self.files < LARGEST.1 => content,
+            Ok(_) => return self.refuse(&name, "is beyond the size of any llama.cpp (2 GiB, 100000 files)"),
+            Err(error) if error.code() == ErrorCode::NotFound && !is_needed(&name) => {
+                self.skipped.push(name);
+                return Ok(());
             }
+            Err(error) => return Err(self.lacks(&name, &error)),
         };
         self.files += 1;
         self.bytes += content.len() as u64;
-        if self.bytes > LARGEST.0 || self.files > LARGEST.1 {
-            return self.refuse(&name, "is beyond the size of any llama.cpp (2 GiB, 100000 files)");
-        }
         let path = self.into.join(&name);
         if mode == LINK {
             let target = String::from_utf8_lossy(&content);

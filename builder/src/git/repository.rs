@@ -70,6 +70,17 @@ impl Repository {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The content of a file; `None` if it has more than `most` bytes. Its size is asked first, so what is too large is never
+    /// in memory.
+    pub(super) fn blob(&self, id: Oid, most: u64) -> std::result::Result<Option<Vec<u8>>, git2::Error> {
+        let repo = self.lock();
+        let (size, _) = repo.odb()?.read_header(id)?;
+        if size as u64 > most {
+            return Ok(None);
+        }
+        Ok(Some(repo.find_blob(id)?.content().to_owned()))
+    }
+
     /// Shorthand for wrapping what libgit2 says.
     pub(super) fn failed(&self, doing: &'static str) -> impl Fn(git2::Error) -> crate::Error {
         let repository = self.shown.clone();

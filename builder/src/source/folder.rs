@@ -25,7 +25,13 @@ const LARGEST_EVIDENCE: u64 = 4 << 20;
 
 pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> {
     let (tree, revision) = locate(path, cancel)?;
-    let identity = format!("tree-sha256:{}", hash(&path.join(&tree.root), cancel)?);
+    let root = path.join(&tree.root);
+    let items = items(&root, cancel)?;
+    if items.is_empty() {
+        // All of it is left out, so that two of its kind would be taken for the same source.
+        return Err(Error::NoLlamaCpp { path: path.to_owned(), top: Vec::new() });
+    }
+    let identity = format!("tree-sha256:{}", hash(&root, &items, cancel)?);
     Ok(Found {
         given: path.to_owned(),
         kind: "directory".into(),
@@ -98,8 +104,11 @@ enum Item {
     Link(PathBuf, PathBuf),
 }
 
-/// Everything that belongs to the source, sorted. Folders that cmake builds in are left out, as are links that lead
-/// outside.
+/// What cmake leaves in the root of a source that was built in itself; the rest of it cannot be told from the source.
+const LEFT_BY_CMAKE: [&str; 2] = ["CMakeCache.txt", "CMakeFiles"];
+
+/// Everything that belongs to the source, sorted. Folders below the root that cmake builds in are left out, as are links
+/// that lead outside.
 fn items(root: &Path, cancel: &CancellationToken) -> Result<Vec<Item>> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];
@@ -108,12 +117,16 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<Vec<Item>> {
             return Err(Error::Cancelled);
         }
         let path = root.join(&folder);
-        if path.join("CMakeCache.txt").exists() {
+        let is_root = folder.as_os_str().is_empty();
+        if !is_root && path.join("CMakeCache.txt").exists() {
             continue;
         }
         for entry in fs::read_dir(&path).map_err(io_error("reading", &path))? {
             let entry = entry.map_err(io_error("reading", &path))?;
             let name = folder.join(entry.file_name());
+            if is_root && LEFT_BY_CMAKE.iter().any(|left| name == Path::new(left)) {
+                continue;
+            }
             let kind = entry.file_type().map_err(io_error("reading", entry.path()))?;
             if !is_source(&name.to_string_lossy()) {
                 continue;
@@ -135,8 +148,7 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<Vec<Item>> {
 }
 
 /// sha256 over the items' names and contents, in their order. Files are hashed on all cores.
-fn hash(root: &Path, cancel: &CancellationToken) -> Result<String> {
-    let items = items(root, cancel)?;
+fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<String> {
     let next = AtomicUsize::new(0);
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let work = || -> Result<Vec<(usize, String)>> {

@@ -63,6 +63,24 @@ fn identity_follows_content_and_names_and_nothing_else() {
 }
 
 #[test]
+fn a_source_that_was_built_in_itself_is_not_the_hash_of_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("given");
+    tree(&root);
+    let identity = || examine(&root).unwrap().identity;
+    let clean = identity();
+    put(&root, "CMakeCache.txt", "built here");
+    put(&root, "CMakeFiles/x.o", "object");
+    assert_eq!(identity(), clean, "what cmake leaves in the root is no source, and the rest is");
+    put(&root, "src/llama.cpp", "changed");
+    assert_ne!(identity(), clean);
+    let copy = folder.path().join("copy");
+    fs::create_dir(&copy).unwrap();
+    super::folder::copy(&root, &copy, &CancellationToken::new()).unwrap();
+    assert!(copy.join("src/llama.cpp").exists() && !copy.join("CMakeCache.txt").exists());
+}
+
+#[test]
 fn a_copied_tree_has_the_identity_of_its_original() {
     let folder = tempfile::tempdir().unwrap();
     let (root, copy) = (folder.path().join("given"), folder.path().join("copy"));

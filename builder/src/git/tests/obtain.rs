@@ -13,7 +13,9 @@ use super::server::Server;
 use super::{Item, Made};
 use crate::error::{Error, Kind};
 use crate::event::{Event, Reporter};
-use crate::git::{Fault, Location, Obtained, Request, obtain};
+use crate::git::fetch::{Most, Wanted, fetch};
+use crate::git::{Fault, Location, Obtained, Request, cache, obtain};
+use crate::lock::Lock;
 
 /// A repository behind a server, and an empty cache.
 struct Scene {
@@ -59,6 +61,20 @@ impl Scene {
     async fn commit(&self, reference: &str) -> String {
         self.ask(reference).await.unwrap().0.commit
     }
+}
+
+#[tokio::test]
+async fn a_server_that_sends_more_than_any_source_has_is_not_listened_to() {
+    let scene = scene();
+    let (url, cancel) = (scene.server.url(), CancellationToken::new());
+    let place = cache::place(scene.cache.path(), &url, false);
+    let lock = Lock::take(&place.lock_path(), &cancel, || ()).await.unwrap();
+    let most = Most { commit: 64, history: 64 };
+    let wanted = Wanted { url: url.clone(), place, reference: Some("main".into()), most };
+    let error = fetch(wanted, lock, &Reporter::silent(), &cancel).await.unwrap_err();
+    assert!(matches!(error, Error::Git(Fault::TooLarge { .. })), "{error}");
+    let offline = Request { offline: true, ..request(&url, "main") };
+    assert!(ask(scene.cache.path(), &offline).await.is_err(), "nothing of it was taken");
 }
 
 #[tokio::test]
