@@ -27,6 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let builder = Builder {
         dirs: Dirs { cache: Path::new(folder).join("cache"), data: Path::new(folder).join("data") },
         env: Environment::from_process(),
+        memory: || None,
         reporter,
         cancel: cancel.clone(),
     };

@@ -45,6 +45,7 @@
 //! let builder = Builder {
 //!     dirs: Dirs { cache: "/home/me/.cache/llama-warden".into(), data: "/home/me/.local/share/llama-warden".into() },
 //!     env: Environment::from_process(),
+//!     memory: || None,
 //!     reporter,
 //!     cancel: tokio_util::sync::CancellationToken::new(),
 //! };

@@ -1,6 +1,6 @@
-//! What the machine can give: free disk, available memory, cores. Asked before any work is begun.
+//! What the machine can give: free disk, cores, and memory, which the caller knows best: what is left in a container is no
+//! simple figure. Looked at before any work is begun.
 
-use std::fs;
 use std::path::Path;
 use std::thread;
 
@@ -29,8 +29,9 @@ impl Needs {
     }
 }
 
-/// Refuses to begin where a build would run out of disk or memory. Folders need not exist yet.
-pub(crate) fn check(needs: Needs, backend: Backend, folders: &[&Path]) -> Result<()> {
+/// Refuses to begin where a build would run out of disk or memory. `memory`: what is available, if that is known. Folders need
+/// not exist yet.
+pub(crate) fn check(needs: Needs, backend: Backend, memory: Option<u64>, folders: &[&Path]) -> Result<()> {
     for folder in folders {
         let free = free_disk(folder)?;
         if free < needs.disk {
@@ -38,7 +39,7 @@ pub(crate) fn check(needs: Needs, backend: Backend, folders: &[&Path]) -> Result
         }
     }
     let need = needs.memory.max(needs.per_job(backend));
-    match available_memory() {
+    match memory {
         Some(available) if available < need => {
             Err(Error::Memory { available: available >> 20, need: need >> 20 })
         }
@@ -47,9 +48,14 @@ pub(crate) fn check(needs: Needs, backend: Backend, folders: &[&Path]) -> Result
 }
 
 /// How many compilers may run at once, and a sentence that says why.
-pub(crate) fn jobs(wanted: Option<usize>, needs: Needs, backend: Backend) -> (usize, String) {
+pub(crate) fn jobs(
+    wanted: Option<usize>,
+    needs: Needs,
+    backend: Backend,
+    memory: Option<u64>,
+) -> (usize, String) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    choose_jobs(wanted, cores, available_memory(), needs.per_job(backend))
+    choose_jobs(wanted, cores, memory, needs.per_job(backend))
 }
 
 fn choose_jobs(wanted: Option<usize>, cores: usize, memory: Option<u64>, per_job: u64) -> (usize, String) {
@@ -73,26 +79,6 @@ fn free_disk(folder: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(existing)
         .map_err(|error| io_error("measuring the disk of", existing)(error.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-/// Bytes of memory that can be had without swapping, the bound of our own control group respected.
-fn available_memory() -> Option<u64> {
-    let system = mem_available(&fs::read_to_string("/proc/meminfo").ok()?);
-    [system, group_room()].into_iter().flatten().min()
-}
-
-fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
-}
-
-/// What is left under `memory.max` of our control group (version 2); `None` without a bound.
-fn group_room() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let folder = Path::new("/sys/fs/cgroup").join(group);
-    let number = |file| fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
 }
 
 #[cfg(test)]
@@ -122,28 +108,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let later = folder.path().join("not/yet");
         let needs = Needs { disk: u64::MAX, ..NOTHING };
-        assert!(matches!(check(needs, Backend::Cpu, &[&later]), Err(Error::Disk { .. })));
-        check(Needs { disk: 1, ..needs }, Backend::Cpu, &[&later]).unwrap();
+        assert!(matches!(check(needs, Backend::Cpu, Some(GIB), &[&later]), Err(Error::Disk { .. })));
+        check(Needs { disk: 1, ..needs }, Backend::Cpu, Some(GIB), &[&later]).unwrap();
     }
 
     #[test]
     fn too_little_memory_is_told_before_work_begins() {
         let needs = Needs { memory: u64::MAX, ..NOTHING };
-        assert!(matches!(check(needs, Backend::Cpu, &[]), Err(Error::Memory { .. })));
+        assert!(matches!(check(needs, Backend::Cpu, Some(GIB), &[]), Err(Error::Memory { .. })));
+        check(needs, Backend::Cpu, None, &[]).unwrap();
     }
 
     #[test]
     fn a_compiler_for_gpus_must_fit_where_one_for_cpus_would() {
         let needs = Needs { memory_per_gpu_job: u64::MAX, ..NOTHING };
-        check(needs, Backend::Vulkan, &[]).unwrap();
+        check(needs, Backend::Vulkan, Some(GIB), &[]).unwrap();
         for backend in [Backend::Cuda, Backend::Hip] {
-            assert!(matches!(check(needs, backend, &[]), Err(Error::Memory { .. })));
-            assert_eq!(jobs(None, needs, backend).0, 1);
+            assert!(matches!(check(needs, backend, Some(GIB), &[]), Err(Error::Memory { .. })));
+            assert_eq!(jobs(None, needs, backend, Some(GIB)).0, 1);
         }
-    }
-
-    #[test]
-    fn available_memory_is_read_in_bytes() {
-        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:    1024 kB\n"), Some(1 << 20));
     }
 }

@@ -3,6 +3,7 @@
 //! Everything in a [`Recipe`] shapes the binary; nothing else is in it. So two builds of one recipe are the same
 //! build, wherever the source lay and whatever drove the compilers.
 
+mod extras;
 mod options;
 mod patches;
 mod target;
@@ -13,6 +14,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+pub use extras::Extras;
+pub(crate) use extras::Offers;
 pub(crate) use options::value as option_value;
 pub(crate) use patches::Patches;
 pub use patches::{PlannedFix, PlannedSeam, PlannedSet};
@@ -21,7 +24,7 @@ pub use target::{Arch, ArchWish, Backend, BackendWish};
 use crate::error::Result;
 use crate::source::Found;
 use crate::store::BuildId;
-use crate::toolchain::{Chosen, Compilers, Toolkit};
+use crate::toolchain::{Chosen, Compilers, Npm, OpenSsl, Toolkit};
 
 /// Raised when the same recipe would come to mean another binary.
 const SCHEMA: u32 = 1;
@@ -59,6 +62,9 @@ pub struct Recipe {
     /// upstream chooses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<String>,
+    /// Versions of what makes or is linked for more than the bare server: npm for its web page, OpenSSL for HTTPS.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extras: Vec<String>,
     /// Variables by which compilers and linkers find headers and libraries without being told, such as `CPATH`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub searched: BTreeMap<String, String>,
@@ -84,6 +90,9 @@ pub struct Plan {
     /// The patch sets that were judged, applied or not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<PlannedSet>,
+    /// What it has beside serving, in words.
+    #[serde(default)]
+    pub extras: Extras,
 }
 
 /// What a plan is made of, found by those who know where to look.
@@ -100,13 +109,21 @@ pub(crate) struct Ingredients {
     pub(crate) patches: Vec<PlannedSet>,
     /// Where compilers search without being told.
     pub(crate) searched: BTreeMap<String, String>,
+    /// What the source offers beside the server.
+    pub(crate) offers: Offers,
+    /// What makes its web page.
+    pub(crate) npm: Option<Npm>,
+    /// What gives it HTTPS.
+    pub(crate) openssl: Option<OpenSsl>,
 }
 
 impl Plan {
     /// Puts a plan together. `user` are the user's own options, as `NAME=VALUE` or `-DNAME=VALUE`; they win over ours.
     pub(crate) fn new(from: Ingredients, user: &[String]) -> Result<Self> {
-        let Ingredients { source, compilers, chosen, arch, patches, searched } = from;
-        let mut cmake = options::fixed(&source, arch);
+        let Ingredients { source, compilers, chosen, arch, patches, searched, offers, npm, openssl } = from;
+        let decided = |name: &str| user.iter().any(|option| options::name(option) == name);
+        let extras = extras::choose(offers, npm.as_ref(), openssl.as_ref(), decided);
+        let mut cmake = options::fixed(&source, arch, &extras);
         cmake.extend(options::of_backend(chosen.backend, &chosen.gpu, &compilers.target));
         for option in user {
             cmake.push(options::checked(option)?);
@@ -125,10 +142,16 @@ impl Plan {
             cpu: compilers.cpu.clone(),
             toolkit: chosen.toolkit.as_ref().map(|toolkit| toolkit.tool.version.clone()).unwrap_or_default(),
             gpu: chosen.gpu,
+            extras: extras.versions,
             searched,
         };
         let (toolkit, why) = (chosen.toolkit, chosen.why);
-        Ok(Self { id: recipe.id()?, recipe, source, compilers, toolkit, why, patches })
+        Ok(Self { id: recipe.id()?, recipe, source, compilers, toolkit, why, patches, extras: extras.words })
+    }
+
+    /// Whether npm is to make the web page.
+    pub(crate) fn makes_page(&self) -> bool {
+        option_value(&self.recipe.cmake, "LLAMA_BUILD_UI") == Some("ON")
     }
 
     /// The fixes that its binary will have, by id.
@@ -170,6 +193,8 @@ impl fmt::Display for Plan {
             writeln!(f, "toolkit   {} | {}", toolkit.tool.version, toolkit.tool.path.display())?;
         }
         writeln!(f, "compilers {} | {}", recipe.c, recipe.cxx)?;
+        writeln!(f, "web page  {}", self.extras.page)?;
+        writeln!(f, "HTTPS     {}", self.extras.https)?;
         write!(f, "cmake     {}", recipe.cmake.join(" "))
     }
 }

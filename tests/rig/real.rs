@@ -67,6 +67,7 @@ async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
     let builder = Builder {
         dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
         env: Environment::from_process(),
+        memory: || None,
         reporter,
         cancel: CancellationToken::new(),
     };

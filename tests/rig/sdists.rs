@@ -56,6 +56,7 @@ impl Era {
         let builder = Builder {
             dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
             env: Environment::from_process(),
+            memory: || None,
             reporter: Reporter::silent(),
             cancel: CancellationToken::new(),
         };

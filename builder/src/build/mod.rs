@@ -40,7 +40,7 @@ use crate::git;
 use crate::lock::Lock;
 use crate::machine::{self, Needs};
 use crate::patch::Selection;
-use crate::plan::{ArchWish, Backend, BackendWish, Ingredients, Plan, PlannedSet};
+use crate::plan::{ArchWish, Backend, BackendWish, Ingredients, Offers, Plan, PlannedSet};
 use crate::process::{Ended, run};
 use crate::sdist;
 use crate::source::{Found, Source, file_sha256};
@@ -104,6 +104,9 @@ pub struct Builder {
     pub dirs: Dirs,
     /// Where programs are found.
     pub env: Environment,
+    /// Says how much memory can be had now without swapping, in bytes; `None` if that is not known, and then nothing is
+    /// bounded by it.
+    pub memory: fn() -> Option<u64>,
     /// Who is told.
     pub reporter: Reporter,
     /// Ends whatever is running: every child is gone and every work folder removed before the call returns.
@@ -141,12 +144,24 @@ impl Builder {
         if !chosen.why.is_empty() {
             self.reporter.tell(Event::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
         }
-        let patches = self.judge(request, chosen.backend, &found).await?;
+        let (patches, offers) = self.judge(request, chosen.backend, &found).await?;
+        let openssl = async {
+            if offers.https {
+                toolchain::openssl(&self.env, &compilers, &self.cancel).await
+            } else {
+                Ok(None)
+            }
+        };
+        let npm = async {
+            if offers.needs_npm() { toolchain::npm(&self.env, &self.cancel).await } else { Ok(None) }
+        };
+        let (npm, openssl) = tokio::try_join!(npm, openssl)?;
         let searched = self.env.searched.iter();
         let searched =
             searched.map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned())).collect();
         let arch = request.arch.cpu;
-        let ingredients = Ingredients { source: found, compilers, chosen, arch, patches, searched };
+        let ingredients =
+            Ingredients { source: found, compilers, chosen, arch, patches, searched, offers, npm, openssl };
         Plan::new(ingredients, &request.options)
     }
 
@@ -157,7 +172,8 @@ impl Builder {
         if let Some(hit) = self.hit(&plan.id) {
             return Ok(hit);
         }
-        machine::check(request.needs, plan.recipe.backend, &[&self.dirs.cache, &self.dirs.data])?;
+        let folders = [self.dirs.cache.as_path(), &self.dirs.data];
+        machine::check(request.needs, plan.recipe.backend, (self.memory)(), &folders)?;
         let drivers = toolchain::drivers(
             &self.env,
             plan.recipe.backend,
@@ -194,7 +210,13 @@ impl Builder {
         self.blocking(move |cancel| source.examine(&cache, &cancel)).await
     }
 
-    async fn judge(&self, request: &Request, backend: Backend, found: &Found) -> Result<Vec<PlannedSet>> {
+    /// What is to be known of the source's files: which sets fit, and what it offers.
+    async fn judge(
+        &self,
+        request: &Request,
+        backend: Backend,
+        found: &Found,
+    ) -> Result<(Vec<PlannedSet>, Offers)> {
         let (selection, source) = (request.patches.clone(), request.source.clone());
         let (found, cache) = (found.clone(), self.dirs.cache.clone());
         self.blocking(move |cancel| patching::judge(&selection, backend, &source, &found, &cache, &cancel))
@@ -253,6 +275,12 @@ impl Making<'_> {
         let timeout = self.request.verify_timeout;
         let verified = trial::prove(self.builder, &self.plan, &binary, timeout, self.work.path()).await?;
         let verify = begun.elapsed();
+        if self.plan.makes_page() && verified.measured.web_page == Some(false) {
+            self.tell(Event::Note(format!(
+                "npm did not make the web page, and the build has none: {} says why",
+                self.log.path().display()
+            )));
+        }
 
         self.tell(Event::Phase(Phase::Install));
         let timings = Timings {
@@ -335,7 +363,10 @@ impl Making<'_> {
     }
 
     async fn compile(&mut self) -> Result<()> {
-        let (jobs, why) = machine::jobs(self.request.jobs, self.request.needs, self.plan.recipe.backend);
+        let (jobs, why) = {
+            let (request, memory) = (self.request, (self.builder.memory)());
+            machine::jobs(request.jobs, request.needs, self.plan.recipe.backend, memory)
+        };
         self.tell(Event::Note(why));
         let mut command = self.command(&self.drivers.ninja.path, &self.work.build());
         command.arg("-j").arg(jobs.to_string()).arg(TARGET).env("NINJA_STATUS", ninja::STATUS);
@@ -356,7 +387,14 @@ impl Making<'_> {
             .env("CXX", &self.plan.compilers.cxx.path)
             .env("CCACHE_BASEDIR", self.work.path())
             .env("CCACHE_NOHASHDIR", "1")
-            .env("GIT_CEILING_DIRECTORIES", self.work.path());
+            .env("GIT_CEILING_DIRECTORIES", self.work.path())
+            // For a web page that npm makes: without a network it is to give up soon, and the build goes on without a page.
+            .envs([
+                ("npm_config_fetch_retries", "1"),
+                ("npm_config_fetch_timeout", "60000"),
+                ("npm_config_audit", "false"),
+                ("npm_config_fund", "false"),
+            ]);
         if let Some(toolkit) = &self.plan.toolkit {
             command.envs(toolkit.variables(self.plan.recipe.backend));
         }

@@ -10,12 +10,13 @@ use std::sync::OnceLock;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{Error, Result, io_error};
-use crate::patch::{FolderTree, Selection, Tree};
-use crate::plan::{Backend, Patches, Plan, PlannedSet};
+use crate::error::{Error, Result};
+use crate::patch::apply::Target;
+use crate::patch::{Selection, Tree};
+use crate::plan::{Backend, Offers, Patches, Plan, PlannedSet};
 use crate::source::{Found, Revision, Source};
 
-/// Judges the sets of a selection in a source. Blocks.
+/// Judges the sets of a selection in a source, and looks what it offers. Blocks.
 pub(super) fn judge(
     selection: &Selection,
     backend: Backend,
@@ -23,36 +24,22 @@ pub(super) fn judge(
     found: &Found,
     cache: &Path,
     cancel: &CancellationToken,
-) -> Result<Vec<PlannedSet>> {
+) -> Result<(Vec<PlannedSet>, Offers)> {
     let tree = Remembered::new(source, found, cache, cancel);
-    Ok(Patches::judge(selection, backend, &tree)?.planned)
+    let planned = Patches::judge(selection, backend, &tree)?.planned;
+    Ok((planned, Offers::of(&tree, &found.server)?))
 }
 
-/// Writes what the plan's sets change into the tree at `root`: everything, or nothing but an error. Blocks.
+/// Writes what the plan's sets change into the tree at `root`: everything, or nothing but an error, by the same transaction
+/// as `patches apply`. Blocks.
 pub(super) fn apply(selection: &Selection, plan: &Plan, root: &Path) -> Result<usize> {
-    let tree = FolderTree::new(root, plan.source.revision.clone());
-    let patches = Patches::judge(selection, plan.recipe.backend, &tree)?;
+    let mut target = Target::open(root, plan.source.revision.clone())?;
+    let patches = Patches::judge(selection, plan.recipe.backend, &target.original()?)?;
     if patches.planned != plan.patches {
         return Err(Error::SourceChanged { path: plan.source.given.clone() });
     }
-    let files = patches.edits.0;
-    for file in &files {
-        if tree.read(&file.path)? != file.before {
-            return Err(Error::SourceChanged { path: plan.source.given.clone() });
-        }
-    }
-    for file in &files {
-        let path = root.join(&file.path);
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
-        }
-        // A new file in its place: sources may be read-only (Nix, Perforce), and a copy keeps its mode.
-        if file.before.is_some() {
-            fs::remove_file(&path).map_err(io_error("patching", &path))?;
-        }
-        fs::write(&path, &file.after).map_err(io_error("patching", path))?;
-    }
-    Ok(files.len())
+    target.apply(&patches.series)?;
+    Ok(patches.series.edits.0.len())
 }
 
 /// A source's files, remembered in the cache when reading them is slow: an archive has to be unpacked for each look

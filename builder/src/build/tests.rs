@@ -47,6 +47,7 @@ impl Rig {
                 path: format!("{}:/usr/bin:/bin", root.join("bin").display()).into(),
                 ..Environment::default()
             },
+            memory: || None,
             reporter: Reporter::silent(),
             cancel: CancellationToken::new(),
         };

@@ -141,7 +141,8 @@ impl Tree for CommitTree {
             Ok(Some(content)) => Ok(Some(content)),
             Ok(None) => {
                 let (commit, entry) = (self.commit.clone(), join(self.root().unwrap_or_default(), path));
-                Err(Fault::Unsafe { commit, entry, why: "is larger than any file of a source (64 MiB)" }.into())
+                Err(Fault::Unsafe { commit, entry, why: "is larger than any file of a source (64 MiB)" }
+                    .into())
             }
             Err(error) if error.code() == ErrorCode::NotFound => {
                 Err(self.missing(&join(self.root().unwrap_or_default(), path)).into())

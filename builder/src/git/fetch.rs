@@ -307,7 +307,8 @@ impl Work {
     fn failed(&self, error: &git2::Error) -> Error {
         let passed = self.passed.load(Ordering::Relaxed);
         if passed > 0 && !self.cancel.is_cancelled() {
-            return Fault::TooLarge { url: self.wanted.place.shown.clone(), most: passed as u64 >> 20 }.into();
+            return Fault::TooLarge { url: self.wanted.place.shown.clone(), most: passed as u64 >> 20 }
+                .into();
         }
         if error.code() == ErrorCode::User || self.cancel.is_cancelled() {
             return Error::Cancelled;

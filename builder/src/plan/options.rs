@@ -1,28 +1,29 @@
 //! The options that cmake is given: ours for every build, those of the backend, and which of the user's are honoured.
 
+use super::extras::Choice;
 use super::target::{Arch, Backend};
 use crate::error::{Error, Result};
 use crate::source::Found;
 
-/// A static Release server and nothing else; no network is used while building, and no TLS is needed behind a
-/// proxy.
-pub(super) fn fixed(source: &Found, arch: Arch) -> Vec<String> {
+/// A static Release server and nothing else but the extras. No network is used while building, but for a page that npm makes.
+pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> {
     let native = match arch {
         Arch::Native => "ON",
         Arch::Portable => "OFF",
     };
+    let switch = |on: bool| if on { "ON" } else { "OFF" };
     let revision = &source.revision;
     let mut options: Vec<String> = [
         ("CMAKE_BUILD_TYPE", "Release"),
         // One file is what a store can keep and a supervisor can start.
         ("BUILD_SHARED_LIBS", "OFF"),
         ("GGML_NATIVE", native),
-        ("LLAMA_OPENSSL", "OFF"),
+        ("LLAMA_OPENSSL", switch(extras.openssl)),
         // The name of the same switch in sources before OpenSSL replaced curl.
         ("LLAMA_CURL", "OFF"),
         ("LLAMA_BUILD_TESTS", "OFF"),
         ("LLAMA_BUILD_APP", "OFF"),
-        ("LLAMA_BUILD_UI", "OFF"),
+        ("LLAMA_BUILD_UI", switch(extras.npm)),
         // Else it is fetched from a bucket while building.
         ("LLAMA_USE_PREBUILT_UI", "OFF"),
         // In old sources the server is one of the examples.
@@ -94,6 +95,12 @@ pub(super) fn checked(option: &str) -> Result<String> {
         "CMAKE_HIP_COMPILER" => refuse("set HIP_PATH, so that the build knows its compiler"),
         _ => Ok(format!("-D{bare}")),
     }
+}
+
+/// The name in a user's option, without a type.
+pub(super) fn name(option: &str) -> &str {
+    let bare = option.strip_prefix("-D").unwrap_or(option);
+    bare.split(['=', ':']).next().unwrap_or(bare)
 }
 
 /// The value of an option among cmake's arguments: the last one wins, as in cmake. A type after the name is passed over.

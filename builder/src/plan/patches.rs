@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Backend;
 use crate::error::{Error, Refusal, Result};
-use crate::patch::{Edits, Judgement, PatchSet, Selection, Series, Status, Tree, series};
+use crate::patch::{Judgement, PatchSet, Selection, Series, Status, Tree, series};
 
 /// One patch set of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,8 +62,8 @@ pub struct PlannedSeam {
 #[derive(Clone, Debug)]
 pub(crate) struct Patches {
     pub(crate) planned: Vec<PlannedSet>,
-    /// Every file that changes: as it is in the source, and as it is when all sets are applied.
-    pub(crate) edits: Edits,
+    /// What they would do, together.
+    pub(crate) series: Series,
 }
 
 impl PlannedSet {
@@ -113,11 +113,7 @@ impl Patches {
                 Some(judgement) => all.push(planned(set, judgement)),
             }
         }
-        if refusals.is_empty() {
-            Ok(Self { planned: all, edits: series.edits })
-        } else {
-            Err(Error::Patches(refusals))
-        }
+        if refusals.is_empty() { Ok(Self { planned: all, series }) } else { Err(Error::Patches(refusals)) }
     }
 }
 

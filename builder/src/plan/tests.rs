@@ -22,6 +22,9 @@ fn ingredients() -> Ingredients {
         arch: Arch::Portable,
         patches: Vec::new(),
         searched: BTreeMap::new(),
+        offers: Offers::default(),
+        npm: None,
+        openssl: None,
     }
 }
 

@@ -5,6 +5,7 @@
 //! are recorded with the build, not hashed, so a plan can be made before they are there.
 
 mod choice;
+mod extras;
 mod toolkit;
 pub(crate) mod venv;
 
@@ -22,6 +23,7 @@ use crate::event::{Event, Reporter};
 use crate::plan::{Arch, Backend};
 use crate::process::{Ended, output};
 pub(crate) use choice::{Chosen, choose};
+pub(crate) use extras::{Npm, OpenSsl, npm, openssl};
 pub use toolkit::Toolkit;
 pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub};
 pub(crate) use toolkit::hip::architectures as hip_architectures;

@@ -90,6 +90,11 @@ pub(crate) enum Refusal {
         "File Not Found: this is no route of llama-server, and the request names no model to be asked for it"
     )]
     NoRoute,
+    #[error(
+        "File Not Found: this llama-server was built without its web page; `llama-warden build --plan` says how to build one \
+         that has it"
+    )]
+    NoPage,
     #[error("File Not Found: all routes are under `{0}` (`server.api_prefix`)")]
     NoPrefix(String),
     #[error("no model's name stands behind `/upstream/` ({})", models(.known))]
@@ -188,6 +193,7 @@ impl Refusal {
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
             Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
             Self::NoRoute
+            | Self::NoPage
             | Self::NoPrefix(_)
             | Self::Upstream { .. }
             | Self::Resolve(ResolveError::Unknown { .. })
@@ -287,7 +293,7 @@ impl Refusal {
             }
             Self::TwoModels => BodyFault::TwoModels.outcome(),
             Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
-            Self::NoRoute | Self::NoPrefix(_) => Outcome::Rejected("unknown_route"),
+            Self::NoRoute | Self::NoPage | Self::NoPrefix(_) => Outcome::Rejected("unknown_route"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",
                 Denied::Deadline { .. } => "queue_deadline",

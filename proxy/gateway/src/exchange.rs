@@ -279,11 +279,16 @@ impl Exchange {
         if let Some(recorder) = live.recorders.get(&model).filter(|_| self.route.kind == LeaseKind::Slot) {
             intake.record(Tape::new(recorder.clone(), &parts.method, parts.uri.path()));
         }
+        let is_page = parts.method == Method::GET && parts.uri.path() == "/";
         let message = Message::new(parts, intake, self.route, self.shared.config.replay_bytes)?;
         let relayed = self.attempts(model.clone(), right, message).await?;
         // Its connection ends here with it.
         wire::check_answer(relayed.response.status(), relayed.response.headers())
             .map_err(|why| Refusal::Garbled { model, why: why.to_owned() })?;
+        if is_page && relayed.response.status() == StatusCode::NOT_FOUND {
+            // llama-server's own answer says no more than that.
+            return Err(Refusal::NoPage);
+        }
         Ok(relayed)
     }
 

@@ -20,6 +20,7 @@ pub(crate) enum End<'a> {
 
 const BAD_FLAG: &[&str] =
     &["error: invalid argument", "error while handling argument", "error: unknown argument"];
+const NO_HTTPS: &[&str] = &["https is not supported", "built without libcurl", "built without ssl"];
 const NO_LIBRARY: &[&str] = &["error while loading shared libraries"];
 const ADDRESS: &[&str] = &["couldn't bind", "address already in use"];
 const NO_MEMORY: &[&str] = &[
@@ -101,6 +102,11 @@ fn exited(exit: Exit, lines: &[String]) -> (FailureKind, String) {
     if let Some(line) = find(NO_LIBRARY) {
         let hint = "install the library or set `LD_LIBRARY_PATH` in the model's `env`";
         return (FailureKind::MissingLibrary, format!("a shared library is missing ({line}): {hint}"));
+    }
+    if let Some(line) = find(NO_HTTPS) {
+        let hint = "build one that can (`llama-warden build --plan` says what is missing here), or fetch the file yourself \
+                    and give its path with -m";
+        return (FailureKind::BadModel, format!("this llama-server cannot fetch models ({line}): {hint}"));
     }
     if let Some(line) = find(BAD_FLAG) {
         let hint = "correct the model's arguments; `llama-server --help` lists them";
@@ -212,6 +218,18 @@ mod tests {
                 "./llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared object file",
                 FailureKind::MissingLibrary,
                 "libcudart.so.12",
+            ),
+            (
+                1,
+                "error while handling argument \"-hf\": HTTPS is not supported. Please rebuild with one of:\n  -DLLAMA_OPENSSL=ON",
+                FailureKind::BadModel,
+                "llama-warden build --plan",
+            ),
+            (
+                1,
+                "common_load_model_from_hf: llama.cpp built without libcurl, downloading from Hugging Face not supported.",
+                FailureKind::BadModel,
+                "give its path with -m",
             ),
             (7, "nothing of note", FailureKind::Exit, "exit code 7"),
         ] {

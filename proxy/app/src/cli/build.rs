@@ -126,6 +126,7 @@ pub(crate) async fn with_builder<T>(
     let builder = Builder {
         dirs: dirs(loaded, machine),
         env: Environment::from_process(),
+        memory: || warden_sensors::host_totals().ok().map(|totals| totals.available),
         reporter,
         cancel: cancel_on_signal()?,
     };

@@ -50,6 +50,8 @@ pub(crate) struct Server {
     stop: CancellationToken,
     tasks: TaskTracker,
     claim: Claim,
+    /// For processes beside the fleet's.
+    nursery: NurseryHandle,
 }
 
 impl Server {
@@ -75,7 +77,7 @@ impl Server {
             bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
         let admin_address = listeners.address();
         let unmeasured = measure::Job::new(&resolved, nursery.clone());
-        let fleet = Fleet::start(resolved.fleet.clone(), nursery).await?;
+        let fleet = Fleet::start(resolved.fleet.clone(), nursery.clone()).await?;
         let metrics = Arc::new(Metrics::new());
         let (stop, accepting, gateway_done) =
             (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
@@ -134,6 +136,7 @@ impl Server {
             stop,
             tasks,
             claim,
+            nursery,
         })
     }
 
@@ -202,6 +205,9 @@ impl Server {
         let report = self.fleet.apply(fleet.clone()).await?;
         for setting in &report.needs_restart {
             tracing::warn!(target: "config", "{setting}: that takes effect at the next start of llama-warden");
+        }
+        if let Some(job) = measure::Job::new(&new, self.nursery.clone()) {
+            self.tasks.spawn(job.run(self.fleet.clone(), self.stop.clone()));
         }
         let servers = new.servers(machine);
         self.told.send_replace(Told { budgets: budgets(&fleet.models), servers });

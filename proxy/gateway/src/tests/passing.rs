@@ -42,6 +42,20 @@ async fn a_request_and_its_answer_pass_unchanged() {
 }
 
 #[tokio::test]
+async fn a_server_without_its_web_page_is_spoken_for_in_a_sentence() {
+    let upstream = Upstream::answering(|head, _| match head.starts_with("GET / ") {
+        true => b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}".to_vec(),
+        false => json_answer("{}"),
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let (head, body) = rig.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 404 ") && body.contains("without its web page"), "{head}{body}");
+    let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn a_stream_passes_event_by_event_and_its_work_is_counted() {
     let go = Arc::new(Semaphore::new(0));
     let signal = go.clone();

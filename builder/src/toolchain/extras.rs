@@ -1,0 +1,84 @@
+//! What builds in more than a bare server: npm for the web page, OpenSSL for HTTPS. Neither is needed, so nothing here is an error.
+
+use std::fs;
+use std::path::Path;
+
+use tokio_util::sync::CancellationToken;
+
+use super::{Compilers, said};
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+
+/// npm and node, with their versions: `npm 10.8.2, node v22.1.0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Npm(pub(crate) String);
+
+/// The OpenSSL that the compiler finds, by the part of its version that programs depend on: `OpenSSL 3.0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OpenSsl(pub(crate) String);
+
+/// Says which OpenSSL it was compiled with, and needs both of its libraries.
+const PROGRAM: &str = "#include <openssl/ssl.h>\n#include <openssl/opensslv.h>\n#include <stdio.h>\n\
+    int main(void) { return SSL_CTX_new(TLS_client_method()) == NULL || puts(OPENSSL_VERSION_TEXT) < 0; }\n";
+
+/// npm, if it can run.
+pub(crate) async fn npm(env: &Environment, cancel: &CancellationToken) -> Result<Option<Npm>> {
+    let (Some(npm), Some(node)) = (env.find("npm"), env.find("node")) else { return Ok(None) };
+    let version =
+        async |program: &Path| said(env, program, &["--version"], "asking for its version", cancel).await;
+    let versions = tokio::try_join!(version(&npm), version(&node));
+    known(versions).map(|versions| {
+        let (npm, node) = versions?;
+        Some(Npm(format!("npm {}, node {}", npm.trim(), node.trim())))
+    })
+}
+
+/// OpenSSL, if a program that uses it can be made and run.
+pub(crate) async fn openssl(
+    env: &Environment,
+    compilers: &Compilers,
+    cancel: &CancellationToken,
+) -> Result<Option<OpenSsl>> {
+    let Ok(folder) = tempfile::tempdir() else { return Ok(None) };
+    let (source, program) = (folder.path().join("x.c"), folder.path().join("x"));
+    if fs::write(&source, PROGRAM).is_err() {
+        return Ok(None);
+    }
+    let (from, to) = (source.to_string_lossy(), program.to_string_lossy());
+    let arguments = [&*from, "-o", &*to, "-lssl", "-lcrypto"];
+    let made = said(env, &compilers.c.path, &arguments, "looking for OpenSSL", cancel).await;
+    if known(made)?.is_none() || !program.exists() {
+        return Ok(None);
+    }
+    let text = known(said(env, &program, &[], "asking for its version", cancel).await)?;
+    Ok(text.as_deref().and_then(version).map(OpenSsl))
+}
+
+/// `OpenSSL 3.0.17 1 Jul 2025` is `OpenSSL 3.0`: what comes after may change without a new build.
+fn version(text: &str) -> Option<String> {
+    let mut words = text.split_whitespace();
+    let (name, number) = (words.next()?, words.next()?);
+    let mut parts = number.split('.');
+    Some(format!("{name} {}.{}", parts.next()?, parts.next()?))
+}
+
+/// What failed is not there; what was cancelled is.
+fn known<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::Cancelled) => Err(Error::Cancelled),
+        Err(_) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn a_version_is_kept_as_far_as_programs_depend_on_it() {
+        assert_eq!(version("OpenSSL 3.0.17 1 Jul 2025").as_deref(), Some("OpenSSL 3.0"));
+        assert_eq!(version("LibreSSL 4.1.0").as_deref(), Some("LibreSSL 4.1"));
+        assert_eq!(version("x"), None);
+    }
+}
