@@ -64,6 +64,8 @@ pub(crate) struct Engine {
     pub(crate) refusing: Latch,
     /// Working requests get no byte any more.
     pub(crate) wedged: Latch,
+    /// The computing loop stands still.
+    pub(crate) stalled: Latch,
     /// Nothing can be computed any more.
     pub(crate) poisoned: Latch,
     /// Nor does /health.
@@ -96,6 +98,7 @@ impl Engine {
             stopping: Latch::default(),
             refusing: Latch::default(),
             wedged: Latch::default(),
+            stalled: Latch::default(),
             poisoned: Latch::default(),
             wedged_health: Latch::default(),
             prompt_tokens: AtomicU64::new(0),

@@ -7,7 +7,9 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -83,7 +85,7 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
     let job = Job::begin(Arc::clone(&engine), wire.clone(), plan).await;
     if streaming {
         let include_usage = request["stream_options"]["include_usage"].as_bool().unwrap_or(false);
-        return streamed(job, shape, include_usage, wire);
+        return streamed(job, shape, include_usage, wire, &engine);
     }
     whole(job, shape, key, &body).await
 }
@@ -172,49 +174,90 @@ enum At {
     Over,
 }
 
-fn streamed(job: Job, shape: Shape, include_usage: bool, wire: Wire) -> Reply {
+/// What a stream says next, and how it goes on.
+type Next = Pin<Box<dyn Future<Output = Option<(String, Job, At)>> + Send>>;
+
+/// What a stream does.
+enum Now {
+    /// It has said everything so far.
+    Due(Job, At),
+    /// It computes what it says next.
+    Computing(Next),
+}
+
+fn streamed(job: Job, shape: Shape, include_usage: bool, wire: Wire, engine: &Arc<Engine>) -> Reply {
+    let ping = engine.script().ping_ms;
+    let engine = Arc::clone(engine);
     // Pulled by hyper: a client that leaves drops the body, and with it the job.
-    let events = stream::unfold((job, At::Opening), move |(mut job, at)| {
-        let wire = wire.clone();
+    let events = stream::unfold(Now::Due(job, At::Opening), move |now| {
+        let (wire, engine) = (wire.clone(), Arc::clone(&engine));
         async move {
-            let mut text = String::new();
-            match at {
-                At::Opening => {
-                    job.prompt().await;
-                    text = shape.opening(&job.facts);
-                }
-                At::Tokens => {}
-                At::Over => {
-                    // The head promised keep-alive, yet the real one closes after a stream.
-                    wire.close_after_answer();
-                    return None;
-                }
-            }
-            let next = match job.step().await {
-                Step::Token(token) => {
-                    text.push_str(&shape.token(&job.facts, &token));
-                    At::Tokens
-                }
-                Step::End => {
-                    text.push_str(&shape.closing(&job.facts, include_usage));
-                    At::Over
-                }
-                Step::Error(Failing { status, message }) => {
-                    text.push_str(&event(
-                        &json!({"error": {"message": message, "type": "server_error", "code": status}}),
-                    ));
-                    At::Over
-                }
-                Step::Sabotaged => {
-                    text.push_str("lost");
-                    At::Over
+            let mut next: Next = match now {
+                Now::Due(job, at) => Box::pin(say(job, at, shape, include_usage, wire)),
+                Now::Computing(next) => next,
+            };
+            let said = if ping == 0 {
+                next.await
+            } else {
+                match tokio::time::timeout(Duration::from_millis(ping), &mut next).await {
+                    Ok(said) => said,
+                    Err(_) if engine.stopping.is_set() || engine.wedged.is_set() => next.await,
+                    Err(_) => {
+                        let comment = Frame::data(Bytes::from_static(b":\n\n"));
+                        return Some((Ok::<_, Infallible>(comment), Now::Computing(next)));
+                    }
                 }
             };
-            Some((Ok::<_, Infallible>(Frame::data(Bytes::from(text))), (job, next)))
+            let (text, job, at) = said?;
+            Some((Ok(Frame::data(Bytes::from(text))), Now::Due(job, at)))
         }
     });
     let body = StreamBody::new(events).map_err(|never| -> io::Error { match never {} }).boxed_unsync();
     let mut reply = reply(StatusCode::OK, "text/event-stream", full(""));
     reply.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     reply.map(|_| body)
+}
+
+/// The next words of a stream; `None` at its end.
+async fn say(
+    mut job: Job,
+    at: At,
+    shape: Shape,
+    include_usage: bool,
+    wire: Wire,
+) -> Option<(String, Job, At)> {
+    let mut text = String::new();
+    match at {
+        At::Opening => {
+            job.prompt().await;
+            text = shape.opening(&job.facts);
+        }
+        At::Tokens => {}
+        At::Over => {
+            // The head promised keep-alive, yet the real one closes after a stream.
+            wire.close_after_answer();
+            return None;
+        }
+    }
+    let at = match job.step().await {
+        Step::Token(token) => {
+            text.push_str(&shape.token(&job.facts, &token));
+            At::Tokens
+        }
+        Step::End => {
+            text.push_str(&shape.closing(&job.facts, include_usage));
+            At::Over
+        }
+        Step::Error(Failing { status, message }) => {
+            text.push_str(&event(
+                &json!({"error": {"message": message, "type": "server_error", "code": status}}),
+            ));
+            At::Over
+        }
+        Step::Sabotaged => {
+            text.push_str("lost");
+            At::Over
+        }
+    };
+    Some((text, job, at))
 }

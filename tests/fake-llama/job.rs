@@ -172,7 +172,7 @@ impl Job {
         if length > Duration::ZERO {
             tokio::time::sleep(length).await;
         }
-        if self.engine.stopping.is_set() || self.engine.wedged.is_set() {
+        if self.engine.stopping.is_set() || self.engine.wedged.is_set() || self.engine.stalled.is_set() {
             self.engine.hang().await;
         }
     }
@@ -218,6 +218,10 @@ pub(crate) async fn sabotage(engine: &Engine, wire: &Wire, fault: &Fault, mid_st
             }
             engine.hang().await;
             true
+        }
+        What::Wedge => {
+            engine.stalled.set();
+            false
         }
         What::Stall => {
             tokio::time::sleep(Duration::from_millis(fault.ms)).await;

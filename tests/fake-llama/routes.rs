@@ -51,6 +51,11 @@ pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Inc
     if head.method != Method::GET && head.method != Method::HEAD {
         return not_found();
     }
+    // The loop that computes answers these between two batches.
+    let of_loop = matches!(path.as_str(), "/slots" | "/metrics");
+    if of_loop && (engine.stalled.is_set() || engine.wedged.is_set()) {
+        engine.hang().await;
+    }
     match path.as_str() {
         "/health" | "/v1/health" => ok(&json!({"status": "ok"})),
         "/v1/models" | "/models" => ok(&models(&engine)),
@@ -118,7 +123,8 @@ fn props(engine: &Engine) -> Value {
 fn slots(engine: &Engine) -> Value {
     let one = |(id, task): (usize, Option<u64>)| {
         json!({"id": id, "n_ctx": engine.args.context / u64::from(engine.args.slots), "speculative": false,
-               "is_processing": task.is_some(), "id_task": task})
+               "is_processing": task.is_some(), "id_task": task,
+               "next_token": [{"n_decoded": engine.predicted_tokens.load(Ordering::Relaxed)}]})
     };
     engine.slots().into_iter().enumerate().map(one).collect()
 }

@@ -40,6 +40,9 @@ pub(crate) struct Script {
     pub(crate) ms_per_token_per_request: f64,
     /// Milliseconds between the response head and the first token.
     pub(crate) prompt_ms: u64,
+    /// Milliseconds without an event after which a stream gets a comment, as from llama-server since b9488; 0: none, as
+    /// from older ones.
+    pub(crate) ping_ms: u64,
     /// Pads every token to this many bytes.
     pub(crate) token_bytes: usize,
     /// Extra MiB held from the start on.
@@ -184,6 +187,9 @@ pub(crate) enum What {
     /// This request and all later ones are answered with `Compute error.`, as by a process whose GPU context is lost;
     /// /health still answers.
     Poison,
+    /// Nothing is computed any more, for nobody: no token comes, and what the computing loop answers (`/slots`,
+    /// `/metrics`) is not answered. The HTTP threads go on: `/health` is well, and streams get their comments.
+    Wedge,
     /// This request pauses for `ms`.
     Stall,
     /// The connection is closed.

@@ -237,7 +237,7 @@ async fn a_process_that_makes_no_progress_is_replaced_although_it_answers_probes
     let once = directory.path().join("wedged");
     let script = json!({"faults": [{"at": 3, "do": "hang", "once": once}]});
     let toml = format!("{PLAIN}{BUDGET}lifecycle.drain_deadline = \"200ms\"\n");
-    let top = format!("{DETECTOR}\nhealth.wedged_after = \"300ms\"");
+    let top = format!("{DETECTOR}\nhealth.prefill_least = \"300ms\"");
     let warden = Setup::new()?.top(&top).fake("m", &script, &toml)?.start().await?;
     let old = warden.until_ready(1).await?[0];
     for n in 1..=2 {

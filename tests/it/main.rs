@@ -44,3 +44,4 @@ mod tcp;
 mod tls;
 mod tracing;
 mod vram;
+mod wedged;

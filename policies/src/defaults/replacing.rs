@@ -102,10 +102,30 @@ section!(
 section!(
     /// Signs of illness other than memory.
     Health {
-        /// Work in flight without any progress for this long is a wedge ...
+        /// Waiting requests without any progress for this long are a wedge where nothing is known of its speed, or where it answers questions and computes nothing ...
         wedged_after: Duration = "duration",
-        /// ... and for this long where only bytes of answers could show progress.
+        /// ... and for this long where an answer comes in one piece and the server cannot be asked how far it is.
         wedged_unseen: Duration = "duration",
+        /// Once every stream has its first token: so many times what 99 of 100 tokens took is a wedge ...
+        token_factor: f64,
+        /// ... but nothing shorter than this.
+        token_least: Duration = "duration",
+        /// Where the server cannot be asked how far it is, so many tokens may give no event ...
+        silent_tokens: u64,
+        /// ... and nothing shorter than this is a wedge.
+        silent_least: Duration = "duration",
+        /// While somebody waits for a first token: so many times what the prompt takes at the speed so far is a wedge ...
+        prefill_factor: f64,
+        /// ... but nothing shorter than this.
+        prefill_least: Duration = "duration",
+        /// Tokens of prompt that are evaluated at a time, between which the server answers questions.
+        prefill_step: u64,
+        /// Tokens before a token that double its price.
+        prefill_depth: u64,
+        /// Longer for each image or recording that waits; one at a time where the server can be asked.
+        media_patience: Duration = "duration",
+        /// Pages a second that are read from a disk for the process: time in which it reads more is not held against it.
+        paging: u64,
         /// Answers in a row that say that computing failed, with no success in between.
         compute_errors: u32,
         /// Time over which a median speed is taken.

@@ -11,8 +11,16 @@ fn minutes(n: u64) -> Duration {
     Duration::from_secs(n * 60)
 }
 
+/// One answer in one piece is waited for.
 fn at(minute: u64) -> Look {
-    Look { at: minutes(minute), in_flight: 1, ..Look::default() }
+    Look { at: minutes(minute), awaited: WHOLE, ..Look::default() }
+}
+
+const WHOLE: Awaited =
+    Awaited { begun: 0, prompts: 0, whole: 1, left: 0, prompt_tokens: 100, largest_prompt: 100, media: 0 };
+
+fn limit(seconds: u64, basis: Basis) -> Limit {
+    Limit { seconds: Duration::from_secs(seconds).as_secs_f64(), basis }
 }
 
 fn names(health: &Health) -> Vec<Reason> {
@@ -20,7 +28,7 @@ fn names(health: &Health) -> Vec<Reason> {
 }
 
 #[test]
-fn work_in_flight_without_progress_for_long_is_a_wedge() {
+fn before_anything_was_measured_a_server_that_told_and_is_silent_has_a_long_time() {
     let mut health = health();
     health.observe(&Look { decodes: Some(7), ..at(0) });
     for minute in 1..15 {
@@ -29,8 +37,9 @@ fn work_in_flight_without_progress_for_long_is_a_wedge() {
         assert_eq!(health.symptoms(), [], "minute {minute}");
     }
     health.observe(&at(15));
-    assert_eq!(health.symptoms(), [Symptom::Wedged { seconds: 900 }]);
-    health.observe(&Look { bytes_streamed: 1, ..at(16) });
+    let unmeasured = limit(900, Basis::Unmeasured);
+    assert_eq!(health.symptoms(), [Symptom::Wedged { seconds: 900, limit: unmeasured }]);
+    health.observe(&Look { moves: 1, ..at(16) });
     assert_eq!(health.symptoms(), [], "it moves again");
 }
 
@@ -42,7 +51,8 @@ fn without_a_counter_a_long_answer_that_is_not_streamed_is_no_wedge() {
         assert_eq!(health.symptoms(), [], "minute {minute}");
     }
     health.observe(&at(60));
-    assert_eq!(health.symptoms(), [Symptom::Wedged { seconds: 3600 }]);
+    let unseen = limit(3600, Basis::Unseen);
+    assert_eq!(health.symptoms(), [Symptom::Wedged { seconds: 3600, limit: unseen }]);
 }
 
 #[test]
@@ -53,7 +63,7 @@ fn a_long_prefill_that_counts_decodes_and_an_idle_night_are_no_wedge() {
     }
     assert_eq!(health.symptoms(), []);
     for minute in 60..600 {
-        health.observe(&Look { in_flight: 0, decodes: Some(59), ..at(minute) });
+        health.observe(&Look { awaited: Awaited::default(), decodes: Some(59), ..at(minute) });
     }
     health.observe(&Look { decodes: Some(59), ..at(600) });
     assert_eq!(health.symptoms(), [], "the request has only just come");
@@ -67,10 +77,135 @@ fn a_machine_that_slept_with_a_request_in_flight_is_not_wedged_when_it_wakes() {
     assert_eq!(health.symptoms(), []);
 }
 
+/// Looks every five seconds from the first second on, all but the time alike, until a verdict; when it came, and what it was.
+fn until_wedged(health: &mut Health, look: Look, from: u64, most: u64) -> Option<(u64, Limit)> {
+    (from..from + most).step_by(5).find_map(|second| {
+        health.observe(&Look { at: Duration::from_secs(second), ..look });
+        health.symptoms().into_iter().find_map(|symptom| match symptom {
+            Symptom::Wedged { limit, .. } => Some((second - from, limit)),
+            _ => None,
+        })
+    })
+}
+
+const STREAM: Awaited =
+    Awaited { begun: 1, prompts: 0, whole: 0, left: 0, prompt_tokens: 0, largest_prompt: 0, media: 0 };
+
+fn gaps(middle_ms: u64, most_ms: u64) -> Option<Gaps> {
+    Some(Gaps { middle: Duration::from_millis(middle_ms), most: Duration::from_millis(most_ms) })
+}
+
+#[test]
+fn between_tokens_the_limit_follows_what_the_tokens_so_far_took_and_says_so() {
+    for (most_ms, seconds) in [(50, 20), (2_000, 40)] {
+        let look =
+            Look { awaited: STREAM, moves: 40, gaps: gaps(40, most_ms), tells: true, ..Look::default() };
+        let (found, limit) = until_wedged(&mut health(), look, 0, 600).unwrap();
+        assert_eq!(found, seconds, "a gap of {most_ms} ms");
+        let words = limit.to_string();
+        assert!(
+            words.contains(&format!("within {most_ms} ms")) && words.contains(&format!("{seconds} s")),
+            "{words}"
+        );
+    }
+}
+
+#[test]
+fn tokens_that_give_no_event_are_no_wedge_where_the_server_says_that_it_computes_or_cannot_be_asked() {
+    // A tool call of some minutes: the mark of its slots moves.
+    let mut asked = health();
+    let look = Look { awaited: STREAM, moves: 40, gaps: gaps(100, 200), tells: true, ..Look::default() };
+    for second in (0..600).step_by(5) {
+        let slots = Some(Slots { busy: 1, mark: second });
+        asked.observe(&Look { at: Duration::from_secs(second), slots, ..look });
+        assert_eq!(asked.symptoms(), [], "second {second}");
+    }
+    // One that cannot be asked has the time of a long tool call.
+    let untold = Look { tells: false, ..look };
+    let (found, limit) = until_wedged(&mut health(), untold, 0, 3600).unwrap();
+    assert_eq!((found, limit.basis), (410, Basis::Silent { token_ms: 100.0, tokens: 4096 }));
+}
+
+#[test]
+fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_speed() {
+    let waits = |tokens: u64| Awaited {
+        begun: 1,
+        prompts: 1,
+        prompt_tokens: tokens,
+        largest_prompt: tokens,
+        ..Awaited::default()
+    };
+    let look = |tokens, tells| Look { awaited: waits(tokens), gaps: gaps(20, 40), tells, ..Look::default() };
+    // 50 tokens a second: a slow processor.
+    let slow = || {
+        let mut health = health();
+        health.prompt(1000, 1000, 20_000.0);
+        health
+    };
+    let (all, limit) = until_wedged(&mut slow(), look(32_768, false), 0, 100_000).unwrap();
+    assert!((10_000..20_000).contains(&all), "{all} {limit}");
+    let (step, limit) = until_wedged(&mut slow(), look(32_768, true), 0, 100_000).unwrap();
+    assert!((600..1000).contains(&step), "{step} {limit}");
+    assert!(limit.to_string().contains("2048 tokens of prompt"), "{limit}");
+    // 3,000 tokens a second: a GPU.
+    let fast = || {
+        let mut health = health();
+        health.prompt(2000, 2000, 666.0);
+        health
+    };
+    assert_eq!(until_wedged(&mut fast(), look(32_768, true), 0, 1000).unwrap().0, 60);
+    // A prompt that came out of the cache says nothing of the speed of prompts.
+    let mut cached = slow();
+    for _ in 0..3 {
+        cached.prompt(1, 100_000, 30.0);
+    }
+    assert!(until_wedged(&mut cached, look(32_768, true), 0, 100_000).unwrap().0 >= 600);
+}
+
+#[test]
+fn an_image_a_sleep_and_a_first_request_have_their_time() {
+    let image =
+        Awaited { prompts: 1, prompt_tokens: 100, largest_prompt: 100, media: 2, ..Awaited::default() };
+    let look = Look { awaited: image, tells: true, ..Look::default() };
+    let mut measured = health();
+    measured.prompt(100, 100, 100.0);
+    assert_eq!(until_wedged(&mut measured.clone(), look, 0, 4000).unwrap().0, 360);
+    let wakes = Look { wake: Duration::from_secs(100), ..look };
+    assert_eq!(until_wedged(&mut measured, wakes, 0, 4000).unwrap().0, 460);
+    assert_eq!(until_wedged(&mut health(), look, 0, 4000).unwrap().0, 1200, "nothing was measured yet");
+}
+
+#[test]
+fn time_in_which_it_was_stopped_or_paged_is_not_held_against_it() {
+    let look = Look { awaited: STREAM, gaps: gaps(20, 40), tells: true, ..Look::default() };
+    let mut stopped = health();
+    assert_eq!(until_wedged(&mut stopped, Look { hindered: true, ..look }, 0, 7200), None);
+    let (found, _) = until_wedged(&mut stopped, look, 7200, 600).unwrap();
+    assert_eq!(found, 15, "it is on its own again, and silent since");
+}
+
+#[test]
+fn a_server_whose_loop_turns_with_nothing_to_do_waits_for_somebody_else() {
+    let look = Look { awaited: STREAM, gaps: gaps(20, 40), tells: true, ..Look::default() };
+    let idle = Look { slots: Some(Slots { busy: 0, mark: 7 }), ..look };
+    assert_eq!(until_wedged(&mut health(), idle, 0, 7200), None);
+    // It answers, is at work, and nothing comes of it.
+    let stuck = Look { slots: Some(Slots { busy: 1, mark: 7 }), ..look };
+    let (found, limit) = until_wedged(&mut health(), stuck, 0, 7200).unwrap();
+    assert_eq!((found, limit.basis), (900, Basis::Unmoved));
+}
+
+#[test]
+fn who_owes_nothing_is_never_wedged() {
+    // Clients that do not read: no event passes, and none is awaited.
+    let look = Look { awaited: Awaited::default(), gaps: gaps(20, 40), tells: true, ..Look::default() };
+    assert_eq!(until_wedged(&mut health(), look, 0, 100_000), None);
+}
+
 #[test]
 fn errors_of_the_computation_in_a_row_are_a_symptom_and_a_success_ends_it() {
     let mut health = health();
-    let errors = |compute_errors| Look { in_flight: 0, compute_errors, ..at(1) };
+    let errors = |compute_errors| Look { awaited: Awaited::default(), compute_errors, ..at(1) };
     health.observe(&errors(7));
     assert_eq!(health.symptoms(), []);
     health.observe(&errors(8));
@@ -139,10 +274,10 @@ proptest! {
     ) {
         let mut health = health();
         let mut look = Look::default();
-        for (minutes_later, in_flight, by_bytes) in steps {
+        for (minutes_later, whole, by_events) in steps {
             look.at += minutes(minutes_later);
-            look.in_flight = in_flight;
-            if by_bytes { look.bytes_streamed += 1 } else { look.decodes = Some(look.decodes.unwrap_or(0) + 1) }
+            look.awaited = Awaited { whole, ..Awaited::default() };
+            if by_events { look.moves += 1 } else { look.decodes = Some(look.decodes.unwrap_or(0) + 1) }
             health.observe(&look);
             prop_assert!(health.symptoms().is_empty());
         }

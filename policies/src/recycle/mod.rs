@@ -24,6 +24,7 @@ pub use facts::{Facts, Reading, SeriesFacts};
 pub use policy::{Budget, GrowthMode, LevelsPolicy, RecyclePolicy};
 
 use crate::growth::{Forecast, Verdict};
+use crate::health::Symptom;
 use crate::moment;
 use crate::sample::Series;
 use crate::share::Level;
@@ -140,7 +141,7 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
     }));
     wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
         let slow = symptom.reason() == Reason::SlowDecode;
-        let (action, reason) = (symptom.action(), symptom.reason());
+        let (action, reason) = (weight(symptom, facts.urgent_for), symptom.reason());
         let wish = Wish { action, reason, series: symptom.series(), limit: None, observing: false };
         match policy.growth {
             GrowthMode::Off if slow => None,
@@ -173,6 +174,19 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
         wishes.push(plain(Reason::MaxAge));
     }
     wishes
+}
+
+/// What a symptom calls for. A drain waits for requests that a wedged server will not finish: what was as long again silent
+/// while it drained is ended.
+fn weight(symptom: &Symptom, urgent_for: Option<Duration>) -> Action {
+    match symptom {
+        Symptom::Wedged { limit, .. }
+            if urgent_for.is_some_and(|drained| drained.as_secs_f64() >= limit.seconds) =>
+        {
+            Action::KillNow
+        }
+        _ => symptom.action(),
+    }
 }
 
 /// The last defence: the memory is almost gone. A backend is ended only if that brings enough back: ending one that holds

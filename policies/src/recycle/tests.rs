@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::growth::{Growth, Interval};
-use crate::health::Symptom;
+use crate::health::{Basis, Limit, Symptom};
 use crate::restraint::Held;
 use crate::sample::{GpuIndex, Work};
 use crate::schedule::Windows;
@@ -292,8 +292,13 @@ fn illness_drains_and_slowness_is_a_matter_of_the_mode() {
         idle_for: Some(Duration::from_secs(9)),
         ..Facts::default()
     };
-    let wedged = ill(Symptom::Wedged { seconds: 900 });
+    let limit = Limit { seconds: 20.0, basis: Basis::Tokens { usual_ms: 40.0 } };
+    let wedged = ill(Symptom::Wedged { seconds: 900, limit });
     assert_eq!(brief(decide(&policy(), &wedged)), (Action::DrainNow, Some(Reason::Wedged), true));
+    // Its requests do not end: the drain is not waited for to its deadline.
+    let drains = |seconds| Facts { urgent_for: Some(Duration::from_secs(seconds)), ..wedged.clone() };
+    assert_eq!(decide(&policy(), &drains(19)).action, Action::DrainNow);
+    assert_eq!(decide(&policy(), &drains(20)).action, Action::KillNow);
     let slow = ill(Symptom::SlowDecode { now: 1.0, baseline: 9.0 });
     let told = decide(&policy(), &slow);
     assert_eq!(

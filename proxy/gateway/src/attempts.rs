@@ -46,6 +46,8 @@ pub(crate) struct Relayed {
 pub(crate) struct Message {
     head: Request<()>,
     body: Outgoing,
+    /// It asks for a stream.
+    streams: bool,
 }
 
 #[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
@@ -172,7 +174,9 @@ impl Exchange {
         let pool = right.pool(&|| self.shared.new_pool());
         let mut request = None;
         if let Some(mut link) = pool.reuse() {
-            match link.send(message.request()).await {
+            let sending = message.request();
+            right.note_asked(message.sent(), message.streams);
+            match link.send(sending).await {
                 Ok(response) => return Ok((response, link, pool)),
                 Err(SendError::Sent(error)) => return Err(Failed::sent(&error)),
                 Err(SendError::Begun(error)) => return Err(Failed::begun(&error)),
@@ -190,6 +194,7 @@ impl Exchange {
             }
         };
         let request = request.unwrap_or_else(|| message.request());
+        right.note_asked(message.sent(), message.streams);
         match link.send(request).await {
             Ok(response) => Ok((response, link, pool)),
             Err(SendError::Sent(error)) => Err(Failed::sent(&error)),
@@ -269,13 +274,14 @@ impl Message {
             head.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
         }
         *head.method_mut() = parts.method;
+        let streams = intake.is_stream();
         let body = if provable && intake.is_whole() && intake.len() <= replay_bytes as u64 {
             Outgoing::Again(intake)
         } else {
             let sent = intake.sent.clone();
             Outgoing::Once(Some(intake.into_body()), sent)
         };
-        Ok(Self { head, body })
+        Ok(Self { head, body, streams })
     }
 
     /// A request to send. One that is sent once is given away by the first call.

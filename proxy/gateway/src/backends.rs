@@ -6,11 +6,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work};
 use warden_supervisor::{Denied, Endpoint, Fleet, FleetView, Lease, Outcome, ResolveError, Size, Weighed};
 
 use crate::pool::Pool;
+use crate::request_body::Sent;
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -42,7 +44,18 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn queued_for(&self) -> Duration;
     fn add_work(&self, work: Work);
     fn note_outcome(&self, outcome: &Outcome);
+    /// So many bytes of an answer came, or its head (0): it lives.
     fn note_progress(&self, bytes: usize);
+    /// The request goes to the backend, and asks for events or for one answer.
+    fn note_asked(&self, asked: Arc<Sent>, streams: bool);
+    /// The head of the answer is here: events follow or one answer, a success or not.
+    fn note_answered(&self, streams: bool, succeeds: bool);
+    /// Since this moment the client has everything and wants more.
+    fn note_waiting(&self, since: Instant);
+    /// So many events with data came: it works.
+    fn note_events(&self, events: u64);
+    /// It stops computing for as long as this request takes.
+    fn note_pause(&self);
     /// The connections to this generation, made with `init` at its first use.
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool>;
     /// The backend broke a connection: it gets no other request until it has answered a probe. Without this, whoever
@@ -107,8 +120,28 @@ impl Right for Lease {
         Lease::note_outcome(self, outcome);
     }
 
-    fn note_progress(&self, bytes: usize) {
-        Lease::note_progress(self, bytes);
+    fn note_progress(&self, _: usize) {
+        Lease::note_progress(self);
+    }
+
+    fn note_asked(&self, asked: Arc<Sent>, streams: bool) {
+        Lease::note_asked(self, asked, streams);
+    }
+
+    fn note_answered(&self, streams: bool, succeeds: bool) {
+        Lease::note_answered(self, streams, succeeds);
+    }
+
+    fn note_waiting(&self, since: Instant) {
+        Lease::note_waiting(self, since);
+    }
+
+    fn note_events(&self, events: u64) {
+        Lease::note_events(self, events);
+    }
+
+    fn note_pause(&self) {
+        Lease::note_pause(self);
     }
 
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {

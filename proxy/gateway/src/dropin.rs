@@ -35,7 +35,7 @@ fn is_up(view: &FleetView) -> bool {
     view.models.iter().all(|model| model.state == ModelState::Loaded)
 }
 
-/// A process that was up has told its context, and that is remembered.
+/// Whatever it told of itself: a process may be up and tell nothing.
 fn has_never_been_up(view: &FleetView) -> bool {
-    view.models.iter().any(|model| model.state != ModelState::Loaded && model.n_ctx.is_none())
+    view.models.iter().any(|model| model.state != ModelState::Loaded && !model.was_ready)
 }

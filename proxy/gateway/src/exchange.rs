@@ -280,6 +280,9 @@ impl Exchange {
             intake.record(Tape::new(recorder.clone(), &parts.method, parts.uri.path()));
         }
         let is_page = parts.method == Method::GET && parts.uri.path() == "/";
+        if routes::pauses(&parts.method, &self.route) {
+            right.note_pause();
+        }
         let message = Message::new(parts, intake, self.route, self.shared.config.replay_bytes)?;
         let relayed = self.attempts(model.clone(), right, message).await?;
         // Its connection ends here with it.
@@ -343,6 +346,7 @@ impl Exchange {
         self.flight.record.status = parts.status.as_u16();
         self.flight.record.stream = is_events;
         backend.right.note_progress(0);
+        backend.right.note_answered(is_events, parts.status.is_success());
         let terms = RelayTerms {
             tail_bytes: (self.route.kind == LeaseKind::Slot).then_some(config.tail_bytes),
             generates: self.route.head_with_slot,

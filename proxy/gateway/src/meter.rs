@@ -61,6 +61,7 @@ struct Details {
 struct Timings {
     cache_n: Option<u64>,
     prompt_n: Option<u64>,
+    prompt_ms: Option<f64>,
     predicted_n: Option<u64>,
     predicted_ms: Option<f64>,
 }
@@ -154,6 +155,7 @@ impl Meter {
             compute_error: self.compute_error && !(400..500).contains(&status),
             prompt: all.or(usage.prompt_tokens).or_else(input),
             decode: timings.predicted_n.zip(timings.predicted_ms),
+            prefill: timings.prompt_n.zip(timings.prompt_ms),
         }
     }
 
@@ -173,6 +175,7 @@ impl Meter {
             let old = &mut meter.timings;
             old.cache_n = new.cache_n.or(old.cache_n);
             old.prompt_n = new.prompt_n.or(old.prompt_n);
+            old.prompt_ms = new.prompt_ms.or(old.prompt_ms);
             old.predicted_n = new.predicted_n.or(old.predicted_n);
             old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
         });
@@ -361,27 +364,30 @@ mod tests {
 
     #[test]
     fn the_prompt_is_told_with_its_cached_part_and_the_speed_of_decoding_beside_it() {
-        for (body, prompt, decode) in [
+        for (body, prompt, decode, prefill) in [
             (
-                r#"{"usage":{"prompt_tokens":20},"timings":{"cache_n":18,"prompt_n":2,"predicted_n":7,"predicted_ms":35.5}}"#,
+                r#"{"usage":{"prompt_tokens":20},"timings":{"cache_n":18,"prompt_n":2,"prompt_ms":9.5,"predicted_n":7,"predicted_ms":35.5}}"#,
                 Some(20),
                 Some((7, 35.5)),
+                Some((2, 9.5)),
             ),
             (
                 r#"{"usage":{"completion_tokens":7,"prompt_tokens":20,"prompt_tokens_details":{"cached_tokens":5}}}"#,
                 Some(20),
+                None,
                 None,
             ),
             (
                 r#"{"usage":{"input_tokens":9,"cache_read_input_tokens":30,"output_tokens":0}}"#,
                 Some(39),
                 None,
+                None,
             ),
-            (r#"{"object":"list"}"#, None, None),
+            (r#"{"object":"list"}"#, None, None, None),
         ] {
             let mut meter = Meter::new(512);
             meter.feed(body.as_bytes());
-            let wanted = Outcome { status: Some(200), compute_error: false, prompt, decode };
+            let wanted = Outcome { status: Some(200), compute_error: false, prompt, decode, prefill };
             assert_eq!(meter.outcome(200), wanted, "{body}");
         }
     }

@@ -271,7 +271,14 @@ impl Relay {
             meter.feed(&piece);
         }
         let piece = match &mut self.events {
-            Some(events) => events.pass(piece),
+            Some(events) => {
+                let before = events.seen();
+                let piece = events.pass(piece);
+                if let Some(right) = &self.right {
+                    right.note_events(events.seen() - before);
+                }
+                piece
+            }
             None => piece,
         };
         if !piece.is_empty() {
@@ -290,7 +297,16 @@ impl Relay {
             return Some((Outcome::Revoked, "its process was stopped in the middle of the answer"));
         }
         let due = match self.silence {
-            Some(silence) => (*self.waiting.get_or_insert_with(Instant::now) + silence).min(self.deadline),
+            Some(silence) => {
+                let since = *self.waiting.get_or_insert_with(Instant::now);
+                if let Some(right) = &self.right {
+                    right.note_waiting(since);
+                }
+                // Before the first sign of a stream that is kept open by comments, or of its first token, a prompt may be
+                // evaluated: how long that may take is judged by what it takes elsewhere.
+                let told = self.events.as_ref().is_some_and(Events::has_spoken);
+                if told { (since + silence).min(self.deadline) } else { self.deadline }
+            }
             None => self.deadline,
         };
         // The timer is set anew only when it has fired too early, not for every piece.

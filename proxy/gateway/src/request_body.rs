@@ -93,6 +93,21 @@ impl Sent {
     }
 }
 
+impl warden_supervisor::Asked for Sent {
+    fn is_whole(&self) -> bool {
+        Self::is_whole(self)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn media(&self) -> u64 {
+        let (images, audio) = Self::media(self);
+        images + audio
+    }
+}
+
 /// Limits of what is still to come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {

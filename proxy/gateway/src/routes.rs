@@ -63,6 +63,11 @@ pub(crate) enum Shape {
     MessagesCount,
 }
 
+/// Whether llama-server stops computing while it answers: a slot is saved, restored or erased between two batches.
+pub(crate) fn pauses(method: &Method, route: &Route) -> bool {
+    *method == Method::POST && route.name == "slots"
+}
+
 /// The label of what is none of llama-server's routes, as far as we know them.
 pub(crate) const UNKNOWN: &str = "other";
 

@@ -22,12 +22,14 @@ pub(crate) struct Events {
     limit: usize,
     torn: bool,
     seen: u64,
+    /// Whole events and comments so far.
+    ends: u64,
 }
 
 impl Events {
     /// Holds at most `limit` bytes of an incomplete event, and one piece more.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { held: BytesMut::new(), limit, torn: false, seen: 0 }
+        Self { held: BytesMut::new(), limit, torn: false, seen: 0, ends: 0 }
     }
 
     /// Takes a piece of the stream, gives what may pass now; empty if nothing may.
@@ -38,7 +40,7 @@ impl Events {
                 return self.overflow();
             };
             self.torn = false;
-            self.seen += count_ends(&piece[..end]);
+            self.count(&piece[..end]);
             if end == piece.len() {
                 return piece;
             }
@@ -52,7 +54,7 @@ impl Events {
             Some(end) => {
                 self.torn = false;
                 let whole = self.held.split_to(end).freeze();
-                self.seen += count_ends(&whole);
+                self.count(&whole);
                 whole
             }
             None => self.overflow(),
@@ -71,9 +73,23 @@ impl Events {
         if self.torn { "\n\n" } else { "" }
     }
 
-    /// Whole events passed so far.
+    /// Whole events with data passed so far. Comments, which keep a stream open, are none.
     pub(crate) fn seen(&self) -> u64 {
         self.seen
+    }
+
+    /// Whether an event or a comment has passed.
+    pub(crate) fn has_spoken(&self) -> bool {
+        self.ends > 0
+    }
+
+    fn count(&mut self, whole: &[u8]) {
+        let mut from = 0;
+        for end in ends(whole) {
+            self.ends += 1;
+            self.seen += u64::from(has_data(&whole[from..=end]));
+            from = end + 1;
+        }
     }
 
     fn overflow(&mut self) -> Bytes {
@@ -108,8 +124,17 @@ fn is_end(bytes: &[u8], at: usize) -> bool {
     before.ends_with(b"\n\n") || before.ends_with(b"\r\n\r\n") || before.ends_with(b"\r\r")
 }
 
-fn count_ends(bytes: &[u8]) -> u64 {
-    memchr::memchr2_iter(b'\n', b'\r', bytes).filter(|at| is_end(bytes, *at)).count() as u64
+/// Where blank lines end.
+fn ends(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    memchr::memchr2_iter(b'\n', b'\r', bytes).filter(|at| is_end(bytes, *at))
+}
+
+/// Whether a block has a line that is neither empty nor a comment.
+fn has_data(block: &[u8]) -> bool {
+    let is_data = |line: &[u8]| line.first().is_some_and(|first| *first != b':');
+    // Nearly always its first line.
+    is_data(block) && !block.starts_with(b"\n") && !block.starts_with(b"\r")
+        || block.split(|byte| matches!(byte, b'\n' | b'\r')).any(is_data)
 }
 
 #[cfg(test)]
@@ -130,7 +155,7 @@ mod tests {
         assert_eq!(pass(&mut events, "4\n"), "");
         assert_eq!(pass(&mut events, "\n: ping\n"), "data: 44\n\n");
         assert_eq!(pass(&mut events, "\n"), ": ping\n\n");
-        assert_eq!(events.seen(), 5);
+        assert_eq!((events.seen(), events.ends), (4, 5), "a comment is no event");
         assert_eq!(events.finish(), "");
     }
 

@@ -11,6 +11,7 @@
 //! | [`mod@listener`] | who listens on a port |
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
 //! | [`report`] | the memory report of a patched llama-server |
+//! | [`standing`] | whether a process can go on: stopped, or waiting for its pages |
 //! | [`totals`] | host memory in all, and what is available; less in a container |
 
 pub mod backend_metrics;
@@ -22,6 +23,7 @@ pub mod host;
 pub mod listener;
 pub mod pressure;
 pub mod report;
+pub mod standing;
 pub mod totals;
 
 pub use backend_metrics::BackendMetrics;
@@ -32,6 +34,7 @@ pub use host::host_memory;
 pub use listener::{Listener, listener};
 pub use pressure::{CgroupMemory, cgroup_memory};
 pub use report::Report;
+pub use standing::{Standing, standing};
 pub use totals::{HostTotals, host_totals};
 
 /// Why a number could not be read.

@@ -1,34 +1,140 @@
 //! What a command and a backend's own words tell of how to talk to it.
 
+use std::path::Path;
+
 use crate::spec::Command;
 
-/// The first key that the command line or the environment gives llama-server: `/props` asks for one.
+/// The first key that the command line, a file that it names, or the environment gives llama-server: `/props` asks for one.
+/// All of them are good; blocks for a small file.
 pub(crate) fn api_key(command: &Command) -> Option<String> {
-    let keys = command
-        .args
-        .iter()
-        .position(|arg| arg == "--api-key")
-        .and_then(|at| command.args.get(at + 1))
-        .cloned();
-    let given = |name: &str| command.env.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-    let keys = keys.or_else(|| given("LLAMA_API_KEY")).or_else(|| std::env::var("LLAMA_API_KEY").ok())?;
-    keys.split(',').next().map(str::to_owned).filter(|key| !key.is_empty())
+    let given = values(command, &["--api-key"]).find_map(first_key);
+    let of_file = || values(command, &["--api-key-file"]).find_map(|path| key_of_file(command, path));
+    given.or_else(of_file).or_else(|| first_key(&variable(command, "LLAMA_API_KEY")?))
+}
+
+fn first_key(keys: &str) -> Option<String> {
+    keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
+}
+
+/// One key a line.
+fn key_of_file(command: &Command, path: &str) -> Option<String> {
+    let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
+    let path = directory.join(path);
+    let text = std::fs::read_to_string(&path).inspect_err(|error| {
+        tracing::warn!(
+            path = %path.display(), %error,
+            "llama-server's file of keys cannot be read; its properties stay unknown"
+        );
+    });
+    text.ok()?.lines().map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
 }
 
 /// Whether it tells its own counters.
 pub(crate) fn tells_metrics(command: &Command) -> bool {
-    const VARIABLE: &str = "LLAMA_ARG_ENDPOINT_METRICS";
-    let given = command.env.iter().rfind(|(name, _)| name == VARIABLE).map(|(_, value)| value.clone());
-    let inherited = || {
-        let removed = command.env_remove.iter().any(|name| name == VARIABLE);
-        std::env::var(VARIABLE).ok().filter(|_| !removed)
-    };
     let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
-    command.args.iter().any(|arg| arg == "--metrics") || given.or_else(inherited).is_some_and(on)
+    is_given(command, "--metrics") || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
+}
+
+/// Whether it gives its model back while nobody asks, and loads it again for the next request.
+pub(crate) fn sleeps(command: &Command) -> bool {
+    let given = values(command, &["--sleep-idle-seconds"]).last().map(str::to_owned);
+    let seconds = given.or_else(|| variable(command, "LLAMA_ARG_SLEEP_IDLE_SECONDS"));
+    seconds.is_some_and(|seconds| seconds.trim().parse::<i64>().is_ok_and(|seconds| seconds >= 0))
+}
+
+/// From this build on `/metrics` neither wakes a server that sleeps nor keeps it awake (947fd9bb2).
+const METRICS_LET_SLEEP: u32 = 10_519;
+
+/// Whether its counters may be asked for although nothing is in flight.
+pub(crate) fn may_ask_idle(command: &Command, build: Option<u32>) -> bool {
+    !sleeps(command) || build.is_some_and(|build| build >= METRICS_LET_SLEEP)
+}
+
+/// Tokens of prompt that it evaluates at a time, if it is told.
+pub(crate) fn batch(command: &Command) -> Option<u64> {
+    let given = values(command, &["--batch-size", "-b"]).last().map(str::to_owned);
+    given.or_else(|| variable(command, "LLAMA_ARG_BATCH"))?.trim().parse().ok()
+}
+
+/// The values of a flag, in order.
+fn values<'a>(command: &'a Command, flags: &'a [&str]) -> impl DoubleEndedIterator<Item = &'a str> {
+    let pairs = command.args.windows(2).filter(|pair| flags.contains(&normal(&pair[0]).as_str()));
+    pairs.map(|pair| pair[1].as_str())
+}
+
+fn is_given(command: &Command, flag: &str) -> bool {
+    command.args.iter().any(|arg| normal(arg) == flag)
+}
+
+/// llama-server takes `_` for `-` in its long flags.
+fn normal(word: &str) -> String {
+    if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
+}
+
+/// A variable that the process gets: its own, else ours, unless that is kept from it.
+pub(crate) fn variable(command: &Command, name: &str) -> Option<String> {
+    if command.env_remove.iter().any(|removed| removed == name) {
+        return None;
+    }
+    let own = command.env.iter().rfind(|(known, _)| known == name).map(|(_, value)| value.clone());
+    own.or_else(|| std::env::var(name).ok())
 }
 
 /// llama.cpp's build number in `b8827-3f545bec`. `b1` and below are builds from sources without history.
 pub(crate) fn build_number(info: &str) -> Option<u32> {
     let digits = info.strip_prefix('b')?.split('-').next()?;
     digits.parse().ok().filter(|number| *number > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
+        Command {
+            binary: "/opt/llama-server".into(),
+            args: args.iter().map(|&arg| arg.to_owned()).collect(),
+            env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            env_remove: Vec::new(),
+            directory: None,
+        }
+    }
+
+    #[test]
+    fn the_key_is_found_in_every_spelling_and_in_a_file() {
+        let key = |args: &[&str], env: &[(&str, &str)]| api_key(&command(args, env));
+        for flag in ["--api-key", "--api_key"] {
+            assert_eq!(key(&[flag, "one,two"], &[]).as_deref(), Some("one"));
+        }
+        assert_eq!(key(&[], &[("LLAMA_API_KEY", "three")]).as_deref(), Some("three"));
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("keys");
+        std::fs::write(&file, "\n four \nfive\n").unwrap();
+        for flag in ["--api-key-file", "--api_key_file"] {
+            assert_eq!(key(&[flag, file.to_str().unwrap()], &[]).as_deref(), Some("four"));
+        }
+        let mut relative = command(&["--api-key-file", "keys"], &[]);
+        relative.directory = Some(directory.path().to_owned());
+        assert_eq!(api_key(&relative).as_deref(), Some("four"));
+        assert_eq!(key(&["--api-key-file", "/nowhere/at/all"], &[]), None);
+        let mut removed = command(&[], &[("LLAMA_API_KEY", "three")]);
+        removed.env_remove.push("LLAMA_API_KEY".to_owned());
+        assert_eq!(api_key(&removed), None);
+    }
+
+    #[test]
+    fn counters_of_a_server_that_sleeps_are_asked_only_where_that_lets_it_sleep() {
+        let awake = command(&["--metrics"], &[]);
+        assert!(tells_metrics(&awake) && may_ask_idle(&awake, None));
+        for sleeper in [
+            command(&["--sleep-idle-seconds", "60"], &[]),
+            command(&["--sleep_idle_seconds", "60"], &[]),
+            command(&[], &[("LLAMA_ARG_SLEEP_IDLE_SECONDS", "60")]),
+        ] {
+            assert!(!may_ask_idle(&sleeper, None) && !may_ask_idle(&sleeper, Some(10_518)));
+            assert!(may_ask_idle(&sleeper, Some(10_519)));
+        }
+        assert!(!sleeps(&command(&["--sleep-idle-seconds", "-1"], &[])));
+        assert_eq!(batch(&command(&["-b", "512", "--batch-size", "4096"], &[])), Some(4096));
+    }
 }

@@ -4,7 +4,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -14,8 +14,10 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 
 pub use crate::outcomes::Outcome;
-use crate::outcomes::{Decode, Outcomes};
+use crate::outcomes::{Decode, Outcomes, Prefill};
 use crate::process::Process;
+pub use crate::pulse::Asked;
+use crate::pulse::{Pulse, Pulses};
 use crate::shared::Shared;
 use crate::sync::lock;
 
@@ -35,11 +37,16 @@ pub struct Lease {
     cell: Arc<Cell>,
     kind: LeaseKind,
     queued_for: Duration,
+    /// What its request waits for; none if it computes nothing.
+    pulse: Option<Arc<Pulse>>,
+    /// The server stops computing for it.
+    pauses: AtomicBool,
 }
 
 impl Lease {
     pub(crate) fn new(shared: Arc<Shared>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Self {
-        Self { shared, cell, kind, queued_for }
+        let pulse = (kind == LeaseKind::Slot).then(|| cell.pulses.begin());
+        Self { shared, cell, kind, queued_for, pulse, pauses: AtomicBool::new(false) }
     }
 
     /// The model.
@@ -91,10 +98,46 @@ impl Lease {
         lock(&self.cell.outcomes).note(outcome, busy);
     }
 
-    /// As many bytes of an answer came from the backend, or its head (0): it lives, whatever its probes say. Cheap enough
-    /// for every chunk.
-    pub fn note_progress(&self, bytes: usize) {
-        self.cell.note_progress(bytes);
+    /// Bytes of an answer came from the backend, or its head: it lives, whatever its probes say, though it need not work.
+    /// Cheap enough for every chunk.
+    pub fn note_progress(&self) {
+        self.cell.note_progress();
+    }
+
+    /// The request goes to the backend, and asks for a stream of events or for one answer. Until its answer begins the next
+    /// word is the backend's, once it has the whole of it.
+    pub fn note_asked(&self, asked: Arc<dyn Asked>, streams: bool) {
+        if let Some(pulse) = &self.pulse {
+            self.cell.pulses.asks(pulse, asked, streams);
+        }
+    }
+
+    /// The head of the answer is here: events follow, or one answer, and it is a success or not.
+    pub fn note_answered(&self, streams: bool, succeeds: bool) {
+        if let Some(pulse) = &self.pulse {
+            self.cell.pulses.answers(pulse, streams, succeeds);
+        }
+    }
+
+    /// Since this moment the client has everything and wants more. Cheap enough for every time that nothing is there.
+    pub fn note_waiting(&self, since: Instant) {
+        if let Some(pulse) = &self.pulse {
+            self.cell.pulses.waits(pulse, since);
+        }
+    }
+
+    /// So many events with data came: comments, which keep a connection open, are none. Cheap enough for every chunk.
+    pub fn note_events(&self, events: u64) {
+        if let Some(pulse) = &self.pulse {
+            self.cell.pulses.events(pulse, events);
+        }
+    }
+
+    /// The backend stops computing for as long as this request takes: it saves or restores a slot.
+    pub fn note_pause(&self) {
+        if !self.pauses.swap(true, Ordering::Relaxed) {
+            self.cell.pulses.pauses(true);
+        }
     }
 
     /// The backend refused a connection, or broke one before its answer was complete. No more leases are granted on it
@@ -135,6 +178,12 @@ impl std::fmt::Debug for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if let Some(pulse) = &self.pulse {
+            self.cell.pulses.end(pulse);
+        }
+        if self.pauses.load(Ordering::Relaxed) {
+            self.cell.pulses.pauses(false);
+        }
         self.shared.release(self.cell.id, self.kind);
     }
 }
@@ -151,8 +200,8 @@ pub(crate) struct Cell {
     work: Mutex<Work>,
     /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
     progress: AtomicU64,
-    /// Bytes of answers so far.
-    bytes: AtomicU64,
+    /// What its requests wait for.
+    pub(crate) pulses: Pulses,
     outcomes: Mutex<Outcomes>,
     attachments: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     revoked: CancellationToken,
@@ -168,7 +217,7 @@ impl Cell {
             facts: Mutex::new(facts),
             work: Mutex::default(),
             progress: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
+            pulses: Pulses::new(),
             outcomes: Mutex::default(),
             attachments: Mutex::default(),
             revoked: CancellationToken::new(),
@@ -192,8 +241,7 @@ impl Cell {
         u64::try_from(at.saturating_duration_since(self.born).as_micros()).unwrap_or(u64::MAX - 1)
     }
 
-    fn note_progress(&self, bytes: usize) {
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    fn note_progress(&self) {
         self.progress.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
@@ -213,11 +261,6 @@ impl Cell {
 
 /// What the ends of its exchanges told, for whoever judges its health.
 impl Cell {
-    /// Bytes of answers that came so far.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
     /// Compute errors in a row, up to now.
     pub(crate) fn compute_errors(&self) -> u32 {
         lock(&self.outcomes).compute_errors()
@@ -226,6 +269,11 @@ impl Cell {
     /// Speeds of the answers that ended since the last call, oldest first; the latest 256 of them.
     pub(crate) fn take_decodes(&self) -> Vec<Decode> {
         lock(&self.outcomes).take_decodes()
+    }
+
+    /// What prompts took since the last call, oldest first; the latest 256 of them.
+    pub(crate) fn take_prefills(&self) -> Vec<Prefill> {
+        lock(&self.outcomes).take_prefills()
     }
 
     /// Tokens of the largest prompt so far, cached ones included.

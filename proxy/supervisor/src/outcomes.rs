@@ -23,6 +23,19 @@ pub struct Outcome {
     pub prompt: Option<u64>,
     /// Tokens generated and the milliseconds that this took, from `timings`; `None` if the answer did not tell.
     pub decode: Option<(u64, f64)>,
+    /// Prompt tokens evaluated, without cached ones, and the milliseconds that this took; `None` if the answer did not tell.
+    pub prefill: Option<(u64, f64)>,
+}
+
+/// How fast one prompt was evaluated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Prefill {
+    /// Tokens evaluated, 1 or more.
+    pub(crate) new: u64,
+    /// With those that the cache spared.
+    pub(crate) all: u64,
+    /// Milliseconds that they took.
+    pub(crate) ms: f64,
 }
 
 /// How fast one answer was generated.
@@ -41,6 +54,7 @@ pub(crate) struct Decode {
 pub(crate) struct Outcomes {
     compute_errors: u32,
     decodes: VecDeque<Decode>,
+    prefills: VecDeque<Prefill>,
     largest_prompt: u64,
 }
 
@@ -66,6 +80,17 @@ impl Outcomes {
             }
             self.decodes.push_back(Decode { tokens, ms, busy });
         }
+        if let Some((new, ms)) = outcome.prefill
+            && succeeded
+            && !outcome.compute_error
+            && new > 0
+        {
+            if self.prefills.len() == KEPT {
+                self.prefills.pop_front();
+            }
+            let all = outcome.prompt.unwrap_or(new).max(new);
+            self.prefills.push_back(Prefill { new, all, ms });
+        }
     }
 
     /// Compute errors since the last success.
@@ -76,6 +101,11 @@ impl Outcomes {
     /// The speeds since the last call, oldest first.
     pub(crate) fn take_decodes(&mut self) -> Vec<Decode> {
         self.decodes.drain(..).collect()
+    }
+
+    /// Prompts since the last call, oldest first.
+    pub(crate) fn take_prefills(&mut self) -> Vec<Prefill> {
+        self.prefills.drain(..).collect()
     }
 
     /// Tokens of the largest prompt so far.

@@ -5,6 +5,8 @@
 //! The file is replaced whole, under a lock, after it was read again: a diagnosis may write it while models are served. One
 //! that cannot be read is set aside and warned of, never a reason not to start.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -172,26 +174,80 @@ fn write(path: &Path, known: &[Known]) -> io::Result<()> {
     Ok(())
 }
 
-/// Names what a process is made of: the binary (its path, size and time of change, so that a new build in an old place is
-/// another one), its arguments and its environment. A hash, because arguments may hold keys.
+/// Names what a process is made of: the binary and the files that its arguments and variables name, as models and adapters
+/// (path, size and time of change, so that a new build or model in an old place is another one), its arguments, and the
+/// variables that it gets and that reach the server, its libraries or its driver. A hash, because arguments may hold keys.
 pub(crate) fn key(command: &Command) -> String {
+    key_in(command, std::env::vars_os())
+}
+
+/// The beginnings of the names of inherited variables that count: of the server and ggml, of drivers and their libraries, of
+/// the allocator and the loader.
+const COUNT: [&str; 16] = [
+    "LLAMA_",
+    "GGML_",
+    "CUDA_",
+    "CUBLAS_",
+    "NVIDIA_",
+    "NCCL_",
+    "HIP_",
+    "HSA_",
+    "ROCR_",
+    "ROCM_",
+    "ROCBLAS_",
+    "VK_",
+    "MALLOC_",
+    "GLIBC_TUNABLES",
+    "OMP_",
+    "LD_",
+];
+/// What is in them has no part in what memory does, or differs from run to run.
+const COUNT_NOT: [&str; 5] = [
+    "LLAMA_API_KEY",
+    "LLAMA_CACHE",
+    "LLAMA_WARDEN_REPORT",
+    "LLAMA_WARDEN_CONFIG",
+    "LLAMA_WARDEN_ADMIN_SOCKET",
+];
+
+fn key_in(command: &Command, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
     let mut hash = Sha256::new();
     let mut add = |text: &str| {
         hash.update(text.as_bytes());
         hash.update([0]);
     };
-    add(&command.binary.to_string_lossy());
-    if let Ok(file) = fs::metadata(&command.binary) {
+    let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
+    let file = |text: &str| {
+        let file = fs::metadata(directory.join(text)).ok().filter(fs::Metadata::is_file)?;
         let changed = file.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        add(&format!("{} {:?}", file.len(), changed.map(|time| time.as_secs())));
+        Some(format!("{} {:?}", file.len(), changed.map(|time| time.as_secs())))
+    };
+    let binary = command.binary.to_string_lossy();
+    add(&binary);
+    for text in std::iter::once(&*binary).chain(command.args.iter().map(String::as_str)) {
+        add(text);
+        if let Some(file) = file(text) {
+            add(&file);
+        }
     }
-    for arg in &command.args {
-        add(arg);
+    let own = |name: &str| name.starts_with("LLAMA_WARDEN_") && name.contains("__");
+    let counts = |name: &str| {
+        COUNT.iter().any(|known| name.starts_with(known)) && !COUNT_NOT.contains(&name) && !own(name)
+    };
+    let inherited = inherited.filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| counts(name))?;
+        Some((name, value.to_string_lossy().into_owned()))
+    });
+    let mut env: BTreeMap<String, String> = inherited.collect();
+    env.extend(command.env.iter().cloned());
+    for name in &command.env_remove {
+        env.remove(name);
     }
-    let mut env: Vec<_> = command.env.iter().collect();
-    env.sort();
     for (name, value) in env {
         add(&format!("{name}={value}"));
+        if let Some(file) = file(&value) {
+            add(&file);
+        }
     }
     hex::encode(&hash.finalize()[..16])
 }
@@ -296,5 +352,37 @@ mod tests {
         assert!(absent != one && one != key(&command("b")) && one == key(&command("a")));
         fs::write(&binary, "two, longer").unwrap();
         assert_ne!(one, key(&command("a")));
+    }
+
+    #[test]
+    fn another_model_in_the_old_place_and_variables_that_reach_the_server_make_another_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let command = |env: &[(&str, &str)], removed: &[&str]| Command {
+            binary: "/opt/llama-server".into(),
+            args: vec!["-m".to_owned(), "model.gguf".to_owned()],
+            env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            env_remove: removed.iter().map(|&name| name.to_owned()).collect(),
+            directory: Some(directory.path().to_owned()),
+        };
+        let inherits = |pairs: &[(&str, &str)], removed: &[&str]| {
+            let pairs: Vec<_> = pairs.iter().map(|(name, value)| (name.into(), value.into())).collect();
+            key_in(&command(&[], removed), pairs.into_iter())
+        };
+        let absent = inherits(&[], &[]);
+        fs::write(directory.path().join("model.gguf"), "one").unwrap();
+        let one = inherits(&[], &[]);
+        assert_ne!(absent, one);
+        fs::write(directory.path().join("model.gguf"), "two, longer").unwrap();
+        let two = inherits(&[], &[]);
+        assert_ne!(one, two);
+        // A cure in the environment of the service.
+        let cure = ("GGML_CUDA_DISABLE_GRAPHS", "1");
+        let cured = inherits(&[cure], &[]);
+        assert_ne!(two, cured);
+        assert_eq!(inherits(&[cure], &["GGML_CUDA_DISABLE_GRAPHS"]), two);
+        assert_eq!(key_in(&command(&[cure], &[]), std::iter::empty()), cured, "wherever it comes from");
+        // What has nothing to do with it.
+        let others = [("HOME", "/root"), ("LLAMA_API_KEY", "k"), ("LLAMA_WARDEN_DEFAULTS__PRELOAD", "true")];
+        assert_eq!(inherits(&others, &[]), two);
     }
 }

@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
+use warden_policies::health::Slots;
 use warden_policies::sample::{GpuIndex, HostMemory, Vram};
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
-use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Listener, Report, backend_metrics};
+use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Listener, Report, Standing, backend_metrics};
 
 use crate::backend_http::BackendHttp;
+use crate::backend_slots;
 use crate::child::{Child, Exit};
 use crate::clock;
 use crate::directories;
@@ -54,6 +56,8 @@ pub(crate) struct Props {
     pub(crate) modalities: Option<Modalities>,
     /// llama.cpp's build number.
     pub(crate) build: Option<u32>,
+    /// It answers questions about its slots.
+    pub(crate) tells_slots: bool,
 }
 
 /// How to read.
@@ -65,6 +69,10 @@ pub(crate) struct Ask {
     pub(crate) gpu_age: Duration,
     /// The longest time for a driver and for the backend's own counters.
     pub(crate) limit: Duration,
+    /// Its own counters, too, where it tells them.
+    pub(crate) metrics: bool,
+    /// What it says of its slots, too.
+    pub(crate) slots: bool,
 }
 
 /// What a reading found.
@@ -86,8 +94,12 @@ pub(crate) struct Sample {
     pub(crate) group: Option<CgroupMemory>,
     /// Its report of its GPU memory; `None` if there is none.
     pub(crate) report: Option<Report>,
-    /// Its own counters; `None` if it does not tell them.
+    /// Its own counters; `None` if it was not asked or does not tell them.
     pub(crate) metrics: Option<BackendMetrics>,
+    /// What it says of its slots; `None` if it was not asked or does not tell.
+    pub(crate) slots: Option<Slots>,
+    /// Whether it can go on; `None` if that is not known.
+    pub(crate) standing: Option<Standing>,
 }
 
 /// Why VRAM is not known.
@@ -296,6 +308,18 @@ impl HostProcess {
         }
         Some(backend_metrics::parse(&answer.text().await.ok()?))
     }
+
+    async fn slots(&self, limit: Duration) -> Option<Slots> {
+        // It is asked with its key.
+        if !self.listens().await {
+            return None;
+        }
+        let answer = self.http.get("/slots", limit).await?;
+        if answer.status() != reqwest::StatusCode::OK {
+            return None;
+        }
+        backend_slots::read(&answer.json().await.ok()?)
+    }
 }
 
 /// A port that any program of this machine could have taken before the child.
@@ -383,6 +407,7 @@ impl Process for HostProcess {
                 n_ctx: json["default_generation_settings"]["n_ctx"].as_u64().or(json["n_ctx"].as_u64()),
                 modalities: serde_json::from_value(json["modalities"].clone()).ok(),
                 build: json["build_info"].as_str().and_then(build_number),
+                tells_slots: self.slots(timeout).await.is_some(),
             }
         })
     }
@@ -390,8 +415,9 @@ impl Process for HostProcess {
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
         Box::pin(async move {
             // Both may have to wait for somebody: side by side.
-            let (seen, metrics) =
-                tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), self.metrics(ask.limit));
+            let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
+            let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
+            let (seen, metrics, slots) = tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), metrics, slots);
             let (pid, source) = (self.child.pid(), self.report.clone());
             let (before, alone, gpu_here) = (self.before.clone(), self.birth.is_alone(), self.gpu_here);
             let read = move || {
@@ -426,6 +452,8 @@ impl Process for HostProcess {
                     group: warden_sensors::cgroup_memory(pid).ok().filter(|group| !group.path.is_empty()),
                     report: source.and_then(|source| source.read(pid)),
                     metrics,
+                    slots,
+                    standing: warden_sensors::standing(pid),
                 }
             };
             // Some small reads, and on a kernel without `children` files a walk over /proc: not for a runtime thread.

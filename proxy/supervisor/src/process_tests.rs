@@ -9,7 +9,7 @@ use crate::spec::Command;
 use crate::sync::lock;
 
 /// As a model's task asks.
-const ASK: Ask = Ask { confirm: true, gpu_age: PATIENCE, limit: PATIENCE };
+const ASK: Ask = Ask { confirm: true, gpu_age: PATIENCE, limit: PATIENCE, metrics: true, slots: true };
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A child that only sleeps, while the test itself answers on its socket.
@@ -117,7 +117,7 @@ async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
     let answers = answering(&socket, "authorization: bearer first", answer);
     assert_eq!(
         process.props(PATIENCE).await,
-        Props { slots: Some(3), n_ctx: Some(1024), modalities: None, build: Some(8827) }
+        Props { slots: Some(3), n_ctx: Some(1024), modalities: None, build: Some(8827), tells_slots: false }
     );
     drop(answers);
     assert_eq!(process.props(PATIENCE).await, Props::default());

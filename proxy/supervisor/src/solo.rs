@@ -229,13 +229,14 @@ impl Solo {
 
     /// What it is.
     pub fn props(&self) -> SoloProps {
-        let Props { slots, n_ctx, modalities, build } = self.props;
+        let Props { slots, n_ctx, modalities, build, .. } = self.props;
         SoloProps { slots, n_ctx, modalities, build }
     }
 
     /// Reads its memory now. `work` and `in_flight` are the caller's: this one sees no requests.
     pub async fn sample(&self, edge: Edge, work: Work, in_flight: u32, largest_prompt: u64) -> SoloReading {
-        let ask = Ask { confirm: false, gpu_age: Duration::ZERO, limit: self.watch.read_limit };
+        let limit = self.watch.read_limit;
+        let ask = Ask { confirm: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
         let at = self.spawned.elapsed();
         let reading = self.process.sample(ask).await;
         let (pools, allowed) = self.said.kept(reading.report.as_ref(), &reading.vram);

@@ -104,6 +104,9 @@ pub struct ModelView {
     pub recycles: Vec<(Reason, u64)>,
     /// Unexpected ends so far.
     pub crashes: u64,
+    /// A process of it was ready once since we run.
+    #[serde(default)]
+    pub was_ready: bool,
     /// Context length in tokens that the last ready process reported.
     pub n_ctx: Option<u64>,
     /// What it takes beside text, as the last ready process reported; `None` if it did not say.
@@ -226,6 +229,9 @@ pub struct HealthView {
     /// For how long work has been in flight without any sign of progress.
     #[serde(default)]
     pub stalled_for: Option<Duration>,
+    /// How long that would be sound, by what its tokens and prompts took so far.
+    #[serde(default)]
+    pub stalled_limit: Option<Duration>,
 }
 
 /// Why a start failed.

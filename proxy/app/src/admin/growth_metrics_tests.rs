@@ -73,6 +73,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         backends,
         recycles: Vec::new(),
         crashes: 0,
+        was_ready: true,
         n_ctx: None,
         modalities: None,
         policy: None,

@@ -194,6 +194,7 @@ fn view() -> FleetView {
         backends: vec![backend(4, Phase::Draining), backend(5, Phase::Ready)],
         recycles: Vec::new(),
         crashes: 0,
+        was_ready: true,
         n_ctx: None,
         modalities: None,
         policy: None,

@@ -173,6 +173,7 @@ mod tests {
             backends,
             recycles: vec![(Reason::HostSoft, 2), (Reason::Operator, 1)],
             crashes: 0,
+            was_ready: true,
             n_ctx: None,
             modalities: None,
             policy: None,

@@ -33,7 +33,7 @@ enum First {
 fn first(view: &FleetView) -> First {
     // What is told of a model that was up is kept.
     let up = |state: ModelState| matches!(state, ModelState::Loaded | ModelState::Draining);
-    if view.models.iter().any(|model| up(model.state) || model.n_ctx.is_some()) {
+    if view.models.iter().any(|model| up(model.state) || model.was_ready) {
         return First::Up;
     }
     let failure = view.models.iter().find_map(|model| model.last_failure.as_ref());
@@ -60,7 +60,7 @@ mod tests {
     use warden_policies::ModelName;
     use warden_supervisor::ModelView;
 
-    fn view(state: ModelState, n_ctx: Option<u64>, kind: Option<FailureKind>) -> FleetView {
+    fn view(state: ModelState, was_ready: bool, kind: Option<FailureKind>) -> FleetView {
         let failure =
             |kind| StartFailure { kind, message: "no".into(), lines: vec!["x".into()], failures: 1 };
         let model = ModelView {
@@ -72,7 +72,9 @@ mod tests {
             backends: Vec::new(),
             recycles: Vec::new(),
             crashes: 0,
-            n_ctx,
+            was_ready,
+            // A server that asks for a key that nobody knows tells nothing.
+            n_ctx: None,
             modalities: None,
             policy: None,
             last_failure: kind.map(failure),
@@ -85,18 +87,18 @@ mod tests {
     fn only_a_first_start_that_fails_by_itself_ends_us() {
         use FailureKind::{Address, BadModel, Signal};
         let failed = |view: &FleetView| matches!(first(view), First::Failed(_));
-        assert!(failed(&view(ModelState::Backoff, None, Some(BadModel))));
-        assert!(failed(&view(ModelState::Failed, None, Some(Signal))));
-        assert!(!failed(&view(ModelState::Backoff, None, Some(Address))), "tried again");
-        assert!(!failed(&view(ModelState::Loading, None, None)));
+        assert!(failed(&view(ModelState::Backoff, false, Some(BadModel))));
+        assert!(failed(&view(ModelState::Failed, false, Some(Signal))));
+        assert!(!failed(&view(ModelState::Backoff, false, Some(Address))), "tried again");
+        assert!(!failed(&view(ModelState::Loading, false, None)));
         let up = |view: &FleetView| matches!(first(view), First::Up);
-        assert!(up(&view(ModelState::Loaded, None, None)));
-        assert!(up(&view(ModelState::Backoff, Some(4096), Some(Signal))), "it was up before");
+        assert!(up(&view(ModelState::Loaded, true, None)));
+        assert!(up(&view(ModelState::Backoff, true, Some(Signal))), "it was up before");
     }
 
     #[test]
     fn what_llama_server_said_last_is_told_with_it() {
-        let First::Failed(failure) = first(&view(ModelState::Backoff, None, Some(FailureKind::Exit))) else {
+        let First::Failed(failure) = first(&view(ModelState::Backoff, false, Some(FailureKind::Exit))) else {
             panic!("no failure");
         };
         let lines = told(&failure).lines().join("\n");

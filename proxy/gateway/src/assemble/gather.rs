@@ -12,7 +12,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Response};
 use hyper::body::Incoming;
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 use warden_policies::{ModelName, Work};
 
 use super::{Assembly, Fault, Kind, ask};
@@ -118,9 +118,12 @@ impl Exchange {
         };
         let mut assembly = Assembly::new(kind, config.assembled_bytes);
         right.note_progress(0);
+        right.note_answered(true, true);
         let read = {
             let mut reading = pin!(async {
-                while let Some(piece) = next(&mut link, &mut incoming).await {
+                loop {
+                    right.note_waiting(Instant::now());
+                    let Some(piece) = next(&mut link, &mut incoming).await else { break };
                     let piece = piece.map_err(|error| {
                         tracing::debug!(%error, "a backend's answer broke off");
                         right.doubt();
@@ -129,6 +132,7 @@ impl Exchange {
                     right.note_progress(piece.len());
                     tally.meter.feed(&piece);
                     let fed = assembly.feed(&piece);
+                    right.note_events(assembly.events().saturating_sub(tally.events));
                     tally.events = assembly.events();
                     if let Err(fault) = fed {
                         return Ok(Some(fault));

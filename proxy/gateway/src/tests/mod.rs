@@ -24,7 +24,7 @@ mod weighing;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -81,6 +81,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         backends: Vec::new(),
         recycles: Vec::new(),
         crashes: 0,
+        was_ready: false,
         n_ctx: None,
         modalities: None,
         policy: None,
@@ -106,6 +107,8 @@ struct TestBackends {
     work: Arc<Mutex<Vec<Work>>>,
     /// Bytes of answers that were told as a sign of life.
     heard: AtomicUsize,
+    /// Events with data that were noted.
+    events: AtomicU64,
     /// How often a generation was found wanting.
     doubts: AtomicUsize,
     ended: Mutex<Vec<Ended>>,
@@ -241,6 +244,13 @@ impl Right for TestRight {
     fn note_progress(&self, bytes: usize) {
         self.backends.heard.fetch_add(bytes, Ordering::SeqCst);
     }
+    fn note_asked(&self, _: Arc<crate::request_body::Sent>, _: bool) {}
+    fn note_answered(&self, _: bool, _: bool) {}
+    fn note_waiting(&self, _: Instant) {}
+    fn note_events(&self, events: u64) {
+        self.backends.events.fetch_add(events, Ordering::SeqCst);
+    }
+    fn note_pause(&self) {}
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
         let mut pools = self.backends.pools.lock().unwrap();
         pools.entry(self.generation).or_insert_with(|| Arc::new(init())).clone()
@@ -313,6 +323,7 @@ impl Rig {
             pools: Mutex::default(),
             work: Arc::default(),
             heard: AtomicUsize::new(0),
+            events: AtomicU64::new(0),
             doubts: AtomicUsize::new(0),
             ended: Mutex::default(),
             demands: Mutex::default(),

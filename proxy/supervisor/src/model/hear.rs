@@ -215,11 +215,14 @@ impl Model {
         let now = Instant::now();
         live.ready = Some(now);
         live.slots = props.slots;
-        live.watched.ready(&command, props.slots, props.build, &lines, available);
+        let start = now.saturating_duration_since(live.spawned);
+        live.watched.ready(&command, &props, &lines, available, start);
+        if let Some(tokens) = props.n_ctx {
+            live.cell.pulses.set_context(tokens);
+        }
         live.probe_at = Some(clock::again(now, timing.probe_interval));
         // At once: what a fresh process holds is what the next replacement will be compared with.
         live.sample_at = Some(now);
-        let start = now.saturating_duration_since(live.spawned);
         let (start_ms, generation) = (millis(start), live.id);
         self.load_time = Some(start);
         self.n_ctx = props.n_ctx.or(self.n_ctx);

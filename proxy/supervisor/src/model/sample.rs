@@ -70,7 +70,8 @@ impl Model {
         let idle = idle.is_some() && idle == shared.idle_since(generation);
         if tick || idle {
             let confirm = std::mem::take(&mut live.watched.confirm_next);
-            let ask = Ask { confirm, gpu_age: watch.gpu_age, limit: watch.read_limit };
+            let (metrics, slots) = live.watched.asks(shared.in_flight(generation));
+            let ask = Ask { confirm, gpu_age: watch.gpu_age, limit: watch.read_limit, metrics, slots };
             self.help(generation, async move {
                 let sample = process.sample(ask).await;
                 // A request that came meanwhile has its buffers in the reading.

@@ -24,6 +24,7 @@ impl Model {
             backends,
             recycles: self.recycles.clone(),
             crashes: self.crashes,
+            was_ready: self.load_time.is_some(),
             n_ctx: self.n_ctx,
             modalities: self.modalities,
             policy: neediest.map(|(decision, held)| PolicyView { decision, held }),
@@ -69,7 +70,7 @@ impl Model {
             work: live.map(|live| live.cell.work()).unwrap_or_default(),
             report: live.and_then(|live| live.report.clone()),
             memory: live.map(|live| live.watched.show()).unwrap_or_default(),
-            health: live.map(|live| live.watched.show_health(&live.cell, now)).unwrap_or_default(),
+            health: live.map(|live| live.watched.show_health(&live.cell)).unwrap_or_default(),
             next: live.and_then(|live| live.policy).map(|(decision, held)| PolicyView { decision, held }),
         }
     }

@@ -12,6 +12,7 @@ mod confirm;
 mod show;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
@@ -23,14 +24,15 @@ use warden_policies::health::{Health, Look, Symptom};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
 use warden_sensors::gpu::Fault;
-use warden_sensors::{CgroupMemory, HostTotals};
+use warden_sensors::{CgroupMemory, HostTotals, Standing};
 
 use crate::context::Common;
 use crate::gpus::Devices;
+use crate::hints;
 use crate::kept;
 use crate::lease::Cell;
 use crate::outcomes::Decode;
-use crate::process::{self, NoVram};
+use crate::process::{self, NoVram, Props};
 use crate::record::Recorder;
 use crate::spec::Command;
 
@@ -84,18 +86,24 @@ pub(super) struct Watched {
     last: Option<Instant>,
     faults_seen: Option<u64>,
     speed: Option<f64>,
-    progress: Progress,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Progress {
-    bytes: u64,
-    decodes: Option<u64>,
-    since: Option<Instant>,
+    /// It answers questions about its slots when it is well.
+    tells_slots: bool,
+    /// Its counters may be asked for while nothing is in flight.
+    asked_idle: bool,
+    /// How long it may take to load its model again; zero if it never gives it back.
+    wake: Duration,
+    standing: Option<(Instant, Standing)>,
+    paging: u64,
+    /// How long a prompt whose client left may still be evaluated.
+    forget: Duration,
 }
 
 impl Watched {
     pub(super) fn new(common: &Common, priors: Vec<Prior>, key: String, command: &Command) -> Self {
+        let mut health = common.health.clone();
+        if let Some(tokens) = hints::batch(command) {
+            health.prefill_step = tokens;
+        }
         let mut watched = Self {
             monitor: Monitor::with_prior(&common.growth, priors),
             cost: PromptCost::new(&warden_policies::defaults().admission),
@@ -117,12 +125,17 @@ impl Watched {
             confirmed: None,
             confirm_next: false,
             allowance: kept::declared(command, None),
-            health: Health::new(&common.health),
+            health: Health::new(&health),
             before: Vec::new(),
             last: None,
             faults_seen: None,
             speed: None,
-            progress: Progress::default(),
+            tells_slots: false,
+            asked_idle: hints::may_ask_idle(command, None),
+            wake: Duration::ZERO,
+            standing: None,
+            paging: common.health.paging,
+            forget: common.health.wedged_after,
         };
         watched.allow();
         watched
@@ -145,15 +158,20 @@ impl Watched {
         kept::allowed(&self.allowance)
     }
 
-    /// It is ready: `/props` told its slots and the build, and `lines` are what it has said so far.
+    /// It is ready: `/props` told its slots and the build, and `lines` are what it has said so far. `start` is how long it
+    /// took.
     pub(super) fn ready(
         &mut self,
         command: &Command,
-        slots: Option<u32>,
-        build: Option<u32>,
+        props: &Props,
         lines: &[String],
         available: Option<u64>,
+        start: Duration,
     ) {
+        let (slots, build) = (props.slots, props.build);
+        self.tells_slots = props.tells_slots;
+        self.asked_idle = hints::may_ask_idle(command, build);
+        self.wake = if hints::sleeps(command) { start.saturating_mul(2) } else { Duration::ZERO };
         if build.is_some() {
             // Defaults depend on the build.
             self.allowance = kept::declared(command, build);
@@ -250,6 +268,24 @@ impl Watched {
         self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
 
+    /// Whether its counters are asked for now, and what it says of its slots: a server that sleeps is let sleep, and one
+    /// that works is left alone.
+    pub(super) fn asks(&self, in_flight: u32) -> (bool, bool) {
+        (in_flight > 0 || self.asked_idle, in_flight > 0 && self.tells_slots && self.health.asks())
+    }
+
+    /// Whether it was stopped since the last reading, or waited for its pages.
+    fn is_hindered(&mut self, at: Instant, standing: Option<Standing>) -> bool {
+        let Some(now) = standing else { return false };
+        let before = self.standing.replace((at, now));
+        let stopped = now.stopped || before.is_some_and(|(_, before)| before.stopped);
+        let paged = before.is_some_and(|(then, before)| {
+            let most = self.paging.saturating_mul(at.saturating_duration_since(then).as_secs().max(1));
+            now.major_faults.saturating_sub(before.major_faults) > most
+        });
+        stopped || paged
+    }
+
     fn look(&mut self, taken: &Taken, reading: &process::Sample, cell: &Cell, spawned: Instant) {
         let at = taken.at.saturating_duration_since(spawned);
         let answers = cell.take_decodes();
@@ -257,24 +293,23 @@ impl Watched {
             self.health.speed(at, answer.tokens, answer.ms / 1000.0, answer.busy);
         }
         self.speed = speed(&answers).or(self.speed);
+        for prompt in cell.take_prefills() {
+            self.health.prompt(prompt.new, prompt.all, prompt.ms);
+        }
         let decodes = reading.metrics.and_then(|metrics| metrics.decodes);
-        let bytes_streamed = cell.bytes();
+        let hindered = self.is_hindered(taken.at, reading.standing);
         self.health.observe(&Look {
             at,
-            in_flight: taken.in_flight,
-            bytes_streamed,
+            awaited: cell.pulses.awaited(self.forget),
+            moves: cell.pulses.moves(),
             decodes,
+            slots: reading.slots,
+            tells: self.tells_slots,
+            gaps: cell.pulses.gaps(),
+            hindered,
+            wake: self.wake,
             compute_errors: cell.compute_errors(),
         });
-        let moved = taken.in_flight == 0
-            || bytes_streamed != self.progress.bytes
-            || (decodes.is_some() && decodes != self.progress.decodes);
-        let since = if moved { taken.at } else { self.progress.since.unwrap_or(taken.at) };
-        self.progress = Progress {
-            bytes: bytes_streamed,
-            decodes: decodes.or(self.progress.decodes),
-            since: Some(since),
-        };
         self.faults(reading);
     }
 

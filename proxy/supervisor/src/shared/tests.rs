@@ -146,12 +146,11 @@ async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
         shared.lease(LeaseKind::Slot, None).await.unwrap(),
         shared.lease(LeaseKind::Slot, None).await.unwrap(),
     );
-    one.note_progress(0);
-    one.note_progress(70);
-    two.note_progress(30);
-    let failed = Outcome { status: Some(500), compute_error: true, prompt: Some(40), decode: None };
+    one.note_events(2);
+    two.note_events(3);
+    let failed = Outcome { status: Some(500), compute_error: true, prompt: Some(40), ..Outcome::default() };
     one.note_outcome(&failed);
-    assert_eq!((cell.bytes(), cell.compute_errors(), cell.largest_prompt()), (100, 1, 40));
+    assert_eq!((cell.pulses.moves(), cell.compute_errors(), cell.largest_prompt()), (5, 1, 40));
     two.note_outcome(&Outcome { status: Some(200), decode: Some((8, 16.0)), ..Outcome::default() });
     assert_eq!((cell.compute_errors(), cell.largest_prompt()), (0, 40));
     let decodes = cell.take_decodes();
@@ -230,7 +229,7 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
             if let Ok(lease) = tokio::time::timeout(patience, shared.lease(kind, None)).await {
                 let lease = lease.unwrap();
                 tokio::task::yield_now().await;
-                lease.note_progress(1);
+                lease.note_progress();
                 drop(lease);
             }
         });

@@ -1,11 +1,16 @@
 //! Processes that answer probes and are ill all the same.
 
+use std::sync::Arc;
+
+use tokio::time::Instant;
 use warden_policies::Reason;
+use warden_policies::health::Slots;
+use warden_sensors::Standing;
 use warden_sensors::gpu::Fault;
 
 use super::script::Role;
 use super::*;
-use crate::Outcome;
+use crate::{Asked, Outcome};
 
 fn unwell(rig: &Rig) -> Vec<Reason> {
     let reason = |(_, kind)| match kind {
@@ -36,37 +41,123 @@ async fn a_process_that_answers_nothing_but_compute_errors_is_replaced() {
     rig.end().await;
 }
 
+/// A prompt of some bytes, sent whole.
+struct Text(u64);
+
+impl Asked for Text {
+    fn is_whole(&self) -> bool {
+        true
+    }
+    fn bytes(&self) -> u64 {
+        self.0
+    }
+    fn media(&self) -> u64 {
+        0
+    }
+}
+
+/// A stream that has had some tokens, one every 50 ms, and waits for the next.
+async fn streaming(rig: &Rig) -> Lease {
+    let lease = rig.lease().await.unwrap();
+    lease.note_asked(Arc::new(Text(300)), true);
+    lease.note_answered(true, true);
+    for _ in 0..20 {
+        lease.note_waiting(Instant::now());
+        pass(Duration::from_millis(50)).await;
+        lease.note_events(1);
+    }
+    lease.note_waiting(Instant::now());
+    lease
+}
+
+const WORKS: Slots = Slots { busy: 1, mark: 1 };
+
+async fn with_slots() -> Rig {
+    let role = Role { work: Some(WORKS), ..Role::default() };
+    Rig::new(|_, script| script.all([role.clone(), role])).await
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_wedged_process_is_drained_and_ends_by_the_deadline() {
-    let rig = Rig::new(|_, _| {}).await;
-    let wedged = rig.lease().await.unwrap();
-    rig.script.last().set_decodes(7);
-    let patience = defaults().health.wedged_after;
-    pass(patience.saturating_sub(secs(30))).await;
-    assert_eq!(rig.count("recycle_began"), 0);
-    assert!(rig.fleet.view().models[0].backends[0].health.stalled_for.is_some());
+async fn a_wedged_process_is_found_by_its_own_pace_drained_and_ended_after_the_same_time_again() {
+    let rig = with_slots().await;
+    let wedged = streaming(&rig).await;
+    let stalled = Instant::now();
+    rig.script.last().set_work(None);
     let cut = tokio::time::timeout(secs(400), wedged.revoked()).await;
     assert!(cut.is_ok(), "{:?}", rig.kinds());
+    let took = stalled.elapsed();
+    assert!(took < secs(70), "the drain was waited for: {took:?}");
     drop(wedged);
-    pass(secs(5)).await;
+    pass(secs(10)).await;
     assert_eq!((unwell(&rig), rig.ledger()[0].reason), (vec![Reason::Wedged], Reason::Wedged));
+    let words = rig.ledger()[0].evidence.words.clone().unwrap();
+    assert!(words.contains("nothing has moved for 2") && words.contains("99 of 100 tokens"), "{words}");
     rig.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_or_its_own_counter_show_that_it_is_not_wedged() {
-    let rig = Rig::new(|_, _| {}).await;
-    let slow = rig.lease().await.unwrap();
-    for minute in 0..60 {
-        pass(secs(60)).await;
-        if minute < 30 {
-            slow.note_progress(1);
-        } else {
-            // A long prompt, of which the counter tells.
-            rig.script.last().set_decodes(minute);
+async fn what_moves_and_what_waits_for_somebody_else_is_not_wedged() {
+    for case in 0..5 {
+        let rig = with_slots().await;
+        let lease = streaming(&rig).await;
+        let process = rig.script.last();
+        process.set_work(None);
+        for round in 0..100 {
+            pass(secs(5)).await;
+            match case {
+                // A token now and then.
+                0 => lease.note_events(u64::from(round % 3 == 0)),
+                // Tokens of a tool call that give no event.
+                1 => process.set_work(Some(Slots { mark: round, ..WORKS })),
+                // The client does not read: what came last is still on its way to it.
+                2 if round == 0 => lease.note_events(1),
+                // Somebody stopped it.
+                3 => process.set_standing(Standing { stopped: true, major_faults: 0 }),
+                // The machine swaps.
+                4 => process.set_standing(Standing { stopped: false, major_faults: round * 5000 }),
+                _ => {}
+            }
+            if case != 2 {
+                lease.note_waiting(Instant::now());
+            }
         }
+        assert_eq!((unwell(&rig), rig.script.children().len()), (Vec::new(), 1), "case {case}");
+        drop(lease);
+        rig.end().await;
     }
-    assert_eq!((unwell(&rig), rig.script.children().len()), (Vec::new(), 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn comments_on_a_stream_are_a_sign_of_life_and_none_of_work() {
+    let rig = with_slots().await;
+    let lease = streaming(&rig).await;
+    rig.script.last().set_work(None);
+    for _ in 0..12 {
+        pass(secs(5)).await;
+        lease.note_progress();
+        lease.note_events(0);
+        lease.note_waiting(Instant::now());
+    }
+    assert_eq!(unwell(&rig), [Reason::Wedged]);
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_sleeps_is_asked_for_its_counters_only_while_it_works() {
+    let rig = Rig::new(|config, _| {
+        config.models[0].command.args.extend(["--metrics", "--sleep-idle-seconds", "60"].map(str::to_owned));
+    })
+    .await;
+    let lease = rig.lease().await.unwrap();
+    pass(secs(60)).await;
+    let busy = rig.script.last().metrics_asked();
+    assert!(busy >= 10, "{busy}");
+    drop(lease);
+    pass(secs(1)).await;
+    let left = rig.script.last().metrics_asked();
+    pass(secs(300)).await;
+    assert_eq!(rig.script.last().metrics_asked(), left);
     rig.end().await;
 }
 

@@ -196,7 +196,7 @@ async fn bytes_on_a_lease_prove_life_when_probes_are_lost() {
     rig.script.last().set_deaf(true);
     for _ in 0..120 {
         pass(secs(1)).await;
-        lease.note_progress(1);
+        lease.note_progress();
     }
     assert_eq!(rig.count("suspect"), 0);
     drop(lease);

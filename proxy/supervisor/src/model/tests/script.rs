@@ -10,9 +10,10 @@ use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
+use warden_policies::health::Slots;
 use warden_policies::sample::{HostMemory, Vram, VramSource};
 use warden_sensors::gpu::{DeviceReading, Fault};
-use warden_sensors::{BackendMetrics, HostTotals, Report};
+use warden_sensors::{BackendMetrics, HostTotals, Report, Standing};
 
 use crate::child::Exit;
 use crate::error::SpawnError;
@@ -37,6 +38,8 @@ pub(super) struct Role {
     pub(super) anon: u64,
     /// On the first GPU; `None` if it uses none.
     pub(super) vram: Option<u64>,
+    /// What it says of its slots at first; `None` if it tells nothing of them.
+    pub(super) work: Option<Slots>,
 }
 
 impl Default for Role {
@@ -51,6 +54,7 @@ impl Default for Role {
             slots: Some(2),
             anon: 100 * super::MIB,
             vram: None,
+            work: None,
         }
     }
 }
@@ -238,6 +242,10 @@ pub(super) struct Actor {
     pub(super) vram: AtomicU64,
     /// What its counters tell.
     decodes: Mutex<Option<u64>>,
+    /// What it says of its slots; the inner `None` while its loop does not turn.
+    work: Mutex<Option<Option<Slots>>>,
+    standing: Mutex<Standing>,
+    metrics_asked: AtomicU32,
     /// Host memory page by page, where it differs.
     exact: Mutex<Option<u64>>,
     confirms: AtomicU32,
@@ -272,6 +280,9 @@ impl Actor {
             sink,
             vram: AtomicU64::new(role.vram.unwrap_or(0)),
             decodes: Mutex::default(),
+            work: Mutex::new(role.work.map(Some)),
+            standing: Mutex::default(),
+            metrics_asked: AtomicU32::new(0),
             exact: Mutex::default(),
             confirms: AtomicU32::new(0),
             pid,
@@ -336,6 +347,21 @@ impl Actor {
     /// Its own counter of decodes.
     pub(super) fn set_decodes(&self, decodes: u64) {
         *lock(&self.decodes) = Some(decodes);
+    }
+
+    /// What it says of its slots from now on; `None`: its loop does not turn.
+    pub(super) fn set_work(&self, slots: Option<Slots>) {
+        *lock(&self.work) = Some(slots);
+    }
+
+    /// How the kernel sees it.
+    pub(super) fn set_standing(&self, standing: Standing) {
+        *lock(&self.standing) = standing;
+    }
+
+    /// How often its counters were asked for.
+    pub(super) fn metrics_asked(&self) -> u32 {
+        self.metrics_asked.load(Ordering::SeqCst)
     }
 
     /// Says a line.
@@ -423,7 +449,10 @@ impl Process for Actor {
     }
 
     fn props(&self, _timeout: Duration) -> BoxFuture<'_, Props> {
-        Box::pin(async { Props { slots: self.role.slots, n_ctx: Some(4096), modalities: None, build: None } })
+        Box::pin(async {
+            let tells_slots = lock(&self.work).is_some();
+            Props { slots: self.role.slots, n_ctx: Some(4096), modalities: None, build: None, tells_slots }
+        })
     }
 
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
@@ -442,6 +471,9 @@ impl Process for Actor {
             let vram = Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process };
             let available = self.world.available.load(Ordering::SeqCst);
             let decodes = *lock(&self.decodes);
+            if ask.metrics {
+                self.metrics_asked.fetch_add(1, Ordering::SeqCst);
+            }
             Sample {
                 host: Some(HostMemory { anon, swap: 0, rss: anon }),
                 confirmed: ask.confirm.then(|| lock(&self.exact).unwrap_or(anon)),
@@ -453,7 +485,10 @@ impl Process for Actor {
                 totals: (available > 0).then_some(HostTotals { total: 1 << 40, available }),
                 report: lock(&self.report).clone(),
                 metrics: decodes
+                    .filter(|_| ask.metrics)
                     .map(|decodes| BackendMetrics { decodes: Some(decodes), ..BackendMetrics::default() }),
+                slots: lock(&self.work).flatten().filter(|_| ask.slots),
+                standing: Some(*lock(&self.standing)),
             }
         })
     }

@@ -142,7 +142,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
                         let granted = asked + lease.queued_for();
                         assert!(!actor.was_to_end(granted), "a lease on a process told to end");
                         tokio::select! {
-                            () = pass(Duration::from_millis(ms)) => lease.note_progress(1),
+                            () = pass(Duration::from_millis(ms)) => lease.note_progress(),
                             () = lease.revoked() => {}
                         }
                     }

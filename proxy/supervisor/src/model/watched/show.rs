@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
 use warden_policies::health::Symptom;
 use warden_policies::{Reason, Series};
 
@@ -11,7 +10,7 @@ use crate::lease::Cell;
 use crate::view::{ForecastView, HealthView, MemoryView};
 
 /// Silence that is worth showing: less is the pause between two looks.
-const STALL_SHOWN: Duration = Duration::from_secs(60);
+const STALL_SHOWN: Duration = Duration::from_secs(10);
 
 impl Watched {
     /// For status and metrics.
@@ -37,17 +36,18 @@ impl Watched {
         }
     }
 
-    pub(in crate::model) fn show_health(&self, cell: &Cell, now: Instant) -> HealthView {
+    pub(in crate::model) fn show_health(&self, cell: &Cell) -> HealthView {
         let slow = self.symptoms().into_iter().find_map(|symptom| match symptom {
             Symptom::SlowDecode { baseline, .. } => Some(baseline),
             _ => None,
         });
-        let stalled = self.progress.since.map(|since| now.saturating_duration_since(since));
+        let stalled = self.health.stalled().filter(|(stalled, _)| *stalled >= STALL_SHOWN);
         HealthView {
             compute_errors: cell.compute_errors(),
             decode_rate: self.speed,
             decode_baseline: slow,
-            stalled_for: stalled.filter(|stalled| *stalled >= STALL_SHOWN),
+            stalled_for: stalled.map(|(stalled, _)| stalled),
+            stalled_limit: stalled.and_then(|(_, limit)| Duration::try_from_secs_f64(limit.seconds).ok()),
         }
     }
 }

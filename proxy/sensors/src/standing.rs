@@ -1,0 +1,47 @@
+//! Whether a process can go on at all: it may be stopped, or wait for pages of its memory from a disk. Never waits.
+
+use procfs::process::Process;
+
+/// How a process stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// A signal or a debugger has stopped it.
+    pub stopped: bool,
+    /// Pages that were read from a disk for it since its start.
+    pub major_faults: u64,
+}
+
+/// How a process stands; `None` if it is gone or `/proc` does not tell.
+///
+/// Source: `proc(5)`, fields 3 and 12 of `/proc/PID/stat`.
+pub fn standing(pid: u32) -> Option<Standing> {
+    let stat = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()?;
+    Some(Standing { stopped: matches!(stat.state, 'T' | 't'), major_faults: stat.majflt })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_stopped_process_is_seen_to_be_stopped_and_one_that_is_gone_is_nothing() {
+        let mut child = Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        assert_eq!(standing(child.id()).map(|standing| standing.stopped), Some(false));
+        let kill = |signal: &str| Command::new("/bin/kill").args([signal, &child.id().to_string()]).status();
+        kill("-STOP").unwrap();
+        let stopped = |wanted: bool| {
+            (0..1_000_000).any(|_| {
+                std::thread::yield_now();
+                standing(child.id()).is_some_and(|standing| standing.stopped == wanted)
+            })
+        };
+        assert!(stopped(true), "it is never seen to stop");
+        kill("-CONT").unwrap();
+        assert!(stopped(false), "it is never seen to go on");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(standing(child.id()), None);
+    }
+}

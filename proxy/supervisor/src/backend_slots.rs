@@ -1,0 +1,80 @@
+//! What llama-server's `/slots` says of its work, in every version since slots have one: how many are busy, and a mark that
+//! changes with every token and every batch of a prompt. Texts in the answer, which older versions have, are passed over.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use serde_json::Value;
+use warden_policies::health::Slots;
+
+/// Numbers that change as a slot works.
+const WORK: [&str; 7] = [
+    "id_task",
+    "n_decoded",
+    "n_past",
+    "n_prompt_tokens",
+    "n_prompt_tokens_cache",
+    "n_prompt_tokens_processed",
+    "n_remain",
+];
+
+/// Reads the answer; `None` if it is no list of slots.
+pub(crate) fn read(answer: &Value) -> Option<Slots> {
+    let slots = answer.as_array().filter(|slots| slots.iter().all(Value::is_object))?;
+    let busy = slots.iter().filter(|slot| is_busy(slot)).count();
+    let mut hasher = DefaultHasher::new();
+    for slot in slots {
+        mark(slot, &mut hasher);
+    }
+    Some(Slots { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
+}
+
+/// `state` stood there before `is_processing`; 0 is idle.
+fn is_busy(slot: &Value) -> bool {
+    let by_state = || slot["state"].as_u64().is_none_or(|state| state != 0);
+    slot["is_processing"].as_bool().unwrap_or_else(by_state)
+}
+
+fn mark(value: &Value, hasher: &mut DefaultHasher) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_i64() {
+                    Some(number) if WORK.contains(&name.as_str()) => (name, number).hash(hasher),
+                    _ => mark(value, hasher),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| mark(item, hasher)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn busy_slots_are_counted_and_every_token_changes_the_mark() {
+        let newer = |decoded: u64, processed: u64| {
+            json!([
+                {"id": 0, "is_processing": false, "id_task": -1},
+                {"id": 1, "is_processing": true, "id_task": 7, "n_prompt_tokens_processed": processed,
+                 "prompt": "n_decoded", "next_token": [{"n_decoded": decoded, "n_remain": -1}]},
+            ])
+        };
+        let one = read(&newer(3, 10)).unwrap();
+        assert_eq!(one.busy, 1);
+        assert_eq!(read(&newer(3, 10)), Some(one));
+        assert!(
+            read(&newer(4, 10)).unwrap().mark != one.mark && read(&newer(3, 20)).unwrap().mark != one.mark
+        );
+        let older = json!([{"id": 0, "state": 1, "n_past": 7}, {"id": 1, "state": 0}]);
+        assert_eq!(read(&older).unwrap().busy, 1);
+        for other in [json!({"error": {"code": 501}}), json!([1, 2]), json!("x")] {
+            assert_eq!(read(&other), None, "{other}");
+        }
+        assert_eq!(read(&json!([])).unwrap().busy, 0);
+    }
+}

@@ -1,0 +1,337 @@
+//! What the requests of one generation wait for, as the holders of its leases note it: the facts by which a wedge is told
+//! from a client that does not read, and a long prompt from a silence between two tokens.
+//!
+//! ```text
+//!   asks ──> waits ── event ──> rests ── the client wants more ──> waits ── event ──> … ── the lease ends
+//!            the next word is the server's    the client is at work
+//! ```
+//!
+//! All of it is a few atomic numbers for each request: events are noted by the thousand.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::health::{Awaited, Gaps};
+use warden_policies::{defaults, units};
+
+use crate::sync::lock;
+
+/// What a request brings along, readable while it is on its way.
+pub trait Asked: Send + Sync {
+    /// Whether the backend has all of it. Until then it is the client's turn.
+    fn is_whole(&self) -> bool;
+    /// Bytes of it so far.
+    fn bytes(&self) -> u64;
+    /// Images and recordings seen in it so far.
+    fn media(&self) -> u64;
+}
+
+/// One request.
+#[derive(Default)]
+pub(crate) struct Pulse {
+    asked: Mutex<Option<Arc<dyn Asked>>>,
+    /// Microseconds from the birth of the cell to the moment since which the next word is the server's, plus one; 0 while it
+    /// is not.
+    since: AtomicU64,
+    /// Its answer is a stream of events.
+    streams: AtomicBool,
+    /// Events with data so far.
+    events: AtomicU64,
+}
+
+/// Two events: the first may come with the head, before anything was computed.
+const BEGUN: u64 = 2;
+
+impl Pulse {
+    fn has_begun(&self) -> bool {
+        self.events.load(Ordering::Relaxed) >= BEGUN
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.since.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// All requests of one generation.
+pub(crate) struct Pulses {
+    born: Instant,
+    all: Mutex<Vec<Arc<Pulse>>>,
+    /// Prompts whose clients left before a token came, and when: the server may go on with them.
+    left: Mutex<VecDeque<(Instant, u64)>>,
+    /// Requests in flight for which the server stops computing: slots that are saved and restored.
+    pausing: AtomicU32,
+    /// Events with data, and whole answers.
+    moves: AtomicU64,
+    /// Pauses between tokens, by length: four steps for each doubling.
+    gaps: [AtomicU32; STEPS],
+    /// Tokens that fit into the context; 0 while that is not known.
+    context: AtomicU64,
+}
+
+const STEPS: usize = 160;
+/// Prompts without an end that are remembered.
+const LEFT_KEPT: usize = 64;
+
+impl Pulses {
+    pub(crate) fn new() -> Self {
+        Self {
+            born: Instant::now(),
+            all: Mutex::default(),
+            left: Mutex::default(),
+            pausing: AtomicU32::new(0),
+            moves: AtomicU64::new(0),
+            gaps: [const { AtomicU32::new(0) }; STEPS],
+            context: AtomicU64::new(0),
+        }
+    }
+
+    /// A request that computes.
+    pub(crate) fn begin(&self) -> Arc<Pulse> {
+        let pulse = Arc::<Pulse>::default();
+        lock(&self.all).push(Arc::clone(&pulse));
+        pulse
+    }
+
+    /// It has ended, however.
+    pub(crate) fn end(&self, pulse: &Arc<Pulse>) {
+        lock(&self.all).retain(|known| !Arc::ptr_eq(known, pulse));
+        if pulse.is_awaited() && !pulse.has_begun() {
+            let mut left = lock(&self.left);
+            if left.len() == LEFT_KEPT {
+                left.pop_front();
+            }
+            left.push_back((Instant::now(), self.tokens(pulse)));
+        }
+    }
+
+    /// It goes to the backend. `streams`: it asks for events.
+    pub(crate) fn asks(&self, pulse: &Pulse, asked: Arc<dyn Asked>, streams: bool) {
+        *lock(&pulse.asked) = Some(asked);
+        pulse.streams.store(streams, Ordering::Relaxed);
+        pulse.since.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
+    }
+
+    /// The head of its answer is here; `streams`: events will follow.
+    pub(crate) fn answers(&self, pulse: &Pulse, streams: bool, succeeds: bool) {
+        pulse.streams.store(streams, Ordering::Relaxed);
+        if !streams && succeeds {
+            self.moves.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Since this moment the next word is the server's.
+    pub(crate) fn waits(&self, pulse: &Pulse, since: Instant) {
+        // Usually it is known: an event that was no data, or a wake-up without anything.
+        if pulse.since.load(Ordering::Relaxed) == 0 {
+            pulse.since.store(self.micros(since) + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// So many events with data came, and the client has them now.
+    pub(crate) fn events(&self, pulse: &Pulse, events: u64) {
+        if events == 0 {
+            return;
+        }
+        let since = pulse.since.swap(0, Ordering::Relaxed);
+        if pulse.events.fetch_add(events, Ordering::Relaxed) >= BEGUN && since > 0 {
+            let gap = self.micros(Instant::now()).saturating_sub(since - 1);
+            self.gaps[step(gap)].fetch_add(1, Ordering::Relaxed);
+        }
+        self.moves.fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// A request is in flight for which the server stops computing, or one such has ended.
+    pub(crate) fn pauses(&self, begins: bool) {
+        if begins {
+            self.pausing.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.pausing.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Events and whole answers so far.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// No prompt has more tokens than this.
+    pub(crate) fn set_context(&self, tokens: u64) {
+        self.context.store(tokens, Ordering::Relaxed);
+    }
+
+    /// What the server owes now.
+    pub(crate) fn awaited(&self, forget: Duration) -> Awaited {
+        let mut awaited = Awaited::default();
+        let prompt = |awaited: &mut Awaited, tokens: u64| {
+            awaited.prompt_tokens = awaited.prompt_tokens.saturating_add(tokens);
+            awaited.largest_prompt = awaited.largest_prompt.max(tokens);
+        };
+        for pulse in lock(&self.all).iter().filter(|pulse| pulse.is_awaited()) {
+            let asked = lock(&pulse.asked).clone();
+            let Some(asked) = asked.filter(|asked| asked.is_whole()) else { continue };
+            if pulse.has_begun() {
+                awaited.begun += 1;
+                continue;
+            }
+            if pulse.streams.load(Ordering::Relaxed) {
+                awaited.prompts += 1;
+            } else {
+                awaited.whole += 1;
+            }
+            prompt(&mut awaited, self.tokens(pulse));
+            awaited.media = awaited.media.saturating_add(u32::try_from(asked.media()).unwrap_or(u32::MAX));
+        }
+        let mut left = lock(&self.left);
+        left.retain(|(at, _)| at.elapsed() < forget);
+        for (_, tokens) in left.iter() {
+            awaited.left += 1;
+            prompt(&mut awaited, *tokens);
+        }
+        awaited.media = awaited.media.saturating_add(self.pausing.load(Ordering::Relaxed));
+        awaited
+    }
+
+    /// What the pauses between tokens were; `None` before the first.
+    pub(crate) fn gaps(&self) -> Option<Gaps> {
+        let counts: Vec<u64> =
+            self.gaps.iter().map(|count| u64::from(count.load(Ordering::Relaxed))).collect();
+        let all: u64 = counts.iter().sum();
+        let at = |share: u64| {
+            let mut left = (all * share).div_ceil(100).max(1);
+            counts.iter().enumerate().find_map(|(step, count)| {
+                left = left.saturating_sub(*count);
+                (left == 0).then(|| Duration::from_micros(upper(step)))
+            })
+        };
+        (all > 0).then(|| Some(Gaps { middle: at(50)?, most: at(99)? })).flatten()
+    }
+
+    /// Tokens of a prompt: as many as its bytes can be, and no more than the context takes.
+    fn tokens(&self, pulse: &Pulse) -> u64 {
+        let bytes = lock(&pulse.asked).as_ref().map_or(0, |asked| asked.bytes());
+        let tokens = units::scale(bytes, 1.0 / defaults().admission.bytes_per_token);
+        match self.context.load(Ordering::Relaxed) {
+            0 => tokens,
+            context => tokens.min(context),
+        }
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.born).as_micros()).unwrap_or(u64::MAX - 1)
+    }
+}
+
+impl std::fmt::Debug for Pulses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pulses({} requests)", lock(&self.all).len())
+    }
+}
+
+/// The step of a pause: four for each doubling of its microseconds.
+fn step(micros: u64) -> usize {
+    let micros = micros.max(4);
+    let doublings = micros.ilog2();
+    let quarter = (micros >> (doublings - 2)) & 3;
+    usize::try_from(u64::from(doublings) * 4 + quarter).unwrap_or(STEPS).min(STEPS - 1)
+}
+
+/// The longest pause of a step, in microseconds.
+fn upper(step: usize) -> u64 {
+    let (doublings, quarter) = (step / 4, step as u64 % 4);
+    ((5 + quarter) << doublings) >> 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Text {
+        whole: AtomicBool,
+        bytes: u64,
+    }
+
+    impl Asked for Text {
+        fn is_whole(&self) -> bool {
+            self.whole.load(Ordering::Relaxed)
+        }
+        fn bytes(&self) -> u64 {
+            self.bytes
+        }
+        fn media(&self) -> u64 {
+            0
+        }
+    }
+
+    fn text(bytes: u64) -> Arc<Text> {
+        Arc::new(Text { whole: AtomicBool::new(true), bytes })
+    }
+
+    const LONG: Duration = Duration::from_secs(900);
+
+    #[test]
+    fn a_step_holds_its_pause_and_is_at_most_a_quarter_wider() {
+        for micros in [4, 5, 100, 1000, 48_000, 100_000_000] {
+            let upper = upper(step(micros));
+            assert!(upper >= micros && upper <= micros + micros / 4 + 1, "{micros}: {upper}");
+        }
+        assert!(step(u64::MAX) < STEPS && step(0) == step(4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_sends_or_reads_waits_for_nothing_and_who_has_had_a_token_waits_for_the_next() {
+        let pulses = Pulses::new();
+        let pulse = pulses.begin();
+        assert_eq!(pulses.awaited(LONG), Awaited::default());
+        let body = text(3000);
+        body.whole.store(false, Ordering::Relaxed);
+        pulses.asks(&pulse, body.clone(), true);
+        assert_eq!(pulses.awaited(LONG).count(), 0, "it is still on its way");
+        body.whole.store(true, Ordering::Relaxed);
+        let waits = Awaited { prompts: 1, prompt_tokens: 1000, largest_prompt: 1000, ..Awaited::default() };
+        assert_eq!(pulses.awaited(LONG), waits);
+        pulses.set_context(512);
+        assert_eq!(pulses.awaited(LONG).prompt_tokens, 512);
+        pulses.answers(&pulse, true, true);
+        assert_eq!((pulses.moves(), pulses.awaited(LONG).prompts), (0, 1), "a head is no work");
+        for events in [2, 0, 1, 1] {
+            tokio::time::advance(Duration::from_millis(50)).await;
+            pulses.events(&pulse, events);
+            if events > 0 {
+                assert_eq!(pulses.awaited(LONG).count(), 0, "the client reads");
+            }
+            pulses.waits(&pulse, Instant::now());
+            assert_eq!(pulses.awaited(LONG), Awaited { begun: 1, ..Awaited::default() });
+        }
+        // What was no data did not end the pause before it.
+        let gaps = pulses.gaps().unwrap();
+        assert!(
+            gaps.middle >= Duration::from_millis(50) && gaps.most >= Duration::from_millis(100),
+            "{gaps:?}"
+        );
+        assert_eq!(pulses.moves(), 4);
+        pulses.end(&pulse);
+        assert_eq!(pulses.awaited(LONG), Awaited::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_prompt_whose_client_left_counts_for_a_while_and_a_whole_answer_is_a_move() {
+        let pulses = Pulses::new();
+        let pulse = pulses.begin();
+        pulses.asks(&pulse, text(300), false);
+        assert_eq!(pulses.awaited(LONG).whole, 1);
+        pulses.end(&pulse);
+        let left = Awaited { left: 1, prompt_tokens: 100, largest_prompt: 100, ..Awaited::default() };
+        assert_eq!((pulses.awaited(LONG), left.count()), (left, 0));
+        tokio::time::advance(LONG).await;
+        assert_eq!(pulses.awaited(LONG), Awaited::default());
+        let pulse = pulses.begin();
+        pulses.asks(&pulse, text(300), false);
+        pulses.answers(&pulse, false, false);
+        assert_eq!(pulses.moves(), 0, "a refusal is no work");
+        pulses.answers(&pulse, false, true);
+        assert_eq!(pulses.moves(), 1);
+    }
+}
