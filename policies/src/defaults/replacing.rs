@@ -126,6 +126,14 @@ section!(
         media_patience: Duration = "duration",
         /// Pages a second that are read from a disk for the process: time in which it reads more is not held against it.
         paging: u64,
+        /// A process with less than this share of the layers on GPUs that one like it had is degraded ...
+        offload_layers: f64,
+        /// ... and so is one with less than this share of its VRAM.
+        offload_vram: f64,
+        /// First pause before a degraded process is started again; it doubles ...
+        offload_retry: Duration = "duration",
+        /// ... up to this.
+        offload_retry_most: Duration = "duration",
         /// Answers in a row that say that computing failed, with no success in between.
         compute_errors: u32,
         /// Time over which a median speed is taken.

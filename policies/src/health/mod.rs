@@ -11,6 +11,7 @@
 //! the server's does not count: a client that does not read, a process that is stopped or waits for the disk, a machine
 //! that slept. Nor does what only looks like work: comments that keep a stream open come from another thread than tokens.
 
+mod offload;
 mod patience;
 mod speed;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::recycle::{Action, Reason};
 use crate::sample::{GpuIndex, Series};
 use crate::units::span;
+pub use offload::{Lost, Offload};
 use patience::Pace;
 pub use patience::{Awaited, Basis, Gaps, Limit};
 use speed::Speed;

@@ -91,12 +91,14 @@ reasons! {
     Configuration = "configuration",
     /// It stopped answering probes.
     Unresponsive = "unresponsive",
+    /// It came up with much less on GPUs than one like it had, and they can be had again.
+    Degraded = "degraded",
 }
 
 impl Reason {
     /// Whether a policy decided it, so that [`crate::restraint`] applies.
     pub const fn is_policy(self) -> bool {
-        !matches!(self, Self::Operator | Self::Configuration | Self::Unresponsive)
+        !matches!(self, Self::Operator | Self::Configuration | Self::Unresponsive | Self::Degraded)
     }
 
     /// Whether memory is the reason, so that the replacement has to bring it down to have helped.

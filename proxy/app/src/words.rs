@@ -113,6 +113,7 @@ pub(crate) const fn reason(reason: Reason) -> &'static str {
         Reason::Operator => "an operator asked",
         Reason::Configuration => "its configuration changed",
         Reason::Unresponsive => "it stopped answering probes",
+        Reason::Degraded => "it came up with much less on GPUs than one like it had",
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use warden_policies::allowance::Allowance;
+use warden_policies::health::Offload;
 use warden_policies::sample::{Series, Vram};
 use warden_sensors::Report;
 
@@ -48,9 +49,12 @@ fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(Series, u64)> {
     vram.iter().map(|vram| Series::Vram(vram.gpu)).zip(pools).collect()
 }
 
-/// Whether a line tells what the server keeps. Every line is asked, so the first question is a cheap one; a server with a
+/// Whether a line tells what the server keeps, or what it has on GPUs. Every line is asked, so the first question is a cheap one; a server with a
 /// full prompt cache lists hundreds of prompts at each request, of which none tells anything.
 pub(crate) fn is_telling(line: &str) -> bool {
+    if line.contains("offloaded ") {
+        return Offload::default().learn(line);
+    }
     ["cache", "checkpoint", "n_slots"].iter().any(|word| line.contains(word))
         && warden_policies::allowance::read(line).is_some()
 }

@@ -1,5 +1,5 @@
-//! What is remembered of earlier processes, by what they were made of: slopes of series that leaked, and what a diagnosis
-//! measured of the largest prompts. Kept in `growth.json` in the state directory, so that the next generation, and the next
+//! What is remembered of earlier processes, by what they were made of: slopes of series that leaked, what a diagnosis
+//! measured of the largest prompts, and what the best of them had on GPUs. Kept in `growth.json` in the state directory, so that the next generation, and the next
 //! run, begin as known leakers and with known prices.
 //!
 //! The file is replaced whole, under a lock, after it was read again: a diagnosis may write it while models are served. One
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Prior, Verdict};
+use warden_policies::health::Offload;
 use warden_policies::{ModelName, Series};
 
 use crate::spec::Command;
@@ -34,6 +35,9 @@ struct Known {
     /// What a diagnosis measured.
     #[serde(flatten)]
     measured: Learnt,
+    /// What the best of them had on GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    offload: Option<Offload>,
 }
 
 /// See the module.
@@ -93,6 +97,28 @@ impl Priors {
         }
     }
 
+    /// What the best process of this kind had on GPUs.
+    pub(crate) fn offload(&self, key: &str) -> Option<Offload> {
+        lock(&self.known).iter().find(|known| known.key == key)?.offload
+    }
+
+    /// Such a process had this on GPUs, and nothing was missing. Writes the file if it is the first or the best; blocks for
+    /// that.
+    pub(crate) fn had(&self, key: &str, model: &ModelName, offload: Offload, keep: usize) {
+        let before = self.offload(key);
+        let best = before.map_or(offload, |before| before.best(offload));
+        // What differs by less is how full the buffers were.
+        let grown = |before: Offload| {
+            best.layers != before.layers || best.vram > before.vram.map(|held| held + held / 8)
+        };
+        if !before.is_none_or(grown) {
+            return;
+        }
+        if let Err(error) = self.change(key, model, keep, |known| known.offload = Some(best)) {
+            tracing::warn!(path = %self.path.display(), %error, "what it had on GPUs is not kept");
+        }
+    }
+
     /// Takes in what a diagnosis measured of such a process. Blocks.
     fn take(&self, key: &str, model: &ModelName, measured: Learnt, keep: usize) -> io::Result<()> {
         self.change(key, model, keep, |known| known.measured = measured)
@@ -119,9 +145,10 @@ impl Priors {
             model: model.clone(),
             priors: Vec::new(),
             measured: Learnt::default(),
+            offload: None,
         });
         change(&mut one);
-        if !one.priors.is_empty() || !one.measured.is_empty() {
+        if !one.priors.is_empty() || !one.measured.is_empty() || one.offload.is_some() {
             known.push(one);
         }
         let surplus = known.len().saturating_sub(keep.max(1));

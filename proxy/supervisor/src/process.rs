@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use warden_policies::health::Slots;
-use warden_policies::sample::{GpuIndex, HostMemory, Vram};
+use warden_policies::sample::{GpuIndex, HostMemory, Vram, VramSource};
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
 use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Listener, Report, Standing, backend_metrics};
 
@@ -75,6 +75,13 @@ pub(crate) struct Ask {
     pub(crate) slots: bool,
 }
 
+impl Ask {
+    /// For memory alone.
+    pub(crate) const fn brief(gpu_age: Duration, limit: Duration) -> Self {
+        Self { confirm: false, gpu_age, limit, metrics: false, slots: false }
+    }
+}
+
 /// What a reading found.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
@@ -100,6 +107,16 @@ pub(crate) struct Sample {
     pub(crate) slots: Option<Slots>,
     /// Whether it can go on; `None` if that is not known.
     pub(crate) standing: Option<Standing>,
+}
+
+impl Sample {
+    /// Bytes of VRAM over all GPUs; `None` where one of them is not known, or only estimated.
+    pub(crate) fn vram_held(&self) -> Option<u64> {
+        let known = self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal);
+        let exact = self.vram.iter().all(|vram| vram.source != VramSource::Estimate);
+        let held = self.vram.iter().map(|vram| vram.bytes).fold(0, u64::saturating_add);
+        (known && exact && self.devices.is_some()).then_some(held)
+    }
 }
 
 /// Why VRAM is not known.

@@ -173,6 +173,9 @@ pub struct BackendView {
     /// Signs of its health beside probes.
     #[serde(default)]
     pub health: HealthView,
+    /// What it lost on GPUs against the best process like it, in words; `None` if nothing is known to be missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degraded: Option<String>,
     /// What the policy does next with it; `None` before it was judged.
     #[serde(default)]
     pub next: Option<PolicyView>,
@@ -267,6 +270,8 @@ pub enum FailureKind {
     Signal,
     /// It did not become ready in time.
     Timeout,
+    /// It came up with much less on GPUs than one like it had, and another one could serve.
+    Degraded,
     /// It ended with an exit code that says no more.
     Exit,
 }

@@ -77,6 +77,7 @@ pub(crate) struct Metrics {
     in_flight: Family<ModelLabel, Gauge>,
     waiting: Family<ModelLabel, Gauge>,
     ready: Family<ReplicaLabels, Gauge>,
+    degraded: Family<ReplicaLabels, Gauge>,
     generation: Family<ReplicaLabels, Gauge>,
     anon: Family<ReplicaLabels, Gauge>,
     swap: Family<ReplicaLabels, Gauge>,
@@ -109,6 +110,7 @@ impl Metrics {
             in_flight: Family::default(),
             waiting: Family::default(),
             ready: Family::default(),
+            degraded: Family::default(),
             generation: Family::default(),
             anon: Family::default(),
             swap: Family::default(),
@@ -151,6 +153,11 @@ impl Metrics {
         registry.register("in_flight", "Requests on a backend", self.in_flight.clone());
         registry.register("queue_waiting", "Requests waiting for a backend", self.waiting.clone());
         registry.register("backend_ready", "1 if a backend takes requests", self.ready.clone());
+        registry.register(
+            "backend_degraded",
+            "1 if a backend came up with much less on GPUs than one like it had",
+            self.degraded.clone(),
+        );
         registry.register("backend_generation", "Newest generation of a replica", self.generation.clone());
         registry.register_with_unit(
             "backend_memory_anon",
@@ -278,6 +285,7 @@ impl Metrics {
         self.in_flight.clear();
         self.waiting.clear();
         self.ready.clear();
+        self.degraded.clear();
         self.generation.clear();
         self.anon.clear();
         self.swap.clear();
@@ -291,6 +299,8 @@ impl Metrics {
                 let label = ReplicaLabels { model: label.model.clone(), replica: backend.replica };
                 let ready = self.ready.get_or_create(&label);
                 ready.set(ready.get().max(i64::from(backend.phase == Phase::Ready)));
+                let degraded = self.degraded.get_or_create(&label);
+                degraded.set(degraded.get().max(i64::from(backend.degraded.is_some())));
                 let newest = self.generation.get_or_create(&label);
                 newest.set(newest.get().max(backend.generation.map_or(0, |generation| whole(generation.0))));
                 if let Some(host) = backend.host {

@@ -131,6 +131,9 @@ fn note(model: &ModelView) -> String {
     if let Some(failure) = &model.last_failure {
         return failure.message.clone();
     }
+    if let Some(lost) = model.backends.iter().find_map(|backend| backend.degraded.as_ref()) {
+        return format!("degraded: {lost}");
+    }
     let Some(policy) = &model.policy else { return String::new() };
     if let Some(held) = &policy.held {
         return held.to_string();

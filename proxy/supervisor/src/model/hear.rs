@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::lifecycle::{Event, Phase};
 
-use super::unit::{Pending, Unit, UnitId};
+use super::unit::{Pending, Role, Unit, UnitId};
 use super::{Model, Report, millis};
 use crate::census::Returned;
 use crate::child::Exit;
@@ -15,7 +15,7 @@ use crate::clock;
 use crate::error::SpawnError;
 use crate::event::EventKind;
 use crate::failure::{self, End};
-use crate::process::{Health, Process, Props};
+use crate::process::{Ask, Health, Process, Props};
 use crate::report;
 
 impl Model {
@@ -37,7 +37,7 @@ impl Model {
         match report {
             Report::Spawned(Ok(process)) => self.spawned(id, generation, process),
             Report::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
-            Report::Probed { sent, health, props } => self.probed(id, sent, health, props),
+            Report::Probed { sent, health, props, vram } => self.probed(id, sent, health, props, vram),
             Report::Said(line) => self.said(id, &line),
             Report::Exited(exit, returned) => self.exited(id, generation, exit, &returned),
             Report::Sampled { taken, sample } => self.sampled(id, &taken, *sample),
@@ -149,32 +149,44 @@ impl Model {
 
     pub(super) fn fire_probe(&mut self, id: UnitId, now: Instant) {
         let timeout = self.spec.timing.probe_timeout;
+        let (gpu_age, limit) = (self.watch.gpu_age, self.watch.read_limit);
+        let context = Arc::clone(&self.context);
+        let priors = &context.priors;
         let Some(unit) = self.unit_mut(id) else { return };
-        let starting = unit.phase() == Phase::Starting;
+        let (starting, role) = (unit.phase() == Phase::Starting, unit.role);
         let Some(live) = &mut unit.live else { return };
         if live.probe_at.take_if(|at| *at <= now).is_none() {
             return;
         }
         let Some(process) = live.process.clone() else { return };
         let generation = live.id;
+        // Whether it lost its GPU is known before the other one goes.
+        let reads = starting && role == Role::Successor && priors.offload(&live.watched.key).is_some();
         self.help(generation, async move {
             let health = process.probe(timeout).await;
-            let props = match health {
-                Health::Ready if starting => Some(process.props(timeout).await),
-                _ => None,
-            };
-            Report::Probed { sent: now, health, props }
+            let (mut props, mut vram) = (None, None);
+            if health == Health::Ready && starting {
+                props = Some(process.props(timeout).await);
+                if reads {
+                    vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
+                }
+            }
+            Report::Probed { sent: now, health, props, vram }
         });
     }
 
-    fn probed(&mut self, id: UnitId, sent: Instant, health: Health, props: Option<Props>) {
+    fn probed(&mut self, id: UnitId, sent: Instant, health: Health, props: Option<Props>, vram: Option<u64>) {
         let timing = self.spec.timing;
         let Some(unit) = self.unit_mut(id) else { return };
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
         let now = Instant::now();
         match phase {
-            Phase::Starting if health == Health::Ready => self.ready(id, props.unwrap_or_default()),
+            Phase::Starting if health == Health::Ready => {
+                if !self.turns_down(id, vram) {
+                    self.ready(id, props.unwrap_or_default());
+                }
+            }
             Phase::Starting => live.probe_at = Some(clock::again(now, timing.start_probe_interval)),
             Phase::Ready | Phase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
                 live.probe_at = Some(now);
@@ -230,5 +242,6 @@ impl Model {
         // The lease gate opens in here, before anybody is told.
         self.step(id, Event::ProbeReady);
         self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
+        self.judge_offload(id, false);
     }
 }

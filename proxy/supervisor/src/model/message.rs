@@ -37,6 +37,9 @@ pub(crate) enum Report {
         health: Health,
         /// Asked for by the probe that finds it ready for the first time.
         props: Option<Props>,
+        /// Bytes of VRAM that it holds, asked for by the probe that finds it ready to take another one's place; `None` if
+        /// that was not asked or is not known.
+        vram: Option<u64>,
     },
     /// The process is reaped, and so much of its memory came back.
     Exited(Exit, Returned),

@@ -22,6 +22,7 @@
 //! | `sample` | when memory is read, and what a reading changes |
 //! | `watched` | what the readings of one generation add up to |
 //! | `judge` | the recycle policy, and what follows from it |
+//! | `degrade` | a process that lost its GPU |
 //! | `replace` | replacements from decision to ledger entry |
 //! | `way` | in sequence or by overlap |
 //! | `room` | what room memory has for prompts |
@@ -32,6 +33,7 @@
 
 mod act;
 mod control;
+mod degrade;
 mod hear;
 mod judge;
 mod message;
@@ -99,6 +101,8 @@ pub(crate) struct Model {
     prices: room::Prices,
     /// No replacement because of the configuration before this time: the last one failed.
     configuration_at: Option<Instant>,
+    /// When a process that has lost its GPU is looked at again.
+    recovery: Option<degrade::Recovery>,
     recycles: Vec<(Reason, u64)>,
     crashes: u64,
     n_ctx: Option<u64>,
@@ -168,6 +172,7 @@ impl Model {
             lulls,
             prices: room::Prices::default(),
             configuration_at: None,
+            recovery: None,
             recycles: Vec::new(),
             crashes: 0,
             n_ctx: None,
@@ -237,7 +242,9 @@ impl Model {
                 live.and_then(|live| live.judge_at),
             ]
         });
-        of_units.flatten().chain(self.end_deadline()).chain(self.configuration_at).min()
+        let of_model =
+            [self.end_deadline(), self.configuration_at, self.recovery.map(|recovery| recovery.at)];
+        of_units.flatten().chain(of_model.into_iter().flatten()).min()
     }
 
     /// Does what is due.
@@ -258,6 +265,7 @@ impl Model {
         if self.configuration_at.is_some_and(|at| at <= now) {
             self.configuration_at = None;
         }
+        self.recover(now);
     }
 
     fn ids(&self) -> Vec<UnitId> {

@@ -97,12 +97,14 @@ impl Model {
         if first {
             live.host_at_ready = sample.host;
             live.watched.vram_at_ready.clone_from(&sample.vram);
+            live.watched.offload.vram = sample.vram_held();
         }
         let symptoms = live.watched.symptoms();
         let unknown = live.watched.news_of_vram();
         tracing::trace!(model = %self.spec.name, %generation, edge = ?taken.edge, host = ?sample.host, "sample");
         if first {
             self.note_sampled(generation, sample.host, &sample.vram);
+            self.judge_offload(id, true);
         }
         for turn in turns {
             self.tell_verdict(id, turn);

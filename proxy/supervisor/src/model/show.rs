@@ -71,6 +71,7 @@ impl Model {
             report: live.and_then(|live| live.report.clone()),
             memory: live.map(|live| live.watched.show()).unwrap_or_default(),
             health: live.map(|live| live.watched.show_health(&live.cell)).unwrap_or_default(),
+            degraded: live.and_then(|live| live.degraded).map(|lost| lost.to_string()),
             next: live.and_then(|live| live.policy).map(|(decision, held)| PolicyView { decision, held }),
         }
     }

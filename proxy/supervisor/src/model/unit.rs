@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use warden_policies::health::Lost;
 use warden_policies::lifecycle::{Machine, Phase, Timer};
 use warden_policies::restraint::Held;
 use warden_policies::sample::HostMemory;
@@ -108,6 +109,8 @@ pub(super) struct Live {
     pub(super) host_at_ready: Option<HostMemory>,
     pub(super) report: Option<Report>,
     pub(super) sampled: bool,
+    /// It came up with much less on GPUs than one like it had.
+    pub(super) degraded: Option<Lost>,
     /// When to judge again without a new sample.
     pub(super) judge_at: Option<Instant>,
     pub(super) wanted_since: Option<Instant>,
@@ -150,6 +153,7 @@ impl Live {
             host_at_ready: None,
             report: None,
             sampled: false,
+            degraded: None,
             judge_at: None,
             wanted_since: None,
             hurried: false,

@@ -20,7 +20,7 @@ use warden_policies::admission::PromptCost;
 use warden_policies::allowance::Allowance;
 use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Monitor, Prior, Turn};
-use warden_policies::health::{Health, Look, Symptom};
+use warden_policies::health::{Health, Look, Offload, Symptom};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, Sample, Series, Vram, VramSource, Work};
 use warden_sensors::gpu::Fault;
@@ -62,6 +62,8 @@ pub(super) struct Watched {
     pub(super) key: String,
     pub(super) vram: Vec<Vram>,
     pub(super) vram_at_ready: Vec<Vram>,
+    /// What it had on GPUs when it was ready.
+    pub(super) offload: Offload,
     pub(super) no_vram: Option<NoVram>,
     /// The last one that was told.
     no_vram_told: Option<NoVram>,
@@ -113,6 +115,7 @@ impl Watched {
             key,
             vram: Vec::new(),
             vram_at_ready: Vec::new(),
+            offload: Offload::default(),
             no_vram: None,
             no_vram_told: None,
             tokens: (0, 0),
@@ -190,7 +193,7 @@ impl Watched {
 
     /// A line of its output.
     pub(super) fn said(&mut self, line: &str) {
-        if self.allowance.learn(line).is_some() {
+        if !self.offload.learn(line) && self.allowance.learn(line).is_some() {
             self.allow();
         }
     }

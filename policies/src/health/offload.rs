@@ -1,0 +1,146 @@
+//! Whether a server came up with less of the GPU than one like it had: a device that is lost or full makes llama-server start
+//! on the processor, without a word that a program would notice, and many times slower.
+//!
+//! What the best generation of one kind of process had is a fact of it. A kind is everything that it is made of, so other
+//! flags, another model or build are another kind, and nothing is compared with it.
+
+use serde::{Deserialize, Serialize};
+
+use super::HealthPolicy;
+use crate::units::{ByteSize, scale};
+
+/// What a server has on GPUs when it is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Offload {
+    /// Layers on GPUs, by its log; `None` if that does not say.
+    pub layers: Option<u32>,
+    /// Layers in all, by its log.
+    pub of: Option<u32>,
+    /// Bytes of VRAM, over all GPUs; `None` if that is not known.
+    pub vram: Option<u64>,
+}
+
+/// A server has much less on GPUs than one like it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// What it has.
+    pub now: Offload,
+    /// What the best one had.
+    pub known: Offload,
+}
+
+impl Offload {
+    /// Whether there is anything to lose.
+    pub fn is_some(&self) -> bool {
+        self.layers.is_some_and(|layers| layers > 0) || self.vram.is_some_and(|bytes| bytes > 0)
+    }
+
+    /// The most of both.
+    #[must_use]
+    pub fn best(self, other: Self) -> Self {
+        let layers = self.layers.max(other.layers);
+        Self {
+            layers,
+            of: if other.layers == layers { other.of.or(self.of) } else { self.of },
+            vram: self.vram.max(other.vram),
+        }
+    }
+
+    /// A line of the log: `load_tensors: offloaded 33/33 layers to GPU`. Several models in one server add up. True if it says
+    /// this.
+    pub fn learn(&mut self, line: &str) -> bool {
+        let Some((layers, of)) = layers(line) else { return false };
+        self.layers = Some(self.layers.unwrap_or(0).saturating_add(layers));
+        self.of = Some(self.of.unwrap_or(0).saturating_add(of));
+        true
+    }
+
+    /// What this one has lost against the best one like it, if that is much.
+    pub fn lost(self, known: Self, policy: &HealthPolicy) -> Option<Lost> {
+        let less = |now: Option<u64>, known: Option<u64>, share: f64| {
+            now.zip(known).is_some_and(|(now, known)| now < scale(known, share))
+        };
+        let of_layers = less(self.layers.map(u64::from), known.layers.map(u64::from), policy.offload_layers);
+        let of_vram = less(self.vram, known.vram, policy.offload_vram);
+        (of_layers || of_vram).then_some(Lost { now: self, known })
+    }
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let of = |offload: &Offload| {
+            let layers = offload.layers.map(|layers| match offload.of {
+                Some(of) => format!("{layers} of {of} layers"),
+                None => format!("{layers} layers"),
+            });
+            let vram = offload.vram.map(|bytes| format!("{} of VRAM", ByteSize(bytes)));
+            let known: Vec<String> = layers.into_iter().chain(vram).collect();
+            if known.is_empty() { "nothing".to_owned() } else { known.join(" and ") }
+        };
+        write!(f, "it came up with {} on GPUs, and one like it had {}", of(&self.now), of(&self.known))
+    }
+}
+
+/// The numbers of `offloaded 33/33 layers to GPU`, the same text since 2023.
+fn layers(line: &str) -> Option<(u32, u32)> {
+    let rest = &line[line.find("offloaded ")? + "offloaded ".len()..];
+    let (layers, rest) = rest.split_once('/')?;
+    let of = rest.split_once(" layers to GPU")?.0;
+    Some((layers.trim().parse().ok()?, of.trim().parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn had(layers: u32, vram: u64) -> Offload {
+        Offload { layers: Some(layers), of: Some(33), vram: Some(vram) }
+    }
+
+    fn lost(now: Offload, known: Offload) -> Option<Lost> {
+        now.lost(known, &crate::defaults().health)
+    }
+
+    #[test]
+    fn the_log_tells_the_layers_and_a_draft_model_adds_its_own() {
+        let mut offload = Offload::default();
+        assert!(!offload.learn("load_tensors: offloading 32 repeating layers to GPU") && !offload.is_some());
+        assert!(offload.learn("0.00.123.456 I load_tensors: offloaded 33/33 layers to GPU"));
+        assert!(offload.learn("llm_load_tensors: offloaded 10/12 layers to GPU"));
+        assert_eq!((offload.layers, offload.of), (Some(43), Some(45)));
+        for odd in ["offloaded /33 layers to GPU", "offloaded 1/2", "offloaded x/y layers to GPU"] {
+            assert!(!Offload::default().learn(odd), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_server_on_the_processor_has_lost_and_some_layers_more_or_less_are_the_fitting() {
+        let known = had(33, 8 * GIB);
+        let cpu = had(0, 0);
+        let words = lost(cpu, known).unwrap().to_string();
+        assert!(
+            words.contains("0 of 33 layers and 0 B of VRAM") && words.contains("33 of 33 layers and 8.0 GiB"),
+            "{words}"
+        );
+        assert_eq!(lost(had(30, 7 * GIB), known), None);
+        assert!(lost(had(20, 6 * GIB), known).is_some());
+        // All layers are there by name, and what they are made of is not.
+        assert!(lost(had(33, 3 * GIB), known).is_some());
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_lost_and_who_never_had_a_gpu_has_nothing_to_lose() {
+        let known = had(33, 8 * GIB);
+        assert_eq!(lost(Offload::default(), known), None);
+        assert_eq!(lost(Offload { layers: Some(33), ..Offload::default() }, known), None);
+        assert_eq!(lost(had(0, 0), had(0, 0)), None);
+        assert_eq!(lost(had(0, 0), Offload::default()), None);
+        assert_eq!(
+            had(20, GIB).best(had(33, 0)),
+            Offload { layers: Some(33), of: Some(33), vram: Some(GIB) }
+        );
+    }
+}

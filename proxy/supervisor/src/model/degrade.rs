@@ -1,0 +1,159 @@
+//! A process that came up with much less on GPUs than one like it had: the device was lost, or full.
+//!
+//! ```text
+//!   ready ── layers by its log, VRAM by a reading ── much less than is known of its kind?
+//!      the new half of an overlap, and the old one can serve ── it goes, the old one stays
+//!      anything else ── it serves, which is better than nothing; that is told, and it is started again
+//!                       when the memory can be had, after pauses that grow
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::backoff::{self, BackoffPolicy};
+use warden_policies::health::{HealthPolicy, Lost, Offload};
+use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::{Reason, units};
+
+use super::Model;
+use super::unit::{Role, Unit, UnitId};
+use crate::clock;
+use crate::event::EventKind;
+use crate::sync::lock;
+use crate::view::{Failure, FailureKind};
+
+/// When a degraded process is looked at again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recovery {
+    pub(super) at: Instant,
+    /// Starts in a row that brought nothing.
+    tried: u32,
+}
+
+/// Reasons for which an old process is no better than a new one on the processor.
+const CANNOT_SERVE: [Reason; 4] =
+    [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive];
+
+impl Model {
+    fn health(&self) -> HealthPolicy {
+        lock(&self.context.common).health.clone()
+    }
+
+    /// What a process has lost against the best one like it.
+    fn lost(&self, unit: &Unit, now: Offload) -> Option<Lost> {
+        let live = unit.live.as_ref()?;
+        let known = self.context.priors.offload(&live.watched.key)?;
+        now.lost(known, &self.health())
+    }
+
+    /// A process is ready to take the place of another: whether it goes instead, because it has lost much and the other
+    /// can serve. `vram` is what it holds now, where that was read.
+    pub(super) fn turns_down(&mut self, id: UnitId, vram: Option<u64>) -> bool {
+        let Some(unit) = self.unit(id).filter(|unit| unit.role == Role::Successor) else { return false };
+        let Some(live) = &unit.live else { return false };
+        let (replica, generation) = (unit.replica, live.id);
+        let now = Offload { vram: vram.or(live.watched.offload.vram), ..live.watched.offload };
+        let Some(lost) = self.lost(unit, now) else { return false };
+        let serves = self.current(replica).is_some_and(|old| old.phase() == Phase::Ready);
+        let reason =
+            self.replacements.iter().find(|known| known.replica == replica).map(|known| known.reason);
+        if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
+            return false;
+        }
+        let message = format!("{lost}: it is not used, the present process stays");
+        if let Some(unit) = self.unit_mut(id) {
+            let failure = Failure {
+                kind: FailureKind::Degraded,
+                message: message.clone(),
+                lines: Vec::new(),
+                failures: 1,
+            };
+            unit.failure = Some(failure);
+        }
+        self.tell(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
+        self.step(id, Event::Down);
+        true
+    }
+
+    /// A process serves, and more may be known of what it has: by its log when it is ready, by a reading a moment later.
+    /// What is whole is remembered when `settled`.
+    pub(super) fn judge_offload(&mut self, id: UnitId, settled: bool) {
+        let Some(unit) = self.unit(id) else { return };
+        let Some(live) = &unit.live else { return };
+        let (generation, now, key) = (live.id, live.watched.offload, live.watched.key.clone());
+        let known_before = live.degraded.is_some();
+        match self.lost(unit, now) {
+            Some(lost) => {
+                if let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) {
+                    live.degraded = Some(lost);
+                }
+                if !known_before {
+                    let message = format!(
+                        "{lost}: it serves, and is started again when that can be had; if it is meant, say so with `-ngl`"
+                    );
+                    self.tell(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
+                    let tried = self.recovery.map_or(0, |recovery| recovery.tried);
+                    self.recovery = Some(Recovery { at: self.later(tried), tried });
+                    self.changed();
+                }
+            }
+            None if settled => {
+                self.recovery = self.recovery.filter(|_| self.is_degraded());
+                if now.is_some() {
+                    let (context, name) = (Arc::clone(&self.context), self.spec.name.clone());
+                    let keep = self.watch.priors_kept;
+                    self.writers.spawn_blocking(move || context.priors.had(&key, &name, now, keep));
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn is_degraded(&self) -> bool {
+        self.units.iter().any(|unit| unit.live.as_ref().is_some_and(|live| live.degraded.is_some()))
+    }
+
+    fn later(&self, tried: u32) -> Instant {
+        let health = self.health();
+        let policy = BackoffPolicy { first: health.offload_retry, cap: health.offload_retry_most };
+        clock::again(Instant::now(), backoff::delay(&policy, tried.saturating_add(1), rand::random()))
+    }
+
+    /// It is time to look whether what was lost can be had again.
+    pub(super) fn recover(&mut self, now: Instant) {
+        let Some(recovery) = self.recovery.filter(|recovery| recovery.at <= now) else { return };
+        let degraded = |unit: &&Unit| {
+            unit.role == Role::Current && unit.live.as_ref().is_some_and(|live| live.degraded.is_some())
+        };
+        let Some(unit) = self.units.iter().find(degraded).filter(|_| self.end.is_none()) else {
+            self.recovery = None;
+            return;
+        };
+        let (replica, ready) = (unit.replica, unit.phase() == Phase::Ready);
+        if !ready || !self.replacements.is_empty() || !self.can_be_had(unit) {
+            // A look costs nothing.
+            let pause = self.health().offload_retry.max(Duration::from_secs(1));
+            self.recovery = Some(Recovery { at: clock::again(now, pause), ..recovery });
+            return;
+        }
+        let tried = recovery.tried.saturating_add(1);
+        self.recovery = Some(Recovery { at: self.later(tried), tried });
+        self.replace(replica, Reason::Degraded);
+    }
+
+    /// Whether as much VRAM is free as the best process of its kind held, with what this one gives back. Where no sensor
+    /// reads GPUs, only a start can show it.
+    fn can_be_had(&self, unit: &Unit) -> bool {
+        let Some(live) = &unit.live else { return false };
+        let Some(lost) = live.degraded else { return false };
+        let devices = live.watched.devices.as_ref().filter(|devices| !devices.readings.is_empty());
+        let (Some(devices), Some(needed)) = (devices, lost.known.vram) else {
+            return self.context.world.has_gpu();
+        };
+        let free = |gpu| devices.reading(gpu)?.free;
+        let free: u64 = devices.with_vram().filter_map(free).fold(0, u64::saturating_add);
+        let own = live.watched.offload.vram.unwrap_or(0);
+        free.saturating_add(own) >= units::scale(needed, self.health().offload_layers)
+    }
+}
