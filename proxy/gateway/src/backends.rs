@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::{GenerationId, ModelName, Work};
@@ -54,6 +55,8 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn note_waiting(&self, since: Instant);
     /// So many events with data came: it works.
     fn note_events(&self, events: u64);
+    /// It has taken what a client has set in it.
+    fn note_setting(&self, path: &str, body: Bytes);
     /// It stops computing for as long as this request takes.
     fn note_pause(&self);
     /// The connections to this generation, made with `init` at its first use.
@@ -138,6 +141,10 @@ impl Right for Lease {
 
     fn note_events(&self, events: u64) {
         Lease::note_events(self, events);
+    }
+
+    fn note_setting(&self, path: &str, body: Bytes) {
+        Lease::note_setting(self, path, body);
     }
 
     fn note_pause(&self) {

@@ -119,6 +119,7 @@ pub(crate) async fn answer(
         key: None,
         tokens: None,
         assemble: None,
+        sets: None,
         body_left: true,
     };
     let result = match own {
@@ -168,6 +169,8 @@ pub(crate) struct Exchange {
     pub(crate) tokens: Option<u64>,
     /// The answer is put together from a stream of this dialect.
     pub(crate) assemble: Option<Kind>,
+    /// What it sets in its backend: the route and the body.
+    sets: Option<(String, Bytes)>,
     /// The client may still be sending its body.
     body_left: bool,
 }
@@ -274,6 +277,9 @@ impl Exchange {
         if is_plain {
             self.assemble = self.ask_for_a_stream(&model, &parts, &mut intake).await?;
         }
+        if routes::sets(&parts.method, &self.route) && intake.take_all().await? {
+            self.sets = intake.json().map(|body| (parts.uri.path().to_owned(), body));
+        }
         let right = self.lease(&model, &mut intake).await?;
         self.body_left = !intake.is_whole();
         if let Some(recorder) = live.recorders.get(&model).filter(|_| self.route.kind == LeaseKind::Slot) {
@@ -347,6 +353,9 @@ impl Exchange {
         self.flight.record.stream = is_events;
         backend.right.note_progress(0);
         backend.right.note_answered(is_events, parts.status.is_success());
+        if let Some((path, body)) = self.sets.take().filter(|_| parts.status.is_success()) {
+            backend.right.note_setting(&path, body);
+        }
         let terms = RelayTerms {
             tail_bytes: (self.route.kind == LeaseKind::Slot).then_some(config.tail_bytes),
             generates: self.route.head_with_slot,

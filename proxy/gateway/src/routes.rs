@@ -63,6 +63,12 @@ pub(crate) enum Shape {
     MessagesCount,
 }
 
+/// Whether a request sets something in llama-server that outlives it, and that a process which follows does not have. What
+/// it does to slots is no such thing: their contents make answers faster and not different.
+pub(crate) fn sets(method: &Method, route: &Route) -> bool {
+    *method == Method::POST && matches!(route.name, "lora_adapters" | "props")
+}
+
 /// Whether llama-server stops computing while it answers: a slot is saved, restored or erased between two batches.
 pub(crate) fn pauses(method: &Method, route: &Route) -> bool {
     *method == Method::POST && route.name == "slots"

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::lease::Endpoint;
 
 /// Asks one backend.
@@ -30,6 +32,16 @@ impl BackendHttp {
         let client =
             client.inspect_err(|error| tracing::error!(%error, "cannot make a client for probes")).ok();
         Self { client, at, key }
+    }
+
+    /// The answer to a `POST` of JSON; `None` if there is none within the time.
+    pub(crate) async fn post(&self, path: &str, body: Bytes, timeout: Duration) -> Option<reqwest::Response> {
+        let mut request = self.client.as_ref()?.post(format!("http://{}{path}", self.at)).timeout(timeout);
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        let request = request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
+        request.send().await.inspect_err(|error| tracing::debug!(path, %error, "no answer")).ok()
     }
 
     /// The answer to a `GET`; `None` if there is none within the time.

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use warden_policies::share::{self, Chosen, Member, SharedBudget};
-use warden_policies::{ByteSize, GenerationId, MemoryLimit, Series, restraint};
+use warden_policies::{ByteSize, GenerationId, GpuIndex, MemoryLimit, Series, restraint};
 
 use crate::ledger::AfterExit;
 use crate::process::FreeMemory;
@@ -30,6 +30,8 @@ struct Part {
     settled: bool,
     vram_known: bool,
     members: Vec<(Series, Member)>,
+    /// The most that it held of each GPU's memory.
+    peaks: BTreeMap<GpuIndex, u64>,
 }
 
 impl Part {
@@ -77,8 +79,30 @@ impl Census {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             part.settled = true;
             part.vram_known = vram_known;
+            for (series, member) in &members {
+                if let (Series::Vram(gpu), Some(held)) = (series, member.charged) {
+                    let peak = part.peaks.entry(*gpu).or_default();
+                    *peak = held.max(*peak);
+                }
+            }
             part.members = members;
         }
+    }
+
+    /// The most that one held of a GPU's memory since it was made; 0 before its first reading.
+    pub(crate) fn peak(&self, id: GenerationId, gpu: GpuIndex) -> u64 {
+        lock(&self.parts).get(&id).and_then(|part| part.peaks.get(&gpu).copied()).unwrap_or(0)
+    }
+
+    /// VRAM that the others held and gave back: pools that were purged, a model that sleeps. It is free by the driver's figures
+    /// and nobody's to take, because its owner takes it again with the next large prompt, and dies if it is gone.
+    pub(crate) fn reserved(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
+        let parts = lock(&self.parts);
+        let others = parts.iter().filter(|(id, _)| Some(**id) != besides).map(|(_, part)| part);
+        let gave = |part: &Part| {
+            part.peaks.get(&gpu).copied().unwrap_or(0).saturating_sub(part.holds(Series::Vram(gpu)))
+        };
+        others.map(gave).fold(0, u64::saturating_add)
     }
 
     /// It cannot be replaced now: another one has to give way.
@@ -169,7 +193,6 @@ fn in_bytes(budgets: &SharedBudgets, series: Series, total: Option<u64>) -> Shar
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::GpuIndex;
     use warden_policies::share::Level;
 
     use super::*;
@@ -201,6 +224,27 @@ mod tests {
         assert_eq!(missing.gpus[0].free_before_spawn - missing.gpus[0].free_after_exit, 6 * GB);
         census.gone(a);
         assert_eq!(census.returned(a, &free(0)), Returned::default());
+    }
+
+    #[test]
+    fn what_one_held_and_gave_back_stays_reserved_for_it_until_it_is_gone() {
+        let census = Census::default();
+        let [a, b] = [1, 2].map(GenerationId);
+        for id in [a, b] {
+            census.born(id, &free(80 * GB));
+            census.read(id, true, holding(24 * GB, GB));
+        }
+        census.read(a, true, holding(20 * GB, GB));
+        census.read(a, true, holding(9 * GB, GB));
+        assert_eq!(census.peak(a, GpuIndex(0)), 24 * GB);
+        assert_eq!(census.reserved(None, GpuIndex(0)), 15 * GB);
+        assert_eq!(
+            (census.reserved(Some(a), GpuIndex(0)), census.reserved(Some(b), GpuIndex(0))),
+            (0, 15 * GB)
+        );
+        assert_eq!(census.reserved(None, GpuIndex(1)), 0);
+        census.gone(a);
+        assert_eq!(census.reserved(None, GpuIndex(0)), 0);
     }
 
     #[test]

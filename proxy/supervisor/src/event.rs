@@ -136,6 +136,11 @@ pub enum EventKind {
         /// The grounds, in words.
         message: String,
     },
+    /// What a client had set in a process (`POST /lora-adapters`, `POST /props`) is not set in the one that follows.
+    SettingLost {
+        /// Which, and why, in words.
+        message: String,
+    },
     /// VRAM of a process is not known, so its policy is off.
     VramUnknown {
         /// Why, in words.
@@ -270,6 +275,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             _ => tracing::info!(model, generation, "{message}"),
         },
         EventKind::PromptTooLarge { action, short } => tracing::warn!(model, generation, action, "{short}"),
+        EventKind::SettingLost { message } => tracing::warn!(model, generation, "{message}"),
         EventKind::Unwell { reason, message } => tracing::warn!(model, generation, %reason, "{message}"),
         EventKind::VramUnknown { message } => tracing::warn!(model, generation, "{message}"),
         EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),

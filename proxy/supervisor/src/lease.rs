@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
@@ -131,6 +132,11 @@ impl Lease {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.events(pulse, events);
         }
+    }
+
+    /// The backend has taken what a client has set in it beside requests: it is set again in the processes that follow.
+    pub fn note_setting(&self, path: &str, body: Bytes) {
+        self.shared.note_setting(self.cell.id, path, body);
     }
 
     /// The backend stops computing for as long as this request takes: it saves or restores a slot.

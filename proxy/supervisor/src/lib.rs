@@ -70,6 +70,7 @@ mod publish;
 mod pulse;
 mod record;
 mod report;
+mod settings;
 mod shared;
 mod spawn;
 mod sync;

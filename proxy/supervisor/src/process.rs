@@ -29,6 +29,7 @@ use crate::log::Stream;
 use crate::nursery::{NurseryHandle, SpawnRequest};
 use crate::population::{Birth, Population};
 use crate::report::Source;
+use crate::settings::Setting;
 use crate::view::Modalities;
 
 /// Takes each line of a child's output.
@@ -152,6 +153,8 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health>;
     /// Its properties; `None` fields where it does not say.
     fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
+    /// Sets again what a client had set in another one. What went wrong, in words without anything of it.
+    fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
     /// What it holds now.
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
 }
@@ -425,6 +428,20 @@ impl Process for HostProcess {
                 modalities: serde_json::from_value(json["modalities"].clone()).ok(),
                 build: json["build_info"].as_str().and_then(build_number),
                 tells_slots: self.slots(timeout).await.is_some(),
+            }
+        })
+    }
+
+    fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move {
+            // It is sent with its key.
+            if !self.listens().await {
+                return Err("another program answers in its place".to_owned());
+            }
+            match self.http.post(&setting.path, setting.body, timeout).await {
+                Some(answer) if answer.status().is_success() => Ok(()),
+                Some(answer) => Err(format!("it answered {}", answer.status().as_u16())),
+                None => Err("it did not answer in time".to_owned()),
             }
         })
     }

@@ -35,6 +35,7 @@ pub(crate) fn leaking() -> BackendView {
         ..Decision::OBSERVE
     };
     BackendView {
+        degraded: None,
         replica: 0,
         generation: Some(GenerationId(3)),
         phase: Phase::Ready,
@@ -53,6 +54,7 @@ pub(crate) fn leaking() -> BackendView {
             ..MemoryView::default()
         },
         health: HealthView {
+            stalled_limit: None,
             compute_errors: 2,
             decode_rate: Some(30.5),
             decode_baseline: Some(40.0),

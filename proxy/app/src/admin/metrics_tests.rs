@@ -36,6 +36,7 @@ fn record() -> Record {
 
 fn backend(generation: u64, phase: Phase) -> BackendView {
     BackendView {
+        degraded: None,
         replica: 0,
         generation: Some(GenerationId(generation)),
         phase,

@@ -199,6 +199,7 @@ mod tests {
     #[test]
     fn the_table_has_a_row_per_process_and_one_for_a_model_without() {
         let backend = |generation: u64, phase: Phase| BackendView {
+            degraded: None,
             replica: 0,
             generation: Some(GenerationId(generation)),
             phase,

@@ -275,7 +275,10 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
             "lifecycle",
             "start_timeout" | "start_probe_interval" | "probe_interval" | "probe_timeout" | "breaker_window",
         )
-        | ("health", "wedged_after" | "wedged_unseen" | "speed_window")
+        | (
+            "health",
+            "wedged_after" | "wedged_unseen" | "speed_window" | "offload_retry" | "offload_retry_most",
+        )
         | ("upstream", "connect_timeout" | "exchange_timeout" | "stream_idle")
         | ("sensors", "interval" | "confirm_interval" | "read_limit")
         | ("child", "version_timeout")
@@ -292,7 +295,7 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
             json!({ "type": "integer", "minimum": 1, "maximum": 1024 })
         }
         ("growth", "persist_ratio" | "brake_ratio" | "jump_rest" | "prior_ratio" | "blame_share")
-        | ("health", "speed_slow")
+        | ("health", "speed_slow" | "offload_layers" | "offload_vram")
         | ("recycle", "jitter") => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
         _ => match default {
             toml_edit::Value::Integer(_) => json!({ "type": "integer", "minimum": 0 }),

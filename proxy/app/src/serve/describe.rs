@@ -43,6 +43,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         EventKind::RecycleDone { entry } => done(entry),
         EventKind::Verdict { message, .. }
         | EventKind::Unwell { message, .. }
+        | EventKind::SettingLost { message }
         | EventKind::VramUnknown { message }
         | EventKind::DriverLeak { message, .. } => message.clone(),
         EventKind::PolicyOff { message } => format!("recycling by policy is off: {message}"),

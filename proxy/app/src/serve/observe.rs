@@ -118,6 +118,7 @@ fn log_event(event: &Event, advice: &[Advice]) {
             | EventKind::RecycleHeld { .. }
             | EventKind::PolicyOff { .. }
             | EventKind::Unwell { .. }
+            | EventKind::SettingLost { .. }
             | EventKind::VramUnknown { .. }
             | EventKind::DriverLeak { .. }
             | EventKind::PromptTooLarge { .. }

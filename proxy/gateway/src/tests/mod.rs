@@ -251,6 +251,7 @@ impl Right for TestRight {
         self.backends.events.fetch_add(events, Ordering::SeqCst);
     }
     fn note_pause(&self) {}
+    fn note_setting(&self, _: &str, _: bytes::Bytes) {}
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
         let mut pools = self.backends.pools.lock().unwrap();
         pools.entry(self.generation).or_insert_with(|| Arc::new(init())).clone()

@@ -12,6 +12,7 @@ use super::unit::{Role, Unit};
 use super::{Control, End, Model};
 use crate::clock;
 use crate::error::ControlError;
+use crate::event::EventKind;
 use crate::ledger::LedgerEntry;
 use crate::spec::{ModelSpec, Watch};
 
@@ -101,6 +102,12 @@ impl Model {
         let remade = recipe(&self.spec) != recipe(&old);
         if remade {
             self.configuration_at = None;
+            for path in self.shared.settings.clear() {
+                let message = format!(
+                    "what was set by `POST {path}` is not set in processes with the new command: set it again if it still fits"
+                );
+                self.tell(None, EventKind::SettingLost { message });
+            }
             // What does not start gets a new chance with the new command.
             for id in self.ids() {
                 if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {

@@ -151,7 +151,8 @@ impl Model {
         let (Some(devices), Some(needed)) = (devices, lost.known.vram) else {
             return self.context.world.has_gpu();
         };
-        let free = |gpu| devices.reading(gpu)?.free;
+        let reserved = |gpu| self.context.census.reserved(Some(live.id), gpu);
+        let free = |gpu| Some(devices.reading(gpu)?.free?.saturating_sub(reserved(gpu)));
         let free: u64 = devices.with_vram().filter_map(free).fold(0, u64::saturating_add);
         let own = live.watched.offload.vram.unwrap_or(0);
         free.saturating_add(own) >= units::scale(needed, self.health().offload_layers)

@@ -37,7 +37,12 @@ impl Model {
         match report {
             Report::Spawned(Ok(process)) => self.spawned(id, generation, process),
             Report::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
-            Report::Probed { sent, health, props, vram } => self.probed(id, sent, health, props, vram),
+            Report::Probed { sent, health, props, vram, unset } => {
+                for message in unset {
+                    self.tell(Some(generation), EventKind::SettingLost { message });
+                }
+                self.probed(id, sent, health, props, vram);
+            }
             Report::Said(line) => self.said(id, &line),
             Report::Exited(exit, returned) => self.exited(id, generation, exit, &returned),
             Report::Sampled { taken, sample } => self.sampled(id, &taken, *sample),
@@ -152,6 +157,7 @@ impl Model {
         let (gpu_age, limit) = (self.watch.gpu_age, self.watch.read_limit);
         let context = Arc::clone(&self.context);
         let priors = &context.priors;
+        let settings = self.shared.settings.all();
         let Some(unit) = self.unit_mut(id) else { return };
         let (starting, role) = (unit.phase() == Phase::Starting, unit.role);
         let Some(live) = &mut unit.live else { return };
@@ -164,14 +170,23 @@ impl Model {
         let reads = starting && role == Role::Successor && priors.offload(&live.watched.key).is_some();
         self.help(generation, async move {
             let health = process.probe(timeout).await;
-            let (mut props, mut vram) = (None, None);
+            let (mut props, mut vram, mut unset) = (None, None, Vec::new());
             if health == Health::Ready && starting {
                 props = Some(process.props(timeout).await);
+                // Before its gate opens: nobody is answered by a process that lacks them.
+                for setting in settings {
+                    let path = setting.path.clone();
+                    if let Err(why) = process.set(setting, timeout).await {
+                        unset.push(format!(
+                            "what was set by `POST {path}` is not set in the process that follows: {why}; set it again"
+                        ));
+                    }
+                }
                 if reads {
                     vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
                 }
             }
-            Report::Probed { sent: now, health, props, vram }
+            Report::Probed { sent: now, health, props, vram, unset }
         });
     }
 

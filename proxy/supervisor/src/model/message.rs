@@ -40,6 +40,8 @@ pub(crate) enum Report {
         /// Bytes of VRAM that it holds, asked for by the probe that finds it ready to take another one's place; `None` if
         /// that was not asked or is not known.
         vram: Option<u64>,
+        /// Settings of clients that could not be set again before it is used, in words.
+        unset: Vec<String>,
     },
     /// The process is reaped, and so much of its memory came back.
     Exited(Exit, Returned),

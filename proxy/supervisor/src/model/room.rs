@@ -8,7 +8,7 @@ use warden_policies::admission::{AdmissionMode, Price};
 use warden_policies::lifecycle::Phase;
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::restraint::Ask;
-use warden_policies::{Action, Decision, Reason};
+use warden_policies::{Action, Decision, Reason, Series};
 
 use super::Model;
 use super::unit::{Live, Role, Unit};
@@ -51,7 +51,7 @@ impl Model {
         let live = unit.live.as_ref().filter(|live| live.sampled)?;
         let watched = &live.watched;
         let series = watched.series(&self.spec.recycle, live.host, live.host_at_ready);
-        let left = series.iter().map(|facts| self.left(facts));
+        let left = series.iter().map(|facts| self.left(live, facts));
         Some(Known {
             generation: live.id,
             largest: watched.largest_prompt,
@@ -63,7 +63,13 @@ impl Model {
     }
 
     /// What is left until the hard budget, or until the memory of the machine or device is at its end.
-    fn left(&self, facts: &SeriesFacts) -> Left {
+    fn left(&self, live: &Live, facts: &SeriesFacts) -> Left {
+        // What others gave back is theirs.
+        let reserved = match facts.series {
+            Series::Host => 0,
+            Series::Vram(gpu) => self.context.census.reserved(Some(live.id), gpu),
+        };
+        let free = facts.free.map(|free| free.saturating_sub(reserved));
         let hard = self.spec.recycle.budget(facts).hard;
         let held = facts.charged;
         let in_budget = |held: Option<u64>| Some(hard?.saturating_sub(held?));
@@ -73,9 +79,9 @@ impl Model {
         let floor = facts.growth.as_ref().and_then(|growth| growth.floor);
         Left {
             series: facts.series,
-            now: least(in_budget(held), facts.free),
+            now: least(in_budget(held), free),
             returns: held.zip(floor).map_or(0, |(held, floor)| held.saturating_sub(floor)),
-            fresh: least(in_budget(facts.fresh()), facts.free.map(|free| free.saturating_add(gain))),
+            fresh: least(in_budget(facts.fresh()), free.map(|free| free.saturating_add(gain))),
         }
     }
 

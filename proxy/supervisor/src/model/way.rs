@@ -56,11 +56,18 @@ impl Model {
         let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
         let mut fits = available >= needed;
         for vram in &watched.vram {
-            let needed = scale(vram.bytes, self.watch.overlap_headroom);
+            // The next one will hold as much at its peak, and this one and others take again what they gave back.
+            let census = &self.context.census;
+            let needed = scale(vram.bytes.max(census.peak(live.id, vram.gpu)), self.watch.overlap_headroom);
+            let reserved = census.reserved(None, vram.gpu);
             let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
-            fits &= free.is_some_and(|free| free >= needed);
+            fits &= free.is_some_and(|free| free.saturating_sub(reserved) >= needed);
             let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());
-            words.push(format!("{free} free on GPU {}, {} needed", vram.gpu.0, ByteSize(needed)));
+            let reserved = match reserved {
+                0 => String::new(),
+                bytes => format!(", {} of it reserved for pools that were given back", ByteSize(bytes)),
+            };
+            words.push(format!("{free} free on GPU {}{reserved}, {} needed", vram.gpu.0, ByteSize(needed)));
         }
         let mode = if fits { Mode::Overlap } else { Mode::Sequential };
         (mode, format!("{}: {}", mode.as_str(), words.join(", ")))

@@ -20,17 +20,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::dispatch::{Dispatch, Grant, LeaseKind, Ticket};
 use warden_policies::sample::Series;
-use warden_policies::{GenerationId, ModelName, Work};
+use warden_policies::{ByteSize, GenerationId, ModelName, Work};
 
 use crate::admit::{Admit, Board, Judged};
 use crate::error::Denied;
 use crate::event::{EventKind, Journal};
 use crate::lease::{Cell, Lease};
+use crate::settings::{self, Settings};
 use crate::sync::lock;
 
 mod ask;
@@ -48,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) wake: Notify,
     /// Prompts are weighed at all, so that nobody takes the lock for it where they are not.
     asks: AtomicBool,
+    /// What clients have set in its processes.
+    pub(crate) settings: Settings,
     state: Mutex<State>,
 }
 
@@ -118,7 +122,8 @@ impl Shared {
             doubted: Vec::new(),
         };
         let asks = AtomicBool::new(false);
-        Self { name, journal, wake: Notify::new(), asks, state: Mutex::new(state) }
+        let settings = Settings::default();
+        Self { name, journal, wake: Notify::new(), asks, settings, state: Mutex::new(state) }
     }
 
     pub(crate) fn name(&self) -> &ModelName {
@@ -143,6 +148,17 @@ impl Shared {
         self.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
         self.deliver(outbox);
+    }
+
+    /// A process has taken what a client has set in it. It is set again in those that follow.
+    pub(crate) fn note_setting(&self, generation: GenerationId, path: &str, body: Bytes) {
+        if !self.settings.set(path, body) {
+            let message = format!(
+                "what was set by `POST {path}` is larger than {} and is not set again in the next process",
+                ByteSize(settings::MOST)
+            );
+            self.journal.tell(Some(&self.name), Some(generation), EventKind::SettingLost { message });
+        }
     }
 
     /// The memory for which a prompt that waits wants a fresh process in the place of this one.

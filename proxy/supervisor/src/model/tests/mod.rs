@@ -11,6 +11,7 @@ mod reload;
 mod replace;
 mod report;
 mod script;
+mod settings;
 mod storm;
 
 use std::path::Path;

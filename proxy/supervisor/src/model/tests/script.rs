@@ -22,6 +22,7 @@ use crate::lease::Endpoint;
 use crate::log::Stream;
 use crate::nursery::SpawnRequest;
 use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World};
+use crate::settings::Setting;
 use crate::sync::lock;
 
 /// How one process behaves.
@@ -40,6 +41,8 @@ pub(super) struct Role {
     pub(super) vram: Option<u64>,
     /// What it says of its slots at first; `None` if it tells nothing of them.
     pub(super) work: Option<Slots>,
+    /// It takes no settings.
+    pub(super) refuses: bool,
 }
 
 impl Default for Role {
@@ -55,6 +58,7 @@ impl Default for Role {
             anon: 100 * super::MIB,
             vram: None,
             work: None,
+            refuses: false,
         }
     }
 }
@@ -246,6 +250,8 @@ pub(super) struct Actor {
     work: Mutex<Option<Option<Slots>>>,
     standing: Mutex<Standing>,
     metrics_asked: AtomicU32,
+    /// What was set in it again.
+    pub(super) set: Mutex<Vec<String>>,
     /// Host memory page by page, where it differs.
     exact: Mutex<Option<u64>>,
     confirms: AtomicU32,
@@ -283,6 +289,7 @@ impl Actor {
             work: Mutex::new(role.work.map(Some)),
             standing: Mutex::default(),
             metrics_asked: AtomicU32::new(0),
+            set: Mutex::default(),
             exact: Mutex::default(),
             confirms: AtomicU32::new(0),
             pid,
@@ -452,6 +459,13 @@ impl Process for Actor {
         Box::pin(async {
             let tells_slots = lock(&self.work).is_some();
             Props { slots: self.role.slots, n_ctx: Some(4096), modalities: None, build: None, tells_slots }
+        })
+    }
+
+    fn set(&self, setting: Setting, _timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move {
+            lock(&self.set).push(setting.path);
+            if self.role.refuses { Err("it answered 400".to_owned()) } else { Ok(()) }
         })
     }
 

@@ -1,0 +1,76 @@
+//! What clients have set in a server beside their requests (`POST /lora-adapters`, `POST /props`), kept per model so that it
+//! can be set again in the next process before anybody uses that. In memory only, bounded, and never told: a body may be
+//! anybody's text.
+
+use std::sync::Mutex;
+
+use bytes::Bytes;
+
+use crate::sync::lock;
+
+/// One thing that was set.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Setting {
+    /// The route.
+    pub(crate) path: String,
+    /// What was sent.
+    pub(crate) body: Bytes,
+}
+
+impl std::fmt::Debug for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Setting({}, {} bytes)", self.path, self.body.len())
+    }
+}
+
+/// All that is set in the processes of one model, in the order in which it was set. One for each route: llama-server takes
+/// each as the whole of what it is about.
+#[derive(Debug, Default)]
+pub(crate) struct Settings(Mutex<Vec<Setting>>);
+
+/// Routes of one model that are kept: llama-server has two.
+const ROUTES: usize = 4;
+/// Bytes of one: a list of a hundred adapters takes 4 KB, and what is larger is no setting.
+pub(crate) const MOST: u64 = 64 * 1024;
+
+impl Settings {
+    /// A process has taken this. False if it is too large to be kept; then what was kept of its route is gone, too, because
+    /// it is not what is set any more.
+    pub(crate) fn set(&self, path: &str, body: Bytes) -> bool {
+        let mut all = lock(&self.0);
+        all.retain(|known| known.path != path);
+        if body.len() as u64 > MOST || all.len() >= ROUTES {
+            return false;
+        }
+        all.push(Setting { path: path.to_owned(), body });
+        true
+    }
+
+    /// What is set now.
+    pub(crate) fn all(&self) -> Vec<Setting> {
+        lock(&self.0).clone()
+    }
+
+    /// Forgets everything; the routes that something was set by.
+    pub(crate) fn clear(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.0)).into_iter().map(|setting| setting.path).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_each_route_counts_and_what_is_too_large_is_not_kept() {
+        let settings = Settings::default();
+        let set = |path: &str, body: &str| settings.set(path, Bytes::copy_from_slice(body.as_bytes()));
+        assert!(set("/lora-adapters", "[1]") && set("/props", "{}") && set("/lora-adapters", "[2]"));
+        let kept: Vec<_> = settings.all().into_iter().map(|one| (one.path, one.body)).collect();
+        assert_eq!(kept, [("/props".into(), "{}".into()), ("/lora-adapters".into(), "[2]".into())]);
+        assert!(!format!("{settings:?}").contains("[2]"), "nothing of it is shown");
+        assert!(!set("/lora-adapters", &"x".repeat(64 * 1024 + 1)));
+        assert_eq!(settings.all().len(), 1, "the older one is not what is set");
+        assert_eq!((settings.clear(), settings.all().len()), (vec!["/props".to_owned()], 0));
+    }
+}
