@@ -89,13 +89,13 @@ async fn head(door: &Door, until: Instant) -> Option<StreamHead> {
     let mut tries = Vec::new();
     let mut tokens = PROMPT;
     for number in 0..TRIES {
-        let tried = timeout_at(until, stream(door, tokens, number)).await.ok()??;
-        if tried.is_long() {
-            tries.push(tried);
+        let shown = timeout_at(until, stream(door, tokens, number)).await.ok()??;
+        if shown.is_long() {
+            tries.push(shown);
             if tries.len() >= AGREEING
-                && let Some(shown) = stream_head(&tries)
+                && let Some(order) = stream_head(&tries)
             {
-                return Some(shown);
+                return Some(order);
             }
         } else if tokens < LONGEST {
             tokens = (tokens * 3).min(LONGEST);
@@ -130,7 +130,7 @@ async fn stream(door: &Door, tokens: usize, number: usize) -> Option<Try> {
     let text = String::from_utf8_lossy(&text);
     let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
     let prompt = events.filter_map(|data| serde_json::from_str::<Value>(data).ok());
-    let prompt = prompt.filter_map(|event| event["timings"]["prompt_ms"].as_f64()).last();
+    let prompt = prompt.filter_map(|event| event["timings"]["prompt_ms"].as_f64()).next_back();
     let prompt = prompt.and_then(|millis| Duration::try_from_secs_f64(millis / 1000.0).ok());
     Some(Try { head, token: token?, prompt })
 }

@@ -62,10 +62,8 @@ impl Server {
         trial: &Trial,
         unix: bool,
     ) -> Result<Self> {
-        let door = match unix {
-            true => Door::Unix(folder.join(format!("{name}.sock"))),
-            false => Door::Port(free_port()?),
-        };
+        let door =
+            if unix { Door::Unix(folder.join(format!("{name}.sock"))) } else { Door::Port(free_port()?) };
         let log = folder.join(format!("{name}.log"));
         let output = File::create(&log).map_err(io_error("creating", &log))?;
         let second = output.try_clone().map_err(io_error("creating", &log))?;

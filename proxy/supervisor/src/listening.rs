@@ -17,13 +17,11 @@ pub(crate) fn endpoint(socket: Socket, facts: ServerFacts, path: &Path) -> io::R
         Socket::Unix => true,
         Socket::Tcp => false,
     };
-    match unix {
-        true => Ok(Endpoint::Unix(path.to_owned())),
-        false => {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-            listener.local_addr().map(Endpoint::Tcp)
-        }
+    if unix {
+        return Ok(Endpoint::Unix(path.to_owned()));
     }
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    listener.local_addr().map(Endpoint::Tcp)
 }
 
 /// llama-server's flags for it.

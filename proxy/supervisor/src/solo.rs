@@ -104,12 +104,11 @@ impl Starter {
         let told = Arc::clone(&said);
         let sink: Sink = Arc::new(move |_, line| told.hear(line));
         let spawned = Instant::now();
-        let process = match failed {
-            Some(source) => Err(SpawnError::Exec { binary: request.command.binary, source }),
-            None => {
-                let (at, longest) = (endpoint.clone(), self.watch.log_line_bytes);
-                self.world.spawn(request, socket.clone(), at, longest, sink).await
-            }
+        let process = if let Some(source) = failed {
+            Err(SpawnError::Exec { binary: request.command.binary, source })
+        } else {
+            let (at, longest) = (endpoint.clone(), self.watch.log_line_bytes);
+            self.world.spawn(request, socket.clone(), at, longest, sink).await
         };
         let lines = self.watch.failure_lines;
         let process = process

@@ -32,13 +32,11 @@ impl Known {
     /// What is remembered of a binary that somebody else built. `version`: what it says to `--version`.
     pub(crate) fn remembered(cache: &Path, binary: &Path, version: &str) -> Self {
         let Some(identity) = Remembered::identity(binary, version) else { return Self::default() };
-        match Remembered::new(cache).read(&identity) {
-            Some(measured) => Self { measured, unmeasured: None },
-            None => {
-                let unmeasured = Some(Unmeasured { binary: binary.to_owned(), identity });
-                Self { measured: Measured::default(), unmeasured }
-            }
+        if let Some(measured) = Remembered::new(cache).read(&identity) {
+            return Self { measured, unmeasured: None };
         }
+        let unmeasured = Some(Unmeasured { binary: binary.to_owned(), identity });
+        Self { measured: Measured::default(), unmeasured }
     }
 }
 

@@ -187,7 +187,7 @@ struct ModelKeys {
     memory_report: Option<bool>,
     /// What a process listens on: `unix`, a socket that only we can reach, or `tcp`, a free port of 127.0.0.1, which any
     /// user of the machine can reach; `auto` takes the socket, and the port where llama-server is known to take no socket
-    /// (before about b5000, ik_llama.cpp). Default: "auto".
+    /// (before about b5000, `ik_llama.cpp`). Default: "auto".
     #[schemars(schema_with = "schema::socket")]
     socket: Option<Socket>,
     /// Write what is read about each process, memory and work, to a file in the state directory, for
@@ -252,7 +252,7 @@ struct ModelDefaults {
     memory_report: Option<bool>,
     /// What a process listens on: `unix`, a socket that only we can reach, or `tcp`, a free port of 127.0.0.1, which any
     /// user of the machine can reach; `auto` takes the socket, and the port where llama-server is known to take no socket
-    /// (before about b5000, ik_llama.cpp). Default: "auto".
+    /// (before about b5000, `ik_llama.cpp`). Default: "auto".
     #[schemars(schema_with = "schema::socket")]
     socket: Option<Socket>,
     /// Write what is read about each process, memory and work, to a file in the state directory, for

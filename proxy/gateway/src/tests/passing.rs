@@ -43,9 +43,9 @@ async fn a_request_and_its_answer_pass_unchanged() {
 
 #[tokio::test]
 async fn a_server_without_its_web_page_is_spoken_for_in_a_sentence() {
-    let upstream = Upstream::answering(|head, _| match head.starts_with("GET / ") {
-        true => b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}".to_vec(),
-        false => json_answer("{}"),
+    let upstream = Upstream::answering(|head, _| {
+        let not_found = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}";
+        if head.starts_with("GET / ") { not_found.to_vec() } else { json_answer("{}") }
     });
     let rig = Rig::start(&[&upstream]).await;
     let (head, body) = rig.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await;
