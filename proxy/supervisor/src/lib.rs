@@ -30,6 +30,7 @@
 //! |---|---|
 //! | [`spec`], [`view`] | what comes in, what is shown |
 //! | [`nursery`] | the main thread, which alone forks |
+//! | [`private_dir`] | the directory for sockets: made by us, removed file by file |
 //! | [`fleet`] | the models by name; reload; shutdown |
 //! | [`lease`] | the right to use a generation |
 //! | [`solo`] | one process outside of any fleet, for experiments |
@@ -43,6 +44,7 @@ pub mod lease;
 pub mod ledger;
 pub mod log;
 pub mod nursery;
+pub mod private_dir;
 pub mod solo;
 pub mod spec;
 pub mod view;
@@ -84,6 +86,7 @@ pub use ledger::{Evidence, LedgerEntry, Mode};
 pub use log::{LogLine, LogTail, Stream};
 pub use nursery::{Child, Exit, Nursery, NurseryHandle, SpawnRequest};
 pub use priors::remember;
+pub use private_dir::PrivateDir;
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
 pub use view::*;

@@ -133,7 +133,8 @@ impl Priors {
         change: impl FnOnce(&mut Known),
     ) -> io::Result<()> {
         let mut known = lock(&self.known);
-        let beside = fs::File::create(self.path.with_extension("lock"))?;
+        let lock_file = self.path.with_extension("lock");
+        let beside = fs::File::options().create(true).truncate(false).write(true).open(lock_file)?;
         // Let go of when the file is closed.
         rustix::fs::flock(&beside, rustix::fs::FlockOperation::LockExclusive)?;
         if self.path.exists() {
@@ -181,7 +182,10 @@ fn read(path: &Path) -> Vec<Known> {
                 path = %path.display(), %error, aside = %aside.display(),
                 "slopes of earlier runs cannot be read; they are learnt anew"
             );
-            drop(fs::rename(path, aside));
+            // What was put aside before, or is somebody's, is not replaced.
+            if !aside.exists() {
+                drop(fs::rename(path, aside));
+            }
             Vec::new()
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),

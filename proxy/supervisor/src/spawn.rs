@@ -1,7 +1,7 @@
 //! Creates one process: the only file of the program with `unsafe` code (the library that it carries is another matter).
 //!
 //! The child leads a process group of its own, dies by SIGKILL when the forking thread dies, starts with an empty signal
-//! mask and inherits no file but its three standard ones. Must be called on a thread that lives as long as we do.
+//! mask and SIGHUP ignored, and inherits no file but its three standard ones. Must be called on a thread that lives as long as we do.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -74,6 +74,12 @@ fn before_exec(parent: Pid) -> io::Result<()> {
         let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         libc::sigemptyset(none.as_mut_ptr());
         libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+    }
+    // What rotates our log may send SIGHUP to every process of a service, and llama-server would die of it. It handles
+    // INT and TERM alone, so an ignored HUP, which is inherited through exec, stays ignored.
+    // SAFETY: signal(2) with SIG_IGN is async-signal-safe; no handler of ours is involved.
+    if unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: it only marks descriptors from 3 up as close-on-exec; no pointer is passed. A kernel before 5.11 refuses,
     // and then only what others opened without the flag is inherited.

@@ -160,3 +160,12 @@ async fn what_cannot_be_run_is_named() {
     let error = handle.spawn(request).await.unwrap_err();
     assert!(matches!(error, SpawnError::Directory { .. }), "{error}");
 }
+
+#[tokio::test]
+async fn a_hangup_sent_to_every_process_of_a_service_does_not_end_a_child() {
+    let (handle, _thread) = start();
+    // What a server that handles only INT and TERM is: nothing is set for HUP.
+    let (child, mut stdout, _stderr) = spawn(&handle, "kill -HUP $$; echo alive; exit 4").await;
+    assert_eq!(line(&mut stdout).await, "alive");
+    assert_eq!(wait(&child).await, Exit::Code(4));
+}
