@@ -203,6 +203,14 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// In a build's folder is what no build of ours has.
+    #[error("{path} was not removed: {why}, and no build of ours has that")]
+    ForeignInBuild {
+        /// Its folder.
+        path: PathBuf,
+        /// What is there.
+        why: String,
+    },
     /// A patch set that cannot be used as it is written.
     #[error("{file}{}: {}{why}", at(*.line), key_of(.key))]
     PatchSet {
@@ -277,6 +285,7 @@ impl Error {
             | Self::Target { .. }
             | Self::NoSuchBuild { .. }
             | Self::AmbiguousBuild { .. }
+            | Self::ForeignInBuild { .. }
             | Self::PatchSet { .. }
             | Self::NoSuchPatchSet { .. } => Kind::Input,
             Self::MissingProgram { .. }
@@ -338,6 +347,7 @@ impl Error {
             }
             Self::WrongHash { path, .. } => format!("delete {} and try again", path.display()),
             Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is".into(),
+            Self::ForeignInBuild { .. } => "look at it, and remove it yourself if nobody needs it".into(),
             Self::AmbiguousBuild { .. } => "give more characters of the id".into(),
             Self::PatchSet { .. } => "docs/patches.md explains what a set.toml says".into(),
             Self::NoSuchPatchSet { .. } => {

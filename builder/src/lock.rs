@@ -24,19 +24,23 @@ pub(crate) struct Lock {
 impl Lock {
     /// Takes the lock if nobody holds it.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
-        }
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)
-            .map_err(io_error("opening", path))?;
+        let file = open(path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Self { _file: file })),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(io_error("locking", path)(error.into())),
+        }
+    }
+
+    /// Waits for the lock, and blocks. For locks that are held for a moment.
+    pub(crate) fn wait(path: &Path) -> Result<Self> {
+        let file = open(path)?;
+        loop {
+            match flock(&file, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(Self { _file: file }),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(io_error("locking", path)(error.into())),
+            }
         }
     }
 
@@ -60,6 +64,14 @@ impl Lock {
             }
         }
     }
+}
+
+fn open(path: &Path) -> Result<File> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
+    }
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).open(path).map_err(io_error("opening", path))
 }
 
 #[cfg(test)]

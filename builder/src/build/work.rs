@@ -1,7 +1,7 @@
 //! The folder that a build happens in, which is gone when the build is over, however it ended.
 //!
 //! `work/<BuildId>/{src,build}` under the cache folder. A build that was killed hard leaves it behind; the next
-//! build removes whatever no living process holds the lock of.
+//! build removes whatever no living process holds the lock of, if a build made it ([`crate::owned`]).
 
 use std::fs;
 use std::io;
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Result, io_error};
 use crate::lock::Lock;
+use crate::owned;
 use crate::store::BuildId;
 
 /// Attempts to remove a folder in which a dying compiler may still make a file.
@@ -25,7 +26,7 @@ impl Work {
     pub(super) fn create(cache: &Path, id: &BuildId) -> Result<Self> {
         let folder = cache.join("work").join(id.as_str());
         remove(&folder).map_err(io_error("removing", &folder))?;
-        // From here on it is removed whatever happens.
+        owned::create(&folder).map_err(io_error("creating", &folder))?;
         let work = Self { folder };
         for part in [work.source(), work.build()] {
             fs::create_dir_all(&part).map_err(io_error("creating", part))?;
@@ -67,6 +68,9 @@ pub(super) fn sweep(cache: &Path) {
     let Ok(entries) = fs::read_dir(cache.join("work")) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
+        if name.parse::<BuildId>().is_err() || !owned::is_ours(&entry.path()) {
+            continue;
+        }
         if let Ok(Some(_lock)) = Lock::try_take(&lock_path(cache, &name))
             && let Err(error) = remove(&entry.path())
         {
@@ -78,10 +82,7 @@ pub(super) fn sweep(cache: &Path) {
 fn remove(folder: &Path) -> io::Result<()> {
     let mut last = Ok(());
     for _ in 0..ATTEMPTS {
-        last = match fs::remove_dir_all(folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            other => other,
-        };
+        last = owned::remove(folder);
         if last.is_ok() {
             break;
         }
@@ -98,6 +99,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let id: BuildId = "0123456789abcdef".parse().unwrap();
         let old = cache.path().join("work/0123456789abcdef/src/old");
+        owned::create(&cache.path().join("work/0123456789abcdef")).unwrap();
         fs::create_dir_all(&old).unwrap();
         let work = Work::create(cache.path(), &id).unwrap();
         assert!(work.build().is_dir() && !old.exists());
@@ -108,11 +110,26 @@ mod tests {
     #[test]
     fn sweeping_spares_what_is_locked() {
         let cache = tempfile::tempdir().unwrap();
-        for name in ["aa", "bb"] {
-            fs::create_dir_all(cache.path().join("work").join(name)).unwrap();
-        }
-        let _lock = Lock::try_take(&lock_path(cache.path(), "aa")).unwrap().unwrap();
+        let names = ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"];
+        let folder = |name: &str| cache.path().join("work").join(name);
+        names.iter().for_each(|name| owned::create(&folder(name)).unwrap());
+        let _lock = Lock::try_take(&lock_path(cache.path(), names[0])).unwrap().unwrap();
         sweep(cache.path());
-        assert!(cache.path().join("work/aa").exists() && !cache.path().join("work/bb").exists());
+        assert!(folder(names[0]).exists() && !folder(names[1]).exists());
+    }
+
+    #[test]
+    fn work_of_somebody_else_is_neither_swept_nor_taken() {
+        let cache = tempfile::tempdir().unwrap();
+        let theirs = ["work/thesis", "work/0123456789abcdef"].map(|name| cache.path().join(name));
+        for folder in &theirs {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(folder.join("keep"), "mine").unwrap();
+        }
+        sweep(cache.path());
+        let id: BuildId = "0123456789abcdef".parse().unwrap();
+        let error = Work::create(cache.path(), &id).unwrap_err().to_string();
+        assert!(error.contains("did not make it"), "{error}");
+        assert!(theirs.iter().all(|folder| folder.join("keep").exists()));
     }
 }

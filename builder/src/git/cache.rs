@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 use super::location::redacted;
 use super::{Fault, Repository};
 use crate::error::{Result, io_error};
+use crate::owned;
 
 /// Bytes of the hash that tells URLs apart.
 const HASH: usize = 6;
@@ -86,6 +87,11 @@ impl Place {
 
     /// Puts it where the next [`Place::create`] removes it. The caller holds the lock.
     pub(super) fn discard(&self) -> Result<()> {
+        if !owned::is_ours(&self.folder) {
+            let why =
+                "it is damaged, and was not made by this llama-warden: move it away, and it is fetched again";
+            return Err(io_error("removing", &self.folder)(std::io::Error::other(why)));
+        }
         self.clear()?;
         fs::rename(&self.folder, self.beside()).map_err(io_error("removing", &self.folder))
     }
@@ -96,12 +102,7 @@ impl Place {
     }
 
     fn clear(&self) -> Result<()> {
-        match fs::remove_dir_all(self.beside()) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(io_error("removing", self.beside())(error))
-            }
-            _ => Ok(()),
-        }
+        owned::remove(&self.beside()).map_err(io_error("removing", self.beside()))
     }
 
     /// Makes the repository if it is not there. The caller holds the lock.
@@ -111,7 +112,7 @@ impl Place {
         }
         self.clear()?;
         let beside = self.beside();
-        fs::create_dir_all(&beside).map_err(io_error("creating", &beside))?;
+        owned::create(&beside).map_err(io_error("creating", &beside))?;
         let mut options = git2::RepositoryInitOptions::new();
         // No templates: a user's hooks have no place here.
         options.bare(true).external_template(false);
@@ -125,6 +126,9 @@ impl Place {
 
     /// Removes what an interrupted fetch left. The caller holds the lock.
     pub(super) fn sweep(&self) {
+        if !owned::is_ours(&self.folder) {
+            return;
+        }
         for folder in ["objects/pack", ""] {
             let Ok(entries) = fs::read_dir(self.folder.join(folder)) else { continue };
             for entry in entries.flatten() {
@@ -160,6 +164,7 @@ mod tests {
         let place = place(cache.path(), "https://example.org/a", false);
         assert!(place.open().unwrap().is_none());
         // As if an earlier attempt was killed.
+        owned::create(&place.folder.with_extension("new")).unwrap();
         fs::create_dir_all(place.folder.with_extension("new").join("objects")).unwrap();
         place.create().unwrap();
         let left = place.folder.join("objects/pack/pack_git2_abc123");

@@ -24,6 +24,10 @@ use crate::gguf::{Gguf, Value};
 use noise::Noise;
 pub(crate) use vocab::{FIRST_WORD, WORDS};
 
+/// In the name of every sample model.
+const OURS: &[u8] = b"llama-warden sample (";
+/// Where the name is: before the vocabulary, which is what makes a head long.
+const HEAD: u64 = 1 << 20;
 /// The value of the constant channel in each embedding; about a fifth of the vector's energy.
 const CONSTANT: f32 = 3.0;
 /// A bias that no other term of a logit comes near.
@@ -147,6 +151,12 @@ fn persist(path: &Path, model: &Gguf) -> io::Result<u64> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    if !may_replace(path) {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "it is there, and no sample model of llama-warden: remove it first, or choose another name",
+        ));
+    }
     let mut temporary = tempfile::Builder::new().prefix(".sample-model-").tempfile_in(folder)?;
     let mut out = io::BufWriter::new(temporary.as_file_mut());
     model.write(&mut out)?;
@@ -158,6 +168,16 @@ fn persist(path: &Path, model: &Gguf) -> io::Result<u64> {
     temporary.as_file().set_permissions(readable)?;
     temporary.persist(path).map_err(|failed| failed.error)?;
     Ok(bytes)
+}
+
+/// Whether nothing is lost with a file: it is not there, empty, or a sample model of ours, whose name says so near its
+/// beginning.
+fn may_replace(path: &Path) -> bool {
+    use std::io::Read as _;
+    let Ok(facts) = std::fs::metadata(path) else { return std::fs::symlink_metadata(path).is_err() };
+    let mut head = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
+    facts.is_file() && (facts.len() == 0 || (read.is_ok() && memchr::memmem::find(&head, OURS).is_some()))
 }
 
 fn model(options: &Options) -> Gguf {

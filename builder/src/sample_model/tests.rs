@@ -63,3 +63,19 @@ fn writing_into_a_missing_folder_is_an_error() {
     let failed = write(&folder.path().join("none/model.gguf"), &Options::default()).unwrap_err();
     assert_eq!(failed.kind(), io::ErrorKind::NotFound);
 }
+
+#[test]
+fn a_file_that_is_no_sample_of_ours_is_never_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    for preset in [Preset::Chat, Preset::Tools, Preset::Mmproj] {
+        // The first one is new, the others replace one of ours.
+        write(&path, &Options { preset, ..Options::default() }).unwrap();
+    }
+    fs::write(&path, "GGUF and weights that took a month to train").unwrap();
+    let error = write(&path, &Options::default()).unwrap_err().to_string();
+    assert!(error.contains("no sample model"), "{error}");
+    assert!(fs::read(&path).unwrap().ends_with(b"a month to train"));
+    fs::write(&path, "").unwrap();
+    write(&path, &Options::default()).unwrap();
+}

@@ -3,11 +3,13 @@
 //! ```text
 //!  builds/0123456789abcdef/llama-server        the binary
 //!                          provenance.json     its papers
-//!  builds/.incoming-0123456789abcdef/          being written; becomes the above by one rename
+//!  builds/.incoming-0123456789abcdef/          being written or removed; becomes the above by one rename
+//!  builds/.lock                                held by whoever writes or removes
 //! ```
 //!
-//! What does not look like a build is reported and never touched. Removing a build that runs is harmless: its
-//! process keeps the file.
+//! What does not look like a build is reported and never touched. A build is removed file by file, and only if nothing
+//! but a build's files is in its folder. A process that runs keeps its file; but the next one would not start, so whoever
+//! removes builds asks first which are in use.
 
 mod gc;
 mod id;
@@ -17,11 +19,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use gc::Keep;
+pub use gc::{Keep, Sweep};
 pub use id::{BuildId, NotAnId};
 pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
 
 use crate::error::{Error, Result, io_error};
+use crate::lock::Lock;
 
 /// The binary's name in each build.
 const BINARY: &str = "llama-server";
@@ -29,6 +32,10 @@ const BINARY: &str = "llama-server";
 const PAPERS: &str = "provenance.json";
 /// Begins the names of folders that are still being written.
 const INCOMING: &str = ".incoming-";
+/// Held while anything is written or removed here.
+const LOCK: &str = ".lock";
+/// All that we write into a build's folder, and so all that is removed with it.
+const FILES: [&str; 2] = [BINARY, PAPERS];
 
 /// A folder of builds. Cheap to make: nothing is read or written before a method is called. Methods block briefly.
 #[derive(Clone, Debug)]
@@ -73,7 +80,7 @@ impl Store {
                     Ok(build) => listing.builds.push(build),
                     Err(error) => listing.damaged.push((path, error.to_string())),
                 },
-                Err(_) if name_of(&path).starts_with(INCOMING) => {}
+                Err(_) if name_of(&path).starts_with(INCOMING) || name_of(&path) == LOCK => {}
                 Err(_) => listing.foreign.push(path),
             }
         }
@@ -136,25 +143,43 @@ impl Store {
         Ok(self.list()?.builds.into_iter().next())
     }
 
-    /// Removes a build, damaged or not.
+    /// Removes a build, damaged or not. Waits for whoever writes or removes at the same time.
+    ///
+    /// # Errors
+    /// There is none, or other things than a build's are in its folder: then nothing was removed.
     pub fn remove(&self, id: &BuildId) -> Result<()> {
         let folder = self.folder(id);
-        if !folder.exists() {
+        if fs::symlink_metadata(&folder).is_err() {
             return Err(Error::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
         }
+        let _lock = self.lock()?;
+        only_ours(&folder)?;
         // Renamed first: nobody finds half a build while the files go.
         let going = self.incoming(id);
         clear(&going)?;
         fs::rename(&folder, &going).map_err(io_error("removing", folder))?;
-        fs::remove_dir_all(&going).map_err(io_error("removing", going))
+        clear(&going)
+    }
+
+    /// The build that a file belongs to, if it is one of this store.
+    pub fn build_of(&self, file: &Path) -> Option<BuildId> {
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        // A file that is gone has no real path, but its folder may have one.
+        let (folder, root) = (real(file.parent()?), real(&self.root));
+        (folder.parent()? == root).then(|| name_of(&folder).parse().ok())?
+    }
+
+    fn lock(&self) -> Result<Lock> {
+        Lock::wait(&self.root.join(LOCK))
     }
 
     /// Puts a binary into the store. The caller holds the build's lock. A damaged build of the same name is
     /// replaced.
     pub(crate) fn install(&self, binary: &Path, papers: &Provenance) -> Result<PathBuf> {
         let (incoming, folder) = (self.incoming(&papers.id), self.folder(&papers.id));
+        let _lock = self.lock()?;
         clear(&incoming)?;
-        fs::create_dir_all(&incoming).map_err(io_error("creating", &incoming))?;
+        fs::create_dir(&incoming).map_err(io_error("creating", &incoming))?;
         let done = self.fill(&incoming, binary, papers).and_then(|()| {
             clear(&folder)?;
             fs::rename(&incoming, &folder).map_err(io_error("moving", &incoming))
@@ -188,12 +213,39 @@ impl Store {
     }
 }
 
-/// Removes a folder that may not be there.
-fn clear(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("removing", folder)(error)),
-        _ => Ok(()),
+/// Whether a folder is a real one with nothing but a build's files in it.
+fn only_ours(folder: &Path) -> Result<()> {
+    let foreign = |why: String| Err(Error::ForeignInBuild { path: folder.to_owned(), why });
+    let facts = fs::symlink_metadata(folder).map_err(io_error("reading", folder))?;
+    if !facts.is_dir() {
+        return foreign("it is no folder".to_owned());
     }
+    for entry in fs::read_dir(folder).map_err(io_error("reading", folder))? {
+        let entry = entry.map_err(io_error("reading", folder))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let file = entry.file_type().is_ok_and(|kind| kind.is_file() || kind.is_symlink());
+        if !file || !FILES.contains(&name.as_str()) {
+            return foreign(format!("`{name}` is in it"));
+        }
+    }
+    Ok(())
+}
+
+/// Removes a folder with a build's files, whole or half written, that may not be there. The caller holds the lock.
+fn clear(folder: &Path) -> Result<()> {
+    if fs::symlink_metadata(folder).is_err() {
+        return Ok(());
+    }
+    only_ours(folder)?;
+    for name in FILES {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error("removing", folder)(error));
+            }
+            _ => {}
+        }
+    }
+    fs::remove_dir(folder).map_err(io_error("removing", folder))
 }
 
 fn name_of(path: &Path) -> String {

@@ -37,6 +37,74 @@ fn store(folder: &Path, times: &[&str]) -> (Store, Vec<BuildId>) {
     (store, ids)
 }
 
+/// Removes what is superfluous, and says which builds that was.
+fn gone(store: &Store, keep: &Keep) -> Vec<BuildId> {
+    let sweep = store.superfluous(keep).unwrap();
+    store.gc(&sweep, |_, _| ()).unwrap();
+    sweep.builds.into_iter().map(|(id, _)| id).collect()
+}
+
+#[test]
+fn what_a_build_that_was_cut_short_left_is_swept_and_what_others_put_there_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, _) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
+    let names = [".incoming-aaaaaaaaaaaaaaaa", ".incoming-bbbbbbbbbbbbbbbb", ".incoming-mail"];
+    let [ours, theirs, mail] = names.map(|name| store.root().join(name));
+    for path in [&ours, &theirs, &mail] {
+        fs::create_dir(path).unwrap();
+        fs::write(path.join(BINARY), "half").unwrap();
+    }
+    fs::write(theirs.join("keep"), "mine").unwrap();
+    let keep = Keep { newest: 1, ids: Vec::new() };
+    assert_eq!(store.superfluous(&keep).unwrap().leftovers, [(ours.clone(), 4)]);
+    assert!(gone(&store, &keep).is_empty());
+    assert!(!ours.exists() && theirs.join("keep").exists() && mail.exists());
+}
+
+#[test]
+fn a_folder_with_other_things_is_not_removed_and_neither_is_a_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
+    fs::write(store.folder(&ids[0]).join("notes.txt"), "mine").unwrap();
+    let error = store.remove(&ids[0]).unwrap_err().to_string();
+    assert!(error.contains("`notes.txt` is in it"), "{error}");
+    assert!(store.binary(&ids[0]).is_ok(), "nothing of it was removed");
+    let link: BuildId = "ffffffffffffffff".parse().unwrap();
+    std::os::unix::fs::symlink(store.folder(&ids[0]), store.folder(&link)).unwrap();
+    assert!(store.remove(&link).unwrap_err().to_string().contains("no folder"));
+    fs::remove_file(store.folder(&ids[0]).join("notes.txt")).unwrap();
+    store.remove(&ids[0]).unwrap();
+}
+
+#[test]
+fn removing_waits_for_whoever_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
+    let held = store.lock().unwrap();
+    let (done, is_done) = std::sync::mpsc::channel();
+    let (other, id) = (store.clone(), ids[0].clone());
+    let thread = std::thread::spawn(move || {
+        other.remove(&id).unwrap();
+        done.send(()).unwrap();
+    });
+    // It cannot have got through: the lock is ours.
+    assert!(is_done.try_recv().is_err() && store.folder(&ids[0]).exists());
+    drop(held);
+    thread.join().unwrap();
+    assert!(!store.folder(&ids[0]).exists());
+}
+
+#[test]
+fn the_build_of_a_binary_is_known_by_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
+    assert_eq!(store.build_of(&store.folder(&ids[0]).join(BINARY)), Some(ids[0].clone()));
+    assert_eq!(store.build_of(Path::new("/usr/bin/llama-server")), None);
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(store.root(), &link).unwrap();
+    assert_eq!(store.build_of(&link.join(ids[0].as_str()).join(BINARY)), Some(ids[0].clone()));
+}
+
 #[test]
 fn an_installed_build_is_listed_shown_and_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -45,7 +113,11 @@ fn an_installed_build_is_listed_shown_and_found() {
     assert_eq!(listed, [ids[1].clone(), ids[0].clone()]);
     assert_eq!(store.newest().unwrap().unwrap().id, ids[1]);
     assert_eq!(fs::read(store.binary(&ids[0]).unwrap()).unwrap(), b"12345");
-    assert_eq!(fs::read_dir(store.root()).unwrap().count(), 2, "nothing half-made is left");
+    assert_eq!(
+        fs::read_dir(store.root()).unwrap().count(),
+        3,
+        "two builds and the lock: nothing half-made is left"
+    );
 }
 
 #[test]
@@ -83,7 +155,7 @@ fn damaged_and_foreign_folders_are_reported_and_left_alone() {
     assert!(whys.iter().any(|why| why.contains("has not the size")), "{whys:?}");
     assert!(whys.iter().any(|why| why.contains("provenance.json cannot be read")), "{whys:?}");
     assert!(matches!(store.binary(&ids[0]), Err(Error::DamagedBuild { .. })));
-    assert!(store.gc(&Keep::default()).unwrap() == [ids[1].clone()]);
+    assert_eq!(gone(&store, &Keep::default()), [ids[1].clone()]);
     assert!(store.root().join("my notes").exists() && store.folder(&ids[0]).exists());
     store.remove(&ids[0]).unwrap();
     assert!(!store.folder(&ids[0]).exists());
@@ -105,8 +177,10 @@ fn gc_keeps_the_newest_and_the_named() {
         ["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z", "2026-04-01T00:00:00Z"];
     let (store, ids) = store(folder.path(), &times);
     let keep = Keep { newest: 1, ids: vec![ids[0].clone()] };
-    assert_eq!(store.superfluous(&keep).unwrap(), [ids[2].clone(), ids[1].clone()]);
-    store.gc(&keep).unwrap();
+    let sweep = store.superfluous(&keep).unwrap();
+    assert_eq!(sweep.left, 2);
+    assert!(sweep.bytes() > 2 * 5, "the papers count, too");
+    assert_eq!(gone(&store, &keep), [ids[2].clone(), ids[1].clone()]);
     let left: Vec<BuildId> = store.list().unwrap().builds.into_iter().map(|build| build.id).collect();
     assert_eq!(left, [ids[3].clone(), ids[0].clone()]);
 }

@@ -14,6 +14,7 @@ use crate::environment::{Environment, without};
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
 use crate::lock::Lock;
+use crate::owned;
 use crate::process::output;
 
 /// Settings of pip that say where packages come from; all others are kept from it.
@@ -77,12 +78,8 @@ impl Venv {
             package: "python3 python3-venv",
         })?;
         reporter.tell(Event::Obtaining { what: CONTENT.into(), from: "PyPI", into: self.folder.clone() });
-        match fs::remove_dir_all(&self.folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(io_error("removing", &self.folder)(error));
-            }
-            _ => {}
-        }
+        self.clear().map_err(io_error("removing", &self.folder))?;
+        owned::create(&self.folder).map_err(io_error("creating", &self.folder))?;
         self.create(&python, env, cancel).await?;
         let mut install = self.pip(env);
         install.arg("install").args(PACKAGES);
@@ -98,10 +95,16 @@ impl Venv {
             && self.program("python3").exists()
     }
 
-    async fn create(&self, python: &Path, env: &Environment, cancel: &CancellationToken) -> Result<()> {
-        if let Some(parent) = self.folder.parent() {
-            fs::create_dir_all(parent).map_err(io_error("creating", parent))?;
+    /// Removes an older one.
+    fn clear(&self) -> io::Result<()> {
+        // Versions before this one left no other mark than this, in one that is whole.
+        if fs::read_to_string(self.folder.join(COMPLETE)).is_ok_and(|mark| mark.contains(PACKAGES[1])) {
+            fs::write(self.folder.join(owned::MARK), "")?;
         }
+        owned::remove(&self.folder)
+    }
+
+    async fn create(&self, python: &Path, env: &Environment, cancel: &CancellationToken) -> Result<()> {
         let mut command = env.command(python);
         isolate(&mut command);
         command.args(["-I", "-m", "venv"]).arg(&self.folder);
