@@ -9,7 +9,7 @@
 //! | `reproduce.sh`, `requests/` | the script, and what it sends |
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use warden_policies::defaults::Diagnose;
 use warden_policies::growth::Verdict;
@@ -18,6 +18,10 @@ use super::reproduce::{Setting, requests, script};
 use super::{LegReport, Report};
 use crate::replay::Recording;
 
+/// The files that are always written, each anew.
+const FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
+/// The script, where there is something to reproduce.
+const SCRIPT: &str = "reproduce.sh";
 /// How the name of a request ends.
 const REQUEST: &str = ".json";
 
@@ -40,11 +44,26 @@ pub struct Folder<'a> {
     pub replay: Option<&'a Recording>,
 }
 
+/// A file in a folder that a report, with or without its script, would replace and that is none of ours; `None` if there is
+/// none.
+pub fn foreign_in(path: &Path, with_script: bool) -> Option<PathBuf> {
+    let ours = |file: &Path| {
+        let text = std::fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        text.is_ok_and(|text| text.contains("llama-warden") || text.contains("\"warden\""))
+    };
+    let foreign = |file: &PathBuf| std::fs::symlink_metadata(file).is_ok() && !ours(file);
+    let script = with_script.then_some(SCRIPT);
+    let found = FILES.into_iter().chain(script).map(|name| path.join(name)).find(foreign);
+    // The requests are known by the script that sends them.
+    let first = path.join("requests").join(format!("0{REQUEST}"));
+    found.or_else(|| (with_script && first.exists() && !path.join(SCRIPT).exists()).then_some(first))
+}
+
 impl Report {
     /// Writes the folder, which is made if it is not there.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// A file cannot be written, or one that would be replaced is none of ours.
     pub fn write_folder(&self, path: &Path, folder: &Folder<'_>) -> io::Result<()> {
         std::fs::create_dir_all(path)?;
         remove_script(path)?;
@@ -52,6 +71,9 @@ impl Report {
         let leg = self.worst();
         let all = leg.map(|leg| requests(leg.finding.workload, folder)).unwrap_or_default();
         let reproduces = leg.filter(|_| !all.bodies.is_empty());
+        if let Some(file) = foreign_in(path, reproduces.is_some()) {
+            return Err(io::Error::other(format!("{} is there and none of ours", file.display())));
+        }
         if let Some(leg) = reproduces {
             let inner = path.join("requests");
             std::fs::create_dir_all(&inner)?;
@@ -59,7 +81,7 @@ impl Report {
                 std::fs::write(inner.join(format!("{at}{REQUEST}")), &request.body)?;
             }
             let setting = Setting { removed: folder.removed, directory: folder.directory };
-            std::fs::write(path.join("reproduce.sh"), script(&self.about, &leg.finding, &all, &setting))?;
+            std::fs::write(path.join(SCRIPT), script(&self.about, &leg.finding, &all, &setting))?;
         }
         std::fs::write(path.join("report.md"), told.markdown(reproduces))?;
         std::fs::write(path.join("report.html"), self.html())?;
@@ -87,7 +109,7 @@ impl Report {
 /// Takes an older script of ours away, with its requests: what is not written anew would not belong to the report. Whatever
 /// else is there stays.
 fn remove_script(path: &Path) -> io::Result<()> {
-    let script = path.join("reproduce.sh");
+    let script = path.join(SCRIPT);
     let is_ours = std::fs::read_to_string(&script).is_ok_and(|text| text.contains("llama-warden diagnose"));
     if !is_ours {
         return Ok(());

@@ -21,7 +21,7 @@ use warden_policies::secrets;
 use warden_supervisor::{Command, DeviceView};
 
 pub use self::cure::{Added, CureReport, NotTried, Switch};
-pub use self::folder::Folder;
+pub use self::folder::{Folder, foreign_in};
 pub use self::headroom::{Foretold, HeadroomReport};
 pub use self::table::{notes, refusal, rows};
 use crate::experiment::{Outcome, Skipped};

@@ -15,6 +15,16 @@ pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
         })?;
     }
     if let Some(path) = &args.report {
+        if let Some(file) = warden_diagnose::report::foreign_in(path, true) {
+            return Err(Failure::usage(
+                format!(
+                    "--report {}: {} is there, and llama-warden did not write it",
+                    path.display(),
+                    file.display()
+                ),
+                "choose a folder of its own for the report",
+            ));
+        }
         let tried = std::fs::create_dir_all(path).and_then(|()| tempfile::tempfile_in(path));
         tried.map_err(|error| {
             Failure::usage(
@@ -76,6 +86,15 @@ mod tests {
         let new = folder.path().join("a/b");
         prepared("--report", &new).unwrap();
         assert_eq!(std::fs::read_dir(&new).unwrap().count(), 0);
+        for name in ["report.md", "findings.json", "requests/0.json"] {
+            let own = folder.path().join("theirs");
+            let theirs = own.join(name);
+            std::fs::create_dir_all(theirs.parent().unwrap()).unwrap();
+            std::fs::write(&theirs, "mine").unwrap();
+            let failure = prepared("--report", &own).unwrap_err();
+            assert!(failure.to_string().contains(name), "{failure}");
+            std::fs::remove_file(&theirs).unwrap();
+        }
         prepared("--html", &file).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
     }
