@@ -56,9 +56,9 @@ pub(crate) struct BuildArgs {
 }
 
 /// Where builds are kept.
-pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Dirs {
-    let paths = loaded.dirs(machine);
-    Dirs { cache: paths.cache, data: paths.data }
+pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Result<Dirs, Failure> {
+    let paths = loaded.dirs(machine)?;
+    Ok(Dirs { cache: paths.cache, data: paths.data })
 }
 
 /// The archive that the defaults pin.
@@ -124,7 +124,7 @@ pub(crate) async fn with_builder<T>(
 ) -> Result<T, Failure> {
     let (reporter, events) = Reporter::channel();
     let builder = Builder {
-        dirs: dirs(loaded, machine),
+        dirs: dirs(loaded, machine)?,
         env: Environment::from_process(),
         memory: || warden_sensors::host_totals().ok().map(|totals| totals.available),
         reporter,
@@ -168,18 +168,21 @@ fn print_built(built: &Built, json: bool) -> Result<(), Failure> {
     out::line(&built.binary.to_string_lossy())
 }
 
-/// A token that the first Ctrl-C or TERM cancels: everything that runs is then ended and cleaned up.
+/// A token that the first Ctrl-C, TERM or end of the terminal cancels: everything that runs is then ended and cleaned up.
 fn cancel_on_signal() -> Result<CancellationToken, Failure> {
     let cancel = CancellationToken::new();
     let listen =
         |kind| signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")));
     let (mut int, mut term) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let mut hup = listen(SignalKind::hangup())?;
     let token = cancel.clone();
     // It ends with the runtime, or with the signal: there is nothing to wait for.
     tokio_util::task::TaskTracker::new().spawn(async move {
         tokio::select! {
             _ = int.recv() => {}
             _ = term.recv() => {}
+            // Without this the end of the terminal would leave compilers and the work folder behind.
+            _ = hup.recv() => {}
         }
         token.cancel();
     });

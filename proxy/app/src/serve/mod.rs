@@ -6,13 +6,12 @@
 //!   gateway threads  clients' connections, one runtime each (`warden_gateway`)
 //!
 //!   TERM, INT        stop accepting -> requests end, up to the deadline -> children stop -> exit 0
-//!   a second one     exit 1 at once; the children die with the main thread
-//!   HUP              read the configuration again; what is wrong keeps the old one
+//!   a second one     exit 1 at once; the children die with the main thread (not within a second: see `signals`)
+//!   HUP              read the configuration again; what is wrong keeps the old one. The end of our terminal: as TERM
 //! ```
 
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use warden_supervisor::nursery::{self, NurseryHandle};
 
 use crate::cli::ConfigArgs;
@@ -32,9 +31,12 @@ mod measure;
 mod observe;
 mod reload;
 mod server;
+mod signals;
 
 pub(crate) use describe::describe;
 pub(crate) use server::Server;
+use signals::Asked;
+pub(crate) use signals::Signals;
 
 /// How to read the configuration, now and at every reload.
 #[derive(Clone, Debug)]
@@ -212,56 +214,5 @@ fn warn(warnings: &[Problem]) {
     for warning in warnings {
         let hint = warning.hint.as_deref().unwrap_or_default();
         tracing::warn!(target: "config", hint, "{warning}");
-    }
-}
-
-enum Asked {
-    End,
-    Reload,
-}
-
-/// The signals that we listen to from the start on.
-pub(crate) struct Signals {
-    term: Signal,
-    int: Signal,
-    hup: Signal,
-    _child: Signal,
-}
-
-impl Signals {
-    /// Takes them from their default actions.
-    pub(crate) fn new() -> Result<Self, Failure> {
-        let listen = |kind| {
-            signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
-        };
-        Ok(Self {
-            term: listen(SignalKind::terminate())?,
-            int: listen(SignalKind::interrupt())?,
-            hup: listen(SignalKind::hangup())?,
-            // Never waited for. But whoever started us may have had it ignored, and that is inherited: then the kernel
-            // would reap our children itself, and nobody could tell how they ended.
-            _child: listen(SignalKind::child())?,
-        })
-    }
-
-    /// TERM or INT.
-    pub(crate) async fn end(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-        }
-    }
-
-    /// TERM, INT, or the end of the terminal: for commands that have nothing to reload.
-    pub(crate) async fn leave(&mut self) {
-        self.next().await;
-    }
-
-    async fn next(&mut self) -> Asked {
-        tokio::select! {
-            _ = self.term.recv() => Asked::End,
-            _ = self.int.recv() => Asked::End,
-            _ = self.hup.recv() => Asked::Reload,
-        }
     }
 }

@@ -8,6 +8,9 @@ use warden_policies::units::MIB;
 use super::MODEL;
 use crate::exit::Failure;
 
+/// How the file begins.
+const HEAD: &str = "# Written by `llama-warden quickstart`";
+
 /// What is in the file.
 pub(super) struct ConfigFile {
     /// Where it is.
@@ -34,7 +37,7 @@ impl ConfigFile {
             )
         });
         format!(
-            "# Written by `llama-warden quickstart`; every key: docs/configuration.md.\n\
+            "{HEAD}; every key: docs/configuration.md.\n\
              [server]\nport = {}\n\n[log]\nlevel = \"warn\"\n\n[sensors]\ninterval = \"500ms\"\n\n\
              [models.{MODEL}]\nbinary = {}\nmodel = {}\n\
              args = [\"-c\", \"4096\", \"-np\", \"2\", \"-t\", \"1\", \"--cache-ram\", \"2048\"]\n\
@@ -50,6 +53,13 @@ impl ConfigFile {
         let failed = |error| Failure::failed(format!("writing {}: {error}", self.path.display()));
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let there = std::fs::read_to_string(&self.path).unwrap_or_default();
+        if !there.is_empty() && !there.starts_with(HEAD) {
+            return Err(Failure::usage(
+                format!("{} is there, and `quickstart` did not write it", self.path.display()),
+                "move it away, or set `paths.state_dir`",
+            ));
         }
         std::fs::write(&self.path, self.text()).map_err(failed)
     }

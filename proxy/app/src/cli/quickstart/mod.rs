@@ -72,7 +72,7 @@ pub(crate) fn run(args: QuickstartArgs) -> Result<(), Failure> {
 async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     let machine = Machine::read();
     let loaded = ConfigArgs::default().load(&machine, Vec::new())?;
-    let dirs = loaded.dirs(&machine);
+    let dirs = loaded.dirs(&machine)?;
 
     step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
     let source = match &args.source {
@@ -119,7 +119,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let deadline = defaults().server.shutdown_deadline;
     let shown = tokio::select! {
         shown = show(&plan, &machine, &mut server, &mut file) => Some(shown),
-        () = signals.end() => None,
+        () = signals.leave() => None,
     };
     let Some(shown) = shown else {
         out::line("stopping")?;
@@ -129,7 +129,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     if shown.is_ok() && !args.exit {
         leave_running(&server)?;
         tokio::select! {
-            () = signals.end() => out::line("stopping")?,
+            () = signals.leave() => out::line("stopping")?,
             problem = server.ended() => return Err(problem),
         }
     }

@@ -1,0 +1,206 @@
+//! What signals mean to us.
+//!
+//! | signal | meaning |
+//! |---|---|
+//! | TERM, INT | end |
+//! | another one within a second | the same one: `timeout` and shells send to the process and to its group |
+//! | another one later | end at once |
+//! | HUP | reload; but with the terminal that we were started on just gone, end, as llama-server does |
+//!
+//! A service has no terminal, so for it HUP is always a reload; so it is under `nohup`, and for whoever sends it by hand
+//! while the terminal is there.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
+
+use crate::exit::Failure;
+
+/// Whoever is impatient looks at what happens first; whoever sends a signal twice by mistake takes milliseconds.
+const SAME: Duration = Duration::from_secs(1);
+/// From the end of a terminal until its shell has told its jobs.
+const JUST: Duration = Duration::from_secs(5);
+
+/// What was asked of us.
+pub(crate) enum Asked {
+    End,
+    Reload,
+}
+
+/// The signals that we listen to from the start on.
+pub(crate) struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+    _child: Signal,
+    terminal: Option<Terminal>,
+    last: Last,
+}
+
+impl Signals {
+    /// Takes them from their default actions. Must be called in a runtime.
+    pub(crate) fn new() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
+        };
+        // Asked before HUP gets a handler of ours.
+        let ignored = is_hangup_ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+        Ok(Self {
+            terminal: if ignored { None } else { Terminal::ours() },
+            term: listen(SignalKind::terminate())?,
+            int: listen(SignalKind::interrupt())?,
+            hup: listen(SignalKind::hangup())?,
+            // Never waited for. But whoever started us may have had it ignored, and that is inherited: then the kernel
+            // would reap our children itself, and nobody could tell how they ended.
+            _child: listen(SignalKind::child())?,
+            last: Last::default(),
+        })
+    }
+
+    /// TERM or INT.
+    pub(crate) async fn end(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.term.recv() => {}
+                _ = self.int.recv() => {}
+            }
+            if self.last.is_new(Instant::now()) {
+                return;
+            }
+        }
+    }
+
+    /// TERM, INT, or the end of the terminal: for commands that have nothing to reload.
+    pub(crate) async fn leave(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.term.recv() => {}
+                _ = self.int.recv() => {}
+                _ = self.hup.recv() => {}
+            }
+            if self.last.is_new(Instant::now()) {
+                return;
+            }
+        }
+    }
+
+    /// The next thing that is asked.
+    pub(crate) async fn next(&mut self) -> Asked {
+        loop {
+            let asked = tokio::select! {
+                _ = self.term.recv() => Asked::End,
+                _ = self.int.recv() => Asked::End,
+                _ = self.hup.recv() => match &self.terminal {
+                    Some(terminal) if terminal.has_just_gone(Instant::now()) => {
+                        tracing::info!("the terminal is gone");
+                        Asked::End
+                    }
+                    _ => Asked::Reload,
+                },
+                () = gone(self.terminal.as_ref()) => {
+                    if let Some(terminal) = &mut self.terminal {
+                        terminal.noticed = Some(Instant::now());
+                    }
+                    continue;
+                }
+            };
+            if matches!(asked, Asked::Reload) || self.last.is_new(Instant::now()) {
+                return asked;
+            }
+        }
+    }
+}
+
+/// When a signal was taken for one.
+#[derive(Default)]
+struct Last(Option<Instant>);
+
+impl Last {
+    fn is_new(&mut self, now: Instant) -> bool {
+        let same = self.0.is_some_and(|last| now.saturating_duration_since(last) < SAME);
+        if !same {
+            self.0 = Some(now);
+        }
+        !same
+    }
+}
+
+/// The terminal that we were started on.
+struct Terminal {
+    file: AsyncFd<OwnedFd>,
+    /// When its end was noticed.
+    noticed: Option<Instant>,
+}
+
+impl Terminal {
+    /// Nothing for a service, and where it cannot be watched.
+    fn ours() -> Option<Self> {
+        let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open("/dev/tty", flags, Mode::empty()).ok()?;
+        #[expect(
+            deprecated,
+            reason = "unsound only for types that lie about their descriptor; `OwnedFd` does not"
+        )]
+        let file = AsyncFd::with_interest(file, Interest::READABLE).ok()?;
+        Some(Self { file, noticed: None })
+    }
+
+    fn is_gone(&self) -> bool {
+        let mut asked = [PollFd::new(self.file.get_ref(), PollFlags::empty())];
+        let polled = rustix::event::poll(&mut asked, Some(&Timespec::default()));
+        polled.is_ok() && asked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// One that went long ago (a job that was disowned) says nothing about a HUP that comes now.
+    fn has_just_gone(&self, now: Instant) -> bool {
+        self.is_gone() && self.noticed.is_none_or(|at| now.saturating_duration_since(at) < JUST)
+    }
+}
+
+/// Waits for the end of a terminal that has not been noticed.
+async fn gone(terminal: Option<&Terminal>) {
+    let Some(terminal) = terminal.filter(|terminal| terminal.noticed.is_none()) else {
+        return std::future::pending().await;
+    };
+    while !terminal.is_gone() {
+        match terminal.file.readable().await {
+            // Somebody types: nothing that we read.
+            Ok(mut guard) => guard.clear_ready(),
+            Err(_) => return std::future::pending().await,
+        }
+    }
+}
+
+/// Whether a process was started with SIGHUP ignored, as by `nohup`.
+fn is_hangup_ignored(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_within_a_second_are_one_and_later_ones_are_not() {
+        let (mut last, begun) = (Last::default(), Instant::now());
+        let mut at = |millis| last.is_new(begun + Duration::from_millis(millis));
+        assert!(at(0));
+        assert!(!at(20) && !at(999));
+        assert!(at(1000));
+        assert!(!at(1500));
+    }
+
+    #[test]
+    fn nohup_is_seen() {
+        assert!(is_hangup_ignored("Name:\tx\nSigIgn:\t0000000000001001\n"));
+        assert!(!is_hangup_ignored("SigIgn:\t0000000000001000\n"));
+        assert!(!is_hangup_ignored(""));
+    }
+}
