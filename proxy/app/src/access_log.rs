@@ -6,22 +6,24 @@
 //!   log.access = "FILE"   record -> line -> [bounded queue] -> thread -> FILE      (whatever `log.level` says)
 //! ```
 //!
-//! SIGHUP opens the file anew, for whoever has renamed it.
+//! SIGHUP opens the file anew, for whoever has renamed it. What cannot be written there (a full disk) is counted, told once
+//! in our log, and shown in `status` and metrics.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use warden_gateway::Record;
 use warden_policies::defaults::Log;
 
 use crate::access_line;
 use crate::clock;
 use crate::exit::Failure;
-use crate::log_writer::LogWriter;
+use crate::log_writer::{LogWriter, Trouble};
 
 /// The lines hold addresses of clients: not for everybody.
 const MODE: u32 = 0o640;
@@ -40,7 +42,7 @@ struct OwnFile {
 }
 
 #[derive(Clone)]
-struct Shared(Arc<Mutex<BufWriter<File>>>);
+struct Shared(Arc<Mutex<File>>);
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -52,8 +54,19 @@ impl Write for Shared {
     }
 }
 
-fn open(path: &Path) -> io::Result<BufWriter<File>> {
-    OpenOptions::new().create(true).append(true).mode(MODE).open(path).map(BufWriter::new)
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(MODE).open(path)
+}
+
+/// What is shown of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AccessLogView {
+    /// Its file.
+    pub(crate) path: PathBuf,
+    /// Lines that are missing in it.
+    pub(crate) lost: u64,
+    /// Why it cannot be written now.
+    pub(crate) failing: Option<String>,
 }
 
 impl AccessLog {
@@ -67,8 +80,39 @@ impl AccessLog {
             )
         };
         let file = Shared(Arc::new(Mutex::new(open(path).map_err(failed)?)));
-        let writer = LogWriter::start(log.buffered_lines, file.clone()).map_err(failed)?;
+        let shown = path.to_owned();
+        let tell = move |trouble: Trouble<'_>| {
+            let path = shown.display();
+            match trouble {
+                Trouble::Began(error) => {
+                    tracing::error!(
+                        "the access log {path} cannot be written: {error}; its lines are counted until it can"
+                    );
+                }
+                Trouble::Ended(lost) => {
+                    tracing::warn!("the access log {path} is written again; {lost} lines are missing in it");
+                }
+            }
+        };
+        let writer = LogWriter::start(log.buffered_lines, file.clone(), tell).map_err(failed)?;
         Ok(Self(Some(Arc::new(OwnFile { path: path.to_owned(), json: log.format == "json", file, writer }))))
+    }
+
+    /// One that has no file of its own.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
+    /// Lines that are missing in the file so far.
+    pub(crate) fn lost(&self) -> u64 {
+        self.0.as_ref().map_or(0, |own| own.writer.lost())
+    }
+
+    /// How it is; nothing if it has no file of its own.
+    pub(crate) fn view(&self) -> Option<AccessLogView> {
+        let own = self.0.as_ref()?;
+        Some(AccessLogView { path: own.path.clone(), lost: own.writer.lost(), failing: own.writer.failing() })
     }
 
     /// Opens the file anew. If that fails, the old one goes on.

@@ -1,4 +1,4 @@
-//! The way of log lines to standard error: through a thread of its own, so that a reader that stops reading stops no
+//! The way of log lines to standard error or a file: through a thread of its own, so that a reader that stops reading stops no
 //! request.
 //!
 //! ```text
@@ -7,16 +7,22 @@
 //! ```
 //!
 //! Only the first line after a rest wakes the thread. What comes while it gathers costs no system call, so that a line
-//! for each request does not show in what requests cost.
+//! for each request does not show in what requests cost. What cannot be written (a full disk) is counted, and its owner is
+//! told when that begins and when it ends.
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// How long lines are gathered: nobody who reads a log notices, and thousands of lines go out in one write.
 const GATHER: Duration = Duration::from_millis(20);
+
+/// A disk that is full comes and goes with each file that somebody removes: one line about it in this time is enough.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 /// A burst may need more; then the memory goes back.
 const KEPT_BYTES: usize = 64 * 1024;
@@ -25,8 +31,20 @@ const KEPT_BYTES: usize = 64 * 1024;
 #[derive(Clone)]
 pub(crate) struct LogWriter(Arc<Shared>);
 
+/// What its owner is told.
+pub(crate) enum Trouble<'a> {
+    /// Lines cannot be written any more.
+    Began(&'a io::Error),
+    /// They can again; so many are missing in all.
+    Ended(u64),
+}
+
 struct Shared {
     capacity: usize,
+    /// Lines that are missing: not taken, or not written.
+    lost: AtomicU64,
+    /// Why lines cannot be written now.
+    failing: Mutex<Option<String>>,
     queue: Mutex<Queue>,
     pushed: Condvar,
     written: Condvar,
@@ -53,9 +71,15 @@ impl Shared {
 
 impl LogWriter {
     /// Starts the thread, which lives as long as the process. `capacity`: lines that may wait.
-    pub(crate) fn start(capacity: usize, mut out: impl Write + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(
+        capacity: usize,
+        out: impl Write + Send + 'static,
+        tell: impl FnMut(Trouble<'_>) + Send + 'static,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             capacity: capacity.max(1),
+            lost: AtomicU64::new(0),
+            failing: Mutex::default(),
             queue: Mutex::default(),
             pushed: Condvar::new(),
             written: Condvar::new(),
@@ -63,11 +87,22 @@ impl LogWriter {
         let taker = shared.clone();
         std::thread::Builder::new().name("log".to_owned()).spawn(move || {
             let mut spare = Vec::new();
+            let mut end = End { out, tell, torn: false, told: None };
             loop {
-                write_next(&taker, &mut spare, &mut out);
+                write_next(&taker, &mut spare, &mut end);
             }
         })?;
         Ok(Self(shared))
+    }
+
+    /// Lines that are missing so far: not read in time, or not written.
+    pub(crate) fn lost(&self) -> u64 {
+        self.0.lost.load(Ordering::Relaxed)
+    }
+
+    /// Why lines cannot be written now.
+    pub(crate) fn failing(&self) -> Option<String> {
+        self.0.failing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until everything that was taken so far is written, or until `timeout`.
@@ -80,8 +115,63 @@ impl LogWriter {
     }
 }
 
+/// Where the lines go in the end.
+struct End<W, T> {
+    out: W,
+    tell: T,
+    /// The last line was cut short.
+    torn: bool,
+    /// When trouble was told last.
+    told: Option<Instant>,
+}
+
+impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
+    fn write(&mut self, shared: &Shared, lines: &[u8]) {
+        let mut done = 0;
+        let written = self.pass(lines, &mut done);
+        let mut failing = shared.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        match written {
+            Ok(()) => {
+                if failing.take().is_some() {
+                    drop(failing);
+                    (self.tell)(Trouble::Ended(shared.lost.load(Ordering::Relaxed)));
+                }
+            }
+            Err(error) => {
+                let missing = lines[done..].iter().filter(|&&byte| byte == b'\n').count();
+                shared.lost.fetch_add(missing as u64, Ordering::Relaxed);
+                self.torn |= done > 0 && lines[done - 1] != b'\n';
+                let first = failing.replace(error.to_string()).is_none();
+                drop(failing);
+                if first && self.told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
+                    self.told = Some(Instant::now());
+                    (self.tell)(Trouble::Began(&error));
+                }
+            }
+        }
+    }
+
+    /// Writes all of it; `done` is how much that was when it fails.
+    fn pass(&mut self, lines: &[u8], done: &mut usize) -> io::Result<()> {
+        if self.torn {
+            // Half a line stands there: what comes must not be joined to it.
+            self.out.write_all(b"\n")?;
+            self.torn = false;
+        }
+        while *done < lines.len() {
+            match self.out.write(&lines[*done..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => *done += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.out.flush()
+    }
+}
+
 /// Writes what is there, or what comes next. `spare` is the buffer that is filled meanwhile.
-fn write_next(shared: &Shared, spare: &mut Vec<u8>, out: &mut impl Write) {
+fn write_next<W: Write, T: FnMut(Trouble<'_>)>(shared: &Shared, spare: &mut Vec<u8>, end: &mut End<W, T>) {
     let mut queue = shared.lock();
     while queue.lines == 0 {
         queue.rests = true;
@@ -99,12 +189,11 @@ fn write_next(shared: &Shared, spare: &mut Vec<u8>, out: &mut impl Write) {
     let lost = std::mem::take(&mut queue.lost);
     queue.writing = true;
     drop(queue);
-    // If nobody can read it, there is nobody to tell.
-    drop(out.write_all(spare));
     if lost > 0 {
-        drop(writeln!(out, "{lost} log lines were left out here, because they were not read in time"));
+        let note = format!("{lost} log lines were left out here, because they were not read in time\n");
+        spare.extend_from_slice(note.as_bytes());
     }
-    drop(out.flush());
+    end.write(shared, spare);
     spare.clear();
     spare.shrink_to(KEPT_BYTES);
     shared.lock().writing = false;
@@ -126,6 +215,7 @@ impl Write for LogWriter {
             }
         } else {
             queue.lost += 1;
+            self.0.lost.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
     }
@@ -192,7 +282,7 @@ mod tests {
     #[test]
     fn lines_arrive_in_order_and_a_flush_waits_for_them() {
         let kept = Kept::default();
-        let mut writer = LogWriter::start(1000, kept.clone()).unwrap();
+        let mut writer = LogWriter::start(1000, kept.clone(), |_| ()).unwrap();
         let mut expected = String::new();
         for line in 0..500 {
             let line = format!("{line}\n");
@@ -207,7 +297,7 @@ mod tests {
     fn a_reader_that_does_not_read_stops_nobody_and_is_told_what_it_missed() {
         let kept = Kept::default();
         let ((asked, is_asked), (close, gate)) = (channel(), channel());
-        let mut writer = LogWriter::start(2, Gated { kept: kept.clone(), asked, gate }).unwrap();
+        let mut writer = LogWriter::start(2, Gated { kept: kept.clone(), asked, gate }, |_| ()).unwrap();
         writer.write_all(b"1\n").unwrap();
         LogWriter::flush(&writer, Duration::ZERO);
         is_asked.recv_timeout(LONG).unwrap();
@@ -219,5 +309,52 @@ mod tests {
         LogWriter::flush(&writer, LONG);
         let text = kept.text();
         assert!(text.starts_with("1\n2\n3\n2 log lines were left out here"), "{text}");
+        assert_eq!(writer.lost(), 2);
+    }
+
+    /// A disk with so many bytes left.
+    #[derive(Clone)]
+    struct Disk(Kept, Arc<Mutex<usize>>);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut left = self.1.lock().unwrap();
+            let fits = bytes.len().min(*left);
+            if fits == 0 && !bytes.is_empty() {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            *left -= fits;
+            self.0.write(&bytes[..fits])
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_once_counted_and_tears_no_later_line() {
+        let (kept, left) = (Kept::default(), Arc::new(Mutex::new(7)));
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let heard = told.clone();
+        let tell = move |trouble: Trouble<'_>| {
+            heard.lock().unwrap().push(match trouble {
+                Trouble::Began(error) => error.kind().to_string(),
+                Trouble::Ended(lost) => format!("ended, {lost} lost"),
+            });
+        };
+        let mut writer = LogWriter::start(100, Disk(kept.clone(), left.clone()), tell).unwrap();
+        // Five bytes a line: the second one is torn.
+        for line in ["one1\n", "two2\n", "thr3\n"] {
+            writer.write_all(line.as_bytes()).unwrap();
+            LogWriter::flush(&writer, LONG);
+        }
+        assert_eq!((writer.lost(), writer.failing().is_some()), (2, true));
+        *left.lock().unwrap() = 1000;
+        writer.write_all(b"for4\n").unwrap();
+        LogWriter::flush(&writer, LONG);
+        assert_eq!(kept.text(), "one1\ntw\nfor4\n");
+        assert_eq!((writer.lost(), writer.failing()), (2, None));
+        assert_eq!(*told.lock().unwrap(), ["no storage space", "ended, 2 lost"]);
     }
 }

@@ -37,6 +37,11 @@ pub(crate) fn shows_children() -> bool {
     tracing::enabled!(target: "llama_server", tracing::Level::INFO)
 }
 
+/// Lines that are missing in our log so far.
+pub(crate) fn lost() -> u64 {
+    WRITER.get().map_or(0, LogWriter::lost)
+}
+
 /// Starts logging, with the lines of the child as they are if we stand in its place. Only the first call in a process
 /// counts.
 pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
@@ -48,7 +53,8 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     for directive in silent.filter_map(|text| text.parse().ok()) {
         filter = filter.add_directive(directive);
     }
-    let writer = LogWriter::start(log.buffered_lines, io::stderr())
+    // Where our own log cannot be written there is no other place to say so but the metrics.
+    let writer = LogWriter::start(log.buffered_lines, io::stderr(), |_| ())
         .map_err(|problem| Failure::failed(format!("cannot start the thread of the log: {problem}")))?;
     let builder =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(WRITER.get_or_init(|| writer).clone());

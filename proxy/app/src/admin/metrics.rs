@@ -87,6 +87,8 @@ pub(crate) struct Metrics {
     limited: Family<LimitLabel, Counter>,
     tls_not_after: Gauge,
     own_anon: Gauge,
+    lost_access_lines: Counter,
+    lost_log_lines: Counter,
     reports: ReportMetrics,
     growth: GrowthMetrics,
     keys: KeyMetrics,
@@ -120,6 +122,8 @@ impl Metrics {
             limited: Family::default(),
             tls_not_after: Gauge::default(),
             own_anon: Gauge::default(),
+            lost_access_lines: Counter::default(),
+            lost_log_lines: Counter::default(),
             reports: ReportMetrics::default(),
             growth: GrowthMetrics::default(),
             keys: KeyMetrics::default(),
@@ -197,6 +201,16 @@ impl Metrics {
             Unit::Bytes,
             self.own_anon.clone(),
         );
+        registry.register(
+            "access_log_lost_lines",
+            "Lines that are missing in the file of the access log, because it could not be written in time or at all",
+            self.lost_access_lines.clone(),
+        );
+        registry.register(
+            "log_lost_lines",
+            "Lines that are missing in the log, because it could not be written in time or at all",
+            self.lost_log_lines.clone(),
+        );
         self.reports.register(registry);
         self.growth.register(registry);
         self.keys.register(registry);
@@ -233,6 +247,13 @@ impl Metrics {
             }
             _ => {}
         }
+    }
+
+    /// Lines that are missing in the logs so far.
+    pub(crate) fn lost_lines(&self, access: u64, log: u64) {
+        // The writers count; a scrape only repeats it.
+        self.lost_access_lines.inner().store(access, Ordering::Relaxed);
+        self.lost_log_lines.inner().store(log, Ordering::Relaxed);
     }
 
     /// The picture of the fleet has changed.

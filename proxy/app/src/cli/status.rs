@@ -21,6 +21,12 @@ pub(crate) fn table(status: &Status) -> String {
         "llama-warden {} (pid {}{memory}) on http://{} since {}\n\n",
         instance.version, instance.pid, instance.address, instance.started_at
     );
+    if let Some(log) = status.access_log.as_ref().filter(|log| log.lost > 0 || log.failing.is_some()) {
+        let now =
+            log.failing.as_ref().map_or_else(String::new, |why| format!(", and it cannot be written: {why}"));
+        text.truncate(text.len() - 1);
+        text.push_str(&format!("access log {}: {} lines are missing{now}\n\n", log.path.display(), log.lost));
+    }
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     // What is said under each row.
     let mut notes = vec![Vec::new()];
@@ -230,10 +236,9 @@ mod tests {
                 pid: 1,
                 version: "0.1.0".into(),
                 address: "127.0.0.1:8080".into(),
-                admin_socket: String::new(),
                 started_at: "2026-01-01T00:00:00Z".into(),
-                ledger: String::new(),
                 memory_anon: Some(5 << 20),
+                ..Instance::default()
             },
             budgets: BTreeMap::from([(
                 "a".into(),
@@ -253,6 +258,12 @@ mod tests {
                     text: "a leak (`x`, possible)".into(),
                 }],
             )]),
+            binaries: None,
+            access_log: Some(crate::access_log::AccessLogView {
+                path: "/var/log/a.log".into(),
+                lost: 336,
+                failing: Some("No space left on device".into()),
+            }),
             fleet: FleetView {
                 number: 1,
                 models: vec![model("a", ModelState::Loaded, two), failed],
@@ -266,6 +277,11 @@ mod tests {
             lines[0],
             "llama-warden 0.1.0 (pid 1, 5.0 MiB) on http://127.0.0.1:8080 since 2026-01-01T00:00:00Z"
         );
+        assert_eq!(
+            lines[1],
+            "access log /var/log/a.log: 336 lines are missing, and it cannot be written: No space left on device"
+        );
+        let lines = &lines[1..];
         let words = |line: usize| lines[line].split_whitespace().collect::<Vec<_>>();
         assert_eq!(
             words(3),
