@@ -4,8 +4,11 @@ use clap::Subcommand;
 use warden_builder::{BuildId, Keep, Provenance, Store};
 use warden_policies::ByteSize;
 
-use super::{ConfigArgs, build::dirs};
+use super::ConfigArgs;
+use super::builds_in_use::InUse;
+use crate::config::layers::Loaded;
 use crate::config::machine::Machine;
+use crate::config::resolve::Dirs;
 use crate::exit::Failure;
 use crate::out;
 
@@ -32,10 +35,14 @@ pub(crate) enum BuildsCommand {
         /// Their ids, or the beginnings of them.
         #[arg(required = true)]
         ids: Vec<String>,
+        /// Also those that a running instance uses or will start next.
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         config: ConfigArgs,
     },
-    /// Removes all but the newest, and those that the configuration names.
+    /// Removes all but the newest, those that the configuration names and those that running instances need; and what
+    /// builds that were cut short have left.
     Gc {
         /// How many of the newest stay (`build.keep`).
         #[arg(long, value_name = "N")]
@@ -43,6 +50,9 @@ pub(crate) enum BuildsCommand {
         /// Only says what would go.
         #[arg(long)]
         dry_run: bool,
+        /// Also what running instances need, and the last build.
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         config: ConfigArgs,
     },
@@ -51,46 +61,124 @@ pub(crate) enum BuildsCommand {
 /// Does it.
 pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
     match command {
-        BuildsCommand::List { json, config } => list(&store(&config)?.0, json),
+        BuildsCommand::List { json, config } => list(&store(&config)?, json),
         BuildsCommand::Show { id, config } => {
-            let (store, _) = store(&config)?;
+            let store = store(&config)?;
             let id = store.resolve(&id)?;
             out::json(&store.show(&id)?)
         }
-        BuildsCommand::Rm { ids, config } => {
-            let (store, _) = store(&config)?;
+        BuildsCommand::Rm { ids, force, config } => {
+            let place = Place::find(&config)?;
             // All names first: a wrong one must not leave the job half done.
-            let ids = ids.iter().map(|id| store.resolve(id)).collect::<Result<Vec<_>, _>>()?;
+            let ids = ids.iter().map(|id| place.store.resolve(id)).collect::<Result<Vec<_>, _>>()?;
+            if !force {
+                place.none_in_use(&ids)?;
+            }
             ids.iter().try_for_each(|id| {
-                store.remove(id)?;
-                out::line(&format!("removed {id}"))
+                let bytes = place.store.bytes(id);
+                place.store.remove(id)?;
+                out::line(&format!("removed {id}, {}", ByteSize(bytes)))
             })
         }
-        BuildsCommand::Gc { keep, dry_run, config } => {
-            let (store, loaded) = store(&config)?;
-            let keep =
-                Keep { newest: keep.unwrap_or(loaded.settings.build.keep), ids: named(&store, &loaded) };
-            let (gone, verb) = if dry_run {
-                (store.superfluous(&keep)?, "would remove")
-            } else {
-                (store.gc(&keep)?, "removed")
-            };
-            for id in &gone {
-                out::line(&format!("{verb} {id}"))?;
-            }
-            if gone.is_empty() { out::line("nothing to remove") } else { Ok(()) }
+        BuildsCommand::Gc { keep, dry_run, force, config } => {
+            gc(&Place::find(&config)?, keep, dry_run, force)
         }
     }
 }
 
-fn store(config: &ConfigArgs) -> Result<(Store, crate::config::layers::Loaded), Failure> {
-    let machine = Machine::read();
-    let loaded = config.load(&machine, Vec::new())?;
-    Ok((Store::new(&dirs(&loaded, &machine).data), loaded))
+/// Removes what is superfluous, or says what that is.
+fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<(), Failure> {
+    let Place { store, loaded, .. } = place;
+    let newest = keep.unwrap_or(loaded.settings.build.keep);
+    let mut keep = Keep { newest, ids: named(store, loaded) };
+    if !force {
+        let without = store.superfluous(&keep)?;
+        let in_use = place.in_use()?;
+        for (id, bytes) in &without.builds {
+            let users = in_use.users(id);
+            if !users.is_empty() {
+                out::line(&format!("keeps {id}, {}: {} needs it", ByteSize(*bytes), users.join(", ")))?;
+            }
+        }
+        keep.ids.extend(in_use.builds.iter().map(|(id, _)| id.clone()));
+        if !without.builds.is_empty() && !dry_run {
+            in_use.all_asked()?;
+        }
+    }
+    let sweep = store.superfluous(&keep)?;
+    let last = !sweep.builds.is_empty() && sweep.left == 0 && !force;
+    if dry_run || last {
+        let leftovers = sweep.leftovers.iter().map(|(path, bytes)| (path.display().to_string(), bytes));
+        for (name, bytes) in sweep.builds.iter().map(|(id, bytes)| (id.to_string(), bytes)).chain(leftovers) {
+            out::line(&format!("would remove {name}, {}", ByteSize(*bytes)))?;
+        }
+    }
+    if last {
+        return Err(Failure::hinted(
+            format!("nothing was removed: no build would be left in {}", store.root().display()),
+            "keep one with --keep 1, or use --force",
+        ));
+    }
+    if sweep.is_empty() {
+        return out::line("nothing to remove");
+    }
+    if dry_run {
+        return out::line(&format!("that would free {}", ByteSize(sweep.bytes())));
+    }
+    let (mut freed, mut told) = (0, Ok(()));
+    store.gc(&sweep, |name, bytes| {
+        freed += bytes;
+        // Whoever reads this may have left; what was begun goes on.
+        let line = out::line(&format!("removed {name}, {}", ByteSize(bytes)));
+        told = std::mem::replace(&mut told, Ok(())).and(line);
+    })?;
+    told?;
+    out::line(&format!("freed {}", ByteSize(freed)))
+}
+
+/// Where builds are, and who may need them.
+struct Place {
+    machine: Machine,
+    loaded: Loaded,
+    dirs: Dirs,
+    store: Store,
+}
+
+impl Place {
+    fn find(config: &ConfigArgs) -> Result<Self, Failure> {
+        let machine = Machine::read();
+        let loaded = config.load(&machine, Vec::new())?;
+        let dirs = loaded.dirs(&machine)?;
+        let store = Store::new(&dirs.data);
+        Ok(Self { machine, loaded, dirs, store })
+    }
+
+    fn in_use(&self) -> Result<InUse, Failure> {
+        InUse::ask(&self.store, &self.dirs.data, &self.dirs.state, &self.machine)
+    }
+
+    /// Refuses if a running instance needs one of them.
+    fn none_in_use(&self, ids: &[BuildId]) -> Result<(), Failure> {
+        let in_use = self.in_use()?;
+        for id in ids {
+            let users = in_use.users(id);
+            if !users.is_empty() {
+                return Err(Failure::hinted(
+                    format!("nothing was removed: {} needs build {id}", users.join(", ")),
+                    "reload it with another build first, or use --force",
+                ));
+            }
+        }
+        in_use.all_asked()
+    }
+}
+
+fn store(config: &ConfigArgs) -> Result<Store, Failure> {
+    Place::find(config).map(|place| place.store)
 }
 
 /// Builds that the configuration names.
-fn named(store: &Store, loaded: &crate::config::layers::Loaded) -> Vec<BuildId> {
+fn named(store: &Store, loaded: &Loaded) -> Vec<BuildId> {
     let all = std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model, _)| model));
     all.filter_map(|model| store.resolve(model.build.as_deref()?).ok()).collect()
 }

@@ -1,0 +1,77 @@
+//! Which builds running instances need: what each of their processes is, and what the next one will be. An instance that
+//! cannot be asked is named, because nobody knows what it needs.
+
+use std::path::Path;
+
+use reqwest::Method;
+use warden_builder::{BuildId, Store};
+
+use super::block_on;
+use crate::admin::answer::{Instance, Status};
+use crate::admin::client::Client;
+use crate::admin::instance;
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+
+/// What running instances need of a store.
+#[derive(Debug, Default)]
+pub(super) struct InUse {
+    /// A build, and by whom it is used.
+    pub(super) builds: Vec<(BuildId, String)>,
+    /// Instances that run and did not say.
+    pub(super) silent: Vec<String>,
+}
+
+impl InUse {
+    /// Asks all instances that this user's state directory and the common places know of.
+    pub(super) fn ask(store: &Store, data: &Path, state: &Path, machine: &Machine) -> Result<Self, Failure> {
+        let mut found = Self::default();
+        for instance in instance::everywhere(state, &machine.meeting_places()) {
+            match asked(&instance)? {
+                Some(binaries) => {
+                    for (model, binary) in binaries {
+                        if let Some(id) = store.build_of(&binary) {
+                            found.builds.push((id, format!("model `{model}` of pid {}", instance.pid)));
+                        }
+                    }
+                }
+                // Of another store, as far as it has said.
+                None if !instance.data_dir.is_empty() && Path::new(&instance.data_dir) != data => {}
+                None => found.silent.push(format!("pid {} on {}", instance.pid, instance.admin_socket)),
+            }
+        }
+        found.builds.dedup();
+        Ok(found)
+    }
+
+    /// By whom a build is used.
+    pub(super) fn users(&self, id: &BuildId) -> Vec<&str> {
+        self.builds.iter().filter(|(used, _)| used == id).map(|(_, who)| who.as_str()).collect()
+    }
+
+    /// Refuses to go on while somebody runs who did not say what they need.
+    pub(super) fn all_asked(&self) -> Result<(), Failure> {
+        if self.silent.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::hinted(
+            format!(
+                "nothing was removed: a running llama-warden cannot be asked which builds it needs: {}",
+                self.silent.join(", ")
+            ),
+            "ask again where it can be reached, or use --force",
+        ))
+    }
+}
+
+/// The programs of an instance, by model; nothing if it does not say.
+fn asked(instance: &Instance) -> Result<Option<Vec<(String, std::path::PathBuf)>>, Failure> {
+    let client = Client::new(instance.admin_socket.clone().into())?;
+    let limit = warden_policies::defaults().child.version_timeout;
+    let asking = async { tokio::time::timeout(limit, client.json::<Status>(Method::GET, &["status"])).await };
+    let Ok(Ok(status)) = block_on(asking)? else { return Ok(None) };
+    let each = |(model, binaries): (String, Vec<std::path::PathBuf>)| {
+        binaries.into_iter().map(move |binary| (model.clone(), binary))
+    };
+    Ok(status.binaries.map(|all| all.into_iter().flat_map(each).collect()))
+}
