@@ -16,6 +16,7 @@ mod drain_and_replace;
 mod drop_in;
 mod eras;
 mod fake;
+mod files;
 mod growth;
 mod keys;
 mod layout;

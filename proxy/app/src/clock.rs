@@ -1,4 +1,4 @@
-//! Wall-clock time, for people: it is printed, never compared.
+//! Wall-clock time, for people: it is printed, and compared only with what was printed before.
 
 use std::cell::Cell;
 
@@ -8,6 +8,11 @@ use jiff::Timestamp;
 pub(crate) fn now_text() -> String {
     let now = Timestamp::now();
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
+}
+
+/// Now, for comparing with times that were written.
+pub(crate) fn now() -> Timestamp {
+    Timestamp::now()
 }
 
 /// Now, RFC 3339 in UTC with microseconds, as ASCII. Cheap: each thread spells a second only once.

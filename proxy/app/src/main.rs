@@ -10,6 +10,7 @@ mod child_lines;
 mod cli;
 mod clock;
 mod config;
+mod events_file;
 mod exit;
 mod log_writer;
 mod logging;

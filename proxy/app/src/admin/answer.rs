@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -21,6 +22,7 @@ use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
 use super::metrics::Metrics;
 use super::route::{self, Mismatch, ROUTES, Route};
+use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
 
 /// The body of an answer.
@@ -37,8 +39,24 @@ pub(crate) struct Status {
     /// What might be done about models whose memory grows; models without advice are left out.
     #[serde(default)]
     pub(crate) advice: BTreeMap<String, Vec<AdviceView>>,
+    /// The programs that each model runs, and the one that its next process will be; absent from versions that did not
+    /// know.
+    #[serde(default)]
+    pub(crate) binaries: Option<Binaries>,
+    /// The access log, if it has a file of its own.
+    #[serde(default)]
+    pub(crate) access_log: Option<AccessLogView>,
     /// The models.
     pub(crate) fleet: FleetView,
+}
+
+/// Programs by model.
+pub(crate) type Binaries = BTreeMap<String, Vec<PathBuf>>;
+
+/// The programs that the next process of each model will be.
+pub(crate) fn next_binaries(models: &[ModelSpec]) -> Binaries {
+    let one = |model: &ModelSpec| (model.name.as_str().to_owned(), vec![model.command.binary.clone()]);
+    models.iter().map(one).collect()
 }
 
 /// A leak that a model looks like, and what helps.
@@ -72,6 +90,8 @@ pub(crate) struct Told {
     pub(crate) budgets: Budgets,
     /// How the servers are started.
     pub(crate) servers: Servers,
+    /// Which programs they are.
+    pub(crate) binaries: Binaries,
 }
 
 /// Budgets by model.
@@ -105,7 +125,7 @@ pub(crate) fn budgets(models: &[ModelSpec]) -> Budgets {
 }
 
 /// One running llama-warden.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Instance {
     /// Its process id.
     pub(crate) pid: u32,
@@ -119,6 +139,9 @@ pub(crate) struct Instance {
     pub(crate) started_at: String,
     /// Its record of replacements.
     pub(crate) ledger: String,
+    /// Where its builds are.
+    #[serde(default)]
+    pub(crate) data_dir: String,
     /// Its own memory in bytes (`RssAnon`), where it can be read.
     #[serde(default)]
     pub(crate) memory_anon: Option<u64>,
@@ -137,6 +160,8 @@ pub(crate) struct Admin {
     pub(crate) gauges: Arc<Gauges>,
     /// What the gateway is told, and what keys have used.
     pub(crate) gateway: Control,
+    /// The access log.
+    pub(crate) access: AccessLog,
     /// Who we are.
     pub(crate) instance: Arc<Instance>,
     /// Ends answers that would go on for ever.
@@ -153,6 +178,7 @@ impl Admin {
                     let budgets = self.told.borrow().budgets.clone();
                     {
                         let keys = self.gateway.key_counts();
+                        self.metrics.lost_lines(self.access.lost(), crate::logging::lost());
                         self.metrics.text(&self.fleet.view(), &budgets, &self.gauges, &keys, own_memory())
                     }
                 };
@@ -194,7 +220,9 @@ impl Admin {
         let advice = advice::of_fleet(&told.servers, &fleet);
         let advice =
             advice.into_iter().map(|(model, all)| (model, all.iter().map(AdviceView::from).collect()));
-        Status { instance, budgets: told.budgets, advice: advice.collect(), fleet }
+        let binaries = Some(running_too(told.binaries, &fleet));
+        let access_log = self.access.view();
+        Status { instance, budgets: told.budgets, advice: advice.collect(), binaries, access_log, fleet }
     }
 
     fn unknown(&self, model: &str) -> Response<Body> {
@@ -203,6 +231,23 @@ impl Admin {
             Ok(_) => error(StatusCode::NOT_FOUND, &format!("there are no logs of `{model}`")),
         }
     }
+}
+
+/// Adds the programs of the processes that run: after a reload they may be others than the next ones.
+fn running_too(mut binaries: Binaries, fleet: &FleetView) -> Binaries {
+    for model in &fleet.models {
+        let running = model.backends.iter().filter_map(|backend| {
+            let program = std::fs::read_link(format!("/proc/{}/exe", backend.pid?)).ok()?;
+            Some(program)
+        });
+        let all = binaries.entry(model.name.as_str().to_owned()).or_default();
+        for program in running {
+            if !all.contains(&program) {
+                all.push(program);
+            }
+        }
+    }
+    binaries
 }
 
 /// An answer that says what is wrong.

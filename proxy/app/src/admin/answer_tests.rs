@@ -20,7 +20,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         admin_socket: "s".into(),
         started_at: "t".into(),
         ledger: "l".into(),
-        memory_anon: None,
+        ..Instance::default()
     };
     let admin = Admin {
         fleet,
@@ -28,6 +28,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         told: watch::channel(Told::default()).1,
         gauges: Arc::default(),
         gateway: Control::default(),
+        access: AccessLog::none(),
         instance: Arc::new(instance),
         stop: CancellationToken::new(),
     };

@@ -14,11 +14,12 @@ pub(crate) struct Client {
     socket: PathBuf,
 }
 
-/// Finds the instance to talk to: the socket that was named, else the only one that the state directory knows of.
-pub(crate) fn find(named: Option<PathBuf>, state: &Path) -> Result<Client, Failure> {
+/// Finds the instance to talk to: the socket that was named, else the only one that the state directory knows of, else the
+/// only one that has left word in one of `places`: it may keep its state elsewhere.
+pub(crate) fn find(named: Option<PathBuf>, state: &Path, places: &[PathBuf]) -> Result<Client, Failure> {
     let socket = match named {
         Some(socket) => socket,
-        None => match instance::running(state).as_slice() {
+        None => match instance::nearest(state, places).as_slice() {
             [] => {
                 return Err(Failure::hinted(
                     "no llama-warden is running here",
@@ -149,7 +150,7 @@ mod tests {
     #[test]
     fn with_no_instance_the_hint_says_how_to_start_one() {
         let dir = tempfile::tempdir().unwrap();
-        let Err(failure) = find(None, dir.path()) else { panic!("found one") };
+        let Err(failure) = find(None, dir.path(), &[]) else { panic!("found one") };
         assert_eq!(failure.code(), 1);
         assert!(failure.lines()[1].contains("llama-warden serve"));
     }

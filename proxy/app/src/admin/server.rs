@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ use crate::exit::Failure;
 /// The listeners, bound.
 pub(crate) struct Listeners {
     path: PathBuf,
+    /// Device and number of the socket's file.
+    file: (u64, u64),
     pause: Duration,
     unix: UnixListener,
     tcp: Option<TcpListener>,
@@ -33,7 +35,7 @@ pub(crate) async fn bind(
     address: Option<SocketAddr>,
     pause: Duration,
 ) -> Result<Listeners, Failure> {
-    let unix = bind_unix(socket).await?;
+    let (unix, file) = bind_unix(socket).await?;
     let tcp = match address {
         None => None,
         Some(address) => Some(TcpListener::bind(address).await.map_err(|problem| {
@@ -43,10 +45,11 @@ pub(crate) async fn bind(
             )
         })?),
     };
-    Ok(Listeners { path: socket.to_owned(), unix, tcp, pause })
+    Ok(Listeners { path: socket.to_owned(), file, unix, tcp, pause })
 }
 
-async fn bind_unix(socket: &Path) -> Result<UnixListener, Failure> {
+/// The listener, and which file it is.
+async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), Failure> {
     let shown = socket.display();
     let cannot = |problem: &io::Error| {
         Failure::hinted(
@@ -54,19 +57,32 @@ async fn bind_unix(socket: &Path) -> Result<UnixListener, Failure> {
             "choose another `admin.socket`",
         )
     };
-    if socket.exists() {
-        if tokio::net::UnixStream::connect(socket).await.is_ok() {
-            return Err(Failure::hinted(
-                format!("another llama-warden is already running on the admin socket {shown}"),
-                "stop it, or choose another `admin.socket`",
+    if let Ok(facts) = std::fs::symlink_metadata(socket) {
+        if !facts.file_type().is_socket() {
+            return Err(Failure::usage(
+                format!("cannot make the admin socket {shown}: there is something else of that name"),
+                "choose another `admin.socket`",
             ));
         }
-        std::fs::remove_file(socket).map_err(|problem| cannot(&problem))?;
+        match tokio::net::UnixStream::connect(socket).await {
+            Ok(_) => {
+                return Err(Failure::hinted(
+                    format!("another llama-warden is already running on the admin socket {shown}"),
+                    "stop it, or choose another `admin.socket`",
+                ));
+            }
+            // Nobody will ever listen there again. Whatever else is wrong, the socket may be somebody's.
+            Err(problem) if problem.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(socket).map_err(|problem| cannot(&problem))?;
+            }
+            Err(problem) => return Err(cannot(&problem)),
+        }
     }
     let listener = UnixListener::bind(socket).map_err(|problem| cannot(&problem))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
         .map_err(|problem| cannot(&problem))?;
-    Ok(listener)
+    let made = std::fs::symlink_metadata(socket).map_err(|problem| cannot(&problem))?;
+    Ok((listener, (made.dev(), made.ino())))
 }
 
 impl Listeners {
@@ -95,7 +111,11 @@ impl Listeners {
             }
         }
         // Whoever looks for a running instance should not find the file of one that has ended.
-        drop(std::fs::remove_file(&self.path));
+        // Another's, if ours was removed and made again meanwhile, is not ours to remove.
+        let there = std::fs::symlink_metadata(&self.path).ok();
+        if there.is_some_and(|facts| (facts.dev(), facts.ino()) == self.file) {
+            drop(std::fs::remove_file(&self.path));
+        }
         tasks.close();
         tasks.wait().await;
     }

@@ -35,7 +35,7 @@ impl InstanceArgs {
         let machine = Machine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
         let named = loaded.settings.admin.socket.as_ref().map(|path| loaded.absolute(&machine, path));
-        find(named, &loaded.dirs(&machine).state)
+        find(named, &loaded.dirs(&machine)?.state, &machine.meeting_places())
     }
 }
 

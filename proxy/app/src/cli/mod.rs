@@ -11,12 +11,14 @@ use crate::exit::Failure;
 
 pub(crate) mod build;
 mod builds;
+mod builds_in_use;
 mod config;
 mod control;
 mod diagnose;
 mod dropin;
 mod gpu;
 mod growth;
+mod history;
 mod keys;
 mod mitigations;
 mod patches;
@@ -72,6 +74,8 @@ enum Command {
     Logs(control::LogsArgs),
     /// Shows what happened to the models.
     Events(control::EventsArgs),
+    /// Shows what happened to the models in this and in former instances: replacements, failures, events.
+    History(history::HistoryArgs),
     /// Checks, shows or describes the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -148,6 +152,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Status(args) => control::status(&args),
         Command::Restart(args) => control::restart(&args),
         Command::Drain(args) => control::drain(&args),
+        Command::History(args) => history::run(&args),
         Command::Logs(args) => control::logs(&args),
         Command::Events(args) => control::events(&args),
         Command::Config(command) => config::run(command),

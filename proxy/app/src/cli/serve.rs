@@ -121,7 +121,11 @@ pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
 
 /// Becomes the real llama-server: questions like `--help` are its own to answer.
 fn ask_the_binary(args: &[String], machine: &Machine) -> Result<(), Failure> {
-    let built = store::find(&machine.data_dir(), None).map_err(Failure::failed)?.map(|facts| facts.binary);
+    let built = match machine.data_dir() {
+        Some(data) => store::find(&data, None).map_err(Failure::failed)?,
+        None => None,
+    };
+    let built = built.map(|facts| facts.binary);
     let binary = built.or_else(|| machine.find_in_path("llama-server")).ok_or_else(|| {
         Failure::hinted(
             "there is no llama-server: no build in the store, and none in PATH but ourselves",

@@ -18,6 +18,8 @@ pub(crate) struct Machine {
     pub(crate) exe: Option<PathBuf>,
     /// Working directory.
     pub(crate) cwd: PathBuf,
+    /// Our home directory according to the system's list of users, where `HOME` is not set.
+    pub(crate) listed_home: Option<PathBuf>,
     /// Environment variables.
     pub(crate) env: Vec<(OsString, OsString)>,
 }
@@ -34,6 +36,7 @@ impl Machine {
             pid: std::process::id(),
             exe: std::env::current_exe().ok().and_then(|path| path.canonicalize().ok()),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+            listed_home: std::env::home_dir(),
             env: std::env::vars_os().collect(),
         }
     }
@@ -51,38 +54,64 @@ impl Machine {
         self.env.iter().filter_map(text).collect()
     }
 
-    /// A directory of the XDG base directory specification, or its place under the home directory.
-    fn xdg(&self, variable: &str, under_home: &str) -> PathBuf {
+    /// Our home directory: `HOME`, else what the system's list of users says. The root directory is nobody's home, though
+    /// services without one are listed with it.
+    pub(crate) fn home(&self) -> Option<PathBuf> {
+        let listed = || self.listed_home.clone().filter(|home| home.is_absolute() && *home != Path::new("/"));
+        self.var("HOME").map(PathBuf::from).or_else(listed)
+    }
+
+    /// A directory of the XDG base directory specification, or its place under the home directory; none without a home.
+    fn xdg(&self, variable: &str, under_home: &str) -> Option<PathBuf> {
         // The specification: a relative path in these variables is invalid and ignored.
-        if let Some(base) = self.var(variable).map(PathBuf::from).filter(|path| path.is_absolute()) {
-            return base.join("llama-warden");
-        }
-        let home = self.var("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from);
-        home.join(under_home).join("llama-warden")
+        let base = self.var(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+        Some(base.or_else(|| Some(self.home()?.join(under_home)))?.join("llama-warden"))
     }
 
     /// Ledger and instances.
-    pub(crate) fn state_dir(&self) -> PathBuf {
+    pub(crate) fn state_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_STATE_HOME", ".local/state")
     }
 
     /// Builds.
-    pub(crate) fn data_dir(&self) -> PathBuf {
+    pub(crate) fn data_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_DATA_HOME", ".local/share")
     }
 
     /// What can be made again.
-    pub(crate) fn cache_dir(&self) -> PathBuf {
+    pub(crate) fn cache_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_CACHE_HOME", ".cache")
     }
 
-    /// Sockets of this instance. Short, because a Unix socket's path has at most 107 bytes.
-    pub(crate) fn runtime_dir(&self) -> PathBuf {
-        let name = format!("llama-warden-{}", self.pid);
+    /// Where our private directory for sockets is made. Short, because a Unix socket's path has at most 107 bytes.
+    pub(crate) fn runtime_base(&self) -> PathBuf {
         match self.var("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir()) {
-            Some(base) => base.join(name),
-            None => PathBuf::from(format!("/tmp/llama-warden-{}", self.uid)).join(name),
+            Some(base) => base,
+            None => self.temporary_base(),
         }
+    }
+
+    /// Where it is made without `XDG_RUNTIME_DIR`.
+    pub(crate) fn temporary_base(&self) -> PathBuf {
+        PathBuf::from(format!("/tmp/llama-warden-{}", self.uid))
+    }
+
+    /// Where instances of this user, and the service of this machine, leave word of themselves whatever directories they
+    /// are configured with. The first is ours to write to.
+    pub(crate) fn meeting_places(&self) -> Vec<PathBuf> {
+        let all = [
+            self.runtime_base(),
+            PathBuf::from(format!("/run/user/{}", self.uid)),
+            self.temporary_base(),
+            PathBuf::from("/run/llama-warden"),
+        ];
+        let mut places: Vec<PathBuf> = Vec::new();
+        for place in all {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        places
     }
 
     /// A program in PATH that is not ourselves, under whatever name we are installed.

@@ -25,6 +25,7 @@ pub(crate) mod keys;
 pub(crate) mod layers;
 pub(crate) mod machine;
 pub(crate) mod mitigations;
+mod places;
 pub(crate) mod policy;
 pub(crate) mod policy_file;
 pub(crate) mod problem;

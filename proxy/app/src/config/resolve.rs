@@ -12,6 +12,8 @@ use warden_policies::backoff::BackoffPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
 use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults};
+use warden_supervisor::PrivateDir;
+use warden_supervisor::private_dir::ADMIN_SOCKET;
 use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, SharedBudgets, Timing, Watch};
 
 use super::arguments;
@@ -76,8 +78,10 @@ pub(crate) struct Resolved {
 pub(crate) struct Dirs {
     /// Ledger and instances.
     pub(crate) state: PathBuf,
-    /// Sockets of this instance.
+    /// Sockets of this instance: a private directory that we make in `runtime_base` and remove.
     pub(crate) runtime: PathBuf,
+    /// What was configured, or its default: somebody's.
+    pub(crate) runtime_base: PathBuf,
     /// Builds.
     pub(crate) data: PathBuf,
     /// What can be made again.
@@ -121,7 +125,7 @@ impl Loaded {
         if !resolver.problems.is_empty() {
             return Err(Problems(resolver.problems));
         }
-        let data = self.dirs(machine).data;
+        let data = self.dirs(machine)?.data;
         let built = match &choice {
             Choice::Build(id) => super::store::find(&data, Some(id)),
             Choice::Newest => super::store::find(&data, None),
@@ -142,24 +146,32 @@ impl Loaded {
     }
 
     /// Where things are kept.
-    pub(crate) fn dirs(&self, machine: &Machine) -> Dirs {
+    pub(crate) fn dirs(&self, machine: &Machine) -> Result<Dirs, Problems> {
         let paths = &self.settings.paths;
-        let or = |given: &Option<PathBuf>, default: PathBuf| {
-            given.as_ref().map_or(default, |path| self.absolute(machine, path))
+        let given = |path: &Option<PathBuf>| path.as_ref().map(|path| self.absolute(machine, path));
+        let Some(state) = given(&paths.state_dir).or_else(|| machine.state_dir()) else {
+            let message = format!(
+                "there is no place for our state: HOME is not set, and the system's list of users has no home for user {}",
+                machine.uid
+            );
+            let hint = "set HOME, or name directories with `paths.state_dir` and its like";
+            return Err(Problem::new(Place::Nowhere, message).hint(hint).into());
         };
-        Dirs {
-            state: or(&paths.state_dir, machine.state_dir()),
-            runtime: or(&paths.runtime_dir, machine.runtime_dir()),
-            data: or(&paths.data_dir, machine.data_dir()),
-            cache: or(&paths.cache_dir, machine.cache_dir()),
-        }
+        // Without a home, what is configured holds the rest, too.
+        let beside = |name: &str| state.join(name);
+        let data = given(&paths.data_dir).or_else(|| machine.data_dir()).unwrap_or_else(|| beside("data"));
+        let cache =
+            given(&paths.cache_dir).or_else(|| machine.cache_dir()).unwrap_or_else(|| beside("cache"));
+        let runtime_base = given(&paths.runtime_dir).unwrap_or_else(|| machine.runtime_base());
+        let runtime = PrivateDir::place(&runtime_base, machine.pid);
+        Ok(Dirs { state, runtime, runtime_base, data, cache })
     }
 }
 
 /// Resolves a configuration. `any_name`: the one model answers to every name.
 pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Resolved, Problems> {
     let mut resolver = Resolver { any_name, ..Resolver::new(loaded, machine) };
-    let dirs = loaded.dirs(machine);
+    let dirs = loaded.dirs(machine)?;
     let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
     let mut rules = Vec::new();
     for (name, model, _) in &loaded.models {
@@ -170,6 +182,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         mitigations.push(own);
     }
     resolver.names();
+    resolver.check_runtime_dir(&dirs, &models);
     let server = resolver.server();
     resolver.log_level();
     let keys = resolver.keys(&models);
@@ -183,7 +196,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         .admin
         .socket
         .as_ref()
-        .map_or_else(|| dirs.runtime.join("admin.sock"), |path| resolver.absolute(path));
+        .map_or_else(|| dirs.runtime.join(ADMIN_SOCKET), |path| resolver.absolute(path));
     let common = &loaded.defaults;
     let fleet = FleetConfig {
         models,

@@ -84,7 +84,8 @@ pub(crate) struct Admin {
 pub(crate) struct Paths {
     /// Ledger, and which instances run. Default: `$XDG_STATE_HOME/llama-warden`.
     pub(crate) state_dir: Option<PathBuf>,
-    /// Sockets. Private to one instance, and short. Default: a new one under `$XDG_RUNTIME_DIR`.
+    /// Sockets: each instance makes a private directory in it, and removes nothing else. Short. Default:
+    /// `$XDG_RUNTIME_DIR`, else `/tmp/llama-warden-UID`.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Builds. Default: `$XDG_DATA_HOME/llama-warden`.
     pub(crate) data_dir: Option<PathBuf>,

@@ -48,11 +48,16 @@ pub(crate) fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
 
 /// The directories that are used, whoever chose them. That of sockets is made for one instance, unless it is configured.
 fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
-    let dirs = loaded.dirs(machine);
     text.push_str("\n[paths]\n");
+    let Ok(dirs) = loaded.dirs(machine) else {
+        text.push_str("# none: there is no home directory to put them in\n");
+        return;
+    };
+    let configured = loaded.settings.paths.runtime_dir.is_some();
     for (key, dir) in [
         ("state_dir", dirs.state),
-        ("runtime_dir", dirs.runtime),
+        // What is configured is where each instance makes its own.
+        ("runtime_dir", if configured { dirs.runtime_base } else { dirs.runtime }),
         ("data_dir", dirs.data),
         ("cache_dir", dirs.cache),
     ] {

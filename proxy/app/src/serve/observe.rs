@@ -17,6 +17,7 @@ use crate::access_log::AccessLog;
 use crate::admin::answer::Told;
 use crate::admin::metrics::Metrics;
 use crate::advice::{self, Servers};
+use crate::events_file::EventsFile;
 use crate::logging;
 
 /// Takes the gateway's records.
@@ -37,6 +38,7 @@ pub(crate) async fn events(
     fleet: Fleet,
     metrics: Arc<Metrics>,
     told: watch::Receiver<Told>,
+    mut file: EventsFile,
     stop: CancellationToken,
 ) {
     let tail = fleet.events();
@@ -45,6 +47,7 @@ pub(crate) async fn events(
     let mut advised = Advised::default();
     let mut see = |event: &Event| {
         metrics.event(event);
+        file.write(event);
         let advice = advice_for(event, &fleet, &told.borrow().servers);
         log_event(event, &advised.unsaid(event, advice));
     };

@@ -19,13 +19,14 @@ use super::measure;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
 use crate::access_log::AccessLog;
-use crate::admin::answer::{Admin, Instance, Told, budgets};
+use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
 use crate::admin::server::bind;
 use crate::clock;
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
+use crate::events_file::EventsFile;
 use crate::exit::Failure;
 use crate::request_recorder::Recorders;
 
@@ -61,7 +62,7 @@ impl Server {
         machine: &Machine,
         nursery: NurseryHandle,
     ) -> Result<Self, Failure> {
-        let mut claim = Claim::take(&resolved.dirs, machine.uid)?;
+        let mut claim = Claim::take(&resolved.dirs, machine)?;
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
         let mut recorders = Recorders::default();
         recorders.open(&resolved)?;
@@ -88,13 +89,19 @@ impl Server {
             admin_socket: resolved.admin_socket.to_string_lossy().into_owned(),
             started_at: clock::now_text(),
             ledger: fleet.ledger_path().to_string_lossy().into_owned(),
+            data_dir: resolved.dirs.data.to_string_lossy().into_owned(),
             memory_anon: None,
         };
-        claim.announce(&resolved.dirs.state, &instance)?;
+        claim.announce(&resolved.dirs.state, machine.meeting_places().first(), &instance)?;
         let tasks = TaskTracker::new();
-        let now = Told { budgets: budgets(&resolved.fleet.models), servers: resolved.servers(machine) };
+        let now = Told {
+            budgets: budgets(&resolved.fleet.models),
+            servers: resolved.servers(machine),
+            binaries: next_binaries(&resolved.fleet.models),
+        };
         let (tell, told) = watch::channel(now);
-        tasks.spawn(events(fleet.clone(), metrics.clone(), told.clone(), stop.clone()));
+        let file = EventsFile::new(&resolved.dirs.state, machine.pid);
+        tasks.spawn(events(fleet.clone(), metrics.clone(), told.clone(), file, stop.clone()));
         if let Some(job) = unmeasured {
             tasks.spawn(job.run(fleet.clone(), stop.clone()));
         }
@@ -104,6 +111,7 @@ impl Server {
             told,
             gauges: gauges.clone(),
             gateway: control.clone(),
+            access: access.clone(),
             instance: Arc::new(instance),
             stop: stop.clone(),
         };
@@ -210,7 +218,8 @@ impl Server {
             self.tasks.spawn(job.run(self.fleet.clone(), self.stop.clone()));
         }
         let servers = new.servers(machine);
-        self.told.send_replace(Told { budgets: budgets(&fleet.models), servers });
+        let binaries = next_binaries(&fleet.models);
+        self.told.send_replace(Told { budgets: budgets(&fleet.models), servers, binaries });
         self.gateway.update(live(&new, &self.recorders));
         if let Some(tls) = &self.tls {
             certificate::read(tls).await;

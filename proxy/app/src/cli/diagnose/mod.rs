@@ -37,6 +37,7 @@ use self::target::Target;
 use self::trace::Tracing;
 use self::wrap::Wrap;
 use super::ConfigArgs;
+use crate::admin::instance;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::out;
@@ -161,7 +162,9 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         about = about.with_tool(wrap.words());
         Wrap::patience(&mut target.timing, &mut numbers);
     }
-    let starter = Starter::new(nursery, &target.runtime_dir, target.timing, target.watch)?;
+    // Ours alone, and gone at the end with what we made in it.
+    let sockets = instance::private_dir(&target.runtime_dir)?;
+    let starter = Starter::new(nursery, sockets.path(), target.timing, target.watch)?;
     let steps = args.requests.unwrap_or(numbers.requests);
     let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
     let experiment = Experiment { spec, workloads, steps, early: true, replay: recording.clone() };
@@ -185,8 +188,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         }
         Err(error) => Err(error.into()),
     };
-    // Ours alone, unless the configuration says otherwise; not empty then.
-    drop(std::fs::remove_dir(&target.runtime_dir));
+    drop(sockets);
     let (outcome, Further { cure, headroom, trouble }) = further?;
     let mut report = Report { cure, headroom, ..Report::new(about, &outcome) };
     report.about.system = folder::system(&target, &outcome).await;

@@ -1,0 +1,214 @@
+//! `llama-warden history`: what happened to the models, in this and in former instances. It reads the ledger and the events
+//! of the state directory; nothing needs to run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use clap::Args;
+use jiff::{SpanRelativeTo, Timestamp};
+use serde_json::Value;
+use warden_policies::secrets;
+use warden_supervisor::{Event, EventKind, LedgerEntry};
+
+use super::ConfigArgs;
+use crate::config::machine::Machine;
+use crate::events_file;
+use crate::exit::Failure;
+use crate::serve::describe;
+use crate::{clock, out};
+
+/// What `history` takes.
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArgs {
+    /// Only of this model.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Only replacements for this reason (`host_soft`, `wedged`, `operator`, ...), failures of this kind (`out_of_memory`,
+    /// `bad_model`, ...), or events of this kind (`crashed`, `ready`, ...). May be repeated.
+    #[arg(long, value_name = "NAME")]
+    reason: Vec<String>,
+    /// Only since then: a time like `2026-01-31T08:00:00Z`, or how long ago, like `90m`, `12h` or `7d`.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    since: Option<Timestamp>,
+    /// Only until then.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    until: Option<Timestamp>,
+    /// JSON lines, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// A time, or how long ago.
+fn time(text: &str) -> Result<Timestamp, String> {
+    if let Ok(time) = text.parse::<Timestamp>() {
+        return Ok(time);
+    }
+    let ago = text.parse::<jiff::Span>().ok().and_then(|span| {
+        let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?;
+        clock::now().checked_sub(length).ok()
+    });
+    ago.ok_or_else(|| {
+        "write a time like `2026-01-31T08:00:00Z`, or how long ago, like `90m`, `12h`, `7d`".to_owned()
+    })
+}
+
+/// Shows it.
+pub(crate) fn run(args: &HistoryArgs) -> Result<(), Failure> {
+    let machine = Machine::read();
+    let state = args.config.load(&machine, Vec::new())?.dirs(&machine)?.state;
+    let mut all = History::read(&state)?;
+    if all.unread > 0 {
+        out::error_line(&format!("warning: {} lines cannot be read and are left out", all.unread));
+    }
+    all.entries.retain(|entry| entry.is_wanted(args));
+    if all.entries.is_empty() && !args.json {
+        return out::line(&format!("nothing of that kind is recorded in {}", state.display()));
+    }
+    all.entries
+        .iter()
+        .try_for_each(|entry| out::line(&if args.json { entry.json.to_string() } else { entry.text() }))
+}
+
+/// All that is recorded, in the order of time.
+#[derive(Default)]
+struct History {
+    entries: Vec<Entry>,
+    /// Lines that are of no kind that we know: torn by a kill, or of a later version.
+    unread: usize,
+}
+
+struct Entry {
+    at: Option<Timestamp>,
+    event: Event,
+    json: Value,
+}
+
+impl History {
+    fn read(state: &Path) -> Result<Self, Failure> {
+        let mut all = Self::default();
+        for line in lines(&state.join("ledger.jsonl"))? {
+            all.add(&line, |json| {
+                let entry: LedgerEntry = serde_json::from_value(json.clone()).ok()?;
+                Some(Event {
+                    id: entry.id,
+                    at: entry.at.clone(),
+                    model: Some(entry.model.clone()),
+                    generation: entry.to.or(entry.from),
+                    kind: EventKind::RecycleDone { entry: Box::new(entry) },
+                })
+            });
+        }
+        for path in events_file::files(state) {
+            for line in lines(&path)? {
+                all.add(&line, |json| serde_json::from_value(json.clone()).ok());
+            }
+        }
+        // Stable, so that what has one time stays in its order.
+        all.entries.sort_by_key(|entry| entry.at);
+        Ok(all)
+    }
+
+    fn add(&mut self, line: &str, event: impl FnOnce(&Value) -> Option<Event>) {
+        let read = serde_json::from_str::<Value>(line).ok();
+        match read.and_then(|mut json| {
+            let event = event(&json)?;
+            if let (EventKind::RecycleDone { .. }, Some(fields)) = (&event.kind, json.as_object_mut()) {
+                fields.insert("kind".to_owned(), "recycle_done".into());
+            }
+            Some(Entry { at: event.at.parse().ok(), event, json })
+        }) {
+            Some(entry) => self.entries.push(entry),
+            None => self.unread += 1,
+        }
+    }
+}
+
+impl Entry {
+    fn is_wanted(&self, args: &HistoryArgs) -> bool {
+        let model = self.event.model.as_ref().map(warden_policies::ModelName::as_str);
+        let known = self.names();
+        args.model.as_deref().is_none_or(|wanted| model == Some(wanted))
+            && (args.reason.is_empty()
+                || args.reason.iter().any(|wanted| known.contains_key(wanted.as_str())))
+            && args.since.is_none_or(|since| self.at.is_some_and(|at| at >= since))
+            && args.until.is_none_or(|until| self.at.is_some_and(|at| at <= until))
+    }
+
+    /// Under which names it is asked for: its kind, and the reasons in it.
+    fn names(&self) -> BTreeMap<&str, ()> {
+        let of = |path: &str| self.json.pointer(path).and_then(Value::as_str);
+        let all = ["/kind", "/reason", "/decision/reason", "/failure/kind"];
+        all.into_iter().filter_map(of).map(|name| (name, ())).collect()
+    }
+
+    fn text(&self) -> String {
+        let Event { at, model, generation, kind, .. } = &self.event;
+        let model = model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
+        let generation = generation.map(|generation| format!("{generation} ")).unwrap_or_default();
+        format!("{at} {model}{generation}{}", secrets::text(&describe(kind)))
+    }
+}
+
+/// The lines of a file; none if there is no file.
+fn lines(path: &Path) -> Result<Vec<String>, Failure> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(Failure::failed(format!("cannot read {}: {error}", path.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Own {
+        #[command(flatten)]
+        args: HistoryArgs,
+    }
+
+    fn args(words: &[&str]) -> HistoryArgs {
+        Own::parse_from(std::iter::once(&"history").chain(words)).args
+    }
+
+    const LEDGER: &str = r#"{"id":1,"at":"2026-01-02T03:00:00Z","model":"a","replica":0,"reason":"operator","evidence":{"host_bytes":7,"budget_bytes":null,"requests":2,"work":{"requests":2,"prompt_tokens":1,"output_tokens":1,"images":0},"age_s":1.5,"note":null},"mode":"sequential","from":1,"to":2,"carried_over":0,"drained":0,"cut":0,"gap_ms":40,"drain_ms":5,"start_ms":30,"host_before":null,"host_after":null,"helped":null,"failed":null}"#;
+    const EVENTS: &str = r#"{"id":1,"at":"2026-01-02T02:00:00Z","model":"a","generation":1,"kind":"suspect","instance":5}
+{"id":2,"at":"2026-01-02T04:00:00Z","model":"b","kind":"crashed","failure":{"kind":"out_of_memory","message":"memory ran out","lines":[],"failures":1},"instance":5}
+{"id":3,"at":"2026-01-02T05:0"#;
+
+    #[test]
+    fn ledger_and_events_are_one_history_that_can_be_asked_by_model_reason_and_time() {
+        let state = tempfile::tempdir().unwrap();
+        fs::write(state.path().join("ledger.jsonl"), LEDGER).unwrap();
+        fs::write(state.path().join("events.jsonl"), EVENTS).unwrap();
+        let all = History::read(state.path()).unwrap();
+        assert_eq!(all.unread, 1, "the torn line");
+        let shown = |words: &[&str]| -> Vec<String> {
+            let args = args(words);
+            let wanted = all.entries.iter().filter(|entry| entry.is_wanted(&args));
+            wanted.map(|entry| entry.event.at[11..13].to_owned()).collect()
+        };
+        assert_eq!(shown(&[]), ["02", "03", "04"]);
+        assert_eq!(shown(&["--model", "a"]), ["02", "03"]);
+        assert_eq!(shown(&["--reason", "operator"]), ["03"]);
+        assert_eq!(shown(&["--reason", "out_of_memory"]), ["04"]);
+        assert_eq!(shown(&["--reason", "suspect", "--reason", "crashed"]), ["02", "04"]);
+        assert_eq!(shown(&["--since", "2026-01-02T03:00:00Z"]), ["03", "04"]);
+        assert_eq!(shown(&["--until", "2026-01-02T03:00:00Z"]), ["02", "03"]);
+        assert_eq!(shown(&["--since", "1h"]), [""; 0]);
+        assert!(all.entries[2].text().contains("memory ran out"), "{}", all.entries[2].text());
+        assert!(History::read(&state.path().join("none")).unwrap().entries.is_empty());
+    }
+
+    #[test]
+    fn times_are_absolute_or_ago() {
+        assert!(time("7d").unwrap() < time("12h").unwrap());
+        assert!(time("2026-01-31T08:00:00Z").is_ok());
+        assert!(time("yesterday-ish").unwrap_err().contains("12h"));
+    }
+}

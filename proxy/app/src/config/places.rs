@@ -1,0 +1,103 @@
+//! Where our private directory for sockets must not be made: in places that are somebody's for another purpose. Nothing there
+//! would be removed; but whoever names such a place meant another one.
+
+use std::path::{Path, PathBuf};
+
+use warden_supervisor::ModelSpec;
+
+use super::arguments;
+use super::problem::Problem;
+use super::resolve::{Dirs, Resolver};
+
+impl Resolver<'_> {
+    /// Refuses `paths.runtime_dir` where it is no place for sockets.
+    pub(super) fn check_runtime_dir(&mut self, dirs: &Dirs, models: &[ModelSpec]) {
+        if self.loaded.settings.paths.runtime_dir.is_none() {
+            return;
+        }
+        let base = real(&dirs.runtime_base);
+        let Some(what) = self.purpose(&base, dirs, models) else { return };
+        let message = format!("`paths.runtime_dir`: {} is {what}", dirs.runtime_base.display());
+        let problem = Problem::new(self.place(&["paths", "runtime_dir"]), message);
+        self.problems.push(problem.hint("name a directory for sockets alone, like `/run/llama-warden`"));
+    }
+
+    fn purpose(&self, base: &Path, dirs: &Dirs, models: &[ModelSpec]) -> Option<String> {
+        if base == Path::new("/") {
+            return Some("the root directory".to_owned());
+        }
+        if self.machine.home().is_some_and(|home| real(&home) == base) {
+            return Some("a home directory".to_owned());
+        }
+        let holds = |file: &Path| real(file).parent() == Some(base);
+        if self.loaded.file.as_deref().is_some_and(|file| holds(&self.machine.cwd.join(file))) {
+            return Some("where the configuration is".to_owned());
+        }
+        let model = models.iter().find(|spec| {
+            let directory = spec.command.directory.as_deref().unwrap_or(&self.machine.cwd);
+            arguments::model(&spec.command.args).is_some_and(|file| holds(&directory.join(file)))
+        });
+        if let Some(spec) = model {
+            return Some(format!("where the file of model `{}` is", spec.name));
+        }
+        let store = warden_builder::Store::new(&dirs.data);
+        // A store that is there: an empty place may become both.
+        (store.root().is_dir() && (real(&dirs.data) == base || base.starts_with(real(store.root()))))
+            .then(|| "where builds are kept".to_owned())
+    }
+}
+
+/// A path without links, as far as it exists.
+fn real(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.canonicalize().unwrap_or_else(|_| match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => real(parent).join(name),
+        _ => path.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::layers::{Sources, load};
+    use crate::config::machine::Machine;
+    use crate::config::resolve::resolve;
+
+    /// What is said about a configuration with this directory, in a folder with a model, a store and a home.
+    fn said(runtime_dir: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["models", "data/builds/x", "home", "etc", "run"] {
+            std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+        }
+        std::os::unix::fs::symlink(dir.path().join("home"), dir.path().join("link")).unwrap();
+        std::fs::write(dir.path().join("models/m.gguf"), "").unwrap();
+        let file = dir.path().join("etc/w.toml");
+        let text = format!(
+            "paths = {{ runtime_dir = '{runtime_dir}', data_dir = '../data', state_dir = '../state', cache_dir = '../cache' }}\n\
+             [models.m]\nmodel = '../models/m.gguf'\nbinary = '/bin/true'\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        let mut machine = Machine::read();
+        machine.env = vec![("HOME".into(), dir.path().join("home").into())];
+        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        resolve(&loaded, &machine, false).map_or_else(|problems| problems.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn a_place_with_another_purpose_is_named_and_refused() {
+        for (place, what) in [
+            ("/", "the root directory"),
+            ("../home", "a home directory"),
+            ("../link", "a home directory"),
+            (".", "where the configuration is"),
+            ("../models", "where the file of model `m` is"),
+            ("../data", "where builds are kept"),
+            ("../data/builds/x", "where builds are kept"),
+        ] {
+            let said = said(place);
+            assert!(said.contains("`paths.runtime_dir`") && said.contains(what), "{place}: {said}");
+        }
+        for place in ["../run", "../new/deep", "../home/run"] {
+            assert_eq!(said(place), "", "{place}");
+        }
+    }
+}

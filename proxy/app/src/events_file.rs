@@ -1,0 +1,129 @@
+//! The events of this and former instances, a line of JSON each, in `events.jsonl` of the state directory: for
+//! `llama-warden history`. Replacements are in the ledger, and so not here.
+//!
+//! Bounded: when the file is full it becomes `events.jsonl.1`, in the place of the one before. Secrets are not written. What
+//! cannot be written is told once and missing; nothing else depends on it.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use warden_policies::secrets;
+use warden_supervisor::{Event, EventKind};
+
+/// Its name in the state directory.
+const NAME: &str = "events.jsonl";
+/// The name of the one before.
+const BEFORE: &str = "events.jsonl.1";
+/// Some 50,000 events, twice: years of a healthy fleet, days of one that crashes all the time.
+const MOST: u64 = 16 << 20;
+/// They have names of models and words of llama-server: not for everybody.
+const MODE: u32 = 0o640;
+
+/// The files in a state directory, oldest first.
+pub(crate) fn files(state: &Path) -> [PathBuf; 2] {
+    [state.join(BEFORE), state.join(NAME)]
+}
+
+/// The file that events of this instance are appended to.
+pub(crate) struct EventsFile {
+    state: PathBuf,
+    pid: u32,
+    most: u64,
+    failing: bool,
+}
+
+impl EventsFile {
+    /// In a state directory, for the process `pid`.
+    pub(crate) fn new(state: &Path, pid: u32) -> Self {
+        Self { state: state.to_owned(), pid, most: MOST, failing: false }
+    }
+
+    /// Appends an event.
+    pub(crate) fn write(&mut self, event: &Event) {
+        if matches!(event.kind, EventKind::RecycleDone { .. }) {
+            return;
+        }
+        match self.append(event) {
+            Ok(()) => self.failing = false,
+            Err(error) => {
+                if !std::mem::replace(&mut self.failing, true) {
+                    let path = self.state.join(NAME);
+                    tracing::warn!(path = %path.display(), %error, "events are missing in the history: it cannot be written");
+                }
+            }
+        }
+    }
+
+    fn append(&self, event: &Event) -> io::Result<()> {
+        let mut value = without_secrets(serde_json::to_value(event)?);
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("instance".to_owned(), self.pid.into());
+        }
+        let line = format!("{value}\n");
+        let path = self.state.join(NAME);
+        let full = fs::metadata(&path).is_ok_and(|facts| facts.len() + line.len() as u64 > self.most);
+        if full {
+            self.put_aside(&path)?;
+        }
+        // Opened each time: another instance of this directory may have put it aside.
+        let mut file = OpenOptions::new().create(true).append(true).mode(MODE).open(path)?;
+        // One write, so that lines of two instances do not mix.
+        file.write_all(line.as_bytes())
+    }
+
+    /// Replaces the file before, if that is one of ours.
+    fn put_aside(&self, path: &Path) -> io::Result<()> {
+        let before = self.state.join(BEFORE);
+        if before.exists() && !begins_with_an_event(&before) {
+            let why = format!("it is full, and {} is not llama-warden's", before.display());
+            return Err(io::Error::other(why));
+        }
+        fs::rename(path, before)
+    }
+}
+
+fn begins_with_an_event(path: &Path) -> bool {
+    let mut line = String::new();
+    let read = fs::File::open(path).and_then(|file| BufReader::new(file).read_line(&mut line));
+    read.is_ok() && serde_json::from_str::<Event>(&line).is_ok()
+}
+
+fn without_secrets(value: Value) -> Value {
+    match value {
+        Value::String(text) => secrets::text(&text).into(),
+        Value::Array(items) => items.into_iter().map(without_secrets).collect(),
+        Value::Object(fields) => {
+            fields.into_iter().map(|(name, value)| (name, without_secrets(value))).collect()
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_policies::ModelName;
+
+    fn event(id: u64) -> Event {
+        let model = Some(ModelName::new("m"));
+        Event { id, at: "2026-01-02T03:04:05.678Z".into(), model, generation: None, kind: EventKind::Suspect }
+    }
+
+    #[test]
+    fn events_are_kept_bounded_and_files_of_others_are_not_replaced() {
+        let state = tempfile::tempdir().unwrap();
+        let mut file = EventsFile { most: 300, ..EventsFile::new(state.path(), 7) };
+        (0..4).for_each(|id| file.write(&event(id)));
+        let [before, now] = files(state.path()).map(|path| fs::read_to_string(path).unwrap());
+        let all = format!("{before}{now}");
+        let ids: Vec<u64> = all.lines().map(|line| serde_json::from_str::<Event>(line).unwrap().id).collect();
+        assert_eq!(ids, [0, 1, 2, 3]);
+        assert!(all.lines().all(|line| line.contains("\"instance\":7")), "{all}");
+        fs::write(state.path().join(BEFORE), "my notes\n").unwrap();
+        (4..9).for_each(|id| file.write(&event(id)));
+        assert_eq!(fs::read_to_string(state.path().join(BEFORE)).unwrap(), "my notes\n");
+    }
+}

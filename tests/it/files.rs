@@ -1,0 +1,330 @@
+//! Promise: whatever directories are configured, what others keep there is there afterwards; instances are found, and what
+//! they use is not removed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use serde_json::json;
+use warden_rig::process::Kid;
+use warden_rig::warden::{SOON, Setup};
+use warden_rig::{Home, Outcome, Trouble, Warden, wait_until};
+
+/// A directory with somebody's files in it, some under names that we use ourselves.
+struct Foreign {
+    root: PathBuf,
+    files: BTreeMap<PathBuf, String>,
+}
+
+impl Foreign {
+    fn make(root: &Path) -> Result<Self, Trouble> {
+        let names = [
+            "keep",
+            "admin.sock",
+            "lock",
+            "notes/today.txt",
+            "work/thesis.tex",
+            "work/0123456789abcdef/src/main.c",
+            "tools/hammer",
+            "builds/my notes/plan.txt",
+            "builds/0123456789abcdef/keep",
+            "builds/.incoming-0123456789abcdef/keep",
+            "git/project.git/HEAD",
+            "git/project.new/HEAD",
+            "llama-warden-1/keep",
+            "llama-warden-1/lock",
+            "instances/1.json",
+            "llama-warden-instances/1.json",
+            "locks/front-door",
+            "logs/diary.log",
+            "sources/mine.c",
+            "traces/mine.jsonl",
+        ];
+        let mut files = BTreeMap::new();
+        for name in names {
+            let path = root.join(name);
+            std::fs::create_dir_all(path.parent().unwrap_or(root))?;
+            std::fs::write(&path, format!("mine: {name}"))?;
+            files.insert(path, format!("mine: {name}"));
+        }
+        Ok(Self { root: root.to_owned(), files })
+    }
+
+    /// Everything is there, as it was.
+    fn check(&self, after: &str) -> Outcome {
+        for (path, content) in &self.files {
+            let found = std::fs::read_to_string(path).ok();
+            if found.as_deref() != Some(content) {
+                return Err(Trouble::new(format!("after {after}: {} is {found:?}", path.display())));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every key that takes a directory.
+const DIRECTORIES: [&str; 4] = ["paths.runtime_dir", "paths.state_dir", "paths.data_dir", "paths.cache_dir"];
+
+#[tokio::test]
+async fn what_others_keep_in_a_configured_directory_stays_whatever_ends_us() -> Outcome {
+    let setup = Setup::new()?;
+    let foreign = Foreign::make(&setup.home.path().join("d"))?;
+    let root = foreign.root.display();
+    let top: String = DIRECTORIES.iter().map(|key| format!("{key} = '{root}'\n")).collect();
+    let mut warden = setup.top(&top).fake("m", &json!({}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    foreign.check("a start")?;
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    foreign.check("a clean exit")?;
+
+    // Killed, and started again over what that left.
+    let mut warden = warden.again().await?;
+    let children = warden.until_ready(1).await?;
+    warden.kid.signal(Signal::KILL);
+    warden.kid.exit(SOON).await?;
+    Warden::until_gone(&children, SOON).await?;
+    foreign.check("a kill")?;
+    let mut warden = warden.again().await?;
+    warden.until_ready(1).await?;
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    foreign.check("a start over what a killed one left")?;
+
+    // A start that fails after the directories were taken: the port is somebody's.
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0))?;
+    let failing = warden
+        .setup
+        .config()
+        .replace("server.port = 0", &format!("server.port = {}", taken.local_addr()?.port()));
+    let file = warden.home().file("failing.toml", failing)?;
+    let ran = warden.home().warden(["serve", "--config", &file.to_string_lossy()], SOON).await?;
+    assert!(ran.code != 0, "{ran:?}");
+    foreign.check("a start that failed")?;
+
+    let file = warden.home().file("warden.toml", warden.setup.config())?;
+    let file = file.to_string_lossy().into_owned();
+    for command in [
+        &["builds", "gc", "--keep", "0"][..],
+        &["builds", "gc", "--keep", "0", "--force"],
+        &["builds", "rm", "0123456789abcdef"],
+        &["builds", "rm", "0123456789abcdef", "--force"],
+        &["builds", "list"],
+        &["config", "check"],
+        &["status"],
+    ] {
+        let mut words = command.to_vec();
+        words.extend(["--config", &file]);
+        let ran = warden.home().warden(words, SOON).await?;
+        foreign.check(&format!("{command:?}: {ran:?}"))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_file_where_a_socket_is_to_be_stays_and_is_named() -> Outcome {
+    let setup = Setup::new()?.fake("m", &json!({}), "")?;
+    let mine = setup.home.file("admin.sock", "my notes")?;
+    let file = setup.home.file("warden.toml", setup.config())?;
+    let ran = setup.home.warden(["serve", "--config", &file.to_string_lossy()], SOON).await?;
+    assert!(ran.code != 0 && ran.stderr.contains("admin.sock"), "{ran:?}");
+    assert_eq!(std::fs::read_to_string(mine)?, "my notes");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_running_instance_is_found_wherever_it_keeps_its_state() -> Outcome {
+    let setup = Setup::new()?;
+    let state = setup.home.path().join("elsewhere");
+    let top = format!("paths.state_dir = '{}'", state.display());
+    let warden = setup.top(&top).fake("m", &json!({}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    let ran = warden.cli(&["status"]).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("loaded"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_signals_at_once_are_one() -> Outcome {
+    let mut warden = Setup::new()?.fake("m", &json!({"ms_per_token": 10}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    let request = warden_rig::warden::chat("a", "m", "go", 100, true);
+    let mut flow = warden.http.stream(warden_rig::warden::CHAT, &request).await?;
+    flow.event().await?;
+    // As GNU timeout does: the process, and then its group.
+    warden.kid.signal(Signal::TERM);
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    warden.kid.signal(Signal::TERM);
+    let (answer, end) = flow.rest().await;
+    assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");
+    assert_eq!(warden.kid.exit(SOON).await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hangup_sent_to_everything_ends_no_llama_server() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({}), "")?.start().await?;
+    let children = warden.until_ready(1).await?;
+    // What `systemctl kill -s HUP` does to each process of the unit.
+    children[0].signal(Signal::HUP);
+    let answer = warden
+        .http
+        .post(warden_rig::warden::CHAT, &warden_rig::warden::chat("a", "m", "go", 5, false))
+        .await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    assert_eq!(warden.backends(), children);
+    Ok(())
+}
+
+/// Starts it as the foreground job of a terminal that `script` makes, and that is gone when `script` is killed.
+async fn in_a_terminal(setup: &Setup, args: &[&str]) -> Result<Kid, Trouble> {
+    let program = warden_rig::binaries::llama_warden()?;
+    let line = format!("exec '{}' {}", program.display(), args.join(" "));
+    let copy = setup.home.path().join("typescript");
+    let words = ["-q", "-f", "-c", &line, &copy.to_string_lossy()].map(Into::into);
+    let log = setup.home.path().join("terminal.log");
+    let mut kid = Kid::start(Path::new("/usr/bin/script"), &words, &setup.home.env, setup.home.path(), log)?;
+    kid.says("listening on http", SOON).await?;
+    Ok(kid)
+}
+
+#[tokio::test]
+async fn the_end_of_its_terminal_ends_it_and_a_hangup_from_elsewhere_does_not() -> Outcome {
+    let setup = Setup::new()?.fake("m", &json!({}), "")?;
+    let file = setup.home.file("warden.toml", setup.config())?;
+    let mut kid = in_a_terminal(&setup, &["serve", "--config", &file.to_string_lossy()]).await?;
+    let inner = kid.children().first().copied().ok_or_else(|| Trouble::new("there is no child"))?;
+    let children = || warden_rig::process::children_of(inner.pid);
+    wait_until("its child runs", SOON, async || !children().is_empty()).await?;
+    // Somebody asks for a reload: the terminal is there.
+    setup.home.file("warden.toml", setup.config().replace("preload = true", "preloaded = true"))?;
+    inner.signal(Signal::HUP);
+    kid.says("preloaded", SOON).await?;
+    assert!(inner.is_alive());
+    let servers = children();
+    kid.signal(Signal::KILL);
+    wait_until("it ends with its terminal", SOON, async || !inner.is_alive()).await?;
+    Warden::until_gone(&servers, SOON).await
+}
+
+#[tokio::test]
+async fn an_access_log_that_cannot_be_written_is_told_once_and_counted() -> Outcome {
+    let mut warden = Setup::new()?.top("log.access = '/dev/full'").fake("m", &json!({}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    for n in 0..5 {
+        let request = warden_rig::warden::chat(&format!("r-{n}"), "m", "go", 2, false);
+        assert!(warden.http.post(warden_rig::warden::CHAT, &request).await?.status.is_success());
+    }
+    warden.says("the access log /dev/full cannot be written").await?;
+    wait_until("all lost lines are counted", SOON, async || {
+        let lost = warden.metric("llama_warden_access_log_lost_lines_total").await;
+        lost.is_ok_and(|lost| lost.is_some_and(|lost| lost >= 5.0))
+    })
+    .await?;
+    assert_eq!(warden.kid.output().matches("cannot be written").count(), 1, "{}", warden.kid.output());
+    let ran = warden.cli(&["status"]).await?;
+    assert!(ran.stdout.contains("/dev/full"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_home_the_state_goes_to_the_users_own_or_nowhere() -> Outcome {
+    let mut home = Home::new()?;
+    for name in ["HOME", "XDG_STATE_HOME"] {
+        home.env.remove(std::ffi::OsStr::new(name));
+    }
+    // An empty one is none, and is not looked up.
+    home.env.insert("HOME".into(), "".into());
+    let ran = home.warden(["status"], SOON).await?;
+    assert!(ran.code == 2 && ran.all().contains("HOME"), "{ran:?}");
+    Ok(())
+}
+
+/// Puts a build into a store: a fake-llama with the papers that `build` would write.
+fn put_build(home: &Home, id: &str, built_at: &str) -> Result<PathBuf, Trouble> {
+    let folder = home.path().join("data/llama-warden/builds").join(id);
+    std::fs::create_dir_all(&folder)?;
+    let binary = folder.join("llama-server");
+    std::fs::copy(warden_rig::binaries::fake_llama()?, &binary)?;
+    let tool = json!({"path": "/usr/bin/true", "version": "1"});
+    let papers = json!({
+        "schema": 1, "id": id, "built_at": built_at,
+        "plan": {
+            "id": id,
+            "recipe": {"schema": 1, "source": "x", "root": "", "patch_set": "none", "backend": "cpu", "arch": "native",
+                "cmake": [], "c": "c", "cxx": "c", "target": "t", "cpu": "c"},
+            "source": {"given": "/src", "kind": "folder", "identity": "x", "root": "", "server": "tools/server",
+                "revision": {"commit": null, "build_number": null}},
+            "compilers": {"c": tool, "cxx": tool, "target": "t", "cpu": "c"},
+        },
+        "drivers": {"cmake": tool, "ninja": tool, "launcher": null},
+        "timings": {"unpack": 0.0, "configure": 0.0, "compile": 0.0, "verify": 0.0},
+        "binary": {"size": std::fs::metadata(&binary)?.len(), "sha256": ""},
+        "verified": {"checks": []},
+        "host": {"name": "", "kernel": "", "machine": "", "cpu": ""},
+    });
+    std::fs::write(folder.join("provenance.json"), papers.to_string())?;
+    Ok(binary)
+}
+
+#[tokio::test]
+async fn a_build_that_a_running_instance_needs_is_not_removed_without_force() -> Outcome {
+    let ids = ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc"];
+    let setup = Setup::new()?;
+    let old = put_build(&setup.home, ids[0], "2026-01-01T00:00:00Z")?;
+    put_build(&setup.home, ids[1], "2026-02-01T00:00:00Z")?;
+    put_build(&setup.home, ids[2], "2026-03-01T00:00:00Z")?;
+    let left = setup.home.file("data/llama-warden/builds/.incoming-dddddddddddddddd/llama-server", "half")?;
+    // Its state is elsewhere, too: what it needs is asked wherever it keeps its files.
+    let top = format!("paths.state_dir = '{}'", setup.home.path().join("elsewhere").display());
+    let toml = format!(
+        "binary = '{}'\nmodel = '{}'\npreload = true\n",
+        old.display(),
+        setup.home.path().join("model.gguf").display()
+    );
+    let mut warden = setup.top(&top).model("m", &toml).start().await?;
+    warden.until_ready(1).await?;
+
+    let ran = warden.cli(&["builds", "rm", "aaaa"]).await?;
+    assert!(ran.code == 1 && ran.stderr.contains("`m`") && old.exists(), "{ran:?}");
+    let ran = warden.cli(&["builds", "gc", "--keep", "1", "--dry-run"]).await?;
+    assert!(
+        ran.code == 0 && ran.stdout.contains("would remove bbbb") && ran.stdout.contains("free"),
+        "{ran:?}"
+    );
+    assert!(ran.stdout.contains("keeps aaaa") && left.exists(), "{ran:?}");
+    let ran = warden.cli(&["builds", "gc", "--keep", "1"]).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("freed"), "{ran:?}");
+    let builds = warden.home().path().join("data/llama-warden/builds");
+    let there = |id: &str| builds.join(id).exists();
+    assert!(there(ids[0]) && !there(ids[1]) && there(ids[2]) && !left.exists(), "{ran:?}");
+    assert_eq!(warden.cli(&["restart", "m"]).await?.code, 0, "its build is there");
+
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    let ran = warden.cli(&["builds", "gc", "--keep", "0"]).await?;
+    assert!(
+        ran.code == 1 && ran.stdout.contains("would remove") && ran.stderr.contains("--force"),
+        "{ran:?}"
+    );
+    assert!(there(ids[0]) && there(ids[2]), "{ran:?}");
+    let ran = warden.cli(&["builds", "gc", "--keep", "0", "--force"]).await?;
+    assert!(ran.code == 0 && !there(ids[0]) && !there(ids[2]), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn history_tells_of_instances_that_have_ended() -> Outcome {
+    let mut warden = Setup::new()?.fake("m", &json!({}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    assert_eq!(warden.cli(&["restart", "m"]).await?.code, 0);
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    let ran = warden.cli(&["history"]).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("ready after"), "{ran:?}");
+    let ran =
+        warden.cli(&["history", "--model", "m", "--reason", "operator", "--since", "1h", "--json"]).await?;
+    let lines: Vec<serde_json::Value> =
+        ran.stdout.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    assert!(lines.iter().any(|line| line["kind"] == "recycle_done"), "{ran:?}");
+    assert!(lines.iter().all(|line| line["model"] == "m"), "{ran:?}");
+    let ran = warden.cli(&["history", "--model", "other"]).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("nothing"), "{ran:?}");
+    Ok(())
+}
