@@ -226,15 +226,13 @@ async fn an_access_log_that_cannot_be_written_is_told_once_and_counted() -> Outc
 }
 
 #[tokio::test]
-async fn without_a_home_the_state_goes_to_the_users_own_or_nowhere() -> Outcome {
+async fn without_home_nothing_goes_into_the_root_directory() -> Outcome {
     let mut home = Home::new()?;
-    for name in ["HOME", "XDG_STATE_HOME"] {
+    for name in ["HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"] {
         home.env.remove(std::ffi::OsStr::new(name));
     }
-    // An empty one is none, and is not looked up.
-    home.env.insert("HOME".into(), "".into());
-    let ran = home.warden(["status"], SOON).await?;
-    assert!(ran.code == 2 && ran.all().contains("HOME"), "{ran:?}");
+    let ran = home.warden(["config", "show"], SOON).await?;
+    assert!(!ran.stdout.contains("\"/."), "{ran:?}");
     Ok(())
 }
 

@@ -173,7 +173,9 @@ fn is_ours(path: &Path) -> io::Result<()> {
 
 /// Removes what we made in a directory whose mark we hold, the mark last.
 fn clear(path: &Path, lock: &File) {
-    if !is_at(lock, &path.join(LOCK)) {
+    // Where the directory was removed under us and made again (by our own next start), there is no mark at all.
+    let marked = fs::symlink_metadata(path.join(LOCK)).is_ok();
+    if marked && !is_at(lock, &path.join(LOCK)) {
         return;
     }
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
@@ -181,7 +183,9 @@ fn clear(path: &Path, lock: &File) {
             drop(fs::remove_file(entry.path()));
         }
     }
-    drop(fs::remove_file(path.join(LOCK)));
+    if marked {
+        drop(fs::remove_file(path.join(LOCK)));
+    }
     // Only if nothing else is in it.
     drop(fs::remove_dir(path));
 }
@@ -254,17 +258,16 @@ mod tests {
         let at = |pid| PrivateDir::place(base.path(), pid);
         let living = PrivateDir::make(&at(8)).unwrap().unwrap();
         // As a kill leaves it: the lock is let go, nothing else is done.
-        let mut killed = PrivateDir::make(&at(7)).unwrap().unwrap();
-        killed.lock = File::open(base.path()).unwrap();
-        drop(killed);
+        let kill = |mut one: PrivateDir| {
+            one.lock = File::open(base.path()).unwrap();
+        };
+        kill(PrivateDir::make(&at(7)).unwrap().unwrap());
         fs::create_dir(base.path().join("llama-warden-9")).unwrap();
         assert!(at(7).join(LOCK).exists());
         PrivateDir::sweep(base.path());
         assert!(!at(7).exists() && at(8).exists() && at(9).exists());
         // One that is left is taken over, too.
-        let mut killed = PrivateDir::make(&at(7)).unwrap().unwrap();
-        killed.lock = File::open(base.path()).unwrap();
-        drop(killed);
+        kill(PrivateDir::make(&at(7)).unwrap().unwrap());
         assert!(PrivateDir::make(&at(7)).unwrap().is_some());
         drop(living);
     }

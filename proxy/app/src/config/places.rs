@@ -83,6 +83,27 @@ mod tests {
     }
 
     #[test]
+    fn without_any_home_a_place_for_the_state_has_to_be_named() {
+        let mut machine = Machine::read();
+        machine.env.clear();
+        let loaded = load(Sources::default()).unwrap();
+        for listed in [None, Some("/")] {
+            machine.listed_home = listed.map(Into::into);
+            let refused = loaded.dirs(&machine).unwrap_err().to_string();
+            assert!(refused.contains("HOME"), "{refused}");
+        }
+        machine.listed_home = Some("/home/me".into());
+        let dirs = loaded.dirs(&machine).unwrap();
+        assert_eq!(dirs.state, std::path::Path::new("/home/me/.local/state/llama-warden"));
+        let flags =
+            vec![crate::config::layers::FlagSetting::raw("--set", &["paths", "state_dir"], "/srv/state")];
+        let named = load(Sources { flags, ..Sources::default() }).unwrap();
+        machine.listed_home = None;
+        let dirs = named.dirs(&machine).unwrap();
+        assert_eq!((dirs.state, dirs.cache), ("/srv/state".into(), "/srv/state/cache".into()));
+    }
+
+    #[test]
     fn a_place_with_another_purpose_is_named_and_refused() {
         for (place, what) in [
             ("/", "the root directory"),
