@@ -2,11 +2,13 @@
  * Runs its round whenever it is told to by a line, and answers `done`.
  *
  * With LIBRARY it is a library with the round alone, which asks the runtime for the driver's functions; with OPENS it is a
- * program that opens that library for itself, as llama.cpp does with its backends.
+ * program that opens that library for itself, as llama.cpp does with its backends. With CLOSES it opens it for everybody,
+ * closes it after each round, and takes the place where it was.
  */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 typedef unsigned long long dev;
 int cudaMalloc(void **out, size_t size);
@@ -96,8 +98,14 @@ int one_round(void) {
     return failed && !getenv("REFUSE");
 }
 #else
+#ifdef CLOSES
+#define SCOPE RTLD_GLOBAL
+#else
+#define SCOPE RTLD_LOCAL
+#endif
+static void *library;
 static int (*opened(void))(void) {
-    void *library = dlopen("libbackend.so", RTLD_NOW | RTLD_LOCAL);
+    library = dlopen("libbackend.so", RTLD_NOW | SCOPE);
     if (!library) fprintf(stderr, "%s\n", dlerror());
     return library ? (int (*)(void))dlsym(library, "one_round") : 0;
 }
@@ -111,7 +119,15 @@ int main(void) {
     if (!one_round) return 1;
 #endif
     while (fgets(line, sizeof line, stdin)) {
+#ifdef CLOSES
+        if (!library && !(one_round = opened())) return 1;
+#endif
         printf("%s\n", one_round() ? "failed" : "done");
+#ifdef CLOSES
+        dlclose(library);
+        library = 0;
+        for (int i = 0; i < 400; i++) mmap(0, 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+#endif
         fflush(stdout);
     }
     return 0;

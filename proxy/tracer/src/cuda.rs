@@ -39,12 +39,28 @@ enum Effect {
 pub(crate) struct Hook {
     pub(crate) real: &'static Real,
     ours: Call,
-    /// The name that `cuGetProcAddress` knows it by; empty if it is not asked for this way.
-    asked: &'static [u8],
+    /// What `cuGetProcAddress` knows it by; empty if it is not asked for this way.
+    asked: &'static [Asked],
     /// Whether it works on a stream, and whether it is the form for streams of each thread's own.
     stream: Option<bool>,
-    /// From which version of the interface on, and below which, that name means this form.
-    versions: (c_int, c_int),
+}
+
+/// A name that `cuGetProcAddress` knows a function by: the runtime asks for each with the version of the interface in which
+/// it got its present form, which for the oldest ones is before sizes had 64 bits.
+struct Asked {
+    name: &'static [u8],
+    /// From which version on, and below which, the name means this form.
+    from: c_int,
+    below: c_int,
+}
+
+/// From this version of the interface on.
+const fn since(name: &'static [u8], from: c_int) -> Asked {
+    Asked { name, from, below: c_int::MAX }
+}
+
+const fn until(name: &'static [u8], from: c_int, below: c_int) -> Asked {
+    Asked { name, from, below }
 }
 
 impl Hook {
@@ -52,10 +68,10 @@ impl Hook {
         self.ours as *mut c_void
     }
 
-    /// The name it is asked for by in this version, and whether in the form for each thread's own stream.
-    pub(crate) fn asked_as(&self, version: c_int) -> Option<(&'static [u8], bool)> {
-        let fits = !self.asked.is_empty() && (self.versions.0..self.versions.1).contains(&version);
-        fits.then_some((self.asked, self.stream.unwrap_or(false)))
+    /// Whether it is what this name means in this version, and if so, whether in the form for each thread's own stream.
+    pub(crate) fn asked_as(&self, name: &[u8], version: c_int) -> Option<bool> {
+        let means = |asked: &Asked| asked.name == name && (asked.from..asked.below).contains(&version);
+        self.asked.iter().any(means).then_some(self.stream.unwrap_or(false))
     }
 
     pub(crate) fn is_stream_ordered(&self) -> bool {
@@ -113,9 +129,6 @@ const fn makes(name: &str, kind: Kind, sized: bool) -> Effect {
     Effect::Makes { function: number_of(name), kind, sized }
 }
 
-/// Any version.
-const ALWAYS: (c_int, c_int) = (0, c_int::MAX);
-
 macro_rules! hooks {
     ($($symbol:ident = $effect:expr, asked $asked:expr, $stream:expr;)*) => {
         $(
@@ -138,20 +151,18 @@ macro_rules! hooks {
 
         /// Everything that may be looked up by name.
         pub(crate) static HOOKS: [Hook; [$(stringify!($symbol)),*].len() + 2] = [
-            $(Hook { real: &real::$symbol, ours: $symbol, asked: $asked, stream: $stream, versions: ALWAYS },)*
+            $(Hook { real: &real::$symbol, ours: $symbol, asked: $asked, stream: $stream },)*
             Hook {
                 real: &REAL_GET_PROC_ADDRESS,
                 ours: OURS,
-                asked: b"cuGetProcAddress",
+                asked: &[until(b"cuGetProcAddress", 0, 12_000)],
                 stream: None,
-                versions: (0, 12_000),
             },
             Hook {
                 real: &REAL_GET_PROC_ADDRESS_V2,
                 ours: OURS_V2,
-                asked: b"cuGetProcAddress",
+                asked: &[since(b"cuGetProcAddress", 12_000)],
                 stream: None,
-                versions: (12_000, c_int::MAX),
             },
         ];
     };
@@ -181,44 +192,44 @@ const OURS_V2: Call =
 const MEMORY: &[Kind] = &[Kind::Device, Kind::Pool];
 
 hooks! {
-    cudaMalloc = makes("cudaMalloc", Kind::Device, true), asked b"", None;
-    cudaMallocManaged = makes("cudaMallocManaged", Kind::Device, true), asked b"", None;
-    cudaFree = Effect::Ends(MEMORY), asked b"", None;
-    cudaMallocAsync = makes("cudaMallocAsync", Kind::Pool, true), asked b"", None;
-    cudaMallocAsync_ptsz = makes("cudaMallocAsync", Kind::Pool, true), asked b"", None;
-    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked b"", None;
-    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked b"", None;
-    cudaFreeAsync = Effect::Ends(MEMORY), asked b"", None;
-    cudaFreeAsync_ptsz = Effect::Ends(MEMORY), asked b"", None;
-    cudaHostAlloc = makes("cudaHostAlloc", Kind::Pinned, true), asked b"", None;
-    cudaMallocHost = makes("cudaMallocHost", Kind::Pinned, true), asked b"", None;
-    cudaFreeHost = Effect::Ends(&[Kind::Pinned]), asked b"", None;
-    cudaGraphInstantiate = makes("cudaGraphInstantiate", Kind::GraphExec, false), asked b"", None;
-    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", Kind::GraphExec, false), asked b"", None;
-    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", Kind::GraphExec, false), asked b"", None;
-    cudaGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked b"", None;
-    cublasCreate_v2 = makes("cublasCreate", Kind::Cublas, false), asked b"", None;
-    cublasDestroy_v2 = Effect::Ends(&[Kind::Cublas]), asked b"", None;
+    cudaMalloc = makes("cudaMalloc", Kind::Device, true), asked &[], None;
+    cudaMallocManaged = makes("cudaMallocManaged", Kind::Device, true), asked &[], None;
+    cudaFree = Effect::Ends(MEMORY), asked &[], None;
+    cudaMallocAsync = makes("cudaMallocAsync", Kind::Pool, true), asked &[], None;
+    cudaMallocAsync_ptsz = makes("cudaMallocAsync", Kind::Pool, true), asked &[], None;
+    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked &[], None;
+    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked &[], None;
+    cudaFreeAsync = Effect::Ends(MEMORY), asked &[], None;
+    cudaFreeAsync_ptsz = Effect::Ends(MEMORY), asked &[], None;
+    cudaHostAlloc = makes("cudaHostAlloc", Kind::Pinned, true), asked &[], None;
+    cudaMallocHost = makes("cudaMallocHost", Kind::Pinned, true), asked &[], None;
+    cudaFreeHost = Effect::Ends(&[Kind::Pinned]), asked &[], None;
+    cudaGraphInstantiate = makes("cudaGraphInstantiate", Kind::GraphExec, false), asked &[], None;
+    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[], None;
+    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", Kind::GraphExec, false), asked &[], None;
+    cudaGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked &[], None;
+    cublasCreate_v2 = makes("cublasCreate", Kind::Cublas, false), asked &[], None;
+    cublasDestroy_v2 = Effect::Ends(&[Kind::Cublas]), asked &[], None;
 
-    cuMemAlloc_v2 = makes("cuMemAlloc", Kind::Device, true), asked b"cuMemAlloc", None;
-    cuMemAllocManaged = makes("cuMemAllocManaged", Kind::Device, true), asked b"cuMemAllocManaged", None;
-    cuMemFree_v2 = Effect::Ends(MEMORY), asked b"cuMemFree", None;
-    cuMemAllocAsync = makes("cuMemAllocAsync", Kind::Pool, true), asked b"cuMemAllocAsync", Some(false);
-    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Kind::Pool, true), asked b"cuMemAllocAsync", Some(true);
-    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked b"cuMemAllocFromPoolAsync", Some(false);
-    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked b"cuMemAllocFromPoolAsync", Some(true);
-    cuMemFreeAsync = Effect::Ends(MEMORY), asked b"cuMemFreeAsync", Some(false);
-    cuMemFreeAsync_ptsz = Effect::Ends(MEMORY), asked b"cuMemFreeAsync", Some(true);
-    cuMemHostAlloc = makes("cuMemHostAlloc", Kind::Pinned, true), asked b"cuMemHostAlloc", None;
-    cuMemAllocHost_v2 = makes("cuMemAllocHost", Kind::Pinned, true), asked b"cuMemAllocHost", None;
-    cuMemFreeHost = Effect::Ends(&[Kind::Pinned]), asked b"cuMemFreeHost", None;
-    cuMemCreate = makes("cuMemCreate", Kind::Handle, true), asked b"cuMemCreate", None;
-    cuMemRelease = Effect::Ends(&[Kind::Handle]), asked b"cuMemRelease", None;
-    cuMemMap = Effect::Maps { function: number_of("cuMemMap") }, asked b"cuMemMap", None;
-    cuMemUnmap = Effect::Unmaps, asked b"cuMemUnmap", None;
-    cuGraphInstantiate = makes("cuGraphInstantiate", Kind::GraphExec, false), asked b"cuGraphInstantiate", None;
-    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", Kind::GraphExec, false), asked b"", None;
-    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), asked b"cuGraphInstantiateWithFlags", None;
-    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), asked b"cuGraphInstantiateWithParams", None;
-    cuGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked b"cuGraphExecDestroy", None;
+    cuMemAlloc_v2 = makes("cuMemAlloc", Kind::Device, true), asked &[since(b"cuMemAlloc", 3_020)], None;
+    cuMemAllocManaged = makes("cuMemAllocManaged", Kind::Device, true), asked &[since(b"cuMemAllocManaged", 6_000)], None;
+    cuMemFree_v2 = Effect::Ends(MEMORY), asked &[since(b"cuMemFree", 3_020)], None;
+    cuMemAllocAsync = makes("cuMemAllocAsync", Kind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(false);
+    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Kind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(true);
+    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(false);
+    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(true);
+    cuMemFreeAsync = Effect::Ends(MEMORY), asked &[since(b"cuMemFreeAsync", 11_020)], Some(false);
+    cuMemFreeAsync_ptsz = Effect::Ends(MEMORY), asked &[since(b"cuMemFreeAsync", 11_020)], Some(true);
+    cuMemHostAlloc = makes("cuMemHostAlloc", Kind::Pinned, true), asked &[since(b"cuMemHostAlloc", 2_020)], None;
+    cuMemAllocHost_v2 = makes("cuMemAllocHost", Kind::Pinned, true), asked &[since(b"cuMemAllocHost", 3_020)], None;
+    cuMemFreeHost = Effect::Ends(&[Kind::Pinned]), asked &[since(b"cuMemFreeHost", 2_000)], None;
+    cuMemCreate = makes("cuMemCreate", Kind::Handle, true), asked &[since(b"cuMemCreate", 10_020)], None;
+    cuMemRelease = Effect::Ends(&[Kind::Handle]), asked &[since(b"cuMemRelease", 10_020)], None;
+    cuMemMap = Effect::Maps { function: number_of("cuMemMap") }, asked &[since(b"cuMemMap", 10_020)], None;
+    cuMemUnmap = Effect::Unmaps, asked &[since(b"cuMemUnmap", 10_020)], None;
+    cuGraphInstantiate = makes("cuGraphInstantiate", Kind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 10_000, 11_000)], None;
+    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", Kind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 11_000, 12_000)], None;
+    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithFlags", 11_040), since(b"cuGraphInstantiate", 12_000)], None;
+    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithParams", 12_000)], None;
+    cuGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
 }

@@ -91,8 +91,6 @@ type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_in
 
 /// What this asks the driver for where streams are each thread's own.
 const PER_THREAD: u64 = 2;
-/// From this version of the interface on sizes have 64 bits.
-const WIDE: c_int = 3020;
 
 /// As in the driver.
 ///
@@ -141,16 +139,15 @@ unsafe fn get(
     // SAFETY: the function behind ours; the older one has an argument less, which is then in a register that nobody reads.
     let error =
         unsafe { core::mem::transmute::<*mut c_void, GetProcAddress>(real)(name, out, version, flags, rest) };
-    if error != 0 || name.is_null() || out.is_null() || version < WIDE {
+    if error != 0 || name.is_null() || out.is_null() {
         return error;
     }
     let Some(_busy) = entered() else { return error };
     // SAFETY: a name is a C string, and the function has just written to `out`.
     let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *out) };
     let hook = HOOKS.iter().find(|hook| {
-        hook.asked_as(version).is_some_and(|(asked, per_thread)| {
-            asked == name && per_thread == (flags & PER_THREAD != 0 && hook.is_stream_ordered())
-        })
+        let per_thread = flags & PER_THREAD != 0 && hook.is_stream_ordered();
+        hook.asked_as(name, version) == Some(per_thread)
     });
     if let Some(ours) = hook.and_then(|hook| stand_in(hook, found)) {
         // SAFETY: as above.

@@ -37,6 +37,44 @@ pub(crate) fn find(name: &CStr) -> *mut c_void {
     core::ptr::with_exposed_provenance_mut(search.found)
 }
 
+/// Sees to it that the library of this address stays loaded from now on; false if it is gone meanwhile. What is in no library
+/// (a stub that the driver made, say) stays as it is.
+pub(crate) fn keep(address: *mut c_void) -> bool {
+    struct Question {
+        address: usize,
+        known: bool,
+        path: [u8; PATH],
+    }
+    unsafe extern "C" fn ask(object: *const LoadedObject, _: usize, question: *mut c_void) -> c_int {
+        // SAFETY: the loader's own description, and what is given below.
+        let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
+        // SAFETY: as above.
+        if unsafe { !has(object, question.address) } {
+            return 0;
+        }
+        question.known = true;
+        if !object.name.is_null() {
+            // SAFETY: a C string of the loader.
+            let bytes = unsafe { CStr::from_ptr(object.name) }.to_bytes_with_nul();
+            if let Some(room) = question.path.get_mut(..bytes.len()) {
+                room.copy_from_slice(bytes);
+            }
+        }
+        1
+    }
+    let mut question = Question { address: address.addr(), known: false, path: [0; PATH] };
+    // SAFETY: as in `find`.
+    unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
+    // The program itself has no name, and stays; so does what is in no library.
+    if !question.known || question.path.first().copied().unwrap_or_default() == 0 {
+        return true;
+    }
+    // SAFETY: the path ends in a zero.
+    unsafe {
+        !sys::dlopen(question.path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD).is_null()
+    }
+}
+
 /// Whether an address is in our own library.
 pub(crate) fn is_ours(address: *mut c_void) -> bool {
     struct Question {

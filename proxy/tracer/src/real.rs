@@ -41,8 +41,13 @@ impl Real {
             return core::ptr::null_mut();
         }
         let mut found = dlsym(sys::RTLD_NEXT, self.name);
-        if found.is_null() && self.anywhere {
-            found = crate::loaded::find(self.name);
+        if self.anywhere {
+            if found.is_null() {
+                found = crate::loaded::find(self.name);
+            } else if !crate::loaded::keep(found) {
+                // It is being unloaded just now.
+                found = core::ptr::null_mut();
+            }
         }
         local.resolving.set(false);
         if found.is_null() {
@@ -56,6 +61,14 @@ impl Real {
     /// Makes `address` the function behind ours, if there is none yet or it is the same. Otherwise two libraries have it, and
     /// a call must not go to the wrong one.
     pub(crate) fn adopt(&self, address: *mut c_void) -> bool {
+        let known = self.at.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known == address;
+        }
+        // Whoever asked may give its library up; what is linked with our name would still come here.
+        if !crate::loaded::keep(address) {
+            return false;
+        }
         match self.at.compare_exchange(core::ptr::null_mut(), address, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => true,
             Err(known) => known == address,

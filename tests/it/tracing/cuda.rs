@@ -18,6 +18,8 @@ enum Runtime {
     /// Under a name that nobody knows, by a library that the program opens for itself, which asks the runtime for the
     /// driver's functions.
     Opened,
+    /// The same, opened for everybody, and closed again after each round.
+    Closed,
 }
 
 /// The program of `tests/fake-cuda` with its driver and runtime.
@@ -37,7 +39,7 @@ fn cuda_program(folder: &Path, runtime: Runtime) -> Result<PathBuf, Trouble> {
             cc(&[&library[..], &name].concat(), folder)?;
             cc(&["-O1", old, "-o", "program", &program, "libcudart.so.12", "libcuda.so.1"], folder)?;
         }
-        Runtime::Opened => {
+        Runtime::Opened | Runtime::Closed => {
             let name = [
                 "-Wl,--hash-style=sysv",
                 "-Wl,-soname,libcudart-3f2a.so.13.0",
@@ -47,7 +49,8 @@ fn cuda_program(folder: &Path, runtime: Runtime) -> Result<PathBuf, Trouble> {
             cc(&[&library[..], &name, &[&cudart, "-ldl"]].concat(), folder)?;
             let backend = ["-DLIBRARY", "-o", "libbackend.so", &program, "libcudart-3f2a.so.13.0"];
             cc(&[&library[..], &backend].concat(), folder)?;
-            cc(&["-O1", "-DOPENS", "-o", "program", &program, "-ldl"], folder)?;
+            let closes = if runtime == Runtime::Closed { "-DCLOSES" } else { "-DKEEPS" };
+            cc(&["-O1", "-DOPENS", closes, "-o", "program", &program, "-ldl"], folder)?;
         }
     }
     Ok(folder.join("program"))
@@ -109,6 +112,19 @@ fn cuda_is_counted_through_a_runtime_that_is_linked_into_the_program() -> Outcom
 #[test]
 fn cuda_is_counted_through_a_runtime_of_any_name_that_a_library_opened_for_itself() -> Outcome {
     cuda_is_counted(Runtime::Opened)
+}
+
+#[test]
+fn a_library_that_is_closed_is_not_called_any_more_where_it_was() -> Outcome {
+    let home = Home::new()?;
+    let program = cuda_program(home.path(), Runtime::Closed)?;
+    let folder = home.path().to_string_lossy().into_owned();
+    let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder)])?;
+    for round in 1..=3 {
+        program.told(&format!("round {round}"))?;
+        assert_eq!(program.snapshot()?.live_bytes(&[Kind::Device]), round * 5 * MIB);
+    }
+    program.end()
 }
 
 #[test]
