@@ -144,7 +144,7 @@ pub enum Error {
     /// The binary lacks what the patches put into its source.
     #[error("the built llama-server lacks {}, although the source was patched", list(.fixes))]
     Markers {
-        /// The fixes whose marker is not in it.
+        /// The fixes and hooks whose marker is not in it.
         fixes: Vec<String>,
     },
     /// The configuration or the compilation failed.

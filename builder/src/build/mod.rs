@@ -325,12 +325,12 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Refuses a binary that lacks a fix that was put into its source.
+    /// Refuses a binary that lacks a fix, or a line of a hook, that was put into its source.
     async fn look_for_markers(&self, binary: &Path) -> Result<()> {
         let (plan, binary) = (self.plan.clone(), binary.to_owned());
         let look = move |cancel: CancellationToken| {
-            let fixes = plan.patches.iter().flat_map(PlannedSet::applied_fixes);
-            let markers = fixes.map(|fix| (fix.fix.as_str(), fix.marker.as_str()));
+            let all: Vec<(String, &str)> = plan.patches.iter().flat_map(PlannedSet::markers).collect();
+            let markers = all.iter().map(|(what, marker)| (what.as_str(), *marker));
             markers::missing(&binary, markers, &cancel)
         };
         match self.builder.blocking(look).await? {

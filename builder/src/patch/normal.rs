@@ -1,5 +1,8 @@
 //! The text of a container without comments and layout, and its hash.
 //!
+//! A container within a conditional begins with the directives that lead to it: what is only compiled when somebody's macro
+//! says so is another version than what always is.
+//!
 //! Hashed is: for a function the text from its (qualified) name, for a struct from the word `struct`, to the closing
 //! brace; comments removed; every run of white space one blank; none at the ends. The first 16 hexadecimal digits of the
 //! sha256 of that. What stands before a function's name (`static`, the return type) is not part of it, as in the
@@ -13,7 +16,7 @@ use sha2::{Digest, Sha256};
 use super::scan::{Found, Source};
 
 /// What is hashed, in the words that stand in every `fingerprints.json`.
-pub const NORMALISATION: &str = "strip // and /* */ comments, collapse white space, sha256[:16] of name..closing brace (struct: from that word)";
+pub const NORMALISATION: &str = "strip // and /* */ comments, collapse white space, sha256[:16] of name..closing brace (struct: from that word), behind the directives of the conditionals around it";
 
 /// Hexadecimal digits of a container's hash.
 pub const DIGITS: usize = 16;
@@ -33,7 +36,14 @@ pub struct Piece {
 
 /// The hash of some containers, one after the other.
 pub fn hash(source: &Source, found: &[Found]) -> String {
-    let texts: Vec<Vec<u8>> = found.iter().map(|found| normal(source, found.name..found.end)).collect();
+    let text = |found: &Found| {
+        let conditions: Vec<u8> = source
+            .conditions(found.start)
+            .flat_map(|condition| [condition.as_bytes(), b" "].concat())
+            .collect();
+        [conditions, normal(source, found.name..found.end)].concat()
+    };
+    let texts: Vec<Vec<u8>> = found.iter().map(text).collect();
     digits(&texts.join(&b' '), DIGITS)
 }
 

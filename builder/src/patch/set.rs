@@ -163,6 +163,12 @@ pub struct Hook {
     /// Whether a tree without the container needs no such lines; else it is refused.
     #[serde(default)]
     pub optional: bool,
+    /// What the container has in it where it needs such lines; none: they are always needed.
+    #[serde(default)]
+    pub when: Option<Pattern>,
+    /// Text in the lines that the built program must have in it: else the lines are not compiled.
+    #[serde(default)]
+    pub marker: Option<String>,
 }
 
 /// Where a hook's lines go.
@@ -189,8 +195,15 @@ pub struct Probe {
     /// Where in the file; none: everywhere.
     #[serde(default)]
     pub container: Option<Container>,
+    /// Functions and structs in which it is not counted; those that are not there do not matter. Instead of a container.
+    #[serde(default)]
+    pub outside: Vec<Container>,
     /// What is counted, in text whose comments and strings are blanked.
     pub pattern: Pattern,
+    /// What must be in the file, so that the probe can find anything there: a probe that holds when it finds nothing would
+    /// else hold for ever once the names have changed.
+    #[serde(default)]
+    pub finds: Option<Pattern>,
     /// How often exactly.
     #[serde(default)]
     pub count: Option<usize>,
@@ -281,6 +294,14 @@ pub struct Diff {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Pattern(pub regex::Regex);
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Pattern {}
 
 impl TryFrom<String> for Pattern {
     type Error = String;

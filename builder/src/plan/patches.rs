@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Backend;
 use crate::error::{Error, Refusal, Result};
-use crate::patch::{Judgement, PatchSet, Selection, Series, Status, Tree, series};
+use crate::patch::{Hook, Judgement, PatchSet, Selection, Series, Status, Tree, series};
 
 /// One patch set of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub struct PlannedSet {
     /// The code that it leans on, as it is in this source.
     #[serde(default)]
     pub seams: Vec<PlannedSeam>,
+    /// The hooks that were placed and leave a text in the binary.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<PlannedHook>,
     /// A hash over all that it changes, in 12 hexadecimal digits; empty when it is not applied.
     #[serde(default)]
     pub edits: String,
@@ -44,6 +47,15 @@ pub struct PlannedFix {
     pub reason: Option<String>,
     /// Text that the binary will contain; empty: none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub marker: String,
+}
+
+/// A hook whose lines leave a text in the binary where they are compiled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedHook {
+    /// Its id.
+    pub hook: String,
+    /// The text.
     pub marker: String,
 }
 
@@ -76,6 +88,14 @@ impl PlannedSet {
     pub fn applied_fixes(&self) -> impl Iterator<Item = &PlannedFix> {
         let had = |fix: &&PlannedFix| matches!(fix.status, Status::Verified | Status::Unverified);
         self.fixes.iter().filter(|_| self.applied()).filter(had)
+    }
+
+    /// What the binary must have in it, by the name of what puts it there.
+    pub fn markers(&self) -> impl Iterator<Item = (String, &str)> {
+        let fixes = self.applied_fixes().map(|fix| (fix.fix.clone(), fix.marker.as_str()));
+        let placed = self.hooks.iter().filter(|_| self.applied());
+        fixes
+            .chain(placed.map(|hook| (format!("hook `{}` of {}", hook.hook, self.set), hook.marker.as_str())))
     }
 
     pub(super) fn tell(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -139,12 +159,21 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
         hash: seam.hash.clone(),
         known: seam.known.clone(),
     });
+    let placed = |hook: &&Hook| {
+        let edits = judgement.edits.iter().flat_map(|edits| &edits.0);
+        edits.flat_map(|edit| &edit.inserted).any(|line| line.hook == hook.id)
+    };
+    let hooks =
+        set.hooks.iter().filter(placed).filter_map(|hook| {
+            hook.marker.clone().map(|marker| PlannedHook { hook: hook.id.clone(), marker })
+        });
     PlannedSet {
         set: judgement.set.clone(),
         status: judgement.status,
         reasons: judgement.reasons.iter().map(ToString::to_string).collect(),
         fixes: fixes.collect(),
         seams: seams.collect(),
+        hooks: hooks.collect(),
         edits: judgement.edits.as_ref().map(series::hash).unwrap_or_default(),
         allowed_unverified: judgement.status == Status::Unverified,
     }

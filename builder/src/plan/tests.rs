@@ -52,6 +52,7 @@ fn planned_set(edits: &str) -> PlannedSet {
         reasons: vec!["a.cu:3: seam `x`: it is new".into()],
         fixes: vec![fix("pool-purge", Status::Unverified), fix("graph-cache-cap", Status::NotApplicable)],
         seams: vec![PlannedSeam { seam: "x".into(), hash: "00".into(), known: None }],
+        hooks: Vec::new(),
         edits: edits.into(),
         allowed_unverified: true,
     }

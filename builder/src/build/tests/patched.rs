@@ -135,6 +135,31 @@ async fn a_fix_that_is_not_in_the_binary_is_an_error_that_names_it() {
 }
 
 #[tokio::test]
+async fn a_hook_whose_lines_are_not_compiled_is_an_error_that_names_it() {
+    let mut rig = rig(ENGINE, "BRAKE-MARK");
+    let path = rig.folder.path().join("sets/brake/set.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let marked = text.replace(
+        "insert = [\"brake::stop();\"]",
+        "insert = ['brake::stop(\"brake hook\");']\nmarker = \"brake hook\"",
+    );
+    assert_ne!(text, marked);
+    fs::write(&path, marked).unwrap();
+    let folder = rig.folder.path().join("sets");
+    rig.request.patches.catalogue = Catalogue::default().with_folder(&folder).unwrap();
+    let error = rig.builder.build(&rig.request).await.unwrap_err();
+    assert!(matches!(error, Error::Verify { .. }), "its mark is in the binary: {error}");
+    // A linker that found nobody who calls it.
+    let ninja_without = NINJA.replace("cat ", "sed 's/brake hook//' ");
+    let ninja = rig.folder.path().join("bin/ninja");
+    let script = fs::read_to_string(&ninja).unwrap();
+    assert!(script.contains(NINJA));
+    fs::write(&ninja, script.replace(NINJA, &ninja_without)).unwrap();
+    let error = rig.builder.build(&rig.request).await.unwrap_err();
+    assert!(matches!(&error, Error::Markers { fixes } if fixes == &["hook `stop` of brake"]), "{error}");
+}
+
+#[tokio::test]
 async fn code_that_nobody_has_looked_at_is_refused_until_it_is_allowed_and_that_is_recorded() {
     let mut rig = rig(&ENGINE.replace("+= 1", "+= 2"), "BRAKE-MARK");
     let found = refusals(rig.builder.plan(&rig.request).await.unwrap_err());

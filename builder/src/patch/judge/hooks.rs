@@ -81,6 +81,11 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                 continue;
             }
         };
+        if let (Some(when), Some(found)) = (&hook.when, &found)
+            && !when.0.is_match(file.source.code().get(found.start..found.end).unwrap_or_default())
+        {
+            continue;
+        }
         placed.paths.insert(hook.id.clone(), file.path.clone());
         if let Some(line) = already(set, &file.source) {
             let text = format!("a line of the set `{}` is here already: take it out first", set.id);
@@ -89,6 +94,12 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
         }
         match spot(hook, &file.source, found.as_ref()) {
             Ok(spot) => {
+                if let Some((line, text)) = undecided(set, hook, &file.source, spot) {
+                    reasons.push(Reason {
+                        status: Status::Unverified,
+                        ..refused(Some(&file), Some(line), text)
+                    });
+                }
                 let insertion = Insertion {
                     at: spot.at,
                     after: hook.at == At::After,
@@ -109,6 +120,21 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
 /// ``: function `f` `` for a hook with a container.
 fn what(hook: &Hook) -> String {
     hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
+}
+
+/// Why nobody knows whether the lines are compiled: they stand within a conditional, and no seam of their container says that
+/// somebody looked at it.
+fn undecided(set: &PatchSet, hook: &Hook, source: &Source, spot: Spot) -> Option<(usize, String)> {
+    let looked_at = |container| set.seams.iter().any(|seam| &seam.container == container);
+    if hook.container.as_ref().is_some_and(looked_at) {
+        return None;
+    }
+    let condition = source.conditions(spot.beside).last()?;
+    let text = format!(
+        "the line beside it is only compiled under `{condition}`, and no seam{} says that somebody looked at that",
+        what(hook)
+    );
+    Some((source.line(spot.beside), text))
 }
 
 /// The line of a mark of this set.

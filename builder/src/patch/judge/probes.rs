@@ -1,5 +1,6 @@
 //! Counts what probes ask for.
 
+use super::super::scan::Finding;
 use super::super::{OnFail, PatchSet, Probe, Reason, Status};
 use super::place::{Place, Reader, lines};
 use crate::error::Result;
@@ -46,7 +47,11 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>) -> Result<Option<Reas
         (0, most) => format!("at most {}", times(most)),
         (least, most) => format!("{least} to {}", times(most)),
     };
-    let inside = probe.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
+    let mut inside = probe.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
+    if !probe.outside.is_empty() {
+        let names: Vec<&str> = probe.outside.iter().map(|container| container.name.as_str()).collect();
+        inside = format!(" outside of {}", names.join(", "));
+    }
     let expected = format!("`{}` is expected {expected}{inside}", probe.pattern);
     let (file, found) = match reader.place(&probe.files, probe.container.as_ref())? {
         Place::Whole(file) => (file, None),
@@ -79,8 +84,29 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>) -> Result<Option<Reas
     let code = file.source.code();
     let (start, end) = found.as_ref().map_or((0, code.len()), |found| (found.start, found.end));
     let text = code.get(start..end).unwrap_or_default();
-    let at: Vec<usize> =
-        probe.pattern.0.find_iter(text).map(|found| file.source.line(start + found.start())).collect();
+    if let Some(finds) = probe.finds.as_ref().filter(|finds| !finds.0.is_match(code)) {
+        let text = format!("it can find nothing here: `{finds}` is not in the file any more; {}", probe.why);
+        return Ok(reason(failed, Some(file.path), None, text));
+    }
+    let mut left_out: Vec<std::ops::Range<usize>> = Vec::new();
+    for container in &probe.outside {
+        match file.source.find(container) {
+            Finding::All(found) => left_out.extend(found.iter().map(|found| found.start..found.end)),
+            Finding::Unsure { line, why } => {
+                return Ok(reason(
+                    Status::Refused,
+                    Some(file.path),
+                    Some(line),
+                    format!("{expected}; {why}"),
+                ));
+            }
+        }
+    }
+    let places = probe.pattern.0.find_iter(text).map(|found| start + found.start());
+    let at: Vec<usize> = places
+        .filter(|place| !left_out.iter().any(|range| range.contains(place)))
+        .map(|place| file.source.line(place))
+        .collect();
     if holds(at.len()) {
         return Ok(None);
     }

@@ -116,7 +116,12 @@ fn one(set: &PatchSet, seam: &Seam, reader: &Reader<'_>) -> Result<(Option<SeamS
         return Ok((Some(seen), None));
     }
     let (line, change) = difference(&pieces, known);
-    let text = format!("{} is a version that nobody has looked at ({}){change}", seam.container, seen.hash);
+    let condition = found.first().and_then(|found| source.conditions(found.start).last());
+    let condition = condition.map(|text| format!(", only compiled under `{text}`")).unwrap_or_default();
+    let text = format!(
+        "{} is a version that nobody has looked at ({}{condition}){change}",
+        seam.container, seen.hash
+    );
     let unknown = reason(Status::Unverified, Some(&file.path), line.or(span.map(|(first, _)| first)), text);
     Ok((Some(seen), unknown))
 }

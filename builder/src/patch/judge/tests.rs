@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use super::super::fingerprints::learn;
-use super::super::{Catalogue, FileEdit, Judgement, PatchSet, Status, Tree};
+use super::super::set::{OnFail, Pattern};
+use super::super::{Catalogue, Container, ContainerKind, FileEdit, Judgement, PatchSet, Status, Tree};
 use super::*;
 use crate::source::Revision;
 
@@ -428,7 +429,7 @@ fn a_set_without_a_fix_that_applies_does_not_apply() {
     assert_eq!(judge(&set, &tree("", "")).unwrap().status, Status::NotApplicable);
     for probe in &mut set.probes {
         if probe.fix.is_some() {
-            probe.on_fail = super::super::OnFail::Refused;
+            probe.on_fail = OnFail::Refused;
         }
     }
     let judgement = judge(&set, &tree(RUN, &WHEEL.replace("    int brakes;\n", ""))).unwrap();
@@ -440,7 +441,7 @@ fn a_fix_that_is_refused_leaves_the_others() {
     let mut set = set();
     for probe in &mut set.probes {
         if probe.fix.is_some() {
-            probe.on_fail = super::super::OnFail::Refused;
+            probe.on_fail = OnFail::Refused;
         }
     }
     let judgement =
@@ -470,7 +471,7 @@ fn a_set_level_probe_decides_before_the_hooks() {
     let mut set = set();
     for probe in &mut set.probes {
         if probe.id == "spokes" {
-            probe.on_fail = super::super::OnFail::Superseded;
+            probe.on_fail = OnFail::Superseded;
         }
     }
     let judgement = judge(&set, &tree("", "struct wheel { };\n")).unwrap();
@@ -631,6 +632,115 @@ fn nothing_is_put_before_a_byte_order_mark() {
     assert_eq!(judged(&marked, WHEEL).status, Status::Verified);
     let first = RUN.split_once("static status").unwrap().1;
     refused(&judged(&format!("\u{feff}static status{first}"), WHEEL), &["hook `include`"]);
-    let guarded = format!("\u{feff}#if WHEELS\n{RUN}#endif\n");
+    let guarded = format!("\u{feff}#ifndef WHEELS\n#define WHEELS\n{RUN}#endif\n");
     assert_eq!(judged(&guarded, WHEEL).status, Status::Verified, "{:?}", reasons(&judged(&guarded, WHEEL)));
+}
+
+#[test]
+fn what_is_only_compiled_under_a_condition_is_not_what_somebody_looked_at() {
+    for (condition, end) in [
+        ("#ifdef NEVER", "#endif"),
+        ("#if NEVER", "#endif"),
+        ("#if defined(NEVER) || SELDOM", "#endif"),
+        ("#ifndef ALWAYS", "#endif"),
+        ("#i\\\nfdef NEVER", "#endif"),
+        ("#ifdef A\n#else", "#endif"),
+        ("#ifdef A\n#elif B", "#else\n#endif"),
+    ] {
+        let judgement = judged(&format!("{condition}\n{RUN}\n{end}\n"), WHEEL);
+        assert_eq!(judgement.status, Status::Unverified, "{condition}: {:?}", reasons(&judgement));
+        let said = reasons(&judgement).join("\n");
+        assert!(said.contains("only compiled under") && said.contains("seam `run`"), "{condition}: {said}");
+    }
+    for always in ["#if 1", "#if 1 || NEVER", "#if 0\n#else", "#if 0\n#elif 1"] {
+        let judgement = judged(&format!("{always}\n{RUN}\n#endif\n"), WHEEL);
+        assert_eq!(judgement.status, Status::Verified, "{always}: {:?}", reasons(&judgement));
+    }
+}
+
+#[test]
+fn what_is_never_compiled_is_no_place_however_that_is_said() {
+    for never in [
+        "#if 0 && 1",
+        "#if 1 && 0",
+        "#if !1",
+        "#if NEVER && 0",
+        "#if 1\n#else",
+        "#if 1\n#elif WHEELS",
+        "#\\\nif 0",
+    ] {
+        let judgement = judged(&format!("{never}\n{RUN}\n#endif\n"), WHEEL);
+        refused(&judgement, &["hook `end`", "not found"]);
+    }
+}
+
+#[test]
+fn lines_are_spliced_before_comments_are_looked_for() {
+    let anchor = "    return WHEEL_OK;";
+    for hidden in [
+        "/\\\n/ no \\\n    return WHEEL_OK;",
+        "/\\\n*\n    return WHEEL_OK;\n*\\\n/",
+        "/\\ \r\n*\n    return WHEEL_OK;\n*/",
+    ] {
+        let run = RUN.replacen(anchor, hidden, 1);
+        assert_ne!(run, RUN);
+        let judgement = judged(&run, WHEEL);
+        refused(&judgement, &["hook `end`", "found: none"]);
+    }
+}
+
+#[test]
+fn a_line_under_a_condition_needs_a_seam_that_says_that_somebody_looked() {
+    let mut set = set();
+    set.seams.retain(|seam| seam.id != "run");
+    let anchor = "    return WHEEL_OK;\n}\n\nstatic";
+    let inside =
+        RUN.replacen(anchor, "#ifdef LOUD\n    log(1);\n    return WHEEL_OK;\n#endif\n}\n\nstatic", 1);
+    assert_ne!(inside, RUN);
+    for run in [inside, format!("#ifdef LOUD\n{RUN}\n#endif\n")] {
+        let judgement = judge(&set, &tree(&run, WHEEL)).unwrap();
+        assert_eq!(judgement.status, Status::Unverified, "{:?}", reasons(&judgement));
+        let said = reasons(&judgement).join("\n");
+        assert!(said.contains("hook `end`") && said.contains("only compiled under `#ifdef LOUD`"), "{said}");
+    }
+    assert_eq!(judge(&set, &tree(RUN, WHEEL)).unwrap().status, Status::Verified);
+}
+
+#[test]
+fn a_hook_is_placed_only_where_the_container_has_what_it_is_for() {
+    let mut set = set();
+    let hook = set.hooks.iter_mut().find(|hook| hook.id == "end").unwrap();
+    hook.when = Some(Pattern::try_from(r"\bturn\b".to_owned()).unwrap());
+    let lines = |set: &PatchSet| {
+        let judgement = judge(set, &tree(RUN, WHEEL)).unwrap();
+        assert_eq!(judgement.status, Status::Verified, "{:?}", reasons(&judgement));
+        edit(&judgement, "gpu/new.cu").inserted.iter().filter(|line| line.hook == "end").count()
+    };
+    assert!(lines(&set) > 0);
+    let hook = set.hooks.iter_mut().find(|hook| hook.id == "end").unwrap();
+    hook.when = Some(Pattern::try_from(r"\bbrake\b".to_owned()).unwrap());
+    hook.anchor = Some("what nobody wrote;".to_owned());
+    assert_eq!(lines(&set), 0);
+}
+
+#[test]
+fn a_probe_counts_outside_of_what_it_names_and_says_when_it_can_find_nothing() {
+    let mut set = set();
+    let container = |name: &str| Container { kind: ContainerKind::Function, name: name.to_owned() };
+    let pattern = |text: &str| Pattern::try_from(text.to_owned()).unwrap();
+    set.probes.truncate(1);
+    let probe = set.probes.first_mut().unwrap();
+    (probe.container, probe.count, probe.min, probe.max) = (None, None, None, Some(0));
+    (probe.on_fail, probe.fix, probe.define) = (OnFail::Refused, None, None);
+    probe.files = vec!["gpu/new.cu".into()];
+    probe.pattern = pattern(r"->\s*turn\b");
+    probe.finds = Some(pattern(r"\bturn\b"));
+    let judged = |set: &PatchSet, run: &str| judge(set, &tree(run, WHEEL)).unwrap();
+    refused(&judged(&set, RUN), &["expected not to be there", "found: 1"]);
+    set.probes[0].outside = vec![container("wheel_run"), container("wheel_gone")];
+    assert_eq!(judged(&set, RUN).status, Status::Verified, "{:?}", reasons(&judged(&set, RUN)));
+    let elsewhere = RUN.replace("    delete b;", "    b->inner->turn(0);\n    delete b;");
+    refused(&judged(&set, &elsewhere), &["outside of wheel_run, wheel_gone", "found: 1"]);
+    // The name has changed: a count of none would mean nothing.
+    refused(&judged(&set, &RUN.replace("turn", "spin")), &["it can find nothing here"]);
 }

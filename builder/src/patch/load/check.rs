@@ -111,6 +111,17 @@ fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
         }
         (At::Before | At::After, Some(anchor)) => check_anchor(anchor, &anchor_at)?,
     }
+    if hook.when.is_some() && hook.container.is_none() {
+        let text = "without a container there is nowhere to look whether the hook is needed".to_owned();
+        return fault(&with(at, &[Key("when")]), text);
+    }
+    if let Some(marker) = &hook.marker {
+        let at = with(at, &[Key("marker")]);
+        said(marker, &at)?;
+        if !hook.insert.iter().any(|line| line.contains(marker)) {
+            return fault(&at, "none of the lines has this text in it".to_owned());
+        }
+    }
     let insert_at = with(at, &[Key("insert")]);
     if hook.insert.is_empty() {
         return fault(&insert_at, "there is no line to insert".to_owned());
@@ -166,6 +177,12 @@ fn check_probe(set: &PatchSet, probe: &Probe, at: &[Step]) -> Checked {
     files(&probe.files, at)?;
     if let Some(inside) = &probe.container {
         container(inside, at)?;
+    }
+    if !probe.outside.is_empty() && probe.container.is_some() {
+        return fault(&with(at, &[Key("outside")]), "either `container` or `outside`".to_owned());
+    }
+    for (number, one) in probe.outside.iter().enumerate() {
+        container(one, &with(at, &[Key("outside"), Item(number)]))?;
     }
     said(&probe.why, &with(at, &[Key("why")]))?;
     if probe.count.is_some() && (probe.min.is_some() || probe.max.is_some()) {

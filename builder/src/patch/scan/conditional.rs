@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 
-use super::mask::Masked;
+use super::condition;
+use super::mask::{Masked, spliced};
 
 /// More ways than this are not read; upstream needs two.
 const MOST_WAYS: usize = 8;
@@ -23,6 +24,16 @@ pub(super) struct Ways {
     pub(super) doubtful: Vec<Range<usize>>,
     /// The first directive without its counterpart, as place and what is wrong.
     pub(super) broken: Option<(usize, &'static str)>,
+    /// Every alternative that somebody's macro decides on, outer ones first.
+    pub(super) alternatives: Vec<Alternative>,
+}
+
+/// What stands between two directives of a conditional.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Alternative {
+    pub(super) range: Range<usize>,
+    /// The directives that lead here, as in `#if A #else`.
+    pub(super) condition: String,
 }
 
 #[derive(Debug)]
@@ -39,12 +50,19 @@ struct Branch {
     chains: Vec<Chain>,
     /// Never compiled.
     dead: bool,
+    /// The directives that lead here; empty where it is always compiled.
+    condition: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Word {
-    If { dead: Option<bool> },
-    Elif,
+    /// Whether it is never compiled, or always, where that is known.
+    If {
+        dead: Option<bool>,
+    },
+    Elif {
+        dead: Option<bool>,
+    },
     Else,
     End,
 }
@@ -92,7 +110,18 @@ pub(super) fn ways(masked: &mut Masked) -> Ways {
         texts.push(text);
     }
     let doubtful = doubtful.into_iter().map(|(range, _)| range).collect();
-    Ways { texts, doubtful, broken }
+    let mut alternatives = Vec::new();
+    list(&chains, &mut alternatives);
+    Ways { texts, doubtful, broken, alternatives }
+}
+
+fn list(chains: &[Chain], all: &mut Vec<Alternative>) {
+    for branch in chains.iter().flat_map(|chain| &chain.branches) {
+        if !branch.condition.is_empty() {
+            all.push(Alternative { range: branch.range.clone(), condition: branch.condition.clone() });
+        }
+        list(&branch.chains, all);
+    }
 }
 
 fn blank(text: &mut [u8], range: Range<usize>) {
@@ -141,16 +170,27 @@ fn parse(masked: &Masked) -> Parsed {
         start: usize,
         branches: Vec<Branch>,
         branch: Branch,
+        /// Its directives so far.
+        led: String,
         has_else: bool,
         /// Whether a branch before is always compiled.
         decided: bool,
+        /// Whether a macro decides on a branch before.
+        unsure: bool,
     }
     let mut top = Branch::default();
     let mut open: Vec<Open> = Vec::new();
     let mut dead = Vec::new();
     let mut broken = None;
     for directive in &masked.directives {
-        let Some(word) = word(masked.code.get(directive.clone()).unwrap_or_default()) else { continue };
+        let text = spliced(masked.code.get(directive.clone()).unwrap_or_default());
+        let Some(word) = word(&text) else { continue };
+        let text = text
+            .split(u8::is_ascii_whitespace)
+            .filter(|word| !word.is_empty())
+            .collect::<Vec<_>>()
+            .join(&b' ');
+        let text = String::from_utf8_lossy(&text).into_owned();
         if let Word::If { dead } = word {
             if open.len() >= DEEPEST {
                 return (Vec::new(), Vec::new(), Some((directive.start, "conditionals are nested too deep")));
@@ -162,10 +202,17 @@ fn parse(masked: &Masked) -> Parsed {
                     range: directive.end..directive.end,
                     chains: Vec::new(),
                     dead: dead == Some(true),
+                    condition: if dead.is_some() || guards_a_file(masked, directive) {
+                        String::new()
+                    } else {
+                        text.clone()
+                    },
                 },
+                led: text,
                 // One that is always taken leaves no other way.
                 has_else: dead == Some(false),
                 decided: dead == Some(false),
+                unsure: dead.is_none(),
             });
             continue;
         }
@@ -185,9 +232,18 @@ fn parse(masked: &Masked) -> Parsed {
                 Chain { range: last.start..directive.end, branches: last.branches, has_else: last.has_else };
             open.last_mut().map_or(&mut top, |outer| &mut outer.branch).chains.push(chain);
         } else {
+            last.led = format!("{} {text}", last.led);
             last.branch.range = directive.end..directive.end;
             last.branch.dead = last.decided;
-            last.has_else |= word == Word::Else;
+            let mut always = word == Word::Else;
+            if let Word::Elif { dead } = word {
+                last.branch.dead |= dead == Some(true);
+                last.decided |= dead == Some(false);
+                always = dead == Some(false);
+            }
+            last.branch.condition = if always && !last.unsure { String::new() } else { last.led.clone() };
+            last.unsure |= word == Word::Elif { dead: None };
+            last.has_else |= word == Word::Else || last.decided;
             open.push(last);
         }
     }
@@ -202,15 +258,10 @@ fn word(directive: &[u8]) -> Option<Word> {
     let length = text.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(text.len());
     let (word, rest) = text.split_at_checked(length)?;
     match word {
-        b"if" => Some(Word::If {
-            dead: match bare(rest).as_slice() {
-                b"0" | b"false" => Some(true),
-                b"1" | b"true" => Some(false),
-                _ => None,
-            },
-        }),
+        b"if" => Some(Word::If { dead: condition::value(rest).map(|holds| !holds) }),
         b"ifdef" | b"ifndef" => Some(Word::If { dead: None }),
-        b"elif" | b"elifdef" | b"elifndef" => Some(Word::Elif),
+        b"elif" => Some(Word::Elif { dead: condition::value(rest).map(|holds| !holds) }),
+        b"elifdef" | b"elifndef" => Some(Word::Elif { dead: None }),
         b"else" => Some(Word::Else),
         b"endif" => Some(Word::End),
         _ => None,
@@ -220,18 +271,27 @@ fn word(directive: &[u8]) -> Option<Word> {
 /// Whether these directives, of the lines from one place to another, end the alternative in which the first place is.
 pub(super) fn leave<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut depth = 0usize;
-    for word in directives.filter_map(word) {
+    for word in directives.filter_map(|directive| word(&spliced(directive))) {
         match word {
             Word::If { .. } => depth += 1,
             _ if depth == 0 => return true,
             Word::End => depth -= 1,
-            Word::Elif | Word::Else => {}
+            Word::Elif { .. } | Word::Else => {}
         }
     }
     false
 }
 
-/// A condition without blanks and parentheses: `(0)` is `0`.
-fn bare(condition: &[u8]) -> Vec<u8> {
-    condition.iter().copied().filter(|byte| !byte.is_ascii_whitespace() && !b"()".contains(byte)).collect()
+/// `#ifndef NAME` with `#define NAME` as what comes next: a header that is read once.
+fn guards_a_file(masked: &Masked, directive: &Range<usize>) -> bool {
+    let text = |range: &Range<usize>| spliced(masked.code.get(range.clone()).unwrap_or_default());
+    let after = |text: &[u8], word: &str| {
+        let rest = text.strip_prefix(b"#")?.trim_ascii_start().strip_prefix(word.as_bytes())?;
+        rest.first().is_some_and(u8::is_ascii_whitespace).then(|| rest.trim_ascii().to_vec())
+    };
+    let next = masked.directives.partition_point(|other| other.start <= directive.start);
+    let Some(next) = masked.directives.get(next) else { return false };
+    let between = masked.code.get(directive.end..next.start).unwrap_or_default();
+    let name = after(&text(directive), "ifndef");
+    name.is_some() && name == after(&text(next), "define") && between.trim_ascii().is_empty()
 }

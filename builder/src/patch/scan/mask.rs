@@ -58,9 +58,14 @@ impl Masker<'_> {
     fn run(&mut self) {
         while let Some(&byte) = self.raw.get(self.at) {
             match byte {
+                b'\\' if splice(self.raw, self.at) > 0 => {
+                    // The next line is part of this one.
+                    self.at += splice(self.raw, self.at);
+                    self.line = self.at;
+                }
                 b'\n' => self.end_of_line(),
-                b'/' if self.peek(1) == Some(b'/') => self.line_comment(),
-                b'/' if self.peek(1) == Some(b'*') => self.block_comment(),
+                b'/' if self.spliced_peek().0 == Some(b'/') => self.line_comment(),
+                b'/' if self.spliced_peek().0 == Some(b'*') => self.block_comment(),
                 b'"' if self.include => self.skip_quoted(byte, false),
                 b'"' | b'\'' => self.skip_quoted(byte, true),
                 b'#' if self.fresh => self.begin_directive(),
@@ -79,10 +84,17 @@ impl Masker<'_> {
         self.raw.get(self.at + ahead).copied()
     }
 
-    fn end_of_line(&mut self) {
-        if !continued(self.raw, self.at) {
-            self.end_directive();
+    /// The next byte behind what continues a line, and where it is.
+    fn spliced_peek(&self) -> (Option<u8>, usize) {
+        let mut at = self.at + 1;
+        while splice(self.raw, at) > 0 {
+            at += splice(self.raw, at);
         }
+        (self.raw.get(at).copied(), at)
+    }
+
+    fn end_of_line(&mut self) {
+        self.end_directive();
         self.at += 1;
         self.fresh = true;
         self.line = self.at;
@@ -146,8 +158,7 @@ impl Masker<'_> {
 
     fn block_comment(&mut self) {
         let start = self.at;
-        let rest = self.raw.get(start + 2..).unwrap_or_default();
-        let end = find(rest, b"*/").map_or(self.raw.len(), |length| start + 2 + length + 2);
+        let end = self.end_of_block(self.spliced_peek().1 + 1);
         self.blank(start..end);
         self.out.comments.push(start..end);
         self.at = end;
@@ -158,6 +169,23 @@ impl Masker<'_> {
         }
     }
 
+    /// Behind the end of a comment whose inside begins here.
+    fn end_of_block(&self, mut at: usize) -> usize {
+        while let Some(byte) = self.raw.get(at) {
+            at += 1;
+            if *byte == b'*' {
+                let mut next = at;
+                while splice(self.raw, next) > 0 {
+                    next += splice(self.raw, next);
+                }
+                if self.raw.get(next) == Some(&b'/') {
+                    return next + 1;
+                }
+            }
+        }
+        self.raw.len()
+    }
+
     /// Goes behind a string or a character, and blanks its inside.
     fn skip_quoted(&mut self, quote: u8, inside: bool) {
         let start = self.at + 1;
@@ -165,8 +193,8 @@ impl Masker<'_> {
         loop {
             match self.raw.get(end) {
                 None | Some(b'\n') => break,
+                Some(b'\\') if splice(self.raw, end) > 0 => end += splice(self.raw, end),
                 Some(b'\\') => match self.raw.get(end + 1..) {
-                    Some([b'\r', b'\n', ..]) => end += 3,
                     Some([_, ..]) => end += 2,
                     _ => end += 1,
                 },
@@ -246,6 +274,30 @@ pub(super) fn continued(raw: &[u8], newline: usize) -> bool {
     let line = raw.get(..newline).unwrap_or_default();
     let last = line.iter().rev().find(|byte| !matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
     last == Some(&b'\\')
+}
+
+/// The length of a backslash with the end of its line, which compilers take out before they look at anything else; 0: none
+/// begins here. They pass over blanks between the two.
+fn splice(raw: &[u8], at: usize) -> usize {
+    let Some((b'\\', rest)) = raw.get(at..).and_then(<[u8]>::split_first) else { return 0 };
+    let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c)).count();
+    if rest.get(blanks) == Some(&b'\n') { blanks + 2 } else { 0 }
+}
+
+/// A text with lines that are continued as one.
+pub(super) fn spliced(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut at = 0;
+    while let Some(byte) = text.get(at) {
+        match splice(text, at) {
+            0 => {
+                out.push(*byte);
+                at += 1;
+            }
+            length => at += length,
+        }
+    }
+    out
 }
 
 /// Part of an identifier or a number.

@@ -8,6 +8,7 @@
 //! `a::b` outside. Declarations, calls, macros and what stands in `#if 0` are not found. Whatever cannot be told for
 //! certain is an answer of its own, [`Finding::Unsure`]: nothing is guessed.
 
+mod condition;
 mod conditional;
 mod container;
 mod header;
@@ -33,6 +34,7 @@ pub struct Source {
     walks: Vec<Walk>,
     doubtful: Vec<Range<usize>>,
     broken: Option<(usize, &'static str)>,
+    alternatives: Vec<conditional::Alternative>,
     /// Where each line begins.
     lines: Vec<usize>,
 }
@@ -82,6 +84,7 @@ impl Source {
             walks,
             doubtful: ways.doubtful,
             broken: ways.broken,
+            alternatives: ways.alternatives,
             lines,
             raw,
         }
@@ -117,6 +120,13 @@ impl Source {
     pub fn leaves_alternative(&self, from: usize, to: usize) -> bool {
         let between = self.directives.iter().filter(|range| from <= range.start && range.start < to);
         conditional::leave(between.filter_map(|range| self.code.as_bytes().get(range.clone())))
+    }
+
+    /// The conditionals within which a byte stands, outer ones first: the directives that lead there, as in `#ifdef A #else`.
+    /// What is always compiled, and a header's guard, are none.
+    pub fn conditions(&self, at: usize) -> impl Iterator<Item = &str> {
+        let around = self.alternatives.iter().filter(move |one| one.range.contains(&at));
+        around.map(|one| one.condition.as_str())
     }
 
     /// The number of the line on which a byte stands, from 1.

@@ -1,0 +1,229 @@
+//! What a condition of `#if` is when nothing is known of any macro: never, always, or nobody knows.
+
+/// The value of a condition, or none if a macro decides it, or something that is not understood.
+pub(super) fn value(condition: &[u8]) -> Option<bool> {
+    let mut parser = Parser { rest: condition.trim_ascii(), depth: 0 };
+    let value = parser.binary(0)?;
+    // What is left over was not understood.
+    if !parser.rest.trim_ascii().is_empty() { None } else { value.known().map(|number| number != 0) }
+}
+
+/// Parentheses inside of parentheses; more is no condition.
+const DEEPEST: usize = 100;
+
+#[derive(Clone, Copy)]
+enum Value {
+    Known(i64),
+    /// A macro decides.
+    Unknown,
+}
+
+impl Value {
+    fn known(self) -> Option<i64> {
+        match self {
+            Self::Known(number) => Some(number),
+            Self::Unknown => None,
+        }
+    }
+
+    fn of(truth: bool) -> Self {
+        Self::Known(i64::from(truth))
+    }
+}
+
+/// Operators by how loosely they bind; longer ones before those that they begin with.
+const LEVELS: [&[&[u8]]; 6] =
+    [&[b"||"], &[b"&&"], &[b"==", b"!="], &[b"<=", b">=", b"<", b">"], &[b"+", b"-"], &[b"*", b"/", b"%"]];
+
+struct Parser<'a> {
+    rest: &'a [u8],
+    depth: usize,
+}
+
+impl Parser<'_> {
+    /// None: not understood.
+    fn binary(&mut self, level: usize) -> Option<Value> {
+        let Some(operators) = LEVELS.get(level) else { return self.unary() };
+        let mut left = self.binary(level + 1)?;
+        loop {
+            self.rest = self.rest.trim_ascii_start();
+            let Some(operator) = operators.iter().find(|operator| self.rest.starts_with(operator)) else {
+                return Some(left);
+            };
+            self.rest = self.rest.get(operator.len()..).unwrap_or_default();
+            let right = self.binary(level + 1)?;
+            left = apply(operator, left, right);
+        }
+    }
+
+    fn unary(&mut self) -> Option<Value> {
+        self.depth += 1;
+        if self.depth > DEEPEST {
+            return None;
+        }
+        self.rest = self.rest.trim_ascii_start();
+        let (first, rest) = self.rest.split_first()?;
+        let value = match first {
+            b'!' => {
+                self.rest = rest;
+                self.unary()?.known().map_or(Value::Unknown, |number| Value::of(number == 0))
+            }
+            b'-' | b'+' => {
+                self.rest = rest;
+                let value = self.unary()?;
+                let negative = |number: i64| number.checked_neg().map_or(Value::Unknown, Value::Known);
+                if *first == b'-' { value.known().map_or(Value::Unknown, negative) } else { value }
+            }
+            b'(' => {
+                self.rest = rest;
+                let value = self.binary(0)?;
+                self.rest = self.rest.trim_ascii_start().strip_prefix(b")")?;
+                value
+            }
+            b'0'..=b'9' => number(self.word()),
+            _ => match self.word() {
+                [] => return None,
+                b"true" => Value::Known(1),
+                b"false" => Value::Known(0),
+                b"defined" => {
+                    self.rest = self.rest.trim_ascii_start();
+                    if !self.rest.starts_with(b"(") && self.word().is_empty() {
+                        return None;
+                    }
+                    self.arguments()?
+                }
+                _ => self.arguments()?,
+            },
+        };
+        self.depth -= 1;
+        Some(value)
+    }
+
+    /// Goes behind what a macro may be called with.
+    fn arguments(&mut self) -> Option<Value> {
+        let rest = self.rest.trim_ascii_start();
+        if rest.starts_with(b"(") {
+            let mut depth = 0usize;
+            let end = rest.iter().position(|byte| {
+                match byte {
+                    b'(' => depth += 1,
+                    b')' => depth -= 1,
+                    _ => {}
+                }
+                depth == 0
+            })?;
+            self.rest = rest.get(end + 1..).unwrap_or_default();
+        }
+        Some(Value::Unknown)
+    }
+
+    fn word(&mut self) -> &[u8] {
+        let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'\'');
+        let length = self.rest.iter().position(|byte| !is_word(byte)).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(length);
+        self.rest = rest;
+        word
+    }
+}
+
+fn number(word: &[u8]) -> Value {
+    let text: String = String::from_utf8_lossy(word).chars().filter(|sign| *sign != '\'').collect();
+    let text = text.trim_end_matches(['u', 'U', 'l', 'L']);
+    let parsed = if let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        i64::from_str_radix(digits, 16)
+    } else if let Some(digits) = text.strip_prefix("0b").or_else(|| text.strip_prefix("0B")) {
+        i64::from_str_radix(digits, 2)
+    } else if text.len() > 1 && text.starts_with('0') {
+        i64::from_str_radix(text, 8)
+    } else {
+        text.parse()
+    };
+    parsed.map_or(Value::Unknown, Value::Known)
+}
+
+fn apply(operator: &[u8], left: Value, right: Value) -> Value {
+    let (a, b) = (left.known(), right.known());
+    match operator {
+        b"&&" if a == Some(0) || b == Some(0) => Value::Known(0),
+        b"||" if a.is_some_and(|a| a != 0) || b.is_some_and(|b| b != 0) => Value::Known(1),
+        _ => {
+            let (Some(a), Some(b)) = (a, b) else { return Value::Unknown };
+            let number = |number: Option<i64>| number.map_or(Value::Unknown, Value::Known);
+            match operator {
+                b"&&" => Value::of(a != 0 && b != 0),
+                b"||" => Value::of(a != 0 || b != 0),
+                b"==" => Value::of(a == b),
+                b"!=" => Value::of(a != b),
+                b"<=" => Value::of(a <= b),
+                b">=" => Value::of(a >= b),
+                b"<" => Value::of(a < b),
+                b">" => Value::of(a > b),
+                b"+" => number(a.checked_add(b)),
+                b"-" => number(a.checked_sub(b)),
+                b"*" => number(a.checked_mul(b)),
+                b"/" => number(a.checked_div(b)),
+                b"%" => number(a.checked_rem(b)),
+                _ => Value::Unknown,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_is_known_as_far_as_no_macro_decides_it() {
+        for never in [
+            "0",
+            "(0)",
+            "0 && 1",
+            "1 && 0",
+            "0 && FOO",
+            "FOO && 0",
+            "!1",
+            "false",
+            "!defined(X) && 0",
+            "1 == 2",
+            "0x0",
+            "1 - 1",
+            "(FOO(a, (b)) || 1) && 00",
+            "2 < 1",
+            "0u",
+        ] {
+            assert_eq!(value(never.as_bytes()), Some(false), "{never}");
+        }
+        for always in [
+            "1",
+            "1 || FOO",
+            "FOO || 1",
+            "!0",
+            "true",
+            "2 > 1 && 1",
+            "defined X || 3",
+            "0 || 1",
+            "1'000 == 1000",
+        ] {
+            assert_eq!(value(always.as_bytes()), Some(true), "{always}");
+        }
+        for unknown in [
+            "FOO",
+            "defined(X)",
+            "defined X",
+            "!FOO",
+            "FOO && 1",
+            "__has_include(<a.h>)",
+            "1 ? 0 : 1",
+            "",
+            "(0",
+            "1 1",
+            "FOO == 1",
+            "1 / 0",
+            "& 1",
+        ] {
+            assert_eq!(value(unknown.as_bytes()), None, "{unknown}");
+        }
+        assert_eq!(value("(".repeat(10_000).as_bytes()), None);
+    }
+}
