@@ -1,14 +1,17 @@
 // llama-warden, patch set cuda-memory: bounds and reports what the CUDA backend of ggml keeps.
 //
-// This file is llama-warden's own. It is included once, in ggml-cuda.cu, and called from there by four hooks:
+// This file is llama-warden's own. It is included once, in ggml-cuda.cu, and called from there by hooks:
 //
-//     ggml_backend_cuda_graph_compute   begin:  a compute_guard for the backend's context
-//                                       end:    guard.finish(cgraph), before the only return
-//     ggml_backend_cuda_graph_optimize  begin:  a compute_guard, as it looks up graphs too (since b7203)
-//     ggml_backend_cuda_free            forget(context), before the context is deleted
+//     ggml_backend_cuda_graph_compute          begin:  a compute_guard for the backend's context
+//                                              end:    guard.finish(cgraph), before the only return
+//     ggml_backend_cuda_graph_optimize         begin:  a compute_guard, as it looks up graphs too (since b7203)
+//     ggml_backend_cuda_free                   forget(context), before the context is deleted
+//     ggml_backend_cuda_comm_allreduce_tensor  begin:  hold(backends), as it takes memory of their pools (since b8738)
+//     ggml_backend_cuda_cpy_tensor_async       hold(both contexts), where it asks for their pools (ik_llama.cpp)
+//     ggml_backend_cuda_invalidate_graphs      hold(context), before its graphs are cleared (ik_llama.cpp)
 //
 // Nothing happens unless a variable named below is set. Whatever is destroyed here is destroyed at a safe point: the
-// context's streams are synchronised, no graph is being captured in any thread, and nobody computes on the context.
+// context's streams are done, no graph is being captured in any thread, and nobody computes on the context or holds it.
 //
 // The structs of ggml have changed many times. What this file needs of them it asks for by member name (`detected`)
 // and takes arrays of any shape as flat ones, so that one text serves every version. What a version lacks is skipped.
@@ -19,6 +22,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -26,9 +30,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <unordered_map>
@@ -40,7 +46,7 @@
 #define LLAMA_WARDEN_POSIX
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
@@ -118,32 +124,7 @@ inline settings read_settings() {
     return s;
 }
 
-// Read once, for the life of the process. The lines on stderr are what proves that a fix is in this binary and on.
-inline const settings & config() {
-    static const settings once = [] {
-        const settings s = read_settings();
-        if (s.graph_cap || s.idle_trim_ms) {
-            std::fprintf(stderr, "llama-warden: fix graph-cache-cap active: cap %llu graphs, idle trim %llu s\n",
-                         (unsigned long long) s.graph_cap, (unsigned long long) s.idle_trim_ms / 1000);
-        }
-        if (s.pool_budget) {
-            std::fprintf(stderr, "llama-warden: fix pool-purge active: budget %llu MiB, interval %llu ms\n",
-                         (unsigned long long) s.pool_budget >> 20, (unsigned long long) s.pool_interval_ms);
-        }
-        if (s.cublas_every) {
-            std::fprintf(stderr, "llama-warden: fix cublas-reset active: every %llu computes, interval %llu s\n",
-                         (unsigned long long) s.cublas_every, (unsigned long long) s.cublas_interval_ms / 1000);
-        }
-        if (s.report) {
-            std::fprintf(stderr, "llama-warden: fix memory-report active: %s\n", s.report);
-        }
-        return s;
-    }();
-    return once;
-}
-
-// At load and not at the first request, so that the start-up log has the lines.
-[[maybe_unused]] static const bool announced = config().any();
+const settings & config();
 
 inline uint64_t now_ms() {
     using namespace std::chrono;
@@ -172,6 +153,7 @@ LLAMA_WARDEN_DETECT(has_cpy_pointers, dest_ptrs_size);
 LLAMA_WARDEN_DETECT(has_pool_used, pool_used);
 LLAMA_WARDEN_DETECT(has_buffer_pool, buffer_pool);
 LLAMA_WARDEN_DETECT(has_instance, instance);
+LLAMA_WARDEN_DETECT(has_captured, graph);
 LLAMA_WARDEN_DETECT(has_node_props, node_props);
 LLAMA_WARDEN_DETECT(has_nodes_copy, nodes_copy);
 LLAMA_WARDEN_DETECT(has_props, props);
@@ -184,6 +166,87 @@ LLAMA_WARDEN_DETECT(has_params, params);
 
 template <class T, class = void> struct is_complete : std::false_type {};
 template <class T> struct is_complete<T, decltype(void(sizeof(T)))> : std::true_type {};
+
+// What this build can do at all; the rest of what is asked for is said to be out of reach, and never said to be active.
+struct abilities {
+    bool cap, idle, trim, report;
+};
+template <class C> constexpr abilities abilities_with() {
+#if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
+    constexpr bool idle = true;
+#else
+    // Without the lock another thread could not know that a graph is being captured.
+    constexpr bool idle = false;
+#endif
+#if defined(LLAMA_WARDEN_POSIX)
+    constexpr bool report = true;
+#else
+    constexpr bool report = false;
+#endif
+    return { has_graph_map<C>::value, idle, idle && (has_graph_map<C>::value || has_one_graph<C>::value), report };
+}
+inline constexpr abilities able = abilities_with<ggml_backend_cuda_context>();
+
+inline settings effective_settings() {
+    settings s  = read_settings();
+    auto     no = [](const char * what, const char * why) {
+        std::fprintf(stderr, "llama-warden: %s is not to be had in this build: %s\n", what, why);
+    };
+    if (s.graph_cap && !able.cap) {
+        no("LLAMA_WARDEN_GRAPH_CACHE_CAP", "a context has no cache of graphs");
+        s.graph_cap = 0;
+    }
+    if (s.idle_trim_ms && !able.trim) {
+        no("LLAMA_WARDEN_GRAPH_IDLE_TRIM_S", able.idle ? "it captures no graphs" : "nothing tells whether a graph is being captured");
+        s.idle_trim_ms = 0;
+    }
+    if (s.report && !able.report) {
+        no("LLAMA_WARDEN_REPORT", "it is written for Linux and its like only");
+        s.report = nullptr;
+    }
+    return s;
+}
+
+// Whether a value is set, in a way that no compiler foresees: the text of each line below stays in every binary, by which
+// a build is found to have the fix.
+inline bool set(uint64_t value) {
+    volatile uint64_t seen = value;
+    return seen != 0;
+}
+
+// Read once, for the life of the process. The lines on stderr are what proves that a fix is in this binary and on.
+inline const settings & config() {
+    static const settings once = [] {
+        const settings s = effective_settings();
+        if (set(s.graph_cap) || set(s.idle_trim_ms)) {
+            std::fprintf(stderr, "llama-warden: fix graph-cache-cap active: cap %llu graphs, idle trim %llu s\n",
+                         (unsigned long long) s.graph_cap, (unsigned long long) s.idle_trim_ms / 1000);
+        }
+        if (s.pool_budget) {
+            std::fprintf(stderr, "llama-warden: fix pool-purge active: budget %llu MiB, interval %llu ms%s\n",
+                         (unsigned long long) s.pool_budget >> 20, (unsigned long long) s.pool_interval_ms,
+                         able.idle ? "" : ", not while idle");
+        }
+        if (s.cublas_every) {
+            std::fprintf(stderr, "llama-warden: fix cublas-reset active: every %llu computes, interval %llu s\n",
+                         (unsigned long long) s.cublas_every, (unsigned long long) s.cublas_interval_ms / 1000);
+        }
+        if (set(s.report != nullptr)) {
+            std::fprintf(stderr, "llama-warden: fix memory-report active: %s\n", s.report);
+        }
+        return s;
+    }();
+    return once;
+}
+
+// At load and not at the first request, so that the start-up log has the lines.
+[[maybe_unused]] static const bool announced = config().any();
+
+// Each hook leaves its mark where it stands: a binary that lacks the text has no such call in it. Never read.
+inline volatile std::atomic<const char *> last_passed{ nullptr };
+inline void passed(const char * mark) {
+    last_passed.store(mark, std::memory_order_relaxed);
+}
 
 // Arrays of one, two or more dimensions as one row.
 template <class T> struct row {
@@ -339,11 +402,14 @@ enum value : size_t {
 enum : uint32_t { record_free, record_live, record_ended };
 
 #if defined(LLAMA_WARDEN_POSIX)
-// Opens the file and makes it `report_size` zeros. It is never cut short: a process that has it mapped, such as the one
-// that started this one with the same variable, would die of it. Its blocks are written and not left to be allocated at
-// a later store into the mapping, which on a full disk would end the process too. -1 when it cannot be had, or when it
-// is something else: then not a byte of it is touched.
-inline int open_report(const char * path) {
+struct report_place {
+    int      file  = -1;
+    uint8_t *image = nullptr; // what the file should hold
+};
+
+// Opens the file, makes it ours and `report_size` zeros. It is never cut short. -1 when it cannot be had, or when it is
+// something else: then not a byte of it is touched. `taken`: another process writes it, and the lock says so.
+inline int open_report(const char * path, bool & taken) {
     const int   fd = ::open(path, O_CREAT | O_RDWR | O_CLOEXEC | O_NONBLOCK, 0600);
     struct stat is = {};
     if (fd < 0) {
@@ -351,40 +417,53 @@ inline int open_report(const char * path) {
     }
     char begin[8] = {};
     bool ours     = ::fstat(fd, &is) == 0 && S_ISREG(is.st_mode);
-    if (ours && is.st_size != 0) {
+    // Where files cannot be locked, there is one writer, as it is mostly anyhow.
+    taken = ours && ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (ours && !taken && is.st_size != 0) {
         const char none[8] = {};
         ours = is.st_size == (off_t) report_size && ::pread(fd, begin, sizeof(begin), 0) == (ssize_t) sizeof(begin) &&
                (std::memcmp(begin, report_magic, sizeof(begin)) == 0 || std::memcmp(begin, none, sizeof(begin)) == 0);
     }
     const std::vector<char> zeros(report_size, 0);
-    if (!ours || ::pwrite(fd, zeros.data(), report_size, 0) != (ssize_t) report_size) {
+    if (!ours || taken || ::pwrite(fd, zeros.data(), report_size, 0) != (ssize_t) report_size) {
         ::close(fd);
         return -1;
     }
     return fd;
 }
-#endif
 
-// The mapped file, or nothing when there is no report to write or the file cannot be made.
-inline uint8_t * report_file() {
-#if defined(LLAMA_WARDEN_POSIX)
-    static uint8_t * const file = []() -> uint8_t * {
+// The file, or nothing when there is no report to write or it cannot be made. It is written with `pwrite` and not mapped:
+// a store into a mapping ends the process when the disk is full (also where blocks were allocated before, as some file
+// systems write elsewhere), or when somebody cuts the file.
+inline const report_place & report_file_place() {
+    static const report_place place = []() -> report_place {
         const settings & s = config();
         if (s.report == nullptr) {
-            return nullptr;
+            return {};
         }
-        const int fd     = open_report(s.report);
-        void *    mapped = MAP_FAILED;
-        if (fd >= 0) {
-            mapped = ::mmap(nullptr, report_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-            ::close(fd);
+        // Processes that inherit the variable each have a file: the first the one that is named, others with their number.
+        static std::string own;
+        bool               taken = false;
+        int                fd    = open_report(s.report, taken);
+        if (fd < 0 && taken) {
+            own = std::string(s.report) + "." + std::to_string((long) ::getpid());
+            fd  = open_report(own.c_str(), taken);
+            if (fd >= 0) { // nobody was told of this one, so nobody would remove it
+                static const pid_t owner = ::getpid();
+                std::atexit([] {
+                    if (::getpid() == owner) {
+                        ::unlink(own.c_str());
+                    }
+                });
+            }
         }
-        if (mapped == MAP_FAILED) {
+        if (fd < 0) {
             std::fprintf(stderr, "llama-warden: the memory report %s cannot be written: it must be a new file or an older report\n",
                          s.report);
-            return nullptr;
+            return {};
         }
-        report_header header = {};
+        alignas(8) static uint8_t image[report_size];
+        report_header             header = {};
         header.version            = 1;
         header.record_size        = sizeof(report_record);
         header.records            = report_records;
@@ -397,13 +476,22 @@ inline uint8_t * report_file() {
         header.pool_budget        = s.pool_budget;
         header.cublas_every       = s.cublas_every;
         header.cublas_interval_ms = s.cublas_interval_ms;
-        std::memcpy(mapped, &header, sizeof(header));
-        uint64_t magic = 0;
-        std::memcpy(&magic, report_magic, sizeof(magic));
-        __atomic_store_n((uint64_t *) mapped, magic, __ATOMIC_RELEASE); // last: who sees it sees the rest
-        return (uint8_t *) mapped;
+        std::memcpy(header.magic, report_magic, sizeof(header.magic));
+        std::memcpy(image, &header, sizeof(header));
+        // The magic comes last: who sees it sees the rest.
+        constexpr size_t behind = sizeof(header.magic);
+        (void) !::pwrite(fd, image + behind, sizeof(header) - behind, (off_t) behind);
+        (void) !::pwrite(fd, image, behind, 0);
+        return { fd, image };
     }();
-    return file;
+    return place;
+}
+#endif
+
+// What the file holds, or null.
+inline uint8_t * report_file() {
+#if defined(LLAMA_WARDEN_POSIX)
+    return report_file_place().image;
 #else
     return nullptr;
 #endif
@@ -426,6 +514,15 @@ inline void write_record(report_record * record, uint32_t state, int32_t device,
         __atomic_store_n(&record->context, context, __ATOMIC_RELAXED);
         for (size_t i = 0; i < 30; ++i) {
             __atomic_store_n(&record->values[i], values[i], __ATOMIC_RELAXED);
+        }
+        report_record copy = { seq + 1, state, device, context, {} };
+        std::copy(std::begin(values), std::end(values), copy.values);
+        // Odd, then the rest, then even. On a full disk the file keeps what fits, and nobody counts a record that stays odd.
+        const off_t at  = (off_t) (reinterpret_cast<uint8_t *>(record) - report_file());
+        const auto  put = [&](size_t size) { return ::pwrite(report_file_place().file, &copy, size, at) == (ssize_t) size; };
+        if (put(sizeof(copy.seq)) && put(sizeof(copy))) {
+            copy.seq = seq + 2;
+            (void) put(sizeof(copy.seq));
         }
         __atomic_store_n(&record->seq, seq + 2, __ATOMIC_RELEASE);
     }
@@ -503,7 +600,8 @@ struct state {
 
     uint64_t last_use = 0, last_write = 0, last_purge = 0, last_reset = 0, computes_at_reset = 0;
     uint64_t purge_interval = 0;
-    bool     just_purged = false, trimmed = false;
+    uint64_t watched = 0; // computations that are still looked at for what they need after a purge
+    bool     trimmed = false;
 
     // After a safe point that was not to be had, none is asked for until then: the wait for it must not be paid at each
     // computation, of which one token can need hundreds.
@@ -561,60 +659,127 @@ class registry {
     uint32_t                                                             created = 0;
 };
 
+// ------------------------------------------------------------------------------------------- calls of CUDA
+
+// An error that is answered with "then not" must not stay behind as the thread's last error: ggml asks for that after its
+// next kernel, and would end the process for it. Errors that break a device stay, whoever asks.
+inline bool worked(cudaError_t error, uint64_t & errors) {
+    if (error == cudaSuccess) {
+        return true;
+    }
+    errors += 1;
+    (void) cudaGetLastError();
+    return false;
+}
+
+enum class stream_is { done, busy, broken };
+inline stream_is ask_stream(cudaStream_t stream) {
+// ggml's tables of other vendors' names do not have these.
+#if defined(GGML_USE_HIP) || defined(GGML_USE_HIPBLAS)
+    const auto answer = hipStreamQuery(stream);
+    const bool busy = answer == hipErrorNotReady, done = answer == hipSuccess;
+#elif defined(GGML_USE_MUSA)
+    const auto answer = musaStreamQuery(stream);
+    const bool busy = answer == musaErrorNotReady, done = answer == musaSuccess;
+#else
+    const auto answer = cudaStreamQuery(stream);
+    const bool busy = answer == cudaErrorNotReady, done = answer == cudaSuccess;
+#endif
+    if (!done) {
+        (void) cudaGetLastError(); // "not ready" is kept as an error, too
+    }
+    return done ? stream_is::done : busy ? stream_is::busy : stream_is::broken;
+}
+
 // -------------------------------------------------------------------------------------------- the safe point
 
 // Between construction and destruction, things of the context may be destroyed, if `ok()`.
 // An error of a stream is left for ggml to find and tell at its next call; then nothing is touched here.
 template <class C> class safe_point {
   public:
-    safe_point(C & context, state & st, bool may_wait) {
+    // At the end of a computation: waits for the streams, and a little for captures of others.
+    static safe_point after_computation(C & context, state & st) {
+        safe_point point;
         for (cudaStream_t stream : flat<cudaStream_t>(context.streams)) {
-            if (stream != nullptr && cudaStreamSynchronize(stream) != cudaSuccess) {
-                st.values[v_errors] += 1;
+            if (stream != nullptr && !worked(cudaStreamSynchronize(stream), st.values[v_errors])) {
                 st.refused(now_ms());
-                return;
+                return point;
             }
         }
 #if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
         // A counter that never falls, after a failed capture, must not hang the server: then this time is skipped.
-        constexpr auto patience = std::chrono::milliseconds(200);
-        const auto     nobody   = [] { return ggml_cuda_lock_counter == 0; }; // an atomic number, or in forks a plain one
-        if (may_wait) {
-            lock.lock();
-            good = ggml_cuda_lock_cv.wait_for(lock, patience, nobody);
-        } else {
-            good = lock.try_lock() && nobody();
-        }
-        if (!good) {
+        point.lock.lock();
+        point.good = ggml_cuda_lock_cv.wait_for(point.lock, std::chrono::milliseconds(200), nobody_captures);
+        if (!point.good) {
             st.values[v_skipped] += 1;
             st.refused(now_ms());
         }
 #else
-        (void) may_wait;
-        good = true;
+        point.good = true;
 #endif
-        if (good) {
-            st.patience = 0;
+        st.patience = point.good ? 0 : st.patience;
+        return point;
+    }
+
+    // From the idle thread: waits for nothing. While the device still works on what was launched, the context is in use,
+    // although the host has long returned: between the parts of a long prompt, say.
+    static safe_point while_idle(C & context, state & st) {
+        safe_point point;
+#if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
+        if (!point.lock.try_lock() || !nobody_captures()) {
+            st.values[v_skipped] += 1;
+            st.refused(now_ms());
+            return point;
         }
+#endif
+        for (cudaStream_t stream : flat<cudaStream_t>(context.streams)) {
+            const stream_is is = stream == nullptr ? stream_is::done : ask_stream(stream);
+            if (is == stream_is::busy) {
+                st.last_use = now_ms();
+                return point;
+            }
+            if (is == stream_is::broken) {
+                st.values[v_errors] += 1;
+                st.refused(now_ms());
+                return point;
+            }
+        }
+        st.patience = 0;
+        point.good  = true;
+        return point;
     }
     bool ok() const { return good; }
 
   private:
+    safe_point() = default;
 #if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
+    static bool nobody_captures() { return ggml_cuda_lock_counter == 0; } // an atomic number, or in forks a plain one
+
     std::unique_lock<std::mutex> lock{ ggml_cuda_lock, std::defer_lock };
 #endif
     bool good = false;
 };
 
+// Whether it holds anything that work in flight could use. Without that it is a note on the host, as all of them are where
+// graphs are switched off, and may go at any time.
+template <class G> bool holds_something(const G & graph) {
+    bool holds = false;
+    if constexpr (has_instance<G>::value)     { holds = holds || graph.instance != nullptr; }
+    if constexpr (has_captured<G>::value)     { holds = holds || graph.graph != nullptr; }
+    if constexpr (has_cpy_pointers<G>::value) { holds = holds || graph.dest_ptrs_size > 0; }
+    (void) graph;
+    return holds;
+}
+
 // What a cached graph owns beside what its destructor frees.
-template <class G> void before_erasing(G & graph) {
+template <class G> void before_erasing(G & graph, state & st) {
     if constexpr (has_cpy_pointers<G>::value) {
         if (graph.dest_ptrs_size > 0) {
-            (void) cudaFree(graph.dest_ptrs_d);
+            (void) worked(cudaFree(graph.dest_ptrs_d), st.values[v_errors]);
             graph.dest_ptrs_size = 0;
         }
     }
-    (void) graph;
+    (void) graph, (void) st;
 }
 
 template <class C> void forget_current(C & context) {
@@ -630,15 +795,13 @@ template <class C> void forget_current(C & context) {
 // executable, which every version takes for "capture again".
 template <class C> void invalidate_graphs(C & context, state & st) {
     if constexpr (has_graph_map<C>::value) {
-        each_graph(context, [](auto & graph) { before_erasing(graph); });
+        each_graph(context, [&](auto & graph) { before_erasing(graph, st); });
         context.cuda_graphs.clear();
         st.ticks.clear();
     } else {
         each_graph(context, [&](auto & graph) {
             if (graph.instance != nullptr) {
-                if (cudaGraphExecDestroy(graph.instance) != cudaSuccess) {
-                    st.values[v_errors] += 1;
-                }
+                (void) worked(cudaGraphExecDestroy(graph.instance), st.values[v_errors]);
                 graph.instance = nullptr;
             }
         });
@@ -700,7 +863,7 @@ template <class C> void evict(C & context, state & st, const std::vector<const v
             auto found = context.cuda_graphs.find(key);
             if (found != context.cuda_graphs.end()) {
                 if (found->second) {
-                    before_erasing(*found->second);
+                    before_erasing(*found->second, st);
                 }
                 context.cuda_graphs.erase(found);
                 st.values[v_evicted] += 1;
@@ -709,6 +872,19 @@ template <class C> void evict(C & context, state & st, const std::vector<const v
         }
     }
     forget_current(context);
+}
+
+// Whether what goes may only go at a safe point.
+template <class C> bool any_holds_something(C & context, const std::vector<const void *> & keys) {
+    bool any = false;
+    if constexpr (has_graph_map<C>::value) {
+        for (const void * key : keys) {
+            auto found = context.cuda_graphs.find(key);
+            any        = any || (found != context.cuda_graphs.end() && found->second && holds_something(*found->second));
+        }
+    }
+    (void) context, (void) keys;
+    return any;
 }
 
 // pool-purge. The pools are made again, empty, when they are needed.
@@ -733,14 +909,20 @@ inline bool purge_is_due(const state & st, uint64_t bytes, uint64_t now) {
     return config().pool_budget && bytes > config().pool_budget && now - st.last_purge >= st.purge_interval;
 }
 
-// When the very next computation fills the pools above the budget again, that is what it needs, and to purge more
-// often would only cost time: the interval doubles, up to ten seconds.
+// When what comes next fills the pools above the budget again, that is what it needs, and to purge more often would only
+// cost time: the interval doubles, up to ten seconds. After a purge at the end of a computation that is the next one; after
+// one while idle, one of the first of the next request.
+constexpr uint64_t watched_after_idle = 16;
 inline void note_demand(state & st, uint64_t bytes) {
-    if (st.just_purged) {
-        st.just_purged    = false;
-        st.purge_interval = bytes > config().pool_budget
-            ? std::min<uint64_t>(2 * st.purge_interval, std::max<uint64_t>(10000, config().pool_interval_ms))
-            : config().pool_interval_ms;
+    if (st.watched == 0) {
+        return;
+    }
+    st.watched -= 1;
+    if (bytes > config().pool_budget) {
+        st.watched        = 0;
+        st.purge_interval = std::min<uint64_t>(2 * st.purge_interval, std::max<uint64_t>(10000, config().pool_interval_ms));
+    } else if (st.watched == 0) {
+        st.purge_interval = config().pool_interval_ms;
     }
 }
 
@@ -777,6 +959,15 @@ template <class C> uint64_t workspace_bytes(C & context) {
     return bytes;
 }
 
+// Where less is free, nothing is given up that is needed again at once: another process could take it meanwhile, and ggml
+// ends when it cannot have a handle. A handle with its workspace takes some 100 MiB at most.
+constexpr size_t enough_free_bytes = size_t(256) << 20;
+template <class C> bool enough_is_free(C & context, state & st) {
+    size_t free_bytes = 0, all_bytes = 0;
+    ggml_cuda_set_device(context.device);
+    return worked(cudaMemGetInfo(&free_bytes, &all_bytes), st.values[v_errors]) && free_bytes >= enough_free_bytes;
+}
+
 // cublas-reset. From b10528 on a handle has a workspace that is allocated with it: freed here, or it would leak.
 template <class C> void reset_cublas(C & context, state & st) {
     const bool current = has_current_handle(context);
@@ -789,6 +980,7 @@ template <class C> void reset_cublas(C & context, state & st) {
             ggml_cuda_set_device((int) ((size_t) (&handle - handles.first) / each));
             if (cublasDestroy(handle) != CUBLAS_STATUS_SUCCESS) {
                 st.values[v_errors] += 1;
+                (void) cudaGetLastError();
             }
             handle = nullptr;
         }
@@ -796,9 +988,7 @@ template <class C> void reset_cublas(C & context, state & st) {
     if constexpr (has_workspaces<C>::value) {
         for (void *& workspace : flat<void *>(context.cublas_workspaces)) {
             if (workspace != nullptr) {
-                if (cudaFree(workspace) != cudaSuccess) {
-                    st.values[v_errors] += 1;
-                }
+                (void) worked(cudaFree(workspace), st.values[v_errors]);
                 workspace = nullptr;
             }
         }
@@ -848,6 +1038,7 @@ class idle_thread {
   private:
     static bool start() {
         auto * thread = new idle_thread; // never destroyed: whoever still looks at it at the end finds it
+        thread->process = this_process();
         try {
             thread->worker = std::thread([thread] { thread->run(); });
         } catch (const std::exception & wrong) { // no more threads: the server can do without this one
@@ -865,10 +1056,21 @@ class idle_thread {
         static idle_thread * thread = nullptr;
         return thread;
     }
+    static long this_process() {
+#if defined(LLAMA_WARDEN_POSIX)
+        return (long) ::getpid();
+#else
+        return 0;
+#endif
+    }
 
     // Waits for what is being given back just now, but not for ever: `exit` may have been called in the handler of a
     // signal, by a thread that holds a lock which the idle thread wants, or a device may be lost.
+    // In a child that was forked there is no such thread, and its lock may be held for ever by nobody.
     void stop() {
+        if (process != this_process()) {
+            return;
+        }
         std::unique_lock<std::mutex> lock(mutex);
         stopping = true;
         wake.notify_all();
@@ -919,17 +1121,24 @@ class idle_thread {
         const uint64_t now   = now_ms();
         const size_t   count = cached_graphs(context);
         const bool trim  = config().idle_trim_ms && !st.trimmed && count > 0 && now - st.last_use >= config().idle_trim_ms;
-        // Not between the parts of one token: ggml takes memory of the pools also between them, to add up over devices.
+        // Not between the parts of one answer: what was given back would have to be had again at once.
         const uint64_t rest  = std::max<uint64_t>(st.purge_interval, 1000);
         const bool     purge = now - st.last_use >= rest && purge_is_due(st, ask_pools(context).bytes, now);
         if ((!trim && !purge) || now < st.not_before) {
             return false;
         }
-        ggml_cuda_set_device(context.device);
-        safe_point<C> point(context, st, false);
-        if (!point.ok()) {
-            return false;
+        bool held = purge;
+        each_graph(context, [&](auto & graph) { held = held || holds_something(graph); });
+        if (held) {
+            ggml_cuda_set_device(context.device);
+            const auto point = safe_point<C>::while_idle(context, st);
+            return point.ok() && give_back(context, st, trim, purge, count, now);
         }
+        return give_back(context, st, trim, purge, count, now);
+    }
+
+    template <class C>
+    static bool give_back(C & context, state & st, bool trim, bool purge, size_t count, uint64_t now) {
         if (trim) {
             invalidate_graphs(context, st);
             st.values[v_trimmed] += count - cached_graphs(context);
@@ -937,7 +1146,7 @@ class idle_thread {
         }
         if (purge) {
             st.last_purge = now;
-            purge_pools(context, st);
+            st.watched    = purge_pools(context, st) ? watched_after_idle : 0;
         }
         publish(context, st, now, true);
         return true;
@@ -946,6 +1155,7 @@ class idle_thread {
     std::mutex              mutex;
     std::condition_variable wake;
     bool                    stopping = false, done = false;
+    long                    process = 0; // that started it
     std::thread             worker;
 };
 
@@ -954,7 +1164,8 @@ class idle_thread {
 // Lives through one ggml_backend_cuda_graph_compute, or another function that uses what the idle thread may take.
 class compute_guard {
   public:
-    explicit compute_guard(ggml_backend_cuda_context * context) {
+    explicit compute_guard(ggml_backend_cuda_context * context, const char * mark = nullptr) {
+        passed(mark);
         if (config().any()) {
             st = registry::get().find(context);
             st->mutex.lock();
@@ -969,7 +1180,8 @@ class compute_guard {
     }
 
     // The computation is launched, and captured if it was to be.
-    template <class G> void finish(G * graph) {
+    template <class G> void finish(G * graph, const char * mark = nullptr) {
+        passed(mark);
         if (st) {
             finish(*st->context, *st, key_of(graph, 0));
         }
@@ -990,10 +1202,19 @@ class compute_guard {
             note_demand(st, bytes);
             purge = purge_is_due(st, bytes, now);
         }
-        const bool reset   = reset_is_due(context, st, now);
-        bool       changed = false;
-        if ((!graphs.empty() || purge || reset) && now >= st.not_before) {
-            safe_point<C> point(context, st, true);
+        bool reset   = reset_is_due(context, st, now);
+        bool changed = false;
+        if (reset && !enough_is_free(context, st)) {
+            reset         = false;
+            st.last_reset = now; // asked again after the interval
+            st.values[v_skipped] += 1;
+        }
+        const bool in_use = purge || reset || any_holds_something(context, graphs);
+        if (!in_use) {
+            changed = !graphs.empty();
+            evict(context, st, graphs);
+        } else if (now >= st.not_before) {
+            const auto point = safe_point<C>::after_computation(context, st);
             if (point.ok()) {
                 changed = true;
                 evict(context, st, graphs);
@@ -1003,25 +1224,78 @@ class compute_guard {
                     reset_cublas(context, st);
                 }
                 if (purge) {
-                    st.last_purge  = now;
-                    st.just_purged = purge_pools(context, st);
+                    st.last_purge = now;
+                    st.watched    = purge_pools(context, st) ? 1 : 0;
                 }
             }
         }
         publish(context, st, now, changed);
-#if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
-        // Without the lock another thread could not know that a graph is being captured.
-        if (config().needs_idle_thread()) {
+        if (able.idle && config().needs_idle_thread()) {
             idle_thread::start_once();
         }
-#endif
     }
 
     std::shared_ptr<state> st;
 };
 
+// What somebody uses of contexts outside of a computation stays as it is while this lives: the idle thread passes by, and
+// whoever computes on one waits.
+class held_contexts {
+  public:
+    explicit held_contexts(std::vector<std::shared_ptr<state>> && some) : states(std::move(some)) {
+        // All who hold several take them in this order.
+        std::sort(states.begin(), states.end(), [](const auto & a, const auto & b) { return a->number < b->number; });
+        states.erase(std::unique(states.begin(), states.end()), states.end());
+        for (const auto & st : states) {
+            st->mutex.lock();
+        }
+    }
+    held_contexts(const held_contexts &)             = delete;
+    held_contexts & operator=(const held_contexts &) = delete;
+    ~held_contexts() {
+        for (const auto & st : states) {
+            st->last_use = now_ms();
+            st->mutex.unlock();
+        }
+    }
+
+  private:
+    std::vector<std::shared_ptr<state>> states;
+};
+
+inline std::shared_ptr<void> hold_all(std::initializer_list<ggml_backend_cuda_context *> contexts) {
+    std::vector<std::shared_ptr<state>> states;
+    for (ggml_backend_cuda_context * context : contexts) {
+        states.push_back(registry::get().find(context));
+    }
+    return std::make_shared<held_contexts>(std::move(states));
+}
+
+// These are declared by the hooks, too, which may stand above the place where this file is included.
+std::shared_ptr<void> hold(ggml_backend_cuda_context * context);
+std::shared_ptr<void> hold(ggml_backend_cuda_context * one, ggml_backend_cuda_context * other);
+std::shared_ptr<void> hold(const ggml_backend_t * backends, size_t count);
+
+std::shared_ptr<void> hold(ggml_backend_cuda_context * context) {
+    return config().any() ? hold_all({ context }) : nullptr;
+}
+std::shared_ptr<void> hold(ggml_backend_cuda_context * one, ggml_backend_cuda_context * other) {
+    return config().any() ? hold_all({ one, other }) : nullptr;
+}
+std::shared_ptr<void> hold(const ggml_backend_t * backends, size_t count) {
+    if (!config().any()) {
+        return nullptr;
+    }
+    std::vector<std::shared_ptr<state>> states;
+    for (size_t i = 0; i < count; ++i) {
+        states.push_back(registry::get().find((ggml_backend_cuda_context *) backends[i]->context));
+    }
+    return std::make_shared<held_contexts>(std::move(states));
+}
+
 // The context is about to be deleted.
-inline void forget(ggml_backend_cuda_context * context) {
+inline void forget(ggml_backend_cuda_context * context, const char * mark = nullptr) {
+    passed(mark);
     if (!config().any()) {
         return;
     }

@@ -1,6 +1,7 @@
 // llama-warden, patch set server: see docs/patches.md. This file is llama-warden's own.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -37,7 +38,11 @@ constexpr std::chrono::milliseconds look_after{ 250 };
 // the fix off, the wait is upstream's.
 class wait_deadline {
   public:
-    wait_deadline() : at(clock::now() + look_after) {}
+    explicit wait_deadline(const char * mark) : at(clock::now() + look_after) {
+        // The mark of the hook: a binary that lacks the text has no such wait in it. Never read.
+        static volatile std::atomic<const char *> last_passed{ nullptr };
+        last_passed.store(mark, std::memory_order_relaxed);
+    }
 
     template <class Lock, class Duration>
     std::cv_status wait(std::condition_variable & results, Lock & lock, const Duration & timeout) const {

@@ -151,6 +151,78 @@ async fn pools_are_given_back_above_the_budget_when_nothing_is_in_use() -> Outco
 }
 
 #[tokio::test]
+async fn adding_up_over_devices_keeps_the_pools_that_it_uses() -> Outcome {
+    with_both_pools("all_reduce", &Shape::WITH_LOCK, &[(BUDGET, "1"), (INTERVAL, "1000")]).await?;
+    let env = [(CAP, "2"), (TRIM, "1"), (BUDGET, "1"), (INTERVAL, "1"), (RESET, "10"), (RESET_INTERVAL, "1")];
+    scenario("all_reduce_race", "legacy", &Shape::WITH_LOCK, &env).await.map(drop)
+}
+
+#[tokio::test]
+async fn graphs_that_another_thread_clears_are_held_meanwhile() -> Outcome {
+    // The flavours of the fork's shape have no watch for races.
+    let program = binary(Shape::Fork, Flavour::Thread).await?;
+    let Some(program) = program else { return Ok(()) };
+    start(&program, &["cleared_elsewhere"], &[(TRIM, "1")], "cleared_elsewhere".into())?.succeeds().await?;
+    scenario("cleared_elsewhere", "legacy", &[Shape::Fork], &[(TRIM, "1")]).await.map(drop)
+}
+
+#[tokio::test]
+async fn what_is_needed_again_is_given_back_ever_more_rarely_and_never_while_the_device_works() -> Outcome {
+    for name in ["idle_backs_off", "stream_busy"] {
+        with_both_pools(name, &Shape::WITH_LOCK, &[(BUDGET, "1"), (INTERVAL, "1")]).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn entries_that_hold_nothing_go_without_waiting_for_a_stream() -> Outcome {
+    scenario("nothing_held", "legacy", &Shape::WITH_MAP, &[(CAP, "4")]).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_handle_that_could_not_be_had_again_is_not_given_up() -> Outcome {
+    scenario("cublas_low_memory", "legacy", &Shape::ALL, &[(RESET, "10"), (RESET_INTERVAL, "1")])
+        .await
+        .map(drop)
+}
+
+#[tokio::test]
+async fn a_forked_child_ends_without_waiting_for_a_thread_that_it_does_not_have() -> Outcome {
+    for shape in Shape::WITH_MAP {
+        // Sanitizers have their own troubles with forks.
+        let program = binary(shape, Flavour::Plain).await?.context("it needs no sanitizer")?;
+        start(&program, &["fork_exit"], &[(TRIM, "3600")], format!("fork_exit {shape:?}"))?
+            .succeeds()
+            .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_fix_that_a_build_cannot_have_is_said_to_be_out_of_reach_and_never_active() -> Outcome {
+    let cases = [
+        (Shape::One, CAP, "16", "a context has no cache of graphs"),
+        (Shape::Plain, CAP, "16", "a context has no cache of graphs"),
+        (Shape::Plain, TRIM, "5", "it captures no graphs"),
+        (Shape::OneBare, TRIM, "5", "nothing tells whether a graph is being captured"),
+    ];
+    for (shape, variable, value, why) in cases {
+        let program = binary(shape, Flavour::Plain).await?.context("it needs no sanitizer")?;
+        // An unknown scenario: it ends at once.
+        let mut run = start(&program, &["none"], &[(variable, value)], format!("{shape:?} {variable}"))?;
+        assert_eq!(run.kid.exit(LONG).await?, 2);
+        let output = run.kid.output();
+        assert!(output.contains(&format!("{variable} is not to be had in this build: {why}")), "{output}");
+        assert!(!output.contains(" active"), "{shape:?}: {output}");
+    }
+    let program = binary(Shape::OneBare, Flavour::Plain).await?.context("it needs no sanitizer")?;
+    let mut run = start(&program, &["none"], &[(BUDGET, "256")], "bare".into())?;
+    assert_eq!(run.kid.exit(LONG).await?, 2);
+    assert!(run.kid.output().contains("pool-purge active: budget 256 MiB, interval 1000 ms, not while idle"));
+    Ok(())
+}
+
+#[tokio::test]
 async fn cublas_handles_are_renewed_for_each_context_and_nothing_of_them_leaks() -> Outcome {
     with_both_pools("cublas", &Shape::ALL, &[(RESET, "10"), (RESET_INTERVAL, "1")]).await
 }

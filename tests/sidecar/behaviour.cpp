@@ -14,6 +14,8 @@
 
 #include <chrono>
 #include <new>
+#include <string>
+#include <sys/wait.h>
 #include <thread>
 
 #if defined(LLAMA_WARDEN_TEST_NO_THREADS)
@@ -54,6 +56,9 @@ template <class F> static void wait_until(const char * what, F holds) {
 // ------------------------------------------------------------------------------------------ playing ggml
 
 static ggml_tensor many_tensors[200000];
+
+// As with GGML_CUDA_DISABLE_GRAPHS=1: graphs are looked up and never captured.
+[[maybe_unused]] static bool graphs_are_off = false;
 
 // What one computation does.
 struct work {
@@ -145,7 +150,7 @@ static void compute(context_t & context, size_t key, const work & what = {}) {
         if (what.inside) {
             what.inside();
         }
-    } else if (cached.warm) {
+    } else if (cached.warm && !graphs_are_off) {
         capture(context, cached, what);
         cudaGraphInstantiate(&cached.instance, cached.graph);
         cudaGraphLaunch(cached.instance, context.stream());
@@ -154,7 +159,7 @@ static void compute(context_t & context, size_t key, const work & what = {}) {
         body(context, what);
     }
 #if SHAPE == FORK
-    if (cached.dest_ptrs_size == 0) {
+    if (cached.dest_ptrs_size == 0 && !graphs_are_off) {
         void * pointers = nullptr;
         cudaMalloc(&pointers, 64);
         cached.dest_ptrs_d    = static_cast<char **>(pointers);
@@ -505,6 +510,186 @@ static void idle_guard_alone() {
 #endif
 
 #if SHAPE_HAS_LOCK
+// Two contexts as a communicator knows them.
+struct pair_of_backends {
+    ggml_backend   backends[2];
+    ggml_backend_t all[2] = { &backends[0], &backends[1] };
+    pair_of_backends(context_t & one, context_t & other) : backends{ { &one }, { &other } } {}
+};
+
+// LLAMA_WARDEN_POOL_BUDGET_MIB=1, LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS=1000: adding up over devices, which is no computation,
+// takes memory of the pools of several contexts. The idle thread gives back another context's pool meanwhile, and not these.
+static void all_reduce() {
+    context_t        one(0), other(1), witness(2);
+    pair_of_backends pair(one, other);
+    auto             fill = [](context_t & context) {
+        compute(context, 1, { 4 << 20, false, {} }); // purged at its end
+        compute(context, 1, { 4 << 20, false, {} }); // too soon for another purge
+        const std::shared_ptr<state> st = state_of(context);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        st->last_use = 1, st->last_purge = 0, st->purge_interval = 1000; // due at any time
+    };
+    fill(one), fill(other);
+    auto held = hold(pair.all, 2);
+    state_of(one)->last_use = state_of(other)->last_use = 1;
+    std::set<mock::id>            touched[2];
+    void *                        memory[2];
+    const std::vector<context_t *> both = { &one, &other };
+    std::vector<ggml_cuda_pool *> pools;
+    for (context_t * context : both) {
+        pools.push_back(&context->pool());
+    }
+    const uint64_t purges[2] = { state_of(one)->values[v_purges], state_of(other)->values[v_purges] };
+    for (uint64_t round = 1; round <= 2; ++round) {
+        fill(witness);
+        const uint64_t before = counter(witness, v_purges);
+        wait_until("the idle thread comes by", [&] { return counter(witness, v_purges) > before; });
+    }
+    for (size_t i = 0; i < 2; ++i) {
+        CHECK(state_of(*both[i])->values[v_purges] == purges[i]);
+        memory[i]  = pools[i]->alloc(2 << 20);
+        touched[i] = pools[i]->touched(memory[i]);
+        mock::launch(both[i]->stream(), touched[i]);
+    }
+    for (size_t i = 0; i < 2; ++i) {
+        pools[i]->free(memory[i], 2 << 20);
+        cudaStreamSynchronize(both[i]->stream());
+    }
+    held.reset();
+    for (size_t i = 0; i < 2; ++i) {
+        wait_until("these are given back afterwards", [&] { return counter(*both[i], v_purges) > purges[i]; });
+    }
+    for (context_t * context : { &one, &other, &witness }) {
+        forget(context);
+    }
+}
+
+// All fixes: two threads, each of which computes on its context and then adds up over both, as often as the idle thread
+// can be made to come.
+static void all_reduce_race() {
+    context_t                one(0), other(1);
+    pair_of_backends         pair(one, other);
+    std::vector<std::thread> both;
+    for (context_t * own : { &one, &other }) {
+        both.emplace_back([&, own] {
+            const auto begin = now_ms();
+            for (size_t i = 0; i < 200 || now_ms() - begin < 1500; ++i) {
+                compute(*own, i % 3, { (i % 7 + 1) << 18, i % 2 == 0, {} });
+                {
+                    const auto held = hold(pair.all, 2);
+                    for (context_t * context : { &one, &other }) {
+                        ggml_cuda_set_device(context->device);
+                        void * memory = context->pool().alloc((i % 5 + 1) << 18);
+                        mock::launch(context->stream(), context->pool().touched(memory));
+                        context->pool().free(memory, (i % 5 + 1) << 18);
+                        const std::shared_ptr<state> st = state_of(*context);
+                        st->last_purge = 0, st->purge_interval = 1;
+                    }
+                }
+                {
+                    const std::shared_ptr<state> st = state_of(*own);
+                    std::lock_guard<std::mutex>  lock(st->mutex);
+                    st->last_use = 1; // as after a long pause
+                }
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            }
+        });
+    }
+    for (std::thread & each : both) {
+        each.join();
+    }
+    CHECK(counter(one, v_errors) == 0 && counter(one, v_purges) > 0);
+    forget(&one);
+    forget(&other);
+}
+
+// LLAMA_WARDEN_POOL_BUDGET_MIB=1, LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS=1: what each request needs anew is given back ever
+// more rarely.
+static void idle_backs_off() {
+    context_t context(1);
+    auto      interval = [&] {
+        const std::shared_ptr<state> st = state_of(context);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        return st->purge_interval;
+    };
+    uint64_t purges = 0;
+    for (int request = 0; request < 3; ++request) {
+        const uint64_t before = interval();
+        for (int part = 0; part < 3; ++part) { // small ones first
+            compute(context, 2, { 4096, false, {} });
+        }
+        const std::shared_ptr<state> st = state_of(context);
+        {
+            std::lock_guard<std::mutex> lock(st->mutex);
+            st->last_purge     = now_ms(); // so that this computation does not purge by itself
+            st->purge_interval = 100000;
+        }
+        compute(context, 1, { 4 << 20, false, {} });
+        {
+            std::lock_guard<std::mutex> lock(st->mutex);
+            CHECK(st->values[v_purges] == purges);
+            if (request > 0) {
+                CHECK(st->purge_interval == 10000); // doubled, up to ten seconds: it was needed again
+            }
+            st->purge_interval = before;
+            st->last_purge     = 0;
+            st->last_use       = 1;
+        }
+        wait_until("the pool is given back", [&] { return counter(context, v_purges) > purges; });
+        purges = counter(context, v_purges);
+    }
+    // What is not needed again brings the short interval back.
+    {
+        const std::shared_ptr<state> st = state_of(context);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        st->purge_interval = 5000;
+    }
+    for (int i = 0; i < 40; ++i) {
+        compute(context, 2, { 4096, false, {} });
+    }
+    CHECK(interval() == 1);
+    forget(&context);
+}
+
+// LLAMA_WARDEN_POOL_BUDGET_MIB=1, LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS=1: the host returned long ago and the device is still
+// at work: nothing is given back, and nobody waits for it.
+static void stream_busy() {
+    context_t context(1), witness(0);
+    mock::keep_busy(true);
+    auto fill = [](context_t & which) {
+        const std::shared_ptr<state> st = state_of(which);
+        {
+            std::lock_guard<std::mutex> lock(st->mutex);
+            st->last_purge     = now_ms();
+            st->purge_interval = 100000;
+        }
+        compute(which, 1, { 4 << 20, false, {} });
+        std::lock_guard<std::mutex> lock(st->mutex);
+        st->last_purge = 0, st->purge_interval = 1, st->last_use = 1;
+    };
+    fill(context);
+    const size_t synchronised = mock::synchronisations();
+    for (int round = 0; round < 2; ++round) {
+        fill(witness);
+        const uint64_t before = counter(witness, v_purges);
+        wait_until("the idle thread comes by", [&] {
+            mock::finish_work(witness.stream());
+            return counter(witness, v_purges) > before;
+        });
+    }
+    CHECK(counter(context, v_purges) == 0 && counter(context, v_errors) == 0);
+    CHECK(mock::synchronisations() == synchronised);
+    {
+        const std::shared_ptr<state> st = state_of(context);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        CHECK(st->last_use > 1); // the device's work counts as use
+    }
+    mock::keep_busy(false);
+    wait_until("it is given back", [&] { return counter(context, v_purges) == 1; });
+    forget(&context);
+    forget(&witness);
+}
+
 // LLAMA_WARDEN_POOL_BUDGET_MIB=1, LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS=1000: what is left over goes without a computation.
 static void idle_purge() {
     auto * context = new context_t(1);
@@ -631,6 +816,68 @@ static void cublas() {
     nothing_lives();
 }
 
+// LLAMA_WARDEN_CUBLAS_RESET_EVERY=10, LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S=1: a handle that could not be had again stays.
+static void cublas_low_memory() {
+    context_t context(0);
+    mock::leave_free(100 << 20);
+    for (int i = 0; i < 100; ++i) {
+        state_of(context)->last_reset = now_ms() - 1500;
+        compute(context, 1, { 4096, true, {} });
+    }
+    CHECK(mock::made(mock::handle) == 1 && counter(context, v_cublas_resets) == 0 && counter(context, v_skipped) > 0);
+    mock::leave_free(size_t(1) << 30);
+    state_of(context)->last_reset = now_ms() - 1500;
+    compute(context, 1, { 4096, true, {} });
+    CHECK(mock::made(mock::handle) == 2 && counter(context, v_cublas_resets) == 1);
+    forget(&context);
+}
+
+#if SHAPE_HAS_MAP
+// LLAMA_WARDEN_GRAPH_CACHE_CAP=4: with graphs switched off an entry is a note on the host, and no stream is waited for.
+static void nothing_held() {
+    context_t context(0);
+    graphs_are_off = true;
+    const size_t before = mock::synchronisations();
+    for (size_t key = 0; key < 60; ++key) {
+        twice(context, key);
+        CHECK(context.cuda_graphs.size() <= 4);
+    }
+    CHECK(counter(context, v_evicted) == 60 - context.cuda_graphs.size());
+    CHECK(mock::synchronisations() == before && mock::made(mock::executable) == 0);
+    forget(&context);
+}
+#endif
+
+#if SHAPE == FORK
+// LLAMA_WARDEN_GRAPH_IDLE_TRIM_S=1: a thread that computes nothing clears the graphs, as the fork does when a tensor is
+// loaded again, at the moments at which the idle thread does.
+static void cleared_elsewhere() {
+    context_t context(0);
+    for (int round = 0; round < 300; ++round) {
+        twice(context, (size_t) round % 3);
+        {
+            const std::shared_ptr<state> st = state_of(context);
+            std::lock_guard<std::mutex>  lock(st->mutex);
+            st->last_use = 1, st->trimmed = false, st->not_before = 0;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(round % 10));
+        {
+            const auto held = hold(&context);
+            for (auto & entry : context.cuda_graphs) { // the fork leaks these; here each byte is counted
+                cudaStreamSynchronize(context.stream());
+                if (entry.second->dest_ptrs_size > 0) {
+                    cudaFree(entry.second->dest_ptrs_d);
+                }
+            }
+            context.cuda_graphs.clear();
+            context.cur_graph = nullptr;
+        }
+    }
+    CHECK(counter(context, v_errors) == 0);
+    forget(&context);
+}
+#endif
+
 #if SHAPE_HAS_LOCK && SHAPE_HAS_MAP
 // LLAMA_WARDEN_GRAPH_CACHE_CAP=1: a counter of captures that never falls costs one wait, not one for each computation.
 static void lock_timeout() {
@@ -641,7 +888,7 @@ static void lock_timeout() {
     }
     const auto begin = std::chrono::steady_clock::now();
     for (size_t key = 0; key < 200; ++key) {
-        compute(context, key);
+        twice(context, key);
     }
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)); // 200 waits would be 40 s
     const uint64_t skipped = counter(context, v_skipped);
@@ -652,7 +899,7 @@ static void lock_timeout() {
         ggml_cuda_lock_counter -= 1;
     }
     state_of(context)->not_before = 0;
-    compute(context, 200);
+    twice(context, 200);
     CHECK(context.cuda_graphs.size() == 1 && counter(context, v_evicted) == 200);
     forget(&context);
 }
@@ -662,9 +909,10 @@ static void stream_error() {
     context_t context(0);
     mock::fail_synchronisations(cudaErrorUnknown);
     for (size_t key = 0; key < 20; ++key) {
-        compute(context, key);
+        twice(context, key);
     }
     CHECK(counter(context, v_errors) >= 1 && counter(context, v_evicted) == 0 && context.cuda_graphs.size() == 20);
+    CHECK(cudaGetLastError() == cudaSuccess); // ggml would end the process for it after its next kernel
     mock::fail_synchronisations(cudaSuccess);
     forget(&context);
 }
@@ -753,7 +1001,61 @@ static void same_address() {
     CHECK(registry::get().all().empty());
 }
 
+// LLAMA_WARDEN_REPORT: somebody cuts the file while it is written, as a full disk would: the server goes on.
+static void report_cut() {
+    context_t context(0);
+    compute(context, 1);
+    CHECK(::truncate(config().report, 0) == 0);
+    for (int i = 0; i < 3; ++i) {
+        compute(context, 1);
+        const std::shared_ptr<state> st = state_of(context);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        publish(context, *st, now_ms(), true);
+    }
+    forget(&context);
+}
+
+// LLAMA_WARDEN_REPORT: computes, says so, and waits until there is a file `NAME.go`.
+static void report_held() {
+    context_t context(0);
+    for (int i = 0; i < 7; ++i) {
+        compute(context, 1);
+    }
+    {
+        const std::shared_ptr<state> st = state_of(context);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        publish(context, *st, now_ms(), true);
+    }
+    std::printf("pid %d\n", (int) ::getpid());
+    std::fflush(stdout);
+    const std::string go = std::string(std::getenv("LLAMA_WARDEN_REPORT")) + ".go";
+    wait_until("the file that lets it go on", [&] { return ::access(go.c_str(), F_OK) == 0; });
+    forget(&context);
+}
+
 #if SHAPE_HAS_LOCK && SHAPE_HAS_MAP
+// LLAMA_WARDEN_GRAPH_IDLE_TRIM_S=3600: a child that was forked has no idle thread to wait for when it ends.
+static void fork_exit() {
+    context_t context(0);
+    twice(context, 1);
+    bool at_once = false;
+    // The wait would be two seconds, however fast the machine is; on a busy one some tries may take as long without it.
+    for (int round = 0; round < 5 && !at_once; ++round) {
+        const auto  begin = now_ms();
+        const pid_t child = ::fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            std::exit(7);
+        }
+        int status = 0;
+        wait_until("the child ends", [&] { return ::waitpid(child, &status, WNOHANG) == child; });
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        at_once = now_ms() - begin < 1900;
+    }
+    CHECK(at_once);
+    forget(&context);
+}
+
 static std::atomic<bool> idle_thread_inside{ false }, may_be_inside{ false };
 
 // LLAMA_WARDEN_GRAPH_IDLE_TRIM_S=1: the process ends while the idle thread is giving back.
@@ -801,21 +1103,26 @@ int main(int count, char ** arguments) {
     pools_are_vmm          = count > 2 && std::string(arguments[2]) == "vmm";
     const std::map<std::string, void (*)()> all = {
         { "inert", inert }, { "everything", everything }, { "purge", purge }, { "cublas", cublas },
-        { "report", report }, { "same_address", same_address },
+        { "report", report }, { "same_address", same_address }, { "report_cut", report_cut },
+        { "report_held", report_held }, { "cublas_low_memory", cublas_low_memory },
 #if SHAPE_HAS_MAP
         { "cap", cap }, { "lru", lru }, { "one", one }, { "rotation", rotation }, { "used_once", used_once }, { "swept", swept },
-        { "mixed", mixed }, { "reuse", reuse },
+        { "mixed", mixed }, { "reuse", reuse }, { "nothing_held", nothing_held },
+#endif
+#if SHAPE == FORK
+        { "cleared_elsewhere", cleared_elsewhere },
 #endif
 #if SHAPE_HAS_GRAPHS && SHAPE_HAS_LOCK
         { "idle_trim", idle_trim }, { "idle_busy", idle_busy }, { "idle_capture", idle_capture },
         { "idle_guard_alone", idle_guard_alone },
 #endif
 #if SHAPE_HAS_LOCK
-        { "idle_purge", idle_purge },
+        { "idle_purge", idle_purge }, { "all_reduce", all_reduce }, { "all_reduce_race", all_reduce_race },
+        { "idle_backs_off", idle_backs_off }, { "stream_busy", stream_busy },
 #endif
 #if SHAPE_HAS_LOCK && SHAPE_HAS_MAP
         { "lock_timeout", lock_timeout }, { "stream_error", stream_error }, { "two_threads", two_threads },
-        { "exit_busy", exit_busy }, { "exit_stuck", exit_stuck },
+        { "exit_busy", exit_busy }, { "exit_stuck", exit_stuck }, { "fork_exit", fork_exit },
 #endif
 #if defined(LLAMA_WARDEN_TEST_NO_THREADS)
         { "no_thread", no_thread },

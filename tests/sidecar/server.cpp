@@ -17,7 +17,7 @@ static bool                    mine_is_there = false;
 static std::atomic<int>        of_others{ 0 };
 
 static const char * wait_for_mine(int timeout) {
-    const llama_warden::wait_deadline llama_warden_deadline;
+    const llama_warden::wait_deadline llama_warden_deadline("server");
     while (true) {
         std::unique_lock<std::mutex> lock(results_mutex);
         if (mine_is_there) {

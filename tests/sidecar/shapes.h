@@ -49,6 +49,10 @@ struct ggml_cgraph {
     int            n_nodes;
     ggml_tensor ** nodes;
 };
+struct ggml_backend {
+    void * context;
+};
+typedef ggml_backend * ggml_backend_t;
 
 // ---------------------------------------------------------------------------------------------- pools
 

@@ -21,7 +21,7 @@
 #include <set>
 #include <string>
 
-enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation, cudaErrorUnknown };
+enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation, cudaErrorNotReady, cudaErrorUnknown };
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_NOT_INITIALIZED };
 typedef struct CUstream_st *    cudaStream_t;
 typedef struct CUgraph_st *     cudaGraph_t;
@@ -61,6 +61,8 @@ struct runtime {
     size_t                       bytes = 0, captures = 0, synchronisations = 0;
     bool                         ended = false;
     cudaError_t                  next_synchronise = cudaSuccess;
+    bool                         busy = false; // work that was launched is not done yet
+    size_t                       free_bytes = size_t(8) << 30; // of every device
     std::function<void(id)>      on_synchronise; // called without the lock
 
     static runtime & get() {
@@ -72,6 +74,7 @@ struct runtime {
 // Set while the sidecar runs in this thread, so that its calls can be told from those of the code around it.
 inline thread_local bool   inside_sidecar = false;
 inline thread_local int    current_device = 0;
+inline thread_local cudaError_t last_error = cudaSuccess;
 inline std::atomic<size_t> calls_by_sidecar{ 0 };
 
 inline std::unique_lock<std::mutex> enter(const char * call) {
@@ -154,6 +157,26 @@ inline void fail_synchronisations(cudaError_t how) {
     std::lock_guard<std::mutex> lock(runtime::get().mutex);
     runtime::get().next_synchronise = how;
 }
+inline void keep_busy(bool busy) {
+    std::lock_guard<std::mutex> lock(runtime::get().mutex);
+    runtime::get().busy = busy;
+}
+inline void leave_free(size_t bytes) {
+    std::lock_guard<std::mutex> lock(runtime::get().mutex);
+    runtime::get().free_bytes = bytes;
+}
+inline void finish_work(cudaStream_t on) {
+    auto lock = enter("the end of work");
+    at(of(on), stream, "the end of work").uses.clear();
+}
+inline size_t synchronisations() {
+    std::lock_guard<std::mutex> lock(runtime::get().mutex);
+    return runtime::get().synchronisations;
+}
+inline cudaError_t failed(cudaError_t how) {
+    last_error = how;
+    return how;
+}
 inline void on_synchronise(std::function<void(id)> what) {
     std::lock_guard<std::mutex> lock(runtime::get().mutex);
     runtime::get().on_synchronise = std::move(what);
@@ -176,22 +199,59 @@ inline cudaError_t cudaStreamCreate(cudaStream_t * out) {
     return cudaSuccess;
 }
 
-inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+inline cudaError_t cudaGetLastError() {
+    auto              lock = mock::enter("cudaGetLastError");
+    const cudaError_t last = mock::last_error;
+    mock::last_error       = cudaSuccess;
+    return last;
+}
+
+inline cudaError_t cudaMemGetInfo(size_t * free_bytes, size_t * all_bytes) {
+    auto lock   = mock::enter("cudaMemGetInfo");
+    *free_bytes = mock::runtime::get().free_bytes;
+    *all_bytes  = size_t(16) << 30;
+    return cudaSuccess;
+}
+
+namespace mock {
+inline void about_to_wait(cudaStream_t stream, const char * call) {
     std::function<void(mock::id)> first;
     {
-        auto lock = mock::enter("cudaStreamSynchronize");
+        auto lock = mock::enter(call);
         first     = mock::runtime::get().on_synchronise;
     }
     if (first) {
         first(mock::of(stream));
     }
+}
+} // namespace mock
+
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    mock::about_to_wait(stream, "cudaStreamQuery");
+    auto          lock = mock::enter("cudaStreamQuery");
+    mock::thing & it   = mock::at(mock::of(stream), mock::stream, "cudaStreamQuery");
+    if (it.capturing) {
+        mock::wrong("cudaStreamQuery of a stream that is being captured");
+    }
+    if (mock::runtime::get().next_synchronise != cudaSuccess) {
+        return mock::failed(mock::runtime::get().next_synchronise);
+    }
+    if (mock::runtime::get().busy && !it.uses.empty()) {
+        return mock::failed(cudaErrorNotReady);
+    }
+    it.uses.clear();
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    mock::about_to_wait(stream, "cudaStreamSynchronize");
     auto          lock = mock::enter("cudaStreamSynchronize");
     mock::thing & it   = mock::at(mock::of(stream), mock::stream, "cudaStreamSynchronize");
     if (it.capturing) {
         mock::wrong("cudaStreamSynchronize of a stream that is being captured");
     }
     if (mock::runtime::get().next_synchronise != cudaSuccess) {
-        return mock::runtime::get().next_synchronise;
+        return mock::failed(mock::runtime::get().next_synchronise);
     }
     mock::runtime::get().synchronisations += 1;
     it.uses.clear();

@@ -49,7 +49,7 @@ template <class... All> inline void warden_ignore(All &&...) {}
 #define CU_CHECK(x) warden_ignore(x)
 #define CUBLAS_CHECK(x) warden_ignore(x)
 
-enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation, cudaErrorPeerAccessAlreadyEnabled };
+enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation, cudaErrorNotReady, cudaErrorPeerAccessAlreadyEnabled };
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS };
 enum { cudaStreamNonBlocking, CUBLAS_TF32_TENSOR_OP_MATH, cudaEventDisableTiming };
 typedef struct CUstream_st *    cudaStream_t;
@@ -71,7 +71,9 @@ cudaError_t    cudaFree(void *);
 cudaError_t    cudaGraphDestroy(cudaGraph_t);
 cudaError_t    cudaGraphExecDestroy(cudaGraphExec_t);
 cudaError_t    cudaStreamCreateWithFlags(cudaStream_t *, int);
+cudaError_t    cudaMemGetInfo(size_t *, size_t *);
 cudaError_t    cudaStreamDestroy(cudaStream_t);
+cudaError_t    cudaStreamQuery(cudaStream_t);
 cudaError_t    cudaStreamSynchronize(cudaStream_t);
 cublasStatus_t cublasCreate(cublasHandle_t *);
 cublasStatus_t cublasDestroy(cublasHandle_t);
@@ -103,6 +105,11 @@ int cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned
 int cuMemRelease(CUmemGenericAllocationHandle);
 int cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
 int cuMemUnmap(CUdeviceptr, size_t);
+
+struct ggml_backend {
+    void * context;
+};
+typedef ggml_backend * ggml_backend_t;
 
 enum ggml_op { GGML_OP_NONE };
 struct ggml_tensor {

@@ -6,7 +6,7 @@ use std::path::Path;
 use warden_rig::{Context as _, Outcome, Trouble};
 
 use super::build::{Flavour, Shape, binary};
-use super::{CAP, REPORT, TRIM, start};
+use super::{CAP, LONG, REPORT, TRIM, start};
 
 const RECORDS: usize = 62;
 
@@ -75,7 +75,11 @@ async fn the_report_is_laid_out_as_described_and_its_records_are_at_rest() -> Ou
         assert_eq!((word(8)?, word(12)?, word(16)?), (1, 256, 62));
         assert!(output.contains(&format!("pid {}\n", word(20)?)), "{output}");
         assert!(long(24)? > 1_700_000_000_000);
-        assert_eq!((long(32)?, long(40)?, long(48)?), (1 | 8 | 16, 16, 3_600_000));
+        // What a build cannot have is not active in it.
+        let (cap, trim) = (Shape::WITH_MAP.contains(&shape), Shape::WITH_IDLE_GRAPHS.contains(&shape));
+        let active = u64::from(cap) | 8 | if trim { 16 } else { 0 };
+        let settings = (if cap { 16 } else { 0 }, if trim { 3_600_000 } else { 0 });
+        assert_eq!((long(32)?, long(40)?, long(48)?), (active, settings.0, settings.1), "{shape:?}");
         assert_eq!((long(56)?, long(64)?, long(72)?), (0, 0, 10_000));
         assert!(file.get(80..128).context("a header")?.iter().all(|byte| *byte == 0));
         assert!(file.get(128 + 62 * 256..).context("a rest")?.iter().all(|byte| *byte == 0));
@@ -144,6 +148,63 @@ async fn a_file_that_is_no_report_is_left_as_it_is_and_the_server_goes_on() -> O
     }
     let output = run(Path::new("/nowhere/report"), Shape::Spaces, "same_address").await?;
     assert_eq!(output.matches("cannot be written").count(), 1, "{output}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_file_that_is_cut_short_or_cannot_grow_costs_the_report_and_not_the_server() -> Outcome {
+    for shape in Shape::ALL {
+        let folder = tempfile::tempdir()?;
+        run(&folder.path().join("report"), shape, "report_cut").await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn processes_that_inherit_one_file_do_not_write_over_each_other() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("report");
+    let name = path.to_str().context("a path")?;
+    let program = binary(Shape::Spaces, Flavour::Plain).await?.context("it needs no sanitizer")?;
+    let env = [(REPORT, name)];
+    let mut first = start(&program, &["report_held"], &env, "first".into())?;
+    let written = || -> Result<u32, Trouble> {
+        let file = std::fs::read(&path).unwrap_or_default();
+        if file.len() == 16384 && number::<8>(&file, 0)? == *b"LWREPT1\0" {
+            Ok(number(&file, 20).map(u32::from_ne_bytes)?)
+        } else {
+            Ok(0)
+        }
+    };
+    warden_rig::wait::wait_until("the first one's report", LONG, async || {
+        written().is_ok_and(|pid| pid != 0)
+    })
+    .await?;
+    let owner = written()?;
+    let mut second = start(&program, &["report_held"], &env, "second".into())?;
+    let own = || -> Option<std::path::PathBuf> {
+        let entries = std::fs::read_dir(folder.path()).ok()?;
+        let names = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        names.into_iter().find(|other| {
+            let number =
+                other.extension().and_then(|end| end.to_str()).and_then(|end| end.parse::<u32>().ok());
+            number.is_some_and(|number| number != owner)
+        })
+    };
+    warden_rig::wait::wait_until("the second one's own file", LONG, async || {
+        own().is_some_and(|path| std::fs::read(path).is_ok_and(|file| file.starts_with(b"LWREPT1\0")))
+    })
+    .await?;
+    let beside = own().context("a file")?;
+    let pid = u32::from_ne_bytes(number(&std::fs::read(&beside)?, 20)?);
+    assert_eq!(beside, path.with_file_name(format!("report.{pid}")));
+    assert_eq!(written()?, owner, "the first one's file is its own");
+    std::fs::write(folder.path().join("report.go"), "")?;
+    first.succeeds().await?;
+    second.succeeds().await?;
+    assert!(!beside.exists(), "nobody else would remove it");
+    let used = records(&std::fs::read(&path)?)?.into_iter().find(|record| record.state != 0);
+    assert_eq!(used.context("a record")?.values.first(), Some(&7));
     Ok(())
 }
 
