@@ -153,6 +153,10 @@ pub(crate) fn socket(directory: &Path, model: &ModelName, generation: Generation
 
 /// The process id in the name of a socket that [`socket`] made, or of the memory report beside it.
 pub(crate) fn maker(file_name: &str) -> Option<u32> {
+    // A further process of a generation puts its id behind the name of the report.
+    let numbered = file_name.rsplit_once('.').filter(|(_, end)| end.parse::<u32>().is_ok());
+    let file_name =
+        numbered.map(|(name, _)| name).filter(|name| name.ends_with(".report")).unwrap_or(file_name);
     let stem = file_name.strip_suffix(".sock").or_else(|| file_name.strip_suffix(".report"))?;
     let mut parts = stem.rsplit('-');
     parts.next()?.strip_prefix('g')?.parse::<u64>().ok()?;
@@ -173,6 +177,8 @@ mod tests {
         let report = report.file_name().unwrap().to_str().unwrap();
         assert_eq!(report, format!("Some-Long-Mo-{}-g12.report", std::process::id()));
         assert_eq!(maker(report), Some(std::process::id()));
+        assert_eq!(maker(&format!("{report}.4711")), Some(std::process::id()));
+        assert_eq!(maker("a-1-g2.sock.4711"), None);
         assert_eq!(maker("else.sock"), None);
         assert_eq!(maker("a-1-g2.txt"), None);
     }

@@ -32,9 +32,13 @@ pub(crate) fn announce(command: &mut Command, socket: &Path, wanted: bool) {
     }
 }
 
-/// Removes our file; the model's own is not ours to remove.
+/// Removes our file, and those that further processes of the generation made beside it; the model's own is not ours to
+/// remove.
 pub(crate) fn remove(socket: &Path) {
-    drop(std::fs::remove_file(beside(socket)));
+    let own = beside(socket);
+    for path in report::beside(&own).into_iter().chain([own]) {
+        drop(std::fs::remove_file(path));
+    }
 }
 
 /// Where a process writes its report.
@@ -58,9 +62,14 @@ impl Source {
         Some(Self { exclusive: path == beside(socket), path })
     }
 
-    /// The report of the process `leader` or of its group; `None` while there is none. Blocks for some small reads.
+    /// The report of the process `leader` and of its group, of which several may write one each (as a router of models and
+    /// its servers do); `None` while there is none. Blocks for some small reads.
     pub(crate) fn read(&self, leader: u32) -> Option<Report> {
-        report::read(&self.path).filter(|report| self.exclusive || report.is_from(leader))
+        let named = report::read(&self.path).filter(|report| self.exclusive || report.is_from(leader));
+        let others = report::beside(&self.path);
+        let others =
+            others.iter().filter_map(|path| report::read(path)).filter(|report| report.is_from(leader));
+        named.into_iter().chain(others).reduce(Report::with)
     }
 }
 
@@ -133,6 +142,29 @@ mod tests {
         assert!(shared.read(std::process::id()).is_some());
         remove(&socket);
         assert!(!shared.path.exists());
+    }
+
+    #[test]
+    fn further_processes_of_a_generation_add_to_its_report_and_their_files_go_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("m-7-g1.sock");
+        let own = Source { path: beside(&socket), exclusive: true };
+        let me = std::process::id();
+        let further = |pid: u32| directory.path().join(format!("m-7-g1.report.{pid}"));
+        write(&further(me), me);
+        assert_eq!(own.read(me).map(|report| report.pid), Some(me), "the first one has not computed yet");
+        write(&own.path, 4242);
+        let both = own.read(me).unwrap();
+        assert_eq!(both.pid, 4242);
+        // One that is gone, or that somebody else started, says nothing.
+        write(&further(4_999_999), 4_999_999);
+        assert_eq!(own.read(me), Some(both));
+        let foreign = directory.path().join("m-7-g1.report.txt");
+        std::fs::write(&foreign, "").unwrap();
+        remove(&socket);
+        assert!(
+            !own.path.exists() && !further(me).exists() && !further(4_999_999).exists() && foreign.exists()
+        );
     }
 
     #[test]

@@ -25,7 +25,7 @@ mod layout;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,9 @@ pub const VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 /// Readings at most, of which two in a row have to agree. A record is being written for less than a microsecond, about a
 /// thousand times a second.
 const READINGS: usize = 6;
+
+/// Names in a folder that are looked at for files beside a report: in a crowded one not all, as this is done every second.
+const NAMES: usize = 4096;
 
 /// A fix that is active in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -121,6 +124,14 @@ impl Report {
         devices
     }
 
+    /// Both together, as one process would have told them: the contexts of both, and the fixes of either.
+    #[must_use]
+    pub fn with(mut self, other: Self) -> Self {
+        self.active.extend(other.active);
+        self.contexts.extend(other.contexts);
+        self
+    }
+
     /// Whether the writer is the process `leader` or a member of the group that it leads, such as a llama-server behind a
     /// wrapper script. Needed only for a file that several processes may share.
     pub fn is_from(&self, leader: u32) -> bool {
@@ -135,6 +146,25 @@ impl Report {
 /// Reads the report at `path`; `None` if there is none. May block for as long as a read of 16 KiB.
 pub fn read(path: &Path) -> Option<Report> {
     settle(|| bytes_of(path))
+}
+
+/// The files of processes that inherited the variable of the one that writes `path`: its name with a process id behind it. A
+/// file says nothing of whether its writer lives. Blocks for the reading of a folder.
+pub fn beside(path: &Path) -> Vec<PathBuf> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Vec::new();
+    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let is_ours = |other: &str| {
+        let number = other.strip_prefix(name).and_then(|rest| rest.strip_prefix('.'));
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let names = entries.take(NAMES).filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut found: Vec<PathBuf> =
+        names.filter(|other| is_ours(other)).map(|other| path.with_file_name(other)).collect();
+    found.sort();
+    found
 }
 
 /// The whole file, and one byte more, so that a longer one is recognised as something else.
