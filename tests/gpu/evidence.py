@@ -3,10 +3,11 @@
     evidence.py images   --server BIN --models DIR [--env NAME=VALUE]... [--requests 300]
     evidence.py prefill  --server BIN --models DIR [--env NAME=VALUE]... [--prompts 3]
     evidence.py decode   --server BIN --against BIN --models DIR [--env ...]
-    evidence.py parallel --server BIN --against BIN --models DIR [--env ...] [--requests 200]
+    evidence.py parallel --server BIN --against BIN --models DIR [--env ...] [--requests 200] [--pause SECONDS]
 
-Each prints one line of JSON. `--env` is for `--server`; `--against` is a second server, without any variable. Device
-memory is the process's own, from NVML.
+Each prints one line of JSON. `--env` is for `--server`; `--against` is a second server, without any variable. `--gpu 1` or
+`--gpu 0,1` says which devices it may use, `--flag=-sm --flag=tensor` is added to both servers' flags. Device memory is the
+process's own, from NVML.
 """
 import argparse
 import base64
@@ -33,29 +34,32 @@ MARKER = "<__picture__>"
 class Vram:
     """MiB of device memory that a server uses: its own where NVML tells, else what all use less what was used before."""
 
-    def __init__(self):
+    def __init__(self, gpus):
+        self.gpus = gpus
         try:
             import pynvml
             pynvml.nvmlInit()
-            self.device, self.nvml = pynvml.nvmlDeviceGetHandleByIndex(0), pynvml
+            self.devices, self.nvml = [pynvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in gpus], pynvml
         except Exception:  # no package or no device: the program, which may be missing as well
             self.nvml = None
         self.before = self.total()
 
     def total(self):
         if self.nvml:
-            return self.nvml.nvmlDeviceGetMemoryInfo(self.device).used / 2**20
+            return sum(self.nvml.nvmlDeviceGetMemoryInfo(device).used for device in self.devices) / 2**20
         if not _has("nvidia-smi"):
             return 0.0
-        text = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"],
-                              capture_output=True, text=True).stdout
-        return float(text.split()[0])
+        text = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i",
+                               ",".join(map(str, self.gpus))], capture_output=True, text=True).stdout
+        return float(sum(map(float, text.split())))
 
     def of(self, server):
         if self.nvml:
-            for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.device):
-                if process.pid == server.process.pid and process.usedGpuMemory:
-                    return process.usedGpuMemory / 2**20
+            own = [process.usedGpuMemory for device in self.devices
+                   for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(device)
+                   if process.pid == server.process.pid and process.usedGpuMemory]
+            if own:
+                return sum(own) / 2**20
         return self.total() - self.before
 
 
@@ -175,11 +179,14 @@ class Run:
         self.report = os.path.join(self.folder, "report")
         if args.report:
             self.env["LLAMA_WARDEN_REPORT"] = self.report
-        self.models, self.vram = pathlib.Path(args.models), Vram()
+        self.visible = {"CUDA_VISIBLE_DEVICES": args.gpu} if args.gpu else {}
+        self.models, self.flags = pathlib.Path(args.models), args.flag
+        self.vram = Vram([int(gpu) for gpu in args.gpu.split(",")] if args.gpu else [0])
 
     def server(self, binary, arguments, env=None, layers="99"):
         log = os.path.join(self.folder, f"log-{time.monotonic_ns()}")
-        return Server(binary, arguments, self.env if env is None else env, log, layers)
+        env = {**self.visible, **(self.env if env is None else env)}
+        return Server(binary, [*arguments, *self.flags], env, log, layers)
 
 
 TEXT = ["-c", "8192", "-np", "1", "-fa", "on", "--cache-ram", "0", "--ctx-checkpoints", "0"]
@@ -267,6 +274,8 @@ def parallel(args):
                 body = {**text_request(0, 1, args.output), "prompt": prompts}
                 answer = server.complete(body)
                 texts += [one["content"] for one in answer]
+                if args.pause and call % 5 == 4:
+                    time.sleep(args.pause)  # long enough for what is given back while idle
             lines = server.warden_lines()
         return texts, lines, server.code
 
@@ -294,6 +303,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--idle", type=float, default=3)
     parser.add_argument("--label", default="")
+    parser.add_argument("--gpu", default="")
+    parser.add_argument("--flag", action="append", default=[])
+    parser.add_argument("--pause", type=float, default=0)
     args = parser.parse_args()
     if args.what in ("decode", "parallel") and not args.against:
         parser.error(f"{args.what} needs --against")
