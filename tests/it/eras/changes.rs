@@ -31,7 +31,7 @@ const fn refused(what: &'static str, edit: fn(&Path) -> Outcome, words: &'static
     Change { what, edit, set: "cuda-memory", status: "refused", words }
 }
 
-const CHANGES: [Change; 15] = [
+const CHANGES: [Change; 16] = [
     refused(
         "a member has another name",
         |tree| {
@@ -192,8 +192,23 @@ const CHANGES: [Change; 15] = [
         &[
             "ggml/src/ggml-cuda/ggml-cuda.cu:",
             "probe `graph-users`",
-            "found: 4, in lines ",
+            "found: 1, in line ",
             "it needs a guard as `optimize` has",
+        ],
+    ),
+    refused(
+        "somebody takes memory of a pool outside of a computation",
+        |tree| {
+            let end = "static void ggml_backend_cuda_graph_optimize(";
+            let other = "static void ggml_backend_cuda_borrow(ggml_backend_cuda_context * cuda_ctx) {\n    \
+                         ggml_cuda_pool_alloc<char> some(cuda_ctx->pool(), 1);\n}\n\nstatic void ggml_backend_cuda_graph_optimize(";
+            swap(tree, BACKEND, end, other)
+        },
+        &[
+            "ggml/src/ggml-cuda/ggml-cuda.cu:",
+            "probe `pool-users`",
+            "found: 1, in line ",
+            "it needs a guard as `all-reduce` has",
         ],
     ),
 ];
@@ -214,9 +229,9 @@ const LOCK: [&str; 4] = [
 
 const OPTIMIZE: [&str; 4] = [
     "ggml/src/ggml-cuda/ggml-cuda.cu:",
-    "probe `optimize-by-another-name`",
-    "found: 3, in lines ",
-    "look which function does so now and name it in the hook `optimize`",
+    "probe `graph-users`",
+    "found: 1, in line ",
+    "it needs a guard as `optimize` has",
 ];
 
 /// Replaces one text by another wherever it is.
