@@ -36,6 +36,7 @@ mod report;
 mod reproduced;
 mod routes;
 mod sample_models;
+mod settings;
 mod shutdown;
 mod sidecar;
 mod smuggling;

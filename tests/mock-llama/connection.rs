@@ -287,15 +287,15 @@ mod tests {
     #[test]
     fn streams_that_begin_together_have_phases_that_are_spread_over_the_pace() {
         let (pace, streams, begun) = (50_000_000, 1000, 1_234_567_890_123);
-        let mut phases: Vec<u64> = (1..=streams).map(|nth| super::due(begun, pace, nth) % pace).collect();
+        let mut phases: Vec<u64> = (1..=streams).map(|nth| due(begun, pace, nth) % pace).collect();
         phases.sort_unstable();
         let gaps = phases.windows(2).map(|two| two[1] - two[0]);
         assert!(gaps.max().is_some_and(|gap| gap < 4 * pace / streams), "{phases:?}");
         for nth in 0..100 {
-            let due = super::due(begun, pace, nth);
-            assert!(due > begun && due <= begun + pace);
+            let at = due(begun, pace, nth);
+            assert!(at > begun && at <= begun + pace);
         }
-        assert_eq!(super::due(7, 0, 3), 7);
+        assert_eq!(due(7, 0, 3), 7);
     }
 
     #[test]

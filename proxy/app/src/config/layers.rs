@@ -3,7 +3,6 @@
 //! figment merges; this module only prepares the layers and remembers them, so that every value can be traced to where
 //! it was written.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use figment::value::{Dict, Map};
@@ -15,7 +14,7 @@ use super::schema::{COMPILED_IN, is_set_in_diagnose};
 use super::settings::{Model, Settings};
 use super::tree::{Kind, Node};
 use super::validate::validate;
-use super::variables::{self, Ambiguous};
+use super::variables;
 
 /// Prefix of environment variables. Sections and keys are separated by two underscores.
 pub(crate) const ENV_PREFIX: &str = "LLAMA_WARDEN_";
@@ -70,6 +69,13 @@ pub(super) struct Layer {
 }
 
 impl Layer {
+    /// What one environment variable sets.
+    pub(super) fn of_variable(name: String, path: &[String], value: String) -> Self {
+        let mut tree = Node::table();
+        tree.set(path, Node::new(Kind::Raw(value)));
+        Self { origin: Origin::Env(name), tree }
+    }
+
     /// Where a byte of it is.
     pub(super) fn place(&self, byte: Option<usize>) -> Place {
         match &self.origin {
@@ -172,7 +178,7 @@ pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
         layers.push(file_layer(path)?);
     }
     let flags: Vec<Layer> = sources.flags.into_iter().map(flag_layer).collect();
-    let (variables, mut problems) = env_layers(sources.env, &[layers.as_slice(), &flags]);
+    let (variables, mut problems) = variables::layers(sources.env, &[layers.as_slice(), &flags]);
     layers.extend(variables);
     layers.extend(flags);
     for layer in &mut layers {
@@ -302,70 +308,6 @@ fn flag_layer(setting: FlagSetting) -> Layer {
     let mut tree = Node::table();
     tree.set(&setting.path, setting.value);
     Layer { origin: Origin::Flag(setting.flag), tree }
-}
-
-/// The layers of the environment. `others`: all other layers, which know the names. Variables without `__` are no settings.
-fn env_layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<Layer>, Vec<Problem>) {
-    let known = |path: &[String]| {
-        let tables = others.iter().copied().flatten().filter_map(|layer| layer.tree.find(path));
-        tables.flat_map(Node::keys).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
-    };
-    let (mut layers, mut problems) = (Vec::new(), Vec::new());
-    for (name, value) in env {
-        let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|key| key.contains("__")) else { continue };
-        match variables::path(key, &known) {
-            Ok(path) => {
-                let mut tree = Node::table();
-                tree.set(&path, Node::new(Kind::Raw(value)));
-                layers.push(Layer { origin: Origin::Env(name), tree });
-            }
-            Err(Ambiguous { written, names }) => {
-                let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
-                let problem = Problem::new(Place::Env(name), format!("`{written}` may be {names}"));
-                problems.push(problem.hint("write the name in the variable exactly as it is"));
-            }
-        }
-    }
-    problems.extend(phantoms(&layers, &known(&["models".to_owned()])));
-    (layers, problems)
-}
-
-/// Models that only variables speak of, and of which none says what to serve: names that somebody misspelt.
-fn phantoms(layers: &[Layer], known: &[String]) -> Vec<Problem> {
-    let models = ["models".to_owned()];
-    let of_layer =
-        |layer: &Layer| -> Option<String> { layer.tree.find(&models)?.keys().next().map(str::to_owned) };
-    let makes = |layer: &Layer, model: &str| {
-        let Some(own) = layer.tree.find(&[models[0].clone(), model.to_owned()]) else { return false };
-        let by_variable = own
-            .find(&["env".to_owned()])
-            .is_some_and(|env| env.keys().any(|key| key.starts_with("LLAMA_ARG_")));
-        own.keys().any(|key| key == "model" || key == "args") || by_variable
-    };
-    let mut told = BTreeSet::new();
-    let named = layers.iter().filter_map(|layer| Some((layer, of_layer(layer)?)));
-    named
-        .filter(|(_, model)| !known.contains(model) && !layers.iter().any(|layer| makes(layer, model)))
-        .filter(|(_, model)| told.insert(model.clone()))
-        .map(|(layer, model)| {
-            let others = layers
-                .iter()
-                .filter_map(of_layer)
-                .filter(|other| layers.iter().any(|layer| makes(layer, other)));
-            let near = nearest(&model, known.iter().cloned().chain(others));
-            let hint = near.map_or_else(
-                || format!("`{ENV_PREFIX}MODELS__{model}__MODEL` would say which file it serves"),
-                |near| format!("the nearest is `{near}`"),
-            );
-            Problem::new(layer.place(None), format!("there is no model `{model}`")).hint(hint)
-        })
-        .collect()
-}
-
-fn nearest(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
-    let small = name.to_lowercase();
-    let scored = all.map(|one| (strsim::jaro_winkler(&small, &one.to_lowercase()), one));
-    scored.filter(|(score, _)| *score >= 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 
 #[cfg(test)]

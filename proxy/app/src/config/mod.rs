@@ -17,7 +17,7 @@ pub(crate) mod binary;
 pub(crate) mod cancel;
 mod contradictions;
 #[cfg(test)]
-mod contradictions_tests;
+mod documented;
 mod doors;
 pub(crate) mod flags;
 mod judge;

@@ -4,25 +4,30 @@
 //! schema knows which is which: a key is found by its small letters; a model (or a source of `[build.sources]`) is the one
 //! of this very name, else the one whose name differs in case only; a variable of a process under `env` stays as it is.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
+use super::layers::{ENV_PREFIX, Layer};
+use super::problem::{Place, Problem};
 use super::schema::{format, root};
+use super::tree::Node;
 
 /// The names that are known at a place of the configuration, such as those of the models.
-pub(super) type Known<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
+type Known<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
 
 /// Why a variable means nothing.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Ambiguous {
+struct Ambiguous {
     /// As it was written.
-    pub(super) written: String,
+    written: String,
     /// What it may mean.
-    pub(super) names: Vec<String>,
+    names: Vec<String>,
 }
 
 /// The path that a variable sets, without the prefix. What the schema does not know stays in small letters, for the check
 /// that follows.
-pub(super) fn path(key: &str, known: Known<'_>) -> Result<Vec<String>, Ambiguous> {
+fn path(key: &str, known: Known<'_>) -> Result<Vec<String>, Ambiguous> {
     let parts: Vec<&str> = key.split("__").collect();
     let (mut schema, mut path, mut rest): (&Value, Vec<String>, _) = (root(), Vec::new(), parts.as_slice());
     while let Some((first, more)) = rest.split_first() {
@@ -80,6 +85,66 @@ fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), Ambiguous> 
         }
     }
     Ok((begins(1), 1))
+}
+
+/// The layers of the environment. `others`: all other layers, which know the names. Variables without `__` are no settings.
+pub(super) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<Layer>, Vec<Problem>) {
+    let known = |path: &[String]| {
+        let tables = others.iter().copied().flatten().filter_map(|layer| layer.tree.find(path));
+        tables.flat_map(Node::keys).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let (mut layers, mut problems) = (Vec::new(), Vec::new());
+    for (name, value) in env {
+        let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|key| key.contains("__")) else { continue };
+        match path(key, &known) {
+            Ok(path) => layers.push(Layer::of_variable(name, &path, value)),
+            Err(Ambiguous { written, names }) => {
+                let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
+                let problem = Problem::new(Place::Env(name), format!("`{written}` may be {names}"));
+                problems.push(problem.hint("write the name in the variable exactly as it is"));
+            }
+        }
+    }
+    problems.extend(phantoms(&layers, &known(&["models".to_owned()])));
+    (layers, problems)
+}
+
+/// Models that only variables speak of, and of which none says what to serve: names that somebody misspelt.
+fn phantoms(layers: &[Layer], known: &[String]) -> Vec<Problem> {
+    let models = ["models".to_owned()];
+    let of_layer =
+        |layer: &Layer| -> Option<String> { layer.tree.find(&models)?.keys().next().map(str::to_owned) };
+    let makes = |layer: &Layer, model: &str| {
+        let Some(own) = layer.tree.find(&[models[0].clone(), model.to_owned()]) else { return false };
+        let by_variable = own
+            .find(&["env".to_owned()])
+            .is_some_and(|env| env.keys().any(|key| key.starts_with("LLAMA_ARG_")));
+        own.keys().any(|key| key == "model" || key == "args") || by_variable
+    };
+    let mut told = BTreeSet::new();
+    let named = layers.iter().filter_map(|layer| Some((layer, of_layer(layer)?)));
+    named
+        .filter(|(_, model)| !known.contains(model) && !layers.iter().any(|layer| makes(layer, model)))
+        .filter(|(_, model)| told.insert(model.clone()))
+        .map(|(layer, model)| {
+            let others = layers
+                .iter()
+                .filter_map(of_layer)
+                .filter(|other| layers.iter().any(|layer| makes(layer, other)));
+            let near = nearest(&model, known.iter().cloned().chain(others));
+            let hint = near.map_or_else(
+                || format!("`{ENV_PREFIX}MODELS__{model}__MODEL` would say which file it serves"),
+                |near| format!("the nearest is `{near}`"),
+            );
+            Problem::new(layer.place(None), format!("there is no model `{model}`")).hint(hint)
+        })
+        .collect()
+}
+
+fn nearest(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
+    let small = name.to_lowercase();
+    let scored = all.map(|one| (strsim::jaro_winkler(&small, &one.to_lowercase()), one));
+    scored.filter(|(score, _)| *score >= 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Each rule with a configuration that it is for, and the numbers in what it says.
 
-use super::layers::{Sources, load};
-use super::machine::Machine;
-use super::resolve::resolve;
+use super::super::layers::{Sources, load};
+use super::super::machine::Machine;
+use super::super::resolve::resolve;
 use warden_policies::ByteSize;
 
 /// What is told about a configuration on a machine of 16 GiB: problems first, then warnings, each with its hint.

@@ -1,0 +1,84 @@
+//! What may be sent at a time against what there is room for.
+
+use super::{Found, One, Whole};
+
+/// Slots that no connection can reach, and a queue that cannot fill.
+pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
+    let server = &whole.settings.server;
+    let mut found = Vec::new();
+    if server.connections_per_peer > server.connections {
+        let message = format!(
+            "`server.connections_per_peer` ({}) is above `server.connections` ({}), so one client may take them all",
+            server.connections_per_peer, server.connections
+        );
+        found.push(Found::new(
+            &["server", "connections_per_peer"],
+            message,
+            "lower it, or raise `server.connections`",
+        ));
+    }
+    // A connection of HTTP/2 carries several requests.
+    let several = server.h2c || (server.h2 && !server.tls_cert.is_empty());
+    let each = if several { server.h2_streams as u64 } else { 1 };
+    let most = (server.connections as u64).saturating_mul(each.max(1));
+    let slots: u64 = whole.models.iter().filter_map(One::requests).sum();
+    if slots > most {
+        let message = format!(
+            "the models take {slots} requests at a time, and `server.connections` lets {most} in: the other {} slots are \
+             never used",
+            slots - most
+        );
+        let hint = format!("raise `server.connections` to {slots} or more, or lower `-np` in `args`");
+        found.push(Found::new(&["server", "connections"], message, hint));
+    }
+    for one in &whole.models {
+        let depth = one.model.queue.depth as u64;
+        if depth > most {
+            let message = format!(
+                "`queue.depth` is {depth}, and `server.connections` lets {most} requests in, so it never fills"
+            );
+            let hint = "lower `queue.depth`, or raise `server.connections`";
+            found.push(one.found(&["queue", "depth"], &message, hint));
+        }
+    }
+    found
+}
+
+/// What a process has no slot for waits inside of it, where a replacement cannot carry it over.
+pub(super) fn more_requests_than_slots(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let (most, slots) = (one.model.max_in_flight?, one.slots?);
+        let message = format!(
+            "`max_in_flight` is {most}, and a process has {slots} slots: {} requests wait inside of it, where they are lost \
+             with it",
+            most.checked_sub(slots).filter(|more| *more > 0)?
+        );
+        let hint =
+            "leave `max_in_flight` out, or raise `-np` in `args`: what waits in our queue survives a process";
+        Some(one.found(&["max_in_flight"], &message, hint))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// A body is held until its model is known: one that is larger than all the memory for bodies is never served.
+pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
+    let server = &whole.settings.server;
+    let bodies = [
+        ("body_bytes", server.body_bytes),
+        ("audio_body_bytes", server.audio_body_bytes),
+        ("text_body_bytes", server.text_body_bytes),
+        ("control_body_bytes", server.control_body_bytes),
+    ];
+    let large = bodies.into_iter().filter(|(_, limit)| *limit > server.buffered_bytes);
+    large
+        .map(|(key, limit)| {
+            let message = format!(
+                "`server.{key}` allows bodies of {limit}, and `server.buffered_bytes` holds {} of all of them: one that is larger \
+                 than that is never served",
+                server.buffered_bytes
+            );
+            let hint = format!("raise `server.buffered_bytes` to {limit} or more, or lower `server.{key}`");
+            Found::new(&["server", key], message, hint)
+        })
+        .collect()
+}
