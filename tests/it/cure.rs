@@ -181,7 +181,7 @@ async fn a_report_has_versions_figures_and_a_script_that_shows_the_growth_by_its
     assert_eq!(json["legs"][0]["series"][0]["verdict"], "leaking");
     // The script needs no warden: the same server, a shell and curl.
     let script = folder.join("reproduce.sh").display().to_string();
-    let port = free_port()?;
+    let port = warden_rig::ports::free()?;
     let mut home = bench.setup;
     home.home.env.insert("PORT".into(), port.to_string().into());
     let path = std::env::var_os("PATH").context("PATH")?;
@@ -192,10 +192,6 @@ async fn a_report_has_versions_figures_and_a_script_that_shows_the_growth_by_its
     let rate: i64 = rate.context(ran.all())?.0.parse()?;
     assert!((900..1400).contains(&rate), "{}", ran.all());
     Ok(())
-}
-
-fn free_port() -> Result<u16, Trouble> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ fn file(home: &Home, name: &str) -> Result<String, Trouble> {
 
 /// Runs the script from another folder, and returns what it says of host memory in KiB a request.
 async fn reproduced(home: &mut Home, requests: u32) -> Result<(i64, Ran), Trouble> {
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = warden_rig::ports::free()?;
     home.env.insert("PORT".into(), port.to_string().into());
     let script = home.path().join("out/reproduce.sh").to_string_lossy().into_owned();
     let line = format!("cd / && sh '{script}' {requests}");
@@ -121,7 +121,7 @@ async fn a_report_says_no_more_than_was_seen_and_a_script_tells_when_nothing_is_
     let broken = std::fs::read_to_string(&script)?.replace("path=/v1/chat/completions", "path=/nowhere");
     std::fs::write(&script, broken)?;
     let mut home = home;
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = warden_rig::ports::free()?;
     home.env.insert("PORT".into(), port.to_string().into());
     let ran = home.run(Path::new("sh"), [script.to_string_lossy().as_ref(), "3"], PATIENCE).await?;
     assert_eq!(ran.code, 1, "{}", ran.all());

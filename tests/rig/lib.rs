@@ -20,6 +20,7 @@
 //! | [`raw`] | raw bytes through a proxy to an upstream that writes down what it got |
 //! | [`clients`] | packages of other people, and programs that use them |
 //! | [`storm`] | everything at once, drawn from a seed by [`dice`], and the books afterwards |
+//! | [`ports`] | ports for programs that have to be given one |
 //! | [`words`] | what fake-llama says to a request |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
 //!
@@ -35,6 +36,7 @@ pub mod ledger;
 pub mod load;
 pub mod nvml;
 pub mod poll;
+pub mod ports;
 pub mod process;
 pub mod raw;
 pub mod real;

@@ -390,7 +390,7 @@ fn milliseconds(begin: u64) -> f64 {
 }
 
 fn free_port() -> Result<SocketAddr, Trouble> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+    Ok(SocketAddr::from(([127, 0, 0, 1], warden_rig::ports::free()?)))
 }
 
 fn mock_llama() -> Result<String, Trouble> {

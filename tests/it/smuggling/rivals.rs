@@ -38,14 +38,10 @@ fn program(name: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-fn free_port() -> Result<u16, Trouble> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
 async fn start(name: &'static str, program: &Path) -> Result<Rival, Trouble> {
     let home = Home::new()?;
     let root = home.path().to_owned();
-    let (socket, log, port) = (root.join("up.sock"), root.join("raw.jsonl"), free_port()?);
+    let (socket, log, port) = (root.join("up.sock"), root.join("raw.jsonl"), warden_rig::ports::free()?);
     let mut env = home.env.clone();
     env.insert("RAW_LLAMA_LOG".into(), log.clone().into());
     let args: [OsString; 2] = ["--host".into(), socket.clone().into()];
