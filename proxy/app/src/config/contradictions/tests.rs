@@ -92,7 +92,7 @@ fn each_contradiction_is_told_with_its_place_its_numbers_and_a_cure() {
         (
             format!("[upstream]\nexchange_timeout = \"200s\"\n{}", model("queue.wait = \"9s\"")),
             "default",
-            &["5 min 10 s", "given up after 3 min 20 s", "`drain_deadline`"],
+            &["wait 9 s", "5 min 10 s more", "ends after 3 min 20 s", "above 5 min 19 s"],
         ),
         (model("lifecycle.suspect_timeout = \"5s\""), "w.toml:4", &["after 5 s", "15 s", "raise `suspect_timeout` above 15 s"]),
         (model("lifecycle.start_timeout = \"20ms\""), "w.toml:4", &["every 25 ms", "given up after 20 ms"]),

@@ -24,15 +24,18 @@ pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {
             ));
         }
         let times = &one.model.lifecycle;
+        // The time in which a process drains and stops does not count as waiting for `queue.wait`.
         let replacement = times.drain_deadline.saturating_add(times.stop_grace);
-        (replacement >= limit).then(|| {
+        let all = wait.saturating_add(replacement);
+        (all >= limit).then(|| {
             let message = format!(
-                "a replacement may take {} before the next process is started (`drain_deadline` and `stop_grace`), and who \
-                 waits for it is given up after {} (`upstream.exchange_timeout`)",
+                "a caller may wait {} and, while a process drains and stops, {} more (`queue.wait`; `drain_deadline` and \
+                 `stop_grace`), and a request ends after {} (`upstream.exchange_timeout`)",
+                span(wait),
                 span(replacement),
                 span(limit)
             );
-            let hint = "raise `upstream.exchange_timeout`, or lower `drain_deadline`";
+            let hint = format!("raise `upstream.exchange_timeout` above {}, or lower `drain_deadline`", span(all));
             one.found(&["lifecycle", "drain_deadline"], &message, hint)
         })
     };
