@@ -150,6 +150,7 @@ async fn a_server_that_sleeps_is_asked_for_its_counters_only_while_it_works() {
     })
     .await;
     let lease = rig.lease().await.unwrap();
+    rig.script.last().set_decodes(7);
     pass(secs(60)).await;
     let busy = rig.script.last().metrics_asked();
     assert!(busy >= 10, "{busy}");
