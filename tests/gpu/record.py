@@ -11,6 +11,7 @@ import argparse
 import json
 import pathlib
 import random
+import signal
 import threading
 import time
 
@@ -37,6 +38,7 @@ class Recorder:
                 "t": round(time.monotonic() - self.begun, 3), "edge": edge, "in_flight": self.in_flight, **self.work,
                 "rss_anon_kib": kib("RssAnon"), "rss_kib": kib("VmRSS"), "swap_kib": kib("VmSwap"),
                 "vram_mib": round(self.vram.of(self.server))}) + "\n")
+            self.out.flush()
 
     def ticks(self):
         while not self.over.wait(self.tick):
@@ -81,7 +83,8 @@ def on_slots(count, work):
             job()
             time.sleep(pauses.random() * 0.2)
 
-    threads = [threading.Thread(target=go, args=(slot,)) for slot in range(count)]
+    # Who interrupts us waits for none of them.
+    threads = [threading.Thread(target=go, args=(slot,), daemon=True) for slot in range(count)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
 
@@ -108,7 +111,7 @@ def run(args, recorder):
                     yield lambda: recorder.ask(with_picture(seed, args.size, output), 1)
                 else:
                     length = rng.choice([30, 60, 200, 400])
-                    yield lambda: recorder.ask(request(tokens(seed, length), output))
+                    yield lambda: recorder.ask(request(tokens(seed, length), output, args.reuse))
         on_slots(3, jobs)
     elif args.workload == "conversations":
         def jobs(slot):
@@ -121,7 +124,14 @@ def run(args, recorder):
         on_slots(3, jobs)
 
 
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
 def main():
+    # Both end it with what was recorded, also where a shell's background has set SIGINT aside.
+    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workload", choices=["images", "text", "mixed", "conversations", "distinct"])
     parser.add_argument("--server", required=True)
@@ -135,6 +145,7 @@ def main():
     parser.add_argument("--tick", type=float, default=0.8)
     parser.add_argument("--cache-ram", default="0")
     parser.add_argument("--layers", default="99")
+    parser.add_argument("--reuse", action="store_true", help="texts of `mixed` go into the prompt cache")
     args = parser.parse_args()
     args.report = False
     slots = "3" if args.workload in ("mixed", "conversations") else "1"
@@ -148,6 +159,8 @@ def main():
         recorder.sample("tick")
         try:
             run(args, recorder)
+        except KeyboardInterrupt:
+            pass
         finally:
             recorder.close()
 
