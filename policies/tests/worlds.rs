@@ -202,6 +202,24 @@ fn measured_pools_are_taken_off_and_no_jump_comes_of_it_when_that_begins_or_ends
 }
 
 #[test]
+fn beside_measured_pools_of_a_gpu_nothing_is_told_to_be_kept_so_growth_there_is_a_leak() {
+    let gpu = Series::Vram(warden_policies::GpuIndex(0));
+    let leak = Leak { step: 2 << 20, ..Leak::of(Unit::Image, 1.0 * MIB) };
+    let load = Load { images: 1.0, ..Load::default() };
+    let world =
+        World { vram: Some(3 << 30), vram_leaks: vec![leak], load, noise: Noise::SILENT, ..World::quiet(6) };
+    let mut monitor = Monitor::new(&defaults().growth);
+    for mut sample in world.run().take(184) {
+        sample.pools = vec![(gpu, 500 << 20)];
+        monitor.observe(&sample);
+        let found = monitor.growth().iter().find(|growth| growth.series == gpu).unwrap();
+        assert_ne!(found.verdict, Verdict::Bounded, "within what? {found:?}");
+    }
+    let found = monitor.growth().iter().find(|growth| growth.series == gpu).unwrap();
+    assert_eq!(found.verdict, Verdict::Leaking, "{found:?}");
+}
+
+#[test]
 fn a_leak_that_ends_is_forgiven_and_one_that_pauses_is_not() {
     let growing = |requests: u64| requests.min(400) * 8;
     for (rests, verdict) in [(100, Verdict::Leaking), (3000, Verdict::Steady)] {

@@ -156,6 +156,8 @@ pub(crate) struct Fault {
     pub(crate) from: Option<u64>,
     /// Only requests whose body contains this text.
     pub(crate) body_has: Option<String>,
+    /// Not where one of these is given: words as in `stopped_by`.
+    pub(crate) unless: Vec<String>,
     /// At most once over all processes: the fault happens only to the one that creates this file.
     pub(crate) once: Option<PathBuf>,
     /// After this many tokens; absent: on arrival, before anything was executed or written to the ledger.
@@ -256,6 +258,7 @@ impl Script {
             return Err(format!("script: stopped_by: no field {unknown}"));
         }
         let mut script = self.merged(Value::Object(off))?;
+        script.faults.retain(|fault| !fault.unless.iter().any(|word| is_given(word, flags)));
         let factors =
             script.slowed_by.iter().filter(|(word, _)| is_given(word, flags)).map(|(_, factor)| factor);
         script.ms_per_token *= factors.product::<f64>();

@@ -20,6 +20,7 @@ const PLAIN: &str = "args = [\"-np\", \"2\", \"--metrics\", \"--cache-ram\", \"0
 
 /// Exit codes of `diagnose`.
 const LEAKS: i32 = 3;
+const CRASHES: i32 = 4;
 
 /// A fake that tells its VRAM to a GPU of ours.
 struct Bench {
@@ -191,6 +192,78 @@ async fn a_report_has_versions_figures_and_a_script_that_shows_the_growth_by_its
     let rate = ran.stdout.lines().find_map(|line| line.strip_prefix("host: ")?.split_once(" KiB a request"));
     let rate: i64 = rate.context(ran.all())?.0.parse()?;
     assert!((900..1400).contains(&rate), "{}", ran.all());
+    Ok(())
+}
+
+/// A server that dies at its 22nd request with an image, as one did on a GPU, unless this variable is set.
+fn dies(unless: &str) -> Value {
+    let line = "CUDA error: an illegal instruction was encountered";
+    json!({
+        "stderr": [line],
+        "faults": [{ "from": 22, "body_has": "image_url", "do": "crash", "unless": [unless] }],
+    })
+}
+
+#[tokio::test]
+async fn a_crash_is_cured_by_the_variable_that_stops_it_and_everything_about_it_is_told() -> Outcome {
+    let bench = Bench::new(dies("GGML_CUDA_DISABLE_GRAPHS"), PLAIN)?;
+    let folder = bench.setup.home.path().join("report");
+    let folder_text = folder.display().to_string();
+    let args = [
+        "--bisect",
+        "--workload",
+        "image-sizes,short-text",
+        "--requests",
+        "70",
+        "--report",
+        &folder_text,
+        "--write",
+    ];
+    let (report, ran) = bench.report(&args).await?;
+    assert_eq!(ran.code, CRASHES, "{}", ran.all());
+    let crash = &report["legs"][0]["crash"];
+    assert_eq!((&crash["at_request"], &crash["again"]), (&json!(22), &json!("always")), "{crash}");
+    assert_eq!(report["legs"][1]["workload"], "short-text", "the other work is done");
+    assert_eq!(report["legs"][1]["crash"], Value::Null);
+    let found = &report["survival"][0];
+    assert_eq!(found["conclusion"]["outcome"]["kind"], "cured", "{found}");
+    assert_eq!(found["mitigations"], json!(["no-cuda-graphs"]), "{found}");
+    assert!(found["conclusion"]["doubt"].as_f64().is_some_and(|doubt| doubt <= 0.01), "{found}");
+    let others = found["conclusion"]["trials"].as_array().cloned().unwrap_or_default();
+    let others = others.iter().filter(|trial| trial["switches"] != found["conclusion"]["cure"]);
+    assert!(others.clone().all(|trial| trial["does"] == "nothing" || trial["failed"].is_string()), "{found}");
+    let written = std::fs::read_to_string(&bench.config)?;
+    assert!(written.contains("mitigations = [\"no-cuda-graphs\"]"), "{written}");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name));
+    for part in [
+        "# A crash of llama-server",
+        "at request 22, every time (5 of 5",
+        "`no-cuda-graphs` stops the crash",
+        "CUDA error",
+    ] {
+        assert!(read("report.md")?.contains(part), "{part}: {}", read("report.md")?);
+    }
+    assert!(read("report.html")?.contains("The server crashes."));
+    let script = read("reproduce.sh")?;
+    assert!(
+        script.contains("# Shows how llama-server crashes") && script.contains("at request 22"),
+        "{script}"
+    );
+    assert!(folder.join("requests/21.json").is_file(), "all that led to it");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_crash_that_nothing_stops_is_told_as_such() -> Outcome {
+    let bench = Bench::new(dies("NO_SUCH_VARIABLE"), PLAIN)?;
+    let ran = bench.run(&["--bisect", "--workload", "same-image", "--requests", "40"]).await?;
+    assert_eq!(ran.code, CRASHES, "{}", ran.all());
+    assert!(
+        ran.stdout.contains("crash: nothing that was tried stops the crash under same-image"),
+        "{}",
+        ran.all()
+    );
+    assert!(ran.stdout.contains("no-cuda-graphs") && !ran.stdout.contains("mitigations ="), "{}", ran.all());
     Ok(())
 }
 

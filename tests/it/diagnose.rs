@@ -16,6 +16,10 @@ use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 /// A few legs on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Exit codes of `diagnose`.
+const CRASHES: i32 = 4;
+const TOO_FEW: i32 = 5;
+
 /// `diagnose` with the fake-llama of this home.
 async fn diagnose(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Trouble> {
     let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
@@ -168,10 +172,60 @@ async fn a_crash_in_the_middle_is_told_with_its_cause_and_the_next_leg_is_run() 
         &json!({ "faults": [{ "at": 12, "do": "crash", "signal": 11, "after_tokens": 3 }] }),
     )?;
     let ran = diagnose(&home, &["--workload", "short-text,long-text"], &[]).await?;
+    assert_eq!(ran.code, CRASHES, "{ran:?}");
+    for workload in ["short-text", "long-text"] {
+        let start =
+            format!("the server crashed under {workload} at request 12, every time (5 of 5 further runs)");
+        let note = ran.stdout.lines().find(|line| line.starts_with(&start));
+        assert!(note.is_some_and(|note| note.contains("SIGSEGV")), "{ran:?}");
+        let runs = format!("{workload}: the same in fresh processes: died at request 12, 12, 12, 12 and 12");
+        assert!(ran.stdout.contains(&runs), "{ran:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_crash_that_does_not_come_again_is_told_as_such_with_the_last_lines_of_the_server() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let fault = json!({ "at": 4, "do": "crash", "once": folder.path().join("once") });
+    let home = Home::with_fake(&json!({ "stderr": ["one thing", "and another"], "faults": [fault] }))?;
+    let args = ["--workload", "short-text", "--requests", "12", "--json"];
+    let ran = diagnose(&home, &args, &[]).await?;
+    assert_eq!(ran.code, CRASHES, "{ran:?}");
+    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    let crash = &report["legs"][0]["crash"];
+    assert_eq!((&crash["at_request"], &crash["again"]), (&json!(4), &json!("not_again")), "{crash}");
+    assert!(
+        crash["runs"].as_array().is_some_and(|runs| runs.iter().all(|run| run["died"] == false)),
+        "{crash}"
+    );
+    assert!(crash["lines"].as_array().is_some_and(|lines| lines.contains(&json!("and another"))), "{crash}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_somebody_else_ends_has_not_crashed() -> Outcome {
+    // As the kernel ends a process for lack of memory.
+    let home = Home::with_fake(&json!({ "faults": [{ "at": 6, "do": "crash", "signal": 9 }] }))?;
+    let ran = diagnose(&home, &["--workload", "short-text,long-text"], &[]).await?;
     assert_eq!(ran.code, 1, "{ran:?}");
-    let note = ran.stdout.lines().find(|line| line.starts_with("short-text: the server failed"));
-    assert!(note.is_some_and(|note| note.contains("SIGSEGV")), "{ran:?}");
-    assert!(ran.stdout.contains("long-text: the server failed"), "{ran:?}");
+    assert!(ran.stdout.contains("short-text: ended: somebody else ended the server"), "{ran:?}");
+    assert!(ran.stdout.contains("long-text: ended: somebody else"), "{ran:?}");
+    assert!(!ran.all().contains("crashed"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_experiment_that_is_too_short_says_how_many_requests_would_do_and_has_an_exit_code_of_its_own()
+-> Outcome {
+    let home = Home::with_fake(&json!({}))?;
+    let ran = diagnose(&home, &["--workload", "short-text", "--requests", "20"], &[]).await?;
+    assert_eq!(ran.code, TOO_FEW, "{ran:?}");
+    let told = ran.stdout.lines().find(|line| line.starts_with("short-text host: too few readings"));
+    let Some((_, number)) = told.and_then(|line| line.split_once("--requests ")) else { panic!("{ran:?}") };
+    let number = number.trim_end_matches(|c: char| !c.is_ascii_digit()).to_owned();
+    let ran = diagnose(&home, &["--workload", "short-text", "--requests", &number], &[]).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
     Ok(())
 }
 

@@ -73,6 +73,8 @@ section!(
         sweep_most: u64,
         /// Which switches stop the growth.
         cure: Cure,
+        /// How crashes are repeated, and switches are tried that may stop them.
+        crash: Crash,
         /// What the largest prompts take.
         headroom: Headroom,
         /// Which call sites the growth is put down to.
@@ -136,10 +138,10 @@ section!(
         legs_most: u32,
         /// The interval of a process's growth is widened by this factor.
         widen: f64,
-        /// Processes of the same kind differ by this share of their growth.
-        leg_scatter: f64,
         /// The growth of a process is never known better than to this many bytes per request.
         least_noise: f64,
+        /// Processes without switches before the first one with them.
+        baseline_least: usize,
         /// Processes with switches in a row before one without them.
         baseline_every: u32,
         /// The latest processes without switches that count.
@@ -156,6 +158,30 @@ section!(
         sets_listed: usize,
         /// What a mitigation that needs a value is tried with.
         values: BTreeMap<String, String>,
+    }
+);
+
+section!(
+    /// How crashes are repeated, and switches are tried that may stop them.
+    Crash {
+        /// A crash that comes with this chance or a greater one comes always.
+        always: f64,
+        /// One that comes with this chance or a smaller one does not.
+        seldom: f64,
+        /// Chance that one which comes with a chance of `seldom` is said to come always.
+        false_always: f64,
+        /// Chance that one which comes with a chance of `always` is said not to.
+        false_seldom: f64,
+        /// Processes that repeat a crash, at most.
+        again_most: usize,
+        /// Chance that a switch without effect is said to stop a crash.
+        false_cure: f64,
+        /// Survivors with a switch after which it stays undecided.
+        runs_most: usize,
+        /// Processes without switches that may tell nothing in a row.
+        baseline_failures: u32,
+        /// Lines of a server that are kept of a crash.
+        lines: usize,
     }
 );
 
@@ -230,6 +256,8 @@ section!(
         explained: f64,
         /// The least correlation of memory and handles at which one follows the other.
         follows: f64,
+        /// The least correlation at which handles that become more are evidence that a suspected memory leaks.
+        proves: f64,
         /// Handles more per request from which on they can be followed.
         least_handles: f64,
         /// Readings that are left out at the start of a leg, as a share of all.

@@ -36,7 +36,7 @@ mod replacing;
 mod serving;
 
 pub use backends::{Build, Child, Lifecycle, Sensors};
-pub use diagnosing::{Attribution, Cure, Diagnose, DiagnoseKeys, Headroom, Trace, Wrap};
+pub use diagnosing::{Attribution, Crash, Cure, Diagnose, DiagnoseKeys, Headroom, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Queue, Server, Upstream};

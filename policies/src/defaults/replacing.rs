@@ -208,6 +208,16 @@ section!(
         steep_ratio: f64,
         /// A line that is so much straighter than it has to be needs as much less of a rise.
         straight_share: f64,
+        /// A line that is up to so many times less straight has to rise by the square of that.
+        broad_scatter: f64,
+        /// One unit of work has to be blamed for at least this share of the growth ...
+        paid_share: f64,
+        /// ... by so many tests in a row, and ...
+        paid_tests: usize,
+        /// ... the rise has to be at least so many times the least that counts, ...
+        paid_effect: f64,
+        /// ... with at least this share of the slope, along that work, in the later half: then it leaks.
+        paid_pace: f64,
         /// Any rise settles if its later half is slower by more than this multiple of its scatter ...
         pace_noise: f64,
         /// ... and has less than this share of the slope of its earlier half.

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::defaults::{self, defaults};
+use crate::growth::Verdict;
 use crate::growth::stats::{exact, median};
 
 /// One moment of a leg.
@@ -44,6 +45,8 @@ pub struct Attribution {
     pub counted: f64,
     /// What the rest follows; `None` where little is left or nothing goes along with it.
     pub follows: Option<Follows>,
+    /// Handles that become more with the requests and with which the whole memory rises, reading by reading.
+    pub along: Option<Follows>,
 }
 
 impl Attribution {
@@ -64,6 +67,21 @@ impl Attribution {
         let (measured_slope, counted_slope) = (slope(&requests, &measured)?, slope(&requests, &counted)?);
         let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
         let mut follows = None;
+        let mut along = None;
+        for kind in (0..2).filter(|_| measured_slope > 0.0) {
+            let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
+            let Some(per_request) = slope(&requests, &handles) else { continue };
+            let correlation = correlation(&handles, &measured);
+            let closest = along.is_none_or(|known: Follows| correlation > known.correlation);
+            if per_request >= numbers.least_handles && correlation >= numbers.proves && closest {
+                along = Some(Follows {
+                    kind,
+                    per_request,
+                    bytes_each: measured_slope / per_request,
+                    correlation,
+                });
+            }
+        }
         if measured_slope > 0.0 && counted_slope < numbers.explained * measured_slope {
             let rest_slope = measured_slope - counted_slope;
             for kind in 0..2 {
@@ -83,7 +101,13 @@ impl Attribution {
                 }
             }
         }
-        Some(Self { measured: measured_slope, counted: counted_slope, follows })
+        Some(Self { measured: measured_slope, counted: counted_slope, follows, along })
+    }
+
+    /// What becomes of the detector's verdict. It sees bytes alone, and where those leave it in doubt, handles that become more
+    /// with every request and take the memory with them leave none: nothing gives them back.
+    pub fn testifies(&self, verdict: Verdict) -> Verdict {
+        if verdict == Verdict::Suspected && self.along.is_some() { Verdict::Leaking } else { verdict }
     }
 
     /// The part of the growth that counted allocations explain, from 0 to 1; 1 where nothing grows.
@@ -167,6 +191,27 @@ mod tests {
         let follows = found.follows.unwrap();
         assert!(!found.is_explained() && follows.kind == 0);
         assert!((follows.bytes_each - 300_000.0).abs() < 1.0 && follows.correlation > 0.999);
+    }
+
+    #[test]
+    fn handles_that_become_more_with_every_request_settle_what_bytes_leave_in_doubt() {
+        let found = Attribution::of(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
+        assert!(found.is_explained() && found.along.is_some_and(|along| along.kind == 0));
+        assert_eq!(found.testifies(Verdict::Suspected), Verdict::Leaking);
+        // Declared caches and still memories are left as they are.
+        for verdict in [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Leaking] {
+            assert_eq!(found.testifies(verdict), verdict);
+        }
+        // As many handles as before, or a memory that goes its own way: no evidence.
+        let still = Attribution::of(&leg(900_000, 0, [0.0; 2])).unwrap();
+        let mut apart = leg(0, 0, [3.0, 0.0]);
+        for reading in &mut apart {
+            reading.measured += (reading.requests * 7919 % 13) * MIB;
+        }
+        let apart = Attribution::of(&apart).unwrap();
+        for found in [still, apart] {
+            assert_eq!(found.testifies(Verdict::Suspected), Verdict::Suspected, "{found:?}");
+        }
     }
 
     #[test]

@@ -122,7 +122,7 @@ impl Planner {
     pub fn observe(&mut self, arm: &Arm, findings: &[Finding]) {
         self.legs += 1;
         let crash = findings.iter().find_map(|finding| match &finding.ended {
-            Ended::Crashed { why } => Some(why.clone()),
+            Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } => Some(why.clone()),
             _ => None,
         });
         if arm.is_baseline() {
@@ -179,6 +179,8 @@ impl Planner {
         match self.baseline.len() {
             0 => return true,
             1 if self.phase == Phase::Baseline && self.unclear() => return true,
+            // Before the first switch: without knowing how much processes differ nothing is said of any.
+            few if self.phase != Phase::Baseline && few < self.policy.baseline_least => return true,
             _ => {}
         }
         match self.trials.last() {

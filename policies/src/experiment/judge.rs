@@ -108,13 +108,26 @@ impl Judge {
         Finding {
             workload: self.workload,
             steps: u64::try_from(self.readings.len()).unwrap_or(u64::MAX),
+            enough: self.enough(),
             requests: work.requests,
             work,
             series: self.monitor.growth().iter().map(|growth| self.series(growth)).collect(),
             speed,
             ended,
+            crash: None,
             control: false,
         }
+    }
+
+    /// Readings for a verdict: the start, and a window and one test after it. Who has that many and knows nothing needs twice
+    /// as many: the start took longer than starts do.
+    fn enough(&self) -> u64 {
+        let policy = &self.policy;
+        let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
+        let least = (policy.warmup_requests + 1 + policy.test_every).saturating_add(window);
+        let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
+        let least = least.max(self.numbers.decide_after);
+        if taken < least { least } else { taken.saturating_mul(2) }
     }
 
     fn series(&self, growth: &Growth) -> SeriesFinding {

@@ -20,9 +20,12 @@ use crate::sample::{Sample, Series, Work};
 mod across;
 mod attribution;
 pub mod bisect;
+pub mod crash;
 pub mod headroom;
 mod judge;
 pub mod sequential;
+mod student;
+pub mod survive;
 mod trial;
 mod workload;
 
@@ -125,9 +128,19 @@ pub enum Ended {
     },
     /// Somebody asked for an end.
     Interrupted,
-    /// The server ended, or answered with errors only.
+    /// The server ended by itself.
     Crashed {
         /// What happened, with the server's last words.
+        why: String,
+    },
+    /// Somebody else ended the server: the kernel for lack of memory, an operator, a limit of time.
+    Killed {
+        /// What is known of it.
+        why: String,
+    },
+    /// The server runs and does not work: it answered with errors only, or not at all.
+    Failed {
+        /// What happened.
         why: String,
     },
 }
@@ -139,6 +152,9 @@ pub struct Finding {
     pub workload: Workload,
     /// Readings, which is steps of work.
     pub steps: u64,
+    /// Readings that would be enough for a verdict, as far as can be told.
+    #[serde(default)]
+    pub enough: u64,
     /// Requests that were answered, the warm-up included.
     pub requests: u64,
     /// All work, the warm-up included.
@@ -149,6 +165,9 @@ pub struct Finding {
     pub speed: Speed,
     /// How it ended.
     pub ended: Ended,
+    /// The crash that ended it, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crash: Option<crash::Crash>,
     /// A second leg of the same work without the prompt cache, because with it nobody could tell what grows.
     #[serde(default)]
     pub control: bool,

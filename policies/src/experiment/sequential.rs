@@ -10,7 +10,9 @@
 //! ```
 //!
 //! It is a test after Fieller at two limits of the share: at each look the legs so far may prove that the share is below a
-//! limit, or above it, or neither. The chance of a wrong proof is divided among all looks that there can be (Bonferroni),
+//! limit, or above it, or neither. How much legs of a kind differ is known from themselves alone, so the limits of the test
+//! are Student's, with Welch's degrees of freedom for legs that differ by other amounts with a switch than without it: few
+//! legs prove little, however close they happen to be. The chance of a wrong proof is divided among all looks that there can be (Bonferroni),
 //! so stopping at the first proof keeps to the declared rates:
 //!
 //! - `false_cure`: that a switch which leaves `stops_share` of the growth or more is said to stop it;
@@ -21,6 +23,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::student;
 use crate::growth::Interval;
 
 /// The numbers. Reasons: `defaults.toml`, section `[diagnose.cure]`.
@@ -75,31 +78,65 @@ struct Mean {
     value: f64,
     /// Variance of the value.
     var: f64,
+    /// Degrees of freedom of that.
+    freedom: f64,
+    /// By what share of their growth the legs differ.
+    scatter: f64,
+    legs: usize,
 }
 
 impl Mean {
-    /// Over these legs, each with a 95 % interval; `None` for none.
-    fn of(legs: &[Interval], policy: &CurePolicy) -> Option<Self> {
+    /// Over these legs, each with a 95 % interval; `None` for none. One leg alone does not say how much legs differ: it is
+    /// taken to differ by as large a share of itself as those of `like`.
+    fn of(legs: &[Interval], like: Option<&Self>, policy: &CurePolicy) -> Option<Self> {
         let count = u32::try_from(legs.len()).ok().filter(|count| *count > 0).map(f64::from)?;
         let value = legs.iter().map(|leg| leg.value).sum::<f64>() / count;
         let own = |leg: &Interval| {
             let half = (leg.high - leg.value).max(leg.value - leg.low);
-            let noise = (policy.widen * half / INTERVAL_Z).max(policy.least_noise);
-            noise.powi(2) + (policy.leg_scatter * leg.value).powi(2)
+            (policy.widen * half / INTERVAL_Z).max(policy.least_noise).powi(2)
         };
-        let within = legs.iter().map(own).sum::<f64>() / (count * count);
-        let between = if count > 1.0 {
-            legs.iter().map(|leg| (leg.value - value).powi(2)).sum::<f64>() / (count - 1.0) / count
-        } else {
-            0.0
+        let within = legs.iter().map(own).sum::<f64>() / count;
+        let (between, freedom) = match like {
+            _ if legs.len() > 1 => {
+                let squares = legs.iter().map(|leg| (leg.value - value).powi(2)).sum::<f64>();
+                (squares / (count - 1.0), count - 1.0)
+            }
+            Some(like) => ((like.scatter * value).powi(2), like.freedom),
+            None => (f64::MAX, 1.0),
         };
-        Some(Self { value, var: within.max(between) })
+        let scatter = between.sqrt() / value.abs().max(f64::MIN_POSITIVE);
+        Some(Self { value, var: within.max(between) / count, freedom, scatter, legs: legs.len() })
     }
 }
 
-/// Judges a switch by the growth per request of legs without it and with it.
+/// How far the growth with a switch is from a share of the growth without it.
+#[derive(Clone, Copy, Debug)]
+struct Distance {
+    value: f64,
+    error: f64,
+    /// Welch's degrees of freedom.
+    freedom: f64,
+}
+
+impl Distance {
+    fn from(share: f64, base: &Mean, new: &Mean) -> Self {
+        let (one, other) = (new.var, share * share * base.var);
+        let parts = one * one / new.freedom + other * other / base.freedom;
+        let freedom = if parts > 0.0 { (one + other).powi(2) / parts } else { 1.0 };
+        Self { value: new.value - share * base.value, error: (one + other).sqrt(), freedom }
+    }
+
+    /// The chance of such a distance or a larger one where there is none: below for negative ones, above for positive ones.
+    fn chance(self, below: bool) -> f64 {
+        let t = self.value / self.error.max(f64::MIN_POSITIVE);
+        student::tail(if below { -t } else { t }, self.freedom)
+    }
+}
+
+/// Judges a switch by the growth per request of legs without it and with it. It takes two legs without it to say anything.
 pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Judgement {
-    let (base, new) = (Mean::of(without, policy), Mean::of(with, policy));
+    let base = Mean::of(without, None, policy);
+    let new = Mean::of(with, base.as_ref(), policy);
     let mut judgement = Judgement {
         does: Does::Undecided,
         share: None,
@@ -107,32 +144,24 @@ pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Ju
         with: new.map(|mean| mean.value),
     };
     let Some((base, new)) = base.zip(new) else { return judgement };
-    let (wrong, missed) = (quantile(policy.false_cure, policy), quantile(policy.missed_cure, policy));
-    if base.value <= wrong * base.var.sqrt() {
+    let (wrong, missed) = (each(policy.false_cure, policy), each(policy.missed_cure, policy));
+    let grows = Distance { value: base.value, error: base.var.sqrt(), freedom: base.freedom };
+    if base.legs < 2 || grows.chance(false) > wrong {
         return judgement;
     }
     let ratio = new.value / base.value;
-    let error = (new.var + ratio * ratio * base.var).sqrt() / base.value;
-    judgement.share =
-        Some(Interval { value: ratio, low: ratio - missed * error, high: ratio + wrong * error });
-    // How far the growth with the switch is from this share of the growth without it, and how sure that is.
-    let from = |share: f64| {
-        let error = (new.var + share * share * base.var).sqrt();
-        (new.value - share * base.value, error)
-    };
-    let below = |share: f64| {
-        let (distance, error) = from(share);
-        distance + wrong * error < 0.0
-    };
-    let above = |share: f64| {
-        let (distance, error) = from(share);
-        distance - missed * error > 0.0
-    };
-    judgement.does = if below(policy.stops_share) {
+    let at = Distance::from(ratio, &base, &new);
+    let wide = |chance: f64| student::quantile(chance, at.freedom) * at.error / base.value;
+    judgement.share = Some(Interval { value: ratio, low: ratio - wide(missed), high: ratio + wide(wrong) });
+    let below = |share: f64| Distance::from(share, &base, &new).chance(true) <= wrong;
+    let above = |share: f64| Distance::from(share, &base, &new).chance(false) <= missed;
+    // Legs with a switch may differ more than those without it: what is close to a limit takes two of them.
+    let own = new.legs > 1;
+    judgement.does = if own && below(policy.stops_share) {
         Does::Stops
     } else if above(policy.halves_share) {
         Does::Nothing
-    } else if above(policy.stops_share) && below(policy.halves_share) {
+    } else if own && above(policy.stops_share) && below(policy.halves_share) {
         Does::Halves
     } else {
         Does::Undecided
@@ -140,19 +169,10 @@ pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Ju
     judgement
 }
 
-/// Deviations that a mistake of this chance needs, divided among all looks of one trial.
-fn quantile(chance: f64, policy: &CurePolicy) -> f64 {
+/// The chance of a mistake at each look, of those that there can be in one trial.
+fn each(chance: f64, policy: &CurePolicy) -> f64 {
     // A look after each leg of either kind.
-    normal_tail(chance / f64::from((2 * policy.legs_most).max(1)))
-}
-
-/// The deviation that a normal number exceeds with this chance, from 0 for one half; right to 0.0005.
-/// Source: Abramowitz and Stegun, *Handbook of Mathematical Functions*, 26.2.23.
-fn normal_tail(chance: f64) -> f64 {
-    let t = (-2.0 * chance.clamp(1e-12, 0.5).ln()).sqrt();
-    let top = 2.515_517 + t * (0.802_853 + t * 0.010_328);
-    let bottom = 1.0 + t * (1.432_788 + t * (0.189_269 + t * 0.001_308));
-    t - top / bottom
+    chance / f64::from((2 * policy.legs_most).max(1))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ fn tight(value: f64) -> Interval {
 /// Leg after leg, as the planner runs them: with a switch and without by turns. What the switch does, and processes run.
 fn run(without: &mut dyn FnMut() -> Interval, with: &mut dyn FnMut() -> Interval) -> (Does, usize) {
     let policy = policy();
-    let (mut base, mut new) = (vec![without()], Vec::new());
+    let (mut base, mut new) = ((0..policy.baseline_least).map(|_| without()).collect::<Vec<_>>(), Vec::new());
     loop {
         new.push(with());
         let confirmed = |does| does != Does::Stops || new.len() >= policy.legs_least as usize;
@@ -85,7 +85,6 @@ fn uneven(seed: u64, bytes: f64) -> World {
 
 /// How often each answer came, and processes for one answer.
 struct Rates {
-    undecided: f64,
     stops: f64,
     halves: f64,
     nothing: f64,
@@ -110,8 +109,8 @@ fn rates(runs: u64, legs: impl Fn(u64, bool) -> Interval) -> Rates {
         taken += processes;
     }
     let count = f64::from(u32::try_from(runs).unwrap());
-    let [undecided, stops, halves, nothing] = counts.map(|number| f64::from(number) / count);
-    Rates { undecided, stops, halves, nothing, legs: f64::from(u32::try_from(taken).unwrap()) / count }
+    let [_, stops, halves, nothing] = counts.map(|number| f64::from(number) / count);
+    Rates { stops, halves, nothing, legs: f64::from(u32::try_from(taken).unwrap()) / count }
 }
 
 /// The same on made-up servers.
@@ -129,9 +128,9 @@ const KINDS: [(&str, Kind); 4] =
     [("quiet", quiet), ("heap", heap), ("settling", settling), ("uneven", uneven)];
 
 /// A leg whose slope is as far off as its interval says, of a process that differs from others of its kind.
-fn ideal(seed: u64, rate: f64, noise: f64, policy: &CurePolicy) -> Interval {
+fn ideal(seed: u64, rate: f64, noise: f64, scatter: f64) -> Interval {
     let mut random = SplitMix::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    let rate = rate * (1.0 + policy.leg_scatter * random.normal());
+    let rate = rate * (1.0 + scatter * random.normal());
     let value = rate + noise * random.normal();
     // The interval itself is estimated from some thirty floors.
     let half = INTERVAL_Z * noise * (1.0 + 0.15 * random.normal()).max(0.4);
@@ -139,28 +138,55 @@ fn ideal(seed: u64, rate: f64, noise: f64, policy: &CurePolicy) -> Interval {
 }
 
 #[test]
-fn where_legs_are_as_sure_as_they_say_both_errors_keep_to_what_is_declared() {
-    let (policy, runs) = (policy(), 4000);
+fn however_much_legs_differ_both_errors_keep_to_what_is_declared() {
+    let (policy, runs) = (policy(), 800);
     let base = 2.0 * MIB;
-    for noise in [0.01 * base, 0.05 * base, 0.15 * base, 0.4 * base] {
+    let noise = 0.01 * base;
+    // How much legs differ without the switch, and with it.
+    for (apart, with_apart) in [(0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.05, 0.4), (0.4, 0.05)] {
         let of = |share: f64| {
-            rates(runs, |seed, with| ideal(seed, if with { base * share } else { base }, noise, &policy))
+            rates(runs, |seed, with| match with {
+                true => ideal(seed, base * share, noise, with_apart),
+                false => ideal(seed, base, noise, apart),
+            })
         };
-        for share in [policy.stops_share, 0.45, policy.halves_share, 1.0] {
+        for share in [policy.stops_share, policy.halves_share] {
             let stops = of(share).stops;
-            assert!(stops <= margin(policy.false_cure, runs), "noise {noise}, {share} left: {stops} cures");
+            assert!(
+                stops <= margin(policy.false_cure, runs),
+                "{apart} and {with_apart} apart, {share} left: {stops} cures"
+            );
         }
-        for share in [0.0, 0.1, 0.2, policy.stops_share] {
+        for share in [0.1, policy.stops_share] {
             let found = of(share);
             let missed = found.halves + found.nothing;
             assert!(
                 missed <= margin(policy.missed_cure, runs),
-                "noise {noise}, {share} left: {missed} missed"
+                "{apart} and {with_apart} apart, {share} left: {missed} missed"
             );
         }
+        // A cure as they were measured is found all the same.
+        let cured = of(0.05);
+        assert!(cured.stops > 0.85, "{apart} and {with_apart} apart: {} found", cured.stops);
     }
-    let sure = rates(runs, |seed, with| ideal(seed, if with { 0.0 } else { base }, 0.05 * base, &policy));
-    assert!(sure.stops > 0.99 && sure.undecided < 0.01 && sure.legs < 4.2, "{} {}", sure.stops, sure.legs);
+}
+
+#[test]
+fn legs_that_are_less_sure_cost_more_of_them_and_no_more_errors() {
+    let (policy, runs) = (policy(), 800);
+    let base = 2.0 * MIB;
+    for noise in [0.05 * base, 0.15 * base, 0.4 * base] {
+        let of = |share: f64| {
+            rates(runs, |seed, with| ideal(seed, if with { base * share } else { base }, noise, 0.06))
+        };
+        let stops = of(policy.stops_share).stops;
+        assert!(stops <= margin(policy.false_cure, runs), "noise {noise}: {stops} cures");
+        let found = of(0.2);
+        let missed = found.halves + found.nothing;
+        assert!(missed <= margin(policy.missed_cure, runs), "noise {noise}: {missed} missed");
+    }
+    let sure = rates(runs, |seed, with| ideal(seed, if with { 0.0 } else { base }, 0.01 * base, 0.06));
+    assert!(sure.stops > 0.99 && sure.legs < 9.0, "{} {}", sure.stops, sure.legs);
 }
 
 #[test]
@@ -186,16 +212,16 @@ fn on_heaps_as_they_are_a_cure_is_overlooked_no_oftener_than_declared_and_mostly
         // The measured leak, and a cure as it was measured.
         let large = of_kind(kind, 4.4 * MIB, 0.01, runs);
         assert!(large.stops > 0.95, "{name}: only {} are seen", large.stops);
-        assert!(large.legs < 5.0, "{name}: {} processes", large.legs);
+        assert!(large.legs < 10.0, "{name}: {} processes", large.legs);
     }
 }
 
 #[test]
-fn what_does_nothing_is_given_up_after_one_process_mostly() {
+fn what_does_nothing_is_given_up_after_a_process_or_two_mostly() {
     let useless = of_kind(quiet, 4.4 * MIB, 1.0, 100);
-    assert!(useless.nothing > 0.98 && useless.legs < 2.3, "{} {}", useless.nothing, useless.legs);
+    assert!(useless.nothing > 0.98 && useless.legs < 5.5, "{} {}", useless.nothing, useless.legs);
     let half = of_kind(quiet, 4.4 * MIB, 0.48, 100);
-    assert!(half.halves > 0.95 && half.legs < 3.5, "{} {}", half.halves, half.legs);
+    assert!(half.halves > 0.95 && half.legs < 12.0, "{} {}", half.halves, half.legs);
 }
 
 #[test]
@@ -203,13 +229,16 @@ fn a_share_close_to_a_limit_stays_undecided_instead_of_being_guessed() {
     let policy = policy();
     let mut without = || tight(4.4 * MIB);
     let mut with = || tight(4.4 * MIB * policy.stops_share);
-    assert_eq!(run(&mut without, &mut with), (Does::Undecided, 2 * policy.legs_most as usize));
+    assert_eq!(
+        run(&mut without, &mut with),
+        (Does::Undecided, 2 * policy.legs_most as usize + policy.baseline_least - 1)
+    );
 }
 
 #[test]
 fn the_bands_are_where_they_are_declared() {
     let policy = policy();
-    let legs = |share: f64| vec![tight(4.4 * MIB * share); 2];
+    let legs = |share: f64| vec![tight(4.4 * MIB * share); 6];
     let does = |share: f64| judge(&policy, &legs(1.0), &legs(share)).does;
     assert_eq!(does(0.0), Does::Stops);
     assert_eq!(does(policy.stops_share * 0.7), Does::Stops);
@@ -242,13 +271,4 @@ fn without_growth_or_without_legs_nothing_is_said() {
     assert_eq!((found.does, found.share), (Does::Undecided, None));
     let blind = [Interval { value: 0.0, low: -f64::MAX, high: f64::MAX }];
     assert_eq!(judge(&policy, &legs, &blind).does, Does::Undecided);
-}
-
-#[test]
-fn the_quantile_of_the_normal_distribution_is_right() {
-    for (chance, deviation) in
-        [(0.5, 0.0), (0.158_655, 1.0), (0.025, 1.959_964), (0.001, 3.090_232), (1e-6, 4.753_424)]
-    {
-        assert!((normal_tail(chance) - deviation).abs() < 6e-4, "{chance}: {}", normal_tail(chance));
-    }
 }

@@ -13,6 +13,8 @@
 
 use std::collections::VecDeque;
 
+use crate::growth::Unit;
+use crate::growth::stats::exact;
 use crate::sample::Work;
 
 /// One reading of one series.
@@ -24,6 +26,20 @@ pub(super) struct Point {
     pub(super) hours: f64,
     /// Work done since the spawn.
     pub(super) work: Work,
+}
+
+impl Point {
+    /// How much of a unit was done by then.
+    pub(super) fn done(&self, unit: Unit) -> f64 {
+        match unit {
+            Unit::Request => exact(self.work.requests),
+            Unit::PromptToken => exact(self.work.prompt_tokens),
+            Unit::OutputToken => exact(self.work.output_tokens),
+            Unit::Image => exact(self.work.images),
+            Unit::Audio => exact(self.work.audio),
+            Unit::Hour => self.hours,
+        }
+    }
 }
 
 /// The floors of one scale.

@@ -23,7 +23,7 @@ use crate::growth::blame::{blame, time_pays};
 use crate::growth::floors::{Floors, Point};
 use crate::growth::shape::{Finding, Whole, examine, fell, whole};
 use crate::growth::stats::{self, exact};
-use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Prior, Verdict};
+use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Prior, Unit, Verdict};
 use crate::sample::{Sample, Series};
 
 /// The tests of one scale.
@@ -47,6 +47,8 @@ pub(super) struct Watch {
     unmeasured: u32,
     /// Bytes in the pools at the latest reading.
     pool: f64,
+    /// The unit that was blamed by the latest tests, and how many in a row.
+    paid: Option<(Unit, usize)>,
     declared: u64,
     warm: bool,
     baseline: Option<f64>,
@@ -65,6 +67,7 @@ impl Watch {
             pooled: false,
             unmeasured: 0,
             pool: 0.0,
+            paid: None,
             declared,
             warm: false,
             baseline: None,
@@ -94,6 +97,7 @@ impl Watch {
         self.floors.clear();
         self.tracks.iter_mut().for_each(|track| *track = Track::default());
         self.warm = false;
+        self.paid = None;
         self.baseline = None;
         self.growth.baseline = None;
         self.growth.slope = None;
@@ -263,18 +267,28 @@ impl Watch {
         if !(often || again) {
             return None;
         }
-        let whole = whole(self.floors.of(scale).iter(), self.grain(), policy)?;
-        if !whole.drift || self.settles(scale, &whole, effect) || self.fell(scale, whole.rise) {
+        let whole = whole(self.floors.of(scale).iter(), Unit::Request, self.grain(), policy)?;
+        // Readings with requests in flight move so much from one to the next that no rise stands out from a walk of such
+        // steps. Over four at a time they go nowhere, and a walk does.
+        let rises = often
+            && whole.goes_far
+            && whole.rise >= policy.paid_effect * effect
+            && whole.pace >= policy.paid_pace;
+        if !(whole.drift || rises) || self.settles(scale, &whole, effect) || self.fell(scale, whole.rise) {
             return None;
         }
         let scatter = whole.bent / policy.straight_scatter;
         let line = whole.pace >= policy.straight_ratio && scatter <= 1.0;
         // The straighter, the shorter.
         let ruled = line && whole.rise >= policy.swift_effect * scatter.max(policy.straight_share) * effect;
+        // Less straight, as requests of different kinds make it, it has to rise by the square of that.
+        let broad = whole.pace >= policy.straight_ratio
+            && scatter <= policy.broad_scatter
+            && whole.rise >= policy.swift_effect * scatter.powi(2) * effect;
         // Only from step to step: over longer stretches, plateaus add up to as much.
         let steep = scale == 0 && whole.rise >= policy.steep_effect * effect;
         let long = line || whole.rise >= policy.long_effect * effect;
-        Some(again && (ruled || steep) || often && long)
+        Some(again && (ruled || scatter > 1.0 && broad || steep) || often && long)
     }
 
     /// It rises more slowly than before, in this stretch or in longer ones: the straighter the line, the surer that is.
@@ -282,7 +296,7 @@ impl Watch {
         let far = |scale: usize| {
             let floors = self.floors.of(scale);
             let enough = floors.len() >= 2 * self.policy.baseline_floors;
-            enough.then(|| whole(floors.iter(), self.grain(), &self.policy)).flatten()
+            enough.then(|| whole(floors.iter(), Unit::Request, self.grain(), &self.policy)).flatten()
         };
         let end = self.floors.len().min(scale + 1 + self.policy.past_scales);
         let slows = |whole: &Whole| whole.slows(effect, &self.policy);
@@ -322,7 +336,7 @@ impl Watch {
 
     fn judge(&mut self, requests: u64, effect: f64, tested: bool) {
         let fill = self.growth.fill;
-        let limited = self.declared > 0 || self.pooled;
+        let limited = self.limited();
         let within = limited && fill.used <= fill.allowed;
         let grows = self.suspect();
         let leaks = self.growth.verdict == Verdict::Leaking;
@@ -331,7 +345,7 @@ impl Watch {
         } else if within {
             Verdict::Steady
         } else if (leaks && requests.saturating_sub(self.grew) < self.calm(effect))
-            || (grows && tested && self.persists(effect))
+            || (grows && tested && (self.persists(effect) || self.is_paid(effect)))
         {
             Verdict::Leaking
         } else if grows {
@@ -345,9 +359,40 @@ impl Watch {
         self.growth.verdict = verdict;
         if verdict < Verdict::Suspected {
             self.growth.blame = None;
+            self.paid = None;
         } else if changed || tested {
             self.growth.blame = self.blamed();
+            self.keep_payer();
         }
+    }
+
+    /// Counts how often in a row the same unit of work is blamed for nearly all of the growth. A test that cannot tell says
+    /// nothing against it.
+    fn keep_payer(&mut self) {
+        let Some(Blame::Pays { unit, share, .. }) = &self.growth.blame else { return };
+        if *share < self.policy.paid_share || *unit == Unit::Hour {
+            self.paid = None;
+            return;
+        }
+        let before = self.paid.filter(|(known, _)| known == unit).map_or(0, |(_, times)| times);
+        self.paid = Some((*unit, before + 1));
+    }
+
+    /// One unit of work was blamed again and again, and along that unit it goes on rising as it did. Where requests differ
+    /// (some bring images, some do not), growth that images pay for is no line over requests, but it is one over images.
+    fn is_paid(&self, effect: f64) -> bool {
+        let policy = &self.policy;
+        let Some((unit, _)) = self.paid.filter(|(_, times)| *times >= policy.paid_tests) else {
+            return false;
+        };
+        let long = |scale: &usize| self.floors.of(*scale).len() >= policy.window;
+        let Some(longest) = (0..self.floors.len()).rev().find(long) else { return false };
+        let floors = self.floors.of(longest);
+        let Some(whole) = whole(floors.iter(), unit, self.grain(), policy) else { return false };
+        whole.goes_far
+            && whole.rise >= policy.paid_effect * effect
+            && whole.pace >= policy.paid_pace
+            && !self.fell(longest, whole.rise)
     }
 
     /// Requests without growth after which a leak is over.
@@ -358,20 +403,31 @@ impl Watch {
         self.policy.calm_requests.max(bytes(expected))
     }
 
-    /// Who pays, from the longest stretch that has enough floors; hours also from shorter ones, less evened out.
+    /// Who pays, from the longest stretch that has enough floors, or the next shorter one; hours also from all shorter ones, less
+    /// evened out.
     fn blamed(&self) -> Option<Blame> {
         let floors = |scale| self.floors.of(scale).iter().copied().collect::<Vec<_>>();
         let long = |scale: &usize| self.floors.of(*scale).len() >= self.policy.window;
         let longest = (0..self.floors.len()).rev().find(long)?;
-        let hourly = (0..longest).map(floors).find(|floors| time_pays(floors, &self.policy));
-        Some(blame(&hourly.unwrap_or_else(|| floors(longest)), &self.policy))
+        if let Some(hourly) = (0..longest).map(floors).find(|floors| time_pays(floors, &self.policy)) {
+            return Some(blame(&hourly, &self.policy));
+        }
+        // Long stretches even out in how much of each work they bring: where they cannot tell, the next shorter one may.
+        let found = blame(&floors(longest), &self.policy);
+        let shorter = longest.checked_sub(1).filter(|_| matches!(found, Blame::Undecided { .. }));
+        let shorter = shorter.map(|scale| blame(&floors(scale), &self.policy));
+        Some(shorter.filter(|blame| matches!(blame, Blame::Pays { .. })).unwrap_or(found))
+    }
+
+    /// Whether there is anything that growth can be within. Where pools of the host are measured, what is declared is the rest
+    /// that nobody measures. A GPU's pools are measured whole, and nothing is declared for what comes beside them.
+    fn limited(&self) -> bool {
+        self.declared > 0 || (self.pooled && self.growth.series == Series::Host)
     }
 
     fn fill(&mut self) {
         let slack = self.policy.allowance_slack.0;
-        // Where pools are measured, what is declared is the rest that nobody measures.
-        let limited = self.pooled || self.declared > 0;
-        let allowed = if limited { self.declared.saturating_add(slack) } else { 0 };
+        let allowed = if self.limited() { self.declared.saturating_add(slack) } else { 0 };
         let used = self.baseline.zip(self.growth.floor);
         let used = used.map_or(0, |(baseline, floor)| bytes(exact(floor) - baseline));
         self.growth.fill = Fill { allowed, used };

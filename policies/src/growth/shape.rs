@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use crate::growth::floors::Point;
 use crate::growth::stats::{self, Trend, exact, size};
-use crate::growth::{GrowthPolicy, Interval};
+use crate::growth::{GrowthPolicy, Interval, Unit};
 
 /// What one test of a stretch found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +53,9 @@ pub(super) struct Whole {
     /// The rise is more than chance makes of steps of this size, were each as likely to go up as down: what wanders far
     /// and slowly shows trends everywhere, but no drift.
     pub(super) drift: bool,
+    /// The same over four floors at a time alone, and of what the work leaves unexplained: readings with requests in flight
+    /// move much from one to the next and go nowhere.
+    pub(super) goes_far: bool,
     /// Slope of the later half as a share of that of the earlier one; beyond 1 where the earlier half does not rise.
     pub(super) pace: f64,
     /// Deviation of the floors from their line as a share of the rise.
@@ -62,14 +65,14 @@ pub(super) struct Whole {
 }
 
 /// Looks at all floors of a scale together. `None` if they are too few for a slope of each half.
-/// `grain`: the steps in bytes in which such memory is taken, for which the floors are not to blame.
+/// `along`: the work by which they are told apart. `grain`: the steps in bytes in which such memory is taken, for which the floors are not to blame.
 pub(super) fn whole<'a>(
     floors: impl Iterator<Item = &'a Point>,
+    along: Unit,
     grain: f64,
     policy: &GrowthPolicy,
 ) -> Option<Whole> {
-    let (xs, ys): (Vec<f64>, Vec<f64>) =
-        floors.map(|floor| (exact(floor.work.requests), floor.level)).unzip();
+    let (xs, ys): (Vec<f64>, Vec<f64>) = floors.map(|floor| (floor.done(along), floor.level)).unzip();
     let slope = stats::sen(&xs, &ys)?;
     let rise = slope * (xs.last()? - xs.first()?);
     let half = xs.len() / 2;
@@ -81,7 +84,9 @@ pub(super) fn whole<'a>(
     // A random walk goes as far in four steps as twice in one; noise goes no farther, which leaves room for a higher bar.
     let drift =
         rise >= policy.drift_z * walk(&ys, 1, 0.0) && rise >= policy.drift_far_z * walk(&ys, 4, grain);
-    Some(Whole { rise, drift, pace, scatter, bent })
+    let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();
+    let goes_far = rise >= policy.drift_far_z * walk(&rests, 4, grain);
+    Some(Whole { rise, drift, goes_far, pace, scatter, bent })
 }
 
 impl Whole {

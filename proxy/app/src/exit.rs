@@ -6,6 +6,8 @@
 //! | 1 | it could not: a build failed, a port is taken, no instance runs |
 //! | 2 | it was asked wrongly: configuration or usage |
 //! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak |
+//! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks besides |
+//! | 5 | `diagnose` had too few readings to say whether anything leaks |
 //! | 130 | `diagnose` was interrupted, and has shown what it knew by then |
 
 use std::process::ExitCode;
@@ -21,6 +23,10 @@ pub(crate) const USAGE: u8 = 2;
 pub(crate) const REFUSED: u8 = 3;
 /// Exit code for a leak that was found.
 pub(crate) const LEAKS: u8 = 3;
+/// Exit code for a server that crashed under a workload.
+pub(crate) const CRASHES: u8 = 4;
+/// Exit code for an experiment that was too short to say anything.
+pub(crate) const TOO_FEW: u8 = 5;
 /// Exit code after an interrupt, as shells have it: 128 and the number of SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
 /// Exit code for everything else.

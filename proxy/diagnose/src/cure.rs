@@ -116,11 +116,13 @@ impl Bisection<'_> {
         Finding {
             workload: self.base.workloads.first().copied().unwrap_or(Workload::ShortText),
             steps: 0,
+            enough: 0,
             requests: 0,
             work: Work::default(),
             series: Vec::new(),
             speed: Speed::default(),
-            ended: Ended::Crashed { why },
+            ended: Ended::Failed { why },
+            crash: None,
             control: false,
         }
     }

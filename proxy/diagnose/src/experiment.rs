@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use warden_policies::Series;
-use warden_policies::experiment::{Ended, Reading, Workload, blame_across};
+use warden_policies::experiment::crash::{self, Again, Crash, Run};
+use warden_policies::experiment::{Ended, Finding, Reading, Workload, blame_across};
 use warden_policies::growth::{Blame, Verdict};
 use warden_supervisor::SoloSpec;
 
@@ -58,7 +59,17 @@ impl Outcome {
 
     /// Whether any leg ended because the server did.
     pub fn crashed(&self) -> bool {
-        self.legs.iter().any(|leg| matches!(leg.finding.ended, Ended::Crashed { .. }))
+        self.legs.iter().any(|leg| leg.finding.crash.is_some())
+    }
+
+    /// Whether any leg ended because the server did not work, or because somebody ended it.
+    pub fn broke(&self) -> bool {
+        self.legs.iter().any(|leg| matches!(leg.finding.ended, Ended::Failed { .. } | Ended::Killed { .. }))
+    }
+
+    /// Whether every leg was too short to say anything.
+    pub fn tells_nothing(&self) -> bool {
+        !self.legs.is_empty() && self.legs.iter().all(|leg| leg.finding.is_too_short())
     }
 }
 
@@ -103,6 +114,11 @@ impl Experiment {
                         missing.extend(none.map(|(kind, _)| (kind, kind.missing().to_owned())));
                     }
                     outcome.interrupted |= result.finding.ended == Ended::Interrupted;
+                    let mut result = result;
+                    if let Some(crash) = &mut result.finding.crash {
+                        repeat(lab, &leg, crash, watch, stop).await;
+                        outcome.interrupted |= stop.is_cancelled();
+                    }
                     outcome.legs.push(result);
                     if ambiguous {
                         outcome.legs.extend(control(lab, leg, watch, stop).await);
@@ -128,6 +144,34 @@ impl Experiment {
         blame(&mut outcome.legs, lab);
         Ok(outcome)
     }
+}
+
+/// The same leg in fresh processes, until it is known whether it crashes again.
+async fn repeat(
+    lab: &Lab,
+    leg: &Leg,
+    crash: &mut Crash,
+    watch: &mut (dyn FnMut(Progress<'_>) + Send),
+    stop: &CancellationToken,
+) {
+    let leg = Leg { early: false, ..leg.clone() };
+    while crash.again == Again::Undecided && !stop.is_cancelled() {
+        watch(Progress::Again(leg.workload, crash));
+        // That it cannot be run takes nothing from what is known.
+        let Ok(result) = run_leg(lab, &leg, &mut |_| (), stop).await else { return };
+        let Some(run) = survived(&result.finding) else { return };
+        crash.runs.push(run);
+        crash.again = crash::again(&lab.numbers.crash, &crash.runs);
+    }
+}
+
+/// Whether the server survived a leg; `None` where the leg does not say.
+pub(crate) fn survived(finding: &Finding) -> Option<Run> {
+    if let Some(crash) = &finding.crash {
+        return Some(Run { requests: crash.at_request, died: true });
+    }
+    let whole = matches!(finding.ended, Ended::Complete | Ended::Early | Ended::OutOfTime);
+    whole.then_some(Run { requests: finding.requests, died: false })
 }
 
 /// The same leg without the prompt cache. That it cannot be run takes nothing from what is known.

@@ -17,11 +17,12 @@ use reqwest::Method;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use warden_policies::experiment::crash::{Again, Crash};
 use warden_policies::experiment::{Ended, Finding, Judge, Next, Reading, Speed, Workload};
 use warden_policies::growth::Growth;
 use warden_policies::sample::{Edge, Sample, Work};
 use warden_policies::units::scale;
-use warden_supervisor::{DeviceView, Solo, SoloProps, SoloReading, SoloSpec};
+use warden_supervisor::{DeviceView, Exit, Failure, Solo, SoloProps, SoloReading, SoloSpec};
 
 use crate::client::{Answer, Ask, AskError, Client};
 use crate::error::{DiagnoseError, Kind};
@@ -106,6 +107,9 @@ pub enum Progress<'a> {
     },
     /// The same once more without the prompt cache: what grew may have been that.
     Control(Workload),
+    /// The server crashed: the same once more in a fresh process, to see whether it does so again. These repetitions show
+    /// nothing else.
+    Again(Workload, &'a Crash),
     /// The leg is over.
     Ended(&'a Finding),
     /// It cannot be run, and why.
@@ -147,13 +151,25 @@ pub async fn run_leg(
         },
         _ => None,
     };
-    let Run { judge, times, last, refused, tokens_per_word, watch, .. } = run;
+    let Run { judge, times, last, refused, tokens_per_word, watch, work, .. } = run;
     let (props, allowance, ready_after) = (solo.props(), solo.allowance(), solo.ready_after());
     let (lines, output) = (solo.lines(), solo.output());
     let heard = output.heard();
     solo.stop().await;
     let last_words = output.since(heard);
-    let finding = judge.finding(times.speed(), ended?);
+    let mut finding = judge.finding(times.speed(), ended?);
+    // Also what was answered after the last reading.
+    (finding.requests, finding.work) = (work.requests, work);
+    if let Ended::Crashed { why } = &finding.ended {
+        let kept = lines.len().saturating_sub(lab.numbers.crash.lines);
+        finding.crash = Some(Crash {
+            at_request: work.requests + 1,
+            why: why.clone(),
+            lines: lines[kept..].to_vec(),
+            runs: Vec::new(),
+            again: Again::Undecided,
+        });
+    }
     watch(Progress::Ended(&finding));
     let (vram_unknown, devices) =
         last.map(|reading| (reading.vram_unknown, reading.devices)).unwrap_or_default();
@@ -236,12 +252,12 @@ impl Run<'_> {
                     refused += 1;
                     if refused >= patience {
                         let why = format!("{refused} requests in a row failed: {why}");
-                        return Ok(Ended::Crashed { why });
+                        return Ok(Ended::Failed { why });
                     }
                     continue;
                 }
                 Err(error) => {
-                    return Ok(Ended::Crashed { why: broken(solo, &error, self.lab.numbers.noticed).await });
+                    return Ok(broken(solo, &error, self.lab.numbers.noticed).await);
                 }
             }
             tokio::select! {
@@ -339,7 +355,7 @@ async fn cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended 
     tokio::select! {
         biased;
         () = stop.cancelled() => Ended::Interrupted,
-        failure = solo.ended() => Ended::Crashed { why: told(&failure) },
+        (exit, failure) = solo.exited() => death(exit, &failure),
         () = tokio::time::sleep_until(deadline) => Ended::OutOfTime,
     }
 }
@@ -353,15 +369,21 @@ async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Facts {
 }
 
 /// A broken connection mostly is the end of the server, which is noticed a moment later.
-async fn broken(solo: &Solo, error: &AskError, noticed: Duration) -> String {
-    match tokio::time::timeout(noticed, solo.ended()).await {
-        Ok(failure) => told(&failure),
-        Err(_) => format!("a request failed: {error}"),
+async fn broken(solo: &Solo, error: &AskError, noticed: Duration) -> Ended {
+    match tokio::time::timeout(noticed, solo.exited()).await {
+        Ok((exit, failure)) => death(exit, &failure),
+        Err(_) => Ended::Failed { why: format!("a request failed: {error}") },
     }
 }
 
+/// Whose doing the end was: what somebody else ended is no crash, and nothing could stop it.
+fn death(exit: Exit, failure: &Failure) -> Ended {
+    let why = told(failure);
+    if exit.is_from_outside() { Ended::Killed { why } } else { Ended::Crashed { why } }
+}
+
 /// How it ended, with its last words.
-fn told(failure: &warden_supervisor::Failure) -> String {
+fn told(failure: &Failure) -> String {
     match failure.lines.iter().rev().find(|line| !line.trim().is_empty()) {
         Some(last) => format!("{}; its last line: {}", failure.message, last.trim()),
         None => failure.message.clone(),

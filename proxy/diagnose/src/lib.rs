@@ -17,6 +17,7 @@
 //! | [`leg`] | one leg, from start to stop |
 //! | [`experiment`] | leg after leg, and what they say together |
 //! | [`cure`] | the same with switches and without, until it is known which ones help |
+//! | [`survive`] | the same for what stops a crash |
 //! | [`headroom`] | prompts up to the context, and what they take |
 //! | `workload` | what is asked: texts, pictures, sounds, conversations |
 //! | [`replay`] | recorded requests |
@@ -36,6 +37,7 @@ pub mod redact;
 pub mod replay;
 pub mod report;
 pub mod shell;
+pub mod survive;
 
 mod client;
 mod workload;

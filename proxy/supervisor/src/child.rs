@@ -34,6 +34,17 @@ pub enum Exit {
     Unknown,
 }
 
+impl Exit {
+    /// Whether it was ended by a signal that a process does not send itself: by an operator, a limit of time, or the kernel
+    /// for lack of memory. What it dies of by itself (an abort, a bad address) is none of these.
+    pub const fn is_from_outside(self) -> bool {
+        matches!(
+            self,
+            Self::Signal(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT)
+        )
+    }
+}
+
 impl std::fmt::Display for Exit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -279,6 +279,12 @@ impl Solo {
         self.judge(exit)
     }
 
+    /// The same, with how it ended.
+    pub async fn exited(&self) -> (Exit, Failure) {
+        let exit = self.process.wait().await;
+        (exit, self.judge(exit))
+    }
+
     fn judge(&self, exit: Exit) -> Failure {
         failure::judge(&End::Exited(exit), &self.said.lines(), self.watch.failure_lines, 1)
     }

@@ -2,7 +2,7 @@
 //! quotes requests in its errors ("Missing 'role' in message: {…}"). Whoever runs the program sees all of it.
 
 use warden_policies::experiment::bisect::Outcome;
-use warden_policies::experiment::{Ended, Workload};
+use warden_policies::experiment::{Ended, Workload, survive};
 
 use super::Report;
 
@@ -21,8 +21,14 @@ impl Report {
             if let Some(refused) = &mut leg.refused {
                 refused.why = beginning(&refused.why);
             }
-            if let Ended::Crashed { why } = &mut leg.finding.ended {
+            if let Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } =
+                &mut leg.finding.ended
+            {
                 *why = beginning(why);
+            }
+            if let Some(crash) = &mut leg.finding.crash {
+                crash.why = beginning(&crash.why);
+                crash.lines.clear();
             }
         }
         for one in report.skipped.iter_mut().filter(|one| one.workload == Workload::Replay) {
@@ -34,6 +40,14 @@ impl Report {
                 *why = beginning(why);
             }
             if let Outcome::BaselineFailed { why } = &mut conclusion.outcome {
+                *why = beginning(why);
+            }
+        }
+        for one in report.survival.iter_mut().filter(|one| one.workload == Workload::Replay) {
+            for why in one.conclusion.trials.iter_mut().filter_map(|trial| trial.failed.as_mut()) {
+                *why = beginning(why);
+            }
+            if let survive::Outcome::BaselineFailed { why } = &mut one.conclusion.outcome {
                 *why = beginning(why);
             }
         }

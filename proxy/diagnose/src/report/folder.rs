@@ -12,6 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use warden_policies::defaults::Diagnose;
+use warden_policies::experiment::crash::Again;
 use warden_policies::growth::Verdict;
 
 use super::reproduce::{Setting, requests, script};
@@ -69,7 +70,9 @@ impl Report {
         remove_script(path)?;
         let told = self.discreet();
         let leg = self.worst();
-        let all = leg.map(|leg| requests(leg.finding.workload, folder)).unwrap_or_default();
+        let all = leg
+            .map(|leg| requests(leg.finding.workload, folder, leg.finding.crash.as_ref()))
+            .unwrap_or_default();
         let reproduces = leg.filter(|_| !all.bodies.is_empty());
         if let Some(file) = foreign_in(path, reproduces.is_some()) {
             return Err(io::Error::other(format!("{} is there and none of ours", file.display())));
@@ -90,8 +93,15 @@ impl Report {
         std::fs::write(path.join("findings.json"), json)
     }
 
-    /// The leg to show to others: the one that leaks most, else the one that grows most.
+    /// The leg to show to others: one that crashes, else the one that leaks most, else the one that grows most.
     fn worst(&self) -> Option<&LegReport> {
+        let crashes = |again: Again| {
+            self.legs.iter().find(|leg| leg.finding.crash.as_ref().is_some_and(|crash| crash.again == again))
+        };
+        let order = [Again::Always, Again::Sometimes, Again::Undecided];
+        if let Some(leg) = order.into_iter().find_map(crashes) {
+            return Some(leg);
+        }
         let key = |leg: &&LegReport| {
             let of = |found: &warden_policies::experiment::SeriesFinding| {
                 (found.verdict, found.per_request.map_or(0.0, |slope| slope.value))

@@ -11,7 +11,7 @@ use super::plot::{Curve, svg};
 use super::summary::{Outlook, headline};
 use super::table::{name, rows};
 use super::words::interval;
-use super::{CureReport, LegReport, Report};
+use super::{CureReport, LegReport, NotTried, Report};
 
 /// See [`Report::html`].
 pub(super) fn page(report: &Report) -> String {
@@ -34,6 +34,13 @@ pub(super) fn page(report: &Report) -> String {
     }
     if let Some(cure) = &report.cure {
         with_and_without(cure, &mut text);
+    }
+    for one in &report.survival {
+        let _ = write!(text, "<h2>What stops the crash under {}</h2>", one.workload);
+        list(&mut text, &one.sentences());
+        table(&mut text, &one.rows());
+        list(&mut text, &one.explained());
+        not_tried(&mut text, &one.left_out());
     }
     if let Some(headroom) = &report.headroom {
         text.push_str("<h2>The largest prompts</h2>");
@@ -77,7 +84,10 @@ fn with_and_without(cure: &CureReport, text: &mut String) {
         table(text, &rows);
         list(text, &cure.explained());
     }
-    let left_out = cure.left_out();
+    not_tried(text, &cure.left_out());
+}
+
+fn not_tried(text: &mut String, left_out: &[NotTried]) {
     if !left_out.is_empty() {
         let _ = write!(text, "<details><summary>Not tried: {}</summary>", left_out.len());
         list(text, &left_out.iter().map(|one| format!("{}: {}", one.item, one.why)).collect::<Vec<_>>());
@@ -178,7 +188,7 @@ const STYLE: &str = "\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\
 th,td{text-align:left;padding:.2rem .8rem .2rem 0;border-bottom:1px solid #8884;white-space:nowrap}th{font-size:.75rem}\
 .leaking{color:#d33;font-weight:600}.verdict{font-size:1.2rem}ul{margin:.5rem 0;padding-left:1.2rem}pre{overflow-x:auto;font-size:.85rem}\
-dt{float:left;width:8rem;color:#888}dd{margin-left:8rem;overflow-wrap:anywhere}\
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1.2rem}dt{color:#888}dd{margin:0;overflow-wrap:anywhere}\
 figure{margin:1rem 0}svg{width:100%;max-width:48rem;height:auto}\
 svg text{font-size:11px;fill:currentColor}.y{text-anchor:end}.x{text-anchor:middle}\
 .grid{stroke:#8883}polyline{fill:none;stroke-width:1.5}.all{stroke:#2a7de1}.rest{stroke:#e1802a}";

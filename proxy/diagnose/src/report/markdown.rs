@@ -7,13 +7,14 @@ use warden_policies::experiment::Finding;
 use super::summary::{Outlook, headline};
 use super::table::{name, rows};
 use super::words::{MIB, interval};
-use super::{CureReport, HeadroomReport, LegReport, Report};
+use super::{CureReport, HeadroomReport, LegReport, Report, SurvivalReport};
 
 impl Report {
     /// Writing to a String cannot fail. `reproduces`: the leg that the script beside it shows, if there is one.
     pub(super) fn markdown(&self, reproduces: Option<&LegReport>) -> String {
         let mut text = String::new();
         let head = match Outlook::of(self) {
+            Outlook::Crashes => "A crash of llama-server",
             Outlook::Leaks => "Memory of llama-server grows",
             Outlook::Suspected => "Memory of llama-server may grow",
             Outlook::Clean | Outlook::CleanHost | Outlook::TooFew | Outlook::NotRun => {
@@ -27,6 +28,9 @@ impl Report {
         self.measured(&mut text);
         if let Some(cure) = &self.cure {
             with_and_without(&mut text, cure);
+        }
+        for one in &self.survival {
+            surviving(&mut text, one);
         }
         if let Some(headroom) = &self.headroom {
             largest(&mut text, headroom);
@@ -120,6 +124,18 @@ fn with_and_without(text: &mut String, cure: &CureReport) {
     }
     list(text, &cure.explained());
     let left_out = cure.left_out();
+    if !left_out.is_empty() {
+        let _ = writeln!(text, "\n### Not tried\n");
+        list(text, &left_out.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
+    }
+}
+
+fn surviving(text: &mut String, one: &SurvivalReport) {
+    let _ = writeln!(text, "\n## What stops the crash under {}\n", one.workload);
+    list(text, &one.sentences());
+    let _ = writeln!(text, "\n{}", table(&one.rows()));
+    list(text, &one.explained());
+    let left_out = one.left_out();
     if !left_out.is_empty() {
         let _ = writeln!(text, "\n### Not tried\n");
         list(text, &left_out.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());

@@ -2,6 +2,7 @@
 //!
 //! Arguments and variables that look like secrets are left out, so that a report can be shown to others.
 
+mod crash;
 mod cure;
 mod discreet;
 mod folder;
@@ -20,6 +21,7 @@ use warden_policies::experiment::{Finding, Reading};
 use warden_policies::secrets;
 use warden_supervisor::{Command, DeviceView};
 
+pub use self::crash::SurvivalReport;
 pub use self::cure::{Added, CureReport, NotTried, Switch};
 pub use self::folder::{Folder, foreign_in};
 pub use self::headroom::{Foretold, HeadroomReport};
@@ -147,6 +149,9 @@ pub struct Report {
     pub about: About,
     /// Whether any leg found a leak.
     pub leaks: bool,
+    /// Whether the server crashed in any leg.
+    #[serde(default)]
+    pub crashed: bool,
     /// Somebody asked for an end before all legs were run.
     pub interrupted: bool,
     /// The legs.
@@ -158,6 +163,9 @@ pub struct Report {
     /// Which switches stop the growth, if that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cure: Option<CureReport>,
+    /// Which switches stop each crash, if that was asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub survival: Vec<SurvivalReport>,
     /// What the largest prompts take, if that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headroom: Option<HeadroomReport>,
@@ -186,11 +194,13 @@ impl Report {
         Self {
             about,
             leaks: outcome.leaks(),
+            crashed: outcome.crashed(),
             interrupted: outcome.interrupted,
             legs: outcome.legs.iter().map(leg).collect(),
             skipped: outcome.skipped.clone(),
             devices: outcome.legs.last().map(|leg| leg.devices.clone()).unwrap_or_default(),
             cure: None,
+            survival: Vec::new(),
             headroom: None,
             trace: Vec::new(),
             untraced: None,

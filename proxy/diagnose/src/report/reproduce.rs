@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use serde_json::Value;
+use warden_policies::experiment::crash::Crash;
 use warden_policies::experiment::{Finding, Workload};
 use warden_policies::growth::Verdict;
 
@@ -19,6 +20,8 @@ use crate::workload::{Facts, Script, Words};
 
 /// Steps that the script has in turn, at most.
 const STEPS: usize = 16;
+/// Steps that lead to a crash, at most: then they begin anew.
+const LED: usize = 128;
 /// Of a recording: requests and bytes at most. Somebody is to send it on.
 const REPLAYED: usize = 256;
 const REPLAYED_BYTES: usize = 16 << 20;
@@ -54,8 +57,9 @@ pub(crate) struct Setting<'a> {
     pub(crate) directory: &'a Path,
 }
 
-/// The requests of a workload, with made-up answers where they depend on answers.
-pub(crate) fn requests(workload: Workload, folder: &Folder<'_>) -> Requests {
+/// The requests of a workload, with made-up answers where they depend on answers. Of a `crash` they are all that led to it, in
+/// their order.
+pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&Crash>) -> Requests {
     if workload == Workload::Replay {
         return folder.replay.map(replayed).unwrap_or_default();
     }
@@ -64,7 +68,9 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>) -> Requests {
         return Requests::default();
     };
     let mut all = Requests::default();
-    for step in 0..=STEPS {
+    let led = crash.map(|crash| usize::try_from(crash.at_request).unwrap_or(usize::MAX).min(LED));
+    let mut left = REPLAYED_BYTES;
+    for step in 0..=led.unwrap_or(STEPS) {
         let asks = script.next();
         // A conversation goes on from what was answered: words of our own do, as many as are asked for.
         let text =
@@ -72,19 +78,25 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>) -> Requests {
         script.answered(&vec![Some(Answer { text, ..Answer::default() }); asks.len()]);
         all.together = all.together.max(asks.len());
         // The first is a warm-up; a conversation has to begin with its beginning.
-        if step == 0 && workload != Workload::Conversation {
+        if step == 0 && led.is_none() && workload != Workload::Conversation {
             continue;
         }
         for ask in asks {
             let Some(mut body) = ask.body else { continue };
             number(&mut body, workload == Workload::Conversation);
             let request = Request { path: ask.path, body: body.to_string() };
-            if !all.bodies.contains(&request) {
+            if led.is_some() {
+                let Some(rest) = left.checked_sub(request.body.len()) else { return all };
+                left = rest;
+                all.bodies.push(request);
+            } else if !all.bodies.contains(&request) {
                 all.bodies.push(request);
             }
         }
     }
-    all.bodies.truncate(STEPS * all.together.max(1));
+    if led.is_none() {
+        all.bodies.truncate(STEPS * all.together.max(1));
+    }
     all
 }
 
@@ -137,8 +149,19 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
         Some(format!("#   {}: {}, {rate:+.0} KiB a request\n", found.series, found.verdict.as_str()))
     });
     let grows = finding.series.iter().any(|found| found.verdict >= Verdict::Suspected);
-    let what =
-        if grows { "Shows how the memory of llama-server grows" } else { "Shows the memory of llama-server" };
+    let what = if finding.crash.is_some() {
+        "Shows how llama-server crashes"
+    } else if grows {
+        "Shows how the memory of llama-server grows"
+    } else {
+        "Shows the memory of llama-server"
+    };
+    let died = finding.crash.iter().map(|crash| {
+        let why = crash.why.replace('\n', " ");
+        // The same once more: one that comes a little later is the same crash.
+        format!("#   it ended by itself at request {}: {why}\n", crash.at_request)
+    });
+    let most = finding.crash.as_ref().map_or(finding.requests, |crash| crash.at_request.saturating_mul(2));
     let note = requests.note.iter().map(|note| format!("# It sends {note}\n"));
     let under = about.under.iter().map(|tool| {
         format!("# The server ran under `{}`, which this script leaves out.\n", tool.replace('\n', " "))
@@ -157,8 +180,8 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
     TEMPLATE
         .replace("@WHAT@", what)
         .replace("@WORKLOAD@", &name(finding))
-        .replace("@SHOWN@", &shown.chain(note).chain(under).collect::<String>())
-        .replace("@REQUESTS@", &finding.requests.max(1).to_string())
+        .replace("@SHOWN@", &shown.chain(died).chain(note).chain(under).collect::<String>())
+        .replace("@REQUESTS@", &most.max(1).to_string())
         .replace("@TOGETHER@", &requests.together.max(1).to_string())
         .replace("@BINARY@", &quoted(&binary.to_string_lossy()))
         .replace("@FILES@", &files(about, setting.directory))
@@ -205,7 +228,7 @@ mod tests {
             tokens_per_word: 0.0,
             replay: None,
         };
-        let all = requests(Workload::Conversation, &folder);
+        let all = requests(Workload::Conversation, &folder, None);
         assert_eq!(all.together, 3);
         assert!(all.bodies.len() > 6 && all.bodies.len().is_multiple_of(3), "{}", all.bodies.len());
         for request in &all.bodies {

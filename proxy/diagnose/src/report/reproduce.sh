@@ -22,9 +22,10 @@ pid=$!
 trap 'kill "$pid" 2>/dev/null || :; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
+n=0
 ended() {
-    echo "llama-server has ended; its last lines:" >&2
-    tail -n 5 "$log" >&2
+    echo "llama-server has ended by itself after $n requests; its last lines:" >&2
+    tail -n 12 "$log" >&2
     exit 1
 }
 

@@ -3,6 +3,7 @@
 use warden_policies::experiment::{Ended, Finding, SeriesFinding};
 use warden_policies::growth::Verdict;
 
+use super::crash::crashed;
 use super::table::name;
 use super::words::grows;
 use super::{HeadroomReport, Report};
@@ -10,6 +11,8 @@ use super::{HeadroomReport, Report};
 /// How it came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outlook {
+    /// A server ended by itself; a memory may leak beside that.
+    Crashes,
     /// A memory leaks.
     Leaks,
     /// One may.
@@ -28,6 +31,7 @@ impl Outlook {
     pub(super) fn of(report: &Report) -> Self {
         let all = || report.legs.iter().flat_map(|leg| &leg.finding.series);
         match all().map(|found| found.verdict).max() {
+            _ if report.legs.iter().any(|leg| leg.finding.crash.is_some()) => Self::Crashes,
             Some(Verdict::Leaking) => Self::Leaks,
             Some(Verdict::Suspected) => Self::Suspected,
             _ if report.legs.is_empty() => Self::NotRun,
@@ -40,6 +44,7 @@ impl Outlook {
     /// As a sentence.
     pub(super) const fn sentence(self) -> &'static str {
         match self {
+            Self::Crashes => "The server crashes.",
             Self::Leaks => "A leak was found.",
             Self::Suspected => "There may be a leak: a longer run tells.",
             Self::Clean => "No leak was found.",
@@ -62,6 +67,8 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
         format!("the server ran under `{tool}`: memory is that of both, and what grows may be the tool's")
     });
     let findings = || report.legs.iter().map(|leg| &leg.finding);
+    let crashes: Vec<String> =
+        findings().filter_map(|finding| Some(crashed(finding, finding.crash.as_ref()?))).collect();
     for finding in findings() {
         for found in finding.series.iter().filter(|found| found.verdict >= Verdict::Suspected) {
             let rate = found.per_request.map_or_else(|| "?".to_owned(), |slope| grows(slope.value));
@@ -76,9 +83,14 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
         lines.extend(quiet(report));
     }
     lines.extend(tool);
+    lines.splice(0..0, crashes);
     for finding in findings() {
-        if let Ended::Crashed { why } = &finding.ended {
-            lines.push(format!("the server failed under {}: {why}", name(finding)));
+        match &finding.ended {
+            Ended::Failed { why } => lines.push(format!("the server failed under {}: {why}", name(finding))),
+            Ended::Killed { why } => {
+                lines.push(format!("somebody else ended the server under {}: {why}", name(finding)));
+            }
+            _ => {}
         }
     }
     if report.interrupted {

@@ -3,6 +3,7 @@
 use warden_policies::experiment::{Ended, Finding, SeriesFinding, Settles};
 use warden_policies::growth::{Blame, Interval, Verdict};
 
+use super::crash::{lines as told, short};
 use super::words::{MIB, grows};
 use crate::experiment::Skipped;
 use crate::leg::Refused;
@@ -24,7 +25,7 @@ pub(super) const HEAD: [&str; 9] = [
 pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     for leg in legs {
-        if leg.series.is_empty() {
+        if leg.series.is_empty() && leg.crash.is_none() {
             rows.push(vec![name(leg), leg.requests.to_string(), ended(&leg.ended)]);
         }
         for (index, found) in leg.series.iter().enumerate() {
@@ -40,6 +41,11 @@ pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
                 found.verdict.as_str().to_owned(),
                 blame(found),
             ]);
+        }
+        if let Some(crash) = &leg.crash {
+            let first = |text: String| if leg.series.is_empty() { text } else { String::new() };
+            let said = format!("crashed at request {}, {}", crash.at_request, short(crash));
+            rows.push(vec![first(name(leg)), first(leg.requests.to_string()), said]);
         }
     }
     for one in skipped {
@@ -106,7 +112,10 @@ fn ended(ended: &Ended) -> String {
         Ended::OutOfTime => "ended: the time for a leg was over".to_owned(),
         Ended::OutOfMemory { why } => format!("ended: {why}"),
         Ended::Interrupted => "interrupted".to_owned(),
-        Ended::Crashed { why } => format!("the server failed: {why}"),
+        // Told at length of its own.
+        Ended::Crashed { .. } => String::new(),
+        Ended::Killed { why } => format!("ended: somebody else ended the server: {why}"),
+        Ended::Failed { why } => format!("the server failed: {why}"),
     }
 }
 
@@ -114,12 +123,19 @@ fn ended(ended: &Ended) -> String {
 pub fn notes(legs: &[&Finding]) -> Vec<String> {
     let mut lines = Vec::new();
     for leg in legs {
+        lines.extend(leg.crash.iter().flat_map(|crash| told(leg, crash)));
         let said = ended(&leg.ended);
         if !said.is_empty() {
             lines.push(format!("{}: {said}", name(leg)));
         }
         for found in &leg.series {
-            lines.extend(note(found).map(|note| format!("{} {}: {note}", name(leg), found.series)));
+            // What a crash cut short is not to be made longer.
+            let cut = leg.crash.is_some() && found.is_too_short();
+            lines.extend(
+                note(found, leg.enough)
+                    .filter(|_| !cut)
+                    .map(|note| format!("{} {}: {note}", name(leg), found.series)),
+            );
         }
     }
     lines
@@ -134,9 +150,9 @@ pub fn refusal(leg: &Finding, refused: &Refused) -> String {
     )
 }
 
-fn note(found: &SeriesFinding) -> Option<String> {
+fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
     if found.is_too_short() {
-        return Some("too few readings for a verdict: give `--requests` a larger number".to_owned());
+        return Some(format!("too few readings for a verdict: give `--requests {enough}` or more"));
     }
     let slope = found.per_request?;
     let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
@@ -197,7 +213,7 @@ mod tests {
         };
         assert_eq!(cells(found(-1.0)), ("0".to_owned(), "0".to_owned()));
         let short = SeriesFinding { verdict: Verdict::Warming, per_request: None, ..found(1.0) };
-        assert!(note(&short).is_some_and(|note| note.contains("too few readings")));
+        assert!(note(&short, 64).is_some_and(|note| note.contains("give `--requests 64`")));
         assert_eq!(cells(found(1.0)), ("+0.00 MiB".to_owned(), "+30 B".to_owned()));
     }
 }

@@ -269,7 +269,7 @@ fn what_a_server_quotes_of_somebodys_requests_is_in_no_file() {
     let why = "Missing 'role' in message: {\"content\":\"a hush\"} (status 400)";
     let finding = &mut report.legs[1].finding;
     (finding.workload, finding.ended) =
-        (Workload::Replay, Ended::Crashed { why: format!("5 requests in a row failed: {why}") });
+        (Workload::Replay, Ended::Failed { why: format!("5 requests in a row failed: {why}") });
     report.legs[1].refused = Some(Refused { requests: 5, why: why.to_owned() });
     report.legs[0].refused = Some(Refused { requests: 1, why: "of ours: no images".to_owned() });
     report.skipped = vec![Skipped { workload: Workload::Replay, why: why.to_owned() }];

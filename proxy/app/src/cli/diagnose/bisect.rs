@@ -16,7 +16,7 @@ use warden_policies::experiment::{Finding, Workload};
 use warden_policies::growth::Verdict;
 use warden_supervisor::SoloSpec;
 
-use super::candidates;
+use super::candidates::{self, Purpose};
 use super::target::Target;
 use crate::advice::Server;
 use crate::cli::ConfigArgs;
@@ -37,8 +37,13 @@ pub(super) async fn run(
     stop: &CancellationToken,
 ) -> Result<CureReport, Failure> {
     let leaks = |finding: &Finding| finding.series.iter().any(|found| found.verdict >= Verdict::Suspected);
-    let known: Vec<Finding> =
-        outcome.legs.iter().map(|leg| &leg.finding).filter(|finding| leaks(finding)).cloned().collect();
+    let known: Vec<Finding> = outcome
+        .legs
+        .iter()
+        .map(|leg| &leg.finding)
+        .filter(|one| leaks(one) && one.crash.is_none())
+        .cloned()
+        .collect();
     if known.is_empty() {
         return Ok(nothing(outcome));
     }
@@ -49,7 +54,8 @@ pub(super) async fn run(
     let server = Server::of(spec, build, &resolved.mitigations[target.index], &inherited);
     let mut judge = Judge::default();
     let seen = candidates::seen(&all, &server);
-    let found = candidates::find(resolved, target.index, &seen, &mut judge).map_err(Failure::failed)?;
+    let found = candidates::find(resolved, target.index, &seen, Purpose::Growth, &mut judge)
+        .map_err(Failure::failed)?;
     let configured = resolved.mitigations[target.index].list().to_vec();
     let judge = Mutex::new(judge);
     let items = |switches: &[usize]| -> Vec<&str> {
@@ -148,14 +154,7 @@ pub(super) fn tell(report: &CureReport, name: Option<&str>) -> Result<(), Failur
     }
     if !report.mitigations.is_empty() {
         out::line("")?;
-        if let Some(name) = name {
-            out::line("in the configuration:")?;
-            out::line(&format!("[models.{}]", crate::config::problem::quoted(name)))?;
-            out::line(&format!("mitigations = {}", list(&report.mitigations)))?;
-        } else {
-            out::line("without llama-warden:")?;
-            out::line(&report.added.line())?;
-        }
+        tell_lines(&report.mitigations, &report.added, name)?;
         for at in &report.conclusion.cure {
             if let Some(switch) = report.switches.get(*at) {
                 out::line(&format!("# {}: {}", switch.item, switch.does))?;
@@ -178,19 +177,31 @@ pub(super) fn tell(report: &CureReport, name: Option<&str>) -> Result<(), Failur
     Ok(())
 }
 
-/// Writes the cure into the configuration file.
+/// What to write where, so that a cure holds.
+pub(super) fn tell_lines(mitigations: &[String], added: &Added, name: Option<&str>) -> Result<(), Failure> {
+    if let Some(name) = name {
+        out::line("in the configuration:")?;
+        out::line(&format!("[models.{}]", crate::config::problem::quoted(name)))?;
+        out::line(&format!("mitigations = {}", list(mitigations)))
+    } else {
+        out::line("without llama-warden:")?;
+        out::line(&added.line())
+    }
+}
+
+/// Writes the cures into the configuration file.
 pub(super) fn write(
-    report: &CureReport,
+    mitigations: &[String],
     model: &str,
     config: &ConfigArgs,
     machine: &Machine,
 ) -> Result<(), Failure> {
     let Some(path) = &config.config else { return Ok(()) };
-    if report.mitigations.is_empty() {
+    if mitigations.is_empty() {
         out::error_line("nothing was written: there is no cure");
         return Ok(());
     }
-    super::write::write(path, model, &report.mitigations, |new| {
+    super::write::write(path, model, mitigations, |new| {
         let config = ConfigArgs { config: Some(new.to_owned()), ..config.clone() };
         let loaded = config.load(machine, Vec::new())?;
         resolve(&loaded, machine, false)?;

@@ -23,6 +23,18 @@ use crate::config::binary::Alternative;
 use crate::config::mitigations::{Judge, catalogue};
 use crate::config::resolve::Resolved;
 
+/// What switches are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Memory that grows.
+    Growth,
+    /// A server that crashes.
+    Crash {
+        /// Its last words are about what computes on a GPU.
+        on_gpu: bool,
+    },
+}
+
 /// What can be tried, and what cannot.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
@@ -75,6 +87,7 @@ pub(super) fn find(
     resolved: &Resolved,
     model: usize,
     seen: &Seen,
+    purpose: Purpose,
     judge: &mut Judge,
 ) -> Result<Candidates, String> {
     let list = catalogue()?;
@@ -83,9 +96,14 @@ pub(super) fn find(
     let configured = resolved.mitigations.get(model).map(|own| own.list().to_vec()).unwrap_or_default();
     let mut found = Candidates::default();
     let mut commands: Vec<Alternative> = Vec::new();
-    for (entry, against) in order(list, &advice) {
+    let mut all = order(list, &advice);
+    if purpose == (Purpose::Crash { on_gpu: true }) {
+        // Stable: what is about a GPU comes first, each part in its order.
+        all.sort_by_key(|(entry, _)| entry.backends.is_empty() && !entry.memory.contains(&Memory::Vram));
+    }
+    for (entry, against) in all {
         let rule_out = |why: String| NotTried { item: entry.id.clone(), why };
-        if let Err(why) = suits(list, entry, seen, against) {
+        if let Err(why) = suits(list, entry, seen, against, purpose) {
             found.not_tried.push(rule_out(why));
             continue;
         }
@@ -155,11 +173,21 @@ fn order<'a>(list: &'a Catalogue, advice: &'a [Advice]) -> Vec<(&'a Mitigation, 
 }
 
 /// Whether it has to do with what was seen; why not, if not.
-fn suits(list: &Catalogue, entry: &Mitigation, seen: &Seen, against: Option<&Advice>) -> Result<(), String> {
+fn suits(
+    list: &Catalogue,
+    entry: &Mitigation,
+    seen: &Seen,
+    against: Option<&Advice>,
+    purpose: Purpose,
+) -> Result<(), String> {
     if seen.mitigations.contains(&entry.id) {
         return Err("it is in `mitigations` already".to_owned());
     }
     if against.is_some() {
+        return Ok(());
+    }
+    // Nobody knows beforehand what a crash has to do with.
+    if matches!(purpose, Purpose::Crash { .. }) {
         return Ok(());
     }
     let grows = |leak: &String| {

@@ -48,6 +48,14 @@ impl Display {
                 self.lines
                     .line(&format!("{workload}: once more without the prompt cache, which may be what grew"));
             }
+            Progress::Again(workload, crash) => {
+                let died = crash.runs.iter().filter(|run| run.died).count();
+                self.lines.line(&format!(
+                    "{workload}: the server crashed at request {}; once more, to see whether it does so again ({died} of {} did)",
+                    crash.at_request,
+                    crash.runs.len()
+                ));
+            }
             Progress::Ended(finding) => self.lines.line(&ended(finding)),
             Progress::Skipped(workload, why) => {
                 // A server may have been started before it was known.

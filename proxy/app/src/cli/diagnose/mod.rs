@@ -15,6 +15,7 @@ mod folder;
 mod headroom;
 mod keeper;
 mod outputs;
+mod survive;
 mod target;
 mod trace;
 mod wrap;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::report::{CureReport, HeadroomReport};
+use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
 use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
 use warden_policies::experiment::{Finding, Workload};
 use warden_supervisor::Starter;
@@ -47,7 +48,7 @@ use crate::serve::{self, Signals};
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 2 wrong use, 130 interrupted (after the table so far), 1 anything else."
+    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, 5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything else."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]
@@ -70,7 +71,7 @@ pub(crate) struct DiagnoseArgs {
     /// Send the recorded requests of a file (JSON lines with `path` and `body`), in their order.
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
-    /// Then look for the mitigations that stop what leaks: alone, together, and the smallest set, with its cost.
+    /// Then look for the mitigations that stop what leaks, or the server from crashing: alone, together, and the smallest set, with its cost.
     #[arg(long)]
     bisect: bool,
     /// Write what stops it into `mitigations` of the model in the configuration file.
@@ -179,7 +180,10 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let outcome = interruptible(&mut signals, &stop, experiment.run(&lab, &mut show, &stop)).await?;
     display.close();
     let further: Result<_, Failure> = match outcome {
-        Ok(outcome) => {
+        Ok(mut outcome) => {
+            if let Some(tracing) = &tracing {
+                tracing.testify(&mut outcome);
+            }
             // On the heap: it is made of whole experiments.
             let further =
                 Box::pin(further(&args, &target, &machine, &experiment, &outcome, &lab, &mut signals, &stop));
@@ -189,8 +193,8 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         Err(error) => Err(error.into()),
     };
     drop(sockets);
-    let (outcome, Further { cure, headroom, trouble }) = further?;
-    let mut report = Report { cure, headroom, ..Report::new(about, &outcome) };
+    let (outcome, Further { cure, survival, headroom, trouble }) = further?;
+    let mut report = Report { cure, survival, headroom, ..Report::new(about, &outcome) };
     report.about.system = folder::system(&target, &outcome).await;
     if let Some(tracing) = &tracing {
         let legs = tracing.legs().iter().map(serde_json::to_value).collect::<Result<_, _>>();
@@ -208,9 +212,9 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         if args.json { out::error_line(&line) } else { out::line(&line)? }
     }
     // After the table: whatever cannot be written, what was found is told.
-    let cure = report.cure.as_ref().filter(|_| args.write);
+    let cures = cures(&report);
     let all = [
-        cure.map(|cure| bisect::write(cure, &target.name, &args.config, &machine)),
+        args.write.then(|| bisect::write(&cures, &target.name, &args.config, &machine)),
         args.html.as_ref().map(|path| outputs::page(path, &report.html())),
         args.report
             .as_ref()
@@ -235,9 +239,17 @@ async fn further(
 ) -> Further {
     let mut all = Further::default();
     if args.bisect && !outcome.interrupted {
-        let running = Box::pin(bisect::run(target, machine, experiment, outcome, lab, stop));
+        let leaks = outcome.legs.iter().any(|leg| leg.finding.crash.is_none() && leg.finding.leaks());
+        if leaks || !outcome.crashed() {
+            let running = Box::pin(bisect::run(target, machine, experiment, outcome, lab, stop));
+            match interruptible(signals, stop, running).await.and_then(|done| done) {
+                Ok(cure) => all.cure = Some(cure),
+                Err(trouble) => return Further { trouble: Some(trouble), ..all },
+            }
+        }
+        let running = Box::pin(survive::run(target, machine, experiment, outcome, lab, stop));
         match interruptible(signals, stop, running).await.and_then(|done| done) {
-            Ok(cure) => all.cure = Some(cure),
+            Ok(survival) => all.survival = survival,
             Err(trouble) => return Further { trouble: Some(trouble), ..all },
         }
     }
@@ -260,6 +272,7 @@ async fn further(
 #[derive(Default)]
 struct Further {
     cure: Option<CureReport>,
+    survival: Vec<SurvivalReport>,
     headroom: Option<HeadroomReport>,
     /// Why there is not more.
     trouble: Option<Failure>,
@@ -301,6 +314,9 @@ fn tell(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> Result<(), F
     if let Some(cure) = &report.cure {
         bisect::tell(cure, args.flags.is_empty().then_some(report.about.model.as_str()))?;
     }
+    for one in &report.survival {
+        survive::tell(one, args.flags.is_empty().then_some(report.about.model.as_str()))?;
+    }
     if let Some(headroom) = &report.headroom {
         headroom::tell(headroom)?;
     }
@@ -310,20 +326,36 @@ fn tell(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> Result<(), F
     Ok(())
 }
 
+/// All that stops anything, as `mitigations` has it. Cures of different symptoms were tried one by one, not together.
+fn cures(report: &Report) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let lists = report.cure.iter().map(|cure| &cure.mitigations);
+    for item in lists.chain(report.survival.iter().map(|one| &one.mitigations)).flatten() {
+        if !all.contains(item) {
+            all.push(item.clone());
+        }
+    }
+    all
+}
+
 /// How it ends for whoever looks at the exit code alone.
 fn end(outcome: &Outcome, report: &Report, stopped: bool) -> Result<(), Failure> {
     let short = report.headroom.as_ref().is_some_and(HeadroomReport::short);
     let code = if outcome.interrupted || stopped {
         crate::exit::INTERRUPTED
+    } else if outcome.crashed() {
+        crate::exit::CRASHES
     } else if outcome.leaks() || short {
         crate::exit::LEAKS
-    } else if outcome.crashed() || outcome.failed {
+    } else if outcome.broke() || outcome.failed {
         crate::exit::FAILURE
     } else if outcome.legs.is_empty() && report.headroom.is_none() {
         return Err(Failure::hinted(
             "nothing was run: the server can do none of these workloads",
             "the table says why",
         ));
+    } else if outcome.tells_nothing() {
+        crate::exit::TOO_FEW
     } else {
         return Ok(());
     };

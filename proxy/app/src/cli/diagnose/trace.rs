@@ -6,7 +6,8 @@
 //!                                                                └─ a third into the leg against its end: places
 //! ```
 //!
-//! It only watches: the legs and their verdicts are those of the experiment without it.
+//! It only watches. Where the detector merely suspects a memory, though, handles that become more with every request, and that
+//! take the memory with them, are evidence: then the verdict is that it leaks.
 
 mod tell;
 
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use tempfile::TempDir;
-use warden_diagnose::Progress;
+use warden_diagnose::{Outcome, Progress};
 use warden_policies::Series;
 use warden_policies::experiment::{Attribution, Finding, Settles, Trace, Workload};
 use warden_policies::growth::Verdict;
@@ -54,6 +55,8 @@ pub(super) struct LegTrace {
     control: bool,
     /// Requests between the two snapshots that the places are compared by.
     requests: u64,
+    /// All requests of the leg.
+    answered: u64,
     memories: Vec<Traced>,
     places: Vec<Place>,
     /// The program's file, without its folder.
@@ -165,7 +168,7 @@ impl Tracing {
             Progress::Starting(_) => self.begin(),
             Progress::Step { now, .. } => self.read(now),
             Progress::Ended(finding) => self.end(finding),
-            Progress::Ready(..) | Progress::Control(_) | Progress::Skipped(..) => {}
+            Progress::Ready(..) | Progress::Control(_) | Progress::Skipped(..) | Progress::Again(..) => {}
         }
     }
 
@@ -250,6 +253,7 @@ impl Tracing {
             workload: finding.workload,
             control: finding.control,
             requests,
+            answered: finding.requests,
             memories: memories.collect(),
             places,
             program: last.snapshot.exe.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -258,6 +262,22 @@ impl Tracing {
             siteless,
             own_heap: last.snapshot.own_heap,
         });
+    }
+
+    /// What was traced counts for the verdicts of the legs, too. Legs that were not traced are left as they are.
+    pub(super) fn testify(&self, outcome: &mut Outcome) {
+        let mut traced: Vec<&LegTrace> = self.legs.iter().collect();
+        for leg in &mut outcome.legs {
+            let (workload, answered) = (leg.finding.workload, leg.finding.requests);
+            let own = |trace: &&LegTrace| trace.workload == workload && trace.answered == answered;
+            let Some(place) = traced.iter().position(own) else { continue };
+            let trace = traced.remove(place);
+            for found in &mut leg.finding.series {
+                let memory = if found.series == Series::Host { Memory::Host } else { Memory::Device };
+                let own = trace.memories.iter().find(|own| own.memory == memory);
+                found.verdict = own.map_or(found.verdict, |own| own.attribution.testifies(found.verdict));
+            }
+        }
     }
 
     /// For programs.

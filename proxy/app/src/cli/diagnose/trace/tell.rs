@@ -185,6 +185,7 @@ mod tests {
             workload: Workload::ShortText,
             control: false,
             requests: 2,
+            answered: 3,
             memories: Vec::new(),
             places: Vec::new(),
             program: "llama-server".to_owned(),
@@ -202,7 +203,8 @@ mod tests {
 
     #[test]
     fn a_sentence_never_says_that_a_part_is_more_than_the_whole() {
-        let told = |counted: f64| part(&Attribution { measured: 1_048_576.0, counted, follows: None });
+        let told =
+            |counted: f64| part(&Attribution { measured: 1_048_576.0, counted, follows: None, along: None });
         assert_eq!(told(524_288.0), "of which counted allocations make up 512.0 KiB (50 %)");
         assert_eq!(told(-100.0), "of which counted allocations make up 0 B (0 %)");
         assert!(told(1_100_000.0).ends_with("(100 %)"));
