@@ -67,7 +67,7 @@ async fn one(
     let with = |arm: &Arm| {
         let mut judge = judge.lock().unwrap_or_else(PoisonError::into_inner);
         let own = candidates::with(resolved, target.index, &configured, &items(&arm.switches), &mut judge)?;
-        Ok(SoloSpec { command: own.command, oom_score_adj: spec.oom_score_adj })
+        Ok(SoloSpec { command: own.command, ..target.spec.clone() })
     };
     let mut leg = target.spec.clone();
     if finding.control {
