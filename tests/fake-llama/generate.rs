@@ -26,7 +26,7 @@ use crate::engine::Engine;
 use crate::job::{self, Failing, Job, Plan, Step};
 use crate::ledger::Begun;
 use crate::reply::{Reply, error, full, ok, reply};
-use crate::script::What;
+use crate::script::{StreamHead, What};
 use crate::shape::{Facts, Shape, event};
 use crate::wire::Wire;
 use warden_rig::words::{Key, count_parts, count_words};
@@ -85,7 +85,7 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
     let job = Job::begin(Arc::clone(&engine), wire.clone(), plan).await;
     if streaming {
         let include_usage = request["stream_options"]["include_usage"].as_bool().unwrap_or(false);
-        return streamed(job, shape, include_usage, wire, &engine);
+        return streamed(job, shape, include_usage, wire, &engine).await;
     }
     whole(job, shape, key, &body).await
 }
@@ -126,10 +126,11 @@ fn plan(
             sha256: hex::encode(Sha256::digest(body)),
             meaning: key.long(),
             stream: generates && request["stream"].as_bool().unwrap_or(false),
+            head_first: engine.script().stream_head == StreamHead::Slot,
         },
         facts: Facts {
             id: format!("chatcmpl-{}", key.short()),
-            model: request["model"].as_str().unwrap_or(&engine.args.alias).to_owned(),
+            model: engine.args.alias.clone(),
             prompt_tokens: count_words(prompt),
             tokens: 0,
             by_limit: asked == Some(limit),
@@ -170,6 +171,11 @@ async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes) -> Reply {
 /// Where a stream is.
 enum At {
     Opening,
+    /// The prompt is done, and this much has been said behind a head that comes now.
+    Late {
+        text: String,
+        over: bool,
+    },
     Tokens,
     Over,
 }
@@ -185,11 +191,35 @@ enum Now {
     Computing(Next),
 }
 
-fn streamed(job: Job, shape: Shape, include_usage: bool, wire: Wire, engine: &Arc<Engine>) -> Reply {
+async fn streamed(
+    mut job: Job,
+    shape: Shape,
+    include_usage: bool,
+    wire: Wire,
+    engine: &Arc<Engine>,
+) -> Reply {
+    let mut begin = At::Opening;
+    if job.heads_late() {
+        job.prompt().await;
+        let mut text = shape.opening(&job.facts);
+        let over = match job.step().await {
+            Step::Token(token) => {
+                text.push_str(&shape.token(&job.facts, &token));
+                false
+            }
+            Step::End => {
+                text.push_str(&shape.closing(&job.facts, include_usage));
+                true
+            }
+            Step::Error(failing) => return failed(failing),
+            Step::Sabotaged => return ok(&Value::Null),
+        };
+        begin = At::Late { text, over };
+    }
     let ping = engine.script().ping_ms;
     let engine = Arc::clone(engine);
     // Pulled by hyper: a client that leaves drops the body, and with it the job.
-    let events = stream::unfold(Now::Due(job, At::Opening), move |now| {
+    let events = stream::unfold(Now::Due(job, begin), move |now| {
         let (wire, engine) = (wire.clone(), Arc::clone(&engine));
         async move {
             let mut next: Next = match now {
@@ -232,6 +262,7 @@ async fn say(
             job.prompt().await;
             text = shape.opening(&job.facts);
         }
+        At::Late { text, over } => return Some((text, job, if over { At::Over } else { At::Tokens })),
         At::Tokens => {}
         At::Over => {
             // The head promised keep-alive, yet the real one closes after a stream.

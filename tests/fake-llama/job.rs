@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::engine::{Engine, Slot};
 use crate::leak::Units;
 use crate::ledger::Begun;
-use crate::script::{Fault, What};
+use crate::script::{Fault, StreamHead, What};
 use crate::shape::Facts;
 use crate::wire::Wire;
 use crate::{dirty, signals};
@@ -121,7 +121,12 @@ impl Job {
         }
     }
 
-    /// The pause between the head and the first token.
+    /// Whether the head of a stream waits for the first token.
+    pub(crate) fn heads_late(&self) -> bool {
+        self.engine.script().stream_head == StreamHead::FirstToken
+    }
+
+    /// The pause between the slot and the first token.
     pub(crate) async fn prompt(&mut self) {
         let script = self.engine.script();
         self.pause(Duration::from_millis(script.prompt_ms)).await;

@@ -29,6 +29,8 @@ pub(crate) struct Begun {
     /// Of what it asks for, without the manner in which it asks.
     pub(crate) meaning: String,
     pub(crate) stream: bool,
+    /// The head of a stream is sent before anything is computed.
+    pub(crate) head_first: bool,
 }
 
 /// An open ledger, or none.
@@ -69,7 +71,7 @@ impl Ledger {
     pub(crate) fn begun(&self, id: &str, ordinal: u64, begun: &Begun) {
         let facts = json!({
             "id": id, "ordinal": ordinal, "path": begun.path, "sha256": begun.sha256, "meaning": begun.meaning,
-            "stream": begun.stream,
+            "stream": begun.stream, "head_first": begun.head_first,
         });
         self.write("begun", &facts);
     }

@@ -38,11 +38,13 @@ pub(crate) struct Script {
     pub(crate) ms_per_token: f64,
     /// Milliseconds by which `ms_per_token` grows with each request: a server that gets slower and slower.
     pub(crate) ms_per_token_per_request: f64,
-    /// Milliseconds between the response head and the first token.
+    /// Milliseconds between the slot and the first token.
     pub(crate) prompt_ms: u64,
     /// Milliseconds without an event after which a stream gets a comment, as from llama-server since b9488; 0: none, as
     /// from older ones.
     pub(crate) ping_ms: u64,
+    /// When the head of a stream is sent.
+    pub(crate) stream_head: StreamHead,
     /// Pads every token to this many bytes.
     pub(crate) token_bytes: usize,
     /// Extra MiB held from the start on.
@@ -96,6 +98,17 @@ pub(crate) struct Script {
     pub(crate) hangs_on: Vec<String>,
     /// Everything that goes wrong with single requests.
     pub(crate) faults: Vec<Fault>,
+}
+
+/// When the head of a stream is sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StreamHead {
+    /// When the request gets its slot, as newer builds do.
+    #[default]
+    Slot,
+    /// With the first token, as older builds and forks do. What fails before it has a status of its own.
+    FirstToken,
 }
 
 /// How a start fails; each prints what llama-server prints.

@@ -28,6 +28,7 @@ mod passthrough;
 mod patched;
 mod patches;
 mod policy;
+mod quarantine;
 mod queue;
 mod real;
 mod recordings;

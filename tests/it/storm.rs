@@ -7,9 +7,10 @@ use warden_rig::storm::{Report, Storm, Weather, sockets, zombies};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-async fn small(weather: Weather) -> Result<Report, Trouble> {
+async fn small(weather: Weather, stream_head: &'static str) -> Result<Report, Trouble> {
     let seed = std::env::var("WARDEN_STORM_SEED").ok().and_then(|text| text.parse().ok());
-    let report = Storm::small(weather, seed.unwrap_or(20_260_801)).run().await?;
+    let storm = Storm { stream_head, ..Storm::small(weather, seed.unwrap_or(20_260_801)) };
+    let report = storm.run().await?;
     let whole = report.counts.get("whole").copied().unwrap_or(0);
     assert!(whole * 2 > report.requests(), "{report:?}");
     Ok(report)
@@ -17,12 +18,17 @@ async fn small(weather: Weather) -> Result<Report, Trouble> {
 
 #[tokio::test]
 async fn in_a_storm_every_request_is_answered_and_what_was_told_is_what_was_executed() -> Outcome {
-    small(Weather::Foul).await.map(drop)
+    small(Weather::Foul, "slot").await.map(drop)
+}
+
+#[tokio::test]
+async fn in_a_storm_over_backends_that_head_a_stream_with_its_first_token_nothing_runs_twice() -> Outcome {
+    small(Weather::Foul, "first_token").await.map(drop)
 }
 
 #[tokio::test]
 async fn restarts_drains_recycles_and_reloads_all_at_once_fail_no_request() -> Outcome {
-    let report = small(Weather::Fair).await?;
+    let report = small(Weather::Fair, "slot").await?;
     let failed = report.counts.keys().find(|label| !matches!(**label, "whole" | "left"));
     assert_eq!(failed, None, "{report:?}");
     Ok(())

@@ -27,6 +27,9 @@ pub struct Line {
     /// Whether a stream was asked for, on `begun` lines.
     #[serde(default)]
     pub stream: bool,
+    /// Whether a stream's head is sent before anything is computed, on `begun` lines.
+    #[serde(default)]
+    pub head_first: bool,
     /// Tokens generated, on the last lines.
     #[serde(default)]
     pub tokens: u64,

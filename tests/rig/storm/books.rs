@@ -13,8 +13,8 @@ pub struct Execution {
     pub end: End,
     /// What was asked for.
     pub meaning: String,
-    /// Nobody could have known of it: it was to be streamed, and its process died before the first byte was out. That
-    /// is what makes sending it again right, so it does not count.
+    /// Nobody could have known of it: it was to be streamed, its process sends the head of a stream before it computes
+    /// anything, and died before the first byte was out. That is what makes sending it again right, so it does not count.
     pub unseen: bool,
 }
 
@@ -35,7 +35,7 @@ pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
     for line in lines.iter().filter(|line| line.event == "begun") {
         let key = (line.pid, line.ordinal);
         let end = ends.get(&key).copied().unwrap_or(End::Open);
-        let unseen = end == End::Open && line.stream && !heads.contains(&key);
+        let unseen = end == End::Open && line.stream && line.head_first && !heads.contains(&key);
         let one = Execution { end, meaning: line.meaning.clone(), unseen };
         all.entry(line.id.clone()).or_default().push(one);
     }
@@ -80,6 +80,7 @@ mod tests {
         let meaning = Key::of(&chat("r", "m", "hi", 2, true)).long();
         serde_json::from_value(json!({
             "event": event, "id": "r", "pid": pid, "ordinal": 1, "at_ms": 1, "stream": stream, "meaning": meaning,
+            "head_first": true,
         }))
         .unwrap_or_else(|_| unreachable!("a line"))
     }
@@ -107,6 +108,9 @@ mod tests {
         assert!(!verdict(whole(), &twice));
         let unseen = [&good[..], &[line("begun", 2, true)]].concat();
         assert!(verdict(whole(), &unseen));
+        let mut late = [&good[..], &[line("begun", 2, true)]].concat();
+        late[3].head_first = false;
+        assert!(!verdict(whole(), &late), "its prompt may have been computed");
         let not_streamed = [&good[..], &[line("begun", 2, false)]].concat();
         assert!(!verdict(whole(), &not_streamed));
     }

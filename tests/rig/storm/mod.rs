@@ -71,6 +71,8 @@ pub struct Storm {
     pub hangs_for: &'static str,
     /// More lines of configuration, before the models.
     pub top: &'static str,
+    /// When the backends send the head of a stream: `slot` or `first_token`.
+    pub stream_head: &'static str,
 }
 
 impl Storm {
@@ -87,6 +89,7 @@ impl Storm {
             faults: (1, 8),
             hangs_for: "2s",
             top: "",
+            stream_head: "slot",
         }
     }
 
@@ -103,6 +106,8 @@ impl Storm {
             faults: (5, 60),
             hangs_for: "500ms",
             top: "log.level = \"error\"",
+            // Both orders in turn.
+            stream_head: if seed.is_multiple_of(2) { "first_token" } else { "slot" },
         }
     }
 
@@ -122,7 +127,9 @@ impl Storm {
                 all.push(fault);
             }
         }
-        json!({"ms_per_token": self.ms_per_token, "load_ms": 20, "faults": all})
+        json!({
+            "ms_per_token": self.ms_per_token, "load_ms": 20, "faults": all, "stream_head": self.stream_head,
+        })
     }
 
     async fn start(&self) -> Result<Warden, Trouble> {
