@@ -76,6 +76,17 @@ pub(crate) fn aliases(args: &[String]) -> Vec<String> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
+/// Gives the process the name under which clients know its model, if nobody gave it one: without it, it calls itself by
+/// the path of its file in every answer. A router is no model, and a comma would make two names of one.
+pub(crate) fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
+    let given = args.iter().any(|word| ALIAS.contains(&normal(word).as_str()));
+    let router = value_of(args, &["--models-dir"]).is_some();
+    let model = model(args).or_else(|| remote_model(args)).is_some();
+    if model && !router && !given && !is_named && !name.contains(',') {
+        args.extend([ALIAS[1].to_owned(), name.to_owned()]);
+    }
+}
+
 /// `-np`: slots; `None` if it is not given, or left to the server.
 pub(crate) fn slots(args: &[String]) -> Option<u32> {
     value_of(args, &SLOTS)?.parse().ok().filter(|slots| *slots > 0)
@@ -150,6 +161,27 @@ mod tests {
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_process_without_a_name_gets_the_models() {
+        for (args, named, put) in [
+            ("-m a.gguf -c 1", false, true),
+            ("-hf org/a", false, true),
+            ("-m a.gguf", true, false),
+            ("-m a.gguf -a x", false, false),
+            ("--alias x -m a.gguf", false, false),
+            ("--models-dir d", false, false),
+            ("-c 1", false, false),
+        ] {
+            let mut own = words(args);
+            put_alias(&mut own, "org/name", named);
+            let wanted = if put { format!("{args} --alias org/name") } else { args.to_owned() };
+            assert_eq!(own, words(&wanted), "{args}");
+        }
+        let mut own = words("-m a.gguf");
+        put_alias(&mut own, "a,b", false);
+        assert_eq!(own, words("-m a.gguf"), "it would be two names");
     }
 
     #[test]

@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_builder::mitigation::BuildFacts;
+use warden_policies::ModelName;
 use warden_supervisor::Command;
 
+use super::arguments;
 use super::cancel::Cancel;
 use super::judge::with_ours;
 use super::machine::{Machine, is_executable};
@@ -20,6 +22,9 @@ use super::mitigations::{Judge, Mitigated, Mitigations};
 use super::problem::{Place, Problem, Problems};
 use super::resolve::Resolved;
 use super::server_facts::{self, Known, Unmeasured, unix_sockets_in};
+
+/// What llama-server takes for `--alias`.
+const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
 
 /// What a model says about its binary.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -114,7 +119,8 @@ pub(crate) async fn fill(
             let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
             spec.command.binary.clone_from(&facts.binary);
             *build = Some(facts.clone());
-            put(&mut spec.command, command, mitigations, facts, *cancel, drop_in);
+            let name = spec.name.clone();
+            put(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
             spec.facts = server_facts::of(behaves.measured, &spec.command, cores);
             unmeasured.extend(behaves.unmeasured.clone().filter(|new| !unmeasured.contains(new)));
         }
@@ -126,6 +132,7 @@ pub(crate) async fn fill(
 /// Puts arguments and variables into a command.
 fn put(
     own: &mut Command,
+    name: &ModelName,
     command: Mitigated,
     mitigations: &Mitigations,
     facts: &BuildFacts,
@@ -134,6 +141,11 @@ fn put(
 ) {
     (own.args, own.env, own.env_remove) = (command.args, command.env, with_ours(command.env_remove, drop_in));
     own.env.extend(cancel.variable(facts, mitigations, &own.env));
+    let is_named = own.env.iter().any(|(name, _)| name == ALIAS_VARIABLE)
+        || (std::env::var_os(ALIAS_VARIABLE).is_some()
+            && own.env_remove.iter().all(|name| name != ALIAS_VARIABLE));
+    // In the place of a llama-server everything is as the user started it.
+    arguments::put_alias(&mut own.args, name.as_str(), is_named || drop_in);
 }
 
 /// A model's command with other mitigations than the configured ones.
@@ -175,7 +187,7 @@ impl Resolved {
         }
         notes.extend(warnings.into_iter().map(bare));
         let mut command = spec.command.clone();
-        put(&mut command, done, &mitigations, facts, *cancel, self.fleet.any_name);
+        put(&mut command, &spec.name, done, &mitigations, facts, *cancel, self.fleet.any_name);
         Ok(Alternative { command, notes, told: mitigations.told() })
     }
 }
