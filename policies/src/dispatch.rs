@@ -16,6 +16,10 @@
 //! [`Dispatch::take`]). The queue is served strictly in order of arrival: a
 //! newcomer is never granted while an earlier caller of its class waits. This module has no synchronisation of its
 //! own: its owner holds it under one lock and acts on what it returns, so that no decision rests on a stale read.
+//!
+//! Who holds a lease may ask to be *alone* on its generation ([`Dispatch::seek`], [`Dispatch::try_alone`]): from then on
+//! nobody else gets a slot there, and it is alone when those who run have ended. Those who seek run nothing, so two of
+//! them never wait for each other.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,6 +35,16 @@ pub enum LeaseKind {
     Slot,
     /// Answered without a slot: tokenize, props, health, metrics. Holds up a drain, but never waits for a slot.
     Aux,
+    /// A stream of events without an end, for somebody who watches: it is no work, so nothing waits for its end. A lease
+    /// becomes one when its answer has shown what it is ([`Dispatch::watches`]).
+    Watch,
+}
+
+impl LeaseKind {
+    /// Those of one class never overtake each other.
+    fn class(self) -> usize {
+        usize::from(self != Self::Slot)
+    }
 }
 
 /// Identifies one waiting caller. Never reused within a [`Dispatch`].
@@ -69,17 +83,35 @@ struct Generation {
     limit: u32,
     slots: u32,
     aux: u32,
+    watch: u32,
+    /// Leases that wait to be alone, and those of them that have a slot.
+    seeking: u32,
+    seeking_slots: u32,
+    /// One lease is alone.
+    alone: bool,
 }
 
 impl Generation {
     fn has_room(&self, kind: LeaseKind) -> bool {
-        self.open && (kind == LeaseKind::Aux || (!self.held && self.slots < self.limit))
+        self.open && (kind != LeaseKind::Slot || (!self.held && self.has_slot()))
+    }
+
+    fn has_slot(&self) -> bool {
+        !self.alone && self.seeking == 0 && self.slots < self.limit
     }
 
     fn count(&mut self, kind: LeaseKind) -> &mut u32 {
         match kind {
             LeaseKind::Slot => &mut self.slots,
             LeaseKind::Aux => &mut self.aux,
+            LeaseKind::Watch => &mut self.watch,
+        }
+    }
+
+    fn unseek(&mut self, kind: LeaseKind) {
+        self.seeking = self.seeking.saturating_sub(1);
+        if kind == LeaseKind::Slot {
+            self.seeking_slots = self.seeking_slots.saturating_sub(1);
         }
     }
 }
@@ -106,7 +138,7 @@ impl Dispatch {
 
     /// Asks for a lease. The open generation with the fewest leases for its limit gets it; the older one at a tie.
     pub fn request(&mut self, kind: LeaseKind) -> Answer {
-        let overtakes = self.queue.iter().any(|(_, waiting)| *waiting == kind);
+        let overtakes = self.queue.iter().any(|(_, waiting)| waiting.class() == kind.class());
         if !overtakes && let Some(generation) = self.place(kind) {
             return Answer::Granted(generation);
         }
@@ -148,6 +180,10 @@ impl Dispatch {
             limit,
             slots: 0,
             aux: 0,
+            watch: 0,
+            seeking: 0,
+            seeking_slots: 0,
+            alone: false,
         });
         entry.open = true;
         entry.limit = limit.max(1);
@@ -187,11 +223,66 @@ impl Dispatch {
         let Some(known) = self.generations.get_mut(&generation).filter(|known| known.open) else {
             return false;
         };
-        if kind == LeaseKind::Slot && known.slots >= known.limit {
+        if kind == LeaseKind::Slot && !known.has_slot() {
             return false;
         }
         *known.count(kind) += 1;
         true
+    }
+
+    /// The holder of a lease wants to be alone on its generation, and runs nothing until it is. Nobody else gets a slot
+    /// there from now on.
+    pub fn seek(&mut self, generation: GenerationId, kind: LeaseKind) {
+        if let Some(known) = self.generations.get_mut(&generation) {
+            known.seeking += 1;
+            known.seeking_slots += u32::from(kind == LeaseKind::Slot);
+        }
+    }
+
+    /// Whether nobody else runs anything in a slot there. If so the holder is alone until it says otherwise, and seeks no
+    /// more.
+    pub fn try_alone(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
+        let Some(known) = self.generations.get_mut(&generation) else { return false };
+        if known.alone || known.slots > known.seeking_slots {
+            return false;
+        }
+        known.alone = true;
+        known.unseek(kind);
+        true
+    }
+
+    /// The holder gives up waiting to be alone.
+    pub fn unseek(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<Grant> {
+        if let Some(known) = self.generations.get_mut(&generation) {
+            known.unseek(kind);
+        }
+        self.serve()
+    }
+
+    /// The holder that was alone ends, or others may join it.
+    pub fn join(&mut self, generation: GenerationId) -> Vec<Grant> {
+        if let Some(known) = self.generations.get_mut(&generation) {
+            known.alone = false;
+        }
+        self.serve()
+    }
+
+    /// Whether somebody there waits to be alone.
+    pub fn has_seekers(&self, generation: GenerationId) -> bool {
+        self.generations.get(&generation).is_some_and(|known| known.seeking > 0)
+    }
+
+    /// Whether somebody there is alone.
+    pub fn is_alone(&self, generation: GenerationId) -> bool {
+        self.generations.get(&generation).is_some_and(|known| known.alone)
+    }
+
+    /// An auxiliary lease turns out to watch events that have no end: from now on it is one of [`LeaseKind::Watch`].
+    pub fn watches(&mut self, generation: GenerationId) {
+        if let Some(known) = self.generations.get_mut(&generation) {
+            known.aux = known.aux.saturating_sub(1);
+            known.watch += 1;
+        }
     }
 
     /// The generations that take leases, the emptiest first; the older one first at a tie.
@@ -201,12 +292,12 @@ impl Dispatch {
         open.into_iter().map(|(id, _)| *id).collect()
     }
 
-    /// Leases now held on a generation, of both kinds.
+    /// Leases now held on a generation, without those that only watch.
     pub fn in_flight(&self, generation: GenerationId) -> u32 {
         self.generations.get(&generation).map_or(0, |known| known.slots + known.aux)
     }
 
-    /// Leases now held on all generations.
+    /// Leases now held on all generations, without those that only watch.
     pub fn in_flight_total(&self) -> u32 {
         self.generations.values().map(|known| known.slots + known.aux).sum()
     }
@@ -242,7 +333,7 @@ impl Dispatch {
         let mut index = 0;
         while index < self.queue.len() && !(blocked[0] && blocked[1]) {
             let (ticket, kind) = self.queue[index];
-            let class = usize::from(kind == LeaseKind::Aux);
+            let class = kind.class();
             if let Some(generation) = (!blocked[class]).then(|| self.place(kind)).flatten() {
                 self.queue.remove(index);
                 grants.push(Grant { ticket, generation, kind });
@@ -279,6 +370,45 @@ mod tests {
         assert_eq!(grants, [Grant { ticket: first, generation: A, kind: LeaseKind::Slot }]);
         let grants = dispatch.release(A, LeaseKind::Slot);
         assert_eq!(grants, [Grant { ticket: second, generation: A, kind: LeaseKind::Slot }]);
+    }
+
+    #[test]
+    fn who_seeks_to_be_alone_keeps_newcomers_out_and_is_alone_when_those_before_it_have_ended() {
+        let mut dispatch = Dispatch::new(8);
+        dispatch.open(A, 4);
+        for _ in 0..3 {
+            assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
+        }
+        // Two of the three wait to be alone: they run nothing, so they do not wait for each other.
+        dispatch.seek(A, LeaseKind::Slot);
+        dispatch.seek(A, LeaseKind::Slot);
+        let Answer::Queued(newcomer) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A), "needs no slot");
+        assert!(!dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.take(A, LeaseKind::Slot));
+        assert_eq!(dispatch.release(A, LeaseKind::Slot), []);
+        assert!(dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.try_alone(A, LeaseKind::Slot));
+        assert_eq!(dispatch.join(A), [], "the other one still waits to be alone");
+        assert_eq!(dispatch.release(A, LeaseKind::Slot), []);
+        assert!(dispatch.try_alone(A, LeaseKind::Slot) && dispatch.is_alone(A) && !dispatch.has_seekers(A));
+        let grants = dispatch.join(A);
+        assert_eq!(grants, [Grant { ticket: newcomer, generation: A, kind: LeaseKind::Slot }]);
+    }
+
+    #[test]
+    fn who_gives_up_being_alone_lets_newcomers_in_and_who_watches_is_not_in_flight() {
+        let mut dispatch = Dispatch::new(8);
+        dispatch.open(A, 2);
+        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
+        dispatch.seek(A, LeaseKind::Slot);
+        let Answer::Queued(ticket) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        let grants = dispatch.unseek(A, LeaseKind::Slot);
+        assert_eq!(grants, [Grant { ticket, generation: A, kind: LeaseKind::Slot }]);
+        assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A));
+        assert_eq!(dispatch.in_flight(A), 3);
+        dispatch.watches(A);
+        assert_eq!(dispatch.in_flight(A), 2);
+        dispatch.release(A, LeaseKind::Watch);
+        assert_eq!((dispatch.in_flight(A), dispatch.in_flight_total()), (2, 2));
     }
 
     #[test]

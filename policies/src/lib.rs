@@ -24,6 +24,7 @@
 //! | [`server_facts`] | nothing: it names what is known of how a llama-server behaves |
 //! | [`hosts`] | by which host names we may be reached |
 //! | [`origins`] | which web pages may call |
+//! | [`quarantine`] | which requests are kept from a model because its server died of them |
 //! | [`rate`] | whether something may happen once more, and when again if not |
 //! | [`backoff`] | how long to wait after a crash |
 //! | [`mod@defaults`] | every default number of the product, each with its reason |
@@ -41,6 +42,7 @@ pub mod lifecycle;
 pub mod moment;
 pub mod names;
 pub mod origins;
+pub mod quarantine;
 pub mod rate;
 pub mod recycle;
 pub mod restraint;
@@ -59,6 +61,7 @@ pub use defaults::defaults;
 pub use hosts::Names;
 pub use names::{GenerationId, ModelName};
 pub use origins::Origins;
+pub use quarantine::{Fingerprint, QuarantinePolicy};
 pub use rate::Rate;
 pub use recycle::{Action, Decision, Reason};
 pub use sample::{GpuIndex, Sample, Series, Vram, VramSource, Work};

@@ -105,6 +105,8 @@ pub enum Event {
     Drained,
     /// The process is gone and reaped.
     Exited,
+    /// The same, and one request is to blame, which is kept out from now on: that says nothing about the backend.
+    Felled,
     /// The process could not even be created.
     SpawnFailed,
     /// A timer that an [`Effect::Arm`] asked for has run out.
@@ -282,6 +284,14 @@ impl Machine {
                 self.phase = Stopping;
                 vec![Effect::CloseGate, Effect::Kill, Effect::Arm(Timer::Grace)]
             }
+
+            (Ready | Suspect, Event::Felled) => {
+                // Not counted, and still not started at once: whoever is wrong about the blame must not make a storm.
+                self.settle(now, policy);
+                self.phase = Backoff;
+                vec![Effect::CloseGate, Effect::Arm(Timer::Backoff { failures: 1 })]
+            }
+            (_, Event::Felled) => self.step(Event::Exited, now, policy),
 
             // An end that was asked for, of a process that had been of use.
             (Stopping, Event::Exited) if self.was_ready || self.then == Then::Idle => {

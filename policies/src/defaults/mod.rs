@@ -39,7 +39,7 @@ pub use backends::{Build, Child, Lifecycle, Sensors};
 pub use diagnosing::{Attribution, Crash, Cure, Diagnose, DiagnoseKeys, Headroom, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
-pub use serving::{Log, Model, Queue, Server, Upstream};
+pub use serving::{Log, Model, Quarantine, Queue, Server, Upstream};
 
 /// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
 pub const TEXT: &str = include_str!("../defaults.toml");
@@ -62,6 +62,8 @@ section!(
         server: Server,
         /// The queue in front of each model.
         queue: Queue,
+        /// Requests that kill their server.
+        quarantine: Quarantine,
         /// How a model runs.
         model: Model,
         /// Our own log.

@@ -39,6 +39,8 @@ section!(
         model_scan_bytes: ByteSize,
         /// A request body without a byte for this long is given up.
         body_timeout: Duration = "duration",
+        /// A client may let us wait this long for a body in all, however steadily it comes.
+        body_deadline: Duration = "duration",
         /// An idle connection is closed after this.
         keep_alive: Duration = "duration",
         /// A connection closed with unread bytes is read for this long, so that the client sees its answer.
@@ -117,6 +119,22 @@ section!(
 );
 
 section!(
+    /// Requests that kill their server.
+    Quarantine {
+        /// A request that killed its server while nothing else ran there is refused for this long. `0s`: no request is suspected.
+        refuse_for: Duration = "duration",
+        /// A request that was in flight when its server died is tried alone if it is sent again within this time.
+        suspect_for: Duration = "duration",
+        /// So long it waits for those before it to end, while those behind it wait in the queue; then it runs beside them.
+        alone_wait: Duration = "duration",
+        /// After this time others are let in beside it.
+        alone_for: Duration = "duration",
+        /// Such requests that are known at a time, for each model.
+        known: usize,
+    }
+);
+
+section!(
     /// How a model runs.
     Model {
         /// Processes.
@@ -161,6 +179,8 @@ section!(
         idle_timeout: Duration = "duration",
         /// Idle connections kept per generation.
         idle_connections: usize,
+        /// Idle connections kept per generation while it is not known how many its build serves at a time.
+        idle_connections_unknown: usize,
         /// Longest life of one exchange.
         exchange_timeout: Duration = "duration",
         /// A body without a byte for this long is dead.

@@ -2,11 +2,13 @@
 //!
 //! A request is sent again only if nothing can have been executed:
 //! - no connection was made, or the request came back from it unsent;
-//! - the connection ended before any byte of an answer, the request asks for a stream on a route where llama-server
-//!   sends the head at the moment when the request gets its slot, and its whole body is still held;
+//! - the connection ended before any byte of an answer, the request asks for a stream, its whole body is still held, and
+//!   the build is known to send the head of a stream when the request gets its slot (older ones and forks send it with
+//!   the first token: there no head proves nothing);
 //! - it is a `GET` or `HEAD`, which executes nothing.
 //!
-//! Each new attempt takes a new lease: the generation that failed is dead or dying.
+//! Each new attempt takes a new lease: the generation that failed is dead or dying. If it died, the request is a suspect
+//! from then on, and its next attempt has its generation for itself (see [`warden_policies::quarantine`]).
 
 use std::io;
 use std::sync::Arc;
@@ -19,22 +21,27 @@ use hyper::body::Incoming;
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
 use warden_policies::ModelName;
-use warden_supervisor::{Denied, Endpoint};
+use warden_policies::quarantine::{Fingerprint, Standing};
+use warden_supervisor::{Alone, Denied, Endpoint};
 
 use crate::backends::Right;
+use crate::checkpoint::{Checkpoint, let_others_in_later};
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
 use crate::intake::Intake;
 use crate::link::{Link, SendError};
 use crate::pool::Pool;
 use crate::relay::Backend;
-use crate::request_body::{RequestBody, Sent};
+use crate::request_body::{BodyFault, RequestBody, Sent};
 use crate::routes::Route;
 use crate::target;
 
 /// While the supervisor has not noticed that a generation is gone, it is asked this many times within the time to
 /// connect.
 const ASKS: u32 = 50;
+
+/// Bytes of a line of a request's head, its end included, that llama-server takes (`CPPHTTPLIB_MAX_LINE_LENGTH`).
+const LINE_BYTES: usize = 32 * 1024;
 
 /// A backend's answer has begun.
 pub(crate) struct Relayed {
@@ -84,6 +91,11 @@ impl Exchange {
         self.conn.bound(deadline + config.keep_alive);
         let mut attempt = 1;
         loop {
+            let lone;
+            (right, lone) = match message.sent().print() {
+                Some(print) => self.make_way(&model, right, print, deadline).await?,
+                None => (right, false),
+            };
             let mut revoked = right.clone().revoked();
             let result = tokio::select! {
                 biased;
@@ -100,33 +112,54 @@ impl Exchange {
                 }
                 Ok(Err(failed)) => failed,
             };
-            if let Some(fault) = message.sent().fault() {
-                return Err(Refusal::of_body(fault, config.limits(self.route.size)));
+            let sent = message.sent();
+            match (sent.fault(), sent.print()) {
+                (Some(BodyFault::Quarantined), Some(print)) => {
+                    return Err(self.quarantined(&model, print, false));
+                }
+                (Some(BodyFault::Stopped), _) => {
+                    return Err(Refusal::Unreachable { model, attempts: attempt });
+                }
+                (Some(fault), _) => return Err(Refusal::of_body(fault, config.limits(self.route.size))),
+                (None, _) => {}
+            }
+            // Who was not sent whole was not begun with.
+            let print = sent.print().filter(|_| failed.was_sent() && sent.is_whole());
+            if let Some(print) = print {
+                right.broke(print);
             }
             if failed != Failed::Starved {
                 right.doubt();
+            }
+            let held = matches!(message.body, Outgoing::Again(_));
+            let is_safe = executes_nothing(message.head.method());
+            let not_begun = held && !is_safe && right.facts().no_head_means_not_begun();
+            let proved = match failed {
+                Failed::Refused | Failed::Starved | Failed::Unsent => true,
+                Failed::Sent => held && (is_safe || not_begun),
+                Failed::Begun => held && is_safe,
+                Failed::Garbled => false,
+            };
+            let nothing_ran = match failed {
+                Failed::Sent => not_begun,
+                Failed::Begun | Failed::Garbled => false,
+                Failed::Refused | Failed::Starved | Failed::Unsent => true,
+            };
+            if let Some(print) = print.filter(|_| lone) {
+                // Its server may have died of it: nobody else was there.
+                drop(timeout_at(Instant::now() + config.connect_timeout, right.settled()).await);
+                if let Standing::Refused { .. } = right.standing(print) {
+                    return Err(self.quarantined(&model, print, !nothing_ran));
+                }
             }
             if let Failed::Garbled = failed {
                 let why = "it is not HTTP/1.1".to_owned();
                 return Err(Refusal::Garbled { model, why });
             }
-            let proved = match failed {
-                Failed::Refused | Failed::Starved | Failed::Unsent => true,
-                Failed::Sent => matches!(message.body, Outgoing::Again(_)),
-                Failed::Begun => {
-                    executes_nothing(message.head.method()) && matches!(message.body, Outgoing::Again(_))
-                }
-                Failed::Garbled => false,
-            };
             if !proved {
                 return Err(Refusal::Died { model });
             }
             if attempt >= config.attempts {
-                let nothing_ran = match failed {
-                    Failed::Sent => self.route.head_with_slot,
-                    Failed::Begun => false,
-                    _ => true,
-                };
                 return Err(if nothing_ran {
                     Refusal::Unreachable { model, attempts: attempt }
                 } else {
@@ -141,6 +174,49 @@ impl Exchange {
         }
     }
 
+    /// Makes way for a request that a server died with: it waits until nobody else runs on its generation. Says whether
+    /// it is alone now. What ends meanwhile costs no attempt, because nothing was sent.
+    async fn make_way(
+        &mut self,
+        model: &ModelName,
+        mut right: Arc<dyn Right>,
+        print: Fingerprint,
+        deadline: Instant,
+    ) -> Result<(Arc<dyn Right>, bool), Refusal> {
+        loop {
+            match right.standing(print) {
+                Standing::Clear => return Ok((right, false)),
+                Standing::Refused { .. } => return Err(self.quarantined(model, print, false)),
+                Standing::Suspect => {}
+            }
+            // Rare: not a part of every request's future.
+            let alone = timeout_at(deadline, right.clone().alone(print)).await;
+            match alone.map_err(|_| Refusal::Unreachable { model: model.clone(), attempts: 0 })? {
+                Alone::Granted => {
+                    let_others_in_later(&right, &self.shared.upstream);
+                    return Ok((right, true));
+                }
+                Alone::InCompany => return Ok((right, false)),
+                Alone::Refused(_) => return Err(self.quarantined(model, print, false)),
+                Alone::Gone => {
+                    let patience = self.shared.config.connect_timeout;
+                    right = Box::pin(self.again(model, right, patience)).await?;
+                }
+            }
+        }
+    }
+
+    /// The refusal of a request that is known to kill its server.
+    pub(crate) fn quarantined(&self, model: &ModelName, print: Fingerprint, executed: bool) -> Refusal {
+        let backends = &self.shared.backends;
+        let left = match backends.standing(model, print) {
+            Standing::Refused { left } => left,
+            Standing::Clear | Standing::Suspect => Duration::ZERO,
+        };
+        backends.note_refusal(model, print);
+        Refusal::Quarantined { model: model.clone(), print, left, executed }
+    }
+
     /// A lease on another generation than the one that failed. Until the supervisor has noticed that the old one is
     /// gone it may be offered again; that is worth waiting for, but not for ever: it may also be alive and odd.
     async fn again(
@@ -150,8 +226,10 @@ impl Exchange {
         patience: Duration,
     ) -> Result<Arc<dyn Right>, Refusal> {
         let shared = self.shared.clone();
-        let generation = failed.generation();
+        let (generation, settled) = (failed.generation(), failed.settled());
         drop(failed);
+        // What became of it decides whether the request may be sent beside others.
+        drop(timeout_at(Instant::now() + patience, settled).await);
         let until = Instant::now() + patience;
         loop {
             let granted = shared.backends.lease(model, self.route.kind, self.tokens).await;
@@ -174,7 +252,7 @@ impl Exchange {
         let pool = right.pool(&|| self.shared.new_pool());
         let mut request = None;
         if let Some(mut link) = pool.reuse() {
-            let sending = message.request();
+            let sending = self.request(message, right);
             right.note_asked(message.sent(), message.streams);
             match link.send(sending).await {
                 Ok(response) => return Ok((response, link, pool)),
@@ -193,7 +271,7 @@ impl Exchange {
                 return Err(Failed::refused(&error));
             }
         };
-        let request = request.unwrap_or_else(|| message.request());
+        let request = request.unwrap_or_else(|| self.request(message, right));
         right.note_asked(message.sent(), message.streams);
         match link.send(request).await {
             Ok(response) => Ok((response, link, pool)),
@@ -204,6 +282,15 @@ impl Exchange {
                 Err(Failed::Unsent)
             }
         }
+    }
+}
+
+impl Exchange {
+    /// The request for one attempt. A body that is still coming is looked at when its end is here.
+    fn request(&self, message: &mut Message, right: &Arc<dyn Right>) -> Request<RequestBody> {
+        let mut request = message.request();
+        request.body_mut().stop_at(|| Checkpoint::new(right, self.shared.upstream.clone()));
+        request
     }
 }
 
@@ -233,6 +320,11 @@ enum Failed {
 }
 
 impl Failed {
+    /// Whether the backend may have the request.
+    fn was_sent(self) -> bool {
+        matches!(self, Self::Sent | Self::Begun | Self::Garbled)
+    }
+
     fn refused(error: &io::Error) -> Self {
         match Errno::from_io_error(error) {
             Some(Errno::MFILE | Errno::NFILE) => Self::Starved,
@@ -251,6 +343,20 @@ impl Failed {
     }
 }
 
+/// Whether llama-server reads this head: it closes without a word over a line that is longer than it takes.
+fn fits_lines(head: &Request<()>) -> Result<(), Refusal> {
+    let target = head.uri().path_and_query().map_or(1, |target| target.as_str().len());
+    // `METHOD target HTTP/1.1` and `name: value`, each with the end of its line.
+    if head.method().as_str().len() + target + "  HTTP/1.1\r\n".len() > LINE_BYTES {
+        return Err(Refusal::TargetTooLong { limit: LINE_BYTES });
+    }
+    let longest = head.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).max();
+    if longest.is_some_and(|longest| longest > LINE_BYTES) {
+        return Err(Refusal::LineTooLong { limit: LINE_BYTES });
+    }
+    Ok(())
+}
+
 /// RFC 9110 section 9.2.1. The other safe methods are answered by us.
 fn executes_nothing(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
@@ -267,7 +373,8 @@ impl Message {
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
         let is_safe = executes_nothing(&parts.method);
-        let provable = is_safe || (route.head_with_slot && intake.is_stream());
+        // Whether that proves anything is looked at when it has failed: each attempt may meet another build.
+        let provable = is_safe || (route.generates && intake.is_stream());
         *head.headers_mut() = parts.headers;
         if !is_safe && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
             // Without it, llama-server would wait for a body until the connection ends.
@@ -275,6 +382,7 @@ impl Message {
         }
         *head.method_mut() = parts.method;
         let streams = intake.is_stream();
+        fits_lines(&head)?;
         let body = if provable && intake.is_whole() && intake.len() <= replay_bytes as u64 {
             Outgoing::Again(intake)
         } else {

@@ -9,8 +9,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::{GenerationId, ModelName, Work};
-use warden_supervisor::{Denied, Endpoint, Fleet, FleetView, Lease, Outcome, ResolveError, Size, Weighed};
+use warden_policies::quarantine::{Fingerprint, Standing};
+use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
+use warden_supervisor::{
+    Alone, Denied, Endpoint, Fleet, FleetView, Lease, Outcome, ResolveError, Size, Weighed,
+};
 
 use crate::pool::Pool;
 use crate::request_body::Sent;
@@ -32,6 +35,9 @@ pub(crate) trait Backends: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Arc<dyn Right>, Denied>>;
     /// Whether a prompt of this size would find room in memory now.
     fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
+    /// What is known against a request, and that one was refused for it.
+    fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing;
+    fn note_refusal(&self, model: &ModelName, request: Fingerprint);
     /// What to list.
     fn view(&self) -> Arc<FleetView>;
 }
@@ -64,6 +70,24 @@ pub(crate) trait Right: Send + Sync + 'static {
     /// The backend broke a connection: it gets no other request until it has answered a probe. Without this, whoever
     /// waits for the lease that ends now would be sent to a process that is dying.
     fn doubt(&self);
+    /// What is known of how its binary behaves.
+    fn facts(&self) -> ServerFacts;
+    /// What is known against a request.
+    fn standing(&self, request: Fingerprint) -> Standing;
+    /// The connection broke after this request was sent whole.
+    fn broke(&self, request: Fingerprint);
+    /// Resolves when it is known what became of the generation after that. Holds no lease.
+    fn settled(&self) -> BoxFuture<'static, ()>;
+    /// Waits until nothing else runs in its slots, for a suspect.
+    fn alone(self: Arc<Self>, request: Fingerprint) -> BoxFuture<'static, Alone>;
+    /// For how long it may be alone.
+    fn alone_for(&self) -> Duration;
+    /// Lets others in again.
+    fn join(&self);
+    /// The request was answered.
+    fn survived(&self, request: Fingerprint);
+    /// The answer is a stream of events without an end.
+    fn watches(&self);
     /// Resolves when the generation is told to end in spite of this lease.
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
@@ -91,6 +115,14 @@ impl Backends for Fleet {
 
     fn weigh(&self, model: &ModelName, size: Size) -> Weighed {
         Fleet::weigh(self, model, size)
+    }
+
+    fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing {
+        Fleet::standing(self, model, request)
+    }
+
+    fn note_refusal(&self, model: &ModelName, request: Fingerprint) {
+        Fleet::note_refusal(self, model, request);
     }
 
     fn view(&self) -> Arc<FleetView> {
@@ -157,6 +189,42 @@ impl Right for Lease {
 
     fn doubt(&self) {
         self.refused();
+    }
+
+    fn facts(&self) -> ServerFacts {
+        Lease::facts(self)
+    }
+
+    fn standing(&self, request: Fingerprint) -> Standing {
+        Lease::standing(self, request)
+    }
+
+    fn broke(&self, request: Fingerprint) {
+        Lease::broke(self, request);
+    }
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        Box::pin(Lease::settled(self))
+    }
+
+    fn alone(self: Arc<Self>, request: Fingerprint) -> BoxFuture<'static, Alone> {
+        Box::pin(async move { Lease::alone(&self, request).await })
+    }
+
+    fn alone_for(&self) -> Duration {
+        Lease::alone_for(self)
+    }
+
+    fn join(&self) {
+        Lease::join(self);
+    }
+
+    fn survived(&self, request: Fingerprint) {
+        Lease::survived(self, request);
+    }
+
+    fn watches(&self) {
+        Lease::watches(self);
     }
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {

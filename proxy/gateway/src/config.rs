@@ -39,6 +39,8 @@ pub struct GatewayConfig {
     pub control_body_bytes: u64,
     /// A request body without a byte for this long is given up.
     pub body_timeout: Duration,
+    /// All of a request body has to come within this time, waiting for a backend not counted.
+    pub body_deadline: Duration,
     /// Bytes of request bodies held in memory, all requests together.
     pub buffered_bytes: usize,
     /// Bytes of one body read in search of `model`.
@@ -73,6 +75,8 @@ pub struct GatewayConfig {
     pub idle_timeout: Duration,
     /// Idle backend connections kept per generation.
     pub idle_connections: usize,
+    /// The same of a backend of which it is not known how many connections it serves at a time.
+    pub idle_connections_unknown: usize,
     /// Longest life of one exchange, from the moment it has its lease.
     pub exchange_timeout: Duration,
     /// An event stream without a byte for this long is dead.
@@ -100,7 +104,7 @@ impl GatewayConfig {
         };
         let narrower = matches!(size, BodySize::Text | BodySize::Control) && self.body_bytes < bytes;
         let (bytes, key) = if narrower { (self.body_bytes, "server.body_bytes") } else { (bytes, key) };
-        Limits { bytes, key, pace: Pace::new(self.body_timeout, self.body_rate) }
+        Limits { bytes, key, pace: Pace::new(self.body_timeout, self.body_rate, self.body_deadline) }
     }
 }
 
@@ -173,6 +177,7 @@ impl From<&Defaults> for GatewayConfig {
             text_body_bytes: server.text_body_bytes.0,
             control_body_bytes: server.control_body_bytes.0,
             body_timeout: server.body_timeout,
+            body_deadline: server.body_deadline,
             buffered_bytes: bytes(server.buffered_bytes),
             model_scan_bytes: bytes(server.model_scan_bytes),
             keep_alive: server.keep_alive,
@@ -190,6 +195,7 @@ impl From<&Defaults> for GatewayConfig {
             connect_timeout: upstream.connect_timeout,
             idle_timeout: upstream.idle_timeout,
             idle_connections: upstream.idle_connections,
+            idle_connections_unknown: upstream.idle_connections_unknown,
             exchange_timeout: upstream.exchange_timeout,
             stream_idle: upstream.stream_idle,
             attempts: upstream.attempts,

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde_json::{Value, json};
+use warden_policies::quarantine::Fingerprint;
 use warden_policies::{ModelName, Rate};
 use warden_supervisor::{Denied, Failure, ResolveError};
 
@@ -60,12 +61,20 @@ pub(crate) enum Refusal {
         "the request head is larger than {limit} bytes (`server.header_bytes`); send fewer or smaller headers"
     )]
     HeadTooLarge { limit: usize },
+    #[error(
+        "the request target is too long: llama-server takes {limit} bytes in the first line of a request; send parameters in the body"
+    )]
+    TargetTooLong { limit: usize },
+    #[error(
+        "one header of the request is too long: llama-server takes {limit} bytes in a line; send a shorter one"
+    )]
+    LineTooLong { limit: usize },
     #[error("the method {0} is not served")]
     Method(http::Method),
     #[error("the request body is larger than {limit} bytes, the limit `{key}`")]
     BodyTooLarge { limit: u64, key: &'static str },
     #[error(
-        "the request body did not arrive in time: nothing came for longer than `server.body_timeout`, or less than `server.body_rate`"
+        "the request body did not arrive in time: nothing came for longer than `server.body_timeout`, or less than `server.body_rate`, or all of it took longer than `server.body_deadline`"
     )]
     BodyTooSlow,
     #[error("the request body broke off")]
@@ -103,6 +112,10 @@ pub(crate) enum Refusal {
     Resolve(#[from] ResolveError),
     #[error("model `{model}`: {denied}")]
     Denied { model: ModelName, denied: Denied },
+    #[error(
+        "model `{model}`: this request (fingerprint {print}) ended its server while nothing else ran there, so it is refused, for another {} s; change the request, or ask the operator to release it (`llama-warden quarantine release {print}`)", seconds(*.left)
+    )]
+    Quarantined { model: ModelName, print: Fingerprint, left: Duration, executed: bool },
     #[error("model `{model}`: its process could not be reached in {attempts} attempts; nothing was executed")]
     Unreachable { model: ModelName, attempts: u32 },
     #[error("model `{model}`: its process ended before it answered; the request may have been executed")]
@@ -160,6 +173,8 @@ impl Refusal {
             BodyFault::TooSlow => Self::BodyTooSlow,
             BodyFault::Broken => Self::BodyBroken,
             BodyFault::TwoModels => Self::TwoModels,
+            // Those that send bodies say more about these two.
+            BodyFault::Quarantined | BodyFault::Stopped => Self::BodyBroken,
         }
     }
 }
@@ -185,11 +200,15 @@ impl Refusal {
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
             | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
+            Self::Quarantined { .. } => (StatusCode::UNPROCESSABLE_ENTITY, INVALID),
+            Self::TargetTooLong { .. } => (StatusCode::URI_TOO_LONG, INVALID),
             Self::Name(_) => (StatusCode::MISDIRECTED_REQUEST, INVALID),
             Self::Origin => (StatusCode::FORBIDDEN, "permission_error"),
             Self::Wire(fault) => (fault.status(), INVALID),
             Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
-            Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID),
+            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } => {
+                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID)
+            }
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
             Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
             Self::NoRoute
@@ -228,11 +247,20 @@ impl Refusal {
         }
     }
 
+    /// A word for programs, where the status does not say it all.
+    fn code(&self) -> Option<&'static str> {
+        matches!(self, Self::Quarantined { .. }).then_some("request_quarantined")
+    }
+
     /// Whether a backend may have executed the request.
     fn may_have_executed(&self) -> bool {
         matches!(
             self,
-            Self::Died { .. } | Self::Garbled { .. } | Self::Revoked { .. } | Self::TimedOut { .. }
+            Self::Quarantined { executed: true, .. }
+                | Self::Died { .. }
+                | Self::Garbled { .. }
+                | Self::Revoked { .. }
+                | Self::TimedOut { .. }
         )
     }
 
@@ -260,6 +288,9 @@ impl Refusal {
                 let Failure { kind, lines, failures, .. } = failure;
                 Some(json!({ "kind": kind, "failures": failures, "lines": lines }))
             }
+            Self::Quarantined { print, left, .. } => {
+                Some(json!({ "fingerprint": print, "refused_for_s": seconds(*left) }))
+            }
             Self::Denied { denied: Denied::NoRoom(short), .. } => Some(json!({
                 "memory": short.series,
                 "prompt_tokens": short.tokens,
@@ -279,7 +310,9 @@ impl Refusal {
             Self::Origin => Outcome::Rejected("origin"),
             Self::Wire(fault) => Outcome::Rejected(fault.label()),
             Self::Method(_) => Outcome::Rejected("method"),
-            Self::HeadTooLarge { .. } => Outcome::Rejected("head_too_large"),
+            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } => Outcome::Rejected("head_too_large"),
+            Self::TargetTooLong { .. } => Outcome::Rejected("target_too_long"),
+            Self::Quarantined { .. } => BodyFault::Quarantined.outcome(),
             Self::BodyTooLarge { .. } => BodyFault::TooLarge.outcome(),
             Self::BodyTooSlow => BodyFault::TooSlow.outcome(),
             Self::BodyBroken => BodyFault::Broken.outcome(),
@@ -329,6 +362,10 @@ impl Refusal {
                 openai_error(status.as_u16(), kind, &message, self.param(), self.details())
             }
         };
+        let mut body = body;
+        if let Some(code) = self.code() {
+            body["error"]["code"] = json!(code);
+        }
         let executed = if self.may_have_executed() { "maybe" } else { "no" };
         let mut headers = vec![
             (CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8")),

@@ -30,6 +30,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::quarantine::Standing;
 use warden_supervisor::ResolveError;
 
 use crate::assemble::Kind;
@@ -232,7 +233,8 @@ impl Exchange {
     ) -> Result<Relayed, Refusal> {
         let config = &self.shared.clone().config;
         let limits = config.limits(self.route.size);
-        let mut intake = Intake::begin(&parts.headers, body, self.shared.budget.clone(), limits)?;
+        let printer = self.shared.prints.begin(&parts.method, parts.uri.path());
+        let mut intake = Intake::begin(&parts.headers, body, self.shared.budget.clone(), limits, printer)?;
         let live = self.live.clone();
         let is_plain = upstream.is_none();
         let rules = |model: &ModelName| live.models.get(model).filter(|_| is_plain);
@@ -275,7 +277,12 @@ impl Exchange {
         }
         self.tokens = self.demand(&model, &parts.headers, &mut intake).await?;
         if is_plain {
-            self.assemble = self.ask_for_a_stream(&model, &parts, &mut intake).await?;
+            self.assemble = self.ask_for_a_stream(&model, &mut intake).await?;
+        }
+        if let Some(print) = intake.sent.print()
+            && let Standing::Refused { .. } = self.shared.backends.standing(&model, print)
+        {
+            return Err(self.quarantined(&model, print, false));
         }
         if routes::sets(&parts.method, &self.route) && intake.take_all().await? {
             self.sets = intake.json().map(|body| (parts.uri.path().to_owned(), body));
@@ -351,6 +358,9 @@ impl Exchange {
         wire::sign(&mut parts.headers, version);
         self.flight.record.status = parts.status.as_u16();
         self.flight.record.stream = is_events;
+        if is_events && self.route.watches() && self.flight.record.method == Method::GET {
+            backend.right.watches();
+        }
         backend.right.note_progress(0);
         backend.right.note_answered(is_events, parts.status.is_success());
         if let Some((path, body)) = self.sets.take().filter(|_| parts.status.is_success()) {
@@ -358,7 +368,7 @@ impl Exchange {
         }
         let terms = RelayTerms {
             tail_bytes: (self.route.kind == LeaseKind::Slot).then_some(config.tail_bytes),
-            generates: self.route.head_with_slot,
+            generates: self.route.generates,
             events: is_events.then_some((config.event_bytes, config.stream_idle)),
             dialect: self.route.dialect,
             // llama-server closes after a stream and after an error, whatever its headers promise.

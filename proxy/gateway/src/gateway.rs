@@ -16,6 +16,7 @@ use crate::budget::Budget;
 use crate::clock;
 use crate::config::GatewayConfig;
 use crate::doors::Doors;
+use crate::fingerprint::PrintKey;
 use crate::front::{self, Front};
 use crate::limits::Limit;
 use crate::live::Control;
@@ -124,7 +125,9 @@ pub(crate) struct Shared {
     /// Seconds since 1970.
     pub(crate) started: u64,
     threads: usize,
-    upstream: TaskTracker,
+    /// What requests are known by.
+    pub(crate) prints: PrintKey,
+    pub(crate) upstream: TaskTracker,
     peers: Mutex<HashMap<IpAddr, usize>>,
 }
 
@@ -135,6 +138,7 @@ impl Shared {
             connect: self.config.connect_timeout,
             idle: self.config.idle_timeout,
             kept: self.config.idle_connections,
+            kept_unknown: self.config.idle_connections_unknown,
             head: self.config.header_bytes.max(LEAST_BUFFER),
         };
         Pool::new(self.threads, limits, self.upstream.clone())
@@ -197,6 +201,7 @@ impl Bound {
             stop: stop.clone(),
             started: clock::unix_seconds(),
             threads: self.workers.len(),
+            prints: PrintKey::new(),
             upstream: TaskTracker::new(),
             peers: Mutex::default(),
             config: self.config,

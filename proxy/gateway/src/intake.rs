@@ -28,6 +28,7 @@ use crate::budget::{Budget, Held};
 use crate::config::GatewayConfig;
 use crate::demand::Texts;
 use crate::errors::Refusal;
+use crate::fingerprint::Printer;
 use crate::multipart::Multipart;
 use crate::request_body::{BodyFault, Guard, Limits, RequestBody, Sent};
 use crate::scan::{Model, Scanner};
@@ -45,6 +46,7 @@ pub(crate) struct Intake {
     pub(crate) sent: Arc<Sent>,
     /// The copy of what is still to pass, where somebody records it.
     tape: Option<Tape>,
+    printer: Printer,
 }
 
 enum Finder {
@@ -73,6 +75,7 @@ impl Intake {
         body: Incoming,
         budget: Budget,
         limits: Limits,
+        printer: Printer,
     ) -> Result<Self, Refusal> {
         if body.size_hint().lower() > limits.bytes {
             return Err(Refusal::of_body(BodyFault::TooLarge, limits));
@@ -86,6 +89,7 @@ impl Intake {
             one_model: false,
             sent: Arc::default(),
             tape: None,
+            printer,
         })
     }
 
@@ -185,12 +189,11 @@ impl Intake {
         while let Some(rest) = &mut self.rest {
             let Some(frame) = rest.frame().await else {
                 self.rest = None;
+                self.seal();
                 break;
             };
             let Ok(piece) = frame.map_err(|_| BodyFault::Broken)?.into_data() else { continue };
-            if rest.is_end_stream() {
-                self.rest = None;
-            }
+            let is_last = rest.is_end_stream();
             let total = self.sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
             if total > self.limits.bytes {
                 return Err(BodyFault::TooLarge);
@@ -199,9 +202,20 @@ impl Intake {
                 Finder::Json(scanner) => scanner.feed(&piece),
                 Finder::Form(form) => form.feed(&piece),
             }
+            self.printer.add(&piece);
+            if is_last {
+                self.rest = None;
+                self.seal();
+            }
             return Ok(Some(piece));
         }
         Ok(None)
+    }
+
+    fn seal(&self) {
+        if self.sent.bytes.load(Ordering::Relaxed) > 0 {
+            self.sent.seal(self.printer.finish());
+        }
     }
 
     fn settled(&self) -> bool {
@@ -332,7 +346,7 @@ impl Intake {
             Finder::Form(_) => None,
         };
         let guard = Guard { limits: self.limits, one_model: self.one_model };
-        RequestBody::live(self.held, self.rest, scanner, guard, self.sent, self.tape)
+        RequestBody::live(self.held, self.rest, scanner, guard, self.sent, self.tape, self.printer)
     }
 
     fn count_media(&self) {

@@ -28,6 +28,7 @@
 //! | `rules`, `outline`, `splice` | what an operator wants changed in request bodies, in place |
 //! | `backends`, `pool`, `link`, `signal`, `request_body`, `headers` | the way to a backend |
 //! | `assemble` | answers put together from streams, where a model is told so |
+//! | `fingerprint`, `checkpoint` | requests that may have killed their server: known again, looked at |
 //! | `relay`, `sse`, `meter` | the way back: whole events, counted work |
 //! | `limits` | what connections may cost, and how often that was too much |
 //! | `tls_files` | certificate and key, read and read again |
@@ -40,6 +41,7 @@ mod assemble;
 mod attempts;
 mod backends;
 mod budget;
+mod checkpoint;
 mod client_io;
 mod clock;
 mod config;
@@ -50,6 +52,7 @@ mod doors;
 mod dropin;
 mod errors;
 mod exchange;
+mod fingerprint;
 mod forged;
 mod front;
 mod gateway;

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::TaskTracker;
+use warden_policies::ServerFacts;
 use warden_supervisor::Endpoint;
 
 use crate::link::Link;
@@ -39,10 +40,24 @@ pub(crate) struct PoolLimits {
     pub(crate) connect: Duration,
     /// An idle connection is not used again after this.
     pub(crate) idle: Duration,
-    /// Idle connections kept, on all threads together.
+    /// Idle connections kept, on all threads together, if the backend can serve them all at a time.
     pub(crate) kept: usize,
+    /// The same where it is not known how many it can serve.
+    pub(crate) kept_unknown: usize,
     /// Bytes in a response head.
     pub(crate) head: usize,
+}
+
+impl PoolLimits {
+    /// Idle connections that may be kept. In a llama-server with a fixed number of threads for connections an idle one
+    /// holds a thread: half of them are left to those who connect, the supervisor's probes among them.
+    fn allowed(&self, facts: ServerFacts) -> usize {
+        match facts.http_threads {
+            Some(threads) if threads < ServerFacts::THREADS_ON_DEMAND => self.kept.min(threads as usize / 2),
+            Some(_) => self.kept,
+            None => self.kept.min(self.kept_unknown),
+        }
+    }
 }
 
 /// The idle connections of one thread, oldest first.
@@ -97,11 +112,11 @@ impl Pool {
     }
 
     /// Keeps a connection whose last answer was read to its end.
-    pub(crate) fn put(self: &Arc<Self>, mut link: Link) {
+    pub(crate) fn put(self: &Arc<Self>, mut link: Link, facts: ServerFacts) {
         if !link.settle() {
             return;
         }
-        if self.kept.fetch_add(1, Ordering::Relaxed) >= self.limits.kept {
+        if self.kept.fetch_add(1, Ordering::Relaxed) >= self.limits.allowed(facts) {
             self.kept.fetch_sub(1, Ordering::Relaxed);
             return;
         }
@@ -147,5 +162,20 @@ async fn sweep(pool: Weak<Pool>, every: Duration) {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_connections_leave_threads_to_others() {
+        let second = Duration::from_secs(1);
+        let limits = PoolLimits { connect: second, idle: second, kept: 64, kept_unknown: 2, head: 8192 };
+        let of = |http_threads| limits.allowed(ServerFacts { http_threads, ..ServerFacts::default() });
+        assert_eq!(of(None), 2);
+        assert_eq!((of(Some(1)), of(Some(6)), of(Some(500))), (0, 3, 64));
+        assert_eq!(of(Some(ServerFacts::THREADS_ON_DEMAND)), 64);
     }
 }

@@ -23,6 +23,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 use warden_policies::Work;
+use warden_policies::quarantine::Standing;
 
 use crate::backends::{BoxFuture, Right};
 use crate::client_io::Busy;
@@ -347,8 +348,18 @@ impl Relay {
     fn end(&mut self, outcome: Outcome) {
         self.ended = true;
         let Some(right) = self.right.take() else { return };
+        let print = self.sent.print();
         if outcome == Outcome::UpstreamDied {
+            if let Some(print) = print.filter(|_| self.sent.is_whole()) {
+                right.broke(print);
+            }
             right.doubt();
+        }
+        if outcome == Outcome::Ok
+            && let Some(print) = print
+            && right.standing(print) == Standing::Suspect
+        {
+            right.survived(print);
         }
         // The connection first: once the lease is back, its generation may be stopped.
         if let Some(link) = self.link.take()
@@ -356,7 +367,7 @@ impl Relay {
             && self.reusable
             && self.sent.is_whole()
         {
-            self.pool.put(link);
+            self.pool.put(link, right.facts());
         }
         self.revoked = Box::pin(std::future::pending());
         let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);

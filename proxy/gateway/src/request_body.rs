@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -12,8 +12,11 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
+use warden_policies::quarantine::Fingerprint;
 
 use crate::budget::Held;
+use crate::checkpoint::Checkpoint;
+use crate::fingerprint::Printer;
 use crate::observe::Outcome;
 use crate::pace::Pace;
 use crate::scan::Scanner;
@@ -30,6 +33,10 @@ pub(crate) enum BodyFault {
     Broken = 3,
     #[error("the request body names a second model")]
     TwoModels = 4,
+    #[error("the request ended its server while it ran there alone, and is refused")]
+    Quarantined = 5,
+    #[error("the process that the request was for was stopped before it had the request")]
+    Stopped = 6,
 }
 
 impl BodyFault {
@@ -40,6 +47,8 @@ impl BodyFault {
             Self::TooSlow => Outcome::Rejected("body_too_slow"),
             Self::Broken => Outcome::ClientGone,
             Self::TwoModels => Outcome::Rejected("two_models"),
+            Self::Quarantined => Outcome::Rejected("quarantined"),
+            Self::Stopped => Outcome::Denied("unreachable"),
         }
     }
 }
@@ -52,6 +61,7 @@ pub(crate) struct Sent {
     pub(crate) bytes: AtomicU64,
     images: AtomicU32,
     audio: AtomicU32,
+    print: OnceLock<Fingerprint>,
 }
 
 impl Sent {
@@ -61,6 +71,7 @@ impl Sent {
             bytes: AtomicU64::new(before.bytes.load(Ordering::Relaxed)),
             images: AtomicU32::new(before.images.load(Ordering::Relaxed)),
             audio: AtomicU32::new(before.audio.load(Ordering::Relaxed)),
+            print: before.print.clone(),
             ..Self::default()
         }
     }
@@ -76,6 +87,17 @@ impl Sent {
         (u64::from(self.images.load(Ordering::Relaxed)), u64::from(self.audio.load(Ordering::Relaxed)))
     }
 
+    /// All of the client's body has come, and this is what it is known by.
+    pub(crate) fn seal(&self, print: Fingerprint) {
+        // It ends once.
+        let _once = self.print.set(print);
+    }
+
+    /// What the body is known by, once all of it has come; `None` for an empty one.
+    pub(crate) fn print(&self) -> Option<Fingerprint> {
+        self.print.get().copied()
+    }
+
     /// Whether the connection took the body to its end.
     pub(crate) fn is_whole(&self) -> bool {
         self.whole.load(Ordering::Acquire)
@@ -88,6 +110,8 @@ impl Sent {
             2 => Some(BodyFault::TooSlow),
             3 => Some(BodyFault::Broken),
             4 => Some(BodyFault::TwoModels),
+            5 => Some(BodyFault::Quarantined),
+            6 => Some(BodyFault::Stopped),
             _ => None,
         }
     }
@@ -148,6 +172,10 @@ struct Live {
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     /// A copy for whoever records; the held pieces are in it.
     tape: Option<Tape>,
+    printer: Printer,
+    checkpoint: Option<Checkpoint>,
+    /// The last piece, while it is not known whether it may pass.
+    last: Option<Bytes>,
 }
 
 impl RequestBody {
@@ -169,8 +197,20 @@ impl RequestBody {
         guard: Guard,
         sent: Arc<Sent>,
         tape: Option<Tape>,
+        printer: Printer,
     ) -> Self {
-        Self::new(From::Live(Box::new(Live { held, rest, scanner, guard, waiting: None, tape })), sent)
+        let live =
+            Live { held, rest, scanner, guard, waiting: None, tape, printer, checkpoint: None, last: None };
+        Self::new(From::Live(Box::new(live)), sent)
+    }
+
+    /// Where it is looked at when its end is here, if that is still to come.
+    pub(crate) fn stop_at(&mut self, checkpoint: impl FnOnce() -> Checkpoint) {
+        if let From::Live(live) = &mut self.from
+            && live.rest.is_some()
+        {
+            live.checkpoint = Some(checkpoint());
+        }
     }
 
     fn new(from: From, sent: Arc<Sent>) -> Self {
@@ -194,7 +234,12 @@ impl RequestBody {
         match &self.from {
             From::Nothing => true,
             From::Again(pieces) => pieces.is_empty(),
-            From::Live(live) => live.held.len() == 0 && live.rest.as_ref().is_none_or(Body::is_end_stream),
+            From::Live(live) => {
+                live.held.len() == 0
+                    && live.last.is_none()
+                    && live.checkpoint.is_none()
+                    && live.rest.as_ref().is_none_or(is_done)
+            }
         }
     }
 }
@@ -246,11 +291,20 @@ impl Body for RequestBody {
             From::Nothing => SizeHint::with_exact(0),
             From::Again(pieces) => SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum()),
             From::Live(live) => match live.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact()) {
-                Some(rest) => SizeHint::with_exact(live.held.len() + rest),
+                Some(rest) => {
+                    let last = live.last.as_ref().map_or(0, Bytes::len) as u64;
+                    SizeHint::with_exact(live.held.len() + last + rest)
+                }
                 None => SizeHint::new(),
             },
         }
     }
+}
+
+/// Whether nothing more can come. Over HTTP/2 the end of a stream may be a frame of its own, behind the last byte that was
+/// declared.
+fn is_done(rest: &Incoming) -> bool {
+    rest.is_end_stream() || rest.size_hint().exact() == Some(0)
 }
 
 impl Live {
@@ -259,6 +313,9 @@ impl Live {
         context: &mut Context<'_>,
         sent: &Sent,
     ) -> Poll<Option<Result<Bytes, BodyFault>>> {
+        if self.last.is_some() {
+            return self.poll_last(context, sent);
+        }
         let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
         loop {
             let frame = match Pin::new(&mut *rest).poll_frame(context) {
@@ -273,7 +330,11 @@ impl Live {
             };
             let waited = self.waiting.take().map_or(Duration::ZERO, |(since, _)| since.elapsed());
             let piece = match frame {
-                None => return Poll::Ready(None),
+                None => {
+                    // The end of what comes in chunks is known only behind its last piece.
+                    self.last = Some(Bytes::new());
+                    return self.poll_last(context, sent);
+                }
                 Some(Err(_)) => return Poll::Ready(Some(Err(BodyFault::Broken))),
                 // Trailers of a request mean nothing to llama-server.
                 Some(Ok(frame)) => match frame.into_data() {
@@ -294,7 +355,31 @@ impl Live {
                 sent.note_media(scanner.images(), scanner.audio());
             }
             self.tape = self.tape.take().and_then(|mut tape| tape.add(&piece).then_some(tape));
+            self.printer.add(&piece);
+            if self.rest.as_ref().is_none_or(is_done) {
+                self.last = Some(piece);
+                return self.poll_last(context, sent);
+            }
             return Poll::Ready(Some(Ok(piece)));
         }
+    }
+
+    /// The last piece, if it may pass; an empty one is the end.
+    fn poll_last(
+        &mut self,
+        context: &mut Context<'_>,
+        sent: &Sent,
+    ) -> Poll<Option<Result<Bytes, BodyFault>>> {
+        let print = self.printer.finish();
+        if sent.bytes.load(Ordering::Relaxed) > 0 {
+            sent.seal(print);
+        }
+        if let Some(checkpoint) = &mut self.checkpoint
+            && let Err(fault) = ready!(checkpoint.poll(print, context))
+        {
+            return Poll::Ready(Some(Err(fault)));
+        }
+        self.checkpoint = None;
+        Poll::Ready(self.last.take().filter(|piece| !piece.is_empty()).map(Ok))
     }
 }

@@ -18,9 +18,9 @@ pub(crate) struct Route {
     pub(crate) name: &'static str,
     /// What the request needs of a backend.
     pub(crate) kind: LeaseKind,
-    /// Whether llama-server sends the head of a *streamed* answer only once the request has its slot, so that a
-    /// connection which ends before any byte proves that nothing was generated.
-    pub(crate) head_with_slot: bool,
+    /// Whether it generates text, as a stream if the body asks for one. What the end of a connection before any byte of
+    /// such a stream proves is a fact of the binary ([`warden_policies::ServerFacts`]).
+    pub(crate) generates: bool,
     /// How errors are spelled.
     pub(crate) dialect: Dialect,
     /// Which limit its bodies have.
@@ -76,6 +76,9 @@ pub(crate) fn pauses(method: &Method, route: &Route) -> bool {
 
 /// The label of what is none of llama-server's routes, as far as we know them.
 pub(crate) const UNKNOWN: &str = "other";
+
+/// The label of streams of generations that go on without a client.
+const STREAM: &str = "stream";
 
 /// What is answered here and never reaches a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,8 +144,8 @@ const AUXILIARY: [(&str, &str, BodySize, Option<Shape>); 22] = [
     ("/metrics", "metrics", BodySize::Control, None),
     ("/slots", "slots", BodySize::Control, None),
     ("/lora-adapters", "lora_adapters", BodySize::Control, None),
-    ("/v1/stream", "stream", BodySize::Control, None),
-    ("/v1/streams/lookup", "stream", BodySize::Control, None),
+    ("/v1/stream", STREAM, BodySize::Control, None),
+    ("/v1/streams/lookup", STREAM, BodySize::Control, None),
     ("/tools", "tools", BodySize::Text, None),
     ("/cors-proxy", "cors_proxy", BodySize::Text, None),
     ("/models", "router", BodySize::Control, None),
@@ -151,6 +154,13 @@ const AUXILIARY: [(&str, &str, BodySize, Option<Shape>); 22] = [
     ("/models/sse", "router", BodySize::Control, None),
     ("/", "ui", BodySize::Control, None),
 ];
+
+impl Route {
+    /// Whether a stream of events that answers a `GET` here has no end of its own. The replay of a generation has one.
+    pub(crate) fn watches(self) -> bool {
+        self.name != STREAM
+    }
+}
 
 /// The route of a request that goes to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
@@ -166,14 +176,14 @@ pub(crate) fn route(method: &Method, path: &str) -> Route {
     let aux = Route {
         name: UNKNOWN,
         kind: LeaseKind::Aux,
-        head_with_slot: false,
+        generates: false,
         dialect,
         size: BodySize::Prompt,
         shape: None,
     };
     if *method == Method::POST {
         if let Some((_, name, shape)) = GENERATING.iter().find(|row| row.0 == path) {
-            return Route { name, kind: LeaseKind::Slot, head_with_slot: true, shape: Some(*shape), ..aux };
+            return Route { name, kind: LeaseKind::Slot, generates: true, shape: Some(*shape), ..aux };
         }
         if let Some((_, name, size)) = EVALUATING.iter().find(|row| row.0 == path) {
             return Route { name, kind: LeaseKind::Slot, size: *size, ..aux };

@@ -43,6 +43,11 @@ impl Exit {
             Self::Signal(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT)
         )
     }
+
+    /// Whether what it did may have ended it: a failure's exit code, a failed assertion, a fault. A clean exit was asked for.
+    pub(crate) const fn is_its_own(self) -> bool {
+        !self.is_from_outside() && !matches!(self, Self::Code(0) | Self::Unknown)
+    }
 }
 
 impl std::fmt::Display for Exit {

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use warden_policies::growth::{Growth, Verdict};
+use warden_policies::quarantine::Fingerprint;
 use warden_policies::restraint::Held;
 use warden_policies::sample::GpuIndex;
 use warden_policies::{Decision, GenerationId, ModelName, Reason};
@@ -172,6 +173,23 @@ pub enum EventKind {
         /// The numbers.
         short: NoRoom,
     },
+    /// A process ended by itself with these requests in flight: each is tried alone if it is sent again.
+    RequestsSuspected {
+        /// Which.
+        fingerprints: Vec<Fingerprint>,
+    },
+    /// A process ended while this request ran there alone: it is refused from now on.
+    RequestQuarantined {
+        /// Which.
+        fingerprint: Fingerprint,
+        /// For how long, in seconds.
+        seconds: u64,
+    },
+    /// An operator released requests that were suspected or refused.
+    RequestsReleased {
+        /// How many.
+        count: usize,
+    },
     /// The queue became full. Told once, until there is room again.
     QueueFull {
         /// Callers waiting.
@@ -281,6 +299,19 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),
         EventKind::PolicyOff { message } => tracing::error!(model, "{message}"),
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
+        EventKind::RequestsSuspected { fingerprints } => {
+            let count = fingerprints.len();
+            tracing::warn!(
+                model,
+                generation,
+                count,
+                "requests in flight at its end are tried alone if they come again"
+            );
+        }
+        EventKind::RequestQuarantined { fingerprint, seconds } => tracing::error!(
+            model, generation, %fingerprint, seconds, "a request that ran alone ended its server: it is refused"
+        ),
+        EventKind::RequestsReleased { count } => tracing::info!(model, count, "requests released"),
         EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
     }
 }

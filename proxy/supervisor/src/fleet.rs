@@ -13,6 +13,7 @@ use tokio::sync::{Mutex, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ModelName, ServerFacts};
 
 use self::roster::{Handle, Roster};
@@ -32,6 +33,9 @@ use crate::shared::{Refusal, Shared};
 use crate::spec::{FleetConfig, ModelSpec, Watch};
 use crate::sync::lock;
 use crate::view::FleetView;
+
+/// Digits of a fingerprint that are enough to name it.
+const FINGERPRINT_SHOWN: usize = 8;
 
 /// What a reload changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +142,45 @@ impl Fleet {
         roster.get(model).map_or(Weighed::Unasked, |handle| handle.shared.weigh(size))
     }
 
+    /// What is known against a request to a model.
+    pub fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing {
+        let roster = self.inner.roster.load();
+        roster.get(model).map_or(Standing::Clear, |handle| handle.shared.standing(request))
+    }
+
+    /// A request was refused because of what is known against it.
+    pub fn note_refusal(&self, model: &ModelName, request: Fingerprint) {
+        if let Some(handle) = self.inner.roster.load().get(model) {
+            handle.shared.note_refusal(request);
+        }
+    }
+
+    /// Releases requests that are suspected or refused: those of a model, those whose fingerprint begins so, or all.
+    /// Returns how many.
+    pub fn release_requests(&self, which: Option<&str>) -> Result<usize, ResolveError> {
+        let roster = self.inner.roster.load();
+        let Some(which) = which else {
+            return Ok(roster.handles().map(|handle| handle.shared.release_requests(None)).sum());
+        };
+        // Where every name means the only model, one that is written like a fingerprint is one.
+        let named = roster.resolve(Some(which));
+        let is_model = named.as_ref().is_ok_and(|model| {
+            let handle = roster.get(model);
+            handle.is_some() && (model.as_str() == which || !roster.takes_any_name())
+        });
+        if is_model {
+            return named
+                .map(|model| roster.get(&model).map_or(0, |handle| handle.shared.release_requests(None)));
+        }
+        let begin = which.to_ascii_lowercase();
+        let is_print = begin.len() >= FINGERPRINT_SHOWN && begin.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_print {
+            return Ok(roster.handles().map(|handle| handle.shared.release_requests(Some(&begin))).sum());
+        }
+        let known = roster.handles().map(|handle| handle.shared.name().to_string()).collect();
+        Err(ResolveError::Unknown { name: which.to_owned(), known })
+    }
+
     /// The fleet now: the last published picture, with the counts of this moment.
     pub fn view(&self) -> Arc<FleetView> {
         let mut view = FleetView::clone(&self.inner.context.publisher.view());
@@ -145,6 +188,7 @@ impl Fleet {
         for model in &mut view.models {
             let Some(handle) = roster.get(&model.name) else { continue };
             model.waiting = handle.shared.waiting();
+            model.quarantine = handle.shared.quarantine();
             for backend in &mut model.backends {
                 let Some(generation) = backend.generation else { continue };
                 backend.in_flight = handle.shared.in_flight(generation);
@@ -280,6 +324,7 @@ impl Fleet {
         let journal = Arc::clone(&context.journal);
         let shared = Arc::new(Shared::new(spec.name.clone(), journal, spec.queue_depth, spec.queue_wait));
         shared.set_admission(spec.admission.mode, spec.admission.policy.clone());
+        shared.set_quarantine(spec.quarantine);
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.log_lines));
         let (model, sender) =
             Model::new(Arc::clone(context), Arc::clone(&shared), Arc::clone(&logs), spec.clone(), watch);

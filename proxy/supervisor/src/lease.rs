@@ -4,7 +4,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 
 pub use crate::outcomes::Outcome;
@@ -19,7 +20,7 @@ use crate::outcomes::{Decode, Outcomes, Prefill};
 use crate::process::Process;
 pub use crate::pulse::Asked;
 use crate::pulse::{Pulse, Pulses};
-use crate::shared::Shared;
+use crate::shared::{Alone, Shared};
 use crate::sync::lock;
 
 /// Where a generation listens.
@@ -42,12 +43,24 @@ pub struct Lease {
     pulse: Option<Arc<Pulse>>,
     /// The server stops computing for it.
     pauses: AtomicBool,
+    /// What it has beside its place: see [`Lease::alone`] and [`Lease::watches`].
+    beside: AtomicU8,
 }
+
+/// Nothing.
+const PLAIN: u8 = 0;
+/// It waits to be alone.
+const SEEKS: u8 = 1;
+/// It is alone.
+const ALONE: u8 = 2;
+/// It only watches.
+const WATCHES: u8 = 3;
 
 impl Lease {
     pub(crate) fn new(shared: Arc<Shared>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Self {
         let pulse = (kind == LeaseKind::Slot).then(|| cell.pulses.begin());
-        Self { shared, cell, kind, queued_for, pulse, pauses: AtomicBool::new(false) }
+        let (pauses, beside) = (AtomicBool::new(false), AtomicU8::new(PLAIN));
+        Self { shared, cell, kind, queued_for, pulse, pauses, beside }
     }
 
     /// The model.
@@ -154,6 +167,76 @@ impl Lease {
         self.shared.doubt(self.cell.id);
     }
 
+    /// The request that this lease was for was sent whole, and its connection broke before its answer was complete: if
+    /// its server turns out to have died by itself, it is a suspect.
+    pub fn broke(&self, request: Fingerprint) {
+        self.shared.broke(self.cell.id, request);
+    }
+
+    /// Resolves when it is known what became of the generation after a connection to it broke. It does not hold the
+    /// lease.
+    pub fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (shared, generation) = (Arc::clone(&self.shared), self.cell.id);
+        async move { shared.until_settled(generation).await }
+    }
+
+    /// What is known against a request to this model.
+    pub fn standing(&self, request: Fingerprint) -> Standing {
+        self.shared.standing(request)
+    }
+
+    /// A request was refused because of what is known against it.
+    pub fn note_refusal(&self, request: Fingerprint) {
+        self.shared.note_refusal(request);
+    }
+
+    /// Waits until nothing else runs in the slots of the generation; from the call on nobody else gets one there. Called
+    /// for a suspect before anything of it is sent that could be executed, once for each lease. What it was granted
+    /// ends with [`Lease::join`] or the lease.
+    pub async fn alone(&self, request: Fingerprint) -> Alone {
+        self.beside.store(SEEKS, Ordering::Relaxed);
+        self.shared.seek(self.cell.id, self.kind);
+        let waiting = self.shared.until_alone(self.cell.id, self.kind, request, Instant::now());
+        let alone = tokio::select! {
+            biased;
+            () = self.cell.revoked.cancelled() => Alone::Gone,
+            alone = waiting => alone,
+        };
+        if alone == Alone::Granted {
+            self.beside.store(ALONE, Ordering::Relaxed);
+        } else {
+            self.beside.store(PLAIN, Ordering::Relaxed);
+            self.shared.unseek(self.cell.id, self.kind);
+        }
+        alone
+    }
+
+    /// For how long a suspect may be alone.
+    pub fn alone_for(&self) -> Duration {
+        self.shared.alone_for()
+    }
+
+    /// Lets others in beside it, if it was alone.
+    pub fn join(&self) {
+        if self.beside.compare_exchange(ALONE, PLAIN, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.shared.join(self.cell.id);
+        }
+    }
+
+    /// The request, against which something was known, was answered: that is forgotten.
+    pub fn survived(&self, request: Fingerprint) {
+        self.shared.survived(self.cell.id, request);
+    }
+
+    /// The answer is a stream of events without an end, which nobody needs to wait for: a drain goes on without it, and
+    /// it is no work.
+    pub fn watches(&self) {
+        let first = self.beside.compare_exchange(PLAIN, WATCHES, Ordering::Relaxed, Ordering::Relaxed);
+        if self.kind == LeaseKind::Aux && first.is_ok() {
+            self.shared.watches(self.cell.id);
+        }
+    }
+
     /// One value per generation and type, made at the first call and dropped when the process is told to end: the
     /// gateway's pool of connections. `init` runs under a lock: it must not block and must not take or drop a lease.
     pub fn attachment<T: Any + Send + Sync>(&self, init: impl FnOnce() -> T) -> Arc<T> {
@@ -190,7 +273,19 @@ impl Drop for Lease {
         if self.pauses.load(Ordering::Relaxed) {
             self.cell.pulses.pauses(false);
         }
-        self.shared.release(self.cell.id, self.kind);
+        let kind = match self.beside.load(Ordering::Relaxed) {
+            WATCHES if self.kind == LeaseKind::Aux => LeaseKind::Watch,
+            SEEKS => {
+                self.shared.unseek(self.cell.id, self.kind);
+                self.kind
+            }
+            ALONE => {
+                self.shared.join(self.cell.id);
+                self.kind
+            }
+            _ => self.kind,
+        };
+        self.shared.release(self.cell.id, kind);
     }
 }
 
@@ -254,6 +349,11 @@ impl Cell {
     /// Whether a byte was seen at or after this moment.
     pub(crate) fn progressed_since(&self, moment: Instant) -> bool {
         self.progress.load(Ordering::Relaxed) > self.micros(moment)
+    }
+
+    /// Whether it was told to end.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.is_cancelled()
     }
 
     /// The process is told to end, or has ended: its leases are told, and what was attached is dropped, because

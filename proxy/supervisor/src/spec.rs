@@ -8,6 +8,7 @@ use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::health::HealthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
+use warden_policies::quarantine::QuarantinePolicy;
 use warden_policies::recycle::RecyclePolicy;
 use warden_policies::restraint::RestraintPolicy;
 use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
@@ -93,6 +94,8 @@ pub struct ModelSpec {
     pub restraint: RestraintPolicy,
     /// What is done about prompts that do not fit into memory.
     pub admission: AdmissionSpec,
+    /// What is done about requests that kill their server.
+    pub quarantine: QuarantinePolicy,
     /// Added to `oom_score_adj` of the child, -1000 to 1000.
     pub oom_score_adj: i32,
     /// Ask the process for a report of its GPU memory, which a patched llama-server writes.

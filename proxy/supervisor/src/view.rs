@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use warden_policies::growth::{Forecast, Growth};
 use warden_policies::lifecycle::Phase;
+use warden_policies::quarantine::Known;
 use warden_policies::restraint::Held;
 use warden_policies::sample::{GpuIndex, HostMemory, Series, Vram};
 use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
@@ -118,6 +119,21 @@ pub struct ModelView {
     pub last_failure: Option<Failure>,
     /// Why a start or replacement chose its way (`sequential: a GPU is present`), for people.
     pub replace_note: Option<String>,
+    /// Requests that may have killed its processes.
+    #[serde(default)]
+    pub quarantine: QuarantineView,
+}
+
+/// Requests that may have killed a process of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QuarantineView {
+    /// Those that are refused, then those that are suspected.
+    pub requests: Vec<Known>,
+    /// Requests that were put under refusal so far.
+    pub quarantined: u64,
+    /// Times that one of them was sent again and refused.
+    pub refusals: u64,
 }
 
 /// What a model takes beside text.

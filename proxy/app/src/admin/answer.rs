@@ -204,6 +204,10 @@ impl Admin {
                 Ok(()) => json(StatusCode::OK, &serde_json::json!({ "drained": model })),
                 Err(error) => control_error(&error),
             },
+            Ok(Route::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
+                Ok(released) => json(StatusCode::OK, &serde_json::json!({ "released": released })),
+                Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
+            },
             Err(Mismatch::NotFound) => {
                 error(StatusCode::NOT_FOUND, &format!("there is no route {path}: the routes are {ROUTES}"))
             }

@@ -81,6 +81,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         policy: None,
         last_failure: None,
         replace_note: None,
+        quarantine: warden_supervisor::QuarantineView::default(),
     };
     let device = DeviceView {
         gpu: GpuIndex(0),

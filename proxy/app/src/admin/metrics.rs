@@ -76,6 +76,9 @@ pub(crate) struct Metrics {
     carried_over: Family<ModelLabel, Counter>,
     in_flight: Family<ModelLabel, Gauge>,
     waiting: Family<ModelLabel, Gauge>,
+    known_requests: Family<KindLabels, Gauge>,
+    quarantined: Family<ModelLabel, Counter>,
+    quarantine_refusals: Family<ModelLabel, Counter>,
     ready: Family<ReplicaLabels, Gauge>,
     degraded: Family<ReplicaLabels, Gauge>,
     generation: Family<ReplicaLabels, Gauge>,
@@ -111,6 +114,9 @@ impl Metrics {
             carried_over: Family::default(),
             in_flight: Family::default(),
             waiting: Family::default(),
+            known_requests: Family::default(),
+            quarantined: Family::default(),
+            quarantine_refusals: Family::default(),
             ready: Family::default(),
             degraded: Family::default(),
             generation: Family::default(),
@@ -156,6 +162,21 @@ impl Metrics {
         );
         registry.register("in_flight", "Requests on a backend", self.in_flight.clone());
         registry.register("queue_waiting", "Requests waiting for a backend", self.waiting.clone());
+        registry.register(
+            "quarantine_known",
+            "Requests that are refused, or suspected of having killed their server",
+            self.known_requests.clone(),
+        );
+        registry.register(
+            "quarantined_requests",
+            "Requests that were put under refusal because their server died of them",
+            self.quarantined.clone(),
+        );
+        registry.register(
+            "quarantine_refusals",
+            "Times that such a request was sent again and refused",
+            self.quarantine_refusals.clone(),
+        );
         registry.register("backend_ready", "1 if a backend takes requests", self.ready.clone());
         registry.register(
             "backend_degraded",
@@ -305,6 +326,7 @@ impl Metrics {
     fn read(&self, view: &FleetView) {
         self.in_flight.clear();
         self.waiting.clear();
+        self.known_requests.clear();
         self.ready.clear();
         self.degraded.clear();
         self.generation.clear();
@@ -315,6 +337,18 @@ impl Metrics {
             let in_flight = model.backends.iter().map(|backend| i64::from(backend.in_flight)).sum();
             self.in_flight.get_or_create(&label).set(in_flight);
             self.waiting.get_or_create(&label).set(whole(model.waiting as u64));
+            let known = &model.quarantine;
+            for (kind, refused) in [("refused", true), ("suspected", false)] {
+                let count = known.requests.iter().filter(|one| one.refused == refused).count();
+                let labels = KindLabels { model: label.model.clone(), kind };
+                self.known_requests.get_or_create(&labels).set(whole(count as u64));
+            }
+            // The supervisor counts; a scrape only repeats it.
+            let counts =
+                [(&self.quarantined, known.quarantined), (&self.quarantine_refusals, known.refusals)];
+            for (counter, count) in counts {
+                counter.get_or_create(&label).inner().store(count, Ordering::Relaxed);
+            }
             for backend in &model.backends {
                 // While one generation replaces another, a replica has two processes: its memory is that of both.
                 let label = ReplicaLabels { model: label.model.clone(), replica: backend.replica };

@@ -201,6 +201,7 @@ fn view() -> FleetView {
         policy: None,
         last_failure: None,
         replace_note: None,
+        quarantine: warden_supervisor::QuarantineView::default(),
     };
     FleetView { number: 1, models: vec![model], devices: Vec::new(), host: None }
 }
@@ -217,6 +218,8 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
             "llama_warden_request_seconds_count{model=\"m\",route=\"chat\"} 1",
             "llama_warden_in_flight{model=\"m\"} 2",
             "llama_warden_queue_waiting{model=\"m\"} 3",
+            "llama_warden_quarantine_known{model=\"m\",kind=\"refused\"} 0",
+            "llama_warden_quarantine_refusals_total{model=\"m\"} 0",
             "llama_warden_backend_ready{model=\"m\",replica=\"0\"} 1",
             "llama_warden_backend_generation{model=\"m\",replica=\"0\"} 5",
             "llama_warden_backend_memory_anon_bytes{model=\"m\",replica=\"0\"} 200",
@@ -282,7 +285,7 @@ fn every_metric_is_in_the_documentation() {
     let text = metrics.text(&view, &budgets(), &Gauges::default(), &[key], None);
     let names: Vec<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    assert!(names.len() == 71, "{} {text}", names.len());
+    assert!(names.len() == 74, "{} {text}", names.len());
     for name in names {
         assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
     }

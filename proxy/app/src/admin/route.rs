@@ -25,6 +25,8 @@ pub(crate) enum Route {
     Restart(String),
     /// `POST /models/{name}/drain`
     Drain(String),
+    /// `POST /quarantine/release` of all, `POST /quarantine/release/{which}` of a model or a fingerprint.
+    Release(Option<String>),
 }
 
 /// Why a request means nothing.
@@ -36,9 +38,13 @@ pub(crate) enum Mismatch {
     Method(&'static str),
 }
 
+/// In front of what is to be released.
+const RELEASE: &str = "/quarantine/release/";
+
 /// The routes, for the answer to a wrong one.
 pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], GET /models/NAME/logs[?follow=1], \
-                                 POST /models/NAME/restart, POST /models/NAME/drain";
+                                 POST /models/NAME/restart, POST /models/NAME/drain, \
+                                 POST /quarantine/release[/MODEL or /FINGERPRINT]";
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
 pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
@@ -49,6 +55,11 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         "/status" => (Route::Status, "GET"),
         "/metrics" => (Route::Metrics, "GET"),
         "/events" => (Route::Events { follow }, "GET"),
+        "/quarantine/release" | "/quarantine/release/" => (Route::Release(None), "POST"),
+        _ if path.starts_with(RELEASE) => {
+            let which = percent_decoded(&path[RELEASE.len()..]).ok_or(Mismatch::NotFound)?;
+            (Route::Release(Some(which)), "POST")
+        }
         _ => {
             let rest = path.strip_prefix("/models/").ok_or(Mismatch::NotFound)?;
             let (name, verb) = rest.rsplit_once('/').ok_or(Mismatch::NotFound)?;
@@ -111,6 +122,11 @@ mod tests {
             get("/models/org%2Fa/logs?x=1&follow"),
             Ok(Route::Logs { model: "org/a".into(), follow: true })
         );
+        assert_eq!(
+            route(&Method::POST, "/quarantine/release/org%2Fa", None),
+            Ok(Route::Release(Some("org/a".into())))
+        );
+        assert_eq!(route(&Method::POST, "/quarantine/release", None), Ok(Route::Release(None)));
         assert_eq!(
             route(&Method::POST, "/models/restart/restart", None),
             Ok(Route::Restart("restart".into()))

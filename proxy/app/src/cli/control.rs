@@ -28,7 +28,7 @@ pub(crate) struct InstanceArgs {
 }
 
 impl InstanceArgs {
-    fn client(&self) -> Result<Client, Failure> {
+    pub(super) fn client(&self) -> Result<Client, Failure> {
         if let Some(socket) = &self.admin_socket {
             return Client::new(socket.clone());
         }

@@ -24,6 +24,7 @@ mod mitigations;
 mod patches;
 mod policy;
 pub(crate) mod progress;
+mod quarantine;
 mod quickstart;
 mod sample_model;
 mod serve;
@@ -76,6 +77,9 @@ enum Command {
     Events(control::EventsArgs),
     /// Shows what happened to the models in this and in former instances: replacements, failures, events.
     History(history::HistoryArgs),
+    /// Lists and releases requests that may have killed their server.
+    #[command(subcommand)]
+    Quarantine(quarantine::QuarantineCommand),
     /// Checks, shows or describes the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -155,6 +159,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::History(args) => history::run(&args),
         Command::Logs(args) => control::logs(&args),
         Command::Events(args) => control::events(&args),
+        Command::Quarantine(command) => quarantine::run(&command),
         Command::Config(command) => config::run(command),
         Command::KeepWrapped(args) => diagnose::keep_wrapped(&args),
         Command::Version => crate::out::line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),

@@ -42,6 +42,12 @@ pub(crate) fn table(status: &Status) -> String {
         if let Some(last) = notes.last_mut().filter(|_| blind) {
             last.push("VRAM: no GPU is visible here, so the budgets on it are off".to_owned());
         }
+        let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
+        if let Some(last) = notes.last_mut().filter(|_| refused > 0) {
+            last.push(format!(
+                "{refused} request(s) refused because the server died of them: `llama-warden quarantine list`"
+            ));
+        }
         let advice = status.advice.get(model.name.as_str());
         if let (Some(advice), Some(last)) = (advice, notes.last_mut()) {
             last.extend(advice.iter().map(|one| format!("looks like: {}", one.text)));
@@ -188,6 +194,7 @@ mod tests {
             policy: None,
             last_failure: None,
             replace_note: None,
+            quarantine: warden_supervisor::QuarantineView::default(),
         }
     }
 

@@ -262,7 +262,7 @@ fn defaults_layer() -> Result<Layer, Problems> {
     let Kind::Table(entries) = source.kind else { return Ok(Layer { origin: Origin::Default, tree }) };
     for entry in entries {
         let path: Vec<String> = match entry.key.as_str() {
-            "queue" | "lifecycle" => vec!["defaults".to_owned(), entry.key],
+            "queue" | "quarantine" | "lifecycle" => vec!["defaults".to_owned(), entry.key],
             "recycle" => vec!["defaults".to_owned(), "policy".to_owned()],
             section if COMPILED_IN.contains(&section) => continue,
             "diagnose" => {

@@ -412,6 +412,7 @@ impl Resolver<'_> {
             facts: ServerFacts::default(),
             record: model.record,
             admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
+            quarantine: (&model.quarantine).into(),
         };
         (spec, self.choice(name, model), mitigations)
     }

@@ -165,6 +165,7 @@ default_sections! {
     Build = "build" in Build without [];
     Log = "log" in Log without [];
     Queue = "queue" in Queue without [];
+    Quarantine = "quarantine" in Quarantine without [];
     Lifecycle = "lifecycle" in Lifecycle without [];
     ModelLifecycle = "lifecycle" in Lifecycle without FLEET_WIDE;
     Recycle = "recycle" in Recycle without [];
@@ -339,6 +340,7 @@ mod tests {
         for (section, table) in defaults_document().iter().filter(|(name, _)| !COMPILED_IN.contains(name)) {
             let place: &[&str] = match section {
                 "queue" => &["defaults", "queue"],
+                "quarantine" => &["defaults", "quarantine"],
                 "lifecycle" => &["defaults", "lifecycle"],
                 "recycle" => &["defaults", "policy"],
                 "model" => &["defaults"],

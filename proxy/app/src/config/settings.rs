@@ -137,6 +137,8 @@ pub(crate) struct Model {
     pub(crate) max_in_flight: Option<u32>,
     /// The queue.
     pub(crate) queue: defaults::Queue,
+    /// Requests that kill their server.
+    pub(crate) quarantine: defaults::Quarantine,
     /// Start, probe, drain, stop.
     pub(crate) lifecycle: defaults::Lifecycle,
     /// When it is replaced.
@@ -208,6 +210,9 @@ struct ModelKeys {
     /// The queue in front of the model.
     #[schemars(with = "schema::Queue")]
     queue: (),
+    /// Requests that kill their server.
+    #[schemars(with = "schema::Quarantine")]
+    quarantine: (),
     /// Start, probe, drain, stop.
     #[schemars(with = "schema::ModelLifecycle")]
     lifecycle: (),
@@ -270,6 +275,9 @@ struct ModelDefaults {
     /// The queue in front of a model.
     #[schemars(with = "schema::Queue")]
     queue: (),
+    /// Requests that kill their server.
+    #[schemars(with = "schema::Quarantine")]
+    quarantine: (),
     /// Start, probe, drain, stop.
     #[schemars(with = "schema::Lifecycle")]
     lifecycle: (),

@@ -69,6 +69,19 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             )
         }
         EventKind::PromptTooLarge { action, short } => format!("{action}: {short}"),
+        EventKind::RequestsSuspected { fingerprints } => {
+            let names: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
+            format!(
+                "{} request(s) were in flight when it died, each is tried alone if it comes again: {}",
+                names.len(),
+                names.join(", ")
+            )
+        }
+        EventKind::RequestQuarantined { fingerprint, seconds } => format!(
+            "request {fingerprint} ended it while nothing else ran there: refused for {seconds} s, or until \
+             `llama-warden quarantine release {fingerprint}`"
+        ),
+        EventKind::RequestsReleased { count } => format!("{count} request(s) released from quarantine"),
         EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
     }
 }

@@ -79,6 +79,7 @@ mod tests {
             policy: None,
             last_failure: kind.map(failure),
             replace_note: None,
+            quarantine: warden_supervisor::QuarantineView::default(),
         };
         FleetView { number: 1, models: vec![model], devices: Vec::new(), host: None }
     }

@@ -125,6 +125,8 @@ fn log_event(event: &Event, advice: &[Advice]) {
             | EventKind::VramUnknown { .. }
             | EventKind::DriverLeak { .. }
             | EventKind::PromptTooLarge { .. }
+            | EventKind::RequestsSuspected { .. }
+            | EventKind::RequestQuarantined { .. }
             | EventKind::QueueFull { .. }
     ) || matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict >= Verdict::Suspected);
     if loud {

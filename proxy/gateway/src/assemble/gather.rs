@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
-use http::request::Parts;
-use http::{Method, Response};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
+use warden_policies::quarantine::Standing;
 use warden_policies::{ModelName, Work};
 
 use super::{Assembly, Fault, Kind, ask};
@@ -77,11 +77,11 @@ impl Exchange {
     pub(crate) async fn ask_for_a_stream(
         &self,
         model: &ModelName,
-        parts: &Parts,
         intake: &mut Intake,
     ) -> Result<Option<Kind>, Refusal> {
         let wanted = self.live.models.get(model).is_some_and(|rules| rules.assemble);
-        let kind = Kind::of(parts.uri.path()).filter(|_| wanted && parts.method == Method::POST);
+        // Of the one table of paths, which knows every spelling of them; only a `POST` has a shape.
+        let kind = self.route.shape.and_then(Kind::of).filter(|_| wanted);
         let Some(kind) = kind else { return Ok(None) };
         if !intake.take_all().await? || intake.is_stream() {
             return Ok(None);
@@ -126,6 +126,9 @@ impl Exchange {
                     let Some(piece) = next(&mut link, &mut incoming).await else { break };
                     let piece = piece.map_err(|error| {
                         tracing::debug!(%error, "a backend's answer broke off");
+                        if let Some(print) = sent.print().filter(|_| sent.is_whole()) {
+                            right.broke(print);
+                        }
                         right.doubt();
                         Refusal::Died { model: model.clone() }
                     })?;
@@ -151,6 +154,12 @@ impl Exchange {
         // The backend is done, or is given up.
         drop((incoming, link));
         let meter = tally.end(matches!(read, Ok(None)));
+        if read.is_ok()
+            && let Some(print) = sent.print()
+            && right.standing(print) == Standing::Suspect
+        {
+            right.survived(print);
+        }
         self.flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
         let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };
         let (status, body) = match read.and_then(|fault| match fault {

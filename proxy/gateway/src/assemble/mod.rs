@@ -31,6 +31,7 @@ use serde_json::{Map, Value};
 
 use self::events::{Event, Lines};
 use self::numbers::Veil;
+use crate::routes::Shape;
 
 /// Whose dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,15 +49,15 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Of a path that generates text.
-    pub(crate) fn of(path: &str) -> Option<Self> {
-        Some(match path {
-            "/v1/chat/completions" | "/chat/completions" => Self::Chat,
-            "/v1/completions" => Self::Text,
-            "/completion" | "/completions" | "/infill" => Self::Native,
-            "/v1/responses" | "/responses" => Self::Responses,
-            "/v1/messages" => Self::Messages,
-            _ => return None,
+    /// Of a route that generates text.
+    pub(crate) fn of(shape: Shape) -> Option<Self> {
+        Some(match shape {
+            Shape::Chat => Self::Chat,
+            Shape::Completion => Self::Text,
+            Shape::Native => Self::Native,
+            Shape::Responses => Self::Responses,
+            Shape::Messages => Self::Messages,
+            Shape::ChatCount | Shape::ResponsesCount | Shape::MessagesCount => return None,
         })
     }
 }

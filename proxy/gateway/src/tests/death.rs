@@ -98,6 +98,113 @@ async fn a_stream_that_never_began_is_sent_again_and_anything_else_is_not() {
 }
 
 #[tokio::test]
+async fn where_the_head_of_a_stream_may_come_with_its_first_token_no_head_proves_nothing() {
+    let dying = Upstream::start(|mut peer| async move {
+        peer.request().await;
+    });
+    let alive = Upstream::answering(|_, _| json_answer("{}"));
+    for stream_head in [StreamHead::AfterFirstToken, StreamHead::Unknown] {
+        let rig = Rig::with(rotating(), &[&dying, &alive]).await;
+        *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head, ..NEW };
+        let (head, _) = rig.ask(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+        assert!(head.starts_with("HTTP/1.1 502 "), "{stream_head:?}: {head}");
+        assert!(head.contains("x-warden-executed: maybe\r\n"), "{stream_head:?}: {head}");
+        assert_eq!(alive.accepted(), 0, "{stream_head:?}");
+        // What executes nothing is asked again of whomever.
+        let rig = Rig::with(rotating(), &[&dying, &alive]).await;
+        *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head, ..NEW };
+        let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{stream_head:?}: {head}");
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_suspect_is_sent_alone_and_a_refused_request_not_at_all_in_whatever_way_its_body_comes() {
+    let served = Arc::new(AtomicUsize::new(0));
+    let count = served.clone();
+    let upstream = Upstream::answering(move |_, _| {
+        count.fetch_add(1, Ordering::SeqCst);
+        json_answer("{}")
+    });
+    let big = format!(r#"{{"model":"m","x":"{}"}}"#, "y".repeat(1_000_000));
+    let chunked =
+        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    for request in [post("/v1/completions", "{}"), post("/v1/completions", &big), chunked.to_vec()] {
+        let rig = Rig::start(&[&upstream]).await;
+        *rig.backends.standing.lock().unwrap() = Standing::Suspect;
+        let (head, _) = rig.ask(&request).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        rig.is_clean().await;
+        assert_eq!(*rig.backends.told.lock().unwrap(), ["alone", "survived"]);
+        let before = served.load(Ordering::SeqCst);
+        *rig.backends.standing.lock().unwrap() = Standing::Refused { left: Duration::from_secs(60) };
+        let (head, body) = rig.ask(&request).await;
+        assert!(head.starts_with("HTTP/1.1 422 ") && head.contains("x-warden-executed: no\r\n"), "{head}");
+        assert!(!head.contains("retry-after"), "{head}");
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body["error"]["code"], "request_quarantined", "{body}");
+        assert_eq!(served.load(Ordering::SeqCst), before, "the backend never had it whole");
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn who_breaks_a_connection_with_a_whole_request_is_noted() {
+    let upstream = Upstream::start(|mut peer| async move {
+        let Some((head, _)) = peer.request().await else { return };
+        if head.contains("/half") {
+            peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf").await;
+        }
+    });
+    for path in ["/v1/completions", "/half"] {
+        let rig = Rig::start(&[&upstream]).await;
+        let mut client = rig.client().await;
+        client.send(&post(path, "{}")).await;
+        client.until("\r\n\r\n").await;
+        rig.is_clean().await;
+        assert_eq!(*rig.backends.told.lock().unwrap(), ["broke"], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_line_that_llama_server_does_not_take_is_refused_and_nobody_is_doubted() {
+    let upstream = Upstream::answering(|_, _| json_answer("{}"));
+    let rig = Rig::start(&[&upstream]).await;
+    let get = |length: usize| format!("GET /props?{} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(length));
+    // The target, and `GET  HTTP/1.1` with the end of the line.
+    let fits = 32 * 1024 - "GET /props? HTTP/1.1\r\n".len();
+    assert!(rig.ask(get(fits).as_bytes()).await.0.starts_with("HTTP/1.1 200 "));
+    let (head, body) = rig.ask(get(fits + 1).as_bytes()).await;
+    assert!(head.starts_with("HTTP/1.1 414 ") && body.contains("too long"), "{head}{body}");
+    let header = format!("GET /props HTTP/1.1\r\nHost: h\r\nX-A: {}\r\n\r\n", "x".repeat(33_000));
+    assert!(rig.ask(header.as_bytes()).await.0.starts_with("HTTP/1.1 431 "));
+    assert_eq!((upstream.accepted(), rig.backends.doubts.load(Ordering::SeqCst)), (1, 0));
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_stream_of_events_without_an_end_only_watches() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(EVENTS).await;
+        peer.send(b"0\r\n\r\n").await;
+    });
+    for (request, watches) in [
+        ("GET /models/sse", true),
+        ("GET /tools", true),
+        ("GET /v1/stream?conv_id=a", false),
+        ("POST /v1/completions", false),
+    ] {
+        let rig = Rig::start(&[&upstream]).await;
+        let request = format!("{request} HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n");
+        rig.ask(request.as_bytes()).await;
+        rig.is_clean().await;
+        assert_eq!(rig.backends.told.lock().unwrap().contains(&"watches"), watches, "{request}");
+    }
+}
+
+#[tokio::test]
 async fn a_head_that_began_is_never_sent_again_however_little_of_it_came() {
     let informed = "HTTP/1.1 100 Continue\r\n\r\n";
     let headed = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n";

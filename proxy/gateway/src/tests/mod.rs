@@ -36,15 +36,23 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::{GenerationId, ModelName, Work, defaults};
+use warden_policies::quarantine::{Fingerprint, Standing};
+use warden_policies::{GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
-    Denied, Endpoint, FleetView, ModelState, ModelView, Outcome as Ended, ResolveError, Size, Weighed,
+    Alone, Denied, Endpoint, FleetView, ModelState, ModelView, Outcome as Ended, ResolveError, Size, Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
 use crate::backends::{Backends, BoxFuture, Right};
 use crate::pool::Pool;
 use crate::{Control, Gateway, GatewayConfig, Gauges, Observer, Record};
+
+/// What is known of a new build.
+const NEW: ServerFacts = ServerFacts {
+    stream_head: StreamHead::BeforeFirstToken,
+    unix_sockets: Some(true),
+    http_threads: Some(ServerFacts::THREADS_ON_DEMAND),
+};
 
 /// Nothing in these tests takes longer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -87,6 +95,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         policy: None,
         last_failure: None,
         replace_note: None,
+        quarantine: warden_supervisor::QuarantineView::default(),
     }
 }
 
@@ -120,6 +129,11 @@ struct TestBackends {
     /// Who has the port of every generation, whose processes are gone.
     stranger: Mutex<Option<SocketAddr>>,
     denied: Mutex<Option<Denied>>,
+    /// What is known of the backends' build.
+    facts: Mutex<ServerFacts>,
+    /// What is known against requests, whichever they are, and what was told of them.
+    standing: Mutex<Standing>,
+    told: Mutex<Vec<&'static str>>,
 }
 
 struct Waiting(Arc<AtomicUsize>);
@@ -208,6 +222,14 @@ impl Backends for Shell {
         if tokens <= room { Weighed::Fits { tokens } } else { Weighed::Unclear { tokens } }
     }
 
+    fn standing(&self, _: &ModelName, _: Fingerprint) -> Standing {
+        *self.0.standing.lock().unwrap()
+    }
+
+    fn note_refusal(&self, _: &ModelName, _: Fingerprint) {
+        self.0.told.lock().unwrap().push("refusal");
+    }
+
     fn view(&self) -> Arc<FleetView> {
         let one = |name: &ModelName| ModelView {
             n_ctx: Some(4096),
@@ -258,6 +280,41 @@ impl Right for TestRight {
     }
     fn doubt(&self) {
         self.backends.doubts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn facts(&self) -> ServerFacts {
+        *self.backends.facts.lock().unwrap()
+    }
+
+    fn standing(&self, _: Fingerprint) -> Standing {
+        *self.backends.standing.lock().unwrap()
+    }
+
+    fn broke(&self, _: Fingerprint) {
+        self.backends.told.lock().unwrap().push("broke");
+    }
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        Box::pin(async {})
+    }
+
+    fn alone(self: Arc<Self>, _: Fingerprint) -> BoxFuture<'static, Alone> {
+        self.backends.told.lock().unwrap().push("alone");
+        Box::pin(async { Alone::Granted })
+    }
+
+    fn alone_for(&self) -> Duration {
+        PATIENCE
+    }
+
+    fn join(&self) {}
+
+    fn survived(&self, _: Fingerprint) {
+        self.backends.told.lock().unwrap().push("survived");
+    }
+
+    fn watches(&self) {
+        self.backends.told.lock().unwrap().push("watches");
     }
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
@@ -332,6 +389,9 @@ impl Rig {
             revoke: CancellationToken::new(),
             stranger: Mutex::default(),
             denied: Mutex::default(),
+            facts: Mutex::new(NEW),
+            standing: Mutex::new(Standing::Clear),
+            told: Mutex::default(),
         });
         let records = Arc::new(Records::default());
         let bound = Gateway::bind(plan.config).await.unwrap();

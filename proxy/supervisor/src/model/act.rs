@@ -215,8 +215,14 @@ impl Model {
     pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn Process>) {
         let context = Arc::clone(&self.context);
         let (limit, wait) = (self.watch.read_limit, self.watch.return_wait);
+        let cell = self.units.iter().filter_map(|unit| unit.live.as_ref()).find(|live| live.id == generation);
+        let (cell, shared) = (cell.map(|live| Arc::clone(&live.cell)), Arc::clone(&self.shared));
         self.help(generation, async move {
             let exit = process.wait().await;
+            if let Some(cell) = cell {
+                // At once: whoever waits to send again must know what became of it.
+                shared.ended(&cell, exit.is_its_own() && !cell.is_revoked());
+            }
             let free = context.world.free(limit).await;
             let mut returned = context.census.returned(generation, &free);
             if !returned.is_complete() {

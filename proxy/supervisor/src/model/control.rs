@@ -89,6 +89,7 @@ impl Model {
         self.learn_facts(&binary, facts);
         self.shared.set_queue(self.spec.queue_depth, self.spec.queue_wait);
         self.shared.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
+        self.shared.set_quarantine(self.spec.quarantine);
         if self.spec.recycle != old.recycle || self.spec.restraint != old.restraint {
             self.restraint.reset();
         }

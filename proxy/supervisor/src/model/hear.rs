@@ -91,7 +91,9 @@ impl Model {
         let timed_out = self.unit(id).and_then(|unit| unit.live.as_ref()).is_some_and(|live| live.timed_out);
         self.bury(id, generation);
         let end = if timed_out { End::TimedOut(self.spec.timing.start_timeout) } else { End::Exited(exit) };
-        self.ended(id, generation, Event::Exited, &end, &exit.to_string());
+        let felled = self.shared.was_felled(generation);
+        let event = if felled { Event::Felled } else { Event::Exited };
+        self.ended(id, generation, event, &end, &exit.to_string());
     }
 
     /// Takes a dead generation out of everything that knows it.
@@ -195,7 +197,7 @@ impl Model {
         let Some(unit) = self.unit_mut(id) else { return };
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
-        let now = Instant::now();
+        let (now, generation) = (Instant::now(), live.id);
         match phase {
             Phase::Starting if health == Health::Ready => {
                 if !self.turns_down(id, vram) {
@@ -215,6 +217,9 @@ impl Model {
                 if health != Health::Lost || live.cell.progressed_since(sent) {
                     live.probes_lost = 0;
                     live.doubted = None;
+                    if health != Health::Lost {
+                        self.shared.lives(generation);
+                    }
                     if phase == Phase::Suspect {
                         self.step(id, Event::ProbesBack);
                     }

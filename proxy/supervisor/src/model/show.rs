@@ -30,6 +30,7 @@ impl Model {
             policy: neediest.map(|(decision, held)| PolicyView { decision, held }),
             last_failure: self.units.iter().filter_map(|unit| unit.failure.clone()).next_back(),
             replace_note: self.note.clone(),
+            quarantine: self.shared.quarantine(),
         }
     }
 

@@ -76,6 +76,7 @@ impl Shared {
         state.dispatch.forget(generation);
         let entry = state.generations.remove(&generation);
         self.look_again(state);
+        self.moved.notify_waiters();
         drop(entry);
     }
 

@@ -25,6 +25,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::dispatch::{Dispatch, Grant, LeaseKind, Ticket};
+use warden_policies::quarantine::Quarantine;
 use warden_policies::sample::Series;
 use warden_policies::{ByteSize, GenerationId, ModelName, Work};
 
@@ -38,8 +39,10 @@ use crate::sync::lock;
 mod ask;
 mod gate;
 mod refusal;
+mod ward;
 
 pub(crate) use refusal::Refusal;
+pub use ward::Alone;
 
 /// See the module.
 #[derive(Debug)]
@@ -52,6 +55,11 @@ pub(crate) struct Shared {
     asks: AtomicBool,
     /// What clients have set in its processes.
     pub(crate) settings: Settings,
+    /// Something is known against some request, so that nobody takes the lock for it where nothing is.
+    knows: AtomicBool,
+    /// Wakes those who wait to be alone, or for what becomes of a generation.
+    moved: Notify,
+    born: Instant,
     state: Mutex<State>,
 }
 
@@ -59,6 +67,7 @@ pub(crate) struct Shared {
 struct State {
     dispatch: Dispatch,
     admit: Admit,
+    quarantine: Quarantine,
     depth: usize,
     wait: Duration,
     waiters: HashMap<Ticket, Waiter>,
@@ -112,6 +121,7 @@ impl Shared {
         let state = State {
             dispatch: Dispatch::new(depth),
             admit: Admit::new(AdmissionMode::Off, warden_policies::defaults().admission.clone()),
+            quarantine: Quarantine::new((&warden_policies::defaults().quarantine).into()),
             depth,
             wait,
             waiters: HashMap::new(),
@@ -121,9 +131,10 @@ impl Shared {
             full_told: false,
             doubted: Vec::new(),
         };
-        let asks = AtomicBool::new(false);
+        let (asks, knows) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (wake, moved, born) = (Notify::new(), Notify::new(), Instant::now());
         let settings = Settings::default();
-        Self { name, journal, wake: Notify::new(), asks, settings, state: Mutex::new(state) }
+        Self { name, journal, wake, asks, settings, knows, moved, born, state: Mutex::new(state) }
     }
 
     pub(crate) fn name(&self) -> &ModelName {
@@ -176,9 +187,23 @@ impl Shared {
         let grants = state.dispatch.release(generation, kind);
         let mut outbox = Outbox::default();
         self.settle(&mut state, grants, &mut outbox);
-        outbox.wake |= state.dispatch.in_flight(generation) == 0 && state.idle(generation);
+        outbox.wake |=
+            kind != LeaseKind::Watch && state.dispatch.in_flight(generation) == 0 && state.idle(generation);
+        let sought = state.dispatch.has_seekers(generation);
         drop(state);
+        if sought {
+            self.moved.notify_waiters();
+        }
         self.deliver(outbox);
+    }
+
+    /// An auxiliary lease turns out to watch events without an end: nothing waits for it from now on.
+    pub(crate) fn watches(self: &Arc<Self>, generation: GenerationId) {
+        let mut state = lock(&self.state);
+        state.dispatch.watches(generation);
+        let wake = state.dispatch.in_flight(generation) == 0 && state.idle(generation);
+        drop(state);
+        self.deliver(Outbox { wake, ..Outbox::default() });
     }
 
     /// The task looks whether the generation is idle and, with `returns`, will look again by itself. False if it has become

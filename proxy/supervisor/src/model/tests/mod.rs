@@ -173,6 +173,7 @@ fn spec(name: &str) -> ModelSpec {
         socket: crate::spec::Socket::Auto,
         facts: warden_policies::ServerFacts::default(),
         record: false,
+        quarantine: (&defaults.quarantine).into(),
         admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
     }
 }

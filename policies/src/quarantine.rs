@@ -1,0 +1,391 @@
+//! Which requests are kept from a model because its server died of them.
+//!
+//! ```text
+//!                    its server died by itself
+//!   in flight --------------------------------------> suspect
+//!      | its connection broke                          |  |  |
+//!      v                                               |  |  +-- tried alone, and its server died ---> refused
+//!   doubted -- its server lives, or was stopped --> clear |                                              | for a time,
+//!                                                      ^  +-- tried alone, and answered -----+           | or until it
+//!                                                      +-------- or not sent for a while ----+-----------+ is released
+//! ```
+//!
+//! A request is known by a [`Fingerprint`], never by what it says. One death proves nothing: whoever was in flight with a
+//! poisonous request looks the same. So each suspect is tried alone, and only a death with nobody else in flight
+//! refuses it. A death that we caused, or that came from outside, makes no suspects.
+//!
+//! This module has no synchronisation of its own: its owner holds it under one lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::names::GenerationId;
+
+/// Ends of generations that are remembered for connections whose break is noticed late.
+const ENDS: usize = 64;
+
+/// A keyed hash of a request: it tells whether two are equal, and without the key nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fingerprint(pub u128);
+
+impl std::fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl Serialize for Fingerprint {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fingerprint {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        u128::from_str_radix(&text, 16).map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
+/// The numbers. Reasons: `defaults.toml`, section `[quarantine]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuarantinePolicy {
+    /// A request that killed its server alone is refused for this long; zero: no request is suspected at all.
+    pub refuse_for: Duration,
+    /// A suspect that is not sent again for this long is forgotten.
+    pub suspect_for: Duration,
+    /// A suspect waits this long for those before it to end, and then runs beside them.
+    pub alone_wait: Duration,
+    /// A suspect that runs longer than this is joined by others.
+    pub alone_for: Duration,
+    /// Requests known at a time.
+    pub known: usize,
+}
+
+impl From<&crate::defaults::Quarantine> for QuarantinePolicy {
+    fn from(keys: &crate::defaults::Quarantine) -> Self {
+        let crate::defaults::Quarantine { refuse_for, suspect_for, alone_wait, alone_for, known } = *keys;
+        Self { refuse_for, suspect_for, alone_wait, alone_for, known }
+    }
+}
+
+/// What is to be done with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing is known against it.
+    Clear,
+    /// A server died with it in flight: it is to be tried alone.
+    Suspect,
+    /// A server died of it alone.
+    Refused {
+        /// For this long.
+        left: Duration,
+    },
+}
+
+/// How a generation ended, as far as requests are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// By itself.
+    Died,
+    /// By this request.
+    Felled,
+    /// We, or somebody else, stopped it.
+    Stopped,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Its connection to this generation broke, of which is not known whether it lives.
+    doubt: Option<GenerationId>,
+    suspect: bool,
+    /// When its refusal ends.
+    refused_until: Option<Duration>,
+    /// When it is forgotten.
+    until: Duration,
+    deaths: u32,
+    refusals: u64,
+}
+
+/// What a death led to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Requests that are suspects now.
+    pub suspects: Vec<Fingerprint>,
+    /// The request that is refused from now on.
+    pub refused: Option<Fingerprint>,
+}
+
+/// One request of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// Which.
+    pub fingerprint: Fingerprint,
+    /// Whether it is refused; else it is a suspect.
+    pub refused: bool,
+    /// Seconds until it is forgotten.
+    pub left_s: u64,
+    /// Servers that died with it in flight.
+    pub deaths: u32,
+    /// How often it was sent and refused.
+    pub refusals: u64,
+}
+
+/// What is known about the requests of one model. Times are since an epoch of the caller's choice, never going back.
+#[derive(Debug)]
+pub struct Quarantine {
+    policy: QuarantinePolicy,
+    entries: BTreeMap<Fingerprint, Entry>,
+    /// Who runs alone on which generation.
+    trials: BTreeMap<GenerationId, Fingerprint>,
+    ends: VecDeque<(GenerationId, End)>,
+    refused: u64,
+    refusals: u64,
+}
+
+impl Quarantine {
+    /// Nothing is known yet.
+    pub fn new(policy: QuarantinePolicy) -> Self {
+        Self {
+            policy,
+            entries: BTreeMap::new(),
+            trials: BTreeMap::new(),
+            ends: VecDeque::new(),
+            refused: 0,
+            refusals: 0,
+        }
+    }
+
+    /// New numbers; what is known already keeps its times. Without any time of refusal everything is forgotten.
+    pub fn set(&mut self, policy: QuarantinePolicy) {
+        self.policy = policy;
+        if !self.is_on() {
+            self.entries.clear();
+            self.trials.clear();
+        }
+    }
+
+    /// The numbers.
+    pub fn policy(&self) -> &QuarantinePolicy {
+        &self.policy
+    }
+
+    fn is_on(&self) -> bool {
+        !self.policy.refuse_for.is_zero() && self.policy.known > 0
+    }
+
+    /// Whether anything at all is known: else every request is clear.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// What is to be done with a request now.
+    pub fn standing(&mut self, request: Fingerprint, now: Duration) -> Standing {
+        self.forget_old(now);
+        match self.entries.get(&request) {
+            None => Standing::Clear,
+            Some(Entry { refused_until: Some(until), .. }) => {
+                Standing::Refused { left: until.saturating_sub(now) }
+            }
+            Some(_) => Standing::Suspect,
+        }
+    }
+
+    /// It was refused.
+    pub fn note_refusal(&mut self, request: Fingerprint) {
+        self.refusals += 1;
+        if let Some(entry) = self.entries.get_mut(&request) {
+            entry.refusals += 1;
+        }
+    }
+
+    /// The connection of a request to this generation broke after it was sent whole. True if its server is known to
+    /// have died by itself, so that the request is a suspect.
+    pub fn broke(&mut self, generation: GenerationId, request: Fingerprint, now: Duration) -> bool {
+        if !self.is_on() {
+            return false;
+        }
+        let end = self.ends.iter().find(|(ended, _)| *ended == generation).map(|(_, end)| *end);
+        if matches!(end, Some(End::Stopped | End::Felled)) {
+            // Felled: whoever did it is known.
+            return false;
+        }
+        let until = now.saturating_add(self.policy.suspect_for);
+        let entry = self.entry(request, until, now);
+        match end {
+            Some(_) => {
+                entry.suspect = true;
+                entry.deaths += 1;
+                true
+            }
+            None => {
+                entry.doubt = Some(generation);
+                false
+            }
+        }
+    }
+
+    /// The generation answers: connections that broke say nothing.
+    pub fn lives(&mut self, generation: GenerationId) {
+        for entry in self.entries.values_mut().filter(|entry| entry.doubt == Some(generation)) {
+            entry.doubt = None;
+        }
+        self.entries.retain(|_, entry| entry.is_worth_keeping());
+    }
+
+    /// Whether it is known what became of a generation whose connections broke.
+    pub fn is_settled(&self, generation: GenerationId) -> bool {
+        self.ends.iter().any(|(ended, _)| *ended == generation)
+            || self.entries.values().all(|entry| entry.doubt != Some(generation))
+    }
+
+    /// A suspect begins, with nobody else on its generation.
+    pub fn begin_trial(&mut self, generation: GenerationId, request: Fingerprint) {
+        self.trials.insert(generation, request);
+    }
+
+    /// Who is on trial there.
+    pub fn trial(&self, generation: GenerationId) -> Option<Fingerprint> {
+        self.trials.get(&generation).copied()
+    }
+
+    /// The one on trial is not alone any more, or has left: nothing follows from what happens next. If its connection
+    /// broke, what became of its generation still counts.
+    pub fn end_trial(&mut self, generation: GenerationId) {
+        let Some(request) = self.trials.get(&generation) else { return };
+        let broke = self.entries.get(request).is_some_and(|entry| entry.doubt == Some(generation));
+        if !broke {
+            self.trials.remove(&generation);
+        }
+    }
+
+    /// The one on trial was answered, or it was answered in company: nothing is held against it any more.
+    pub fn survived(&mut self, generation: GenerationId, request: Fingerprint) {
+        if self.trials.get(&generation) == Some(&request) {
+            self.trials.remove(&generation);
+        }
+        if self.entries.get(&request).is_some_and(|entry| entry.refused_until.is_none()) {
+            self.entries.remove(&request);
+        }
+    }
+
+    /// The generation's process ended by itself, with `others` requests in flight beside the one on trial, or in all.
+    pub fn died(&mut self, generation: GenerationId, others: u32, now: Duration) -> Found {
+        let trial = self.trials.remove(&generation);
+        let policy = self.policy;
+        let mut found = Found::default();
+        let until = now.saturating_add(policy.suspect_for);
+        if let Some(request) = trial.filter(|_| self.is_on()) {
+            // Its break may not have been noticed yet.
+            self.entry(request, until, now).doubt = Some(generation);
+        }
+        for (request, entry) in &mut self.entries {
+            if entry.doubt == Some(generation) {
+                (entry.doubt, entry.suspect) = (None, true);
+                entry.until = entry.until.max(until);
+                entry.deaths += 1;
+                found.suspects.push(*request);
+            }
+        }
+        let alone = others == 0 && found.suspects.len() == 1;
+        found.refused = trial.filter(|request| alone && found.suspects.contains(request));
+        if let Some(entry) = found.refused.and_then(|request| self.entries.get_mut(&request)) {
+            let until = now.saturating_add(policy.refuse_for);
+            (entry.refused_until, entry.until) = (Some(until), until);
+            self.refused += 1;
+            found.suspects.clear();
+        }
+        self.end(generation, if found.refused.is_some() { End::Felled } else { End::Died });
+        found
+    }
+
+    /// The generation's process was stopped by us, or from outside: no request has anything to do with it.
+    pub fn stopped(&mut self, generation: GenerationId) {
+        self.trials.remove(&generation);
+        self.lives(generation);
+        self.end(generation, End::Stopped);
+    }
+
+    /// Whether the generation died of a request that is refused from now on.
+    pub fn was_felled(&self, generation: GenerationId) -> bool {
+        self.ends.iter().any(|(ended, end)| *ended == generation && *end == End::Felled)
+    }
+
+    /// Forgets a request, by its fingerprint or the beginning of it, or all of them; returns how many.
+    pub fn release(&mut self, which: Option<&str>) -> usize {
+        let before = self.entries.len();
+        match which {
+            None => self.entries.clear(),
+            Some(begin) => self.entries.retain(|request, _| !request.to_string().starts_with(begin)),
+        }
+        before - self.entries.len()
+    }
+
+    /// Those that are refused, then the suspects; in each, whoever is forgotten last comes first.
+    pub fn list(&self, now: Duration) -> Vec<Known> {
+        let known = self.entries.iter().filter(|(_, entry)| entry.doubt.is_none() && entry.until > now);
+        let mut all: Vec<Known> = known
+            .map(|(fingerprint, entry)| Known {
+                fingerprint: *fingerprint,
+                refused: entry.refused_until.is_some(),
+                left_s: entry.until.saturating_sub(now).as_secs(),
+                deaths: entry.deaths,
+                refusals: entry.refusals,
+            })
+            .collect();
+        all.sort_by_key(|known| (!known.refused, std::cmp::Reverse(known.left_s), known.fingerprint));
+        all
+    }
+
+    /// Requests that were ever put under refusal, and refusals so far.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.refused, self.refusals)
+    }
+
+    fn end(&mut self, generation: GenerationId, end: End) {
+        if self.ends.len() >= ENDS {
+            self.ends.pop_front();
+        }
+        self.ends.push_back((generation, end));
+    }
+
+    fn forget_old(&mut self, now: Duration) {
+        self.entries.retain(|_, entry| entry.until > now);
+    }
+
+    fn entry(&mut self, request: Fingerprint, until: Duration, now: Duration) -> &mut Entry {
+        if !self.entries.contains_key(&request) && self.entries.len() >= self.policy.known {
+            self.forget_old(now);
+            // A suspect makes room before a request that is known to kill, the oldest first.
+            let least =
+                self.entries.iter().min_by_key(|(_, entry)| (entry.refused_until.is_some(), entry.until));
+            if let Some(request) = least.map(|(request, _)| *request)
+                && self.entries.len() >= self.policy.known
+            {
+                self.entries.remove(&request);
+            }
+        }
+        let entry = self.entries.entry(request).or_insert(Entry {
+            doubt: None,
+            suspect: false,
+            refused_until: None,
+            until,
+            deaths: 0,
+            refusals: 0,
+        });
+        entry.until = entry.until.max(until);
+        entry
+    }
+}
+
+impl Entry {
+    fn is_worth_keeping(&self) -> bool {
+        self.suspect || self.doubt.is_some() || self.refused_until.is_some()
+    }
+}
+
+#[cfg(test)]
+#[path = "quarantine_tests.rs"]
+mod tests;

@@ -1,0 +1,134 @@
+//! `quarantine list`, `quarantine release`: requests that may have killed their server.
+
+use clap::{Args, Subcommand};
+use reqwest::Method;
+use serde_json::json;
+use warden_supervisor::ModelView;
+
+use super::block_on;
+use super::control::InstanceArgs;
+use crate::admin::answer::Status;
+use crate::exit::Failure;
+use crate::out;
+
+/// What can be asked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum QuarantineCommand {
+    /// Lists requests that are refused or suspected, by their fingerprints.
+    List(ListArgs),
+    /// Releases requests, so that they are served like others again.
+    Release(ReleaseArgs),
+}
+
+/// What `list` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What `release` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ReleaseArgs {
+    /// All requests of this model, or the one with this fingerprint (eight digits or more of it). Default: all.
+    #[arg(value_name = "MODEL|FINGERPRINT")]
+    which: Option<String>,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// `quarantine`
+pub(crate) fn run(command: &QuarantineCommand) -> Result<(), Failure> {
+    match command {
+        QuarantineCommand::List(args) => list(args),
+        QuarantineCommand::Release(args) => release(args),
+    }
+}
+
+fn list(args: &ListArgs) -> Result<(), Failure> {
+    let status: Status = block_on(args.instance.client()?.json(Method::GET, &["status"]))??;
+    let models = &status.fleet.models;
+    if args.json {
+        let all = models.iter().map(|model| (model.name.to_string(), json!(model.quarantine)));
+        return out::json(&serde_json::Value::Object(all.collect()));
+    }
+    out::write(&table(models))
+}
+
+fn table(models: &[ModelView]) -> String {
+    let head = ["MODEL", "FINGERPRINT", "STATE", "DEATHS", "REFUSED", "FOR ANOTHER"].map(str::to_owned);
+    let mut rows = vec![head.to_vec()];
+    for model in models {
+        for known in &model.quarantine.requests {
+            let state = if known.refused { "refused" } else { "suspected" };
+            rows.push(vec![
+                model.name.to_string(),
+                known.fingerprint.to_string(),
+                state.to_owned(),
+                known.deaths.to_string(),
+                known.refusals.to_string(),
+                format!("{} s", known.left_s),
+            ]);
+        }
+    }
+    if rows.len() == 1 {
+        return "no request is refused or suspected\n".to_owned();
+    }
+    out::table(&rows)
+}
+
+fn release(args: &ReleaseArgs) -> Result<(), Failure> {
+    #[derive(serde::Deserialize)]
+    struct Answer {
+        released: usize,
+    }
+    let mut segments = vec!["quarantine", "release"];
+    segments.extend(args.which.as_deref());
+    let answer: Answer = block_on(args.instance.client()?.json(Method::POST, &segments))??;
+    out::line(&format!("{} request(s) released", answer.released))
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::ModelName;
+    use warden_policies::quarantine::{Fingerprint, Known};
+    use warden_supervisor::{ModelState, QuarantineView};
+
+    use super::*;
+
+    #[test]
+    fn what_is_known_is_listed_with_how_long_it_lasts() {
+        let known = |print, refused| Known {
+            fingerprint: Fingerprint(print),
+            refused,
+            left_s: 90,
+            deaths: 2,
+            refusals: 3,
+        };
+        let requests = vec![known(0xabc, true), known(0xdef, false)];
+        let model = ModelView {
+            name: ModelName::new("m"),
+            aliases: Vec::new(),
+            state: ModelState::Loaded,
+            waiting: 0,
+            queue_depth: 1,
+            backends: Vec::new(),
+            recycles: Vec::new(),
+            crashes: 0,
+            n_ctx: None,
+            modalities: None,
+            policy: None,
+            last_failure: None,
+            replace_note: None,
+            quarantine: QuarantineView { requests, quarantined: 1, refusals: 3 },
+        };
+        let text = table(&[model]);
+        let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[1], ["m", "00000000000000000000000000000abc", "refused", "2", "3", "90", "s"]);
+        assert_eq!(words[2][2], "suspected");
+        assert_eq!(table(&[]), "no request is refused or suspected\n");
+    }
+}
