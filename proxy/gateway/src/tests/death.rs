@@ -102,8 +102,8 @@ async fn where_the_head_of_a_stream_may_come_with_its_first_token_no_head_proves
     let dying = Upstream::start(|mut peer| async move {
         peer.request().await;
     });
-    let alive = Upstream::answering(|_, _| json_answer("{}"));
     for stream_head in [StreamHead::AfterFirstToken, StreamHead::Unknown] {
+        let alive = Upstream::answering(|_, _| json_answer("{}"));
         let rig = Rig::with(rotating(), &[&dying, &alive]).await;
         *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head, ..NEW };
         let (head, _) = rig.ask(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
