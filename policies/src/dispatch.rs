@@ -272,9 +272,12 @@ impl Dispatch {
         self.generations.get(&generation).is_some_and(|known| known.seeking > 0)
     }
 
-    /// Whether somebody there is alone.
-    pub fn is_alone(&self, generation: GenerationId) -> bool {
-        self.generations.get(&generation).is_some_and(|known| known.alone)
+    /// Leases there that may run something, beside the one that is alone. Those who seek run nothing.
+    pub fn company(&self, generation: GenerationId) -> u32 {
+        let idle = |known: &Generation| known.seeking + u32::from(known.alone);
+        self.generations
+            .get(&generation)
+            .map_or(0, |known| (known.slots + known.aux).saturating_sub(idle(known)))
     }
 
     /// An auxiliary lease turns out to watch events that have no end: from now on it is one of [`LeaseKind::Watch`].
@@ -387,9 +390,11 @@ mod tests {
         assert!(!dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.take(A, LeaseKind::Slot));
         assert_eq!(dispatch.release(A, LeaseKind::Slot), []);
         assert!(dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.try_alone(A, LeaseKind::Slot));
+        assert_eq!(dispatch.company(A), 1, "the other one that seeks is none");
         assert_eq!(dispatch.join(A), [], "the other one still waits to be alone");
         assert_eq!(dispatch.release(A, LeaseKind::Slot), []);
-        assert!(dispatch.try_alone(A, LeaseKind::Slot) && dispatch.is_alone(A) && !dispatch.has_seekers(A));
+        assert!(dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.has_seekers(A));
+        assert_eq!(dispatch.company(A), 1, "what needs no slot");
         let grants = dispatch.join(A);
         assert_eq!(grants, [Grant { ticket: newcomer, generation: A, kind: LeaseKind::Slot }]);
     }

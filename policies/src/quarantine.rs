@@ -237,8 +237,12 @@ impl Quarantine {
 
     /// Whether it is known what became of a generation whose connections broke.
     pub fn is_settled(&self, generation: GenerationId) -> bool {
+        self.has_ended(generation) || self.entries.values().all(|entry| entry.doubt != Some(generation))
+    }
+
+    /// Whether the generation's process is known to have ended.
+    pub fn has_ended(&self, generation: GenerationId) -> bool {
         self.ends.iter().any(|(ended, _)| *ended == generation)
-            || self.entries.values().all(|entry| entry.doubt != Some(generation))
     }
 
     /// A suspect begins, with nobody else on its generation.

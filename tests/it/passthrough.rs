@@ -29,6 +29,19 @@ fn seen(echo: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn an_answer_names_the_model_as_the_configuration_does_and_no_path() -> Outcome {
+    let named = "args = [\"-np\", \"2\", \"--alias\", \"mine\"]\n";
+    let warden = Setup::new()?.fake("org/a", &json!({}), "")?.fake("b", &json!({}), named)?.start().await?;
+    for (model, told) in [("org/a", "org/a"), ("b", "mine")] {
+        let answer = warden.http.post(CHAT, &chat("r", model, "hi", 2, false)).await?;
+        assert_eq!(answer.json()?["model"], told, "{}", answer.text());
+        let stream = warden.http.post(CHAT, &chat("r", model, "hi", 2, true)).await?;
+        assert!(stream.text().contains(&format!("\"model\":\"{told}\"")), "{}", stream.text());
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn answers_are_byte_for_byte_those_of_llama_server() -> Outcome {
     let (warden, direct) = started().await?;
     for stream in [false, true] {

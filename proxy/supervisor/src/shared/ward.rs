@@ -121,8 +121,7 @@ impl Shared {
             state.quarantine.stopped(cell.id);
             return self.settled(state);
         }
-        let running = state.dispatch.in_flight(cell.id);
-        let others = running.saturating_sub(u32::from(state.dispatch.is_alone(cell.id)));
+        let others = state.dispatch.company(cell.id);
         let found = state.quarantine.died(cell.id, others, self.now());
         let refuse_for = state.quarantine.policy().refuse_for;
         self.settled(state);
@@ -221,7 +220,7 @@ impl Shared {
         kind: LeaseKind,
         request: Fingerprint,
     ) -> Tried {
-        if !state.generations.contains_key(&generation) {
+        if state.quarantine.has_ended(generation) || !state.generations.contains_key(&generation) {
             return Tried::Is(Alone::Gone);
         }
         // A generation whose connections break is likely to be dead: who is sent there is blamed for another's deed.
