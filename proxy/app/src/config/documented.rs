@@ -51,6 +51,7 @@ fn keys() -> Vec<(&'static str, String, &'static Value)> {
     see("models.\"name\"", "", model);
     for (section, part) in [
         ("models.\"name\".queue", "queue"),
+        ("models.\"name\".quarantine", "quarantine"),
         ("models.\"name\".lifecycle", "lifecycle"),
         ("models.\"name\".policy", "policy"),
         ("models.\"name\".request", "request"),
