@@ -113,6 +113,7 @@ mod tests {
             name: ModelName::new("m"),
             aliases: Vec::new(),
             state: ModelState::Loaded,
+            was_ready: true,
             waiting: 0,
             queue_depth: 1,
             backends: Vec::new(),
