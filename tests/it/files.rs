@@ -12,7 +12,6 @@ use warden_rig::{Home, Outcome, Trouble, Warden, wait_until};
 
 /// A directory with somebody's files in it, some under names that we use ourselves.
 struct Foreign {
-    root: PathBuf,
     files: BTreeMap<PathBuf, String>,
 }
 
@@ -47,7 +46,7 @@ impl Foreign {
             std::fs::write(&path, format!("mine: {name}"))?;
             files.insert(path, format!("mine: {name}"));
         }
-        Ok(Self { root: root.to_owned(), files })
+        Ok(Self { files })
     }
 
     /// Everything is there, as it was.
@@ -63,14 +62,21 @@ impl Foreign {
 }
 
 /// Every key that takes a directory.
-const DIRECTORIES: [&str; 4] = ["paths.runtime_dir", "paths.state_dir", "paths.data_dir", "paths.cache_dir"];
+const DIRECTORIES: [(&str, &str); 4] = [
+    ("paths.runtime_dir", "sockets"),
+    ("paths.state_dir", "rest"),
+    ("paths.data_dir", "rest"),
+    ("paths.cache_dir", "rest"),
+];
 
 #[tokio::test]
 async fn what_others_keep_in_a_configured_directory_stays_whatever_ends_us() -> Outcome {
     let setup = Setup::new()?;
-    let foreign = Foreign::make(&setup.home.path().join("d"))?;
-    let root = foreign.root.display();
-    let top: String = DIRECTORIES.iter().map(|key| format!("{key} = '{root}'\n")).collect();
+    let mut foreign = Foreign::make(&setup.home.path().join("rest"))?;
+    foreign.files.extend(Foreign::make(&setup.home.path().join("sockets"))?.files);
+    let home = setup.home.path().display();
+    let top: String =
+        DIRECTORIES.iter().map(|(key, folder)| format!("{key} = '{home}/{folder}'\n")).collect();
     let mut warden = setup.top(&top).fake("m", &json!({}), "")?.start().await?;
     warden.until_ready(1).await?;
     foreign.check("a start")?;
