@@ -3,25 +3,34 @@
 //! ```text
 //!             Up                    ProbeReady
 //!   Idle ---------------> Starting ------------> Ready <-----------+
-//!    ^                     |    |                |  | ProbesLost   | ProbesBack
-//!    |                     |    | start          |  v              |
-//!    |                exit |    | deadline       | Suspect --------+   no new leases, old ones run
-//!    |                     v    v                |  | lost too long
-//!    |  breaker open    Backoff <---- exit ------+  |
-//!    |  +----------------+  | timer  ^              |  Down/Recycle
-//!    |  v                   +> Starting             v  v
-//!  Failed -- Reset --> Idle      |    |  Draining -- drained or deadline --> Stopping
-//!                                +--------------------------------------------^  |
+//!                          |    |                |  | ProbesLost   | ProbesBack
+//!                          |    | start          |  v              |
+//!                     exit |    | deadline       | Suspect --------+   no new leases, old ones run
+//!                          v    v                |  | lost too long
+//!   Failed <-- exit     Backoff <---- exit ------+  |
+//!     |   that needs       | timer                  |  Down/Recycle
+//!     |   a change         v                        v  v
+//!     +--------------> Starting           Draining -- drained or deadline --> Stopping
+//!       Changed or slow trial                                                    |
 //!                                                     TERM, grace, KILL; exit:   |
 //!                                   Restart -> Starting, Idle -> Idle <----------+
 //! ```
+//!
+//! Nothing is down for ever: after a failure the next start is a trial, and trials go on. A process that had served is
+//! followed by the next one after short pauses ([`LifecyclePolicy::crash_cap`]), because it could start a moment ago; one that
+//! never became ready after pauses that grow up to [`BackoffPolicy::cap`]. A start that cannot succeed before something
+//! else changes (a flag, a file) waits in [`Phase::Failed`] for that change, and is tried now and then all the same:
+//! whoever judged that may have been wrong.
 //!
 //! A [`Machine`] is one such life. Replacing by overlap uses two machines: the new one starts from `Idle`, and when it
 //! is `Ready` the old one is told `Down`. The machine never acts: it returns [`Effect`]s for its owner to carry out.
 //!
 //! Invariants (property-tested): the gate is open only in `Ready`; a child is spawned only when none lives; `Kill`
-//! follows `Term` and the grace, except after `KillNow` and for a child that never became ready; `Draining` and
-//! `Stopping` always have a timer; an unexpected exit leads to `Backoff` or `Failed`, never straight to `Starting`.
+//! follows `Term` and the grace, except after `KillNow` and for a child that never became ready; every phase but `Idle` and
+//! `Ready` always has a timer, so no way leads to a phase that only a person could end; an unexpected exit leads to `Backoff`
+//! or `Failed`, never straight to `Starting`; `Failed` is reached only by a failed start that needs a change, and left by
+//! that change at once; whatever happened before, timers and probes alone bring a backend that is wanted back to `Ready`
+//! once its process starts again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -48,7 +57,7 @@ pub enum Phase {
     Stopping,
     /// The process died; the next start waits.
     Backoff,
-    /// It died too often: only an operator (or a new configuration) starts it again.
+    /// It cannot start before something changes: a flag, a file. That change starts it, or a trial now and then.
     Failed,
 }
 
@@ -84,6 +93,17 @@ pub enum Then {
     Restart,
 }
 
+/// What an end that nobody asked for says about the next start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The next start may go well.
+    MayPass,
+    /// The next start fails as well, unless something outside changes: a flag, a file.
+    NeedsChange,
+    /// Memory was short while somebody else was giving some back: that is no failure of this backend and is not counted.
+    Crowded,
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -103,15 +123,17 @@ pub enum Event {
     ProbesBack,
     /// The last lease ended (sent while draining; harmless otherwise).
     Drained,
-    /// The process is gone and reaped.
-    Exited,
+    /// The process is gone and reaped. The cause counts only if nobody asked for the end.
+    Exited(Cause),
     /// The same, and one request is to blame, which is kept out from now on: that says nothing about the backend.
     Felled,
     /// The process could not even be created.
-    SpawnFailed,
+    SpawnFailed(Cause),
     /// A timer that an [`Effect::Arm`] asked for has run out.
     Timer(Timer),
-    /// An operator clears `Failed` or `Backoff`.
+    /// What a start needs is not what it was: the next start may go well.
+    Changed,
+    /// An operator or a new configuration clears `Failed` or `Backoff`.
     Reset,
 }
 
@@ -128,9 +150,13 @@ pub enum Timer {
     Grace,
     /// The next start, after this many consecutive failures.
     Backoff {
-        /// Consecutive failures, 1 or more: the input of [`crate::backoff::delay`].
+        /// Consecutive failures of the same kind, 1 or more: the input of [`crate::backoff::delay`].
         failures: u32,
+        /// The pause is at most [`LifecyclePolicy::crash_cap`]: the process that ended had been ready, or only found no room.
+        short: bool,
     },
+    /// The next start of a backend that waits for a change.
+    Trial,
 }
 
 /// What the owner of the machine must do, in this order.
@@ -150,16 +176,18 @@ pub enum Effect {
     Arm(Timer),
     /// Disarm the timer.
     Disarm,
-    /// Too many failures: stay down until an operator resets.
-    GiveUp,
+    /// It has failed as often as [`LifecyclePolicy::breaker_failures`] says: a person should know. Starts go on.
+    Alarm,
 }
 
 /// How many failures are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LifecyclePolicy {
-    /// Delays between failures.
+    /// Delays between starts that fail.
     pub backoff: BackoffPolicy,
-    /// The breaker opens at this many unexpected exits ...
+    /// No delay after the end of a process that had been ready is longer than this.
+    pub crash_cap: Duration,
+    /// It is told that a backend fails again and again at this many unexpected ends ...
     pub breaker_failures: u32,
     /// ... within this time.
     pub breaker_window: Duration,
@@ -175,7 +203,20 @@ pub struct Machine {
     was_ready: bool,
     ready_since: Option<Duration>,
     failures: u32,
+    /// Starts in a row that did not get ready.
+    failed_starts: u32,
+    /// Starts in a row that found no room while others were going.
+    crowded: u32,
     recent: VecDeque<Duration>,
+    alarmed: bool,
+}
+
+impl LifecyclePolicy {
+    /// The pause before the next start; `unit` is a random number in `[0, 1)`.
+    pub fn pause(&self, failures: u32, short: bool, unit: f64) -> Duration {
+        let cap = if short { self.crash_cap.min(self.backoff.cap) } else { self.backoff.cap };
+        crate::backoff::delay(&BackoffPolicy { cap, ..self.backoff }, failures, unit)
+    }
 }
 
 impl Default for Machine {
@@ -193,7 +234,10 @@ impl Machine {
             was_ready: false,
             ready_since: None,
             failures: 0,
+            failed_starts: 0,
+            crowded: 0,
             recent: VecDeque::new(),
+            alarmed: false,
         }
     }
 
@@ -223,7 +267,11 @@ impl Machine {
     pub fn step(&mut self, event: Event, now: Duration, policy: &LifecyclePolicy) -> Vec<Effect> {
         use Phase::{Backoff, Draining, Failed, Idle, Ready, Starting, Stopping, Suspect};
         match (self.phase, event) {
-            (Idle, Event::Up | Event::Recycle) | (Backoff, Event::Timer(Timer::Backoff { .. })) => {
+            (Idle, Event::Up | Event::Recycle)
+            | (Backoff, Event::Timer(Timer::Backoff { .. }))
+            | (Failed, Event::Timer(Timer::Trial)) => self.start(),
+            (Backoff | Failed, Event::Changed) => {
+                self.failed_starts = 0;
                 self.start()
             }
             (Backoff | Failed, Event::Recycle) => {
@@ -235,8 +283,7 @@ impl Machine {
                 self.phase = Idle;
                 vec![Effect::Disarm]
             }
-            // A failed backend stays failed when it is not wanted: only a reset forgives it.
-            (Backoff, Event::Down | Event::KillNow(Then::Idle)) => {
+            (Backoff | Failed, Event::Down | Event::KillNow(Then::Idle)) => {
                 self.phase = Idle;
                 vec![Effect::Disarm]
             }
@@ -244,6 +291,8 @@ impl Machine {
             (Starting | Suspect, Event::ProbeReady) | (Suspect, Event::ProbesBack) => {
                 if self.phase == Starting {
                     self.ready_since = Some(now);
+                    self.failed_starts = 0;
+                    self.crowded = 0;
                 }
                 self.was_ready = true;
                 self.phase = Ready;
@@ -289,19 +338,20 @@ impl Machine {
                 // Not counted, and still not started at once: whoever is wrong about the blame must not make a storm.
                 self.settle(now, policy);
                 self.phase = Backoff;
-                vec![Effect::CloseGate, Effect::Arm(Timer::Backoff { failures: 1 })]
+                vec![Effect::CloseGate, Effect::Arm(Timer::Backoff { failures: 1, short: true })]
             }
-            (_, Event::Felled) => self.step(Event::Exited, now, policy),
+            (_, Event::Felled) => self.step(Event::Exited(Cause::MayPass), now, policy),
 
             // An end that was asked for, of a process that had been of use.
-            (Stopping, Event::Exited) if self.was_ready || self.then == Then::Idle => {
+            (Stopping, Event::Exited(_)) if self.was_ready || self.then == Then::Idle => {
                 self.stopped(now, policy)
             }
             // Died while it drained: its successor was wanted, or nothing was.
-            (Draining, Event::Exited) if self.then == Then::Idle => self.stopped(now, policy),
-            (Starting | Ready | Suspect | Draining | Stopping, Event::Exited | Event::SpawnFailed) => {
-                self.failed(now, policy)
-            }
+            (Draining, Event::Exited(_)) if self.then == Then::Idle => self.stopped(now, policy),
+            (
+                Starting | Ready | Suspect | Draining | Stopping,
+                Event::Exited(cause) | Event::SpawnFailed(cause),
+            ) => self.failed(now, cause, policy),
             _ => Vec::new(),
         }
     }
@@ -338,19 +388,49 @@ impl Machine {
         }
     }
 
-    fn failed(&mut self, now: Duration, policy: &LifecyclePolicy) -> Vec<Effect> {
+    fn failed(&mut self, now: Duration, cause: Cause, policy: &LifecyclePolicy) -> Vec<Effect> {
+        // A process that served could start, whatever its end looked like.
+        let cause = if self.was_ready { Cause::MayPass } else { cause };
         self.settle(now, policy);
-        self.failures = self.failures.saturating_add(1);
+        let mut effects = vec![Effect::CloseGate];
+        if cause == Cause::Crowded {
+            self.crowded = self.crowded.saturating_add(1);
+        } else {
+            self.failures = self.failures.saturating_add(1);
+            self.crowded = 0;
+            if !self.was_ready {
+                self.failed_starts = self.failed_starts.saturating_add(1);
+            }
+            effects.extend(self.alarm(now, policy));
+        }
+        self.phase = if cause == Cause::NeedsChange { Phase::Failed } else { Phase::Backoff };
+        effects.push(Effect::Arm(match cause {
+            Cause::NeedsChange => Timer::Trial,
+            Cause::Crowded => Timer::Backoff { failures: self.crowded, short: true },
+            Cause::MayPass if self.was_ready => Timer::Backoff { failures: self.failures, short: true },
+            Cause::MayPass => Timer::Backoff { failures: self.failed_starts, short: false },
+        }));
+        effects
+    }
+
+    /// One more unexpected end. Told once for as long as they are that many.
+    fn alarm(&mut self, now: Duration, policy: &LifecyclePolicy) -> Option<Effect> {
         self.recent.push_back(now);
-        while self.recent.front().is_some_and(|at| now.saturating_sub(*at) > policy.breaker_window) {
+        let most = policy.breaker_failures.max(1) as usize;
+        let late = |at: &Duration| now.saturating_sub(*at) > policy.breaker_window;
+        // No more than are looked at: a backend that fails for months needs no more memory for it.
+        while self.recent.len() > most || self.recent.front().is_some_and(late) {
             self.recent.pop_front();
         }
-        if self.recent.len() >= policy.breaker_failures.max(1) as usize {
-            self.phase = Phase::Failed;
-            return vec![Effect::CloseGate, Effect::Disarm, Effect::GiveUp];
-        }
-        self.phase = Phase::Backoff;
-        vec![Effect::CloseGate, Effect::Arm(Timer::Backoff { failures: self.failures })]
+        let many = self.recent.len() >= most;
+        let news = many && !self.alarmed;
+        self.alarmed = many;
+        news.then_some(Effect::Alarm)
+    }
+
+    /// Whether it has failed as often as the policy says that a person should know.
+    pub fn is_alarmed(&self) -> bool {
+        self.alarmed
     }
 
     /// A long time in service pays off old failures.
@@ -362,7 +442,10 @@ impl Machine {
 
     fn forgive(&mut self) {
         self.failures = 0;
+        self.failed_starts = 0;
+        self.crowded = 0;
         self.recent.clear();
+        self.alarmed = false;
     }
 }
 

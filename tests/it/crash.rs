@@ -11,7 +11,7 @@ use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, binaries, wait_until};
 
 /// Crashes are forgiven fast, so that tests need not wait.
-const HASTY: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
+const HASTY: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\nlifecycle.look_interval = \"50ms\"\n";
 
 /// The `error` object of a body in `OpenAI`'s shape.
 fn error_of(body: &Value) -> Result<(String, String), warden_rig::Trouble> {
@@ -88,9 +88,24 @@ async fn each_way_to_fail_a_start_is_told_with_the_childs_last_lines() -> Outcom
 }
 
 #[tokio::test]
-async fn a_crash_loop_ends_with_an_open_breaker_until_an_operator_acts() -> Outcome {
-    let toml = format!("lifecycle.breaker_failures = 3\nlifecycle.breaker_window = \"1h\"\n{HASTY}");
-    let warden = Setup::new()?.fake("m", &json!({"fail": "out_of_memory"}), &toml)?.start().await?;
+async fn however_often_a_child_is_killed_no_request_is_turned_away() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({}), HASTY)?.start().await?;
+    for kill in 0..9 {
+        let child = warden.until_ready(1).await?;
+        child[0].signal(Signal::KILL);
+        wait_until("it is gone", SOON, async || !child[0].is_alive()).await?;
+        let answer = warden.http.post(CHAT, &chat(&format!("after-{kill}"), "m", "hi", 4, true)).await?;
+        assert!(answer.status.is_success(), "kill {kill}: {} {}", answer.status, answer.text());
+        assert_eq!(warden.http.get("/health").await?.status.as_u16(), 200);
+    }
+    let told = warden.cli(&["events"]).await?;
+    assert!(told.stdout.contains("is started again and again"), "{told:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_model_that_needs_another_file_says_so_and_starts_when_the_file_changes() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({"fail": "corrupt_model"}), HASTY)?.start().await?;
     wait_until("the model is failed", SOON, async || {
         warden.state("m").await.is_ok_and(|state| state == "failed")
     })
@@ -100,6 +115,34 @@ async fn a_crash_loop_ends_with_an_open_breaker_until_an_operator_acts() -> Outc
     assert_eq!(answer.status.as_u16(), 503, "{}", answer.text());
     // Not as late as one that waits in the queue.
     assert!(begun.elapsed() < Duration::from_secs(10), "a failed model must say so at once");
+    let after: u64 = answer.header("retry-after").parse()?;
+    assert!((1..=600).contains(&after), "the next trial is within ten minutes, not in {after} s");
+    let health = warden.http.get("/health").await?;
+    assert_eq!(health.status.as_u16(), 503, "{}", health.text());
+    let (_, kind) = error_of(&health.json()?)?;
+    assert_eq!(kind, "unavailable_error");
+    assert!(!health.text().contains("gguf"), "anybody may ask for it: {}", health.text());
+    let status = warden.cli(&["status"]).await?;
+    assert!(status.stdout.contains("next start at") && status.stdout.contains("restart m"), "{status:?}");
+    // Nobody acts but on the file.
+    warden.script("m", &json!({"fail": null})).await?;
+    std::fs::write(warden.setup.home.path().join("model.gguf"), "GGUF and more")?;
+    wait_until("it serves", SOON, async || {
+        let answer = warden.http.post(CHAT, &chat("b", "m", "hi", 6, false)).await;
+        answer.is_ok_and(|answer| answer.status.is_success())
+    })
+    .await?;
+    assert_eq!(warden.http.get("/health").await?.status.as_u16(), 200);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_operator_need_not_wait_for_the_next_trial() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({"fail": "bad_flag"}), HASTY)?.start().await?;
+    wait_until("the model is failed", SOON, async || {
+        warden.state("m").await.is_ok_and(|state| state == "failed")
+    })
+    .await?;
     warden.script("m", &json!({"fail": null})).await?;
     let ran = warden.cli(&["restart", "m"]).await?;
     assert_eq!(ran.code, 0, "{ran:?}");

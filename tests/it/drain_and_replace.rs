@@ -178,3 +178,43 @@ async fn a_drained_model_stops_and_starts_again_with_the_next_request() -> Outco
     assert!(answer.status.is_success(), "{}", answer.text());
     Ok(())
 }
+
+#[tokio::test]
+async fn a_healthy_process_is_not_stopped_when_the_next_one_would_miss_its_model() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({}), "replace = \"sequential\"\n")?.start().await?;
+    let first = warden.until_ready(1).await?;
+    let (model, away) = (warden.setup.home.path().join("model.gguf"), warden.setup.home.path().join("away"));
+    std::fs::rename(&model, &away)?;
+    let ran = warden.cli(&["restart", "m"]).await?;
+    assert!(ran.code == 1 && ran.stderr.contains("model.gguf"), "{ran:?}");
+    let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    assert_eq!(warden.backends(), first, "the running process was kept");
+    assert!(warden.cli(&["events"]).await?.stdout.contains("was kept"));
+    std::fs::rename(&away, &model)?;
+    let ran = warden.cli(&["restart", "m"]).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_waits_from_the_beginning_of_a_replacement_is_served_however_long_it_drains() -> Outcome {
+    let toml = "replace = \"sequential\"\nqueue.wait = \"3s\"\nlifecycle.drain_deadline = \"3s\"\n";
+    let script = json!({"load_ms": 1000, "ms_per_token": 10});
+    let warden = Setup::new()?.fake("m", &script, toml)?.start().await?;
+    warden.until_ready(1).await?;
+    let mut long = warden.http.stream(CHAT, &chat("long", "m", "go", 100_000, true)).await?;
+    long.event().await?;
+    let waits = async {
+        wait_until("it drains", SOON, async || {
+            warden.state("m").await.is_ok_and(|state| state == "draining")
+        })
+        .await?;
+        warden.http.post(CHAT, &chat("waits", "m", "hi", 4, false)).await
+    };
+    let (ran, answer, _) = tokio::join!(warden.cli(&["restart", "m"]), waits, long.rest());
+    assert_eq!(ran?.code, 0);
+    let answer = answer?;
+    assert!(answer.status.is_success(), "{} {}", answer.status, answer.text());
+    Ok(())
+}

@@ -29,14 +29,20 @@ section!(
         stop_grace: Duration = "duration",
         /// The same for a process that is ended without draining, because memory is almost gone.
         kill_grace: Duration = "duration",
-        /// First pause after a crash.
+        /// First pause after a failure; each further one in a row is twice as long.
         backoff_first: Duration = "duration",
-        /// Longest pause after a crash.
+        /// Longest pause after a start that failed.
         backoff_cap: Duration = "duration",
-        /// Crashes ...
+        /// Longest pause after the crash of a process that had been ready.
+        crash_cap: Duration = "duration",
+        /// Unexpected ends ...
         breaker_failures: u32,
-        /// ... within this time open the breaker.
+        /// ... within this time are told as a crash loop. Starts go on.
         breaker_window: Duration = "duration",
+        /// A backend that cannot start before a flag or a file changes is tried this often all the same.
+        recheck: Duration = "duration",
+        /// How often the files that such a backend needs are looked at; a change starts it.
+        look_interval: Duration = "duration",
         /// Ready for this long forgets earlier crashes.
         stable_after: Duration = "duration",
         /// Start failures in a row after which waiting requests are told.

@@ -94,6 +94,8 @@ pub enum Held {
         /// Bytes that are missing.
         bytes: u64,
     },
+    /// Something that the next process needs is not there, so that this one would be stopped for nothing.
+    CannotStart,
 }
 
 impl std::fmt::Display for Held {
@@ -125,6 +127,9 @@ impl std::fmt::Display for Held {
                  budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden restart` \
                  switches it on again",
                 span(Duration::from_secs(*seconds))
+            ),
+            Self::CannotStart => f.write_str(
+                "something that the next process needs is missing, so the running one is kept; it is replaced when that is there",
             ),
             Self::DriverLeak { series, bytes } => {
                 let (what, cure) = match series {

@@ -133,6 +133,9 @@ pub(crate) enum Refusal {
     /// As llama-server says it.
     #[error("Loading model")]
     Loading,
+    /// No model takes requests: what `/health` says then, to anybody, so without the reason.
+    #[error("no process of any model can be started at the moment; `llama-warden status` says why")]
+    Down { after: Duration },
     #[error("Invalid API Key: none was sent; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     NoKey,
     /// As llama-server says it.
@@ -226,6 +229,7 @@ impl Refusal {
             | Self::Denied { .. }
             | Self::Unreachable { .. }
             | Self::ShuttingDown
+            | Self::Down { .. }
             | Self::Loading => (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE),
             Self::Died { .. } | Self::Garbled { .. } | Self::Revoked { .. } => {
                 (StatusCode::BAD_GATEWAY, "server_error")
@@ -268,6 +272,7 @@ impl Refusal {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(RETRY_SOON)),
+            Self::Denied { denied: Denied::Failed(_, after), .. } | Self::Down { after, .. } => Some(*after),
             Self::Denied { denied: Denied::NoRoom(short), .. } => Some(short.retry_after),
             Self::Denied { denied: Denied::Removed, .. } => None,
             Self::KeySpent { wait, .. } => Some(*wait),
@@ -284,7 +289,7 @@ impl Refusal {
     /// More to see than fits a sentence.
     fn details(&self) -> Option<Value> {
         match self {
-            Self::Denied { denied: Denied::StartFailed(failure, _) | Denied::Failed(failure), .. } => {
+            Self::Denied { denied: Denied::StartFailed(failure, _) | Denied::Failed(failure, _), .. } => {
                 let Failure { kind, lines, failures, .. } = failure;
                 Some(json!({ "kind": kind, "failures": failures, "lines": lines }))
             }
@@ -332,7 +337,7 @@ impl Refusal {
                 Denied::Deadline { .. } => "queue_deadline",
                 Denied::NoRoom(_) => "no_room",
                 Denied::StartFailed(..) => "start_failed",
-                Denied::Failed(_) => "failed",
+                Denied::Failed(..) => "failed",
                 Denied::ShuttingDown => "shutting_down",
                 Denied::Removed => "removed",
             }),
@@ -343,6 +348,7 @@ impl Refusal {
             Self::TimedOut { .. } => Outcome::TimedOut,
             Self::ShuttingDown => Outcome::Denied("shutting_down"),
             Self::Loading => Outcome::Denied("loading"),
+            Self::Down { .. } => Outcome::Denied("down"),
             Self::NoKey => Outcome::Rejected("no_key"),
             Self::WrongKey => Outcome::Rejected("wrong_key"),
             Self::KeySpent { what: "tokens", .. } => Outcome::Rejected("key_tokens"),

@@ -202,7 +202,7 @@ impl Exchange {
         match own {
             Own::Health if self.shared.stop.is_cancelled() => Err(Refusal::ShuttingDown),
             Own::Health if self.drop_in && dropin::is_loading(&self.shared) => Err(Refusal::Loading),
-            Own::Health => Ok(own::health()),
+            Own::Health => own::health(&view()),
             Own::Models => Ok(own::models(&view(), self.shared.started, &|model| self.shows(&model.name))),
             Own::Running => Ok(own::running(&view(), &|model| self.shows(&model.name))),
             Own::Bare(name) => {

@@ -2,11 +2,15 @@
 //! What is listed is what `shown` says: a client sees the models that it may use.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
 use serde_json::{Value, json};
 use warden_supervisor::{FleetView, ModelView};
+
+use crate::clock;
+use crate::errors::Refusal;
 
 /// Whether a model is listed.
 pub(crate) type Shown<'a> = &'a dyn Fn(&ModelView) -> bool;
@@ -20,9 +24,19 @@ fn words(body: &Value) -> Words {
     (headers, Bytes::from(body.to_string()))
 }
 
-/// `/health`: we can take requests.
-pub(crate) fn health() -> Words {
-    words(&json!({ "status": "ok" }))
+/// `/health`: we can take requests. Not while every model turns its callers away, because no process of it starts: then
+/// another instance would serve them better. A model that is loaded by its first request, that loads, or that is being
+/// replaced lets its callers wait, and so is well.
+pub(crate) fn health(view: &FleetView) -> Result<Words, Refusal> {
+    let refusing = |model: &ModelView| {
+        model.outage.as_ref().filter(|outage| outage.refusing).map(|outage| outage.next_start_unix_ms)
+    };
+    let starts: Option<Vec<u64>> = view.models.iter().map(refusing).collect();
+    let Some(next) = starts.and_then(|starts| starts.into_iter().min()) else {
+        return Ok(words(&json!({ "status": "ok" })));
+    };
+    let left = next.saturating_sub(clock::unix_ms());
+    Err(Refusal::Down { after: Duration::from_secs(left.div_ceil(1000).max(1)) })
 }
 
 /// `/v1/models`: every configured model that is shown, whatever its state.

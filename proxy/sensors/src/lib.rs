@@ -10,6 +10,7 @@
 //! | [`host`] | host memory of a process group |
 //! | [`mod@listener`] | who listens on a port |
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
+//! | [`oom`] | whether the kernel killed for lack of memory |
 //! | [`report`] | the memory report of a patched llama-server |
 //! | [`standing`] | whether a process can go on: stopped, or waiting for its pages |
 //! | [`totals`] | host memory in all, and what is available; less in a container |
@@ -21,6 +22,7 @@ pub mod ending;
 pub mod gpu;
 pub mod host;
 pub mod listener;
+pub mod oom;
 pub mod pressure;
 pub mod report;
 pub mod standing;
@@ -32,6 +34,7 @@ pub use ending::is_ending;
 pub use gpu::Gpus;
 pub use host::host_memory;
 pub use listener::{Listener, listener};
+pub use oom::OomKills;
 pub use pressure::{CgroupMemory, cgroup_memory};
 pub use report::Report;
 pub use standing::{Standing, standing};

@@ -32,6 +32,12 @@ struct Part {
     members: Vec<(Series, Member)>,
     /// The most that it held of each GPU's memory.
     peaks: BTreeMap<GpuIndex, u64>,
+    /// It drains or was told to end.
+    leaves: bool,
+    /// Its process is gone: it holds nothing any more, and what came back of it is looked for.
+    dead: bool,
+    /// What had come back when another one was about to be made.
+    looked: Option<Returned>,
 }
 
 impl Part {
@@ -71,7 +77,22 @@ impl Census {
     pub(crate) fn born(&self, id: GenerationId, free: &FreeMemory) {
         let mut parts = lock(&self.parts);
         let before = with_others(&parts, id, free);
+        // Afterwards it is not known what the new one holds.
+        let dead: Vec<GenerationId> = parts.iter().filter(|(_, part)| part.dead).map(|(id, _)| *id).collect();
+        for dead in dead {
+            let found = look(&parts, dead, free);
+            if let Some(part) = parts.get_mut(&dead) {
+                part.looked = found.or_else(|| part.looked.take());
+            }
+        }
         parts.insert(id, Part { before, ..Part::default() });
+    }
+
+    /// Its process is gone, and what comes back of its memory is not known yet.
+    pub(crate) fn died(&self, id: GenerationId) {
+        if let Some(part) = lock(&self.parts).get_mut(&id) {
+            part.dead = true;
+        }
     }
 
     /// It was read when it served.
@@ -114,7 +135,19 @@ impl Census {
         }
     }
 
-    /// Its process is gone.
+    /// It gives its memory back before long.
+    pub(crate) fn leaves(&self, id: GenerationId) {
+        if let Some(part) = lock(&self.parts).get_mut(&id) {
+            part.leaves = true;
+        }
+    }
+
+    /// Whether another one than this is giving its memory back: what found no room may find some soon.
+    pub(crate) fn is_making_room(&self, besides: GenerationId) -> bool {
+        lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.leaves || part.dead))
+    }
+
+    /// Nothing more is to be known about it.
     pub(crate) fn gone(&self, id: GenerationId) {
         lock(&self.parts).remove(&id);
     }
@@ -130,7 +163,7 @@ impl Census {
         let own = parts.get(&id)?;
         let chosen = own.members.iter().filter_map(|(series, _)| {
             let budget = in_bytes(budgets, *series, total(*series));
-            let all = parts.iter().filter_map(|(id, part)| {
+            let all = parts.iter().filter(|(_, part)| !part.dead).filter_map(|(id, part)| {
                 let member = part.members.iter().find(|(of, _)| of == series)?.1;
                 Some((*id, member))
             });
@@ -141,26 +174,33 @@ impl Census {
         chosen.max_by_key(|chosen| chosen.level)
     }
 
-    /// What came back of the memory of a generation that has ended, now that this much is free.
-    pub(crate) fn returned(&self, id: GenerationId, free: &FreeMemory) -> Returned {
+    /// What came back of the memory of a generation that has ended, now that this much is free. `None` if that cannot be told
+    /// now, because it is not known what others hold.
+    pub(crate) fn returned(&self, id: GenerationId, free: &FreeMemory) -> Option<Returned> {
         let parts = lock(&self.parts);
-        let Some(part) = parts.get(&id) else { return Returned::default() };
-        let after = with_others(&parts, id, free);
-        let mut returned = Returned::default();
-        for (series, before) in &part.before {
-            let Some((_, after)) = after.iter().find(|(of, _)| of == series) else { continue };
-            if !part.knows(*series) || part.holds(*series) == 0 {
-                continue;
-            }
-            let missing = restraint::unreturned(*before, *after, part.holds(*series));
-            returned.missing.push((*series, missing));
-            if let Series::Vram(gpu) = series {
-                let (free_before_spawn, free_after_exit) = (*before, *after);
-                returned.gpus.push(AfterExit { gpu: *gpu, free_before_spawn, free_after_exit });
-            }
-        }
-        returned
+        let complete = parts.get(&id).and_then(|part| part.looked.clone()).filter(Returned::is_complete);
+        complete.or_else(|| look(&parts, id, free))
     }
+}
+
+fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &FreeMemory) -> Option<Returned> {
+    let Some(part) = parts.get(&id) else { return Some(Returned::default()) };
+    let after = with_others(parts, id, free);
+    let mut returned = Returned::default();
+    for (series, before) in &part.before {
+        if !part.knows(*series) || part.holds(*series) == 0 {
+            continue;
+        }
+        // Read then and not now: somebody starts, or a driver does not answer.
+        let (_, after) = after.iter().find(|(of, _)| of == series)?;
+        let missing = restraint::unreturned(*before, *after, part.holds(*series));
+        returned.missing.push((*series, missing));
+        if let Series::Vram(gpu) = series {
+            let (free_before_spawn, free_after_exit) = (*before, *after);
+            returned.gpus.push(AfterExit { gpu: *gpu, free_before_spawn, free_after_exit });
+        }
+    }
+    Some(returned)
 }
 
 /// Free memory and what our others hold of it, where all of that is known.
@@ -171,7 +211,7 @@ fn with_others(
 ) -> Vec<(Series, u64)> {
     let host = free.host.map(|bytes| (Series::Host, bytes));
     let gpus = free.gpus.iter().map(|(gpu, bytes)| (Series::Vram(*gpu), *bytes));
-    let others = || parts.iter().filter(|(other, _)| **other != id).map(|(_, part)| part);
+    let others = || parts.iter().filter(|(other, part)| **other != id && !part.dead).map(|(_, part)| part);
     let known = |(series, bytes): (Series, u64)| {
         let held = others().map(|part| part.holds(series)).fold(bytes, u64::saturating_add);
         others().all(|part| part.knows(series)).then_some((series, held))
@@ -216,14 +256,35 @@ mod tests {
         census.born(a, &free(80 * GB));
         census.read(a, true, holding(10 * GB, GB));
         census.born(b, &free(70 * GB));
-        assert_eq!(census.returned(a, &free(60 * GB)), Returned::default(), "nobody knows what b holds");
+        assert_eq!(census.returned(a, &free(60 * GB)), None, "nobody knows what b holds");
         census.read(b, true, holding(20 * GB, GB));
-        assert!(census.returned(a, &free(60 * GB)).is_complete());
-        let missing = census.returned(a, &free(54 * GB));
+        assert!(census.returned(a, &free(60 * GB)).unwrap().is_complete());
+        let missing = census.returned(a, &free(54 * GB)).unwrap();
         assert_eq!(missing.missing, [(VRAM, Some(6 * GB))]);
         assert_eq!(missing.gpus[0].free_before_spawn - missing.gpus[0].free_after_exit, 6 * GB);
         census.gone(a);
-        assert_eq!(census.returned(a, &free(0)), Returned::default());
+        assert_eq!(census.returned(a, &free(0)), Some(Returned::default()));
+    }
+
+    #[test]
+    fn a_start_that_does_not_wait_for_the_look_hides_nothing() {
+        let census = Census::default();
+        let [a, b, c] = [1, 2, 3].map(GenerationId);
+        census.born(a, &free(80 * GB));
+        census.read(a, true, holding(10 * GB, GB));
+        census.died(a);
+        // All of it is back when the next one is about to be made, whatever that one takes.
+        census.born(b, &free(80 * GB));
+        assert!(census.returned(a, &free(30 * GB)).unwrap().is_complete());
+        census.gone(a);
+        census.read(b, true, holding(50 * GB, GB));
+        census.died(b);
+        // Nothing is back yet: that is looked at again when the next one's share is known, and is no share of anybody.
+        census.born(c, &free(30 * GB));
+        assert_eq!(census.returned(b, &free(30 * GB)), None);
+        census.read(c, true, holding(5 * GB, GB));
+        assert_eq!(census.returned(b, &free(25 * GB)).unwrap().missing, [(VRAM, Some(50 * GB))]);
+        assert!(census.returned(b, &free(75 * GB)).unwrap().is_complete());
     }
 
     #[test]

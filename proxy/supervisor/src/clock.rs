@@ -11,6 +11,13 @@ pub(crate) fn wall() -> String {
     format!("{:.3}", jiff::Timestamp::now())
 }
 
+/// A moment to come, in milliseconds since 1970 (UTC). One that has passed is now.
+pub(crate) fn unix_ms(moment: Instant) -> u64 {
+    let left = moment.saturating_duration_since(Instant::now());
+    let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+    now.saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+}
+
 /// Local time in minutes of the day: what windows of the day are about.
 pub(crate) fn minute() -> Option<u16> {
     let now = jiff::Zoned::now();

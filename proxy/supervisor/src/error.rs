@@ -140,9 +140,10 @@ pub enum Denied {
     /// The backend cannot be started at the moment; it is tried again after the given time.
     #[error("the backend does not start: {}", .0.message)]
     StartFailed(Failure, Option<Duration>),
-    /// The breaker is open: it failed too often and stays down until an operator acts.
-    #[error("the backend failed too often and stays down until it is restarted: {}", .0.message)]
-    Failed(Failure),
+    /// The backend cannot start before something changes: a flag, a file. It starts as soon as that changes, and is tried
+    /// after the given time in any case.
+    #[error("the backend cannot start before something changes: {}", .0.message)]
+    Failed(Failure, Duration),
     /// We are ending.
     #[error("the server is shutting down")]
     ShuttingDown,

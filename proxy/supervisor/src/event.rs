@@ -55,8 +55,12 @@ pub enum EventKind {
         /// Slots that it reported.
         slots: Option<u32>,
     },
-    /// Probes are lost: it gets no new requests.
-    Suspect,
+    /// It may be dead: it gets no new requests until a probe is answered.
+    Suspect {
+        /// It refused or broke a connection; else its probes are lost.
+        #[serde(default)]
+        refused: bool,
+    },
     /// Probes are answered again.
     Recovered,
     /// It gets no new requests and ends when the running ones have.
@@ -81,8 +85,17 @@ pub enum EventKind {
         /// After this many failures in a row.
         failures: u32,
     },
-    /// It failed too often and stays down.
+    /// It cannot start before something changes: a flag, a file. That change starts it.
     Failed {
+        /// The last failure.
+        failure: Failure,
+    },
+    /// It ends again and again. Starts go on.
+    CrashLoop {
+        /// So many unexpected ends ...
+        ends: u32,
+        /// ... within so many seconds.
+        within_s: u64,
         /// The last failure.
         failure: Failure,
     },
@@ -253,7 +266,14 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
     match kind {
         EventKind::Starting { pid, .. } => tracing::info!(model, generation, pid, "starting"),
         EventKind::Ready { start_ms, .. } => tracing::info!(model, generation, start_ms, "ready"),
-        EventKind::Suspect => tracing::warn!(model, generation, "suspect: it does not answer probes"),
+        EventKind::Suspect { refused: true } => {
+            tracing::info!(
+                model,
+                generation,
+                "suspect: it refused or broke a connection; a probe is on its way"
+            );
+        }
+        EventKind::Suspect { .. } => tracing::warn!(model, generation, "suspect: it does not answer probes"),
         EventKind::Recovered => tracing::info!(model, generation, "it answers probes again"),
         EventKind::Draining { in_flight } => tracing::info!(model, generation, in_flight, "draining"),
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
@@ -266,9 +286,12 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::Failed { failure } => {
             tracing::error!(
                 model,
-                "failed too often and stays down until it is restarted by hand: {}",
+                "cannot start before something changes; a change of its files or settings starts it: {}",
                 failure.message
             );
+        }
+        EventKind::CrashLoop { ends, within_s, failure } => {
+            tracing::error!(model, ends, within_s, "ends again and again; starts go on: {}", failure.message);
         }
         EventKind::RecycleWanted { decision, series_bytes, .. } => {
             let series = decision.series.map(tracing::field::display);
@@ -323,7 +346,7 @@ mod tests {
     #[test]
     fn an_event_is_one_flat_object() {
         let journal = Journal::new(1);
-        journal.tell(None, None, EventKind::Suspect);
+        journal.tell(None, None, EventKind::Suspect { refused: false });
         let model = ModelName::new("m");
         journal.tell(Some(&model), Some(GenerationId(3)), EventKind::Draining { in_flight: 2 });
         let events = journal.tail().events;

@@ -12,10 +12,24 @@ use crate::view::{Failure, FailureKind};
 pub(crate) enum End<'a> {
     /// The process could not be created.
     NotSpawned(&'a SpawnError),
-    /// It ended.
-    Exited(Exit),
+    /// It ended; if SIGKILL ended it, whether that was for lack of memory.
+    Exited(Exit, OutOfMemory),
     /// It was not ready in time and was killed.
     TimedOut(std::time::Duration),
+}
+
+/// What the kernel's counters say about a process that SIGKILL ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OutOfMemory {
+    /// They cannot be read.
+    #[default]
+    Unknown,
+    /// The kernel killed nobody for lack of memory.
+    No,
+    /// The kernel killed somebody of its control group, or of one around it.
+    Group,
+    /// The kernel killed somebody on this machine.
+    Machine,
 }
 
 const BAD_FLAG: &[&str] =
@@ -38,11 +52,14 @@ const BAD_MODEL: &[&str] = &[
     "invalid magic",
     "failed to read magic",
     "model is corrupted or incomplete",
+    "unknown model architecture",
+];
+/// What follows from many causes, some of which pass: no memory on a device, a network drive that is away.
+const NOT_LOADED: &[&str] = &[
     "error loading model",
     "failed to load model",
     "failed to load multimodal model",
     "failed to load lora adapter",
-    "unknown model architecture",
 ];
 
 const ABORTED: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "what():", "cuda error"];
@@ -61,7 +78,7 @@ pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32)
                 after.as_secs_f64()
             ),
         ),
-        End::Exited(exit) => exited(*exit, lines),
+        End::Exited(exit, why) => exited(*exit, *why, lines),
     };
     let lines = lines[lines.len().saturating_sub(keep)..].to_vec();
     Failure { kind, message, lines, failures }
@@ -90,7 +107,7 @@ fn not_spawned(error: &SpawnError) -> (FailureKind, String) {
     (kind, format!("{error}; {hint}"))
 }
 
-fn exited(exit: Exit, lines: &[String]) -> (FailureKind, String) {
+fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, String) {
     // The first match is the cause; later lines tell what followed from it.
     let find = |phrases: &[&str]| {
         let has = |line: &&String| {
@@ -123,13 +140,15 @@ fn exited(exit: Exit, lines: &[String]) -> (FailureKind, String) {
         return (FailureKind::OutOfMemory, format!("memory ran out ({line}): {hint}"));
     }
     if exit == Exit::Signal(libc::SIGKILL) {
-        let hint =
-            "most likely the kernel, for lack of memory (`dmesg` tells): use a smaller context or model";
-        return (FailureKind::OutOfMemory, format!("it was killed by somebody else with {exit}; {hint}"));
+        return killed(exit, why);
     }
     if let Some(line) = find(BAD_MODEL) {
         let hint = "check the path and that the file is a whole GGUF model that this llama-server knows";
         return (FailureKind::BadModel, format!("the model could not be loaded ({line}): {hint}"));
+    }
+    if let Some(line) = find(NOT_LOADED) {
+        let hint = "its output may tell why; a file or memory that is missing may be there the next time";
+        return (FailureKind::NotLoaded, format!("the model could not be loaded ({line}): {hint}"));
     }
     match (exit, find(ABORTED)) {
         (Exit::Signal(_), Some(line)) => (FailureKind::Signal, format!("it died of {exit} ({line})")),
@@ -137,6 +156,36 @@ fn exited(exit: Exit, lines: &[String]) -> (FailureKind, String) {
             (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why"))
         }
         _ => (FailureKind::Exit, format!("it ended by itself with {exit}; its last lines may tell why")),
+    }
+}
+
+fn killed(exit: Exit, why: OutOfMemory) -> (FailureKind, String) {
+    const LESS: &str = "use a smaller context or model";
+    match why {
+        OutOfMemory::Group => (
+            FailureKind::OutOfMemory,
+            format!(
+                "the kernel killed it for lack of memory in its control group ({exit}): {LESS}, or raise the group's limit"
+            ),
+        ),
+        OutOfMemory::Machine => (
+            FailureKind::OutOfMemory,
+            format!(
+                "it was killed with {exit} when the kernel was killing for lack of memory (`dmesg` names the process): {LESS}"
+            ),
+        ),
+        OutOfMemory::No => (
+            FailureKind::Signal,
+            format!(
+                "it was killed by a person or a program with {exit}; the kernel killed nobody for lack of memory"
+            ),
+        ),
+        OutOfMemory::Unknown => (
+            FailureKind::Signal,
+            format!(
+                "it was killed by somebody else with {exit}; whether by the kernel, for lack of memory, `dmesg` tells"
+            ),
+        ),
     }
 }
 
@@ -171,7 +220,7 @@ mod tests {
 
     fn of(exit: Exit, text: &str) -> Failure {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        judge(&End::Exited(exit), &lines, 2, 1)
+        judge(&End::Exited(exit, OutOfMemory::Unknown), &lines, 2, 1)
     }
 
     #[test]
@@ -231,6 +280,12 @@ mod tests {
                 FailureKind::BadModel,
                 "give its path with -m",
             ),
+            (
+                1,
+                "E srv  load_model: failed to load model",
+                FailureKind::NotLoaded,
+                "may be there the next time",
+            ),
             (7, "nothing of note", FailureKind::Exit, "exit code 7"),
         ] {
             let failure = of(Exit::Code(code), text);
@@ -240,8 +295,22 @@ mod tests {
     }
 
     #[test]
-    fn a_death_by_signal_is_told_and_sigkill_points_at_memory() {
-        assert_eq!(of(Exit::Signal(9), "loading").kind, FailureKind::OutOfMemory);
+    fn a_death_by_signal_is_told_and_sigkill_means_lack_of_memory_only_where_the_kernel_counted_it() {
+        let of_kill = |why| judge(&End::Exited(Exit::Signal(9), why), &[], 2, 1);
+        for (why, kind, words) in [
+            (OutOfMemory::Unknown, FailureKind::Signal, "dmesg"),
+            (OutOfMemory::No, FailureKind::Signal, "by a person or a program"),
+            (OutOfMemory::Group, FailureKind::OutOfMemory, "control group"),
+            (OutOfMemory::Machine, FailureKind::OutOfMemory, "dmesg"),
+        ] {
+            let failure = of_kill(why);
+            assert_eq!(failure.kind, kind, "{why:?}");
+            assert!(
+                failure.message.contains(words) && failure.message.contains("SIGKILL"),
+                "{}",
+                failure.message
+            );
+        }
         let failure = of(Exit::Signal(6), "GGML_ASSERT(n > 1) failed");
         assert_eq!(failure.kind, FailureKind::Signal);
         assert!(

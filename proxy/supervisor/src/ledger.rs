@@ -118,6 +118,13 @@ pub struct LedgerEntry {
     pub gap_ms: u64,
     /// Milliseconds from closing the old generation to its last request's end.
     pub drain_ms: u64,
+    /// Milliseconds from telling the old process to end until it was gone; `None` if none ran.
+    #[serde(default)]
+    pub exit_ms: Option<u64>,
+    /// Milliseconds of `gap_ms` that were neither drain nor the old one's end nor the new one's start: what llama-warden
+    /// itself took. `None` for an overlap.
+    #[serde(default)]
+    pub ours_ms: Option<u64>,
     /// Milliseconds from the new process's creation to its first good probe.
     pub start_ms: Option<u64>,
     /// Host memory of the old generation at its last sample.
@@ -218,6 +225,8 @@ mod tests {
             cut: 0,
             gap_ms: 40,
             drain_ms: 5,
+            exit_ms: Some(3),
+            ours_ms: None,
             start_ms: Some(30),
             host_before: None,
             host_after: None,

@@ -64,6 +64,7 @@ mod kept;
 mod lines;
 mod listening;
 mod model;
+mod needs;
 mod outcomes;
 mod population;
 mod priors;

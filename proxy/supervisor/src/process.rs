@@ -4,8 +4,8 @@
 use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use warden_policies::health::Slots;
 use warden_policies::sample::{GpuIndex, HostMemory, Vram, VramSource};
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
+use warden_sensors::oom::Moved;
 use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Listener, Report, Standing, backend_metrics};
 
 use crate::backend_http::BackendHttp;
@@ -21,15 +22,19 @@ use crate::child::{Child, Exit};
 use crate::clock;
 use crate::directories;
 use crate::error::SpawnError;
+use crate::failure::OutOfMemory;
 use crate::gpus::{Devices, GpuRoom};
 use crate::hints::{api_key, build_number, tells_metrics};
 use crate::lease::Endpoint;
 use crate::lines;
 use crate::log::Stream;
+use crate::needs::{self, Sight};
 use crate::nursery::{NurseryHandle, SpawnRequest};
 use crate::population::{Birth, Population};
 use crate::report::Source;
 use crate::settings::Setting;
+use crate::spec::Command;
+use crate::sync::lock;
 use crate::view::Modalities;
 
 /// Takes each line of a child's output.
@@ -155,6 +160,9 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
     /// Sets again what a client had set in another one. What went wrong, in words without anything of it.
     fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
+    /// Whether the kernel has killed somebody for lack of memory since the last reading of this one. Asked when SIGKILL
+    /// has ended it.
+    fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory>;
     /// What it holds now.
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
 }
@@ -171,6 +179,8 @@ pub(crate) trait World: Send + Sync + Debug {
         longest_line: usize,
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
+    /// What a process made of this needs. `running` is one of the same binary.
+    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight>;
     /// Memory that new processes can take, in bytes; `None` if it cannot be read.
     fn available(&self) -> Option<u64>;
     /// What anybody could take now, GPUs included, read within the limit.
@@ -213,6 +223,7 @@ impl World for Host {
             let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
             let child = self.nursery.spawn(request).await?;
+            let kills = Mutex::new(warden_sensors::OomKills::read(child.pid()));
             let mut readers = JoinSet::new();
             if let Some((stdout, stderr)) = child.take_output() {
                 let (to_out, to_err) = (Arc::clone(&sink), sink);
@@ -237,7 +248,15 @@ impl World for Host {
                 before,
                 birth,
                 gpu_here,
+                kills,
             }) as Arc<dyn Process>)
+        })
+    }
+
+    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight> {
+        Box::pin(async move {
+            let look = tokio::task::spawn_blocking(move || needs::look(&command, running));
+            look.await.unwrap_or_default()
         })
     }
 
@@ -304,6 +323,8 @@ struct HostProcess {
     /// The GPUs before it was made.
     before: Option<Baseline>,
     birth: Birth,
+    /// The kernel's counters at the last reading.
+    kills: Mutex<warden_sensors::OomKills>,
     /// The machine has a GPU, known to a sensor or not.
     gpu_here: bool,
 }
@@ -446,8 +467,26 @@ impl Process for HostProcess {
         })
     }
 
+    fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory> {
+        Box::pin(async move {
+            let before = lock(&self.kills).clone();
+            let compared = tokio::task::spawn_blocking(move || before.compare()).await;
+            match compared.ok().flatten() {
+                None => OutOfMemory::Unknown,
+                Some(Moved::Nowhere) => OutOfMemory::No,
+                Some(Moved::InGroup) => OutOfMemory::Group,
+                Some(Moved::OnMachine) => OutOfMemory::Machine,
+            }
+        })
+    }
+
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
         Box::pin(async move {
+            // So that what is compared at its end began some seconds before: others are killed, too.
+            let pid = self.child.pid();
+            if let Ok(now) = tokio::task::spawn_blocking(move || warden_sensors::OomKills::read(pid)).await {
+                *lock(&self.kills) = now;
+            }
             // Both may have to wait for somebody: side by side.
             let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
             let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };

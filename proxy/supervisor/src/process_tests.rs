@@ -38,7 +38,7 @@ async fn sleeper(
 }
 
 #[derive(Default)]
-struct Heard(std::sync::Mutex<Vec<(Stream, String)>>);
+struct Heard(Mutex<Vec<(Stream, String)>>);
 
 /// Answers every connection with `answer` if the request contains `wanted`, with 401 otherwise.
 fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> AbortOnDropHandle<()> {

@@ -286,7 +286,12 @@ impl Solo {
     }
 
     fn judge(&self, exit: Exit) -> Failure {
-        failure::judge(&End::Exited(exit), &self.said.lines(), self.watch.failure_lines, 1)
+        failure::judge(
+            &End::Exited(exit, failure::OutOfMemory::Unknown),
+            &self.said.lines(),
+            self.watch.failure_lines,
+            1,
+        )
     }
 
     /// TERM, and KILL after the grace; returns how it ended. Close all connections first: llama-server waits for them.

@@ -130,6 +130,10 @@ pub struct Timing {
     pub stop_grace: Duration,
     /// The same for a process that is ended without draining, because memory is almost gone.
     pub kill_grace: Duration,
+    /// Pause between trials of what cannot start before something changes.
+    pub recheck: Duration,
+    /// Pause between looks at the files that it needs.
+    pub look_interval: Duration,
 }
 
 /// Everything the fleet needs to know.

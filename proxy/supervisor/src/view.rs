@@ -68,7 +68,7 @@ pub enum ModelState {
     Draining,
     /// It crashed and waits for its next start.
     Backoff,
-    /// It crashed too often and stays down.
+    /// It cannot start before something changes: a flag, a file.
     Failed,
 }
 
@@ -117,6 +117,9 @@ pub struct ModelView {
     pub policy: Option<PolicyView>,
     /// Why the last start failed, while that matters.
     pub last_failure: Option<Failure>,
+    /// What is to be expected while it has no process because one has failed.
+    #[serde(default)]
+    pub outage: Option<Outage>,
     /// Why a start or replacement chose its way (`sequential: a GPU is present`), for people.
     pub replace_note: Option<String>,
     /// Requests that may have killed its processes.
@@ -134,6 +137,19 @@ pub struct QuarantineView {
     pub quarantined: u64,
     /// Times that one of them was sent again and refused.
     pub refusals: u64,
+}
+
+/// A model without a process, because one has failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outage {
+    /// Callers are turned away at once, because waiting would most likely be in vain; else they wait in the queue.
+    pub refusing: bool,
+    /// The next start, in milliseconds since 1970 (UTC).
+    pub next_start_unix_ms: u64,
+    /// The next start comes as soon as a file that it needs has changed, whatever `next_start_unix_ms` says.
+    pub watching: bool,
+    /// What an operator can do, in a sentence.
+    pub cure: String,
 }
 
 /// What a model takes beside text.
@@ -276,6 +292,8 @@ pub enum FailureKind {
     MissingLibrary,
     /// The model file is missing, truncated or not a model.
     BadModel,
+    /// The model could not be loaded, and what was said leaves open why.
+    NotLoaded,
     /// llama-server does not know a flag, or its value is wrong.
     BadFlag,
     /// It could not listen.

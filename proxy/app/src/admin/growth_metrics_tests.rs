@@ -80,6 +80,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         modalities: None,
         policy: None,
         last_failure: None,
+        outage: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
     };

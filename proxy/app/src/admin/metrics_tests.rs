@@ -155,6 +155,8 @@ fn recycled() -> EventKind {
         cut: 0,
         gap_ms: 30,
         drain_ms: 0,
+        exit_ms: None,
+        ours_ms: None,
         start_ms: None,
         host_before: None,
         host_after: None,
@@ -200,6 +202,7 @@ fn view() -> FleetView {
         modalities: None,
         policy: None,
         last_failure: None,
+        outage: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
     };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use warden_policies::sample::HostMemory;
 use warden_policies::{Action, ByteSize};
-use warden_supervisor::{BackendView, ModelView};
+use warden_supervisor::{BackendView, ModelView, Outage};
 
 use super::{gpu, growth};
 use crate::admin::answer::{Budget, Status};
@@ -75,7 +75,9 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
     let whole = note(model);
     let cut = shortened(&whole) != whole;
     if with_process.is_empty() {
-        return vec![(row(model, budget, None, true), cut.then_some(whole).into_iter().collect())];
+        let mut lines: Vec<String> = cut.then_some(whole).into_iter().collect();
+        lines.extend(model.outage.as_ref().map(outage));
+        return vec![(row(model, budget, None, true), lines)];
     }
     with_process
         .iter()
@@ -157,6 +159,17 @@ fn note(model: &ModelView) -> String {
     }
 }
 
+/// When it is tried again, and what an operator can do.
+fn outage(outage: &Outage) -> String {
+    let at = i64::try_from(outage.next_start_unix_ms)
+        .ok()
+        .and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    let at = at.map_or_else(|| "soon".to_owned(), |at| format!("at {}", at.strftime("%H:%M:%S UTC")));
+    let sooner = if outage.watching { ", or when a file that it needs changes" } else { "" };
+    let callers = if outage.refusing { "requests are refused" } else { "requests wait" };
+    format!("next start {at}{sooner}; until then {callers}. {}", outage.cure)
+}
+
 fn age(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -193,6 +206,7 @@ mod tests {
             modalities: None,
             policy: None,
             last_failure: None,
+            outage: None,
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
         }

@@ -389,6 +389,7 @@ impl Resolver<'_> {
             max_in_flight: model.max_in_flight,
             lifecycle: LifecyclePolicy {
                 backoff: BackoffPolicy { first: lifecycle.backoff_first, cap: lifecycle.backoff_cap },
+                crash_cap: lifecycle.crash_cap,
                 breaker_failures: lifecycle.breaker_failures,
                 breaker_window: lifecycle.breaker_window,
                 stable_after: lifecycle.stable_after,
@@ -403,6 +404,8 @@ impl Resolver<'_> {
                 drain_deadline: lifecycle.drain_deadline,
                 stop_grace: lifecycle.stop_grace,
                 kill_grace: lifecycle.kill_grace,
+                recheck: lifecycle.recheck,
+                look_interval: lifecycle.look_interval,
             },
             recycle,
             restraint: RestraintPolicy::new(policy),

@@ -12,7 +12,11 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             Some(slots) => format!("ready after {start_ms} ms with {slots} slots"),
             None => format!("ready after {start_ms} ms"),
         },
-        EventKind::Suspect => "suspect: probes are lost, no new requests".to_owned(),
+        EventKind::Suspect { refused: true } => {
+            "suspect: it refused or broke a connection, so no new requests until a probe is answered"
+                .to_owned()
+        }
+        EventKind::Suspect { .. } => "suspect: probes are lost, no new requests".to_owned(),
         EventKind::Recovered => "recovered: probes are answered again".to_owned(),
         EventKind::Draining { in_flight } => format!("draining: {in_flight} requests running"),
         EventKind::Stopped { exit } => format!("stopped: {exit}"),
@@ -22,10 +26,16 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         }
         EventKind::Failed { failure } => {
             format!(
-                "failed too often and stays down: {}; `llama-warden restart` tries again",
+                "cannot start before something changes: {}; a change of its files or settings starts it, and so does \
+                 `llama-warden restart`",
                 failure.message
             )
         }
+        EventKind::CrashLoop { ends, within_s, failure } => format!(
+            "ended {ends} times within {}, and is started again and again: {}",
+            warden_policies::units::span(std::time::Duration::from_secs(*within_s)),
+            failure.message
+        ),
         EventKind::RecycleWanted { decision, host_bytes, series_bytes } => {
             let reason = decision.reason.map_or("?", warden_policies::Reason::as_str);
             let held = match (decision.series, series_bytes.or(*host_bytes)) {

@@ -78,6 +78,7 @@ mod tests {
             modalities: None,
             policy: None,
             last_failure: kind.map(failure),
+            outage: None,
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
         };

@@ -115,7 +115,8 @@ fn log_event(event: &Event, advice: &[Advice]) {
     let text = describe(&event.kind);
     let loud = matches!(
         event.kind,
-        EventKind::Suspect
+        EventKind::Suspect { refused: false }
+            | EventKind::CrashLoop { .. }
             | EventKind::Crashed { .. }
             | EventKind::Failed { .. }
             | EventKind::RecycleHeld { .. }
@@ -166,7 +167,7 @@ mod tests {
             at: String::new(),
             model: Some(ModelName::new(model)),
             generation: Some(GenerationId(generation)),
-            kind: EventKind::Suspect,
+            kind: EventKind::Suspect { refused: false },
         };
         let mut advised = Advised::default();
         assert_eq!(advised.unsaid(&event("a", 1), vec![advice("x")]).len(), 1);

@@ -94,6 +94,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         modalities: None,
         policy: None,
         last_failure: None,
+        outage: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
     }

@@ -6,16 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use warden_policies::GenerationId;
 use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
-use warden_policies::{GenerationId, backoff};
 
 use super::unit::{Live, Unit, UnitId};
 use super::watched::Watched;
 use super::{Message, Model, Report, millis};
+use crate::census::Returned;
+use crate::child::Exit;
 use crate::clock;
 use crate::context::SOCKET_PATH_LIMIT;
 use crate::error::SpawnError;
 use crate::event::EventKind;
+use crate::failure::OutOfMemory;
 use crate::kept;
 use crate::lease::{Cell, Endpoint};
 use crate::listening::{endpoint, flags};
@@ -39,6 +42,10 @@ impl Model {
         if phase != before.phase() && matches!(phase, Phase::Draining | Phase::Stopping | Phase::Starting) {
             unit.stop_watching(phase);
         }
+        let leaving = matches!(phase, Phase::Draining | Phase::Stopping).then(|| unit.generation()).flatten();
+        if let Some(leaving) = leaving {
+            self.context.census.leaves(leaving);
+        }
         if changed || !effects.is_empty() {
             self.changed();
         }
@@ -54,7 +61,10 @@ impl Model {
         let Some(unit) = self.unit(id) else { return };
         let generation = unit.generation();
         match (before, phase) {
-            (_, Phase::Suspect) => self.tell(generation, EventKind::Suspect),
+            (_, Phase::Suspect) => {
+                let refused = unit.live.as_ref().is_some_and(|live| live.doubted.is_some());
+                self.tell(generation, EventKind::Suspect { refused });
+            }
             (Phase::Suspect, Phase::Ready) => self.tell(generation, EventKind::Recovered),
             (_, Phase::Draining) => {
                 let in_flight = generation.map_or(0, |generation| self.shared.in_flight(generation));
@@ -87,8 +97,14 @@ impl Model {
                     unit.timer = None;
                 }
             }
-            // The phase says it, and `settle` acts on that.
-            Effect::GiveUp => {}
+            Effect::Alarm => {
+                let (ends, within) =
+                    (self.spec.lifecycle.breaker_failures, self.spec.lifecycle.breaker_window);
+                if let Some(failure) = self.unit(id).and_then(|unit| unit.failure.clone()) {
+                    let within_s = within.as_secs();
+                    self.tell(None, EventKind::CrashLoop { ends, within_s, failure });
+                }
+            }
         }
     }
 
@@ -100,11 +116,12 @@ impl Model {
             Timer::Drain => timing.drain_deadline,
             Timer::Grace if self.is_hurried(id) => timing.kill_grace,
             Timer::Grace => timing.stop_grace,
-            Timer::Backoff { failures } => {
-                let delay = backoff::delay(&self.spec.lifecycle.backoff, failures, rand::random());
+            Timer::Backoff { failures, short } => {
+                let delay = self.spec.lifecycle.pause(failures, short, rand::random());
                 self.tell(None, EventKind::Backoff { delay_ms: millis(delay), failures });
                 delay
             }
+            Timer::Trial => timing.recheck,
         };
         if let Some(unit) = self.unit_mut(id) {
             unit.timer = Some((timer, clock::after(Instant::now(), after)));
@@ -169,7 +186,11 @@ impl Model {
             logs.push(generation, stream, text);
         });
         let (context, limit) = (Arc::clone(&self.context), self.watch.read_limit);
+        let (needed, outbox) = (self.spec.command.clone(), self.outbox.clone());
         self.help(generation, async move {
+            // Before the start, so that no change after it is missed.
+            let sight = world.look(needed, None).await;
+            drop(outbox.send(Message::Report(generation, Report::Looked(sight))));
             if let Some(source) = failed {
                 let binary = with_socket.command.binary;
                 return Report::Spawned(Err(SpawnError::Exec { binary, source }));
@@ -211,10 +232,13 @@ impl Model {
         watched
     }
 
-    /// Waits for the end of a process, and for what comes back of its memory.
+    /// Waits for the end of a process, and then for what comes back of its memory: the next start does not wait for that.
     pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn Process>) {
+        /// While others start it is not known what they hold; after some looks it stays unknown.
+        const LOOKS: u32 = 5;
         let context = Arc::clone(&self.context);
         let (limit, wait) = (self.watch.read_limit, self.watch.return_wait);
+        let outbox = self.outbox.clone();
         let cell = self.units.iter().filter_map(|unit| unit.live.as_ref()).find(|live| live.id == generation);
         let (cell, shared) = (cell.map(|live| Arc::clone(&live.cell)), Arc::clone(&self.shared));
         self.help(generation, async move {
@@ -223,13 +247,23 @@ impl Model {
                 // At once: whoever waits to send again must know what became of it.
                 shared.ended(&cell, exit.is_its_own() && !cell.is_revoked());
             }
-            let free = context.world.free(limit).await;
-            let mut returned = context.census.returned(generation, &free);
-            if !returned.is_complete() {
+            let why = match exit {
+                Exit::Signal(libc::SIGKILL) => process.out_of_memory().await,
+                _ => OutOfMemory::Unknown,
+            };
+            context.census.died(generation);
+            drop(outbox.send(Message::Report(generation, Report::Exited(exit, why))));
+            let mut looks = 0;
+            let returned = loop {
+                let free = context.world.free(limit).await;
+                match context.census.returned(generation, &free) {
+                    Some(returned) if looks > 0 || returned.is_complete() => break returned,
+                    _ if looks == LOOKS => break Returned::default(),
+                    _ => looks += 1,
+                }
                 tokio::time::sleep(wait).await;
-                returned = context.census.returned(generation, &context.world.free(limit).await);
-            }
-            Report::Exited(exit, returned)
+            };
+            Report::Returned(returned)
         });
     }
 
@@ -266,7 +300,7 @@ impl Unit {
 
 /// What a process is made of. Two equal ones mean that nothing needs a new process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Recipe {
+pub(crate) struct Recipe {
     request: SpawnRequest,
     memory_report: bool,
     socket: Socket,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::lifecycle::{Cause, Event, Phase};
 
 use super::unit::{Pending, Role, Unit, UnitId};
 use super::{Model, Report, millis};
@@ -14,9 +14,10 @@ use crate::child::Exit;
 use crate::clock;
 use crate::error::SpawnError;
 use crate::event::EventKind;
-use crate::failure::{self, End};
+use crate::failure::{self, End, OutOfMemory};
 use crate::process::{Ask, Health, Process, Props};
 use crate::report;
+use crate::view::FailureKind;
 
 impl Model {
     pub(super) fn hear(&mut self, generation: GenerationId, report: Report) {
@@ -24,12 +25,14 @@ impl Model {
             self.units.iter().find(|unit| unit.generation() == Some(generation)).map(|unit| unit.id)
         else {
             match report {
+                Report::Returned(returned) => self.returned(generation, &returned),
                 // Nobody wants it, but it has to be reaped.
                 Report::Spawned(Ok(process)) => {
                     process.kill();
                     self.await_exit(generation, process);
                 }
-                Report::Spawned(Err(_)) | Report::Exited(..) => self.context.census.gone(generation),
+                Report::Spawned(Err(_)) => self.context.census.gone(generation),
+                Report::Exited(..) => self.dying.push(generation),
                 _ => {}
             }
             return;
@@ -44,7 +47,13 @@ impl Model {
                 self.probed(id, sent, health, props, vram);
             }
             Report::Said(line) => self.said(id, &line),
-            Report::Exited(exit, returned) => self.exited(id, generation, exit, &returned),
+            Report::Looked(sight) => {
+                if let Some(unit) = self.unit_mut(id) {
+                    unit.sight = Some(sight);
+                }
+            }
+            Report::Exited(exit, why) => self.exited(id, generation, exit, why),
+            Report::Returned(returned) => self.returned(generation, &returned),
             Report::Sampled { taken, sample } => self.sampled(id, &taken, *sample),
         }
     }
@@ -72,11 +81,14 @@ impl Model {
     }
 
     fn not_spawned(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
-        self.bury(id, generation);
+        let never_ready = self.bury(id, generation);
+        self.context.census.gone(generation);
+        // There never was anything to come back.
+        self.note_after_exit(generation, &[]);
         // A stop that was asked for meanwhile has what it wanted.
         let stopping = self.unit(id).is_some_and(|unit| unit.phase() == Phase::Stopping);
         let event = if stopping { Event::Exited } else { Event::SpawnFailed };
-        self.ended(id, generation, event, &End::NotSpawned(error), "not created");
+        self.ended(id, generation, event, never_ready, &End::NotSpawned(error), "not created");
     }
 
     fn said(&mut self, id: UnitId, line: &str) {
@@ -85,23 +97,31 @@ impl Model {
         }
     }
 
-    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit, returned: &Returned) {
+    /// What came back of the memory of a process that has ended is known now, as far as it ever will.
+    fn returned(&mut self, generation: GenerationId, returned: &Returned) {
+        self.dying.retain(|known| *known != generation);
+        self.context.census.gone(generation);
         self.note_after_exit(generation, &returned.gpus);
         self.note_returned(returned);
-        let timed_out = self.unit(id).and_then(|unit| unit.live.as_ref()).is_some_and(|live| live.timed_out);
-        self.bury(id, generation);
-        let end = if timed_out { End::TimedOut(self.spec.timing.start_timeout) } else { End::Exited(exit) };
-        let felled = self.shared.was_felled(generation);
-        let event = if felled { Event::Felled } else { Event::Exited };
-        self.ended(id, generation, event, &end, &exit.to_string());
+        self.changed();
     }
 
-    /// Takes a dead generation out of everything that knows it.
-    fn bury(&mut self, id: UnitId, generation: GenerationId) {
+    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit, why: OutOfMemory) {
+        self.dying.push(generation);
+        let timed_out = self.unit(id).and_then(|unit| unit.live.as_ref()).is_some_and(|live| live.timed_out);
+        let never_ready = self.bury(id, generation);
+        let end =
+            if timed_out { End::TimedOut(self.spec.timing.start_timeout) } else { End::Exited(exit, why) };
+        let felled = self.shared.was_felled(generation);
+        let event = |cause| if felled { Event::Felled } else { Event::Exited(cause) };
+        self.ended(id, generation, event, never_ready, &end, &exit.to_string());
+    }
+
+    /// Takes a dead generation out of everything that knows it. Returns whether it had never been ready.
+    fn bury(&mut self, id: UnitId, generation: GenerationId) -> bool {
         let running = self.shared.close(generation);
         self.note_closed(generation, running);
         self.shared.forget(generation);
-        self.context.census.gone(generation);
         self.learn(id);
         let never_ready = self.unit_mut(id).and_then(|unit| {
             let live = unit.live.take()?;
@@ -110,13 +130,9 @@ impl Model {
             report::remove(&live.socket);
             Some(live.ready.is_none())
         });
-        if never_ready == Some(true)
-            && let Some(unit) = self.unit_mut(id)
-        {
-            unit.start_failures += 1;
-        }
         self.note_gone(generation, running);
         self.changed();
+        never_ready == Some(true)
     }
 
     /// Remembers what a generation that has ended showed of its growth.
@@ -132,17 +148,34 @@ impl Model {
     }
 
     /// The machine says whether this end was asked for; only then is it known what to tell.
-    fn ended(&mut self, id: UnitId, generation: GenerationId, event: Event, end: &End<'_>, exit: &str) {
+    fn ended(
+        &mut self,
+        id: UnitId,
+        generation: GenerationId,
+        event: impl Fn(Cause) -> Event,
+        never_ready: bool,
+        end: &End<'_>,
+        exit: &str,
+    ) {
         let now = self.context.now();
         let Some(unit) = self.unit(id) else { return };
         let mut after = unit.machine.clone();
-        after.step(event, now, &self.spec.lifecycle);
+        after.step(event(Cause::MayPass), now, &self.spec.lifecycle);
+        let mut cause = Cause::MayPass;
         if matches!(after.phase(), Phase::Backoff | Phase::Failed) {
             let lines = self.logs.of(generation);
             let failure = failure::judge(end, &lines, self.watch.failure_lines, after.failures());
+            cause = match failure.kind {
+                kind if never_ready && kind.is_permanent() => Cause::NeedsChange,
+                FailureKind::OutOfMemory if never_ready && self.context.census.is_making_room(generation) => {
+                    Cause::Crowded
+                }
+                _ => Cause::MayPass,
+            };
             self.crashes += 1;
             if let Some(unit) = self.unit_mut(id) {
                 unit.failure = Some(failure.clone());
+                unit.start_failures += u32::from(never_ready && cause != Cause::Crowded);
             }
             self.tell(Some(generation), EventKind::Crashed { failure });
         } else {
@@ -151,7 +184,7 @@ impl Model {
             }
             self.tell(Some(generation), EventKind::Stopped { exit: exit.to_owned() });
         }
-        self.step(id, event);
+        self.step(id, event(cause));
     }
 
     pub(super) fn fire_probe(&mut self, id: UnitId, now: Instant) {

@@ -71,6 +71,19 @@ impl Model {
         let spared = free && self.is_spared(&decision);
         let go = free && !spared && self.is_confirmed(id, &decision, now);
         let alone = decision.action < Action::KillNow && self.another_comes(replica);
+        // Where memory is almost gone nobody waits for a file system.
+        let prepared = if go && !alone && decision.action < Action::KillNow {
+            self.may_replace(id)
+        } else {
+            Some(Ok(()))
+        };
+        let mut held = held;
+        let go = go && prepared == Some(Ok(()));
+        if let Some(Err(missing)) = &prepared {
+            held = Some(Held::CannotStart);
+            decision = decision.but(WhyNot::Held { by: Held::CannotStart });
+            self.keep_the_old(replica, &decision, missing.clone());
+        }
         let permit = if go && !alone { self.permit(id, replica) } else { None };
         if spared || go && permit.is_none() && decision.action < Action::KillNow {
             decision = decision.but(WhyNot::InTurn);

@@ -7,11 +7,14 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::{GenerationId, ServerFacts};
 
+use super::act::Recipe;
 use super::watched::Taken;
 use crate::census::Returned;
 use crate::child::Exit;
 use crate::error::{ControlError, SpawnError};
+use crate::failure::OutOfMemory;
 use crate::ledger::LedgerEntry;
+use crate::needs::Sight;
 use crate::process::{Health, Process, Props, Sample};
 use crate::spec::{ModelSpec, Watch};
 
@@ -20,6 +23,8 @@ use crate::spec::{ModelSpec, Watch};
 pub(crate) enum Message {
     /// A helper reports about a generation. Those about one that is gone are ignored.
     Report(GenerationId, Report),
+    /// What a process made of this needs was looked at.
+    Looked(Box<Recipe>, Sight),
     /// An operator, a reload or the end.
     Control(Control),
 }
@@ -43,8 +48,12 @@ pub(crate) enum Report {
         /// Settings of clients that could not be set again before it is used, in words.
         unset: Vec<String>,
     },
-    /// The process is reaped, and so much of its memory came back.
-    Exited(Exit, Returned),
+    /// What it needs was looked at, just before its creation.
+    Looked(Sight),
+    /// The process is reaped. If SIGKILL ended it: whether that was for lack of memory.
+    Exited(Exit, OutOfMemory),
+    /// So much of the memory of an ended process came back.
+    Returned(Returned),
     /// Memory was read, or could not be.
     Sampled { taken: Taken, sample: Box<Sample> },
 }

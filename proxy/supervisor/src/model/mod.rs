@@ -21,6 +21,7 @@
 //! | `hear` | handles the helpers' reports |
 //! | `sample` | when memory is read, and what a reading changes |
 //! | `watched` | what the readings of one generation add up to |
+//! | `needs` | whether a new process would find what it needs, and when that changes |
 //! | `judge` | the recycle policy, and what follows from it |
 //! | `degrade` | a process that lost its GPU |
 //! | `replace` | replacements from decision to ledger entry |
@@ -37,6 +38,7 @@ mod degrade;
 mod hear;
 mod judge;
 mod message;
+mod needs;
 mod replace;
 mod room;
 mod sample;
@@ -108,6 +110,9 @@ pub(crate) struct Model {
     n_ctx: Option<u64>,
     modalities: Option<Modalities>,
     note: Option<String>,
+    /// Ended processes whose memory is still looked for.
+    dying: Vec<warden_policies::GenerationId>,
+    needs: needs::Needs,
     /// Answers to operators, given when the picture shows what they tell.
     answers: Answers,
     /// The fleet's picture shows us; not after a removal, when another model may have taken the name.
@@ -178,6 +183,8 @@ impl Model {
             n_ctx: None,
             modalities: None,
             note: None,
+            dying: Vec::new(),
+            needs: needs::Needs::default(),
             answers: Answers::default(),
             shown: true,
             dirty: true,
@@ -200,6 +207,9 @@ impl Model {
             }
             if self.is_over() {
                 while self.writers.join_next().await.is_some() {}
+                for generation in self.dying {
+                    self.context.census.gone(generation);
+                }
                 return;
             }
             let deadline = self.next_deadline();
@@ -207,6 +217,7 @@ impl Model {
             tokio::select! {
                 message = self.inbox.recv() => match message {
                     Some(Message::Report(generation, report)) => self.hear(generation, report),
+                    Some(Message::Looked(made_of, sight)) => self.looked(*made_of, sight),
                     Some(Message::Control(control)) => self.control(control),
                     // Cannot be: we hold a sender ourselves.
                     None => return,
@@ -242,8 +253,8 @@ impl Model {
                 live.and_then(|live| live.judge_at),
             ]
         });
-        let of_model =
-            [self.end_deadline(), self.configuration_at, self.recovery.map(|recovery| recovery.at)];
+        let recovery = self.recovery.map(|recovery| recovery.at);
+        let of_model = [self.end_deadline(), self.configuration_at, self.needs.next(), recovery];
         of_units.flatten().chain(of_model.into_iter().flatten()).min()
     }
 
@@ -266,6 +277,7 @@ impl Model {
             self.configuration_at = None;
         }
         self.recover(now);
+        self.fire_look(now);
     }
 
     fn ids(&self) -> Vec<UnitId> {

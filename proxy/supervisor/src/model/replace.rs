@@ -20,7 +20,7 @@ use warden_policies::sample::{HostMemory, Vram};
 use warden_policies::{Action, Decision, GenerationId, Reason, Series};
 use warden_sensors::Report;
 
-use super::unit::{Live, Role, UnitId};
+use super::unit::{Live, Role, Unit, UnitId};
 use super::{Model, millis, words};
 use crate::clock;
 use crate::context::Permit;
@@ -97,6 +97,9 @@ pub(super) struct Replacement {
     host_after: Option<HostMemory>,
     vram_after: Vec<Vram>,
     after_exit: Vec<AfterExit>,
+    /// What came back of the old one's memory is known.
+    measured: bool,
+    gone: Option<Instant>,
     /// Others wait as long as this is held.
     _permit: Option<Permit>,
 }
@@ -124,8 +127,16 @@ impl Replacement {
         Some(restraint::helped(before?, after?, self.fresh, budget))
     }
 
+    /// What is left of the time without a process when the drain, the old one's end and the new one's start are taken away.
+    fn ours(&self) -> Option<u64> {
+        let (closed, gone) = (self.closed?, self.gone?);
+        let theirs = gone.saturating_duration_since(closed) + self.start?;
+        (self.mode == Mode::Sequential && self.opened.gap.is_some())
+            .then(|| millis(self.gap.saturating_sub(theirs)))
+    }
+
     fn is_complete(&self) -> bool {
-        self.to.is_some() && self.from_gone && self.sampled
+        self.to.is_some() && self.from_gone && self.sampled && self.measured
     }
 }
 
@@ -163,8 +174,11 @@ impl Model {
     /// Begins to replace the process of a replica, or starts it if it has none. Nobody who asks for this waits for a turn;
     /// others wait for this one.
     pub(super) fn replace(&mut self, replica: u32, reason: Reason) {
+        let Some(id) = self.current(replica).map(|unit| unit.id) else { return };
+        if !self.is_prepared(id, replica, reason) {
+            return;
+        }
         let Some(unit) = self.current(replica) else { return };
-        let id = unit.id;
         let (mode, note) = self.choose(unit);
         let permit = self.claim(id, replica);
         self.record(replica, &because(reason), mode, note, Some(permit));
@@ -183,6 +197,23 @@ impl Model {
 
     /// Keeps account of a replacement from now on; something else makes it happen.
     pub(super) fn record(
+        &mut self,
+        replica: u32,
+        decision: &Decision,
+        mode: Mode,
+        note: Option<String>,
+        permit: Option<Permit>,
+    ) {
+        let from = self.current(replica).and_then(Unit::generation);
+        self.book(replica, decision, mode, note.clone(), permit);
+        if let Some(reason) = decision.reason {
+            self.tell(from, EventKind::RecycleBegan { reason, mode, note });
+        }
+        self.changed();
+    }
+
+    /// The same, and nothing is told of it yet.
+    pub(super) fn book(
         &mut self,
         replica: u32,
         decision: &Decision,
@@ -219,12 +250,12 @@ impl Model {
             host_after: None,
             vram_after: Vec::new(),
             after_exit: Vec::new(),
+            measured: from.is_none(),
+            gone: None,
             _permit: permit,
         };
         self.replacements.push(replacement);
-        self.note.clone_from(&note);
-        self.tell(from, EventKind::RecycleBegan { reason, mode, note });
-        self.changed();
+        self.note = note;
     }
 
     // --- what happens to the generations ---
@@ -257,6 +288,7 @@ impl Model {
         let of = |replacement: &&mut Replacement| replacement.from == Some(generation);
         if let Some(replacement) = self.replacements.iter_mut().find(of) {
             replacement.from_gone = true;
+            replacement.gone = Some(Instant::now());
         }
     }
 
@@ -300,6 +332,7 @@ impl Model {
         let of = |replacement: &&mut Replacement| replacement.from == Some(generation);
         if let Some(replacement) = self.replacements.iter_mut().find(of) {
             replacement.after_exit = gpus.to_vec();
+            replacement.measured = true;
         }
     }
 
@@ -347,7 +380,10 @@ impl Model {
     }
 
     fn enter(&mut self, replacement: Replacement, failed: Option<String>) -> LedgerEntry {
-        let helped = replacement.helped(failed.is_some());
+        let ours_ms = replacement.ours();
+        // One that did not begin says nothing about memory.
+        let began = replacement.closed.is_some() || failed.is_none() || replacement.mode == Mode::Overlap;
+        let helped = replacement.helped(failed.is_some()).filter(|_| began);
         let series = replacement.evidence.series.unwrap_or(Series::Host);
         let host_after = replacement.host_after;
         let span = |from: Option<Instant>, to: Option<Instant>| {
@@ -368,6 +404,8 @@ impl Model {
             cut: u64::from(replacement.cut),
             gap_ms: millis(replacement.gap),
             drain_ms: span(replacement.closed, replacement.drained),
+            exit_ms: replacement.gone.map(|gone| span(replacement.drained, Some(gone))),
+            ours_ms,
             start_ms: replacement.start.map(millis),
             host_before: replacement.host_before,
             host_after,

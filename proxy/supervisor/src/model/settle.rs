@@ -33,6 +33,7 @@ impl Model {
         }
         self.settle_configuration();
         self.start_the_needed();
+        self.watch_needs();
         self.settle_refusal();
     }
 
@@ -73,7 +74,7 @@ impl Model {
             let (old, phase, then) = (old.id, old.phase(), old.machine.then());
             let ready = self.unit(new).is_some_and(|unit| unit.phase() == Phase::Ready);
             // Its place is taken: it must not come back by itself.
-            if ready || then == Some(Then::Restart) || phase == Phase::Backoff {
+            if ready || then == Some(Then::Restart) || matches!(phase, Phase::Backoff | Phase::Failed) {
                 self.step(old, Event::Down);
             }
             let gone = self.unit(old).is_some_and(|unit| !unit.machine.has_process());
@@ -191,9 +192,13 @@ impl Model {
         };
         let failure = units().filter_map(told).next_back();
         let refusal = failure.filter(|_| hopeless).map(|failure| {
-            match units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min() {
-                Some(next) => Refusal::StartFailed(failure, next),
-                None => Refusal::Failed(failure),
+            // What is hopeless waits for its next start.
+            let next = units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min();
+            let next = next.unwrap_or_else(Instant::now);
+            if units().all(|unit| unit.phase() == Phase::Failed) {
+                Refusal::Failed(failure, next)
+            } else {
+                Refusal::StartFailed(failure, next)
             }
         });
         self.shared.refuse(refusal);

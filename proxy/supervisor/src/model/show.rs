@@ -5,7 +5,8 @@ use warden_policies::lifecycle::Phase;
 
 use super::Model;
 use super::unit::{Role, Unit};
-use crate::view::{BackendView, ModelState, ModelView, PolicyView};
+use crate::clock;
+use crate::view::{BackendView, ModelState, ModelView, Outage, PolicyView};
 
 impl Model {
     pub(super) fn show(&self) -> ModelView {
@@ -29,9 +30,40 @@ impl Model {
             modalities: self.modalities,
             policy: neediest.map(|(decision, held)| PolicyView { decision, held }),
             last_failure: self.units.iter().filter_map(|unit| unit.failure.clone()).next_back(),
-            replace_note: self.note.clone(),
+            outage: self.outage(),
+            replace_note: self
+                .needs
+                .missing()
+                .map(|missing| missing.message.clone())
+                .or_else(|| self.note.clone()),
             quarantine: self.shared.quarantine(),
         }
+    }
+
+    /// What is to be expected while a failure is the reason that there is no process.
+    fn outage(&self) -> Option<Outage> {
+        if !matches!(self.state(), ModelState::Backoff | ModelState::Failed) {
+            return None;
+        }
+        let told = self.watch.failures_told;
+        let down = || self.units.iter().filter(|unit| unit.role != Role::Retiring);
+        let next = down().filter_map(|unit| unit.timer.map(|(_, at)| at)).min()?;
+        let watching = down().any(Unit::waits_for_change);
+        let name = &self.spec.name;
+        let cure = if self.state() == ModelState::Failed {
+            format!(
+                "mend what the message names: a change of its files or a reload with other settings starts it at once, and so \
+                 does `llama-warden restart {name}`"
+            )
+        } else {
+            format!("it is started again by itself; `llama-warden restart {name}` does it at once")
+        };
+        Some(Outage {
+            refusing: down().all(|unit| unit.is_hopeless(told)),
+            next_start_unix_ms: clock::unix_ms(next),
+            watching,
+            cure,
+        })
     }
 
     fn state(&self) -> ModelState {

@@ -14,6 +14,7 @@ use warden_sensors::Report;
 use super::act::Recipe;
 use super::watched::Watched;
 use crate::lease::Cell;
+use crate::needs::Sight;
 use crate::process::Process;
 use crate::view::Failure;
 
@@ -45,12 +46,24 @@ pub(super) struct Unit {
     pub(super) start_failures: u32,
     /// Why the last process ended by itself.
     pub(super) failure: Option<Failure>,
+    /// What the files that it needs were like before its last start.
+    pub(super) sight: Option<Sight>,
 }
 
 impl Unit {
     pub(super) fn new(id: UnitId, replica: u32, role: Role) -> Self {
         let machine = Machine::new();
-        Self { id, replica, role, machine, timer: None, live: None, start_failures: 0, failure: None }
+        Self {
+            id,
+            replica,
+            role,
+            machine,
+            timer: None,
+            live: None,
+            start_failures: 0,
+            failure: None,
+            sight: None,
+        }
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -61,14 +74,21 @@ impl Unit {
         self.live.as_ref().map(|live| live.id)
     }
 
-    /// Whether waiting for the next start is pointless enough to tell the callers.
+    /// Whether waiting for the next start is pointless enough to tell the callers. Not while a process is a trial: then they
+    /// wait for how it ends. Never after the end of a process that had served: the next start is not far.
     pub(super) fn is_hopeless(&self, failures_told: u32) -> bool {
         match self.phase() {
             Phase::Failed => true,
-            Phase::Backoff => {
-                let permanent = self.failure.as_ref().is_some_and(|failure| failure.kind.is_permanent());
-                self.start_failures > 0 && (permanent || self.start_failures >= failures_told)
-            }
+            Phase::Backoff => self.start_failures > 0 && self.start_failures >= failures_told,
+            _ => false,
+        }
+    }
+
+    /// Whether its next start may go otherwise once a file that it needs has changed.
+    pub(super) fn waits_for_change(&self) -> bool {
+        match self.phase() {
+            Phase::Failed => true,
+            Phase::Backoff => self.start_failures > 0,
             _ => false,
         }
     }

@@ -12,8 +12,8 @@ use crate::view::Failure;
 pub(crate) enum Refusal {
     /// The process does not start; the next attempt is at this time.
     StartFailed(Failure, Instant),
-    /// It stays down.
-    Failed(Failure),
+    /// It waits for a change; the next attempt without one is at this time.
+    Failed(Failure, Instant),
     /// Nobody new is let in, whatever is open.
     ShuttingDown,
     /// Nobody new is let in, whatever is open.
@@ -26,13 +26,14 @@ impl Refusal {
     }
 
     pub(super) fn denied(&self) -> Denied {
+        // Whole seconds, rounded up: whoever comes back then does not come too early.
+        let left = |at: &Instant| {
+            let left = at.saturating_duration_since(Instant::now());
+            Duration::from_secs((left.as_secs() + u64::from(left.subsec_nanos() > 0)).max(1))
+        };
         match self {
-            Self::StartFailed(failure, at) => {
-                let left = at.saturating_duration_since(Instant::now());
-                let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-                Denied::StartFailed(failure.clone(), Some(Duration::from_secs(seconds.max(1))))
-            }
-            Self::Failed(failure) => Denied::Failed(failure.clone()),
+            Self::StartFailed(failure, at) => Denied::StartFailed(failure.clone(), Some(left(at))),
+            Self::Failed(failure, at) => Denied::Failed(failure.clone(), left(at)),
             Self::ShuttingDown => Denied::ShuttingDown,
             Self::Removed => Denied::Removed,
         }

@@ -172,13 +172,13 @@ async fn a_replacement_that_fails_lets_the_next_one_go() {
     let rig = two(
         |model| {
             model.recycle.vram_hard = mib(10 * 1024);
-            model.lifecycle.breaker_failures = 1;
         },
         |_| {},
     )
     .await;
     rig.script.clear();
-    rig.script.next(Role::failing(crate::child::Exit::Code(1), "failed to allocate"));
+    let odd = || Role::failing(crate::child::Exit::Code(1), "something odd");
+    rig.script.all([odd(), odd()]);
     rig.script.next(Role { vram: Some(3 * GIB), ..Role::default() });
     for index in [0, 1] {
         first_of(&rig, index).set_vram(12 * GIB);

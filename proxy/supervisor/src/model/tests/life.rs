@@ -70,15 +70,26 @@ async fn after_a_crash_callers_wait_through_the_backoff() {
 async fn a_start_that_cannot_succeed_is_told_at_once() {
     let bad = || Role::failing(Exit::Code(1), "E gguf_init_from_file: failed to open GGUF file 'm.gguf'");
     let rig = Rig::new(|_, script| script.all([bad(), bad()])).await;
-    let Err(Denied::StartFailed(failure, Some(after))) = rig.lease().await else { panic!("told") };
+    let Err(Denied::Failed(failure, after)) = rig.lease().await else { panic!("told") };
     assert_eq!((failure.kind, failure.failures), (FailureKind::BadModel, 1));
-    assert!(failure.lines[0].contains("m.gguf") && after == secs(1), "{failure:?} {after:?}");
-    assert_eq!(rig.state(), ModelState::Backoff);
-    // Nobody waits for what cannot come; the next attempt is made anyway.
-    assert!(matches!(rig.lease().await, Err(Denied::StartFailed(..))));
-    rig.until(ModelState::Loaded).await;
+    assert!(failure.lines[0].contains("m.gguf") && after == secs(600), "{failure:?} {after:?}");
+    let view = rig.fleet.view();
+    let outage = view.models[0].outage.clone().unwrap();
+    assert!(outage.refusing && outage.watching && outage.cure.contains("restart m"), "{outage:?}");
+    assert_eq!(rig.state(), ModelState::Failed);
+    // Nobody waits for what cannot come; it is tried now and then all the same, because the judgement may be wrong.
+    pass(secs(301)).await;
+    let Err(Denied::Failed(_, after)) = rig.lease().await else { panic!("told") };
+    assert_eq!((after, rig.script.children().len()), (secs(299), 1));
+    pass(secs(301)).await;
+    assert_eq!((rig.state(), rig.script.children().len()), (ModelState::Failed, 2));
+    // The file comes, and somebody looks.
+    rig.script.set_files("m.gguf", None);
+    pass(secs(3)).await;
+    assert_eq!(rig.state(), ModelState::Loaded);
     drop(rig.lease().await.unwrap());
-    assert_eq!(rig.fleet.view().models[0].last_failure, None);
+    let view = rig.fleet.view();
+    assert_eq!((&view.models[0].last_failure, &view.models[0].outage), (&None, &None));
     rig.end().await;
 }
 
@@ -86,7 +97,7 @@ async fn a_start_that_cannot_succeed_is_told_at_once() {
 async fn a_binary_that_is_missing_is_told_at_once() {
     let role = Role { cannot_spawn: true, ..Role::default() };
     let rig = Rig::new(|_, script| script.next(role)).await;
-    let Err(Denied::StartFailed(failure, _)) = rig.lease().await else { panic!("told") };
+    let Err(Denied::Failed(failure, _)) = rig.lease().await else { panic!("told") };
     assert_eq!(failure.kind, FailureKind::NotExecutable);
     rig.end().await;
 }
@@ -104,24 +115,73 @@ async fn a_start_that_may_succeed_next_time_is_tried_again_before_callers_are_to
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_process_wrote_while_it_served_is_for_operators_only() {
+async fn nine_kills_in_three_minutes_turn_nobody_away() {
     let rig = Rig::new(|config, _| config.models[0].preload = true).await;
-    for crash in 1..=5 {
-        rig.until(ModelState::Loaded).await;
+    for kill in 1..=9 {
+        let lease = rig.lease().await.unwrap();
+        assert!(lease.queued_for() <= secs(16), "kill {kill}: {:?}", lease.queued_for());
+        pass(secs(5)).await;
+        drop(lease);
         rig.script.last().say("somebody's prompt");
         pass(Duration::from_millis(100)).await;
-        rig.script.last().crash();
-        rig.until(if crash < 5 { ModelState::Backoff } else { ModelState::Failed }).await;
+        rig.script.last().dies_after(Duration::ZERO, Exit::Signal(9));
+        rig.until(ModelState::Backoff).await;
+        assert!(!rig.fleet.view().models[0].outage.clone().unwrap().refusing);
     }
-    let Err(Denied::Failed(failure)) = rig.lease().await else { panic!("failed") };
-    assert_eq!((failure.failures, failure.lines), (5, Vec::new()));
-    let seen = rig.fleet.view().models[0].last_failure.clone().unwrap();
-    assert!(seen.lines.iter().any(|line| line.contains("prompt")), "{seen:?}");
+    drop(rig.lease().await.unwrap());
+    // Told once, while it goes on.
+    assert_eq!((rig.count("crash_loop"), rig.count("failed")), (1, 0));
     rig.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_many_failures_open_the_breaker_until_an_operator_restarts() {
+async fn what_a_process_wrote_while_it_served_is_for_operators_only() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].preload = true;
+        script.next(Role::default());
+        for _ in 0..3 {
+            script.next(Role::failing(Exit::Code(1), "about the start"));
+        }
+    })
+    .await;
+    rig.until(ModelState::Loaded).await;
+    rig.script.last().say("somebody's prompt");
+    pass(Duration::from_millis(100)).await;
+    rig.script.last().crash();
+    rig.until(ModelState::Backoff).await;
+    let seen = rig.fleet.view().models[0].last_failure.clone().unwrap();
+    assert!(seen.lines.iter().any(|line| line.contains("prompt")), "{seen:?}");
+    let Err(Denied::StartFailed(failure, _)) = rig.lease().await else { panic!("does not start") };
+    assert_eq!(failure.lines, ["about the start"]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn starts_that_fail_go_on_for_ever_and_callers_are_told_when_the_next_one_is() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].preload = true;
+        for _ in 0..100 {
+            script.next(Role::failing(Exit::Signal(6), "GGML_ASSERT(x) failed"));
+        }
+    })
+    .await;
+    pass(secs(3600)).await;
+    let starts = rig.script.children().len();
+    assert!((60..=100).contains(&starts), "{starts} starts in an hour");
+    assert_eq!((rig.count("crash_loop"), rig.count("failed")), (1, 0));
+    rig.until(ModelState::Backoff).await;
+    let Err(Denied::StartFailed(failure, Some(after))) = rig.lease().await else { panic!("told") };
+    assert_eq!(failure.kind, FailureKind::Signal);
+    assert!((secs(1)..=secs(61)).contains(&after), "{after:?}");
+    // Nobody acts; what was wrong passes.
+    rig.script.clear();
+    pass(after).await;
+    assert!(rig.lease().await.is_ok(), "the time that was told is the time of the next start");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_need_not_wait_for_the_next_start() {
     let rig = Rig::new(|config, script| {
         config.models[0].preload = true;
         for _ in 0..5 {
@@ -129,11 +189,10 @@ async fn too_many_failures_open_the_breaker_until_an_operator_restarts() {
         }
     })
     .await;
-    rig.until(ModelState::Failed).await;
-    pass(secs(3600)).await;
-    assert_eq!((rig.script.children().len(), rig.count("failed")), (5, 1));
-    let Err(Denied::Failed(failure)) = rig.lease().await else { panic!("failed") };
-    assert_eq!((failure.kind, failure.failures), (FailureKind::Signal, 5));
+    while rig.script.children().len() < 5 {
+        pass(secs(1)).await;
+    }
+    rig.until(ModelState::Backoff).await;
     let entries = rig.fleet.restart("m").await.unwrap();
     assert_eq!((entries[0].from, entries[0].to), (None, Some(GenerationId(6))));
     assert!(rig.lease().await.is_ok());

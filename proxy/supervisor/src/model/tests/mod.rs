@@ -151,6 +151,7 @@ fn spec(name: &str) -> ModelSpec {
         max_in_flight: None,
         lifecycle: LifecyclePolicy {
             backoff: BackoffPolicy { first: life.backoff_first, cap: life.backoff_cap },
+            crash_cap: life.crash_cap,
             breaker_failures: life.breaker_failures,
             breaker_window: life.breaker_window,
             stable_after: life.stable_after,
@@ -165,6 +166,8 @@ fn spec(name: &str) -> ModelSpec {
             drain_deadline: life.drain_deadline,
             stop_grace: life.stop_grace,
             kill_grace: life.kill_grace,
+            recheck: life.recheck,
+            look_interval: life.look_interval,
         },
         recycle: RecyclePolicy { jitter: 0.0, ..RecyclePolicy::new(recycle) },
         restraint: RestraintPolicy { jitter: 0.0, ..RestraintPolicy::new(recycle) },

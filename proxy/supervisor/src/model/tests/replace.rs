@@ -239,3 +239,54 @@ async fn a_drain_gives_up_a_restart_in_either_way() {
         rig.end().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_process_is_not_stopped_for_one_that_could_not_start() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.set_files("m.gguf", Some("cannot use m.gguf: it is gone"));
+    let error = rig.fleet.restart("m").await.unwrap_err();
+    assert!(error.to_string().contains("cannot use m.gguf"), "{error}");
+    let lease = rig.lease().await.unwrap();
+    assert_eq!((lease.generation(), lease.queued_for()), (GenerationId(1), Duration::ZERO));
+    drop(lease);
+    let entry = &rig.ledger()[0];
+    assert!(
+        entry.failed.as_ref().is_some_and(|why| why.contains("was kept")) && entry.to.is_none(),
+        "{entry:?}"
+    );
+    assert_eq!((rig.count("draining"), rig.count("recycle_began")), (0, 0), "{:?}", rig.kinds());
+    let note = rig.fleet.view().models[0].replace_note.clone().unwrap();
+    assert!(note.contains("m.gguf"), "{note}");
+    // It is there again.
+    rig.script.set_files("m.gguf", None);
+    pass(secs(3)).await;
+    assert_eq!(rig.fleet.restart("m").await.unwrap()[0].to, Some(GenerationId(2)));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_waits_for_what_the_next_process_needs() {
+    let rig = Rig::new(|config, _| {
+        config.models[0].preload = true;
+        config.models[0].recycle.host_hard = mib(500);
+    })
+    .await;
+    rig.until(ModelState::Loaded).await;
+    rig.script.set_files("m.gguf", Some("cannot use m.gguf: it is gone"));
+    rig.script.last().set_anon(600 * MIB);
+    pass(secs(60)).await;
+    assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 1));
+    assert_eq!(rig.ledger().len(), 1, "told once");
+    let held = rig.fleet.view().models[0].policy.as_ref().and_then(|policy| policy.held);
+    assert_eq!(held, Some(warden_policies::restraint::Held::CannotStart));
+    rig.script.set_files("m.gguf", None);
+    pass(secs(15)).await;
+    assert_eq!(rig.script.children().len(), 2);
+    let entry = &rig.ledger()[1];
+    assert!(
+        entry.failed.is_none() && entry.exit_ms == Some(50) && entry.ours_ms.is_some_and(|ms| ms < 30),
+        "{entry:?}"
+    );
+    rig.end().await;
+}

@@ -17,13 +17,17 @@ use warden_sensors::{BackendMetrics, HostTotals, Report, Standing};
 
 use crate::child::Exit;
 use crate::error::SpawnError;
+use crate::failure::OutOfMemory;
 use crate::gpus::{Devices, SeenFault};
 use crate::lease::Endpoint;
 use crate::log::Stream;
+use crate::needs::{Missing, Sight};
 use crate::nursery::SpawnRequest;
 use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World};
 use crate::settings::Setting;
+use crate::spec::Command;
 use crate::sync::lock;
+use crate::view::FailureKind;
 
 /// How one process behaves.
 #[derive(Clone, Debug)]
@@ -95,6 +99,7 @@ struct Inner {
     lost: AtomicU64,
     faults: Mutex<Vec<SeenFault>>,
     vram_unknown: Mutex<Option<String>>,
+    sight: Mutex<Sight>,
 }
 
 impl Script {
@@ -146,6 +151,12 @@ impl Script {
     /// Nobody tells what a process holds.
     pub(super) fn hide_vram(&self, why: &str) {
         *lock(&self.inner.vram_unknown) = Some(why.to_owned());
+    }
+
+    /// The files that processes need are like this from now on.
+    pub(super) fn set_files(&self, name: &str, missing: Option<&str>) {
+        let missing = missing.map(|what| Missing { kind: FailureKind::BadModel, message: what.to_owned() });
+        *lock(&self.inner.sight) = Sight { stamps: vec![(name.into(), None)], missing };
     }
 
     /// The processes so far, in order.
@@ -216,6 +227,11 @@ impl World for Script {
             children.push(Arc::clone(&child));
             Ok(child as Arc<dyn Process>)
         })
+    }
+
+    fn look(&self, _command: Command, _running: Option<u32>) -> BoxFuture<'static, Sight> {
+        let sight = lock(&self.inner.sight).clone();
+        Box::pin(async { sight })
     }
 
     fn available(&self) -> Option<u64> {
@@ -467,6 +483,10 @@ impl Process for Actor {
             lock(&self.set).push(setting.path);
             if self.role.refuses { Err("it answered 400".to_owned()) } else { Ok(()) }
         })
+    }
+
+    fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory> {
+        Box::pin(async { OutOfMemory::Unknown })
     }
 
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {

@@ -1,0 +1,145 @@
+//! Whether the kernel killed for lack of memory: its counters, read before and after.
+//!
+//! A control group counts the kills in it and below it (`memory.events` of version 2, `memory.oom_control` of version 1);
+//! a limit further up kills, too, so all groups up to the root are read. A kernel counts all kills of the machine in
+//! `/proc/vmstat`, which speaks where no group does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The counters at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OomKills {
+    /// Of each group that counts, from the process's own up.
+    groups: Vec<(PathBuf, u64)>,
+    vmstat: PathBuf,
+    /// Of the machine.
+    machine: Option<u64>,
+}
+
+/// Where kills were counted meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// Nowhere.
+    Nowhere,
+    /// In the process's group or one around it that has a limit of its own.
+    InGroup,
+    /// On the machine.
+    OnMachine,
+}
+
+impl OomKills {
+    /// The counters that count for this process, while it lives. Empty where nothing can be read.
+    pub fn read(pid: u32) -> Self {
+        Self::from(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
+    }
+
+    fn from(proc: &Path, root: &Path, pid: u32) -> Self {
+        let listed = fs::read_to_string(proc.join(format!("{pid}/cgroup"))).unwrap_or_default();
+        let groups = listed.lines().flat_map(|line| files(line, root));
+        let groups = groups.filter_map(|file| count(&file).map(|kills| (file, kills))).collect();
+        let vmstat = proc.join("vmstat");
+        Self { groups, machine: count(&vmstat), vmstat }
+    }
+
+    /// What has been counted since; `None` where nothing can be read.
+    pub fn compare(&self) -> Option<Moved> {
+        let more = |file: &Path, before: u64| count(file).map(|now| now > before);
+        let groups: Vec<bool> = self.groups.iter().filter_map(|(file, before)| more(file, *before)).collect();
+        if groups.contains(&true) {
+            return Some(Moved::InGroup);
+        }
+        match self.machine.and_then(|before| more(&self.vmstat, before)) {
+            Some(true) => Some(Moved::OnMachine),
+            Some(false) => Some(Moved::Nowhere),
+            None => (!groups.is_empty()).then_some(Moved::Nowhere),
+        }
+    }
+}
+
+/// The files of one line of `/proc/PID/cgroup` (`hierarchy:controllers:path`), from the process's group to the root.
+fn files(line: &str, root: &Path) -> Vec<PathBuf> {
+    let mut fields = line.splitn(3, ':');
+    let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+        return Vec::new();
+    };
+    let (root, name) = if controllers.is_empty() {
+        (root.to_owned(), "memory.events")
+    } else if controllers.split(',').any(|controller| controller == "memory") {
+        (root.join("memory"), "memory.oom_control")
+    } else {
+        return Vec::new();
+    };
+    // A path with `..` is outside of what our namespace of groups shows.
+    if path.split('/').any(|part| part == "..") {
+        return vec![root.join(name)];
+    }
+    let relative = Path::new(path.trim_start_matches('/'));
+    relative.ancestors().map(|group| root.join(group).join(name)).collect()
+}
+
+/// The line `oom_kill 3`, which all these files have.
+fn count(file: &Path) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        fn new(group: &str) -> Self {
+            let machine = Self(tempfile::tempdir().unwrap());
+            machine.write("proc/7/cgroup", group);
+            machine
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn read(&self) -> OomKills {
+            OomKills::from(&self.0.path().join("proc"), &self.0.path().join("cgroup"), 7)
+        }
+    }
+
+    #[test]
+    fn a_kill_is_seen_in_the_group_around_it_in_version_1_and_on_the_machine() {
+        let events = |kills| format!("low 0\nhigh 0\nmax 9\noom 1\noom_kill {kills}\noom_group_kill 0\n");
+        let machine = Machine::new("0::/slice/unit\n");
+        machine.write("proc/vmstat", "nr_free_pages 5\noom_kill 2\n");
+        machine.write("cgroup/slice/unit/memory.events", &events(0));
+        machine.write("cgroup/slice/memory.events", &events(4));
+        let before = machine.read();
+        assert_eq!(before.compare(), Some(Moved::Nowhere));
+        machine.write("proc/vmstat", "oom_kill 3\n");
+        assert_eq!(before.compare(), Some(Moved::OnMachine));
+        machine.write("cgroup/slice/memory.events", &events(5));
+        assert_eq!(before.compare(), Some(Moved::InGroup));
+
+        let machine = Machine::new("5:cpu,cpuacct:/a\n4:memory:/docker/x\n");
+        machine.write(
+            "cgroup/memory/docker/x/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
+        );
+        let before = machine.read();
+        machine.write(
+            "cgroup/memory/docker/x/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 1\noom_kill 1\n",
+        );
+        assert_eq!(before.compare(), Some(Moved::InGroup));
+    }
+
+    #[test]
+    fn where_nothing_counts_nothing_is_said() {
+        let machine = Machine::new("0::/../../outside\n");
+        assert_eq!(machine.read().compare(), None);
+        machine.write("proc/vmstat", "oom_kill 2\n");
+        assert_eq!(machine.read().compare(), Some(Moved::Nowhere));
+    }
+}
