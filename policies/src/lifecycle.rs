@@ -121,6 +121,8 @@ pub enum Event {
     ProbesLost,
     /// A probe was answered after some were lost.
     ProbesBack,
+    /// The drain is given up: the process serves on. Only for one that is well.
+    Resume,
     /// The last lease ended (sent while draining; harmless otherwise).
     Drained,
     /// The process is gone and reaped. The cause counts only if nobody asked for the end.
@@ -317,6 +319,10 @@ impl Machine {
             }
             (Ready | Suspect, Event::Down) => self.drain(Then::Idle),
 
+            (Draining, Event::Resume) => {
+                self.phase = Ready;
+                vec![Effect::Disarm, Effect::OpenGate]
+            }
             (Draining, Event::Drained | Event::Timer(Timer::Drain)) => self.stop(self.then),
             (Draining | Stopping, Event::Down) => {
                 self.then = Then::Idle;

@@ -51,6 +51,16 @@ fn a_drain_that_takes_too_long_is_cut_and_a_stop_that_does_too_is_killed() {
 }
 
 #[test]
+fn a_drain_that_is_given_up_opens_the_gate_of_the_same_process() {
+    let mut machine = Machine::new();
+    run(&mut machine, &[Event::Up, Event::ProbeReady, Event::Recycle]);
+    assert_eq!(run(&mut machine, &[Event::Resume]), [Effect::Disarm, Effect::OpenGate]);
+    assert_eq!(machine.phase(), Phase::Ready);
+    run(&mut machine, &[Event::Recycle, Event::Drained]);
+    assert_eq!(run(&mut machine, &[Event::Resume]), [], "it was told to end");
+}
+
+#[test]
 fn a_request_during_a_stop_is_served_by_the_next_generation() {
     let mut machine = Machine::new();
     run(&mut machine, &[Event::Up, Event::ProbeReady, Event::Down, Event::Drained, Event::Up]);
@@ -158,6 +168,7 @@ fn event() -> impl Strategy<Value = Event> {
         Just(Event::ProbesLost),
         Just(Event::ProbesBack),
         Just(Event::Drained),
+        Just(Event::Resume),
         cause().prop_map(Event::Exited),
         cause().prop_map(Event::SpawnFailed),
         Just(Event::Felled),

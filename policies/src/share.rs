@@ -110,6 +110,15 @@ struct Holder {
     gpus: Vec<GpuIndex>,
 }
 
+/// How much of the machine a replacement needs for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Its GPUs.
+    Gpus,
+    /// The memory of the machine, by which it is judged whether two processes fit: no other replacement may be under way.
+    Machine,
+}
+
 /// Hands out turns for replacements. One for the whole fleet, behind a lock.
 #[derive(Clone, Debug, Default)]
 pub struct Arbiter {
@@ -127,7 +136,7 @@ impl Arbiter {
 
     /// Asks for a turn for a replacement of one replica, which uses these GPUs (none, if it uses none). A replica that
     /// has a turn already gets the same one again.
-    pub fn request(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> Turn {
+    pub fn request(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex], reach: Reach) -> Turn {
         for holder in &self.holders {
             let gpu = holder.gpus.iter().copied().find(|gpu| gpus.contains(gpu));
             if holder.model == *model {
@@ -136,7 +145,7 @@ impl Arbiter {
                 }
                 return Turn::Wait { model: holder.model.clone(), replica: holder.replica, gpu: None };
             }
-            if gpu.is_some() {
+            if gpu.is_some() || reach == Reach::Machine {
                 return Turn::Wait { model: holder.model.clone(), replica: holder.replica, gpu };
             }
         }
@@ -235,25 +244,29 @@ mod tests {
     #[test]
     fn replicas_of_one_model_take_turns() {
         let mut arbiter = Arbiter::new();
-        let first = granted(&arbiter.request(&model("a"), 0, &[]));
-        assert_eq!(granted(&arbiter.request(&model("a"), 0, &[])), first, "it has the turn already");
+        let first = granted(&arbiter.request(&model("a"), 0, &[], Reach::Gpus));
+        assert_eq!(
+            granted(&arbiter.request(&model("a"), 0, &[], Reach::Gpus)),
+            first,
+            "it has the turn already"
+        );
         let wait = Turn::Wait { model: model("a"), replica: 0, gpu: None };
-        assert_eq!(arbiter.request(&model("a"), 1, &[]), wait);
-        granted(&arbiter.request(&model("b"), 0, &[]));
+        assert_eq!(arbiter.request(&model("a"), 1, &[], Reach::Gpus), wait);
+        granted(&arbiter.request(&model("b"), 0, &[], Reach::Gpus));
         arbiter.release(first);
-        granted(&arbiter.request(&model("a"), 1, &[]));
+        granted(&arbiter.request(&model("a"), 1, &[], Reach::Gpus));
     }
 
     #[test]
     fn one_replacement_at_a_time_on_a_gpu_and_a_turn_is_given_back_once() {
         let mut arbiter = Arbiter::new();
         let (zero, one) = (GpuIndex(0), GpuIndex(1));
-        let both = granted(&arbiter.request(&model("a"), 0, &[zero, one]));
+        let both = granted(&arbiter.request(&model("a"), 0, &[zero, one], Reach::Gpus));
         let wait = Turn::Wait { model: model("a"), replica: 0, gpu: Some(one) };
-        assert_eq!(arbiter.request(&model("b"), 0, &[one]), wait);
-        granted(&arbiter.request(&model("c"), 0, &[GpuIndex(2)]));
+        assert_eq!(arbiter.request(&model("b"), 0, &[one], Reach::Gpus), wait);
+        granted(&arbiter.request(&model("c"), 0, &[GpuIndex(2)], Reach::Gpus));
         arbiter.release(both);
-        let next = granted(&arbiter.request(&model("b"), 0, &[one]));
+        let next = granted(&arbiter.request(&model("b"), 0, &[one], Reach::Gpus));
         arbiter.release(both);
         assert_eq!(arbiter.held(), 2, "giving back an old turn takes nobody else's");
         arbiter.release(next);

@@ -70,6 +70,8 @@ section!(
         kill_over: f64,
         /// ... once draining has been wanted for this long.
         kill_after: Duration = "duration",
+        /// Memory is short below this many times of what is the end of it: only then a budget cuts requests.
+        short: f64,
         /// A backend is ended when the machine has less memory available than this share of it ...
         kill_host_share: f64,
         /// ... and less than this.

@@ -208,6 +208,9 @@ pub struct Decision {
     /// What keeps it from happening now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<WhyNot>,
+    /// The machine or the device itself is short of that memory, so that no pause between replacements holds this one.
+    #[serde(default)]
+    pub threat: bool,
 }
 
 impl Decision {
@@ -219,6 +222,7 @@ impl Decision {
         series: None,
         limit_bytes: None,
         why_not: None,
+        threat: false,
     };
 
     /// The same decision, held back: it is not due, and says why.

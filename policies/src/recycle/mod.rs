@@ -38,6 +38,8 @@ struct Wish {
     series: Option<Series>,
     limit: Option<u64>,
     observing: bool,
+    /// The machine or the device itself is short.
+    threat: bool,
 }
 
 /// Judges one generation.
@@ -76,6 +78,7 @@ pub fn decide_unless(
         series: wish.series,
         limit_bytes: wish.limit,
         why_not: None,
+        threat: wish.threat,
     };
     if wish.action > Action::RecycleWhenQuiet { decision } else { when_quiet(policy, facts, decision) }
 }
@@ -138,11 +141,13 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
         series: Some(chosen.series),
         limit: Some(chosen.limit),
         observing: false,
+        threat: false,
     }));
     wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
         let slow = symptom.reason() == Reason::SlowDecode;
         let (action, reason) = (weight(symptom, facts.urgent_for), symptom.reason());
-        let wish = Wish { action, reason, series: symptom.series(), limit: None, observing: false };
+        let wish =
+            Wish { action, reason, series: symptom.series(), limit: None, observing: false, threat: false };
         match policy.growth {
             GrowthMode::Off if slow => None,
             GrowthMode::Observe if slow => Some(Wish { observing: true, ..wish }),
@@ -155,6 +160,7 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
         series: Some(series),
         limit: None,
         observing: false,
+        threat: false,
     }));
     for series in &facts.series {
         wishes.extend(growing(policy, facts, series));
@@ -165,6 +171,7 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
         series: None,
         limit: None,
         observing: false,
+        threat: false,
     };
     if policy.max_requests.is_some_and(|max| facts.work.requests >= jittered(max, policy.jitter, facts.unit))
     {
@@ -192,22 +199,17 @@ fn weight(symptom: &Symptom, urgent_for: Option<Duration>) -> Action {
 /// The last defence: the memory is almost gone. A backend is ended only if that brings enough back: ending one that holds
 /// little, because of somebody else's hunger, would cost its requests and help nobody.
 fn exhausted(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> {
-    let levels = &policy.levels;
     let (free, gain) = (facts.free?, facts.gain()?);
-    let (limit, still) = match facts.series {
-        Series::Host => {
-            let share = facts.total.map_or(u64::MAX, |total| units::scale(total, levels.kill_host_share));
-            (levels.kill_host.min(share), true)
-        }
-        // Free VRAM is constant on a device that is full by design; only a process that still takes more is in danger.
-        Series::Vram(_) => (levels.kill_vram, facts.rising),
-    };
+    let limit = policy.end(facts);
+    // Free VRAM is constant on a device that is full by design; only a process that still takes more is in danger.
+    let still = facts.series == Series::Host || facts.rising;
     (free < limit && still && gain >= limit && !facts.estimated).then_some(Wish {
         action: Action::KillNow,
         reason: Reason::MemoryExhausted,
         series: Some(facts.series),
         limit: Some(limit),
         observing: false,
+        threat: true,
     })
 }
 
@@ -219,13 +221,17 @@ fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<D
         Series::Vram(_) => (Reason::VramSoft, Reason::VramHard),
     };
     let wish = |action, reason, limit| {
-        Some(Wish { action, reason, series: Some(facts.series), limit: Some(limit), observing: false })
+        let series = Some(facts.series);
+        Some(Wish { action, reason, series, limit: Some(limit), observing: false, threat: false })
     };
     if let Some(limit) = budget.hard.filter(|limit| charged >= *limit) {
         let lost = charged > units::scale(limit, policy.levels.kill_over)
             && urgent_for.is_some_and(|wanted| wanted >= policy.levels.kill_after)
             && !facts.estimated;
-        return wish(if lost { Action::KillNow } else { Action::DrainNow }, hard, limit);
+        // As long as the machine has memory, the drain goes on: its requests are worth more than the budget.
+        let action = if lost && policy.is_short(facts) { Action::KillNow } else { Action::DrainNow };
+        return wish(action, hard, limit)
+            .map(|wish| Wish { threat: facts.free.is_some() && policy.is_short(facts), ..wish });
     }
     budget
         .soft
@@ -261,6 +267,7 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
         series: Some(series.series),
         limit: Some(limit),
         observing: policy.growth == GrowthMode::Observe,
+        threat: false,
     })
 }
 

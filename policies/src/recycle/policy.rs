@@ -2,9 +2,11 @@
 //!
 //! ```text
 //!   0 ..... baseline ..... soft ........ hard ..... hard × 1.05 ..... end of the memory
-//!           settled size    |  when       |  drain    |  end it, where
-//!                           |  quiet      |  now      |  draining did not do
+//!           settled size    |  when       |  drain    |  end it, where draining did not do
+//!                           |  quiet      |  now      |  and the machine itself is short
 //! ```
+//!
+//! A budget is an operator's wish, and no request is cut for it as long as the machine has memory.
 //!
 //! `auto` needs the settled size, which the detector tells: until then such a budget is not known, and its rules are
 //! off. Only the last defence, memory that is almost gone, holds from the start.
@@ -108,6 +110,8 @@ pub struct LevelsPolicy {
     pub kill_over: f64,
     /// How long a drain was wanted before that kills.
     pub kill_after: Duration,
+    /// Factor on the level at which memory is at its end.
+    pub short: f64,
     /// Share of the total, 0 to 1.
     pub kill_host_share: f64,
     /// Bytes.
@@ -130,6 +134,7 @@ impl From<&Levels> for LevelsPolicy {
             vram_hard_left: levels.vram_hard_left,
             kill_over: levels.kill_over,
             kill_after: levels.kill_after,
+            short: levels.short,
             kill_host_share: levels.kill_host_share,
             kill_host: levels.kill_host.0,
             kill_vram: levels.kill_vram.0,
@@ -168,6 +173,24 @@ impl RecyclePolicy {
             levels: LevelsPolicy::from(&defaults.levels),
             moment: MomentPolicy::from(&defaults.moment),
         }
+    }
+
+    /// Free memory below which the machine or the device itself is at its end, in bytes.
+    pub fn end(&self, facts: &SeriesFacts) -> u64 {
+        let levels = &self.levels;
+        match facts.series {
+            Series::Host => {
+                let share = facts.total.map_or(u64::MAX, |total| scale(total, levels.kill_host_share));
+                levels.kill_host.min(share)
+            }
+            Series::Vram(_) => levels.kill_vram,
+        }
+    }
+
+    /// Whether the machine or the device itself is short of this memory. What is not known counts as short: then a budget
+    /// is all that protects it.
+    pub fn is_short(&self, facts: &SeriesFacts) -> bool {
+        facts.free.is_none_or(|free| free < scale(self.end(facts), self.levels.short))
     }
 
     /// The budgets of one series in bytes.

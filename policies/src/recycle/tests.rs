@@ -236,6 +236,13 @@ fn a_budget_that_draining_does_not_save_ends_the_process() {
         (Action::KillNow, Some(Reason::HostHard), true)
     );
     assert_eq!(decide(&policy(), &over(205, seconds(99))).action, Action::DrainNow, "within five percent");
+    // The machine has plenty: the drain goes on for as long as its requests do.
+    let mut rich = over(300, seconds(99));
+    rich.series[0].free = Some(20 * GIB);
+    let patient = decide(&policy(), &rich);
+    assert_eq!((patient.action, patient.threat), (Action::DrainNow, false));
+    rich.series[0].free = Some(1500 * MIB);
+    assert_eq!(decide(&policy(), &rich).action, Action::KillNow, "nearly the end of it");
     let mut guessed = over(300, seconds(99));
     guessed.series[0].estimated = true;
     assert_eq!(
@@ -356,7 +363,8 @@ fn reasons_are_named_once_and_every_why_not_is_a_sentence() {
     assert_eq!(names.len(), Reason::ALL.len());
     let window = WhyNot::OutsideWindow { minutes_left: 85 }.to_string();
     assert!(window.ends_with("1 h 25 min"), "{window}");
-    let held = WhyNot::Held { by: Held::TooSoon { seconds_left: 5 } };
+    let held =
+        WhyNot::Held { by: Held::TooSoon { seconds_left: 5, rule: crate::restraint::Pause::MinInterval } };
     let json = serde_json::to_string(&Decision::OBSERVE.but(held)).unwrap();
     assert_eq!(serde_json::from_str::<Decision>(&json).unwrap(), Decision::OBSERVE.but(held), "{json}");
 }

@@ -62,6 +62,29 @@ impl RestraintPolicy {
     }
 }
 
+/// A rule that keeps recycles apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pause {
+    /// `policy.min_interval`.
+    #[default]
+    MinInterval,
+    /// `policy.min_interval_hard`.
+    MinIntervalHard,
+    /// A multiple of the time that a load takes.
+    LoadTime,
+}
+
+impl Pause {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::MinInterval => "`policy.min_interval`",
+            Self::MinIntervalHard => "`policy.min_interval_hard`",
+            Self::LoadTime => "the time that a load takes",
+        }
+    }
+}
+
 /// Why a recycle that is due does not happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -69,6 +92,14 @@ pub enum Held {
     /// The last one was too recent; this much time is missing.
     TooSoon {
         /// Time until it is allowed, in whole seconds, rounded up.
+        seconds_left: u64,
+        /// Which rule says so.
+        #[serde(default)]
+        rule: Pause,
+    },
+    /// A drain for this was given up, because requests were still running at its deadline and the machine has memory.
+    LongRequests {
+        /// Time until the next drain, in whole seconds, rounded up.
         seconds_left: u64,
     },
     /// Recycling did not help this many times in a row, so the policy is off until an operator acts.
@@ -101,9 +132,16 @@ pub enum Held {
 impl std::fmt::Display for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::TooSoon { seconds_left } => {
-                write!(f, "the last recycle was too recent: {seconds_left} s to wait")
-            }
+            Self::TooSoon { seconds_left, rule } => write!(
+                f,
+                "the last recycle was too recent: {seconds_left} s to wait by {}; the machine itself is not short of memory",
+                rule.words()
+            ),
+            Self::LongRequests { seconds_left } => write!(
+                f,
+                "requests were still running at the drain deadline, and the machine has memory, so it serves on: the next \
+                 drain is in {seconds_left} s"
+            ),
             Self::Futile { recycles, series } => {
                 let (memory, off, cure) = match series {
                     Some(Series::Vram(gpu)) => (
@@ -185,12 +223,16 @@ impl Restraint {
         if let Some(held) = decision.reason.and_then(|reason| self.bars(reason, decision.series, policy)) {
             return Err(held);
         }
-        let allowed = self
-            .last
-            .map_or(Duration::ZERO, |last| last.saturating_add(interval(decision.action, ask, policy)));
+        // The pause is for policies that do not help, not for a machine that is about to run out of memory.
+        if decision.threat || decision.action == Action::KillNow {
+            return Ok(());
+        }
+        let (interval, rule) = interval(decision.action, ask, policy);
+        let allowed = self.last.map_or(Duration::ZERO, |last| last.saturating_add(interval));
         if ask.now < allowed {
             let left = allowed.saturating_sub(ask.now);
-            return Err(Held::TooSoon { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) });
+            let seconds_left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+            return Err(Held::TooSoon { seconds_left, rule });
         }
         Ok(())
     }
@@ -267,16 +309,25 @@ impl Restraint {
     }
 }
 
-/// Least time between two recycles.
-fn interval(action: Action, ask: &Ask, policy: &RestraintPolicy) -> Duration {
-    let plain = if action >= Action::DrainNow {
-        policy.min_interval_hard
+/// Least time between two recycles, and by which rule. What is urgent never waits longer than what is not.
+fn interval(action: Action, ask: &Ask, policy: &RestraintPolicy) -> (Duration, Pause) {
+    let (plain, rule) = if action >= Action::DrainNow {
+        if policy.min_interval < policy.min_interval_hard {
+            (policy.min_interval, Pause::MinInterval)
+        } else {
+            (policy.min_interval_hard, Pause::MinIntervalHard)
+        }
     } else {
         let loads = ask.load_time.unwrap_or_default().as_secs_f64() * policy.load_factor.max(0.0);
-        policy.min_interval.max(Duration::try_from_secs_f64(loads).unwrap_or(Duration::MAX))
+        let loads = Duration::try_from_secs_f64(loads).unwrap_or(Duration::MAX);
+        if loads > policy.min_interval {
+            (loads, Pause::LoadTime)
+        } else {
+            (policy.min_interval, Pause::MinInterval)
+        }
     };
     let jitter = policy.jitter.clamp(0.0, 1.0) * (2.0 * ask.unit.clamp(0.0, 1.0) - 1.0);
-    Duration::try_from_secs_f64(plain.as_secs_f64() * (1.0 + jitter)).unwrap_or(plain)
+    (Duration::try_from_secs_f64(plain.as_secs_f64() * (1.0 + jitter)).unwrap_or(plain), rule)
 }
 
 /// Whether a recycle helped: the next generation holds clearly less, and is under the budget that called for it.

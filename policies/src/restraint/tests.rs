@@ -38,9 +38,26 @@ fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
     let mut restraint = Restraint::default();
     assert_eq!(restraint.check(&soft(), &at(5), &POLICY), Ok(()));
     assert_eq!(restraint.began(Duration::from_secs(5), Reason::HostSoft, &POLICY), None);
-    assert_eq!(restraint.check(&soft(), &at(6), &POLICY), Err(Held::TooSoon { seconds_left: 599 }));
+    assert_eq!(
+        restraint.check(&soft(), &at(6), &POLICY),
+        Err(Held::TooSoon { seconds_left: 599, rule: Pause::MinInterval })
+    );
     assert_eq!(restraint.check(&hard(), &at(65), &POLICY), Ok(()));
     assert_eq!(restraint.check(&soft(), &at(605), &POLICY), Ok(()));
+}
+
+#[test]
+fn a_machine_that_is_short_waits_for_no_pause_and_what_is_urgent_never_waits_longer() {
+    let mut restraint = Restraint::default();
+    restraint.began(Duration::ZERO, Reason::HostHard, &POLICY);
+    let held = Held::TooSoon { seconds_left: 59, rule: Pause::MinIntervalHard };
+    assert_eq!(restraint.check(&hard(), &at(1), &POLICY), Err(held));
+    assert!(held.to_string().contains("`policy.min_interval_hard`"), "{held}");
+    assert_eq!(restraint.check(&Decision { threat: true, ..hard() }, &at(1), &POLICY), Ok(()));
+    let end = wish(Action::KillNow, Reason::MemoryExhausted, Series::Host);
+    assert_eq!(restraint.check(&end, &at(1), &POLICY), Ok(()));
+    let short = RestraintPolicy { min_interval: Duration::from_secs(10), ..POLICY };
+    assert_eq!(restraint.check(&hard(), &at(10), &short), Ok(()), "ten seconds were asked for");
 }
 
 #[test]
@@ -48,7 +65,10 @@ fn a_model_that_loads_slowly_is_recycled_rarely() {
     let mut restraint = Restraint::default();
     restraint.began(Duration::ZERO, Reason::HostSoft, &POLICY);
     let ask = Ask { load_time: Some(Duration::from_secs(120)), ..at(2399) };
-    assert_eq!(restraint.check(&soft(), &ask, &POLICY), Err(Held::TooSoon { seconds_left: 1 }));
+    assert_eq!(
+        restraint.check(&soft(), &ask, &POLICY),
+        Err(Held::TooSoon { seconds_left: 1, rule: Pause::LoadTime })
+    );
     assert_eq!(restraint.check(&hard(), &ask, &POLICY), Ok(()));
 }
 
@@ -59,8 +79,14 @@ fn intervals_vary_by_the_jitter_both_ways() {
     let policy = RestraintPolicy { jitter: 0.1, ..POLICY };
     let ask = |seconds, unit| Ask { unit, ..at(seconds) };
     assert_eq!(restraint.check(&soft(), &ask(540, 0.0), &policy), Ok(()));
-    assert_eq!(restraint.check(&soft(), &ask(540, 0.5), &policy), Err(Held::TooSoon { seconds_left: 60 }));
-    assert_eq!(restraint.check(&soft(), &ask(640, 0.999), &policy), Err(Held::TooSoon { seconds_left: 20 }));
+    assert_eq!(
+        restraint.check(&soft(), &ask(540, 0.5), &policy),
+        Err(Held::TooSoon { seconds_left: 60, rule: Pause::MinInterval })
+    );
+    assert_eq!(
+        restraint.check(&soft(), &ask(640, 0.999), &policy),
+        Err(Held::TooSoon { seconds_left: 20, rule: Pause::MinInterval })
+    );
 }
 
 #[test]

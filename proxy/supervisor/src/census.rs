@@ -119,7 +119,8 @@ impl Census {
     /// and nobody's to take, because its owner takes it again with the next large prompt, and dies if it is gone.
     pub(crate) fn reserved(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
         let parts = lock(&self.parts);
-        let others = parts.iter().filter(|(id, _)| Some(**id) != besides).map(|(_, part)| part);
+        // The dead take nothing again.
+        let others = parts.iter().filter(|(id, part)| Some(**id) != besides && !part.dead).map(|(_, part)| part);
         let gave = |part: &Part| {
             part.peaks.get(&gpu).copied().unwrap_or(0).saturating_sub(part.holds(Series::Vram(gpu)))
         };

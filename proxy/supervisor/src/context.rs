@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::health::HealthPolicy;
-use warden_policies::share::{Arbiter, Turn, TurnId};
+use warden_policies::share::{Arbiter, Reach, Turn, TurnId};
 use warden_policies::{GenerationId, GpuIndex, ModelName, Series};
 
 use crate::census::Census;
@@ -44,6 +44,8 @@ pub(crate) struct Context {
     arbiter: Mutex<Arbiter>,
     pub(crate) epoch: Instant,
     generations: AtomicU64,
+    /// Models that were removed and still have processes.
+    pub(crate) leaving: AtomicUsize,
 }
 
 /// What all models share of the configuration.
@@ -94,6 +96,7 @@ impl Context {
             arbiter: Mutex::new(Arbiter::new()),
             epoch: Instant::now(),
             generations: AtomicU64::new(0),
+            leaving: AtomicUsize::new(0),
         }
     }
 
@@ -104,8 +107,9 @@ impl Context {
         model: &ModelName,
         replica: u32,
         gpus: &[GpuIndex],
+        reach: Reach,
     ) -> Option<Permit> {
-        match lock(&self.arbiter).request(model, replica, gpus) {
+        match lock(&self.arbiter).request(model, replica, gpus, reach) {
             Turn::Granted(turn) => Some(Permit { context: Arc::clone(self), turn }),
             Turn::Wait { .. } => None,
         }

@@ -282,9 +282,19 @@ impl Fleet {
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
         let mut handles = Vec::with_capacity(config.models.len());
         inner.context.publisher.set_order(config.models.iter().map(|spec| spec.name.clone()).collect());
+        let gone: Vec<_> = old
+            .handles()
+            .filter(|handle| config.models.iter().all(|spec| spec.name != *handle.shared.name()))
+            .cloned()
+            .collect();
+        for handle in &gone {
+            inner.context.leaving.fetch_add(1, Ordering::SeqCst);
+            // What goes makes room for what comes.
+            handle.send(Control::Remove);
+        }
         for spec in &config.models {
             let (name, known) = (spec.name.clone(), old.get(&spec.name).cloned());
-            let handle = known.unwrap_or_else(|| self.launch(spec, config.watch));
+            let handle = known.unwrap_or_else(|| self.launch(spec, config.watch, !gone.is_empty()));
             match before(&name) {
                 None => report.added.push(name),
                 Some(before) if before == *spec => {
@@ -300,16 +310,12 @@ impl Fleet {
         }
         // Callers find the new roster before the old models refuse, so that they are told that the model is unknown.
         inner.roster.store(Arc::new(Roster::new(&config, handles)));
-        let gone = old
-            .handles()
-            .filter(|handle| config.models.iter().all(|spec| spec.name != *handle.shared.name()));
         for handle in gone {
             // Here and not by its task, so that nobody is let in after this call.
             handle.shared.refuse(Some(Refusal::Removed));
             handle.shared.dismiss(&Denied::Removed);
-            handle.send(Control::Remove);
             report.removed.push(handle.shared.name().clone());
-            change.leaving.push(Arc::clone(handle));
+            change.leaving.push(handle);
         }
         change.leaving.retain(|handle| !handle.is_gone());
         // What is not taken over stays to be told at the next reload.
@@ -318,16 +324,19 @@ impl Fleet {
         Ok(report)
     }
 
-    /// Starts the task of a model.
-    fn launch(&self, spec: &ModelSpec, watch: Watch) -> Arc<Handle> {
+    /// Starts the task of a model. With `after_others` its first process lets those of removed models go first.
+    fn launch(&self, spec: &ModelSpec, watch: Watch, after_others: bool) -> Arc<Handle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let shared = Arc::new(Shared::new(spec.name.clone(), journal, spec.queue_depth, spec.queue_wait));
         shared.set_admission(spec.admission.mode, spec.admission.policy.clone());
         shared.set_quarantine(spec.quarantine);
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.log_lines));
-        let (model, sender) =
+        let (mut model, sender) =
             Model::new(Arc::clone(context), Arc::clone(&shared), Arc::clone(&logs), spec.clone(), watch);
+        if after_others {
+            model.wait_for_room();
+        }
         self.inner.tasks.spawn(model.run());
         Arc::new(Handle { shared, logs, sender })
     }

@@ -190,8 +190,15 @@ mod tests {
             series: Some(Series::Host),
             limit_bytes: Some(1 << 30),
             why_not: None,
+            threat: false,
         };
-        let held = PolicyView { decision, held: Some(Held::TooSoon { seconds_left: 9 }) };
+        let held = PolicyView {
+            decision,
+            held: Some(Held::TooSoon {
+                seconds_left: 9,
+                rule: warden_policies::restraint::Pause::MinInterval,
+            }),
+        };
         assert_eq!(
             next(&held).unwrap(),
             "replace it when quiet (host_soft): host memory passed the soft budget, 1.0 GiB; held back: the last \

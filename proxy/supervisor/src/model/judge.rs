@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase, Timer};
 use warden_policies::recycle::{Decision, Facts, WhyNot, decide_unless};
 use warden_policies::restraint::{Ask, Held};
+use warden_policies::share::Reach;
 use warden_policies::{Action, GenerationId, Reason, Series};
 
 use super::Model;
@@ -60,8 +61,12 @@ impl Model {
         let before = live.policy;
         let wanted = decision.action != Action::Observe;
         let due = wanted && decision.due;
-        let held =
-            if due { self.restraint.check(&decision, &ask(live), &self.spec.restraint).err() } else { None };
+        let long = live.drain_at.filter(|at| *at > now && !decision.threat).map(|at| {
+            let left = at.saturating_duration_since(now);
+            Held::LongRequests { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) }
+        });
+        let check = || self.restraint.check(&decision, &ask(live), &self.spec.restraint).err();
+        let held = if due { check().or(long.filter(|_| decision.action < Action::KillNow)) } else { None };
         if let Some(by) = held {
             decision = decision.but(WhyNot::Held { by });
             self.context.census.pin(generation);
@@ -194,8 +199,18 @@ impl Model {
 
     /// The right to replace a replica now; `None` while another one goes first.
     pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<Permit> {
+        let unit = self.unit(id)?;
+        let gpus = unit.live.as_ref()?.watched.gpus();
+        // Two that overlap at a time would both take the same free memory.
+        let reach = if self.would_overlap(unit) { Reach::Machine } else { Reach::Gpus };
+        self.context.permit(&self.spec.name, replica, &gpus, reach)
+    }
+
+    /// The same for a process that a new configuration replaces: one after another, each judged by the memory that the last
+    /// one left.
+    pub(super) fn permit_alone(&self, id: UnitId, replica: u32) -> Option<Permit> {
         let gpus = self.unit(id)?.live.as_ref()?.watched.gpus();
-        self.context.permit(&self.spec.name, replica, &gpus)
+        self.context.permit(&self.spec.name, replica, &gpus, Reach::Machine)
     }
 
     /// The same for what does not wait: others wait for it.

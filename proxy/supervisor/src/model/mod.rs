@@ -50,6 +50,7 @@ mod way;
 mod words;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -63,6 +64,7 @@ use warden_policies::restraint::Restraint;
 pub(crate) use self::message::{Control, Message, Report};
 use self::replace::Replacement;
 use self::unit::{Role, Unit, UnitId};
+use crate::clock;
 use crate::context::Context;
 use crate::event::EventKind;
 use crate::ledger::LedgerEntry;
@@ -112,6 +114,10 @@ pub(crate) struct Model {
     note: Option<String>,
     /// Ended processes whose memory is still looked for.
     dying: Vec<warden_policies::GenerationId>,
+    /// Until then what leaves may make room before the first process is made.
+    room_until: Option<Instant>,
+    /// The clock of the queue stands.
+    stands: bool,
     needs: needs::Needs,
     /// Answers to operators, given when the picture shows what they tell.
     answers: Answers,
@@ -140,6 +146,9 @@ impl std::fmt::Debug for Answers {
         write!(f, "{} answers", self.0.len())
     }
 }
+
+/// How often a new model looks whether those that leave are gone.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(50);
 
 /// More rounds than any state can need: a bound that keeps a mistake here from taking a core for ever.
 const ROUNDS: usize = 64;
@@ -184,6 +193,8 @@ impl Model {
             modalities: None,
             note: None,
             dying: Vec::new(),
+            room_until: None,
+            stands: false,
             needs: needs::Needs::default(),
             answers: Answers::default(),
             shown: true,
@@ -193,6 +204,11 @@ impl Model {
         model.set_replicas();
         model.context.publisher.update(model.show());
         (model, outbox)
+    }
+
+    /// Those who leave go first: until they are gone, or this time has passed, no process is made.
+    pub(crate) fn wait_for_room(&mut self) {
+        self.room_until = Some(clock::after(Instant::now(), self.spec.timing.stop_grace));
     }
 
     /// Runs until the model is removed or the fleet ends, and all its processes are reaped.
@@ -209,6 +225,9 @@ impl Model {
                 while self.writers.join_next().await.is_some() {}
                 for generation in self.dying {
                     self.context.census.gone(generation);
+                }
+                if self.end == Some(End::Removed) {
+                    self.context.leaving.fetch_sub(1, Ordering::SeqCst);
                 }
                 return;
             }
@@ -254,7 +273,8 @@ impl Model {
             ]
         });
         let recovery = self.recovery.map(|recovery| recovery.at);
-        let of_model = [self.end_deadline(), self.configuration_at, self.needs.next(), recovery];
+        let room = self.room_until.map(|until| until.min(clock::again(Instant::now(), LOOK_FOR_ROOM)));
+        let of_model = [self.end_deadline(), self.configuration_at, self.needs.next(), recovery, room];
         of_units.flatten().chain(of_model.into_iter().flatten()).min()
     }
 
@@ -268,7 +288,11 @@ impl Model {
                 {
                     live.timed_out = true;
                 }
-                self.step(id, Event::Timer(timer));
+                if timer == Timer::Drain && self.may_drain_on(id) {
+                    self.drain_later(id);
+                } else {
+                    self.step(id, Event::Timer(timer));
+                }
             }
             self.fire_probe(id, now);
             self.fire_samples(id, now);

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::lifecycle::{Event, Phase, Then, Timer};
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::restraint;
 use warden_policies::sample::{HostMemory, Vram};
@@ -29,6 +29,9 @@ use crate::event::EventKind;
 use crate::ledger::{AfterExit, Evidence, LedgerEntry, Mode};
 use crate::shared::Opened;
 use crate::view::Failure;
+
+/// How often a turn is asked for again, at most.
+const TURN: Duration = Duration::from_secs(1);
 
 /// A decision of somebody else than the policy.
 pub(super) fn because(reason: Reason) -> Decision {
@@ -99,6 +102,8 @@ pub(super) struct Replacement {
     after_exit: Vec<AfterExit>,
     /// What came back of the old one's memory is known.
     measured: bool,
+    /// It says nothing about memory, because the old process serves on.
+    given_up: bool,
     gone: Option<Instant>,
     /// Others wait as long as this is held.
     _permit: Option<Permit>,
@@ -171,16 +176,26 @@ impl Model {
         }
     }
 
-    /// Begins to replace the process of a replica, or starts it if it has none. Nobody who asks for this waits for a turn;
-    /// others wait for this one.
+    /// Begins to replace the process of a replica, or starts it if it has none. An operator does not wait for a turn, a new
+    /// configuration does; others wait for both.
     pub(super) fn replace(&mut self, replica: u32, reason: Reason) {
         let Some(id) = self.current(replica).map(|unit| unit.id) else { return };
         if !self.is_prepared(id, replica, reason) {
             return;
         }
+        let permit = if reason == Reason::Configuration {
+            let Some(permit) = self.permit_alone(id, replica) else {
+                // A turn comes when another replacement has ended, which nobody reports.
+                self.configuration_at =
+                    Some(clock::again(Instant::now(), self.spec.recycle.quiet_for.min(TURN)));
+                return;
+            };
+            permit
+        } else {
+            self.claim(id, replica)
+        };
         let Some(unit) = self.current(replica) else { return };
         let (mode, note) = self.choose(unit);
-        let permit = self.claim(id, replica);
         self.record(replica, &because(reason), mode, note, Some(permit));
         self.carry_on(id, replica, mode);
     }
@@ -251,6 +266,7 @@ impl Model {
             vram_after: Vec::new(),
             after_exit: Vec::new(),
             measured: from.is_none(),
+            given_up: false,
             gone: None,
             _permit: permit,
         };
@@ -338,6 +354,60 @@ impl Model {
 
     // --- the end ---
 
+    /// Whether the requests of a generation that drains are worth more than its deadline: a policy wants it replaced for its
+    /// size, its age or its speed, and the machine has memory.
+    pub(super) fn may_drain_on(&self, id: UnitId) -> bool {
+        let Some(unit) = self.unit(id) else { return false };
+        let Some(live) = unit.live.as_ref() else { return false };
+        let of = |known: &&Replacement| known.from == Some(live.id);
+        let Some(replacement) = self.replacements.iter().find(of) else { return false };
+        let ill = matches!(
+            replacement.reason,
+            Reason::MemoryExhausted | Reason::Wedged | Reason::ComputeErrors | Reason::DeviceFault
+        );
+        let facts = live.watched.facts.as_ref();
+        let short =
+            facts.is_none_or(|facts| facts.series.iter().any(|series| self.spec.recycle.is_short(series)));
+        self.end.is_none()
+            && self.restarts.is_empty()
+            && unit.machine.then() == Some(Then::Restart)
+            && replacement.reason.is_policy()
+            && !ill
+            && !short
+            && !live.hurried
+    }
+
+    /// The drain deadline has passed, and what still runs is not to be cut: the process serves on, and the drain is tried
+    /// again later.
+    pub(super) fn drain_later(&mut self, id: UnitId) {
+        let deadline = self.spec.timing.drain_deadline;
+        let Some(unit) = self.unit_mut(id) else { return };
+        let (replica, role) = (unit.replica, unit.role);
+        let now = Instant::now();
+        if role == Role::Retiring {
+            // Another one serves: nobody waits for this one.
+            unit.timer = Some((Timer::Drain, clock::again(now, deadline)));
+            return;
+        }
+        let Some(live) = &mut unit.live else { return };
+        live.drain_at = Some(clock::again(now, deadline.saturating_mul(2)));
+        live.probe_at = Some(now);
+        live.sample_at = Some(now);
+        let generation = live.id;
+        let running = self.shared.in_flight(generation);
+        self.step(id, Event::Resume);
+        let message = format!(
+            "{running} request(s) were still running at the drain deadline, and the machine has memory: the process serves on, \
+             and is drained again later"
+        );
+        if let Some(index) = self.replacements.iter().position(|known| known.replica == replica) {
+            let mut replacement = self.replacements.remove(index);
+            replacement.given_up = true;
+            self.enter(replacement, Some(message));
+        }
+        self.changed();
+    }
+
     /// Writes the entries of complete replacements.
     pub(super) fn complete(&mut self) {
         while let Some(index) = self.replacements.iter().position(Replacement::is_complete) {
@@ -383,7 +453,7 @@ impl Model {
         let ours_ms = replacement.ours();
         // One that did not begin says nothing about memory.
         let began = replacement.closed.is_some() || failed.is_none() || replacement.mode == Mode::Overlap;
-        let helped = replacement.helped(failed.is_some()).filter(|_| began);
+        let helped = replacement.helped(failed.is_some()).filter(|_| began && !replacement.given_up);
         let series = replacement.evidence.series.unwrap_or(Series::Host);
         let host_after = replacement.host_after;
         let span = |from: Option<Instant>, to: Option<Instant>| {

@@ -1,5 +1,7 @@
 //! What the whole state asks for, whatever led to it.
 
+use std::sync::atomic::Ordering;
+
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase, Then, Timer};
 use warden_policies::{GenerationId, Reason};
@@ -19,6 +21,7 @@ impl Model {
         self.look_at_the_doubted();
         self.finish_drains();
         self.switch_over();
+        self.stop_the_clock();
         self.replace_the_unresponsive();
         self.clear_away();
         self.watch_idle();
@@ -82,6 +85,16 @@ impl Model {
                 self.set_role(old, Role::Retiring);
                 self.set_role(new, Role::Current);
             }
+        }
+    }
+
+    /// While nothing is open because a process drains or stops, the time that callers wait does not count against them:
+    /// how long that takes is not theirs.
+    fn stop_the_clock(&mut self) {
+        let going = |unit: &Unit| matches!(unit.phase(), Phase::Draining | Phase::Stopping);
+        let stands = self.end.is_none() && self.units.iter().any(going) && !self.shared.any_open();
+        if stands != std::mem::replace(&mut self.stands, stands) {
+            self.shared.stand(stands);
         }
     }
 
@@ -166,7 +179,9 @@ impl Model {
         if self.shared.in_need() {
             self.wanted = true;
         }
-        if !self.wanted {
+        let leaving = self.context.leaving.load(Ordering::SeqCst) > 0;
+        self.room_until = self.room_until.filter(|until| leaving && *until > Instant::now());
+        if !self.wanted || self.room_until.is_some() {
             return;
         }
         for id in self.ids() {

@@ -134,6 +134,8 @@ pub(super) struct Live {
     /// When to judge again without a new sample.
     pub(super) judge_at: Option<Instant>,
     pub(super) wanted_since: Option<Instant>,
+    /// A policy drains it again at this time at the earliest: requests had outlasted its last drain.
+    pub(super) drain_at: Option<Instant>,
     /// It is ended without draining: its grace is short.
     pub(super) hurried: bool,
     /// Its memory and health.
@@ -176,6 +178,7 @@ impl Live {
             degraded: None,
             judge_at: None,
             wanted_since: None,
+            drain_at: None,
             hurried: false,
             watched: Box::new(watched),
             policy: None,

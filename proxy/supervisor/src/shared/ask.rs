@@ -19,8 +19,28 @@ use crate::sync::lock;
 
 enum Asked {
     Granted(Lease),
-    Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, until: Instant },
+    Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, limit: Limit },
 }
+
+/// How long a caller waits.
+#[derive(Clone, Copy)]
+struct Limit {
+    since: Instant,
+    wait: Duration,
+    /// For how long the clock had stood when the caller came.
+    stood: Duration,
+}
+
+impl Limit {
+    /// When it has passed, if the clock stands no longer than it has stood so far; `None` if it has passed.
+    fn ends(self, stood: Duration, now: Instant) -> Option<Instant> {
+        let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.stood)));
+        (end > now).then_some(end)
+    }
+}
+
+/// While the clock stands its end moves on, and is looked at this often.
+const STANDS: Duration = Duration::from_millis(100);
 
 /// What a place was when it was given up.
 enum Was {
@@ -73,19 +93,28 @@ impl Shared {
         tokens: Option<u64>,
     ) -> Result<Lease, Denied> {
         let asked = Instant::now();
-        let (ticket, mut answer, until) = match self.ask(kind, tokens, asked)? {
+        let (ticket, mut answer, limit) = match self.ask(kind, tokens, asked)? {
             Asked::Granted(lease) => return Ok(lease),
-            Asked::Queued { ticket, answer, until } => (ticket, answer, until),
+            Asked::Queued { ticket, answer, limit } => (ticket, answer, limit),
         };
         let place = Place { shared: self, ticket };
-        match tokio::time::timeout_at(until, &mut answer).await {
-            Ok(answer) => answer.unwrap_or(Err(Denied::ShuttingDown)),
-            Err(_) => match place.leave() {
-                Was::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
-                Was::WithoutRoom(short) => Err(short.into()),
-                // Granted in this very moment: the answer is on its way.
-                Was::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
-            },
+        let mut until = clock::after(asked, limit.wait);
+        loop {
+            if let Ok(answer) = tokio::time::timeout_at(until, &mut answer).await {
+                return answer.unwrap_or(Err(Denied::ShuttingDown));
+            }
+            let now = Instant::now();
+            let stood = lock(&self.state).stood();
+            match limit.ends(stood, now) {
+                Some(end) => until = end.max(clock::after(now, STANDS)),
+                None => break,
+            }
+        }
+        match place.leave() {
+            Was::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
+            Was::WithoutRoom(short) => Err(short.into()),
+            // Granted in this very moment: the answer is on its way.
+            Was::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
         }
     }
 
@@ -108,7 +137,7 @@ impl Shared {
                 if let Some(tokens) = tokens.filter(|_| self.asks.load(Ordering::Relaxed)) {
                     return self.weighed(state, generation, kind, tokens, now);
                 }
-                let cell = state.occupy(generation);
+                let cell = state.occupy(generation, kind);
                 drop(state);
                 match cell {
                     Some(cell) => Ok(Asked::Granted(self.lease_on(cell, kind, Duration::ZERO))),
@@ -119,12 +148,12 @@ impl Shared {
             Answer::Queued(ticket) => {
                 let (sender, answer) = oneshot::channel();
                 state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens });
-                let until = clock::after(now, state.wait);
+                let limit = Limit { since: now, wait: state.wait, stood: state.stood() };
                 drop(state);
                 if !open {
                     self.wake.notify_one();
                 }
-                Ok(Asked::Queued { ticket, answer, until })
+                Ok(Asked::Queued { ticket, answer, limit })
             }
             Answer::Full { waiting } => {
                 let depth = state.depth;
@@ -150,7 +179,7 @@ impl Shared {
         let (sender, mut answer) = oneshot::channel();
         let ticket = state.dispatch.issue();
         state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens: Some(tokens) });
-        let until = clock::after(now, state.wait);
+        let limit = Limit { since: now, wait: state.wait, stood: state.stood() };
         let mut outbox = Outbox::default();
         self.settle(&mut state, vec![Grant { ticket, generation, kind }], &mut outbox);
         drop(state);
@@ -158,7 +187,7 @@ impl Shared {
         match answer.try_recv() {
             Ok(Ok(lease)) => Ok(Asked::Granted(lease)),
             Ok(Err(denied)) => Err(denied),
-            Err(_) => Ok(Asked::Queued { ticket, answer, until }),
+            Err(_) => Ok(Asked::Queued { ticket, answer, limit }),
         }
     }
 

@@ -105,6 +105,13 @@ impl Shared {
         hand_over(dismissed);
     }
 
+    /// The clock of those who wait stands from now on, or goes on: how long a process drains and stops is not theirs.
+    pub(crate) fn stand(&self, stands: bool) {
+        let mut state = lock(&self.state);
+        state.stood = state.stood();
+        state.stands_since = stands.then(Instant::now);
+    }
+
     /// New bounds of the queue.
     pub(crate) fn set_queue(&self, depth: usize, wait: Duration) {
         let mut state = lock(&self.state);

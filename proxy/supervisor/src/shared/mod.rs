@@ -76,6 +76,9 @@ struct State {
     /// Since when nothing is open, after something was.
     gap: Option<Instant>,
     full_told: bool,
+    /// For how long the clock of those who wait has stood, and since when it does.
+    stood: Duration,
+    stands_since: Option<Instant>,
     /// Generations that were found deaf and are closed until the task has looked.
     doubted: Vec<GenerationId>,
 }
@@ -129,6 +132,8 @@ impl Shared {
             refusal: None,
             gap: None,
             full_told: false,
+            stood: Duration::ZERO,
+            stands_since: None,
             doubted: Vec::new(),
         };
         let (asks, knows) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -230,7 +235,7 @@ impl Shared {
                 outbox.events.push((generation, EventKind::PromptTooLarge { action, short }));
             }
             for (ticket, generation, kind) in looked.granted {
-                match (state.waiters.remove(&ticket), state.occupy(generation)) {
+                match (state.waiters.remove(&ticket), state.occupy(generation, kind)) {
                     (Some(waiter), Some(cell)) => {
                         let lease = self.lease_on(cell, kind, waiter.since.elapsed());
                         outbox.answers.push((waiter.answer, Ok(lease)));
@@ -278,7 +283,7 @@ impl Shared {
             }
         }
         if let Some(waiter) = state.waiters.remove(&ticket)
-            && let Some(cell) = state.occupy(generation)
+            && let Some(cell) = state.occupy(generation, kind)
         {
             let lease = self.lease_on(cell, kind, waiter.since.elapsed());
             outbox.answers.push((waiter.answer, Ok(lease)));
@@ -337,10 +342,17 @@ impl State {
         self.dispatch.waiting() + self.admit.waiting()
     }
 
-    fn occupy(&mut self, generation: GenerationId) -> Option<Arc<Cell>> {
+    fn occupy(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<Cell>> {
         let entry = self.generations.get_mut(&generation)?;
-        entry.idle_since = None;
+        if kind != LeaseKind::Watch {
+            entry.idle_since = None;
+        }
         Some(Arc::clone(&entry.cell))
+    }
+
+    /// For how long the clock of those who wait has stood until now.
+    fn stood(&self) -> Duration {
+        self.stood + self.stands_since.map(|since| since.elapsed()).unwrap_or_default()
     }
 
     /// A generation has become idle. True if the task has to be woken for it: when it waits for just that, or would

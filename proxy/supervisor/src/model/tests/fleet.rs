@@ -73,8 +73,8 @@ async fn whoever_waits_for_its_turn_far_over_its_budget_is_not_ended_but_drained
     drop(of_a);
     let cut = tokio::time::timeout(secs(8), of_b.revoked()).await;
     assert!(cut.is_err() && rig.count("draining") == 2, "its answers get their time: {:?}", rig.kinds());
-    let cut = tokio::time::timeout(secs(20), of_b.revoked()).await;
-    assert!(cut.is_ok(), "this far over the budget it is not long: {:?}", rig.kinds());
+    let cut = tokio::time::timeout(secs(200), of_b.revoked()).await;
+    assert!(cut.is_err(), "the device has 58 GiB left: {:?}", rig.kinds());
     drop(of_b);
     rig.end().await;
 }

@@ -213,3 +213,66 @@ async fn a_binary_that_takes_no_unix_socket_gets_a_port_unless_the_configuration
         rig.end().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn changed_models_are_replaced_one_after_another() {
+    let mut rig = Rig::new(|config, script| {
+        config.models = ["m", "b", "c"].map(spec).to_vec();
+        for model in &mut config.models {
+            model.preload = true;
+            model.replace = Replace::Auto;
+        }
+        script.set_available(1 << 40);
+    })
+    .await;
+    pass(secs(10)).await;
+    rig.apply(|config| {
+        for model in &mut config.models {
+            model.command.args.push("-fa".to_owned());
+        }
+    })
+    .await;
+    pass(secs(60)).await;
+    assert_eq!((rig.script.alive(), rig.script.children().len()), (3, 6));
+    let kinds = rig.kinds();
+    let of_replacements: Vec<&str> =
+        kinds.iter().map(String::as_str).filter(|kind| kind.starts_with("recycle_")).collect();
+    assert_eq!(of_replacements, ["recycle_began", "recycle_done"].repeat(3), "{kinds:?}");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_leaves_makes_room_before_a_new_model_starts() {
+    let mut rig = Rig::new(|config, script| {
+        config.models[0].preload = true;
+        script.next(Role { term_takes: Some(secs(3)), ..Role::default() });
+    })
+    .await;
+    rig.until(ModelState::Loaded).await;
+    let renamed = |config: &mut FleetConfig| config.models = vec![ModelSpec { preload: true, ..spec("n") }];
+    rig.apply(renamed).await;
+    pass(secs(2)).await;
+    assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 1));
+    pass(secs(2)).await;
+    assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 2));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_finds_no_room_while_another_drains_is_waited_out() {
+    let mut rig = Rig::new(|config, script| {
+        config.models[0].preload = true;
+        script.next(Role::default());
+        for _ in 0..4 {
+            script.next(Role::failing(Exit::Code(1), "ggml_aligned_malloc: insufficient memory"));
+        }
+    })
+    .await;
+    let held = rig.lease().await.unwrap();
+    rig.apply(|config| config.models = vec![ModelSpec { preload: true, ..spec("n") }]).await;
+    pass(secs(60)).await;
+    assert_eq!(rig.count("crash_loop"), 0);
+    let n = rig.fleet.lease(&ModelName::new("n"), LeaseKind::Slot).await.unwrap();
+    drop((held, n));
+    rig.end().await;
+}

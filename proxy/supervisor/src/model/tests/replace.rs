@@ -290,3 +290,94 @@ async fn a_policy_waits_for_what_the_next_process_needs() {
     );
     rig.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_from_the_beginning_of_a_replacement_is_served_however_long_a_lease_lasts() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].queue_wait = secs(3);
+        config.models[0].timing.drain_deadline = secs(30);
+        script.next(Role::default());
+        script.next(Role { ready_after: secs(2), ..Role::default() });
+    })
+    .await;
+    let long = rig.lease().await.unwrap();
+    let restart = rig.restart_later().await;
+    pass(Duration::from_millis(10)).await;
+    let waiting = rig.lease_later().await;
+    pass(secs(20)).await;
+    assert!(!waiting.is_finished());
+    drop(long);
+    let served = waiting.await.unwrap().unwrap();
+    assert_eq!(served.generation(), GenerationId(2));
+    assert!(served.queued_for() >= secs(22), "{:?}", served.queued_for());
+    restart.await.unwrap().unwrap();
+    // Without a replacement the wait is what it was.
+    let _other = rig.lease().await.unwrap();
+    let late = rig.lease().await.unwrap_err();
+    assert!(matches!(late, Denied::Deadline { waited } if waited < secs(4)), "{late:?}");
+    drop(served);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_holds_no_drain_and_ends_with_the_process() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    let watcher = rig.fleet.lease(&ModelName::new("m"), LeaseKind::Watch).await.unwrap();
+    assert_eq!(rig.fleet.view().models[0].backends[0].in_flight, 0, "nobody is busy");
+    let entries = rig.fleet.restart("m").await.unwrap();
+    assert_eq!((entries[0].cut, entries[0].drain_ms), (0, 0));
+    watcher.revoked().await;
+    drop(watcher);
+    assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
+    rig.end().await;
+}
+
+/// One model over its hard budget, with a request that lasts.
+async fn over_budget(available: u64) -> (Rig, Lease) {
+    let rig = Rig::new(|config, script| {
+        config.models[0].recycle.host_hard = mib(180);
+        config.models[0].timing.drain_deadline = secs(60);
+        script.set_available(available);
+    })
+    .await;
+    let long = rig.lease().await.unwrap();
+    pass(secs(1)).await;
+    rig.script.last().set_anon(517 * MIB);
+    (rig, long)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_cuts_no_request_while_the_machine_has_memory() {
+    let (rig, long) = over_budget(20 << 30).await;
+    rig.until(ModelState::Draining).await;
+    pass(secs(50)).await;
+    assert_eq!(rig.script.last().terms.load(Ordering::SeqCst), 0, "{:?}", rig.kinds());
+    // At the deadline others have waited long enough: it serves on.
+    rig.until(ModelState::Loaded).await;
+    drop(rig.lease().await.unwrap());
+    let entry = &rig.ledger()[0];
+    assert!(
+        entry.failed.as_ref().is_some_and(|why| why.contains("serves on")) && entry.helped.is_none(),
+        "{entry:?}"
+    );
+    pass(secs(10)).await;
+    let held = rig.fleet.view().models[0].policy.as_ref().and_then(|policy| policy.held);
+    assert!(held.is_some(), "{:?}", rig.kinds());
+    drop(long);
+    pass(secs(200)).await;
+    assert_eq!((rig.script.children().len(), rig.script.alive()), (2, 1));
+    assert!(rig.ledger()[1].failed.is_none());
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_cuts_requests_when_the_machine_itself_is_short() {
+    let (rig, long) = over_budget(1500 * MIB).await;
+    rig.until(ModelState::Draining).await;
+    pass(secs(30)).await;
+    long.revoked().await;
+    assert_eq!(rig.script.children().len(), 2, "{:?}", rig.kinds());
+    drop(long);
+    rig.end().await;
+}
