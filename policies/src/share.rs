@@ -203,6 +203,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_judged_by_the_memory_of_the_machine_waits_for_every_other() {
+        let mut arbiter = Arbiter::new();
+        let [a, b] = ["a", "b"].map(ModelName::new);
+        let Turn::Granted(first) = arbiter.request(&a, 0, &[], Reach::Machine) else { panic!("nobody else") };
+        assert!(matches!(arbiter.request(&b, 0, &[], Reach::Machine), Turn::Wait { gpu: None, .. }));
+        arbiter.release(first);
+        assert!(matches!(arbiter.request(&b, 0, &[], Reach::Machine), Turn::Granted(_)));
+    }
+
+    #[test]
     fn whoever_gives_back_most_goes_first() {
         let members = [holds(90, 80), holds(60, 10), holds(20, 0)];
         let chosen = |level, limit| Chosen { series: Series::Host, level, limit };
@@ -294,7 +304,7 @@ mod tests {
             let mut turns: Vec<TurnId> = Vec::new();
             for (name, replica, gpus, release) in steps {
                 let gpus: Vec<GpuIndex> = gpus.into_iter().map(GpuIndex).collect();
-                if let Turn::Granted(id) = arbiter.request(&model(&format!("m{name}")), replica, &gpus) {
+                if let Turn::Granted(id) = arbiter.request(&model(&format!("m{name}")), replica, &gpus, Reach::Gpus) {
                     turns.push(id);
                 }
                 if release && let Some(id) = turns.pop() {

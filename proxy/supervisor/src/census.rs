@@ -120,7 +120,8 @@ impl Census {
     pub(crate) fn reserved(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
         let parts = lock(&self.parts);
         // The dead take nothing again.
-        let others = parts.iter().filter(|(id, part)| Some(**id) != besides && !part.dead).map(|(_, part)| part);
+        let others =
+            parts.iter().filter(|(id, part)| Some(**id) != besides && !part.dead).map(|(_, part)| part);
         let gave = |part: &Part| {
             part.peaks.get(&gpu).copied().unwrap_or(0).saturating_sub(part.holds(Series::Vram(gpu)))
         };

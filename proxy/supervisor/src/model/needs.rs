@@ -29,6 +29,8 @@ pub(super) struct Needs {
     seen: Option<(Instant, Recipe, Sight)>,
     /// A replacement did not begin because of what this look found.
     kept: Option<Sight>,
+    /// A replacement that begins when the look is there.
+    asked: Option<(u32, Reason)>,
 }
 
 impl Needs {
@@ -101,6 +103,12 @@ impl Model {
             }
         }
         self.needs.seen = Some((Instant::now(), made_of, sight));
+        if let Some((replica, reason)) = self.needs.asked.take()
+            && self.replacements.is_empty()
+            && self.end.is_none()
+        {
+            self.replace(replica, reason);
+        }
         // Whoever asked for it looks again.
         for id in self.ids() {
             let live = self.unit(id).and_then(|unit| unit.live.as_ref());
@@ -158,7 +166,13 @@ impl Model {
                 self.keep_the_old(replica, &because(reason), missing);
                 false
             }
-            None => false,
+            None => {
+                // These two ask again by themselves.
+                if !matches!(reason, Reason::Operator | Reason::Configuration) {
+                    self.needs.asked = Some((replica, reason));
+                }
+                false
+            }
         }
     }
 }

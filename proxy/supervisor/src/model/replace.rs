@@ -106,7 +106,7 @@ pub(super) struct Replacement {
     given_up: bool,
     gone: Option<Instant>,
     /// Others wait as long as this is held.
-    _permit: Option<Permit>,
+    permit: Option<Permit>,
 }
 
 impl Replacement {
@@ -268,7 +268,7 @@ impl Model {
             measured: from.is_none(),
             given_up: false,
             gone: None,
-            _permit: permit,
+            permit,
         };
         self.replacements.push(replacement);
         self.note = note;
@@ -385,8 +385,12 @@ impl Model {
         let (replica, role) = (unit.replica, unit.role);
         let now = Instant::now();
         if role == Role::Retiring {
-            // Another one serves: nobody waits for this one.
+            // Another one serves: nobody waits for this one, and no other replacement is to wait for its requests.
             unit.timer = Some((Timer::Drain, clock::again(now, deadline)));
+            let from = unit.generation();
+            if let Some(known) = self.replacements.iter_mut().find(|known| known.from == from) {
+                drop(known.permit.take());
+            }
             return;
         }
         let Some(live) = &mut unit.live else { return };
