@@ -109,7 +109,13 @@ mod tests {
 
     fn event(id: u64) -> Event {
         let model = Some(ModelName::new("m"));
-        Event { id, at: "2026-01-02T03:04:05.678Z".into(), model, generation: None, kind: EventKind::Suspect }
+        Event {
+            id,
+            at: "2026-01-02T03:04:05.678Z".into(),
+            model,
+            generation: None,
+            kind: EventKind::Suspect { refused: false },
+        }
     }
 
     #[test]
