@@ -123,6 +123,7 @@ mod tests {
             modalities: None,
             policy: None,
             last_failure: None,
+            outage: None,
             replace_note: None,
             quarantine: QuarantineView { requests, quarantined: 1, refusals: 3 },
         };
