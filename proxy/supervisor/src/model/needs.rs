@@ -26,7 +26,12 @@ pub(super) struct Needs {
     looking: bool,
     /// When to look without being asked.
     at: Option<Instant>,
+    /// A replacement wants the next look.
+    wanted: bool,
+    /// What it found, for that replacement.
     seen: Option<(Instant, Recipe, Sight)>,
+    /// The last look that found something missing.
+    found: Option<Sight>,
     /// A replacement did not begin because of what this look found.
     kept: Option<Sight>,
     /// A replacement that begins when the look is there.
@@ -59,15 +64,20 @@ impl Model {
         // The libraries of another binary say nothing about this one.
         let same = unit.live.as_ref().filter(|live| live.made_of == made_of);
         let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
-        if let Some((at, of, sight)) = &self.needs.seen
+        // Each look serves one replacement: the next one may come because something was mended.
+        if let Some((at, of, sight)) = self.needs.seen.take()
             && at.elapsed() <= FRESH
-            && *of == made_of
+            && of == made_of
         {
-            return Some(match &sight.missing {
-                Some(missing) => Err(missing.clone()),
+            return Some(match sight.missing.clone() {
+                Some(missing) => {
+                    self.needs.found = Some(sight);
+                    Err(missing)
+                }
                 None => Ok(()),
             });
         }
+        self.needs.wanted = true;
         self.look(made_of, running);
         None
     }
@@ -102,7 +112,9 @@ impl Model {
                 }
             }
         }
-        self.needs.seen = Some((Instant::now(), made_of, sight));
+        if std::mem::take(&mut self.needs.wanted) {
+            self.needs.seen = Some((Instant::now(), made_of, sight));
+        }
         if let Some((replica, reason)) = self.needs.asked.take()
             && self.replacements.is_empty()
             && self.end.is_none()
@@ -146,7 +158,7 @@ impl Model {
     /// whoever asked are told why, once for as long as it stays so.
     pub(super) fn keep_the_old(&mut self, replica: u32, decision: &Decision, missing: Missing) {
         let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
-        let sight = self.needs.seen.as_ref().map(|(_, _, sight)| sight.clone());
+        let sight = self.needs.found.take();
         let known = self.needs.kept.is_some() && self.needs.kept == sight;
         self.needs.kept = sight;
         if known && !asked {
