@@ -62,7 +62,7 @@ fn one_hook(set: &PatchSet, hook: &Hook, source: &Source) -> Result<bool, Troubl
     let text = String::from_utf8_lossy(source.raw()).into_owned();
     let lines: Vec<&str> = text.lines().collect();
     let mark = marker(&set.id, &hook.id);
-    let at: Vec<usize> = (0..lines.len()).filter(|at| lines[*at].contains(&mark)).collect();
+    let at: Vec<usize> = (0..lines.len()).filter(|at| lines[*at].trim_end().ends_with(&mark)).collect();
     let container = match &hook.container {
         None => None,
         Some(container) => match source.find(container) {
@@ -77,6 +77,12 @@ fn one_hook(set: &PatchSet, hook: &Hook, source: &Source) -> Result<bool, Troubl
             Finding::Unsure { line, why } => return Err(Trouble::new(format!("line {line}: {why}"))),
         },
     };
+    if let (Some(when), Some(found)) = (&hook.when, &container)
+        && !when.0.is_match(source.code().get(found.start..found.end).unwrap_or_default())
+    {
+        assert!(at.is_empty(), "{at:?}");
+        return Ok(false);
+    }
     let placed: Vec<&str> = at.iter().map(|at| lines[*at].trim()).collect();
     let expected: Vec<String> = hook.insert.iter().map(|line| format!("{line} {mark}")).collect();
     assert_eq!(placed, expected, "each line once, in their order");
