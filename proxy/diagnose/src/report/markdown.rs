@@ -50,6 +50,8 @@ impl Report {
                 leg.finding.workload
             );
         }
+        // By this a later report knows that it may replace the file.
+        let _ = writeln!(text, "\nWritten by `llama-warden diagnose`.");
         text
     }
 
