@@ -5,7 +5,7 @@ pub(super) fn value(condition: &[u8]) -> Option<bool> {
     let mut parser = Parser { rest: condition.trim_ascii(), depth: 0 };
     let value = parser.binary(0)?;
     // What is left over was not understood.
-    if !parser.rest.trim_ascii().is_empty() { None } else { value.known().map(|number| number != 0) }
+    if parser.rest.trim_ascii().is_empty() { value.known().map(|number| number != 0) } else { None }
 }
 
 /// Parentheses inside of parentheses; more is no condition.
