@@ -21,6 +21,17 @@ use crate::process::FreeMemory;
 use crate::spec::SharedBudgets;
 use crate::sync::lock;
 
+/// Where a generation is on its way out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Stays,
+    /// It drains or was told to end.
+    Leaves,
+    /// Its process is gone: it holds nothing any more, and what came back of it is looked for.
+    Dead,
+}
+
 /// One generation's part.
 #[derive(Clone, Debug, Default)]
 struct Part {
@@ -32,10 +43,7 @@ struct Part {
     members: Vec<(Series, Member)>,
     /// The most that it held of each GPU's memory.
     peaks: BTreeMap<GpuIndex, u64>,
-    /// It drains or was told to end.
-    leaves: bool,
-    /// Its process is gone: it holds nothing any more, and what came back of it is looked for.
-    dead: bool,
+    stage: Stage,
     /// What had come back when another one was about to be made.
     looked: Option<Returned>,
 }
@@ -78,7 +86,8 @@ impl Census {
         let mut parts = lock(&self.parts);
         let before = with_others(&parts, id, free);
         // Afterwards it is not known what the new one holds.
-        let dead: Vec<GenerationId> = parts.iter().filter(|(_, part)| part.dead).map(|(id, _)| *id).collect();
+        let dead: Vec<GenerationId> =
+            parts.iter().filter(|(_, part)| part.stage == Stage::Dead).map(|(id, _)| *id).collect();
         for dead in dead {
             let found = look(&parts, dead, free);
             if let Some(part) = parts.get_mut(&dead) {
@@ -91,7 +100,7 @@ impl Census {
     /// Its process is gone, and what comes back of its memory is not known yet.
     pub(crate) fn died(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
-            part.dead = true;
+            part.stage = Stage::Dead;
         }
     }
 
@@ -120,8 +129,10 @@ impl Census {
     pub(crate) fn reserved(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
         let parts = lock(&self.parts);
         // The dead take nothing again.
-        let others =
-            parts.iter().filter(|(id, part)| Some(**id) != besides && !part.dead).map(|(_, part)| part);
+        let others = parts
+            .iter()
+            .filter(|(id, part)| Some(**id) != besides && part.stage != Stage::Dead)
+            .map(|(_, part)| part);
         let gave = |part: &Part| {
             part.peaks.get(&gpu).copied().unwrap_or(0).saturating_sub(part.holds(Series::Vram(gpu)))
         };
@@ -140,13 +151,13 @@ impl Census {
     /// It gives its memory back before long.
     pub(crate) fn leaves(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
-            part.leaves = true;
+            part.stage = Stage::Leaves;
         }
     }
 
     /// Whether another one than this is giving its memory back: what found no room may find some soon.
     pub(crate) fn is_making_room(&self, besides: GenerationId) -> bool {
-        lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.leaves || part.dead))
+        lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != Stage::Stays))
     }
 
     /// Nothing more is to be known about it.
@@ -165,7 +176,7 @@ impl Census {
         let own = parts.get(&id)?;
         let chosen = own.members.iter().filter_map(|(series, _)| {
             let budget = in_bytes(budgets, *series, total(*series));
-            let all = parts.iter().filter(|(_, part)| !part.dead).filter_map(|(id, part)| {
+            let all = parts.iter().filter(|(_, part)| part.stage != Stage::Dead).filter_map(|(id, part)| {
                 let member = part.members.iter().find(|(of, _)| of == series)?.1;
                 Some((*id, member))
             });
@@ -213,7 +224,9 @@ fn with_others(
 ) -> Vec<(Series, u64)> {
     let host = free.host.map(|bytes| (Series::Host, bytes));
     let gpus = free.gpus.iter().map(|(gpu, bytes)| (Series::Vram(*gpu), *bytes));
-    let others = || parts.iter().filter(|(other, part)| **other != id && !part.dead).map(|(_, part)| part);
+    let others = || {
+        parts.iter().filter(|(other, part)| **other != id && part.stage != Stage::Dead).map(|(_, part)| part)
+    };
     let known = |(series, bytes): (Series, u64)| {
         let held = others().map(|part| part.holds(series)).fold(bytes, u64::saturating_add);
         others().all(|part| part.knows(series)).then_some((series, held))

@@ -234,7 +234,7 @@ fn deleted_library(line: &str) -> Option<&str> {
     let path = line.strip_suffix(" (deleted)")?;
     let path = &path[path.find('/')?..];
     let name = path.rsplit('/').next()?;
-    (name.ends_with(".so") || name.contains(".so.")).then_some(path)
+    (Path::new(name).extension().is_some_and(|end| end == "so") || name.contains(".so.")).then_some(path)
 }
 
 /// Whether the directory has a file of that name or of another version: what an upgrade puts there.

@@ -247,8 +247,8 @@ impl World for Host {
                 gpus,
                 before,
                 birth,
-                gpu_here,
                 kills,
+                gpu_here,
             }) as Arc<dyn Process>)
         })
     }

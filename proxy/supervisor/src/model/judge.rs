@@ -87,7 +87,7 @@ impl Model {
         if let Some(Err(missing)) = &prepared {
             held = Some(Held::CannotStart);
             decision = decision.but(WhyNot::Held { by: Held::CannotStart });
-            self.keep_the_old(replica, &decision, missing.clone());
+            self.keep_the_old(replica, &decision, missing);
         }
         let permit = if go && !alone { self.permit(id, replica) } else { None };
         if spared || go && permit.is_none() && decision.action < Action::KillNow {

@@ -116,8 +116,8 @@ pub(crate) struct Model {
     dying: Vec<warden_policies::GenerationId>,
     /// Until then what leaves may make room before the first process is made.
     room_until: Option<Instant>,
-    /// The clock of the queue stands.
-    stands: bool,
+    /// Since when the clock of the queue stands.
+    stands: Option<Instant>,
     needs: needs::Needs,
     /// Answers to operators, given when the picture shows what they tell.
     answers: Answers,
@@ -194,7 +194,7 @@ impl Model {
             note: None,
             dying: Vec::new(),
             room_until: None,
-            stands: false,
+            stands: None,
             needs: needs::Needs::default(),
             answers: Answers::default(),
             shown: true,

@@ -156,7 +156,7 @@ impl Model {
 
     /// A replacement does not begin, because the next process could not start: the present one goes on. The ledger and
     /// whoever asked are told why, once for as long as it stays so.
-    pub(super) fn keep_the_old(&mut self, replica: u32, decision: &Decision, missing: Missing) {
+    pub(super) fn keep_the_old(&mut self, replica: u32, decision: &Decision, missing: &Missing) {
         let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
         let sight = self.needs.found.take();
         let known = self.needs.kept.is_some() && self.needs.kept == sight;
@@ -175,7 +175,7 @@ impl Model {
         match self.may_replace(id) {
             Some(Ok(())) => true,
             Some(Err(missing)) => {
-                self.keep_the_old(replica, &because(reason), missing);
+                self.keep_the_old(replica, &because(reason), &missing);
                 false
             }
             None => {

@@ -83,7 +83,6 @@ pub(super) struct Replacement {
     evidence: Evidence,
     began: Instant,
     from: Option<GenerationId>,
-    from_gone: bool,
     host_before: Option<HostMemory>,
     vram_before: Vec<Vram>,
     /// What the old generation held of the memory that is the reason when it was young.
@@ -141,7 +140,8 @@ impl Replacement {
     }
 
     fn is_complete(&self) -> bool {
-        self.to.is_some() && self.from_gone && self.sampled && self.measured
+        let gone = self.from.is_none() || self.gone.is_some();
+        self.to.is_some() && gone && self.sampled && self.measured
     }
 }
 
@@ -249,7 +249,6 @@ impl Model {
             evidence: live.map(|live| evidence(live, decision, note.clone())).unwrap_or_default(),
             began: Instant::now(),
             from,
-            from_gone: from.is_none(),
             host_before: live.and_then(|live| live.host),
             vram_before: live.map(|live| live.watched.vram.clone()).unwrap_or_default(),
             fresh: live.and_then(|live| facts_of(live, decision)?.fresh()),
@@ -303,7 +302,6 @@ impl Model {
         self.note_stopped(generation, running);
         let of = |replacement: &&mut Replacement| replacement.from == Some(generation);
         if let Some(replacement) = self.replacements.iter_mut().find(of) {
-            replacement.from_gone = true;
             replacement.gone = Some(Instant::now());
         }
     }

@@ -93,7 +93,8 @@ impl Model {
     fn stop_the_clock(&mut self) {
         let going = |unit: &Unit| matches!(unit.phase(), Phase::Draining | Phase::Stopping);
         let stands = self.end.is_none() && self.units.iter().any(going) && !self.shared.any_open();
-        if stands != std::mem::replace(&mut self.stands, stands) {
+        if stands != self.stands.is_some() {
+            self.stands = stands.then(Instant::now);
             self.shared.stand(stands);
         }
     }
