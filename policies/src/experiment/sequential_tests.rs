@@ -145,9 +145,12 @@ fn however_much_legs_differ_both_errors_keep_to_what_is_declared() {
     // How much legs differ without the switch, and with it.
     for (apart, with_apart) in [(0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.05, 0.4), (0.4, 0.05)] {
         let of = |share: f64| {
-            rates(runs, |seed, with| match with {
-                true => ideal(seed, base * share, noise, with_apart),
-                false => ideal(seed, base, noise, apart),
+            rates(runs, |seed, with| {
+                if with {
+                    ideal(seed, base * share, noise, with_apart)
+                } else {
+                    ideal(seed, base, noise, apart)
+                }
             })
         };
         for share in [policy.stops_share, policy.halves_share] {

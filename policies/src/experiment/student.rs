@@ -44,21 +44,21 @@ fn beta(a: f64, b: f64, x: f64) -> f64 {
 
 fn fraction(a: f64, b: f64, x: f64) -> f64 {
     let safe = |value: f64| if value.abs() < 1e-300 { 1e-300 } else { value };
-    let mut c = 1.0;
-    let mut d = 1.0 / safe(1.0 - (a + b) * x / (a + 1.0));
-    let mut all = d;
+    let mut top = 1.0;
+    let mut bottom = 1.0 / safe(1.0 - (a + b) * x / (a + 1.0));
+    let mut all = bottom;
     for step in 1..200_u32 {
-        let m = f64::from(step);
-        let even = m * (b - m) * x / ((a + 2.0 * m - 1.0) * (a + 2.0 * m));
-        let odd = -(a + m) * (a + b + m) * x / ((a + 2.0 * m) * (a + 2.0 * m + 1.0));
+        let nth = f64::from(step);
+        let even = nth * (b - nth) * x / ((a + 2.0 * nth - 1.0) * (a + 2.0 * nth));
+        let odd = -(a + nth) * (a + b + nth) * x / ((a + 2.0 * nth) * (a + 2.0 * nth + 1.0));
         let mut change = 1.0;
         for part in [even, odd] {
-            d = 1.0 / safe(1.0 + part * d);
-            c = safe(1.0 + part / c);
-            change = c * d;
+            bottom = 1.0 / safe(1.0 + part * bottom);
+            top = safe(1.0 + part / top);
+            change = top * bottom;
             all *= change;
         }
-        if (change - 1.0).abs() < 1e-13 {
+        if (change - 1.0_f64).abs() < 1e-13 {
             break;
         }
     }

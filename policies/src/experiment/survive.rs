@@ -361,13 +361,13 @@ mod tests {
             };
             assert_eq!(search.next(), Step::Run(arm.clone()), "asking twice changes nothing");
             assert!(!(arm.switches.contains(&0) && arm.switches.contains(&1)), "they clash: {arm:?}");
-            let cured = cures.iter().any(|set| set.iter().all(|one| arm.switches.contains(one)));
+            let survives = cures.iter().any(|set| set.iter().all(|one| arm.switches.contains(one)));
             let run =
-                if cured { Run { requests: 184, died: false } } else { Run { requests: 22, died: true } };
+                if survives { Run { requests: 184, died: false } } else { Run { requests: 22, died: true } };
             let seen = if arm.switches.iter().any(|one| broken.contains(one)) {
                 Seen::Nothing("it did not start".into())
             } else {
-                Seen::Run { run, speed: Some(if cured { 80.0 } else { 100.0 }), memory: Vec::new() }
+                Seen::Run { run, speed: Some(if survives { 80.0 } else { 100.0 }), memory: Vec::new() }
             };
             search.observe(&arm, seen);
             arms.push(arm);

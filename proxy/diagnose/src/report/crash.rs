@@ -139,7 +139,7 @@ impl SurvivalReport {
                 lines.push(format!("what stops {under} could not be looked for any more: {why}"));
             }
             Outcome::Interrupted => {
-                lines.push(format!("it was interrupted before it was sure what stops {under}"))
+                lines.push(format!("it was interrupted before it was sure what stops {under}"));
             }
         }
         let cured = found.trials.iter().find(|trial| !found.cure.is_empty() && trial.switches == found.cure);

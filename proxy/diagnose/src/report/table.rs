@@ -108,12 +108,11 @@ fn blame(found: &SeriesFinding) -> String {
 /// How a leg ended, if that is worth a word.
 fn ended(ended: &Ended) -> String {
     match ended {
-        Ended::Complete | Ended::Early => String::new(),
+        // A crash is told at length of its own.
+        Ended::Complete | Ended::Early | Ended::Crashed { .. } => String::new(),
         Ended::OutOfTime => "ended: the time for a leg was over".to_owned(),
         Ended::OutOfMemory { why } => format!("ended: {why}"),
         Ended::Interrupted => "interrupted".to_owned(),
-        // Told at length of its own.
-        Ended::Crashed { .. } => String::new(),
         Ended::Killed { why } => format!("ended: somebody else ended the server: {why}"),
         Ended::Failed { why } => format!("the server failed: {why}"),
     }

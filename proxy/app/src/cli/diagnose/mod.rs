@@ -177,7 +177,9 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         }
         display.see(&progress);
     };
-    let outcome = interruptible(&mut signals, &stop, experiment.run(&lab, &mut show, &stop)).await?;
+    // On the heap: a leg may be repeated within it.
+    let running = Box::pin(experiment.run(&lab, &mut show, &stop));
+    let outcome = interruptible(&mut signals, &stop, running).await?;
     display.close();
     let further: Result<_, Failure> = match outcome {
         Ok(mut outcome) => {
