@@ -91,11 +91,9 @@ impl Exchange {
         self.conn.bound(deadline + config.keep_alive);
         let mut attempt = 1;
         loop {
-            let lone;
-            (right, lone) = match message.sent().print() {
-                Some(print) => self.make_way(&model, right, print, deadline).await?,
-                None => (right, false),
-            };
+            if let Some(print) = message.sent().print() {
+                right = self.make_way(&model, right, print, deadline).await?;
+            }
             let mut revoked = right.clone().revoked();
             let result = tokio::select! {
                 biased;
@@ -145,7 +143,7 @@ impl Exchange {
                 Failed::Begun | Failed::Garbled => false,
                 Failed::Refused | Failed::Starved | Failed::Unsent => true,
             };
-            if let Some(print) = print.filter(|_| lone) {
+            if let Some(print) = print.filter(|_| right.is_alone()) {
                 // Its server may have died of it: nobody else was there.
                 drop(timeout_at(Instant::now() + config.connect_timeout, right.settled()).await);
                 if let Standing::Refused { .. } = right.standing(print) {
@@ -174,18 +172,18 @@ impl Exchange {
         }
     }
 
-    /// Makes way for a request that a server died with: it waits until nobody else runs on its generation. Says whether
-    /// it is alone now. What ends meanwhile costs no attempt, because nothing was sent.
+    /// Makes way for a request that a server died with: it waits until nobody else runs on its generation. What ends
+    /// meanwhile costs no attempt, because nothing was sent.
     async fn make_way(
         &mut self,
         model: &ModelName,
         mut right: Arc<dyn Right>,
         print: Fingerprint,
         deadline: Instant,
-    ) -> Result<(Arc<dyn Right>, bool), Refusal> {
+    ) -> Result<Arc<dyn Right>, Refusal> {
         loop {
             match right.standing(print) {
-                Standing::Clear => return Ok((right, false)),
+                Standing::Clear => return Ok(right),
                 Standing::Refused { .. } => return Err(self.quarantined(model, print, false)),
                 Standing::Suspect => {}
             }
@@ -194,9 +192,9 @@ impl Exchange {
             match alone.map_err(|_| Refusal::Unreachable { model: model.clone(), attempts: 0 })? {
                 Alone::Granted => {
                     let_others_in_later(&right, &self.shared.upstream);
-                    return Ok((right, true));
+                    return Ok(right);
                 }
-                Alone::InCompany => return Ok((right, false)),
+                Alone::InCompany => return Ok(right),
                 Alone::Refused(_) => return Err(self.quarantined(model, print, false)),
                 Alone::Gone => {
                     let patience = self.shared.config.connect_timeout;

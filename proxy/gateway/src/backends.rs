@@ -80,6 +80,8 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn settled(&self) -> BoxFuture<'static, ()>;
     /// Waits until nothing else runs in its slots, for a suspect.
     fn alone(self: Arc<Self>, request: Fingerprint) -> BoxFuture<'static, Alone>;
+    /// Whether it is alone now.
+    fn is_alone(&self) -> bool;
     /// For how long it may be alone.
     fn alone_for(&self) -> Duration;
     /// Lets others in again.
@@ -209,6 +211,10 @@ impl Right for Lease {
 
     fn alone(self: Arc<Self>, request: Fingerprint) -> BoxFuture<'static, Alone> {
         Box::pin(async move { Lease::alone(&self, request).await })
+    }
+
+    fn is_alone(&self) -> bool {
+        Lease::is_alone(self)
     }
 
     fn alone_for(&self) -> Duration {

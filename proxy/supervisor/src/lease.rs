@@ -211,6 +211,11 @@ impl Lease {
         alone
     }
 
+    /// Whether it was granted to be alone, and nobody was let in since.
+    pub fn is_alone(&self) -> bool {
+        self.beside.load(Ordering::Relaxed) == ALONE
+    }
+
     /// For how long a suspect may be alone.
     pub fn alone_for(&self) -> Duration {
         self.shared.alone_for()

@@ -304,6 +304,10 @@ impl Right for TestRight {
         Box::pin(async { Alone::Granted })
     }
 
+    fn is_alone(&self) -> bool {
+        self.backends.told.lock().unwrap().contains(&"alone")
+    }
+
     fn alone_for(&self) -> Duration {
         PATIENCE
     }
