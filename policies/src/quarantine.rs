@@ -214,17 +214,13 @@ impl Quarantine {
         }
         let until = now.saturating_add(self.policy.suspect_for);
         let entry = self.entry(request, until, now);
-        match end {
-            Some(_) => {
-                entry.suspect = true;
-                entry.deaths += 1;
-                true
-            }
-            None => {
-                entry.doubt = Some(generation);
-                false
-            }
+        if end.is_some() {
+            entry.suspect = true;
+            entry.deaths += 1;
+        } else {
+            entry.doubt = Some(generation);
         }
+        end.is_some()
     }
 
     /// The generation answers: connections that broke say nothing.

@@ -40,7 +40,7 @@ impl Load {
         for (at, two) in all.windows(2).enumerate() {
             let mut done = two[1].clone();
             done.work = two[1].work - two[0].work;
-            done.at = two[1].at - two[0].at;
+            done.at = two[1].at.saturating_sub(two[0].at);
             steps.push((done, level(&two[1]) - base - per_step * real(at as u64)));
         }
         Self { steps, base }

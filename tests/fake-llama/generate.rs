@@ -186,7 +186,7 @@ type Next = Pin<Box<dyn Future<Output = Option<(String, Job, At)>> + Send>>;
 /// What a stream does.
 enum Now {
     /// It has said everything so far.
-    Due(Job, At),
+    Due(Box<Job>, At),
     /// It computes what it says next.
     Computing(Next),
 }
@@ -219,11 +219,11 @@ async fn streamed(
     let ping = engine.script().ping_ms;
     let engine = Arc::clone(engine);
     // Pulled by hyper: a client that leaves drops the body, and with it the job.
-    let events = stream::unfold(Now::Due(job, begin), move |now| {
+    let events = stream::unfold(Now::Due(Box::new(job), begin), move |now| {
         let (wire, engine) = (wire.clone(), Arc::clone(&engine));
         async move {
             let mut next: Next = match now {
-                Now::Due(job, at) => Box::pin(say(job, at, shape, include_usage, wire)),
+                Now::Due(job, at) => Box::pin(say(*job, at, shape, include_usage, wire)),
                 Now::Computing(next) => next,
             };
             let said = if ping == 0 {
@@ -239,7 +239,7 @@ async fn streamed(
                 }
             };
             let (text, job, at) = said?;
-            Some((Ok(Frame::data(Bytes::from(text))), Now::Due(job, at)))
+            Some((Ok(Frame::data(Bytes::from(text))), Now::Due(Box::new(job), at)))
         }
     });
     let body = StreamBody::new(events).map_err(|never| -> io::Error { match never {} }).boxed_unsync();

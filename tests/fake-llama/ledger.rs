@@ -61,7 +61,7 @@ impl Ledger {
         match file.write(line.as_bytes()) {
             Ok(written) if written == line.len() => {}
             Ok(written) => {
-                say::err(&format!("fake-llama: ledger: {written} of {} bytes written", line.len()))
+                say::err(&format!("fake-llama: ledger: {written} of {} bytes written", line.len()));
             }
             Err(error) => say::err(&format!("fake-llama: ledger: {error}")),
         }

@@ -74,9 +74,9 @@ async fn what_others_keep_in_a_configured_directory_stays_whatever_ends_us() -> 
     let setup = Setup::new()?;
     let mut foreign = Foreign::make(&setup.home.path().join("rest"))?;
     foreign.files.extend(Foreign::make(&setup.home.path().join("sockets"))?.files);
-    let home = setup.home.path().display();
+    let home = setup.home.path().display().to_string();
     let top: String =
-        DIRECTORIES.iter().map(|(key, folder)| format!("{key} = '{home}/{folder}'\n")).collect();
+        DIRECTORIES.iter().flat_map(|(key, folder)| [key, " = '", &home, "/", folder, "'\n"]).collect();
     let mut warden = setup.top(&top).fake("m", &json!({}), "")?.start().await?;
     warden.until_ready(1).await?;
     foreign.check("a start")?;

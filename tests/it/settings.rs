@@ -80,8 +80,9 @@ async fn settings_that_contradict_each_other_are_named_with_the_numbers() -> Out
 async fn a_flag_that_the_llama_server_does_not_have_is_named_with_the_nearest_one() -> Outcome {
     let home = Home::new()?;
     home.file("m.gguf", "")?;
-    let flags: String =
-        (0..30).map(|number| format!("-x{number}, --flag-{number} N    something\n")).collect();
+    let flags: String = (0..30)
+        .flat_map(|number| [format!("-x{number}, --flag-{number} N    something"), "\n".to_owned()])
+        .collect();
     let script = format!(
         "#!/bin/sh\ncase $1 in\n--version) echo 'version: 1 (abc)';;\n--help) cat <<'EOF'\n-m, --model FNAME  a file\n-c, \
          --ctx-size N  tokens\n{flags}EOF\n;;\nesac\n"

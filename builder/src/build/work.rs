@@ -112,7 +112,9 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let names = ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"];
         let folder = |name: &str| cache.path().join("work").join(name);
-        names.iter().for_each(|name| owned::create(&folder(name)).unwrap());
+        for name in &names {
+            owned::create(&folder(name)).unwrap();
+        }
         let _lock = Lock::try_take(&lock_path(cache.path(), names[0])).unwrap().unwrap();
         sweep(cache.path());
         assert!(folder(names[0]).exists() && !folder(names[1]).exists());

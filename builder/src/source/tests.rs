@@ -76,7 +76,7 @@ fn a_source_that_was_built_in_itself_is_not_the_hash_of_nothing() {
     assert_ne!(identity(), clean);
     let copy = folder.path().join("copy");
     fs::create_dir(&copy).unwrap();
-    super::folder::copy(&root, &copy, &CancellationToken::new()).unwrap();
+    folder::copy(&root, &copy, &CancellationToken::new()).unwrap();
     assert!(copy.join("src/llama.cpp").exists() && !copy.join("CMakeCache.txt").exists());
 }
 

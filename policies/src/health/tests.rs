@@ -91,15 +91,20 @@ fn until_wedged(health: &mut Health, look: Look, from: u64, most: u64) -> Option
 const STREAM: Awaited =
     Awaited { begun: 1, prompts: 0, whole: 0, left: 0, prompt_tokens: 0, largest_prompt: 0, media: 0 };
 
-fn gaps(middle_ms: u64, most_ms: u64) -> Option<Gaps> {
-    Some(Gaps { middle: Duration::from_millis(middle_ms), most: Duration::from_millis(most_ms) })
+fn gaps(middle_ms: u64, most_ms: u64) -> Gaps {
+    Gaps { middle: Duration::from_millis(middle_ms), most: Duration::from_millis(most_ms) }
 }
 
 #[test]
 fn between_tokens_the_limit_follows_what_the_tokens_so_far_took_and_says_so() {
     for (most_ms, seconds) in [(50, 20), (2_000, 40)] {
-        let look =
-            Look { awaited: STREAM, moves: 40, gaps: gaps(40, most_ms), tells: true, ..Look::default() };
+        let look = Look {
+            awaited: STREAM,
+            moves: 40,
+            gaps: Some(gaps(40, most_ms)),
+            tells: true,
+            ..Look::default()
+        };
         let (found, limit) = until_wedged(&mut health(), look, 0, 600).unwrap();
         assert_eq!(found, seconds, "a gap of {most_ms} ms");
         let words = limit.to_string();
@@ -114,7 +119,8 @@ fn between_tokens_the_limit_follows_what_the_tokens_so_far_took_and_says_so() {
 fn tokens_that_give_no_event_are_no_wedge_where_the_server_says_that_it_computes_or_cannot_be_asked() {
     // A tool call of some minutes: the mark of its slots moves.
     let mut asked = health();
-    let look = Look { awaited: STREAM, moves: 40, gaps: gaps(100, 200), tells: true, ..Look::default() };
+    let look =
+        Look { awaited: STREAM, moves: 40, gaps: Some(gaps(100, 200)), tells: true, ..Look::default() };
     for second in (0..600).step_by(5) {
         let slots = Some(Slots { busy: 1, mark: second });
         asked.observe(&Look { at: Duration::from_secs(second), slots, ..look });
@@ -135,7 +141,8 @@ fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_
         largest_prompt: tokens,
         ..Awaited::default()
     };
-    let look = |tokens, tells| Look { awaited: waits(tokens), gaps: gaps(20, 40), tells, ..Look::default() };
+    let look =
+        |tokens, tells| Look { awaited: waits(tokens), gaps: Some(gaps(20, 40)), tells, ..Look::default() };
     // 50 tokens a second: a slow processor.
     let slow = || {
         let mut health = health();
@@ -177,7 +184,7 @@ fn an_image_a_sleep_and_a_first_request_have_their_time() {
 
 #[test]
 fn time_in_which_it_was_stopped_or_paged_is_not_held_against_it() {
-    let look = Look { awaited: STREAM, gaps: gaps(20, 40), tells: true, ..Look::default() };
+    let look = Look { awaited: STREAM, gaps: Some(gaps(20, 40)), tells: true, ..Look::default() };
     let mut stopped = health();
     assert_eq!(until_wedged(&mut stopped, Look { hindered: true, ..look }, 0, 7200), None);
     let (found, _) = until_wedged(&mut stopped, look, 7200, 600).unwrap();
@@ -186,7 +193,7 @@ fn time_in_which_it_was_stopped_or_paged_is_not_held_against_it() {
 
 #[test]
 fn a_server_whose_loop_turns_with_nothing_to_do_waits_for_somebody_else() {
-    let look = Look { awaited: STREAM, gaps: gaps(20, 40), tells: true, ..Look::default() };
+    let look = Look { awaited: STREAM, gaps: Some(gaps(20, 40)), tells: true, ..Look::default() };
     let idle = Look { slots: Some(Slots { busy: 0, mark: 7 }), ..look };
     assert_eq!(until_wedged(&mut health(), idle, 0, 7200), None);
     // It answers, is at work, and nothing comes of it.
@@ -198,7 +205,7 @@ fn a_server_whose_loop_turns_with_nothing_to_do_waits_for_somebody_else() {
 #[test]
 fn who_owes_nothing_is_never_wedged() {
     // Clients that do not read: no event passes, and none is awaited.
-    let look = Look { awaited: Awaited::default(), gaps: gaps(20, 40), tells: true, ..Look::default() };
+    let look = Look { awaited: Awaited::default(), gaps: Some(gaps(20, 40)), tells: true, ..Look::default() };
     assert_eq!(until_wedged(&mut health(), look, 0, 100_000), None);
 }
 

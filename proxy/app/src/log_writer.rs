@@ -138,7 +138,7 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
                 }
             }
             Err(error) => {
-                let missing = lines[done..].iter().filter(|&&byte| byte == b'\n').count();
+                let missing = lines[done..].split(|&byte| byte == b'\n').count() - 1;
                 shared.lost.fetch_add(missing as u64, Ordering::Relaxed);
                 self.torn |= done > 0 && lines[done - 1] != b'\n';
                 let first = failing.replace(error.to_string()).is_none();

@@ -174,10 +174,9 @@ impl Refusal {
         match fault {
             BodyFault::TooLarge => Self::BodyTooLarge { limit: limits.bytes, key: limits.key },
             BodyFault::TooSlow => Self::BodyTooSlow,
-            BodyFault::Broken => Self::BodyBroken,
             BodyFault::TwoModels => Self::TwoModels,
-            // Those that send bodies say more about these two.
-            BodyFault::Quarantined | BodyFault::Stopped => Self::BodyBroken,
+            // Those that send bodies say more about the last two.
+            BodyFault::Broken | BodyFault::Quarantined | BodyFault::Stopped => Self::BodyBroken,
         }
     }
 }

@@ -54,7 +54,9 @@ mod tests {
 
     fn of(key: PrintKey, method: &Method, path: &str, pieces: &[&str]) -> Fingerprint {
         let mut printer = key.begin(method, path);
-        pieces.iter().for_each(|piece| printer.add(piece.as_bytes()));
+        for piece in pieces {
+            printer.add(piece.as_bytes());
+        }
         printer.finish()
     }
 

@@ -284,10 +284,10 @@ mod tests {
         let (state, place) = (base.path().join("state"), base.path().join("run"));
         let there = instance(3, &base.path().join("x.sock"));
         let _pointer = Pointer::put(&place.join(IN_COMMON), &there).unwrap();
-        assert_eq!(nearest(&state, std::slice::from_ref(&place)), [there.clone()]);
+        assert_eq!(nearest(&state, std::slice::from_ref(&place)), std::slice::from_ref(&there));
         let own = instance(4, &base.path().join("y.sock"));
         let _own = Pointer::put(&state.join(IN_STATE), &own).unwrap();
-        assert_eq!(nearest(&state, std::slice::from_ref(&place)), [own.clone()]);
+        assert_eq!(nearest(&state, std::slice::from_ref(&place)), std::slice::from_ref(&own));
         assert_eq!(everywhere(&state, &[place]), [there, own]);
     }
 }

@@ -1,7 +1,7 @@
 //! `llama-warden history`: what happened to the models, in this and in former instances. It reads the ledger and the events
 //! of the state directory; nothing needs to run.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -131,17 +131,16 @@ impl Entry {
         let model = self.event.model.as_ref().map(warden_policies::ModelName::as_str);
         let known = self.names();
         args.model.as_deref().is_none_or(|wanted| model == Some(wanted))
-            && (args.reason.is_empty()
-                || args.reason.iter().any(|wanted| known.contains_key(wanted.as_str())))
+            && (args.reason.is_empty() || args.reason.iter().any(|wanted| known.contains(wanted.as_str())))
             && args.since.is_none_or(|since| self.at.is_some_and(|at| at >= since))
             && args.until.is_none_or(|until| self.at.is_some_and(|at| at <= until))
     }
 
     /// Under which names it is asked for: its kind, and the reasons in it.
-    fn names(&self) -> BTreeMap<&str, ()> {
+    fn names(&self) -> BTreeSet<&str> {
         let of = |path: &str| self.json.pointer(path).and_then(Value::as_str);
         let all = ["/kind", "/reason", "/decision/reason", "/failure/kind"];
-        all.into_iter().filter_map(of).map(|name| (name, ())).collect()
+        all.into_iter().filter_map(of).collect()
     }
 
     fn text(&self) -> String {

@@ -25,7 +25,7 @@ pub(crate) fn table(status: &Status) -> String {
         let now =
             log.failing.as_ref().map_or_else(String::new, |why| format!(", and it cannot be written: {why}"));
         text.truncate(text.len() - 1);
-        text.push_str(&format!("access log {}: {} lines are missing{now}\n\n", log.path.display(), log.lost));
+        text.extend([format!("access log {}: {} lines are missing{now}\n\n", log.path.display(), log.lost)]);
     }
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     // What is said under each row.

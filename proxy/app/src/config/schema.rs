@@ -269,9 +269,15 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         // Without any time nothing could be done within it, or it would be done without a pause.
         (
             "server",
-            "header_timeout" | "body_timeout" | "tls_handshake_timeout" | "tls_check" | "send_timeout",
+            "header_timeout"
+            | "body_timeout"
+            | "tls_handshake_timeout"
+            | "tls_check"
+            | "send_timeout"
+            | "h2_reset_window"
+            | "h2_ping"
+            | "h2_ping_timeout",
         )
-        | ("server", "h2_reset_window" | "h2_ping" | "h2_ping_timeout")
         | (
             "lifecycle",
             "start_timeout" | "start_probe_interval" | "probe_interval" | "probe_timeout" | "breaker_window",

@@ -233,7 +233,8 @@ impl Model {
         let (now, generation) = (Instant::now(), live.id);
         match phase {
             Phase::Starting if health == Health::Ready => {
-                if !self.turns_down(id, vram) {
+                let turned_down = self.turns_down(id, vram);
+                if !turned_down {
                     self.ready(id, props.unwrap_or_default());
                 }
             }

@@ -49,6 +49,10 @@ pub(crate) struct Taken {
 
 /// See the module.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that do not depend on each other, not one state in parts"
+)]
 pub(super) struct Watched {
     pub(super) monitor: Monitor,
     /// What prompts cost.

@@ -180,7 +180,7 @@ fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> Sheet {
 /// The sheets of several models, where what is the same for all of them stands once, in front.
 fn together(sheets: &[Sheet]) -> String {
     let (Some(first), true) = (sheets.first(), sheets.len() > 1) else {
-        return sheets.iter().map(|sheet| format!("{}\n", sheet.text())).collect();
+        return paragraphs(sheets.iter());
     };
     let same = |line: &String| sheets.iter().all(|sheet| sheet.lines.contains(line));
     let common = Sheet {
@@ -193,7 +193,13 @@ fn together(sheets: &[Sheet]) -> String {
         Sheet { head: sheet.head.clone(), lines }
     });
     let common = (!common.lines.is_empty()).then_some(common);
-    common.into_iter().chain(own).map(|sheet| format!("{}\n", sheet.text())).collect()
+    let all: Vec<Sheet> = common.into_iter().chain(own).collect();
+    paragraphs(all.iter())
+}
+
+/// Each sheet with an empty line behind it.
+fn paragraphs<'s>(sheets: impl Iterator<Item = &'s Sheet>) -> String {
+    sheets.flat_map(|sheet| [sheet.text(), "\n".to_owned()]).collect()
 }
 
 fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) {
@@ -398,7 +404,9 @@ mod tests {
     fn what_is_the_same_for_all_models_is_said_once() {
         let sheet = |name: &str, lines: &[(&str, &str)]| {
             let mut sheet = Sheet::new(&format!("model {name}"));
-            lines.iter().for_each(|(name, text)| sheet.say(name, text));
+            for (name, text) in lines {
+                sheet.say(name, text);
+            }
             sheet
         };
         let (a, b) =

@@ -319,10 +319,10 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
         times(report.nothing.out_of_memory),
         report.policy.out_of_memory
     )]);
-    text.push_str(&match report.caused {
-        0 => "\n".to_owned(),
-        caused => format!(", of which {caused} by replacements themselves\n"),
-    });
+    if report.caused > 0 {
+        text.extend([format!(", of which {} by replacements themselves", report.caused)]);
+    }
+    text.push('\n');
     if counter.is_none() {
         text.push_str("memory never runs out without a policy, so there is nothing to count requests for: give --every\n");
     }

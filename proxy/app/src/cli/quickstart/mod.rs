@@ -113,7 +113,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         flags: Vec::new(),
         any_name: false,
     };
-    let mut server = start(&plan, &machine, nursery, &mut file, args.port.is_none()).await?;
+    let mut server = Box::pin(start(&plan, &machine, nursery, &mut file, args.port.is_none())).await?;
     done(&format!("listening on http://{}", server.address()))?;
 
     let deadline = defaults().server.shutdown_deadline;

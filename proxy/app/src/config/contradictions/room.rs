@@ -19,7 +19,7 @@ pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
     }
     // A connection of HTTP/2 carries several requests.
     let several = server.h2c || (server.h2 && !server.tls_cert.is_empty());
-    let each = if several { server.h2_streams as u64 } else { 1 };
+    let each = if several { u64::from(server.h2_streams) } else { 1 };
     let most = (server.connections as u64).saturating_mul(each.max(1));
     let slots: u64 = whole.models.iter().filter_map(One::requests).sum();
     if slots > most {

@@ -262,8 +262,9 @@ pub(super) struct Actor {
     pub(super) vram: AtomicU64,
     /// What its counters tell.
     decodes: Mutex<Option<u64>>,
-    /// What it says of its slots; the inner `None` while its loop does not turn.
-    work: Mutex<Option<Option<Slots>>>,
+    /// What it says of its slots, if it says anything; nothing while its loop does not turn.
+    tells_slots: AtomicBool,
+    work: Mutex<Option<Slots>>,
     standing: Mutex<Standing>,
     metrics_asked: AtomicU32,
     /// What was set in it again.
@@ -302,7 +303,8 @@ impl Actor {
             sink,
             vram: AtomicU64::new(role.vram.unwrap_or(0)),
             decodes: Mutex::default(),
-            work: Mutex::new(role.work.map(Some)),
+            tells_slots: AtomicBool::new(role.work.is_some()),
+            work: Mutex::new(role.work),
             standing: Mutex::default(),
             metrics_asked: AtomicU32::new(0),
             set: Mutex::default(),
@@ -374,7 +376,8 @@ impl Actor {
 
     /// What it says of its slots from now on; `None`: its loop does not turn.
     pub(super) fn set_work(&self, slots: Option<Slots>) {
-        *lock(&self.work) = Some(slots);
+        self.tells_slots.store(true, Ordering::Relaxed);
+        *lock(&self.work) = slots;
     }
 
     /// How the kernel sees it.
@@ -473,7 +476,7 @@ impl Process for Actor {
 
     fn props(&self, _timeout: Duration) -> BoxFuture<'_, Props> {
         Box::pin(async {
-            let tells_slots = lock(&self.work).is_some();
+            let tells_slots = self.tells_slots.load(Ordering::Relaxed);
             Props { slots: self.role.slots, n_ctx: Some(4096), modalities: None, build: None, tells_slots }
         })
     }
@@ -521,7 +524,7 @@ impl Process for Actor {
                 metrics: decodes
                     .filter(|_| ask.metrics)
                     .map(|decodes| BackendMetrics { decodes: Some(decodes), ..BackendMetrics::default() }),
-                slots: lock(&self.work).flatten().filter(|_| ask.slots),
+                slots: lock(&self.work).filter(|_| ask.slots),
                 standing: Some(*lock(&self.standing)),
             }
         })
