@@ -145,6 +145,8 @@ def main():
     parser.add_argument("--tick", type=float, default=0.8)
     parser.add_argument("--cache-ram", default="0")
     parser.add_argument("--layers", default="99")
+    parser.add_argument("--gpu", default="", help="which GPU it may use; without it the first one is read")
+    parser.add_argument("--flag", action="append", default=[], help="a further argument of the server")
     parser.add_argument("--reuse", action="store_true", help="texts of `mixed` go into the prompt cache")
     args = parser.parse_args()
     args.report = False
