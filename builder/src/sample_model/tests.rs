@@ -48,10 +48,10 @@ fn the_header_says_gguf_version_3_and_counts_what_follows() {
 }
 
 #[test]
-fn writing_replaces_a_file_and_leaves_nothing_beside_it() {
+fn writing_replaces_a_sample_model_and_leaves_nothing_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    fs::write(&path, "old").unwrap();
+    write(&path, &Options { seed: 7, ..Options::default() }).unwrap();
     write(&path, &Options::default()).unwrap();
     assert_eq!(fs::read(&path).unwrap(), bytes(&Options::default()));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
