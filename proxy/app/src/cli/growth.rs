@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(
             next(&held).unwrap(),
             "replace it when quiet (host_soft): host memory passed the soft budget, 1.0 GiB; held back: the last \
-             recycle was too recent: 9 s to wait"
+             recycle was too recent: 9 s to wait by `policy.min_interval`; the machine itself is not short of memory"
         );
         assert_eq!(next(&PolicyView { decision: Decision::OBSERVE, held: None }), None);
     }

@@ -233,6 +233,7 @@ impl Backends for Shell {
 
     fn view(&self) -> Arc<FleetView> {
         let one = |name: &ModelName| ModelView {
+            was_ready: true,
             n_ctx: Some(4096),
             ..unloaded(name, vec![format!("alias-of-{name}")])
         };
