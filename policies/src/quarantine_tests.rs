@@ -1,3 +1,5 @@
+//! Suspects, lone trials, refusals: what is held against whom, and for how long.
+
 use proptest::prelude::*;
 
 use super::*;
