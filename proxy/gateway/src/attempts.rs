@@ -99,7 +99,16 @@ impl Exchange {
                 biased;
                 // Made here: a future with a name would be kept beside the one that it was moved into.
                 result = timeout_at(deadline, self.once(&right, &mut message)) => result,
-                () = &mut revoked => return Err(Refusal::Revoked { model }),
+                () = &mut revoked => {
+                    let sent = message.sent();
+                    if let Some(print) = sent.print().filter(|_| sent.is_whole()) {
+                        right.lost(print);
+                        if let Standing::Refused { .. } = right.standing(print) {
+                            return Err(self.quarantined(&model, print, true));
+                        }
+                    }
+                    return Err(Refusal::Revoked { model });
+                }
             };
             let failed = match result {
                 Err(_) => return Err(Refusal::TimedOut { model, after: config.exchange_timeout }),

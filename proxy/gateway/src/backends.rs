@@ -76,6 +76,8 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn standing(&self, request: Fingerprint) -> Standing;
     /// The connection broke after this request was sent whole.
     fn broke(&self, request: Fingerprint);
+    /// The lease of this request, which was sent whole, was revoked.
+    fn lost(&self, request: Fingerprint);
     /// Resolves when it is known what became of the generation after that. Holds no lease.
     fn settled(&self) -> BoxFuture<'static, ()>;
     /// Waits until nothing else runs in its slots, for a suspect.
@@ -203,6 +205,10 @@ impl Right for Lease {
 
     fn broke(&self, request: Fingerprint) {
         Lease::broke(self, request);
+    }
+
+    fn lost(&self, request: Fingerprint) {
+        Lease::lost(self, request);
     }
 
     fn settled(&self) -> BoxFuture<'static, ()> {

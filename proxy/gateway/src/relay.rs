@@ -355,6 +355,11 @@ impl Relay {
             }
             right.doubt();
         }
+        if outcome == Outcome::Revoked
+            && let Some(print) = print.filter(|_| self.sent.is_whole())
+        {
+            right.lost(print);
+        }
         if outcome == Outcome::Ok
             && let Some(print) = print
             && right.standing(print) == Standing::Suspect

@@ -173,6 +173,12 @@ impl Lease {
         self.shared.broke(self.cell.id, request);
     }
 
+    /// The same for a request whose lease was revoked before its answer was complete: the end of its process may be known
+    /// sooner than that of its connection. Nothing, if the process was only told to end.
+    pub fn lost(&self, request: Fingerprint) {
+        self.shared.lost(self.cell.id, request);
+    }
+
     /// Resolves when it is known what became of the generation after a connection to it broke. It does not hold the
     /// lease.
     pub fn settled(&self) -> impl Future<Output = ()> + Send + 'static {

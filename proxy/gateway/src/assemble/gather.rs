@@ -154,6 +154,11 @@ impl Exchange {
         // The backend is done, or is given up.
         drop((incoming, link));
         let meter = tally.end(matches!(read, Ok(None)));
+        if let Err(Refusal::Revoked { .. }) = read
+            && let Some(print) = sent.print().filter(|_| sent.is_whole())
+        {
+            right.lost(print);
+        }
         if read.is_ok()
             && let Some(print) = sent.print()
             && right.standing(print) == Standing::Suspect

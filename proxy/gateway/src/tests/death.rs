@@ -370,6 +370,7 @@ async fn a_revoked_lease_ends_its_exchange() {
     assert!(head.starts_with("HTTP/1.1 502 ") && head.contains("x-warden-executed: maybe"), "{head}");
     eventually("the backend's connections are closed", || upstream.open() == 0).await;
     rig.is_clean().await;
+    assert_eq!(*rig.backends.told.lock().unwrap(), ["lost", "lost"]);
 }
 
 #[tokio::test]

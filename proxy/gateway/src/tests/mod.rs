@@ -296,6 +296,10 @@ impl Right for TestRight {
         self.backends.told.lock().unwrap().push("broke");
     }
 
+    fn lost(&self, _: Fingerprint) {
+        self.backends.told.lock().unwrap().push("lost");
+    }
+
     fn settled(&self) -> BoxFuture<'static, ()> {
         Box::pin(async {})
     }

@@ -90,6 +90,14 @@ impl Shared {
         }
     }
 
+    /// The same, where not the connection told it but the end of the generation: that may have been ours, or asked for.
+    pub(crate) fn lost(&self, generation: GenerationId, request: Fingerprint) {
+        let has_ended = lock(&self.state).quarantine.has_ended(generation);
+        if has_ended {
+            self.broke(generation, request);
+        }
+    }
+
     fn tell_suspects(&self, generation: GenerationId, fingerprints: Vec<Fingerprint>) {
         self.journal.tell(Some(&self.name), Some(generation), EventKind::RequestsSuspected { fingerprints });
     }
