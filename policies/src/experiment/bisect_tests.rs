@@ -344,6 +344,19 @@ fn an_interruption_tells_what_is_known() {
     assert_eq!(conclusion.trials[0].tracks[0].1.does, Does::Nothing);
 }
 
+#[test]
+fn what_is_known_to_be_no_cure_takes_no_more_processes_however_close_to_a_limit_it_is() {
+    // Three leaks of a kind: each switch alone leaves about two thirds, and two of them about a third.
+    let sized = |bytes: f64, cured_by: &[usize]| OneLeak { series: 1, bytes, cured_by: cured_by.to_vec() };
+    let leaks = vec![sized(5_391_621.0, &[0, 2]), sized(4_913_028.0, &[1, 4]), sized(4_554_770.0, &[3])];
+    let (conclusion, arms) = cure(&Server { switches: 5, leaks, ..Server::default() }, &numbers());
+    assert_eq!((conclusion.outcome, conclusion.cure.len()), (Outcome::Cured, 3));
+    for trial in &conclusion.trials {
+        assert!(trial.legs <= 2 && trial.tracks[0].1.does != Does::Undecided, "{trial:?}");
+    }
+    assert!(arms.len() < 80, "{} processes", arms.len());
+}
+
 fn leaks(switches: usize) -> impl Strategy<Value = Vec<OneLeak>> {
     let one = (0..SERIES.len(), 1.0..6.0_f64, proptest::collection::btree_set(0..switches, 0..3)).prop_map(
         |(series, mib, cured_by)| OneLeak {

@@ -9,8 +9,9 @@
 //!            Stops                 Halves               Nothing
 //! ```
 //!
-//! It is a test after Fieller at two limits of the share: at each look the legs so far may prove that the share is below a
-//! limit, or above it, or neither. How much legs of a kind differ is known from themselves alone, so the limits of the test
+//! It is a test after Fieller at two limits of the share: at each look the legs so far may prove that the share is below the
+//! first limit, or above one of them, or nothing. What is proven to be no cure is `Halves` or `Nothing` as it was measured: close to the
+//! second limit no further process is spent on the word. How much legs of a kind differ is known from themselves alone, so the limits of the test
 //! are Student's, with Welch's degrees of freedom for legs that differ by other amounts with a switch than without it: few
 //! legs prove little, however close they happen to be. The chance of a wrong proof is divided among all looks that there can be (Bonferroni),
 //! so stopping at the first proof keeps to the declared rates:
@@ -161,12 +162,18 @@ pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Ju
         Does::Stops
     } else if above(policy.halves_share) {
         Does::Nothing
-    } else if own && above(policy.stops_share) && below(policy.halves_share) {
-        Does::Halves
+    } else if own && above(policy.stops_share) {
+        // It is no cure, which is what the test is about: by how much it is none is worth no further process.
+        partly(ratio, policy)
     } else {
         Does::Undecided
     };
     judgement
+}
+
+/// What a switch does that is known not to stop the growth, by the share that is left with it as it was measured.
+pub(super) fn partly(share: f64, policy: &CurePolicy) -> Does {
+    if share < policy.halves_share { Does::Halves } else { Does::Nothing }
 }
 
 /// The chance of a mistake at each look, of those that there can be in one trial.

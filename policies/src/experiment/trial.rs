@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::sequential::{CurePolicy, Does, Judgement, judge};
+use super::sequential::{CurePolicy, Does, Judgement, judge, partly};
 use super::{Finding, Workload};
 use crate::growth::{Interval, Verdict};
 use crate::sample::Series;
@@ -152,7 +152,8 @@ impl Trial {
         Self { arm, legs: Vec::new(), crashed: None, closed: false, judgements: Vec::new() }
     }
 
-    /// Judges it by all legs so far. What the detector still calls a leak is not stopped, however little it is.
+    /// Judges it by all legs so far. What the detector still calls a leak is not stopped, however little it is; so two legs
+    /// decide then, and no more are run to tell how close to a limit the rest is.
     pub(super) fn judge(&mut self, policy: &CurePolicy, baseline: &[Leg], leaking: &[Track]) {
         if self.closed {
             return;
@@ -165,8 +166,13 @@ impl Trial {
             let mut found = judge(policy, &rates(&baseline[kept..]), &rates(&self.legs));
             let leaks =
                 |leg: &Leg| leg.of_track(*track).is_some_and(|(_, verdict)| verdict == Verdict::Leaking);
-            if found.does == Does::Stops && self.legs.iter().any(leaks) {
-                found.does = Does::Halves;
+            if self.legs.iter().any(leaks) {
+                let share = found.share.filter(|_| self.legs.len() > 1);
+                found.does = match (found.does, share) {
+                    (Does::Stops, _) => Does::Halves,
+                    (Does::Undecided, Some(share)) => partly(share.value, policy),
+                    (other, _) => other,
+                };
             }
             self.judgements.retain(|(own, _)| own != track);
             self.judgements.push((*track, found));
