@@ -58,10 +58,6 @@
 #error "llama-warden: the lock around graph captures is neither the known one nor absent"
 #endif
 
-#if !defined(LLAMA_WARDEN_GUARDS_OPTIMIZE) && !defined(LLAMA_WARDEN_ONLY_COMPUTATIONS)
-#error "llama-warden: graphs are looked up outside of computations, and not where the hook `optimize` is"
-#endif
-
 // Either may be missing in a build; declared so that it can be asked whether it is complete.
 struct ggml_cuda_pool_leg;
 struct ggml_cuda_pool_vmm;

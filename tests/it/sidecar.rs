@@ -4,6 +4,7 @@
 
 mod build;
 mod drift;
+mod fork;
 mod report;
 
 use std::collections::BTreeMap;

@@ -9,7 +9,6 @@
 #else
 #define LLAMA_WARDEN_HAS_NO_GRAPH_LOCK 1
 #endif
-#define LLAMA_WARDEN_GUARDS_OPTIMIZE 1
 #include "llama-warden-cuda.cuh"
 
 #include <chrono>

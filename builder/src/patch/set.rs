@@ -198,6 +198,10 @@ pub struct Probe {
     /// Functions and structs in which it is not counted; those that are not there do not matter. Instead of a container.
     #[serde(default)]
     pub outside: Vec<Container>,
+    /// Hooks in whose containers it is not counted either, each where it is placed: where a hook has no place, what it would
+    /// guard counts. Instead of a container.
+    #[serde(default)]
+    pub guarded: Vec<String>,
     /// What is counted, in text whose comments and strings are blanked.
     pub pattern: Pattern,
     /// What must be in the file, so that the probe can find anything there: a probe that holds when it finds nothing would

@@ -13,15 +13,10 @@ use super::{JOURNAL, Snapshot};
 /// What the probes of `cuda-memory` find in upstream's builds.
 pub(super) fn cuda_defines(build: u32) -> Vec<&'static str> {
     let has = |name, condition: bool| condition.then_some(name);
-    [
-        has("LLAMA_WARDEN_HAS_GRAPH_LOCK", build >= 5717),
-        has("LLAMA_WARDEN_HAS_NO_GRAPH_LOCK", build < 5717),
-        has("LLAMA_WARDEN_GUARDS_OPTIMIZE", build >= 7203),
-        has("LLAMA_WARDEN_ONLY_COMPUTATIONS", build < 7646),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    [has("LLAMA_WARDEN_HAS_GRAPH_LOCK", build >= 5717), has("LLAMA_WARDEN_HAS_NO_GRAPH_LOCK", build < 5717)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Every line and every sidecar of a set is where it is meant to be; the files that have them.

@@ -1,10 +1,10 @@
 //! Places hooks and sidecars: exactly once, or not at all and with a reason.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use super::super::scan::{Found, Source};
-use super::super::{At, FileEdit, Hook, PatchSet, Reason, Status};
+use super::super::scan::{Found, Macro, Source, met};
+use super::super::{At, FileEdit, Hook, PatchSet, Reason, Sidecar, Status};
 use super::anchor::{self, Spot};
 use super::edit::{Insertion, insert};
 use super::place::{File, Place, Reader, lines};
@@ -18,9 +18,16 @@ pub(super) struct Placed {
     files: BTreeMap<String, (Rc<Source>, Vec<Insertion>)>,
     /// The file of each hook that has one, placed or not.
     paths: BTreeMap<String, String>,
+    /// The hooks whose lines have their place.
+    placed: BTreeSet<String>,
 }
 
 impl Placed {
+    /// Whether a hook's lines have their place.
+    pub(super) fn has(&self, hook: &str) -> bool {
+        self.placed.contains(hook)
+    }
+
     pub(super) fn into_edits(self) -> Vec<FileEdit> {
         let set = self.set;
         self.files
@@ -110,6 +117,7 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                 };
                 let entry = placed.files.entry(file.path).or_insert_with(|| (file.source, Vec::new()));
                 entry.1.push(insertion);
+                placed.placed.insert(hook.id.clone());
             }
             Err((line, text)) => reasons.push(refused(Some(&file), line, text)),
         }
@@ -265,10 +273,36 @@ pub(super) fn sidecars(
             });
             continue;
         }
+        reasons.extend(stops(set, sidecar, defines));
         let after = rendered(&set.id, &sidecar.content, defines);
         edits.push(FileEdit { path, before: None, after, inserted: Vec::new() });
     }
     Ok((edits, reasons))
+}
+
+/// The `#error` lines of a sidecar that a compiler would meet in this tree: said now, and not after minutes of compiling. What
+/// the probes define is known; what the compiler knows is not.
+fn stops(set: &PatchSet, sidecar: &Sidecar, defines: &[String]) -> Vec<Reason> {
+    let known = |name: &str| {
+        let is = |define: &String| define == name;
+        if defines.iter().any(is) {
+            Macro::Is(1)
+        } else if set.probes.iter().filter_map(|probe| probe.define.as_ref()).any(is) {
+            Macro::Undefined
+        } else {
+            Macro::Unknown
+        }
+    };
+    let reason = |line, said| Reason {
+        status: Status::Refused,
+        part: format!("sidecar `{}`", sidecar.file),
+        fix: None,
+        file: None,
+        line: None,
+        text: format!("it does not compile with what the probes find here: its line {line} says: {said}"),
+    };
+    let source = Source::new(sidecar.content.clone());
+    met(&source, &known).into_iter().map(|met| reason(met.line, met.text)).collect()
 }
 
 /// A sidecar as it is copied.

@@ -1,9 +1,10 @@
 //! Finds out whether a set can be had in a tree, and what it would change there.
 //!
 //! ```text
-//!  hooks  ── container once, anchor once, between two statements ──> edits   else refused
-//!  probes ── counted ──────────────────────────────────────────────> defines else what the probe says
-//!  seams  ── fingerprint known ────────────────────────────────────>         else unverified
+//!  hooks    ── container once, anchor once, between two statements ──> edits   else refused
+//!  probes   ── counted, but for what a placed hook guards ───────────> defines else what the probe says
+//!  sidecars ── no #error is met with these defines ──────────────────> edits   else refused
+//!  seams    ── fingerprint known ────────────────────────────────────>         else unverified
 //! ```
 //!
 //! A set that is not applicable or superseded is so whatever its hooks find: nothing is to be placed then.
@@ -58,14 +59,14 @@ pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
     }
     // What is known of upstream is known of upstream as it is; hooks go into what the diffs leave.
     let plain = Reader::new(tree);
-    let (defines, found) = probes::ask(set, &plain)?;
+    let patched = Reader::new(&below);
+    let reader = if diffs.is_empty() { &plain } else { &patched };
+    let (placed, unplaced) = hooks::place(set, reader)?;
+    let (defines, found) = probes::ask(set, &plain, &placed)?;
     reasons.extend(found);
     let (seams, found) = seams::look(set, &plain)?;
     reasons.extend(found);
-    let patched = Reader::new(&below);
-    let reader = if diffs.is_empty() { &plain } else { &patched };
-    let (placed, found) = hooks::place(set, reader)?;
-    reasons.extend(found);
+    reasons.extend(unplaced);
     let (sidecars, found) = hooks::sidecars(set, reader, &placed, &defines)?;
     reasons.extend(found);
     let (status, fixes) = status::of(set, &mut reasons);

@@ -1,19 +1,24 @@
 //! Counts what probes ask for.
 
 use super::super::scan::Finding;
-use super::super::{OnFail, PatchSet, Probe, Reason, Status};
+use super::super::{Container, OnFail, PatchSet, Probe, Reason, Status};
+use super::hooks::Placed;
 use super::place::{Place, Reader, lines};
 use crate::error::Result;
 
 /// Lines that are mentioned at most.
 const SHOWN: usize = 4;
 
-/// The macros of the probes that hold, and what those that do not hold mean.
-pub(super) fn ask(set: &PatchSet, reader: &Reader<'_>) -> Result<(Vec<String>, Vec<Reason>)> {
+/// The macros of the probes that hold, and what those that do not hold mean. `placed`: the hooks that have their places.
+pub(super) fn ask(
+    set: &PatchSet,
+    reader: &Reader<'_>,
+    placed: &Placed,
+) -> Result<(Vec<String>, Vec<Reason>)> {
     let mut defines = Vec::new();
     let mut reasons = Vec::new();
     for probe in &set.probes {
-        match one(set, probe, reader)? {
+        match one(set, probe, reader, placed)? {
             None => defines.extend(probe.define.clone()),
             Some(reason) if probe.on_fail != OnFail::Ignore => reasons.push(reason),
             Some(_) => {}
@@ -22,7 +27,16 @@ pub(super) fn ask(set: &PatchSet, reader: &Reader<'_>) -> Result<(Vec<String>, V
     Ok((defines, reasons))
 }
 
-fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>) -> Result<Option<Reason>> {
+/// What is left out where a probe counts: what it names, and what is guarded in this tree.
+fn outside<'a>(set: &'a PatchSet, probe: &'a Probe, placed: &Placed) -> Vec<&'a Container> {
+    let guards = probe.guarded.iter().filter(|hook| placed.has(hook)).filter_map(|hook| set.hook(hook));
+    let mut all: Vec<&Container> =
+        probe.outside.iter().chain(guards.filter_map(|hook| hook.container.as_ref())).collect();
+    all.dedup();
+    all
+}
+
+fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> Result<Option<Reason>> {
     let reason = |status, file: Option<String>, line, text| {
         Some(Reason {
             status,
@@ -48,8 +62,9 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>) -> Result<Option<Reas
         (least, most) => format!("{least} to {}", times(most)),
     };
     let mut inside = probe.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
-    if !probe.outside.is_empty() {
-        let names: Vec<&str> = probe.outside.iter().map(|container| container.name.as_str()).collect();
+    let outside = outside(set, probe, placed);
+    if !outside.is_empty() {
+        let names: Vec<&str> = outside.iter().map(|container| container.name.as_str()).collect();
         inside = format!(" outside of {}", names.join(", "));
     }
     let expected = format!("`{}` is expected {expected}{inside}", probe.pattern);
@@ -89,7 +104,7 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>) -> Result<Option<Reas
         return Ok(reason(failed, Some(file.path), None, text));
     }
     let mut left_out: Vec<std::ops::Range<usize>> = Vec::new();
-    for container in &probe.outside {
+    for container in outside {
         match file.source.find(container) {
             Finding::All(found) => left_out.extend(found.iter().map(|found| found.start..found.end)),
             Finding::Unsure { line, why } => {

@@ -744,3 +744,52 @@ fn a_probe_counts_outside_of_what_it_names_and_says_when_it_can_find_nothing() {
     // The name has changed: a count of none would mean nothing.
     refused(&judged(&set, &RUN.replace("turn", "spin")), &["it can find nothing here"]);
 }
+
+/// The set whose sidecar has this text.
+fn with_sidecar(text: &str) -> PatchSet {
+    let mut set = set();
+    set.sidecars[0].content = text.as_bytes().to_vec();
+    set
+}
+
+#[test]
+fn an_error_that_a_sidecar_is_sure_to_make_is_told_by_the_judge_and_not_by_the_compiler() {
+    let needs = "#pragma once\n#ifndef W_HAS_LOCK\n#error \"without the lock it races\"\n#endif\n";
+    let set = with_sidecar(needs);
+    assert_eq!(judge(&set, &tree(RUN, WHEEL)).unwrap().status, Status::Verified);
+    let unlocked = tree(&RUN.replace("wheel_lock", "wheel_key"), WHEEL);
+    let judgement = judge(&set, &unlocked).unwrap();
+    refused(&judgement, &["sidecar `w.h`", "its line 3 says: without the lock it races"]);
+    // What a compiler knows is its affair.
+    let unknown =
+        with_sidecar("#pragma once\n#if !defined(W_HAS_LOCK) && defined(_WIN32)\n#error \"no\"\n#endif\n");
+    assert_eq!(judge(&unknown, &unlocked).unwrap().status, Status::Verified);
+    // What is not to be applied makes no error.
+    let mut nothing = with_sidecar(needs);
+    nothing.fixes.remove(0);
+    let unbraked = tree(&RUN.replace("wheel_lock", "wheel_key"), &WHEEL.replace("    int brakes;\n", ""));
+    assert_eq!(judge(&nothing, &unbraked).unwrap().status, Status::NotApplicable);
+}
+
+#[test]
+fn what_a_hook_guards_is_not_counted_where_it_is_placed_and_counts_where_it_is_not() {
+    let mut set = set();
+    let mut probe = set.probes[0].clone();
+    probe.id = "who-turns".to_owned();
+    (probe.container, probe.count, probe.max) = (None, None, Some(0));
+    probe.pattern = Pattern::try_from(r"->turn\(".to_owned()).unwrap();
+    probe.guarded = vec!["end".to_owned()];
+    set.probes.push(probe);
+    let status = |set: &PatchSet, run: &str| judge(set, &tree(run, WHEEL)).unwrap();
+    assert_eq!(status(&set, RUN).status, Status::Verified);
+    let elsewhere = RUN.replace("    delete b;", "    ((wheel *) b)->turn(0);");
+    refused(&status(&set, &elsewhere), &["probe `who-turns`", "outside of wheel_run; found: 1, in line 20"]);
+    // The hook sees that it is not needed here: then nothing guards.
+    for hook in &mut set.hooks {
+        if hook.id == "end" {
+            hook.optional = true;
+            hook.when = Some(Pattern::try_from("never".to_owned()).unwrap());
+        }
+    }
+    refused(&status(&set, RUN), &["probe `who-turns`", "not to be there; found: 1, in line 12"]);
+}

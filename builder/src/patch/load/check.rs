@@ -184,6 +184,19 @@ fn check_probe(set: &PatchSet, probe: &Probe, at: &[Step]) -> Checked {
     for (number, one) in probe.outside.iter().enumerate() {
         container(one, &with(at, &[Key("outside"), Item(number)]))?;
     }
+    if !probe.guarded.is_empty() && probe.container.is_some() {
+        return fault(&with(at, &[Key("guarded")]), "either `container` or `guarded`".to_owned());
+    }
+    for (number, one) in probe.guarded.iter().enumerate() {
+        let at = with(at, &[Key("guarded"), Item(number)]);
+        match set.hook(one) {
+            None => return fault(&at, format!("there is no hook `{one}`")),
+            Some(hook) if hook.container.is_none() => {
+                return fault(&at, format!("the hook `{one}` has no container that it could guard"));
+            }
+            Some(_) => {}
+        }
+    }
     said(&probe.why, &with(at, &[Key("why")]))?;
     if probe.count.is_some() && (probe.min.is_some() || probe.max.is_some()) {
         return fault(&with(at, &[Key("count")]), "either `count`, or `min` and `max`".to_owned());

@@ -162,6 +162,16 @@ fn a_broken_set_names_file_line_and_key() {
             "insert = []",
             "set.toml:24: `hook[end].insert`: there is no line to insert",
         ),
+        (
+            "count = 1",
+            "count = 1\nguarded = [\"ende\"]",
+            "set.toml:31: `probe[one].guarded[1]`: there is no hook `ende`",
+        ),
+        (
+            "count = 1",
+            "count = 1\nguarded = [\"end\"]\ncontainer = { kind = \"function\", name = \"run\" }",
+            "set.toml:31: `probe[one].guarded`: either `container` or `guarded`",
+        ),
         ("at = \"before\"", "at = \"beside\"", "set.toml:23: `hook[end].at`: unknown variant `beside`"),
         (
             "[\"src/a.cpp\"]",

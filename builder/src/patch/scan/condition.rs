@@ -1,8 +1,24 @@
-//! What a condition of `#if` is when nothing is known of any macro: never, always, or nobody knows.
+//! What a condition of `#if` is as far as its macros are known: never, always, or nobody knows.
 
-/// The value of a condition, or none if a macro decides it, or something that is not understood.
+/// What is known of a macro.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Macro {
+    /// Nothing.
+    Unknown,
+    /// It is not defined.
+    Undefined,
+    /// It is defined as this number.
+    Is(i64),
+}
+
+/// The value of a condition when nothing is known of any macro, or none if one decides it, or something that is not understood.
 pub(super) fn value(condition: &[u8]) -> Option<bool> {
-    let mut parser = Parser { rest: condition.trim_ascii(), depth: 0 };
+    value_with(condition, &|_| Macro::Unknown)
+}
+
+/// The value of a condition, or none if a macro decides it of which nothing is known, or something that is not understood.
+pub(super) fn value_with(condition: &[u8], known: &dyn Fn(&str) -> Macro) -> Option<bool> {
+    let mut parser = Parser { rest: condition.trim_ascii(), depth: 0, known };
     let value = parser.binary(0)?;
     // What is left over was not understood.
     if parser.rest.trim_ascii().is_empty() { value.known().map(|number| number != 0) } else { None }
@@ -38,9 +54,10 @@ const LEVELS: [&[&[u8]]; 6] =
 struct Parser<'a> {
     rest: &'a [u8],
     depth: usize,
+    known: &'a dyn Fn(&str) -> Macro,
 }
 
-impl Parser<'_> {
+impl<'a> Parser<'a> {
     /// None: not understood.
     fn binary(&mut self, level: usize) -> Option<Value> {
         let Some(operators) = LEVELS.get(level) else { return self.unary() };
@@ -85,18 +102,44 @@ impl Parser<'_> {
                 [] => return None,
                 b"true" => Value::Known(1),
                 b"false" => Value::Known(0),
-                b"defined" => {
-                    self.rest = self.rest.trim_ascii_start();
-                    if !self.rest.starts_with(b"(") && self.word().is_empty() {
-                        return None;
+                b"defined" => self.defined()?,
+                name => {
+                    let known = self.ask(name);
+                    // Nobody knows what a macro does with what it is called with.
+                    let called = self.rest.trim_ascii_start().starts_with(b"(");
+                    match known {
+                        Macro::Undefined if !called => Value::Known(0),
+                        Macro::Is(number) if !called => Value::Known(number),
+                        _ => self.arguments()?,
                     }
-                    self.arguments()?
                 }
-                _ => self.arguments()?,
             },
         };
         self.depth -= 1;
         Some(value)
+    }
+
+    fn ask(&self, name: &[u8]) -> Macro {
+        std::str::from_utf8(name).map_or(Macro::Unknown, |name| (self.known)(name))
+    }
+
+    /// `X` or `(X)` behind `defined`.
+    fn defined(&mut self) -> Option<Value> {
+        self.rest = self.rest.trim_ascii_start();
+        let inside = self.rest.strip_prefix(b"(");
+        self.rest = inside.unwrap_or(self.rest).trim_ascii_start();
+        let name = self.word();
+        if name.is_empty() {
+            return None;
+        }
+        if inside.is_some() {
+            self.rest = self.rest.trim_ascii_start().strip_prefix(b")")?;
+        }
+        Some(match self.ask(name) {
+            Macro::Unknown => Value::Unknown,
+            Macro::Undefined => Value::of(false),
+            Macro::Is(_) => Value::of(true),
+        })
     }
 
     /// Goes behind what a macro may be called with.
@@ -117,7 +160,7 @@ impl Parser<'_> {
         Some(Value::Unknown)
     }
 
-    fn word(&mut self) -> &[u8] {
+    fn word(&mut self) -> &'a [u8] {
         let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'\'');
         let length = self.rest.iter().position(|byte| !is_word(byte)).unwrap_or(self.rest.len());
         let (word, rest) = self.rest.split_at(length);
@@ -225,5 +268,33 @@ mod tests {
             assert_eq!(value(unknown.as_bytes()), None, "{unknown}");
         }
         assert_eq!(value("(".repeat(10_000).as_bytes()), None);
+    }
+
+    #[test]
+    fn a_condition_is_decided_by_the_macros_that_are_known() {
+        let known = |name: &str| match name {
+            "ONE" => Macro::Is(1),
+            "TWO" => Macro::Is(2),
+            "NONE" => Macro::Undefined,
+            _ => Macro::Unknown,
+        };
+        let value = |condition: &str| value_with(condition.as_bytes(), &known);
+        for always in [
+            "defined(ONE)",
+            "defined ONE",
+            "defined( ONE ) && !defined(NONE)",
+            "!NONE",
+            "TWO > ONE",
+            "defined(ONE) == defined(TWO)",
+            "defined(OTHER) || defined(ONE)",
+        ] {
+            assert_eq!(value(always), Some(true), "{always}");
+        }
+        for never in ["NONE", "defined(NONE)", "defined(ONE) == defined(NONE)", "ONE - 1", "OTHER && NONE"] {
+            assert_eq!(value(never), Some(false), "{never}");
+        }
+        for unknown in ["OTHER", "defined(OTHER)", "ONE(1)", "NONE (1)", "defined(ONE", "defined()"] {
+            assert_eq!(value(unknown), None, "{unknown}");
+        }
     }
 }

@@ -11,6 +11,7 @@
 mod condition;
 mod conditional;
 mod container;
+mod errors;
 mod header;
 mod mask;
 #[cfg(test)]
@@ -19,7 +20,9 @@ mod tests;
 use std::ops::Range;
 
 use super::set::Container;
+pub(super) use condition::Macro;
 use container::{Item, Walk};
+pub(super) use errors::met;
 pub(super) use mask::BOM;
 
 /// A source file that was looked through.

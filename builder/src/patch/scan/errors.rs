@@ -1,0 +1,141 @@
+//! Which `#error` lines a compiler is certain to meet, as far as macros are known.
+
+use std::ops::Range;
+
+use super::Source;
+use super::condition::{Macro, value_with};
+use super::mask::spliced;
+
+/// An `#error` that is met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Met {
+    /// Its line, from 1.
+    pub(crate) line: usize,
+    /// What it says.
+    pub(crate) text: String,
+}
+
+/// A conditional that is open. `None` stands for: a macro decides of which nothing is known.
+struct Open {
+    /// Whether what comes is compiled, if the conditional itself is.
+    taken: Option<bool>,
+    /// Whether an alternative before was taken.
+    before: Option<bool>,
+}
+
+impl Open {
+    /// Goes on to the next alternative.
+    fn next(&mut self, holds: Option<bool>) {
+        self.before = or(self.before, self.taken);
+        self.taken = match (self.before, holds) {
+            (Some(true), _) | (_, Some(false)) => Some(false),
+            (Some(false), holds) => holds,
+            (None, _) => None,
+        };
+    }
+}
+
+fn or(one: Option<bool>, other: Option<bool>) -> Option<bool> {
+    match (one, other) {
+        (Some(true), _) | (_, Some(true)) => Some(true),
+        (Some(false), Some(false)) => Some(false),
+        _ => None,
+    }
+}
+
+/// Every `#error` that stands where all conditions are known to hold. Those on which a macro decides of which nothing is known
+/// are left out.
+pub(crate) fn met(source: &Source, known: &dyn Fn(&str) -> Macro) -> Vec<Met> {
+    let mut open: Vec<Open> = Vec::new();
+    let mut all = Vec::new();
+    for range in source.directives() {
+        let Some((word, rest)) = split(source.code().as_bytes(), range) else { continue };
+        let defined = |rest: &[u8]| value_with(&[b"defined ", rest].concat(), known);
+        let holds = match word.as_str() {
+            "if" | "elif" => value_with(&rest, known),
+            "ifdef" | "elifdef" => defined(&rest),
+            "ifndef" | "elifndef" => defined(&rest).map(|is| !is),
+            "else" => Some(true),
+            "endif" => {
+                open.pop();
+                continue;
+            }
+            "error" if open.iter().all(|one| one.taken == Some(true)) => {
+                let raw = split(source.raw(), range).map(|(_, text)| text).unwrap_or_default();
+                let text = String::from_utf8_lossy(raw.trim_ascii()).trim_matches('"').to_owned();
+                all.push(Met { line: source.line(range.start), text });
+                continue;
+            }
+            _ => continue,
+        };
+        if word.starts_with("if") {
+            open.push(Open { taken: holds, before: Some(false) });
+        } else if let Some(last) = open.last_mut() {
+            last.next(holds);
+        }
+    }
+    all
+}
+
+/// The word of a directive, and what follows it.
+fn split(text: &[u8], range: &Range<usize>) -> Option<(String, Vec<u8>)> {
+    let line = spliced(text.get(range.clone())?);
+    let line = line.trim_ascii().strip_prefix(b"#")?.trim_ascii();
+    let length = line.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(line.len());
+    let (word, rest) = line.split_at_checked(length)?;
+    Some((String::from_utf8_lossy(word).into_owned(), rest.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> Vec<(usize, String)> {
+        let known = |name: &str| match name {
+            "ONE" => Macro::Is(1),
+            "NONE" => Macro::Undefined,
+            _ => Macro::Unknown,
+        };
+        met(&Source::new(text.as_bytes().to_vec()), &known)
+            .into_iter()
+            .map(|met| (met.line, met.text))
+            .collect()
+    }
+
+    #[test]
+    fn an_error_is_met_where_every_condition_around_it_holds() {
+        for text in [
+            "#error \"no\"\n",
+            "#if defined(ONE)\n#error \"no\"\n#endif\n",
+            "#ifndef NONE\n#  ifdef ONE\n#    error \"no\"\n#  endif\n#endif\n",
+            "#if NONE\n#elif ONE\n#error \"no\"\n#endif\n",
+            "#if NONE\n#else\n#error \"no\"\n#endif\n",
+            "#if defined(ONE) == \\\n defined(ONE)\n#error \"no\"\n#endif\n",
+            "#ifdef OTHER\n#endif\n#error \"no\"\n",
+        ] {
+            let found = said(text);
+            assert!(matches!(found.as_slice(), [(_, words)] if words == "no"), "{text}: {found:?}");
+        }
+        assert_eq!(
+            said("\n#if ONE\n#error twice\n#endif\n#error \"and again\"\n"),
+            [(3, "twice".to_owned()), (5, "and again".to_owned())]
+        );
+    }
+
+    #[test]
+    fn an_error_that_is_not_met_or_on_which_nobody_knows_is_none() {
+        for text in [
+            "#if NONE\n#error \"no\"\n#endif\n",
+            "#ifdef OTHER\n#error \"no\"\n#endif\n",
+            "#ifdef OTHER\n#else\n#error \"no\"\n#endif\n",
+            "#if ONE\n#else\n#error \"no\"\n#endif\n",
+            "#if ONE\n#elif ONE\n#error \"no\"\n#endif\n",
+            "#if OTHER\n#elif ONE\n#error \"no\"\n#endif\n",
+            "#if 0\n#if ONE\n#error \"no\"\n#endif\n#endif\n",
+            "#if OTHER\n#if ONE\n#error \"no\"\n#endif\n#endif\n",
+            "// #error \"no\"\n",
+        ] {
+            assert_eq!(said(text), [], "{text}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A backend in the shape of ik_llama.cpp's, of our own making (`tests/sidecar/fork`): the patch set finds its places in it, and
+//! what it makes of it compiles. Without a fork's source, and without CUDA.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use warden_builder::Result as Built;
+use warden_builder::patch::{Catalogue, Edits, Judgement, Status, Tree, judge};
+use warden_builder::source::Revision;
+use warden_rig::{Context as _, Outcome, Trouble};
+
+use super::build::{compiler, folder};
+
+const BACKEND: &str = "ggml/src/ggml-cuda.cu";
+const COMMON: &str = "ggml/src/ggml-cuda/common.cuh";
+
+struct Fork(BTreeMap<&'static str, String>);
+
+impl Fork {
+    fn new() -> Result<Self, Trouble> {
+        let text = |name: &str| {
+            let path = folder().join("fork").join(name);
+            std::fs::read_to_string(&path).context(path.display())
+        };
+        Ok(Self([(BACKEND, text("ggml-cuda.cu")?), (COMMON, text("common.cuh")?)].into()))
+    }
+
+    fn judged(&self) -> Result<Judgement, Trouble> {
+        Ok(judge(Catalogue::embedded()?.require("cuda-memory")?, self)?)
+    }
+
+    /// Replaces a text that must be there.
+    fn with(mut self, from: &str, to: &str) -> Result<Self, Trouble> {
+        let text = self.0.get_mut(BACKEND).context("the backend")?;
+        assert!(text.contains(from), "{from}");
+        *text = text.replace(from, to);
+        Ok(self)
+    }
+}
+
+impl Tree for Fork {
+    fn read(&self, path: &str) -> Built<Option<Vec<u8>>> {
+        Ok(self.0.get(path).map(|text| text.clone().into_bytes()))
+    }
+
+    fn revision(&self) -> Revision {
+        Revision::default()
+    }
+}
+
+/// What is to be applied; nobody knows the text of an invented backend, so it can only be unverified.
+fn edits(judgement: Judgement) -> Result<Edits, Trouble> {
+    let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
+    assert_eq!(judgement.status, Status::Unverified, "{reasons:#?}");
+    assert!(reasons.iter().all(|reason| reason.contains("seam `")), "{reasons:#?}");
+    judgement.edits.context("edits")
+}
+
+#[tokio::test]
+async fn a_patched_fork_compiles_and_holds_what_it_takes_from_another_thread() -> Outcome {
+    let fork = Fork::new()?;
+    let edits = edits(fork.judged()?)?;
+    let placed: Vec<&str> =
+        edits.0.iter().flat_map(|edit| &edit.inserted).map(|line| line.hook.as_str()).collect();
+    let expected = ["invalidate-declared", "invalidate", "include", "free", "copy", "begin", "end"];
+    assert_eq!(placed, expected);
+    let scratch = tempfile::tempdir()?;
+    std::fs::create_dir_all(scratch.path().join("ggml/src/ggml-cuda"))?;
+    for (path, text) in &fork.0 {
+        std::fs::write(scratch.path().join(path), text)?;
+    }
+    for edit in &edits.0 {
+        std::fs::write(scratch.path().join(&edit.path), &edit.after)?;
+    }
+    for graphs in [true, false] {
+        let output = Command::new(compiler())
+            .args(["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", "c++"])
+            .args(graphs.then_some("-DUSE_CUDA_GRAPH"))
+            .args([BACKEND, "-I"])
+            .arg(folder())
+            .current_dir(scratch.path())
+            .stdin(Stdio::null())
+            .output()
+            .context("the C++ compiler")?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_another_thread_does_to_graphs_without_a_hook_of_its_own_is_refused() -> Outcome {
+    let cases = [
+        // Nothing holds the context that it clears now.
+        ("ctx->cuda_graphs.clear();", "auto & c = *ctx; c.cuda_graphs.clear();", "probe `graph-users`"),
+        // The hook holds it for one line.
+        (
+            "extern \"C\" void ggml_backend_cuda_invalidate_graphs(const void * model) {",
+            "extern \"C\" void ggml_backend_cuda_invalidate_graphs(const void * model) {\n    everybody()[model][0]->cuda_graphs.clear();",
+            "probe `invalidated-once`",
+        ),
+        (
+            "static const void * ggml_cuda_graph_get_key",
+            "void forget_all(ggml_backend_cuda_context * ctx) { ctx->cuda_graphs.clear(); }\nstatic const void * ggml_cuda_graph_get_key",
+            "probe `graph-users`",
+        ),
+        // A copy whose memory comes from elsewhere, and which still asks one pool.
+        (
+            "        ggml_cuda_pool_alloc<half> tmp_src(cuda_ctx_src->pool());",
+            "        ggml_cuda_pool_alloc<half> source(cuda_ctx_src->pool());",
+            "hook `copy`",
+        ),
+    ];
+    for (from, to, part) in cases {
+        let judgement = Fork::new()?.with(from, to)?.judged()?;
+        let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
+        assert_eq!(judgement.status, Status::Refused, "{part}: {reasons:#?}");
+        assert!(reasons.iter().any(|reason| reason.contains(part)), "{part}: {reasons:#?}");
+    }
+    Ok(())
+}
