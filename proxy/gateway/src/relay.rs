@@ -310,8 +310,12 @@ impl Relay {
             }
             None => self.deadline,
         };
-        // The timer is set anew only when it has fired too early, not for every piece.
+        // The timer is set anew only when it has fired too early, not for every piece; and once the stream has spoken, when it
+        // was set before that for the end of everything.
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        if timer.deadline() > due {
+            timer.as_mut().reset(due);
+        }
         while timer.as_mut().poll(context).is_ready() {
             let now = Instant::now();
             if now >= self.deadline {

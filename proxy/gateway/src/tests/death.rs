@@ -1,5 +1,7 @@
 //! Backends that die, at every moment.
 
+use tokio::sync::Notify;
+
 use super::*;
 use crate::Outcome;
 
@@ -379,6 +381,34 @@ async fn an_idle_connection_that_was_closed_costs_nothing() {
         peer.request().await;
         peer.send(&json_answer("{}")).await;
         // Closes although it promised to keep the connection.
+#[tokio::test]
+async fn a_stream_whose_first_event_came_late_is_ended_when_it_falls_silent() {
+    let go = Arc::new(Notify::new());
+    let begun = go.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let go = begun.clone();
+        async move {
+            peer.request().await;
+            peer.send(EVENTS).await;
+            go.notified().await;
+            peer.send_chunk(b"data: 1\n\n").await;
+            peer.rest().await;
+        }
+    });
+    let mut plan = Plan::default();
+    plan.config.stream_idle = Duration::from_millis(150);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+    // The head is here, so the gateway waits for the first event by now.
+    let head = client.until("\r\n\r\n").await;
+    go.notify_one();
+    let body = client.body(&head).await;
+    assert!(String::from_utf8(body).unwrap().contains("upstream.stream_idle"));
+    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamStalled);
+    rig.is_clean().await;
+}
+
     });
     let rig = Rig::start(&[&upstream]).await;
     for n in 0..20 {
