@@ -33,7 +33,7 @@ section!(
         /// Bytes in a body that tells the server itself something, as for `/slots` and `/props`; never more than
         /// `body_bytes`.
         control_body_bytes: ByteSize,
-        /// Bytes of bodies held in memory while their model is looked for, all requests together.
+        /// Bytes of bodies held in memory while their model is looked for, all requests together. No client, by address and by key, holds more than twice what is left.
         buffered_bytes: ByteSize,
         /// Bytes of a body read in search of `model`.
         model_scan_bytes: ByteSize,

@@ -350,14 +350,25 @@ impl Failed {
     }
 }
 
-/// Whether llama-server reads this head: it closes without a word over a line that is longer than it takes.
-fn fits_lines(head: &Request<()>) -> Result<(), Refusal> {
-    let target = head.uri().path_and_query().map_or(1, |target| target.as_str().len());
-    // `METHOD target HTTP/1.1` and `name: value`, each with the end of its line.
-    if head.method().as_str().len() + target + "  HTTP/1.1\r\n".len() > LINE_BYTES {
+/// Whether llama-server reads a request line with this target: it closes without a word over one that is longer.
+pub(crate) fn fits_line(parts: &Parts) -> Result<(), Refusal> {
+    // A target that begins with its query gets a slash.
+    let target = parts.uri.path_and_query().map_or(1, |target| {
+        let text = target.as_str();
+        text.len() + usize::from(!text.starts_with('/'))
+    });
+    // `METHOD target HTTP/1.1` and the end of the line.
+    if parts.method.as_str().len() + target + "  HTTP/1.1\r\n".len() > LINE_BYTES {
         return Err(Refusal::TargetTooLong { limit: LINE_BYTES });
     }
-    let longest = head.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).max();
+    Ok(())
+}
+
+/// The same for all lines of a head, as it goes to the backend.
+pub(crate) fn fits_lines(parts: &Parts) -> Result<(), Refusal> {
+    fits_line(parts)?;
+    // `name: value` and the end of the line.
+    let longest = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).max();
     if longest.is_some_and(|longest| longest > LINE_BYTES) {
         return Err(Refusal::LineTooLong { limit: LINE_BYTES });
     }
@@ -389,7 +400,6 @@ impl Message {
         }
         *head.method_mut() = parts.method;
         let streams = intake.is_stream();
-        fits_lines(&head)?;
         let body = if provable && intake.is_whole() && intake.len() <= replay_bytes as u64 {
             Outgoing::Again(intake)
         } else {

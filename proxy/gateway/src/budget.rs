@@ -1,9 +1,13 @@
 //! The bytes of request bodies that all requests together may hold in memory. A request reserves before it holds and
 //! gives back when it lets go, also by being dropped.
+//!
+//! No client, which is an address and where keys are asked for also a key, may hold more than twice what is left. One alone
+//! comes to two thirds of all, two to two fifths each, and however many of them hold as much as they may, something is left
+//! for the next one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
@@ -14,32 +18,63 @@ use crate::splice::{self, Edit};
 /// in pieces of one byte would cost many times its budget.
 const PER_PIECE: usize = 64;
 
-/// The common budget.
+/// A client may hold so many times what is left.
+const TIMES_LEFT: usize = 2;
+
+/// What is held for one client: an address, or a key.
+#[derive(Debug, Default)]
+pub(crate) struct Share(AtomicUsize);
+
+/// The common budget, and the shares of whoever takes from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     gauges: Arc<Gauges>,
     limit: usize,
+    peer: Option<Arc<Share>>,
+    key: Option<Arc<Share>>,
 }
 
 impl Budget {
     pub(crate) fn new(gauges: Arc<Gauges>, limit: usize) -> Self {
-        Self { gauges, limit }
+        Self { gauges, limit, peer: None, key: None }
+    }
+
+    /// The same for a client.
+    pub(crate) fn of(&self, peer: Arc<Share>, key: Option<Arc<Share>>) -> Self {
+        Self { peer: Some(peer), key, ..self.clone() }
     }
 
     fn take(&self, bytes: usize) -> bool {
-        self.take_below(self.limit, bytes)
+        self.take_below(self.limit, TIMES_LEFT, bytes)
     }
 
-    fn take_below(&self, limit: usize, bytes: usize) -> bool {
+    /// Takes, if all hold no more than `limit` then, and this client no more than `times` what is left.
+    fn take_below(&self, limit: usize, times: usize, bytes: usize) -> bool {
         let used = &self.gauges.held_bytes;
-        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+        let taken = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|sum| *sum <= limit)
-        })
-        .is_ok()
+        });
+        let Ok(before) = taken else { return false };
+        let most = self.limit.saturating_sub(before.saturating_add(bytes)).saturating_mul(times);
+        let mut fits = true;
+        for share in self.shares() {
+            fits &= share.0.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= most;
+        }
+        if !fits {
+            self.give(bytes);
+        }
+        fits
     }
 
     fn give(&self, bytes: usize) {
+        for share in self.shares() {
+            share.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
         self.gauges.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn shares(&self) -> impl Iterator<Item = &Arc<Share>> {
+        self.peer.iter().chain(&self.key)
     }
 }
 
@@ -69,18 +104,18 @@ impl Held {
 
     /// Keeps a piece; the piece comes back if the budget is used up.
     pub(crate) fn push(&mut self, piece: Bytes) -> Result<(), Bytes> {
-        self.push_below(self.budget.limit, piece)
+        self.push_below(self.budget.limit, TIMES_LEFT, piece)
     }
 
-    /// Keeps a piece that could as well wait where it is; the piece comes back if half of the budget is used up. The other
-    /// half is for those who cannot go on without.
+    /// Keeps a piece that could as well wait where it is; the piece comes back if half of the budget is used up, or the client
+    /// holds as much as is left. The rest is for those who cannot go on without.
     pub(crate) fn push_ahead(&mut self, piece: Bytes) -> Result<(), Bytes> {
-        self.push_below(self.budget.limit / 2, piece)
+        self.push_below(self.budget.limit / 2, TIMES_LEFT / 2, piece)
     }
 
-    fn push_below(&mut self, limit: usize, piece: Bytes) -> Result<(), Bytes> {
+    fn push_below(&mut self, limit: usize, times: usize, piece: Bytes) -> Result<(), Bytes> {
         let cost = piece.len() + PER_PIECE;
-        if !self.budget.take_below(limit, cost) {
+        if !self.budget.take_below(limit, times, cost) {
             return Err(piece);
         }
         self.reserved += cost;
@@ -136,6 +171,28 @@ impl Drop for Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_holds_much_leaves_room_for_others_by_its_address_and_by_its_key() {
+        let budget = Budget::new(Arc::new(Gauges::default()), 3_000_000);
+        let share = Arc::<Share>::default;
+        let fill = |held: &mut Held| {
+            while held.push(Bytes::from_static(&[0; 10_000])).is_ok() {}
+            held.len()
+        };
+        let (peer, key) = (share(), share());
+        let mut one = Held::new(budget.of(peer.clone(), None));
+        let first = fill(&mut one);
+        assert!((1_900_000..=2_000_000).contains(&first), "{first}");
+        assert_eq!(fill(&mut Held::new(budget.of(peer.clone(), Some(key.clone())))), 0, "the same address");
+        let mut two = Held::new(budget.of(share(), Some(key.clone())));
+        let second = fill(&mut two);
+        assert!((600_000..=667_000).contains(&second), "{second}");
+        assert_eq!(fill(&mut Held::new(budget.of(share(), Some(key.clone())))), 0, "the same key");
+        assert!(fill(&mut Held::new(budget.of(share(), Some(share())))) > 200_000, "neither");
+        drop((one, two));
+        assert_eq!((peer.0.load(Ordering::Relaxed), key.0.load(Ordering::Relaxed)), (0, 0));
+    }
 
     #[test]
     fn the_budget_is_common_and_comes_back() {

@@ -2,8 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::net::IpAddr;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +17,7 @@ use crate::client_io::{ClientIo, ConnState, Phase};
 use crate::config::GatewayConfig;
 use crate::dropin;
 use crate::exchange;
-use crate::gateway::{LEAST_BUFFER, Shared};
+use crate::gateway::{LEAST_BUFFER, Peer, Shared};
 use crate::limits::Limit;
 use crate::relay::AnswerBody;
 
@@ -32,7 +30,7 @@ const HYPERS_HEADERS: usize = 100;
 struct PerRequest {
     shared: Arc<Shared>,
     state: Arc<ConnState>,
-    peer: IpAddr,
+    peer: Peer,
 }
 
 impl Service<Request<Incoming>> for PerRequest {
@@ -42,7 +40,7 @@ impl Service<Request<Incoming>> for PerRequest {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         // The future itself is boxed: one around it would hold it twice, and be copied as a whole for each request.
-        Box::pin(exchange::answer(self.shared.clone(), self.state.clone(), self.peer, request))
+        Box::pin(exchange::answer(self.shared.clone(), self.state.clone(), self.peer.clone(), request))
     }
 }
 
@@ -57,11 +55,12 @@ enum End {
 }
 
 /// Serves a connection to its end.
-pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAddr, io: ClientIo) {
+pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer, io: ClientIo) {
     let config = shared.config.clone();
     let (stop, gauges) = (shared.stop.clone(), shared.gauges.clone());
     let limited = &gauges.limited;
     let title_case = dropin::is(&shared);
+    let ip = peer.ip;
     let service = PerRequest { shared, state: state.clone(), peer };
     let mut builder = Builder::new();
     if config.header_count != HYPERS_HEADERS {
@@ -111,7 +110,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
     match end {
         End::Done(result) => {
             if let Err(error) = result {
-                tracing::debug!(%error, %peer, "a client's connection ended");
+                tracing::debug!(%error, peer = %ip, "a client's connection ended");
                 if error.is_parse_too_large() {
                     limited.note(Limit::HeadSize);
                 } else if error.is_parse() {
@@ -127,7 +126,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: IpAd
         End::Stuck(limit) => {
             limited.note(limit);
             state.abort();
-            tracing::debug!(%peer, limit = limit.as_str(), "a client that does not read was cut");
+            tracing::debug!(peer = %ip, limit = limit.as_str(), "a client that does not read was cut");
         }
     }
 }

@@ -18,7 +18,6 @@
 //! queue, the lease, the held bytes, and closes the connection to the backend.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -34,14 +33,15 @@ use warden_policies::quarantine::Standing;
 use warden_supervisor::ResolveError;
 
 use crate::assemble::Kind;
-use crate::attempts::{Message, Relayed};
+use crate::attempts::{Message, Relayed, fits_line, fits_lines};
 use crate::backends::Right;
+use crate::budget::Share;
 use crate::client_io::{Busy, ConnState};
 use crate::cors;
 use crate::dropin;
 use crate::errors::Refusal;
 use crate::forged;
-use crate::gateway::Shared;
+use crate::gateway::{Peer, Shared};
 use crate::headers;
 use crate::intake::{Intake, Named};
 use crate::keys::{self, Key};
@@ -62,7 +62,7 @@ use crate::wire;
 pub(crate) async fn answer(
     shared: Arc<Shared>,
     conn: Arc<ConnState>,
-    peer: IpAddr,
+    peer: Peer,
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Infallible> {
     let busy = conn.begin();
@@ -102,7 +102,7 @@ pub(crate) async fn answer(
         shared.observer.clone(),
         shared.gauges.clone(),
         request_id.to_str().unwrap_or_default().to_owned(),
-        peer,
+        peer.ip,
         parts.method.clone(),
         parts.version,
         label,
@@ -114,6 +114,7 @@ pub(crate) async fn answer(
         drop_in,
         conn,
         route,
+        held: peer.held,
         request_id,
         origin,
         flight,
@@ -127,7 +128,10 @@ pub(crate) async fn answer(
         _ if head_bytes(&parts) > exchange.shared.config.header_bytes
             || parts.headers.len() > exchange.shared.config.header_count =>
         {
-            Err(Refusal::HeadTooLarge { limit: exchange.shared.config.header_bytes })
+            // Of both the narrower reason.
+            Err(fits_line(&parts)
+                .err()
+                .unwrap_or(Refusal::HeadTooLarge { limit: exchange.shared.config.header_bytes }))
         }
         _ if outside => Err(Refusal::NoPrefix(exchange.shared.config.api_prefix.clone())),
         own => match (exchange.check(&parts, &body, seen, own.as_ref()), own) {
@@ -161,6 +165,8 @@ pub(crate) struct Exchange {
     drop_in: bool,
     pub(crate) conn: Arc<ConnState>,
     pub(crate) route: Route,
+    /// What is held of the bodies of this client.
+    held: Arc<Share>,
     pub(crate) request_id: HeaderValue,
     origin: Option<HeaderValue>,
     pub(crate) flight: Flight,
@@ -210,11 +216,11 @@ impl Exchange {
                 let place = format!("{}{}", self.shared.config.api_prefix, target::with_slash(&parts.uri));
                 Ok(own::redirect(&place))
             }
-            Own::Model(id) => {
-                let name = query::path(id).unwrap_or_else(|| (*id).to_owned());
-                let resolved = self.resolve(Some(&name))?;
-                own::model(&view(), resolved.as_str(), self.shared.started)
-                    .ok_or_else(|| ResolveError::Unknown { name, known: self.known() }.into())
+            Own::Model(name) => {
+                let resolved = self.resolve(Some(name))?;
+                own::model(&view(), resolved.as_str(), self.shared.started).ok_or_else(|| {
+                    ResolveError::Unknown { name: name.clone().into_owned(), known: self.known() }.into()
+                })
             }
             Own::Preflight => Ok((self.live.cors.preflight(&parts.headers), Bytes::new())),
             Own::Forbidden => {
@@ -233,8 +239,9 @@ impl Exchange {
     ) -> Result<Relayed, Refusal> {
         let config = &self.shared.clone().config;
         let limits = config.limits(self.route.size);
-        let printer = self.shared.prints.begin(&parts.method, parts.uri.path());
-        let mut intake = Intake::begin(&parts.headers, body, self.shared.budget.clone(), limits, printer)?;
+        let printer = self.shared.prints.begin(&parts.method, &routes::plain(parts.uri.path()));
+        let budget = self.shared.budget.of(self.held.clone(), self.key.as_ref().map(|key| key.held()));
+        let mut intake = Intake::begin(&parts.headers, body, budget, limits, printer)?;
         let live = self.live.clone();
         let is_plain = upstream.is_none();
         let rules = |model: &ModelName| live.models.get(model).filter(|_| is_plain);
@@ -275,17 +282,16 @@ impl Exchange {
         if self.key.is_some() {
             keys::strip(&mut parts.headers);
         }
+        // Before a backend is waited for, and as it would go there.
+        fits_lines(&parts)?;
+        self.turn_away(&model, &intake)?;
         self.tokens = self.demand(&model, &parts.headers, &mut intake).await?;
         if is_plain {
             self.assemble = self.ask_for_a_stream(&model, &mut intake).await?;
         }
-        if let Some(print) = intake.sent.print()
-            && let Standing::Refused { .. } = self.shared.backends.standing(&model, print)
-        {
-            return Err(self.quarantined(&model, print, false));
-        }
+        self.turn_away(&model, &intake)?;
         if routes::sets(&parts.method, &self.route) && intake.take_all().await? {
-            self.sets = intake.json().map(|body| (parts.uri.path().to_owned(), body));
+            self.sets = intake.json().map(|body| (routes::plain(parts.uri.path()).into_owned(), body));
         }
         let right = self.lease(&model, &mut intake).await?;
         self.body_left = !intake.is_whole();
@@ -306,6 +312,18 @@ impl Exchange {
             return Err(Refusal::NoPage);
         }
         Ok(relayed)
+    }
+
+    /// Refuses a request that is known to kill its server, once all of it is here.
+    fn turn_away(&self, model: &ModelName, intake: &Intake) -> Result<(), Refusal> {
+        match intake.sent.print() {
+            Some(print)
+                if matches!(self.shared.backends.standing(model, print), Standing::Refused { .. }) =>
+            {
+                Err(self.quarantined(model, print, false))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn model(&self, intake: &Intake) -> Result<ModelName, Refusal> {

@@ -10,7 +10,6 @@
 //!   too many connections --> told so in one short answer, unless too many are being told already
 //! ```
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -24,7 +23,7 @@ use crate::client_io::{ClientIo, ConnState, HeadLimits};
 use crate::config::GatewayConfig;
 use crate::connection;
 use crate::errors::not_tls;
-use crate::gateway::Shared;
+use crate::gateway::{Peer, Shared};
 use crate::h2;
 use crate::limits::Limit;
 use crate::tls::{self, ClientStream, Entered};
@@ -49,7 +48,7 @@ impl Front {
 }
 
 /// Serves a connection to its end; if it was not admitted, says so.
-pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, stream: TcpStream, admitted: bool) {
+pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, stream: TcpStream, admitted: bool) {
     let config = &shared.config;
     let limited = &shared.gauges.limited;
     let refusal = if admitted { None } else { Some(shared.front.refusals.try_acquire()) };
@@ -76,7 +75,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, stream: TcpStream, 
                 }
                 Entered::Slow => return limited.note(Limit::HandshakeTime),
                 Entered::Failed(error) => {
-                    tracing::debug!(%error, %peer, "a TLS handshake failed");
+                    tracing::debug!(%error, peer = %peer.ip, "a TLS handshake failed");
                     return limited.note(Limit::Handshake);
                 }
             }
@@ -88,7 +87,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, stream: TcpStream, 
     if stream.chose_h2() {
         return h2::serve(shared.clone(), peer, h2_io(&shared, stream, Bytes::new())).await;
     }
-    let sniffs = config.h2.prior_knowledge && peer.is_loopback() && !stream.says_goodbye();
+    let sniffs = config.h2.prior_knowledge && peer.ip.is_loopback() && !stream.says_goodbye();
     let (stream, before) = match stream {
         ClientStream::Plain(mut stream) if sniffs => {
             let sniffed = tokio::select! {

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use warden_supervisor::Fleet;
 
 use crate::backends::Backends;
-use crate::budget::Budget;
+use crate::budget::{Budget, Share};
 use crate::clock;
 use crate::config::GatewayConfig;
 use crate::doors::Doors;
@@ -128,7 +128,22 @@ pub(crate) struct Shared {
     /// What requests are known by.
     pub(crate) prints: PrintKey,
     pub(crate) upstream: TaskTracker,
-    peers: Mutex<HashMap<IpAddr, usize>>,
+    peers: Mutex<HashMap<IpAddr, Known>>,
+}
+
+/// A client by its address.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) ip: IpAddr,
+    /// What is held of the bodies that come from there.
+    pub(crate) held: Arc<Share>,
+}
+
+/// An address that connections are open from.
+#[derive(Debug, Default)]
+struct Known {
+    open: usize,
+    held: Arc<Share>,
 }
 
 impl Shared {
@@ -277,6 +292,8 @@ fn accept(
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
     let admitted = Admitted::try_new(shared, peer);
+    let held = admitted.as_ref().map(|admitted| admitted.held.clone()).unwrap_or_default();
+    let peer = Peer { ip: peer, held };
     let (shared, cut) = (shared.clone(), cut.clone());
     connections.spawn(async move {
         let _load = load;
@@ -292,6 +309,7 @@ fn accept(
 struct Admitted {
     shared: Arc<Shared>,
     peer: IpAddr,
+    held: Arc<Share>,
 }
 
 impl Admitted {
@@ -299,7 +317,7 @@ impl Admitted {
         let config = &shared.config;
         let mut peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let open = &shared.gauges.connections;
-        let of_peer = peers.get(&peer).copied().unwrap_or(0);
+        let of_peer = peers.get(&peer).map_or(0, |known| known.open);
         if open.load(Ordering::Relaxed) >= config.connections {
             shared.gauges.limited.note(Limit::Connections);
             return None;
@@ -309,8 +327,11 @@ impl Admitted {
             return None;
         }
         open.fetch_add(1, Ordering::Relaxed);
-        peers.insert(peer, of_peer + 1);
-        Some(Self { shared: shared.clone(), peer })
+        let known = peers.entry(peer).or_default();
+        known.open += 1;
+        let held = known.held.clone();
+        drop(peers);
+        Some(Self { shared: shared.clone(), peer, held })
     }
 }
 
@@ -318,9 +339,9 @@ impl Drop for Admitted {
     fn drop(&mut self) {
         self.shared.gauges.connections.fetch_sub(1, Ordering::Relaxed);
         let mut peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = peers.get_mut(&self.peer) {
-            *open -= 1;
-            if *open == 0 {
+        if let Some(known) = peers.get_mut(&self.peer) {
+            known.open -= 1;
+            if known.open == 0 {
                 peers.remove(&self.peer);
             }
         }

@@ -17,7 +17,6 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,7 +40,7 @@ use crate::backends::BoxFuture;
 use crate::client_io::{ClientIo, ConnState};
 use crate::connection::{LEAST_LOOK, due};
 use crate::exchange;
-use crate::gateway::Shared;
+use crate::gateway::{Peer, Shared};
 use crate::limits::Limit;
 use crate::relay::AnswerBody;
 
@@ -167,7 +166,7 @@ async fn overdue(state: &ConnState, shared: &Shared) -> Limit {
 
 struct PerStream {
     shared: Arc<Shared>,
-    peer: IpAddr,
+    peer: Peer,
 }
 
 impl Service<Request<Incoming>> for PerStream {
@@ -176,7 +175,7 @@ impl Service<Request<Incoming>> for PerStream {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        let (shared, peer) = (self.shared.clone(), self.peer);
+        let (shared, peer) = (self.shared.clone(), self.peer.clone());
         Box::pin(async move {
             let stream = STREAM.with(Arc::clone);
             join_cookies(request.headers_mut());
@@ -238,7 +237,7 @@ impl Drop for StreamBody {
 }
 
 /// Serves a connection to its end.
-pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, (io, state): (ClientIo, Arc<ConnState>)) {
+pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientIo, Arc<ConnState>)) {
     let (config, stop) = (&shared.config, shared.stop.clone());
     let limits = config.h2;
     let streams = Streams::new();
@@ -257,6 +256,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, (io, state): (Clien
         .max_local_error_reset_streams(limits.local_resets)
         .keep_alive_interval(limits.ping)
         .keep_alive_timeout(limits.ping_timeout);
+    let ip = peer.ip;
     let service = PerStream { shared: shared.clone(), peer };
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     let look = config.keep_alive.min(config.send_timeout).max(LEAST_LOOK);
@@ -266,7 +266,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, (io, state): (Clien
     let limit = loop {
         tokio::select! {
             result = &mut connection => break result.err().and_then(|error| {
-                tracing::debug!(%error, %peer, "a client's HTTP/2 connection ended");
+                tracing::debug!(%error, peer = %ip, "a client's HTTP/2 connection ended");
                 why(&error)
             }),
             () = stop.cancelled(), if !stopping => {
@@ -276,7 +276,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: IpAddr, (io, state): (Clien
             () = streams.calm.notified(), if !closing => {
                 closing = true;
                 shared.gauges.limited.note(Limit::H2Resets);
-                tracing::debug!(%peer, "a client gives up requests as fast as it sends them");
+                tracing::debug!(peer = %ip, "a client gives up requests as fast as it sends them");
                 connection.as_mut().graceful_shutdown();
             }
             () = &mut watch => {

@@ -5,6 +5,8 @@
 //! The tables follow llama-server's own (`tools/server/server.cpp`). Its only event streams without a slot are answers to
 //! `GET` (`/v1/stream`, `/models/sse`), which may be sent again like any `GET`; it has no websockets.
 
+use std::borrow::Cow;
+
 use http::Method;
 use warden_policies::dispatch::LeaseKind;
 
@@ -87,8 +89,8 @@ pub(crate) enum Own<'a> {
     Health,
     /// `/v1/models`.
     Models,
-    /// `/v1/models/{id}`; the id as it stands in the path.
-    Model(&'a str),
+    /// `/v1/models/{id}`; the id, decoded.
+    Model(Cow<'a, str>),
     /// `/running`: which processes there are.
     Running,
     /// `/upstream/<model>` without a slash behind it; the name.
@@ -162,11 +164,16 @@ impl Route {
     }
 }
 
+/// A path as llama-server looks for its handler: decoded. So no spelling is a way around slots, rules and budgets. One that
+/// cannot be decoded stays as it is.
+pub(crate) fn plain(path: &str) -> Cow<'_, str> {
+    let decoded = path.contains('%').then(|| query::path(path)).flatten();
+    decoded.map_or(Cow::Borrowed(path), Cow::Owned)
+}
+
 /// The route of a request that goes to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
-    // llama-server decodes a path before it looks for its handler: no spelling is a way around slots, rules and budgets.
-    let decoded = path.contains('%').then(|| query::path(path)).flatten();
-    let path = decoded.as_deref().unwrap_or(path);
+    let path = &*plain(path);
     let dialect = match path {
         "/v1/messages" => Dialect::Anthropic,
         "/v1/responses" | "/responses" => Dialect::Responses,
@@ -209,17 +216,24 @@ pub(crate) fn own<'a>(method: &Method, path: &'a str) -> Option<Own<'a>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
         return None;
     }
-    match path {
+    let path = plain(path);
+    match &*path {
         "/health" | "/v1/health" => Some(Own::Health),
         "/v1/models" | "/models" => Some(Own::Models),
         "/running" => Some(Own::Running),
-        _ => path
-            .strip_prefix("/v1/models/")
-            .or_else(|| path.strip_prefix("/models/"))
-            // llama-server's own event stream of that name must not be read as a model.
-            .filter(|id| !id.is_empty() && *id != "sse")
-            .map(Own::Model),
+        _ => match path {
+            Cow::Borrowed(path) => model_id(path).map(Cow::Borrowed),
+            Cow::Owned(path) => model_id(&path).map(|id| Cow::Owned(id.to_owned())),
+        }
+        .map(Own::Model),
     }
+}
+
+fn model_id(path: &str) -> Option<&str> {
+    path.strip_prefix("/v1/models/")
+        .or_else(|| path.strip_prefix("/models/"))
+        // llama-server's own event stream of that name must not be read as a model.
+        .filter(|id| !id.is_empty() && *id != "sse")
 }
 
 #[cfg(test)]
@@ -269,7 +283,13 @@ mod tests {
         assert_eq!(own(&Method::GET, "/health"), Some(Own::Health));
         assert_eq!(own(&Method::HEAD, "/v1/health"), Some(Own::Health));
         assert_eq!(own(&Method::GET, "/v1/models"), Some(Own::Models));
-        assert_eq!(own(&Method::GET, "/v1/models/org/a%2Fb"), Some(Own::Model("org/a%2Fb")));
+        for (path, id) in
+            [("/v1/models/org/a%2Fb", "org/a/b"), ("/mod%65ls/a%2525", "a%25"), ("/models/%zz", "%zz")]
+        {
+            assert_eq!(own(&Method::GET, path), Some(Own::Model(id.into())), "{path}");
+        }
+        assert_eq!(own(&Method::GET, "/he%61lth"), Some(Own::Health));
+        assert_eq!(own(&Method::GET, "/v1%2Fmodels"), Some(Own::Models));
         assert_eq!(own(&Method::GET, "/models/sse"), None);
         assert_eq!(own(&Method::GET, "/v1/models/"), None);
         assert_eq!(own(&Method::POST, "/v1/models"), None);

@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use http::HeaderMap;
 use warden_policies::{ModelName, Rate};
 
+use crate::budget::Share;
 use crate::errors::Refusal;
 
 mod gate;
@@ -146,6 +147,11 @@ impl Keys {
 }
 
 impl Key {
+    /// What is held of its bodies.
+    pub(crate) fn held(&self) -> Arc<Share> {
+        self.usage.held.clone()
+    }
+
     fn may_use(&self, model: &ModelName) -> bool {
         self.spec.models.as_ref().is_none_or(|models| models.contains(model))
     }

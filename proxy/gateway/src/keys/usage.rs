@@ -10,6 +10,7 @@ use warden_policies::Work;
 use warden_policies::rate::{Nanos, Rate, nanos};
 
 use super::Key;
+use crate::budget::Share;
 
 /// What a token is worth of a text that nobody counted: about that of English with today's vocabularies.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -25,6 +26,8 @@ pub(super) struct Usage {
     pub(super) requests: AtomicU64,
     pub(super) prompt_tokens: AtomicU64,
     pub(super) output_tokens: AtomicU64,
+    /// What is held of its bodies.
+    pub(super) held: Arc<Share>,
     rejected: [AtomicU64; Limit::ALL.len()],
 }
 
@@ -66,6 +69,7 @@ impl Usage {
             requests: AtomicU64::new(0),
             prompt_tokens: AtomicU64::new(0),
             output_tokens: AtomicU64::new(0),
+            held: Arc::default(),
             rejected: Default::default(),
         }
     }

@@ -184,7 +184,25 @@ async fn a_line_that_llama_server_does_not_take_is_refused_and_nobody_is_doubted
     assert!(head.starts_with("HTTP/1.1 414 ") && body.contains("too long"), "{head}{body}");
     let header = format!("GET /props HTTP/1.1\r\nHost: h\r\nX-A: {}\r\n\r\n", "x".repeat(33_000));
     assert!(rig.ask(header.as_bytes()).await.0.starts_with("HTTP/1.1 431 "));
-    assert_eq!((upstream.accepted(), rig.backends.doubts.load(Ordering::SeqCst)), (1, 0));
+    // However it is written, and by whatever else it would be refused as well.
+    let long = "x".repeat(33_000);
+    for target in [
+        format!("http://h/props?{long}"),
+        format!("http://h?{long}"),
+        format!("/upstream/m/{long}"),
+        format!("/%70rops?{long}"),
+        format!("/{long}?model=m"),
+        format!("/props?{}", "x".repeat(60_000)),
+    ] {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: h\r\nX-A: {}\r\n\r\n", "x".repeat(5000));
+        let (head, body) = rig.ask(request.as_bytes()).await;
+        assert!(head.starts_with("HTTP/1.1 414 "), "{}: {head}{body}", &target[..20]);
+    }
+    let posted = format!("POST /v1/completions?{long} HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{{}}");
+    assert!(rig.ask(posted.as_bytes()).await.0.starts_with("HTTP/1.1 414 "));
+    // One lease was asked for: of those that were refused none waited for a backend, or started one.
+    let granted = rig.backends.granted.load(Ordering::SeqCst);
+    assert_eq!((upstream.accepted(), granted, rig.backends.doubts.load(Ordering::SeqCst)), (1, 1, 0));
     rig.is_clean().await;
 }
 

@@ -207,3 +207,37 @@ async fn many_streams_go_on_side_by_side() {
     rig.is_clean().await;
     eventually("llama-server's way: closed after a stream", || upstream.open() == 0).await;
 }
+
+#[tokio::test]
+async fn idle_connections_leave_threads_of_the_backend_to_others() {
+    const AT_A_TIME: usize = 12;
+    for (http_threads, most) in
+        [(Some(6), 3), (None, 2), (Some(1), 0), (Some(ServerFacts::THREADS_ON_DEMAND), AT_A_TIME)]
+    {
+        let all_here = Arc::new(tokio::sync::Barrier::new(AT_A_TIME));
+        let upstream = Upstream::start(move |mut peer| {
+            let all_here = all_here.clone();
+            async move {
+                peer.request().await;
+                all_here.wait().await;
+                peer.send(&json_answer("{}")).await;
+                peer.rest().await;
+            }
+        });
+        let mut plan = Plan::default();
+        plan.config.idle_timeout = PATIENCE * 9;
+        let rig = Rig::with(plan, &[&upstream]).await;
+        *rig.backends.facts.lock().unwrap() = ServerFacts { http_threads, ..NEW };
+        let mut clients = Vec::new();
+        for _ in 0..AT_A_TIME {
+            let mut client = rig.client().await;
+            client.send(&post("/v1/completions", "{}")).await;
+            clients.push(client);
+        }
+        for client in &mut clients {
+            assert!(client.response().await.0.starts_with("HTTP/1.1 200 "));
+        }
+        rig.is_clean().await;
+        eventually("no more are kept than leave half of its threads", || upstream.open() == most).await;
+    }
+}

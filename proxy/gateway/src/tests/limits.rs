@@ -1,5 +1,7 @@
 //! What is too much is refused, in words.
 
+use tokio::net::TcpSocket;
+
 use super::*;
 
 fn echo() -> Upstream {
@@ -73,7 +75,7 @@ async fn a_body_that_is_too_large_is_refused_declared_or_not() {
 async fn the_memory_for_held_bodies_is_bounded_by_all_together() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "b"], ..Plan::default() };
-    plan.config.buffered_bytes = 2_000_000;
+    plan.config.buffered_bytes = 2_400_000;
     let rig = Rig::with(plan, &[&upstream]).await;
     // Two bodies whose model comes last, the first one not finished.
     let mut first = rig.client().await;
@@ -95,6 +97,34 @@ async fn the_memory_for_held_bodies_is_bounded_by_all_together() {
 }
 
 #[tokio::test]
+async fn five_slow_uploads_of_one_address_leave_room_for_another() {
+    let upstream = echo();
+    let mut plan = Plan { models: vec!["a", "b"], ..Plan::default() };
+    plan.config.buffered_bytes = 3_000_000;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut slow = Vec::new();
+    for _ in 0..5 {
+        let mut client = rig.client().await;
+        client.send(b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 3000000\r\n\r\n{\"x\":\"").await;
+        slow.push(client);
+    }
+    // As much as they may hold: those that want more are told to come again.
+    for client in &mut slow {
+        client.send(&vec![b'x'; 600_000]).await;
+    }
+    eventually("they hold what they may", || rig.gauges.held_bytes.load(Ordering::SeqCst) > 1_700_000).await;
+    let body = format!(r#"{{"x":"{}","model":"a"}}"#, "y".repeat(450_000));
+    let elsewhere = TcpSocket::new_v4().unwrap();
+    elsewhere.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = Peer::new(elsewhere.connect(rig.address).await.unwrap());
+    other.send(&post("/x", &body)).await;
+    let (head, answer) = other.response().await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}{}", String::from_utf8_lossy(&answer));
+    drop((slow, other));
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn bodies_that_wait_for_a_lease_leave_room_for_those_whose_model_is_looked_for() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "b"], room: 0, ..Plan::default() };
@@ -110,7 +140,7 @@ async fn bodies_that_wait_for_a_lease_leave_room_for_those_whose_model_is_looked
     });
     let held = || rig.gauges.held_bytes.load(Ordering::SeqCst);
     eventually("the first waits, and is read ahead", || waiting() == 1 && held() > 900_000).await;
-    second.send(&post("/x", &format!(r#"{{"x":"{}","model":"b"}}"#, "y".repeat(500_000)))).await;
+    second.send(&post("/x", &format!(r#"{{"x":"{}","model":"b"}}"#, "y".repeat(250_000)))).await;
     eventually("the second waits, too", || waiting() == 2).await;
     rig.backends.room.add_permits(1);
     assert!(second.response().await.0.starts_with("HTTP/1.1 200 "));
