@@ -87,6 +87,8 @@ struct Generation {
     /// Leases that wait to be alone, and those of them that have a slot.
     seeking: u32,
     seeking_slots: u32,
+    /// Leases without a slot that only read.
+    readers: u32,
     /// One lease is alone.
     alone: bool,
 }
@@ -183,6 +185,7 @@ impl Dispatch {
             watch: 0,
             seeking: 0,
             seeking_slots: 0,
+            readers: 0,
             alone: false,
         });
         entry.open = true;
@@ -272,9 +275,16 @@ impl Dispatch {
         self.generations.get(&generation).is_some_and(|known| known.seeking > 0)
     }
 
-    /// Leases there that may run something, beside the one that is alone. Those who seek run nothing.
+    /// A lease without a slot only reads (a `GET`): it computes nothing and is no company. With `begins` false, it has ended.
+    pub fn reads(&mut self, generation: GenerationId, begins: bool) {
+        if let Some(known) = self.generations.get_mut(&generation) {
+            known.readers = if begins { known.readers + 1 } else { known.readers.saturating_sub(1) };
+        }
+    }
+
+    /// Leases there that may run something, beside the one that is alone. Those who seek run nothing, nor do those who read.
     pub fn company(&self, generation: GenerationId) -> u32 {
-        let idle = |known: &Generation| known.seeking + u32::from(known.alone);
+        let idle = |known: &Generation| known.seeking + known.readers + u32::from(known.alone);
         self.generations
             .get(&generation)
             .map_or(0, |known| (known.slots + known.aux).saturating_sub(idle(known)))
@@ -395,6 +405,10 @@ mod tests {
         assert_eq!(dispatch.release(A, LeaseKind::Slot), []);
         assert!(dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.has_seekers(A));
         assert_eq!(dispatch.company(A), 1, "what needs no slot");
+        dispatch.reads(A, true);
+        assert_eq!(dispatch.company(A), 0, "what only reads");
+        dispatch.reads(A, false);
+        assert_eq!(dispatch.company(A), 1);
         let grants = dispatch.join(A);
         assert_eq!(grants, [Grant { ticket: newcomer, generation: A, kind: LeaseKind::Slot }]);
     }

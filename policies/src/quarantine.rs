@@ -12,7 +12,11 @@
 //!
 //! A request is known by a [`Fingerprint`], never by what it says. One death proves nothing: whoever was in flight with a
 //! poisonous request looks the same. So each suspect is tried alone, and only a death with nobody else in flight
-//! refuses it. A death that we caused, or that came from outside, makes no suspects.
+//! refuses it. A death that we caused, or that came from outside, makes no suspects; one for lack of memory makes suspects and
+//! refuses nobody, because memory is everybody's.
+//!
+//! A server goes on for a while with a request whose client has left. So whoever left a moment ago is in flight, too: as a
+//! suspect at a death, as company of the one on trial, and as the one on trial itself.
 //!
 //! This module has no synchronisation of its own: its owner holds it under one lock.
 
@@ -56,18 +60,28 @@ pub struct QuarantinePolicy {
     pub refuse_for: Duration,
     /// A suspect that is not sent again for this long is forgotten.
     pub suspect_for: Duration,
-    /// A suspect waits this long for those before it to end, and then runs beside them.
+    /// A suspect waits this long for those before it to end, and then runs beside them; twice as long after each further
+    /// death.
     pub alone_wait: Duration,
     /// A suspect that runs longer than this is joined by others.
     pub alone_for: Duration,
+    /// A request whose client has left is taken for one in flight for this long.
+    pub lingers_for: Duration,
     /// Requests known at a time.
     pub known: usize,
 }
 
 impl From<&crate::defaults::Quarantine> for QuarantinePolicy {
     fn from(keys: &crate::defaults::Quarantine) -> Self {
-        let crate::defaults::Quarantine { refuse_for, suspect_for, alone_wait, alone_for, known } = *keys;
-        Self { refuse_for, suspect_for, alone_wait, alone_for, known }
+        let crate::defaults::Quarantine {
+            refuse_for,
+            suspect_for,
+            alone_wait,
+            alone_for,
+            lingers_for,
+            known,
+        } = *keys;
+        Self { refuse_for, suspect_for, alone_wait, alone_for, lingers_for, known }
     }
 }
 
@@ -96,10 +110,37 @@ enum End {
     Stopped,
 }
 
+/// A death, as far as it is not known otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Death {
+    /// Requests in flight beside the one on trial, or in all.
+    pub others: u32,
+    /// For so long the server had been at work on nothing but what it died of: zero, but for one that hung.
+    pub hung: Duration,
+    /// Whether it says something about a request that was alone.
+    pub proves: bool,
+}
+
+/// Who is on trial.
 #[derive(Clone, Copy, Debug)]
+struct Trial {
+    request: Fingerprint,
+    /// When its client left.
+    left: Option<Duration>,
+}
+
+/// A request whose client left before its answer was whole.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    generation: GenerationId,
+    request: Fingerprint,
+    at: Duration,
+}
+
+#[derive(Clone, Debug)]
 struct Entry {
-    /// Its connection to this generation broke, of which is not known whether it lives.
-    doubt: Option<GenerationId>,
+    /// Its connections to these generations broke, of which is not known whether they live.
+    doubts: Vec<GenerationId>,
     suspect: bool,
     /// When its refusal ends.
     refused_until: Option<Duration>,
@@ -139,7 +180,9 @@ pub struct Quarantine {
     policy: QuarantinePolicy,
     entries: BTreeMap<Fingerprint, Entry>,
     /// Who runs alone on which generation.
-    trials: BTreeMap<GenerationId, Fingerprint>,
+    trials: BTreeMap<GenerationId, Trial>,
+    /// Oldest first.
+    left: VecDeque<Left>,
     ends: VecDeque<(GenerationId, End)>,
     refused: u64,
     refusals: u64,
@@ -152,6 +195,7 @@ impl Quarantine {
             policy,
             entries: BTreeMap::new(),
             trials: BTreeMap::new(),
+            left: VecDeque::new(),
             ends: VecDeque::new(),
             refused: 0,
             refusals: 0,
@@ -164,6 +208,7 @@ impl Quarantine {
         if !self.is_on() {
             self.entries.clear();
             self.trials.clear();
+            self.left.clear();
         }
     }
 
@@ -217,23 +262,54 @@ impl Quarantine {
         if end.is_some() {
             entry.suspect = true;
             entry.deaths += 1;
-        } else {
-            entry.doubt = Some(generation);
+        } else if !entry.doubts.contains(&generation) {
+            entry.doubts.push(generation);
         }
         end.is_some()
     }
 
+    /// The client of a request that this generation has whole left before the answer was: the server may be at work on it for
+    /// a while. True if that server is known to have died by itself meanwhile, so that the request is a suspect.
+    pub fn left(&mut self, generation: GenerationId, request: Fingerprint, now: Duration) -> bool {
+        if !self.is_on() {
+            return false;
+        }
+        if self.has_ended(generation) {
+            return self.broke(generation, request, now);
+        }
+        if self.left.len() >= self.policy.known {
+            self.left.pop_front();
+        }
+        self.left.push_back(Left { generation, request, at: now });
+        false
+    }
+
+    /// How long to wait until nobody else than this request lingers on a generation; `None` if nobody does.
+    pub fn lingers(&self, generation: GenerationId, request: Fingerprint, now: Duration) -> Option<Duration> {
+        let others = |left: &&Left| left.generation == generation && left.request != request;
+        let last = self.left.iter().rev().find(others)?;
+        let until = last.at.saturating_add(self.policy.lingers_for);
+        (until > now).then(|| until.saturating_sub(now))
+    }
+
     /// The generation answers: connections that broke say nothing.
     pub fn lives(&mut self, generation: GenerationId) {
-        for entry in self.entries.values_mut().filter(|entry| entry.doubt == Some(generation)) {
-            entry.doubt = None;
+        for (request, entry) in &mut self.entries {
+            let before = entry.doubts.len();
+            entry.doubts.retain(|doubted| *doubted != generation);
+            // It is over, and has proved nothing: what becomes of the generation later has nothing to do with it.
+            if entry.doubts.len() < before
+                && self.trials.get(&generation).is_some_and(|trial| trial.request == *request)
+            {
+                self.trials.remove(&generation);
+            }
         }
         self.entries.retain(|_, entry| entry.is_worth_keeping());
     }
 
     /// Whether it is known what became of a generation whose connections broke.
     pub fn is_settled(&self, generation: GenerationId) -> bool {
-        self.has_ended(generation) || self.entries.values().all(|entry| entry.doubt != Some(generation))
+        self.has_ended(generation) || self.entries.values().all(|entry| !entry.doubts.contains(&generation))
     }
 
     /// Whether the generation's process is known to have ended.
@@ -241,29 +317,42 @@ impl Quarantine {
         self.ends.iter().any(|(ended, _)| *ended == generation)
     }
 
+    /// How long a suspect waits to be alone. Twice as long after each further death: if it is to blame, it costs everybody
+    /// beside it a death each time, and those who run for long must not save it from its trial for ever.
+    pub fn patience(&self, request: Fingerprint) -> Duration {
+        const DOUBLINGS: u32 = 5;
+        let further = self.entries.get(&request).map_or(0, |entry| entry.deaths.saturating_sub(1));
+        self.policy.alone_wait.saturating_mul(1 << further.min(DOUBLINGS))
+    }
+
     /// A suspect begins, with nobody else on its generation.
     pub fn begin_trial(&mut self, generation: GenerationId, request: Fingerprint) {
-        self.trials.insert(generation, request);
+        self.trials.insert(generation, Trial { request, left: None });
     }
 
     /// Who is on trial there.
     pub fn trial(&self, generation: GenerationId) -> Option<Fingerprint> {
-        self.trials.get(&generation).copied()
+        self.trials.get(&generation).map(|trial| trial.request)
     }
 
-    /// The one on trial is not alone any more, or has left: nothing follows from what happens next. If its connection
-    /// broke, what became of its generation still counts.
+    /// The one on trial is not alone any more, or has ended: nothing follows from what happens next. If its connection broke,
+    /// what became of its generation still counts, and for a while if its client left.
     pub fn end_trial(&mut self, generation: GenerationId) {
-        let Some(request) = self.trials.get(&generation) else { return };
-        let broke = self.entries.get(request).is_some_and(|entry| entry.doubt == Some(generation));
-        if !broke {
+        let Some(trial) = self.trials.get_mut(&generation) else { return };
+        let doubted = |entry: &Entry| entry.doubts.contains(&generation);
+        if self.entries.get(&trial.request).is_some_and(doubted) {
+            return;
+        }
+        let own = |left: &&Left| left.generation == generation && left.request == trial.request;
+        trial.left = self.left.iter().rev().find(own).map(|left| left.at);
+        if trial.left.is_none() {
             self.trials.remove(&generation);
         }
     }
 
     /// The one on trial was answered, or it was answered in company: nothing is held against it any more.
     pub fn survived(&mut self, generation: GenerationId, request: Fingerprint) {
-        if self.trials.get(&generation) == Some(&request) {
+        if self.trial(generation) == Some(request) {
             self.trials.remove(&generation);
         }
         if self.entries.get(&request).is_some_and(|entry| entry.refused_until.is_none()) {
@@ -271,25 +360,35 @@ impl Quarantine {
         }
     }
 
-    /// The generation's process ended by itself, with `others` requests in flight beside the one on trial, or in all.
-    pub fn died(&mut self, generation: GenerationId, others: u32, now: Duration) -> Found {
-        let trial = self.trials.remove(&generation);
+    /// The generation's process ended by itself.
+    pub fn died(&mut self, generation: GenerationId, death: Death, now: Duration) -> Found {
         let policy = self.policy;
+        let lingers = |at: Duration| now.saturating_sub(at) < policy.lingers_for.saturating_add(death.hung);
+        let trial = self.trials.remove(&generation);
+        let trial = trial.filter(|trial| trial.left.is_none_or(lingers)).map(|trial| trial.request);
         let mut found = Found::default();
         let until = now.saturating_add(policy.suspect_for);
-        if let Some(request) = trial.filter(|_| self.is_on()) {
-            // Its break may not have been noticed yet.
-            self.entry(request, until, now).doubt = Some(generation);
+        let all = std::mem::take(&mut self.left);
+        let (of_it, others) = all.into_iter().partition(|left| left.generation == generation);
+        self.left = others;
+        let lingering = of_it.into_iter().filter(|left: &Left| lingers(left.at)).map(|left| left.request);
+        // The break of the one on trial may not have been noticed yet.
+        for request in trial.into_iter().chain(lingering).filter(|_| self.is_on()).collect::<Vec<_>>() {
+            let entry = self.entry(request, until, now);
+            if !entry.doubts.contains(&generation) {
+                entry.doubts.push(generation);
+            }
         }
         for (request, entry) in &mut self.entries {
-            if entry.doubt == Some(generation) {
-                (entry.doubt, entry.suspect) = (None, true);
+            if entry.doubts.contains(&generation) {
+                entry.doubts.retain(|doubted| *doubted != generation);
+                entry.suspect = true;
                 entry.until = entry.until.max(until);
                 entry.deaths += 1;
                 found.suspects.push(*request);
             }
         }
-        let alone = others == 0 && found.suspects.len() == 1;
+        let alone = death.proves && death.others == 0 && found.suspects.len() == 1;
         found.refused = trial.filter(|request| alone && found.suspects.contains(request));
         if let Some(entry) = found.refused.and_then(|request| self.entries.get_mut(&request)) {
             let until = now.saturating_add(policy.refuse_for);
@@ -304,6 +403,7 @@ impl Quarantine {
     /// The generation's process was stopped by us, or from outside: no request has anything to do with it.
     pub fn stopped(&mut self, generation: GenerationId) {
         self.trials.remove(&generation);
+        self.left.retain(|left| left.generation != generation);
         self.lives(generation);
         self.end(generation, End::Stopped);
     }
@@ -325,7 +425,10 @@ impl Quarantine {
 
     /// Those that are refused, then the suspects; in each, whoever is forgotten last comes first.
     pub fn list(&self, now: Duration) -> Vec<Known> {
-        let known = self.entries.iter().filter(|(_, entry)| entry.doubt.is_none() && entry.until > now);
+        let known = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| (entry.suspect || entry.refused_until.is_some()) && entry.until > now);
         let mut all: Vec<Known> = known
             .map(|(fingerprint, entry)| Known {
                 fingerprint: *fingerprint,
@@ -368,7 +471,7 @@ impl Quarantine {
             }
         }
         let entry = self.entries.entry(request).or_insert(Entry {
-            doubt: None,
+            doubts: Vec::new(),
             suspect: false,
             refused_until: None,
             until,
@@ -382,7 +485,7 @@ impl Quarantine {
 
 impl Entry {
     fn is_worth_keeping(&self) -> bool {
-        self.suspect || self.doubt.is_some() || self.refused_until.is_some()
+        self.suspect || !self.doubts.is_empty() || self.refused_until.is_some()
     }
 }
 

@@ -16,8 +16,14 @@ fn policy() -> QuarantinePolicy {
         suspect_for: MINUTE * 10,
         alone_wait: MINUTE,
         alone_for: MINUTE,
+        lingers_for: MINUTE * 3 / 2,
         known: 8,
     }
+}
+
+/// A death beside so many others.
+fn among(others: u32) -> Death {
+    Death { others, hung: Duration::ZERO, proves: true }
 }
 
 fn at(minutes: u32) -> Duration {
@@ -30,7 +36,7 @@ fn a_death_makes_suspects_of_all_in_flight_and_refuses_nobody() {
     known.broke(G, A, at(0));
     known.broke(G, B, at(0));
     assert!(!known.is_settled(G));
-    let found = known.died(G, 3, at(0));
+    let found = known.died(G, among(3), at(0));
     assert_eq!((found.suspects, found.refused), (vec![A, B], None));
     assert!(known.is_settled(G) && !known.was_felled(G));
     assert_eq!(known.standing(A, at(1)), Standing::Suspect);
@@ -46,9 +52,9 @@ fn who_kills_a_server_alone_is_refused_for_a_time() {
     let mut known = Quarantine::new(policy());
     known.broke(G, A, at(0));
     known.broke(G, B, at(0));
-    known.died(G, 0, at(0));
+    known.died(G, among(0), at(0));
     known.begin_trial(H, A);
-    let found = known.died(H, 0, at(1));
+    let found = known.died(H, among(0), at(1));
     assert_eq!((found.suspects, found.refused), (vec![], Some(A)));
     assert!(known.was_felled(H) && !known.was_felled(G));
     assert_eq!(known.standing(A, at(2)), Standing::Refused { left: at(59) });
@@ -69,12 +75,12 @@ fn a_death_in_company_refuses_nobody_although_one_was_on_trial() {
     for late in [false, true] {
         let mut known = Quarantine::new(policy());
         known.broke(G, A, at(0));
-        known.died(G, 0, at(0));
+        known.died(G, among(0), at(0));
         known.begin_trial(H, A);
         if !late {
             known.broke(H, B, at(1));
         }
-        assert_eq!(known.died(H, u32::from(late), at(1)).refused, None);
+        assert_eq!(known.died(H, among(u32::from(late)), at(1)).refused, None);
         assert_eq!(known.standing(A, at(1)), Standing::Suspect);
     }
 }
@@ -83,10 +89,10 @@ fn a_death_in_company_refuses_nobody_although_one_was_on_trial() {
 fn who_is_answered_is_forgiven_and_who_leaves_is_tried_again() {
     let mut known = Quarantine::new(policy());
     known.broke(G, A, at(0));
-    known.died(G, 0, at(0));
+    known.died(G, among(0), at(0));
     known.begin_trial(H, A);
     known.end_trial(H);
-    assert_eq!(known.died(H, 0, at(0)).refused, None, "it had left");
+    assert_eq!(known.died(H, among(0), at(0)).refused, None, "it had left");
     known.begin_trial(GenerationId(3), A);
     known.survived(GenerationId(3), A);
     assert!(known.is_empty());
@@ -96,13 +102,103 @@ fn who_is_answered_is_forgiven_and_who_leaves_is_tried_again() {
 fn a_break_on_trial_is_judged_when_the_end_is_known() {
     let mut known = Quarantine::new(policy());
     known.broke(G, A, at(0));
-    known.died(G, 0, at(0));
+    known.died(G, among(0), at(0));
     known.begin_trial(H, A);
     known.broke(H, A, at(0));
     // Its lease is back before the process is known to be gone.
     known.end_trial(H);
-    assert_eq!(known.died(H, 0, at(0)).refused, Some(A));
+    assert_eq!(known.died(H, among(0), at(0)).refused, Some(A));
     assert!(!known.broke(H, B, at(0)), "who felled it is known");
+}
+
+#[test]
+fn whose_client_left_a_moment_ago_is_in_flight_at_a_death() {
+    let mut known = Quarantine::new(policy());
+    known.left(G, A, at(0));
+    known.left(H, B, at(0));
+    let found = known.died(G, among(0), at(1));
+    assert_eq!((found.suspects, found.refused), (vec![A], None), "of this server, and nobody is on trial");
+    assert_eq!(known.died(H, among(0), at(2)), Found::default(), "that was long ago");
+    assert!(known.left(G, B, at(2)), "the death is known sooner than that its client left");
+    // A server that hung was at work on nothing else for as long.
+    let hangs = GenerationId(3);
+    known.left(hangs, Fingerprint(3), at(0));
+    let found = known.died(hangs, Death { hung: MINUTE * 2, ..among(0) }, at(3));
+    assert_eq!(found.suspects, [Fingerprint(3)]);
+    known.left(GenerationId(4), Fingerprint(4), at(3));
+    known.stopped(GenerationId(4));
+    assert_eq!(known.standing(Fingerprint(4), at(3)), Standing::Clear);
+}
+
+#[test]
+fn leaving_its_trial_saves_nobody_and_nobody_is_refused_for_one_that_left_before() {
+    let mut known = Quarantine::new(policy());
+    known.broke(G, A, at(0));
+    known.died(G, among(0), at(0));
+    known.begin_trial(H, A);
+    known.left(H, A, at(1));
+    known.end_trial(H);
+    assert_eq!(known.lingers(H, A, at(1)), None, "itself");
+    assert_eq!(known.lingers(H, B, at(1)), Some(MINUTE * 3 / 2));
+    assert_eq!(known.died(H, among(0), at(1)).refused, Some(A));
+    known.release(None);
+    let next = GenerationId(3);
+    known.broke(G, A, at(1));
+    known.left(next, B, at(1));
+    known.begin_trial(next, A);
+    let found = known.died(next, among(0), at(1));
+    assert_eq!((found.suspects, found.refused), (vec![A, B], None));
+    let late = GenerationId(4);
+    known.begin_trial(late, A);
+    known.left(late, A, at(1));
+    known.end_trial(late);
+    assert_eq!(known.died(late, among(0), at(3)), Found::default(), "the server had done with it");
+}
+
+#[test]
+fn who_meets_death_again_and_again_waits_longer_to_be_alone() {
+    let mut known = Quarantine::new(policy());
+    assert_eq!(known.patience(A), MINUTE);
+    for (generation, minutes) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 32), (7, 32)] {
+        known.broke(GenerationId(generation), A, at(0));
+        known.died(GenerationId(generation), among(3), at(0));
+        assert_eq!(known.patience(A), MINUTE * minutes);
+    }
+}
+
+#[test]
+fn a_trial_whose_server_lives_on_is_over() {
+    let mut known = Quarantine::new(policy());
+    known.broke(G, A, at(0));
+    known.died(G, among(0), at(0));
+    known.begin_trial(H, A);
+    known.broke(H, A, at(0));
+    known.end_trial(H);
+    known.lives(H);
+    assert_eq!(known.trial(H), None);
+    assert_eq!(known.died(H, among(0), at(1)), Found::default(), "it had nothing to do with that");
+}
+
+#[test]
+fn a_request_that_was_sent_to_two_servers_is_judged_by_each() {
+    let mut known = Quarantine::new(policy());
+    known.broke(G, A, at(0));
+    known.broke(H, A, at(0));
+    assert!(!known.is_settled(G) && !known.is_settled(H));
+    known.lives(H);
+    assert!(!known.is_settled(G) && known.is_settled(H));
+    assert_eq!(known.died(G, among(0), at(0)).suspects, [A]);
+}
+
+#[test]
+fn a_death_for_lack_of_memory_makes_suspects_and_refuses_nobody() {
+    let mut known = Quarantine::new(policy());
+    known.broke(G, A, at(0));
+    let short = Death { proves: false, ..among(0) };
+    assert_eq!(known.died(G, short, at(0)).suspects, [A]);
+    known.begin_trial(H, A);
+    assert_eq!(known.died(H, short, at(0)), Found { suspects: vec![A], refused: None });
+    assert!(!known.was_felled(H));
 }
 
 #[test]
@@ -123,13 +219,13 @@ fn released_ones_are_clear_and_without_a_time_nothing_is_known() {
     let mut known = Quarantine::new(policy());
     known.broke(G, A, at(0));
     known.broke(G, B, at(0));
-    known.died(G, 0, at(0));
+    known.died(G, among(0), at(0));
     assert_eq!(known.release(Some(&B.to_string())), 1);
     assert_eq!(known.standing(B, at(0)), Standing::Clear);
     assert_eq!(known.release(None), 1);
     known.set(QuarantinePolicy { refuse_for: Duration::ZERO, ..policy() });
     known.broke(H, A, at(0));
-    assert!(known.is_empty() && known.died(H, 0, at(0)) == Found::default());
+    assert!(known.is_empty() && known.died(H, among(0), at(0)) == Found::default());
 }
 
 #[test]
@@ -144,7 +240,7 @@ proptest! {
     /// However deaths, breaks, trials and answers meet: it stays bounded, and refused is only who was on trial
     /// at a death without company.
     #[test]
-    fn nobody_is_refused_without_a_death_alone(steps in prop::collection::vec((0..7_u8, 0..4_u64, 0..12_u128), 1..200)) {
+    fn nobody_is_refused_without_a_death_alone(steps in prop::collection::vec((0..8_u8, 0..4_u64, 0..12_u128), 1..200)) {
         let mut known = Quarantine::new(policy());
         let mut may = std::collections::BTreeSet::new();
         for (minute, (what, generation, request)) in (0_u32..).zip(steps) {
@@ -154,13 +250,14 @@ proptest! {
                 2 => {
                     let others = u32::from(request.0 % 2 == 0);
                     let trial = known.trial(generation);
-                    let found = known.died(generation, others, now);
+                    let found = known.died(generation, among(others), now);
                     if others == 0 { may.extend(trial); }
                     prop_assert!(found.refused.is_none_or(|refused| others == 0 && trial == Some(refused)));
                 }
                 3 => known.stopped(generation),
                 4 => known.begin_trial(generation, request),
                 5 => known.survived(generation, request),
+                6 => drop(known.left(generation, request, now)),
                 _ => known.lives(generation),
             }
             let list = known.list(now);

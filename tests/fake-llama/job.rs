@@ -212,6 +212,14 @@ impl Drop for Job {
 pub(crate) async fn sabotage(engine: &Engine, wire: &Wire, fault: &Fault, mid_stream: bool) -> bool {
     match fault.what {
         What::Nothing | What::Error | What::Poison => false,
+        What::Crash if fault.ms > 0 => {
+            let (after, signal) = (Duration::from_millis(fault.ms), fault.signal.unwrap_or(6));
+            engine.tasks.spawn(async move {
+                tokio::time::sleep(after).await;
+                signals::die_by(signal).await;
+            });
+            std::future::pending().await
+        }
         What::Crash => {
             signals::die_by(fault.signal.unwrap_or(6)).await;
             true

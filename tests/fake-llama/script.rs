@@ -195,7 +195,7 @@ pub(crate) enum What {
     /// Nothing.
     #[default]
     Nothing,
-    /// The process dies by `signal`.
+    /// The process dies by `signal`; with `ms` so much later, whether the client waits for it or not.
     Crash,
     /// This request and all later ones get no (further) byte; /health still answers unless `silent_health`.
     Hang,

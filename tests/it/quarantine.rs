@@ -1,6 +1,8 @@
 //! A request that kills its server costs two deaths, not the model: it is tried alone once more, and then refused.
 //! Everybody else is served.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -189,5 +191,26 @@ async fn a_death_that_comes_from_outside_makes_no_suspects() -> Outcome {
     let answer = warden.http.post(CHAT, &chat("b", "m", "hi", 4, true)).await?;
     assert!(answer.status.is_success(), "{}", answer.text());
     assert_eq!(known(&warden).await?, Vec::<Value>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_client_that_never_waits_for_the_death_of_its_server_is_refused_all_the_same() -> Outcome {
+    let script = json!({"faults": [{"do": "crash", "ms": 300, "body_has": "POISON"}]});
+    let warden = Setup::new()?.fake("m", &script, HASTY)?.start().await?;
+    warden.until_ready(1).await?;
+    let poison = chat("p", "m", "POISON", 4, false);
+    let leaves = async || {
+        // It is gone long before.
+        drop(tokio::time::timeout(Duration::from_millis(100), warden.http.post(CHAT, &poison)).await);
+    };
+    wait_until("it was in flight, whoever waited for it, then alone, and is refused", SOON, async || {
+        leaves().await;
+        known(&warden).await.is_ok_and(|all| all.iter().any(|one| one["refused"] == true))
+    })
+    .await?;
+    until_crashed(&warden, 2).await?;
+    let (sent, _, executed) = until_refused(&warden, &poison).await?;
+    assert_eq!((sent, executed.as_str(), crashes(&warden).await?), (1, "no", 2));
     Ok(())
 }

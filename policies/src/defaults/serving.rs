@@ -125,10 +125,12 @@ section!(
         refuse_for: Duration = "duration",
         /// A request that was in flight when its server died is tried alone if it is sent again within this time.
         suspect_for: Duration = "duration",
-        /// So long it waits for those before it to end, while those behind it wait in the queue; then it runs beside them.
+        /// So long it waits for those before it to end, while those behind it wait in the queue; then it runs beside them. Twice as long after each further death.
         alone_wait: Duration = "duration",
         /// After this time others are let in beside it.
         alone_for: Duration = "duration",
+        /// A request whose client has left counts for this long as one in flight: its server goes on with it for a while.
+        lingers_for: Duration = "duration",
         /// Such requests that are known at a time, for each model.
         known: usize,
     }

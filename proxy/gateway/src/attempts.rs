@@ -91,6 +91,9 @@ impl Exchange {
         self.conn.bound(deadline + config.keep_alive);
         let mut attempt = 1;
         loop {
+            if executes_nothing(message.head.method()) {
+                right.reads();
+            }
             if let Some(print) = message.sent().print() {
                 right = self.make_way(&model, right, print, deadline).await?;
             }
@@ -153,8 +156,9 @@ impl Exchange {
                 Failed::Refused | Failed::Starved | Failed::Unsent => true,
             };
             if let Some(print) = print.filter(|_| right.is_alone()) {
-                // Its server may have died of it: nobody else was there.
-                drop(timeout_at(Instant::now() + config.connect_timeout, right.settled()).await);
+                // Its server may have died of it: nobody else was there. However long it takes to end (its GPU gives memory
+                // back slowly), nobody else waits for the answer, and another server would meet the same.
+                drop(timeout_at(deadline, right.settled()).await);
                 if let Standing::Refused { .. } = right.standing(print) {
                     return Err(self.quarantined(&model, print, !nothing_ran));
                 }

@@ -88,8 +88,13 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn alone_for(&self) -> Duration;
     /// Lets others in again.
     fn join(&self);
-    /// The request was answered.
+    /// The request was answered, and something was known against it.
     fn survived(&self, request: Fingerprint);
+    /// The answer came whole: the server is at work on it no more. Who gives the lease back without that, and without a
+    /// broken connection, has left.
+    fn done(&self);
+    /// The request only reads: it is no company for one that is tried alone.
+    fn reads(&self);
     /// The answer is a stream of events without an end.
     fn watches(&self);
     /// Resolves when the generation is told to end in spite of this lease.
@@ -233,6 +238,14 @@ impl Right for Lease {
 
     fn survived(&self, request: Fingerprint) {
         Lease::survived(self, request);
+    }
+
+    fn done(&self) {
+        Lease::note_done(self);
+    }
+
+    fn reads(&self) {
+        Lease::reads(self);
     }
 
     fn watches(&self) {

@@ -28,12 +28,14 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_supervisor::{Size, Weighed};
 
 use crate::attempts::connect;
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
 use crate::intake::Intake;
+use crate::link::SendError;
 use crate::request_body::{RequestBody, Sent};
 
 /// Texts beyond this are not sent to be counted: they are longer than any context, and the bound says enough.
@@ -85,11 +87,15 @@ impl Exchange {
                 Weighed::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
                 Weighed::Unclear { tokens } if last || intake.is_whole() => {
                     // Taken apart, a body is many times as large: one that is too long to be counted stays whole.
-                    let countable = bytes <= TEXT as u64;
+                    // And who is suspected of killing its server is tried alone first: counting runs beside others.
+                    let print = intake.sent.print();
+                    let suspect =
+                        print.is_some_and(|print| backends.standing(model, print) != Standing::Clear);
+                    let countable = bytes <= TEXT as u64 && !suspect;
                     let counted = match countable.then(|| intake.texts()).flatten() {
                         Some(texts) => {
                             // Rare and large: not a part of every request's future.
-                            let counting = Box::pin(self.count(model, headers, texts));
+                            let counting = Box::pin(self.count(model, headers, texts, print));
                             timeout(PATIENCE, counting).await.ok().flatten()
                         }
                         None => None,
@@ -107,8 +113,15 @@ impl Exchange {
         Ok(None)
     }
 
-    /// The backend's own count of some texts.
-    async fn count(&self, model: &ModelName, headers: &HeaderMap, texts: Texts) -> Option<u64> {
+    /// The backend's own count of some texts, for the request that they are of. A tokenizer can die of a text as well as a
+    /// computation can.
+    async fn count(
+        &self,
+        model: &ModelName,
+        headers: &HeaderMap,
+        texts: Texts,
+        print: Option<Fingerprint>,
+    ) -> Option<u64> {
         let right = self.shared.backends.lease(model, LeaseKind::Aux, None).await.ok()?;
         let pool = right.pool(&|| self.shared.new_pool());
         let length = texts.text.len();
@@ -125,7 +138,16 @@ impl Exchange {
             }
         }
         let mut link = connect(&*right, &pool).await.ok()?;
-        let response = link.send(request).await.ok()?;
+        let response = match link.send(request).await {
+            Ok(response) => response,
+            Err(error) => {
+                if let (SendError::Sent(_) | SendError::Begun(_), Some(print)) = (error, print) {
+                    right.broke(print);
+                }
+                right.doubt();
+                return None;
+            }
+        };
         if response.status() != StatusCode::OK {
             tracing::debug!(%model, status = %response.status(), "the backend does not count tokens");
             return None;

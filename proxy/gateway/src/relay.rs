@@ -364,11 +364,13 @@ impl Relay {
         {
             right.lost(print);
         }
-        if outcome == Outcome::Ok
-            && let Some(print) = print
-            && right.standing(print) == Standing::Suspect
-        {
-            right.survived(print);
+        if outcome == Outcome::Ok {
+            right.done();
+            if let Some(print) = print
+                && right.standing(print) == Standing::Suspect
+            {
+                right.survived(print);
+            }
         }
         // The connection first: once the lease is back, its generation may be stopped.
         if let Some(link) = self.link.take()

@@ -130,6 +130,10 @@ impl warden_supervisor::Asked for Sent {
         let (images, audio) = Self::media(self);
         images + audio
     }
+
+    fn print(&self) -> Option<Fingerprint> {
+        Self::print(self)
+    }
 }
 
 /// Limits of what is still to come.

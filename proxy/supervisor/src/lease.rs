@@ -41,6 +41,12 @@ pub struct Lease {
     queued_for: Duration,
     /// What its request waits for; none if it computes nothing.
     pulse: Option<Arc<Pulse>>,
+    /// What was sent for it.
+    asked: OnceLock<Arc<dyn Asked>>,
+    /// Its server is not at work on it any more, or it is known otherwise what became of it.
+    over: AtomicBool,
+    /// It only reads.
+    reads: AtomicBool,
     /// The server stops computing for it.
     pauses: AtomicBool,
     /// What it has beside its place: see [`Lease::alone`] and [`Lease::watches`].
@@ -59,8 +65,9 @@ const WATCHES: u8 = 3;
 impl Lease {
     pub(crate) fn new(shared: Arc<Shared>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Self {
         let pulse = (kind == LeaseKind::Slot).then(|| cell.pulses.begin());
-        let (pauses, beside) = (AtomicBool::new(false), AtomicU8::new(PLAIN));
-        Self { shared, cell, kind, queued_for, pulse, pauses, beside }
+        let no = || AtomicBool::new(false);
+        let (over, reads, pauses, beside) = (no(), no(), no(), AtomicU8::new(PLAIN));
+        Self { shared, cell, kind, queued_for, pulse, asked: OnceLock::new(), over, reads, pauses, beside }
     }
 
     /// The model.
@@ -121,8 +128,23 @@ impl Lease {
     /// The request goes to the backend, and asks for a stream of events or for one answer. Until its answer begins the next
     /// word is the backend's, once it has the whole of it.
     pub fn note_asked(&self, asked: Arc<dyn Asked>, streams: bool) {
+        // What is sent a second time on another connection is the same.
+        drop(self.asked.set(Arc::clone(&asked)));
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.asks(pulse, asked, streams);
+        }
+    }
+
+    /// The answer came whole: the backend is at work on it no more. A lease of a request that was sent whole, given back without
+    /// this and without [`Lease::broke`], is that of a client that has left: the backend goes on with it for a while.
+    pub fn note_done(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// The request only reads (a `GET`): what happens to the backend meanwhile is not its doing. Once for each lease, or more.
+    pub fn reads(&self) {
+        if self.kind == LeaseKind::Aux && !self.reads.swap(true, Ordering::Relaxed) {
+            self.shared.reads(self.cell.id, true);
         }
     }
 
@@ -170,13 +192,19 @@ impl Lease {
     /// The request that this lease was for was sent whole, and its connection broke before its answer was complete: if
     /// its server turns out to have died by itself, it is a suspect.
     pub fn broke(&self, request: Fingerprint) {
+        self.note_done();
         self.shared.broke(self.cell.id, request);
     }
 
     /// The same for a request whose lease was revoked before its answer was complete: the end of its process may be known
-    /// sooner than that of its connection. Nothing, if the process was only told to end.
+    /// sooner than that of its connection. Nothing, if the process was only told to end, unless it hung.
     pub fn lost(&self, request: Fingerprint) {
-        self.shared.lost(self.cell.id, request);
+        self.note_done();
+        if self.cell.hung().is_some() {
+            self.shared.broke(self.cell.id, request);
+        } else {
+            self.shared.lost(self.cell.id, request);
+        }
     }
 
     /// Resolves when it is known what became of the generation after a connection to it broke. It does not hold the
@@ -244,6 +272,9 @@ impl Lease {
     pub fn watches(&self) {
         let first = self.beside.compare_exchange(PLAIN, WATCHES, Ordering::Relaxed, Ordering::Relaxed);
         if self.kind == LeaseKind::Aux && first.is_ok() {
+            if self.reads.swap(false, Ordering::Relaxed) {
+                self.shared.reads(self.cell.id, false);
+            }
             self.shared.watches(self.cell.id);
         }
     }
@@ -284,6 +315,14 @@ impl Drop for Lease {
         if self.pauses.load(Ordering::Relaxed) {
             self.cell.pulses.pauses(false);
         }
+        if self.reads.load(Ordering::Relaxed) {
+            self.shared.reads(self.cell.id, false);
+        }
+        let asked = self.asked.get().filter(|asked| !self.over.load(Ordering::Relaxed) && asked.is_whole());
+        if let Some(request) = asked.and_then(|asked| asked.print()) {
+            // Before it gives back its place, which may be taken at once.
+            self.shared.left(self.cell.id, request);
+        }
         let kind = match self.beside.load(Ordering::Relaxed) {
             WATCHES if self.kind == LeaseKind::Aux => LeaseKind::Watch,
             SEEKS => {
@@ -316,6 +355,8 @@ pub(crate) struct Cell {
     pub(crate) pulses: Pulses,
     outcomes: Mutex<Outcomes>,
     attachments: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    /// It hung when it was told to end, and since when.
+    hung: OnceLock<Duration>,
     revoked: CancellationToken,
 }
 
@@ -332,6 +373,7 @@ impl Cell {
             pulses: Pulses::new(),
             outcomes: Mutex::default(),
             attachments: Mutex::default(),
+            hung: OnceLock::new(),
             revoked: CancellationToken::new(),
         }
     }
@@ -360,6 +402,17 @@ impl Cell {
     /// Whether a byte was seen at or after this moment.
     pub(crate) fn progressed_since(&self, moment: Instant) -> bool {
         self.progress.load(Ordering::Relaxed) > self.micros(moment)
+    }
+
+    /// It is told to end because it hangs, for so long by now. Before [`Cell::revoke`].
+    pub(crate) fn note_hung(&self, since: Duration) {
+        // What was true first counts.
+        let _known = self.hung.set(since);
+    }
+
+    /// For how long it had hung when it was told to end, if it had.
+    pub(crate) fn hung(&self) -> Option<Duration> {
+        self.hung.get().copied()
     }
 
     /// Whether it was told to end.

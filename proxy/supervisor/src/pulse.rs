@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::health::{Awaited, Gaps};
+use warden_policies::quarantine::Fingerprint;
 use warden_policies::{defaults, units};
 
 use crate::sync::lock;
@@ -27,6 +28,8 @@ pub trait Asked: Send + Sync {
     fn bytes(&self) -> u64;
     /// Images and recordings seen in it so far.
     fn media(&self) -> u64;
+    /// What it is known by, once all of it has come from the client; `None` without a body.
+    fn print(&self) -> Option<Fingerprint>;
 }
 
 /// One request.
@@ -262,6 +265,9 @@ mod tests {
         }
         fn media(&self) -> u64 {
             0
+        }
+        fn print(&self) -> Option<Fingerprint> {
+            None
         }
     }
 

@@ -159,11 +159,13 @@ impl Exchange {
         {
             right.lost(print);
         }
-        if read.is_ok()
-            && let Some(print) = sent.print()
-            && right.standing(print) == Standing::Suspect
-        {
-            right.survived(print);
+        if read.is_ok() {
+            right.done();
+            if let Some(print) = sent.print()
+                && right.standing(print) == Standing::Suspect
+            {
+                right.survived(print);
+            }
         }
         self.flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
         let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };

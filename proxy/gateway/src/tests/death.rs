@@ -155,6 +155,30 @@ async fn a_suspect_is_sent_alone_and_a_refused_request_not_at_all_in_whatever_wa
 }
 
 #[tokio::test]
+async fn a_text_that_kills_the_tokenizer_that_counts_it_is_a_suspect() {
+    let upstream = Upstream::start(|mut peer| async move {
+        let Some((head, _)) = peer.request().await else { return };
+        if !head.starts_with("POST /tokenize") {
+            peer.send(&json_answer("{}")).await;
+        }
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    *rig.backends.room_tokens.lock().unwrap() = Some(1);
+    let request = post("/v1/completions", r#"{"prompt":"a text that has to be counted"}"#);
+    let (head, _) = rig.ask(&request).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    rig.is_clean().await;
+    assert_eq!(*rig.backends.told.lock().unwrap(), ["broke"]);
+    // It is not counted beside others again.
+    *rig.backends.standing.lock().unwrap() = Standing::Suspect;
+    let before = upstream.accepted();
+    let (head, _) = rig.ask(&request).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert_eq!(upstream.accepted(), before + 1, "it was sent and not counted");
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn who_breaks_a_connection_with_a_whole_request_is_noted() {
     let upstream = Upstream::start(|mut peer| async move {
         let Some((head, _)) = peer.request().await else { return };
@@ -358,6 +382,34 @@ async fn a_silent_stream_is_ended() {
 }
 
 #[tokio::test]
+async fn a_stream_whose_first_event_came_late_is_ended_when_it_falls_silent() {
+    let go = Arc::new(Notify::new());
+    let begun = go.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let go = begun.clone();
+        async move {
+            peer.request().await;
+            peer.send(EVENTS).await;
+            go.notified().await;
+            peer.send_chunk(b"data: 1\n\n").await;
+            peer.rest().await;
+        }
+    });
+    let mut plan = Plan::default();
+    plan.config.stream_idle = Duration::from_millis(150);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+    // The head is here, so the gateway waits for the first event by now.
+    let head = client.until("\r\n\r\n").await;
+    go.notify_one();
+    let body = client.body(&head).await;
+    assert!(String::from_utf8(body).unwrap().contains("upstream.stream_idle"));
+    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamStalled);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn an_exchange_has_an_end() {
     let upstream = Upstream::silent();
     let mut plan = Plan::default();
@@ -399,34 +451,6 @@ async fn an_idle_connection_that_was_closed_costs_nothing() {
         peer.request().await;
         peer.send(&json_answer("{}")).await;
         // Closes although it promised to keep the connection.
-#[tokio::test]
-async fn a_stream_whose_first_event_came_late_is_ended_when_it_falls_silent() {
-    let go = Arc::new(Notify::new());
-    let begun = go.clone();
-    let upstream = Upstream::start(move |mut peer| {
-        let go = begun.clone();
-        async move {
-            peer.request().await;
-            peer.send(EVENTS).await;
-            go.notified().await;
-            peer.send_chunk(b"data: 1\n\n").await;
-            peer.rest().await;
-        }
-    });
-    let mut plan = Plan::default();
-    plan.config.stream_idle = Duration::from_millis(150);
-    let rig = Rig::with(plan, &[&upstream]).await;
-    let mut client = rig.client().await;
-    client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
-    // The head is here, so the gateway waits for the first event by now.
-    let head = client.until("\r\n\r\n").await;
-    go.notify_one();
-    let body = client.body(&head).await;
-    assert!(String::from_utf8(body).unwrap().contains("upstream.stream_idle"));
-    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamStalled);
-    rig.is_clean().await;
-}
-
     });
     let rig = Rig::start(&[&upstream]).await;
     for n in 0..20 {

@@ -323,6 +323,10 @@ impl Right for TestRight {
         self.backends.told.lock().unwrap().push("survived");
     }
 
+    fn done(&self) {}
+
+    fn reads(&self) {}
+
     fn watches(&self) {
         self.backends.told.lock().unwrap().push("watches");
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::GenerationId;
+use warden_policies::health::Symptom;
 use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
+use warden_policies::{GenerationId, Reason};
 
 use super::unit::{Live, Unit, UnitId};
 use super::watched::Watched;
@@ -27,6 +28,7 @@ use crate::priors;
 use crate::process::{Process, Sink};
 use crate::record::Recorder;
 use crate::report;
+use crate::shared::Ending;
 use crate::spec::{Command, ModelSpec, Socket};
 use crate::sync::lock;
 
@@ -139,8 +141,25 @@ impl Model {
         // Before the signal: it revokes the leases, and their holders give them back from other threads at once.
         let running = self.shared.in_flight(generation);
         self.note_stopped(generation, running);
+        let hung = self.hung(id, running);
+        if let (Some(hung), Some(live)) = (hung, self.unit(id).and_then(|unit| unit.live.as_ref())) {
+            live.cell.note_hung(hung);
+        }
         let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) else { return };
         signal(live);
+    }
+
+    /// For how long a process that is told to end has computed nothing, if that is why: what it had been given then may be what
+    /// it hangs in.
+    fn hung(&self, id: UnitId, running: u32) -> Option<Duration> {
+        let live = self.unit(id)?.live.as_ref()?;
+        let silent = |symptom: &Symptom| match symptom {
+            Symptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
+            _ => None,
+        };
+        let now = live.watched.symptoms().iter().find_map(silent);
+        // Nobody waits for it any more: then it shows no symptom.
+        now.or_else(|| self.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0))
     }
 
     fn open(&mut self, id: UnitId) {
@@ -243,14 +262,14 @@ impl Model {
         let (cell, shared) = (cell.map(|live| Arc::clone(&live.cell)), Arc::clone(&self.shared));
         self.help(generation, async move {
             let exit = process.wait().await;
-            if let Some(cell) = cell {
-                // At once: whoever waits to send again must know what became of it.
-                shared.ended(&cell, exit.is_its_own() && !cell.is_revoked());
-            }
             let why = match exit {
                 Exit::Signal(libc::SIGKILL) => process.out_of_memory().await,
                 _ => OutOfMemory::Unknown,
             };
+            if let Some(cell) = cell {
+                // As soon as it can be: whoever waits to send again must know what became of it.
+                shared.ended(&cell, ending(&cell, exit, why));
+            }
             context.census.died(generation);
             drop(outbox.send(Message::Report(generation, Report::Exited(exit, why))));
             let mut looks = 0;
@@ -282,6 +301,19 @@ impl Model {
     /// The longest time until the end of the process once it is told to stop.
     pub(super) fn patience(&self) -> Duration {
         self.spec.timing.stop_grace.saturating_mul(2)
+    }
+}
+
+/// What a process's end means for the requests that it had.
+fn ending(cell: &Cell, exit: Exit, why: OutOfMemory) -> Ending {
+    if cell.is_revoked() {
+        // We ended it, for a reason that is the requests' or is not.
+        return if cell.hung().is_some() { Ending::OfItself } else { Ending::Stopped };
+    }
+    match why {
+        OutOfMemory::Group | OutOfMemory::Machine => Ending::OutOfMemory,
+        OutOfMemory::Unknown | OutOfMemory::No if exit.is_its_own() => Ending::OfItself,
+        OutOfMemory::Unknown | OutOfMemory::No => Ending::Stopped,
     }
 }
 

@@ -297,6 +297,12 @@ impl Model {
         }
     }
 
+    /// For how long a generation has been under replacement for this reason.
+    pub(super) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
+        let of = |known: &&Replacement| known.from == Some(generation) && known.reason == reason;
+        self.replacements.iter().find(of).map(|known| known.began.elapsed())
+    }
+
     pub(super) fn note_gone(&mut self, generation: GenerationId, running: u32) {
         // A process that died while it drained cut what was still running.
         self.note_stopped(generation, running);

@@ -43,6 +43,7 @@ mod ward;
 
 pub(crate) use refusal::Refusal;
 pub use ward::Alone;
+pub(crate) use ward::Ending;
 
 /// See the module.
 #[derive(Debug)]
@@ -390,3 +391,5 @@ fn hand_over(answers: Answers) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod ward_tests;

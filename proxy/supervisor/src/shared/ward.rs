@@ -4,6 +4,7 @@
 //! ```text
 //!   a connection broke (gateway) --> broke --+
 //!                                            +--> died (its process ended) --> suspects, or the one on trial is refused
+//!   its client left ----------> left --------+
 //!   alone (gateway waits) --> trial ---------+--> lives (a probe was answered) --> nobody
 //! ```
 
@@ -14,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
+use warden_policies::quarantine::{Death, Fingerprint, QuarantinePolicy, Standing};
 
 use super::{Outbox, Shared, State};
 use crate::event::EventKind;
@@ -36,8 +37,20 @@ pub enum Alone {
 }
 
 enum Tried {
-    Wait,
+    /// Until something moves, or for so long.
+    Wait(Option<Duration>),
     Is(Alone),
+}
+
+/// How a process ended, as far as requests are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// By itself, or hung so long that it had to be ended.
+    OfItself,
+    /// The kernel ended it because memory was short.
+    OutOfMemory,
+    /// We, or somebody else, stopped it.
+    Stopped,
 }
 
 impl Shared {
@@ -98,6 +111,22 @@ impl Shared {
         }
     }
 
+    /// The client of a request that was sent whole has left before the answer was whole.
+    pub(crate) fn left(&self, generation: GenerationId, request: Fingerprint) {
+        let mut state = lock(&self.state);
+        let suspect = state.quarantine.left(generation, request, self.now());
+        if suspect {
+            self.settled(&state);
+            drop(state);
+            self.tell_suspects(generation, vec![request]);
+        }
+    }
+
+    /// A lease only reads, or one that did has ended.
+    pub(crate) fn reads(&self, generation: GenerationId, begins: bool) {
+        lock(&self.state).dispatch.reads(generation, begins);
+    }
+
     fn tell_suspects(&self, generation: GenerationId, fingerprints: Vec<Fingerprint>) {
         self.journal.tell(Some(&self.name), Some(generation), EventKind::RequestsSuspected { fingerprints });
     }
@@ -116,8 +145,8 @@ impl Shared {
         self.settled(&state);
     }
 
-    /// The generation's process has ended. `by_itself`: neither we nor anybody else stopped it.
-    pub(crate) fn ended(&self, cell: &Cell, by_itself: bool) {
+    /// The generation's process has ended.
+    pub(crate) fn ended(&self, cell: &Cell, ending: Ending) {
         let mut state = lock(&self.state);
         if !state.generations.contains_key(&cell.id) {
             return;
@@ -125,12 +154,16 @@ impl Shared {
         // Nobody is let in any more, so nobody comes to be in flight after this count.
         state.close(cell.id);
         let state = &mut *state;
-        if !by_itself {
+        if ending == Ending::Stopped {
             state.quarantine.stopped(cell.id);
             return self.settled(state);
         }
-        let others = state.dispatch.company(cell.id);
-        let found = state.quarantine.died(cell.id, others, self.now());
+        let death = Death {
+            others: state.dispatch.company(cell.id),
+            hung: cell.hung().unwrap_or_default(),
+            proves: ending == Ending::OfItself,
+        };
+        let found = state.quarantine.died(cell.id, death, self.now());
         let refuse_for = state.quarantine.policy().refuse_for;
         self.settled(state);
         if !found.suspects.is_empty() {
@@ -208,14 +241,16 @@ impl Shared {
             moved.as_mut().enable();
             let (tried, wait) = {
                 let mut state = lock(&self.state);
-                let wait = state.quarantine.policy().alone_wait;
+                let wait = state.quarantine.patience(request);
                 (self.try_alone(&mut state, generation, kind, request), wait)
             };
-            if let Tried::Is(alone) = tried {
-                return alone;
-            }
-            let until = crate::clock::after(since, wait);
-            if tokio::time::timeout_at(until, moved).await.is_err() {
+            let look = match tried {
+                Tried::Is(alone) => return alone,
+                Tried::Wait(look) => look,
+            };
+            let end = crate::clock::after(since, wait);
+            let until = look.map_or(end, |look| crate::clock::after(Instant::now(), look).min(end));
+            if tokio::time::timeout_at(until, moved).await.is_err() && Instant::now() >= end {
                 return Alone::InCompany;
             }
         }
@@ -233,17 +268,20 @@ impl Shared {
         }
         // A generation whose connections break is likely to be dead: who is sent there is blamed for another's deed.
         if !state.quarantine.is_settled(generation) {
-            return Tried::Wait;
+            return Tried::Wait(None);
         }
+        // Nor is anybody to be blamed for what one does whose client left a moment ago.
+        let lingers = state.quarantine.lingers(generation, request, self.now());
         match state.quarantine.standing(request, self.now()) {
             Standing::Refused { left } => Tried::Is(Alone::Refused(left)),
             // Released meanwhile: it may run like everybody else.
             Standing::Clear => Tried::Is(Alone::InCompany),
+            Standing::Suspect if lingers.is_some() => Tried::Wait(lingers),
             Standing::Suspect if state.dispatch.try_alone(generation, kind) => {
                 state.quarantine.begin_trial(generation, request);
                 Tried::Is(Alone::Granted)
             }
-            Standing::Suspect => Tried::Wait,
+            Standing::Suspect => Tried::Wait(None),
         }
     }
 

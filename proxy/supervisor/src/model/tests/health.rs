@@ -5,12 +5,13 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use warden_policies::Reason;
 use warden_policies::health::Slots;
+use warden_policies::quarantine::{self, Fingerprint};
 use warden_sensors::Standing;
 use warden_sensors::gpu::Fault;
 
 use super::script::Role;
 use super::*;
-use crate::{Asked, Outcome};
+use crate::{Alone, Asked, Outcome};
 
 fn unwell(rig: &Rig) -> Vec<Reason> {
     let reason = |(_, kind)| match kind {
@@ -54,6 +55,9 @@ impl Asked for Text {
     fn media(&self) -> u64 {
         0
     }
+    fn print(&self) -> Option<Fingerprint> {
+        Some(Fingerprint(u128::from(self.0)))
+    }
 }
 
 /// A stream that has had some tokens, one every 50 ms, and waits for the next.
@@ -87,12 +91,58 @@ async fn a_wedged_process_is_found_by_its_own_pace_drained_and_ended_after_the_s
     assert!(cut.is_ok(), "{:?}", rig.kinds());
     let took = stalled.elapsed();
     assert!(took < secs(70), "the drain was waited for: {took:?}");
+    // As the gateway does with a request whose lease was revoked.
+    wedged.lost(Fingerprint(300));
     drop(wedged);
     pass(secs(10)).await;
+    let model = ModelName::new("m");
+    assert_eq!(
+        rig.fleet.standing(&model, Fingerprint(300)),
+        quarantine::Standing::Suspect,
+        "it may hang in this request"
+    );
     assert_eq!((unwell(&rig), rig.ledger()[0].reason), (vec![Reason::Wedged], Reason::Wedged));
     let words = rig.ledger()[0].evidence.words.clone().unwrap();
     assert!(words.contains("nothing has moved for 2") && words.contains("99 of 100 tokens"), "{words}");
     rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client_does_not_wait() {
+    for patient in [true, false] {
+        let role = Role { work: Some(WORKS), ..Role::default() };
+        let rig = Rig::new(|_, script| script.all([role.clone(), role.clone(), role])).await;
+        let (model, print) = (ModelName::new("m"), Fingerprint(300));
+        for time in 0..2 {
+            let stuck = streaming(&rig).await;
+            if time == 1 {
+                assert_eq!(stuck.alone(print).await, Alone::Granted);
+            }
+            rig.script.last().set_work(None);
+            if patient {
+                stuck.revoked().await;
+                stuck.lost(print);
+                drop(stuck);
+            } else {
+                // Found wedged, and drained: now it leaves.
+                let drains = async {
+                    while rig.count("draining") <= time {
+                        pass(secs(1)).await;
+                    }
+                };
+                assert!(tokio::time::timeout(secs(3600), drains).await.is_ok(), "{:?}", rig.kinds());
+                drop(stuck);
+            }
+            pass(secs(60)).await;
+            let standing = rig.fleet.standing(&model, print);
+            let right = match time {
+                0 => standing == quarantine::Standing::Suspect,
+                _ => matches!(standing, quarantine::Standing::Refused { .. }),
+            };
+            assert!(right, "patient {patient}, time {time}: {standing:?} {:?}", rig.kinds());
+        }
+        rig.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
