@@ -21,6 +21,12 @@ const PER_PIECE: usize = 64;
 /// A client may hold so many times what is left.
 const TIMES_LEFT: usize = 2;
 
+/// The most of a budget of so many bytes that one client comes to hold: when nobody else holds any.
+pub fn most_of_one_client(all: u64) -> u64 {
+    let times = TIMES_LEFT as u64;
+    all / (times + 1) * times
+}
+
 /// What is held for one client: an address, or a key.
 #[derive(Debug, Default)]
 pub(crate) struct Share(AtomicUsize);

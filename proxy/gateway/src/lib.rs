@@ -90,6 +90,7 @@ mod tls_files;
 mod wire;
 mod workers;
 
+pub use budget::most_of_one_client;
 pub use config::{GatewayConfig, H2Limits};
 pub use cors::Cors;
 #[cfg(any(test, feature = "fuzzing"))]

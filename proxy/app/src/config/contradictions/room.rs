@@ -1,5 +1,7 @@
 //! What may be sent at a time against what there is room for.
 
+use warden_policies::ByteSize;
+
 use super::{Found, One, Whole};
 
 /// Slots that no connection can reach, and a queue that cannot fill.
@@ -60,7 +62,7 @@ pub(super) fn more_requests_than_slots(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A body is held until its model is known: one that is larger than all the memory for bodies is never served.
+/// A body is held until its model is known: one that is larger than what a client may hold is never served.
 pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
     let server = &whole.settings.server;
     let bodies = [
@@ -69,15 +71,18 @@ pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
         ("text_body_bytes", server.text_body_bytes),
         ("control_body_bytes", server.control_body_bytes),
     ];
-    let large = bodies.into_iter().filter(|(_, limit)| *limit > server.buffered_bytes);
+    let most = ByteSize(warden_gateway::most_of_one_client(server.buffered_bytes.0));
+    let large = bodies.into_iter().filter(|(_, limit)| *limit > most);
     large
         .map(|(key, limit)| {
             let message = format!(
-                "`server.{key}` allows bodies of {limit}, and `server.buffered_bytes` holds {} of all of them: one that is larger \
-                 than that is never served",
+                "`server.{key}` allows bodies of {limit}, and of `server.buffered_bytes`, which is {}, one client holds {most} at \
+                 most: a body that is larger and has to be held is never served",
                 server.buffered_bytes
             );
-            let hint = format!("raise `server.buffered_bytes` to {limit} or more, or lower `server.{key}`");
+            // As much again as it takes for `most` to be enough.
+            let enough = ByteSize(limit.0.saturating_add(limit.0.div_ceil(2)).saturating_add(3));
+            let hint = format!("raise `server.buffered_bytes` to {enough} or more, or lower `server.{key}`");
             Found::new(&["server", key], message, hint)
         })
         .collect()

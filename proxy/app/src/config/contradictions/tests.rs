@@ -87,7 +87,7 @@ fn each_contradiction_is_told_with_its_place_its_numbers_and_a_cure() {
         (format!("[server]\nconnections = 100\nconnections_per_peer = 200\n{}", model("queue.depth = 9")), "w.toml:3", &["(200)", "(100)"]),
         (model("queue.depth = 5000"), "w.toml:4", &["`queue.depth` is 5000", "lets 4096 requests in"]),
         (model("max_in_flight = 6"), "w.toml:4", &["`max_in_flight` is 6", "4 slots", "2 requests wait inside"]),
-        (format!("[server]\nbody_bytes = \"512MiB\"\n{}", model("")), "w.toml:2", &["512.0 MiB", "256.0 MiB", "raise `server.buffered_bytes` to 512.0 MiB"]),
+        (format!("[server]\nbody_bytes = \"512MiB\"\n{}", model("")), "w.toml:2", &["512.0 MiB", "256.0 MiB", "raise `server.buffered_bytes` to 768.0 MiB"]),
         (format!("[upstream]\nexchange_timeout = \"200s\"\n{}", model("queue.wait = \"5m\"")), "w.toml:6", &["5 min", "3 min 20 s"]),
         (
             format!("[upstream]\nexchange_timeout = \"200s\"\n{}", model("queue.wait = \"9s\"")),
