@@ -93,7 +93,7 @@ async fn however_often_a_child_is_killed_no_request_is_turned_away() -> Outcome 
     for kill in 0..9 {
         let child = warden.until_ready(1).await?;
         child[0].signal(Signal::KILL);
-        wait_until("it is gone", SOON, async || !child[0].is_alive()).await?;
+        wait_until("it is gone", SOON, async || child[0].is_collected()).await?;
         let answer = warden.http.post(CHAT, &chat(&format!("after-{kill}"), "m", "hi", 4, true)).await?;
         assert!(answer.status.is_success(), "kill {kill}: {} {}", answer.status, answer.text());
         assert_eq!(warden.http.get("/health").await?.status.as_u16(), 200);

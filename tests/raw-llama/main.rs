@@ -35,6 +35,10 @@ fn main() -> ExitCode {
         say("version: 0.0.0-raw (build 1, commit 000000000)");
         return ExitCode::SUCCESS;
     }
+    if flags.iter().any(|flag| flag == "--help") {
+        say("--host HOST   a UNIX socket, if the address ends with .sock");
+        return ExitCode::SUCCESS;
+    }
     let host = flags.iter().position(|flag| flag == "--host").and_then(|at| flags.get(at + 1));
     let Some(socket) = host.and_then(|hosts| {
         hosts.split(',').find(|host| Path::new(host).extension().is_some_and(|end| end == "sock"))

@@ -37,6 +37,13 @@ impl ProcessId {
         Self::of(self.pid) == Some(self)
     }
 
+    /// Whether its parent has collected it. Only then are its sockets closed for certain: the threads of a process may
+    /// outlive the one that makes it look like a zombie.
+    pub fn is_collected(self) -> bool {
+        let stat = Process::new(self.pid).and_then(|process| process.stat());
+        stat.map_or(true, |stat| stat.starttime != self.started)
+    }
+
     /// Sends a signal, if it still runs.
     pub fn signal(self, signal: Signal) {
         if self.is_alive()
