@@ -78,8 +78,14 @@ fn whole(bytes: f64) -> u64 {
     bytes.max(0.0) as u64
 }
 
-fn recordings() -> [Load; 2] {
-    [Load::of("h200-b8827-mixed-np3", 4.0 * MIB), Load::of("b8827-gemma4-mixed-np3", 4.4 * MIB)]
+fn recordings() -> [Load; 4] {
+    [
+        Load::of("h200-b8827-mixed-np3", 4.0 * MIB),
+        Load::of("b8827-gemma4-mixed-np3", 4.4 * MIB),
+        Load::of("h200-b8827-mixed2-graphs", 4.1 * MIB),
+        // CUDA graphs were off: nothing leaked.
+        Load::of("h200-b8827-mixed2-nographs", 0.0),
+    ]
 }
 
 /// The first request at which it was called a leak, and who was blamed at the end.
@@ -115,18 +121,19 @@ fn alarms(runs: u64, requests: u64, declared: u64, extra: impl Fn(u64, &Sample) 
 
 #[test]
 fn a_leak_for_each_image_is_called_one_on_mixed_load_and_put_down_to_images() {
-    for (mib, requests) in [(4.0, 730)] {
+    // 730 requests are what an hour of somebody's trial brought.
+    for (requests, least) in [(730, 75), (1000, 90)] {
         let (mut found, mut other, mut all) = (0, 0, 0);
         for load in &recordings() {
             for seed in 0..40 {
-                let samples = load.run(seed, requests, |now| mib * MIB * real(now.work.images));
+                let samples = load.run(seed, requests, |now| 4.0 * MIB * real(now.work.images));
                 let (leaking, blamed) = judged(&samples, 0);
                 all += 1;
                 found += usize::from(leaking.is_some());
                 other += usize::from(blamed.is_some_and(|unit| unit != Unit::Image));
             }
         }
-        assert!(found * 100 >= all * 75, "{mib} MiB an image: {found} of {all} within {requests} requests");
+        assert!(found * 100 >= all * least, "{found} of {all} within {requests} requests");
         assert!(other * 100 <= all * 2, "{other} of {all} are put down to something else");
     }
 }

@@ -131,6 +131,7 @@ fn servers_that_do_not_leak_are_steady() {
         "h200-b8827-conversations",
         "h200-b8827-text-llama",
         "h200-b10587-images-fixed",
+        "h200-b8827-mixed2-nographs",
     ] {
         for (variant, samples) in variants(&read(name)) {
             let said = judge(&samples, 0);
@@ -168,8 +169,34 @@ fn a_cache_is_bounded_if_it_was_declared_and_a_leak_if_not() {
 }
 
 #[test]
+fn four_hundred_requests_of_mixed_load_are_enough_to_suspect_a_leak_and_no_more() {
+    for name in ["h200-b8827-mixed2-graphs", "h200-b8827-mixed2-vary"] {
+        let mut monitor = Monitor::new(&defaults().growth);
+        let mut suspected = Vec::new();
+        for sample in read(name) {
+            let turns = monitor.observe(&sample);
+            suspected.extend(
+                turns
+                    .iter()
+                    .filter(|turn| turn.growth.verdict >= Verdict::Suspected)
+                    .map(|turn| turn.growth.series),
+            );
+        }
+        assert!(suspected.contains(&HOST) && suspected.contains(&VRAM), "{name} {suspected:?}");
+    }
+    // The cache that it is told to keep is no suspect.
+    let said = judge(&read("h200-b8827-mixed2-reuse"), 8192 * MIB);
+    assert_eq!(said.last(HOST).verdict, Verdict::Bounded);
+}
+
+#[test]
 fn mixed_load_on_three_slots_is_never_blamed_on_prompt_tokens() {
-    for name in ["b8827-gemma4-mixed-np3", "h200-b8827-mixed-np3"] {
+    for name in [
+        "b8827-gemma4-mixed-np3",
+        "h200-b8827-mixed-np3",
+        "h200-b8827-mixed2-graphs",
+        "h200-b8827-mixed2-vary",
+    ] {
         for (variant, samples) in variants(&read(name)) {
             let blamed = judge(&samples, 0).blamed;
             assert!(

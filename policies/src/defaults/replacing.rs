@@ -220,6 +220,8 @@ section!(
         paid_effect: f64,
         /// ... with at least this share of the slope, along that work, in the later half: then it leaks.
         paid_pace: f64,
+        /// A rise of so many times the least that counts, nearly along a line, needs one test only.
+        far_effect: f64,
         /// Any rise settles if its later half is slower by more than this multiple of its scatter ...
         pace_noise: f64,
         /// ... and has less than this share of the slope of its earlier half.

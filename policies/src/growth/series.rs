@@ -264,10 +264,18 @@ impl Watch {
         let often = track.recent.len() == policy.tests
             && spaced().all(|finding| finding.grows)
             && last.slope.value >= policy.persist_ratio * first.slope.value;
-        if !(often || again) {
+        let whole = whole(self.floors.of(scale).iter(), Unit::Request, self.grain(), policy)?;
+        // Nearly a line, and so far above what such readings wander that one test is enough. Not from step to step.
+        let far = scale > 0
+            && whole.bent <= policy.broad_scatter * policy.straight_scatter
+            && whole.goes_far
+            && whole.drift
+            && whole.rise >= policy.far_effect * effect
+            && !self.settles(scale, &whole, effect)
+            && !self.fell(scale, whole.rise);
+        if !(often || again || far) {
             return None;
         }
-        let whole = whole(self.floors.of(scale).iter(), Unit::Request, self.grain(), policy)?;
         // Readings with requests in flight move so much from one to the next that no rise stands out from a walk of such
         // steps. Over four at a time they go nowhere, and a walk does.
         let rises = often
@@ -288,7 +296,7 @@ impl Watch {
         // Only from step to step: over longer stretches, plateaus add up to as much.
         let steep = scale == 0 && whole.rise >= policy.steep_effect * effect;
         let long = line || whole.rise >= policy.long_effect * effect;
-        Some(again && (ruled || scatter > 1.0 && broad || steep) || often && long)
+        Some(far || again && (ruled || scatter > 1.0 && broad || steep) || often && long)
     }
 
     /// It rises more slowly than before, in this stretch or in longer ones: the straighter the line, the surer that is.
