@@ -36,7 +36,7 @@ fn requests() -> Vec<(&'static str, Value)> {
         ),
         (
             CHAT,
-            json!({ "max_tokens": 3, "tools": [{ "type": "function", "function": {
+            json!({ "max_tokens": 3, "ignore_eos": true, "tools": [{ "type": "function", "function": {
                     "name": "weather", "description": "tells the secret weather", "parameters": schema } }],
                 "messages": [
                     { "role": "system", "content": "you know the weather and every secret" },
@@ -47,7 +47,7 @@ fn requests() -> Vec<(&'static str, Value)> {
         ),
         (
             CHAT,
-            json!({ "max_tokens": 3, "stream": true, "messages": [{ "role": "user", "content": looks }] }),
+            json!({ "max_tokens": 3, "ignore_eos": true, "stream": true, "messages": [{ "role": "user", "content": looks }] }),
         ),
         (
             "/v1/messages",
@@ -63,7 +63,7 @@ fn requests() -> Vec<(&'static str, Value)> {
         ),
         (
             "/completion",
-            json!({ "prompt": "a long secret about the weather that goes on and on", "n_predict": 3 }),
+            json!({ "prompt": "a long secret about the weather that goes on and on", "n_predict": 3, "ignore_eos": true }),
         ),
     ]
 }
@@ -128,12 +128,15 @@ async fn replayed(home: &Home, server: &Path, lines: &str, flags: &[&str]) -> Re
 
 /// The same work is done by what was recorded as by what was asked.
 fn alike(original: &Value, redacted: &Value) {
-    for what in ["requests", "output_tokens", "images", "audio"] {
+    for what in ["requests", "images", "audio"] {
         assert_eq!(original["work"][what], redacted["work"][what], "{what}: {original} {redacted}");
     }
-    let tokens = |leg: &Value| leg["work"]["prompt_tokens"].as_f64().unwrap_or_default();
-    let ratio = tokens(redacted) / tokens(original);
-    assert!((0.7..1.4).contains(&ratio), "prompt tokens: {ratio} of {original}");
+    // A model of random weights may end an answer at any token, and a prompt of other words is as long as its tokens are.
+    for what in ["prompt_tokens", "output_tokens"] {
+        let tokens = |leg: &Value| leg["work"][what].as_f64().unwrap_or_default();
+        let ratio = tokens(redacted) / tokens(original);
+        assert!((0.7..1.4).contains(&ratio), "{what}: {ratio} of {original}");
+    }
     assert_eq!(original["refused"], redacted["refused"]);
 }
 
@@ -166,6 +169,7 @@ async fn every_kind_of_request_can_be_replayed_and_is_the_same_work() -> Outcome
         "{original}"
     );
     alike(&original, &redacted);
+    assert_eq!(original["work"]["output_tokens"], redacted["work"]["output_tokens"], "{original} {redacted}");
     Ok(())
 }
 
