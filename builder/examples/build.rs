@@ -52,6 +52,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 memory_per_job: 700 << 20,
                 memory_per_gpu_job: 2 << 30,
             },
+            page_timeout: Duration::from_secs(600),
             verify_timeout: Duration::from_secs(60),
         };
         builder.build(&request).await

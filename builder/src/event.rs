@@ -17,6 +17,8 @@ pub enum Phase {
     Check,
     /// Copying or unpacking the source into the work folder.
     Unpack,
+    /// npm, which makes the web page.
+    Page,
     /// cmake.
     Configure,
     /// The compilers.
@@ -33,6 +35,7 @@ impl fmt::Display for Phase {
             Self::Fetch => "fetching",
             Self::Check => "checking",
             Self::Unpack => "unpacking",
+            Self::Page => "making the web page",
             Self::Configure => "configuring",
             Self::Compile => "compiling",
             Self::Verify => "verifying",

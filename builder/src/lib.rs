@@ -57,6 +57,7 @@
 //!     options: vec![],
 //!     jobs: None,
 //!     needs: Needs { disk: 2 << 30, memory: 1 << 30, memory_per_job: 700 << 20, memory_per_gpu_job: 2 << 30 },
+//!     page_timeout: Duration::from_secs(600),
 //!     verify_timeout: Duration::from_secs(60),
 //! };
 //! let built = builder.build(&request).await?;

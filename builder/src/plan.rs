@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use extras::Extras;
-pub(crate) use extras::Offers;
+pub(crate) use extras::{Fetches, Offers, Tools};
 pub(crate) use options::value as option_value;
 pub(crate) use patches::Patches;
 pub use patches::{PlannedFix, PlannedSeam, PlannedSet};
@@ -24,7 +24,7 @@ pub use target::{Arch, ArchWish, Backend, BackendWish};
 use crate::error::Result;
 use crate::source::Found;
 use crate::store::BuildId;
-use crate::toolchain::{Chosen, Compilers, Npm, OpenSsl, Toolkit};
+use crate::toolchain::{Chosen, Compilers, Toolkit};
 
 /// Raised when the same recipe would come to mean another binary.
 const SCHEMA: u32 = 1;
@@ -62,7 +62,7 @@ pub struct Recipe {
     /// upstream chooses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<String>,
-    /// Versions of what makes or is linked for more than the bare server: npm for its web page, OpenSSL for HTTPS.
+    /// Versions of what makes or is linked for more than the bare server: npm for its web page, OpenSSL or libcurl for HTTPS.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extras: Vec<String>,
     /// Variables by which compilers and linkers find headers and libraries without being told, such as `CPATH`.
@@ -111,18 +111,17 @@ pub(crate) struct Ingredients {
     pub(crate) searched: BTreeMap<String, String>,
     /// What the source offers beside the server.
     pub(crate) offers: Offers,
-    /// What makes its web page.
-    pub(crate) npm: Option<Npm>,
-    /// What gives it HTTPS.
-    pub(crate) openssl: Option<OpenSsl>,
+    /// What makes its web page and gives it HTTPS.
+    pub(crate) tools: Tools,
 }
 
 impl Plan {
     /// Puts a plan together. `user` are the user's own options, as `NAME=VALUE` or `-DNAME=VALUE`; they win over ours.
     pub(crate) fn new(from: Ingredients, user: &[String]) -> Result<Self> {
-        let Ingredients { source, compilers, chosen, arch, patches, searched, offers, npm, openssl } = from;
+        let Ingredients { source, compilers, chosen, arch, patches, searched, offers, tools } = from;
+        let user: Vec<&String> = user.iter().filter(|option| !options::wants_page(option)).collect();
         let decided = |name: &str| user.iter().any(|option| options::name(option) == name);
-        let extras = extras::choose(offers, npm.as_ref(), openssl.as_ref(), decided);
+        let extras = extras::choose(&offers, &tools, decided);
         let mut cmake = options::fixed(&source, arch, &extras);
         cmake.extend(options::of_backend(chosen.backend, &chosen.gpu, &compilers.target));
         for option in user {

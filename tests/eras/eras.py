@@ -91,6 +91,8 @@ class Server:
         self.log = os.path.join(folder, "serve.log")
         self.config = os.path.join(folder, "warden.toml")
         flags = json.dumps(["-np", "2", "-c", "4096", "-t", "1", *args.flags])
+        # Some builds do not start with the mean; their check says so.
+        pooling = "last" if "embedding-last" in built["checks"] else "mean"
         short = f"/tmp/lw-eras-{os.getpid()}-{os.path.basename(folder)[:20]}"
         os.makedirs(short, mode=0o700, exist_ok=True)
         self.short = short
@@ -100,7 +102,7 @@ class Server:
                 f"paths.state_dir = '{folder}/state'\n"
                 f"[models.chat]\nbuild = '{built['id']}'\nmodel = '{models}/chat.gguf'\nargs = {flags}\npreload = true\n"
                 f"[models.embed]\nbuild = '{built['id']}'\nmodel = '{models}/chat.gguf'\npreload = true\n"
-                f"args = {json.dumps(['-c', '512', '-t', '1', '--embeddings', '--pooling', 'mean', *args.flags])}\n"
+                f"args = {json.dumps(['-c', '512', '-t', '1', '--embeddings', '--pooling', pooling, *args.flags])}\n"
             )
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen([args.warden, "serve", "--config", self.config], stdout=out, stderr=out)

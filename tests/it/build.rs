@@ -3,11 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use warden_builder::{Reporter, verify};
 use warden_rig::process::{Kid, ProcessId};
 use warden_rig::real::{SERVER_VARIABLE, llama_server};
 use warden_rig::warden::SOON;
@@ -15,6 +18,11 @@ use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 
 /// A build from a warm compiler cache, a server that starts and a replacement, on a loaded machine.
 const LONG: Duration = Duration::from_secs(600);
+
+/// As the rig builds it: another option would be another build, and the page would take npm minutes.
+const BUILD: [&str; 8] = ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "-D", NO_PAGE];
+/// Builds without the web page.
+const NO_PAGE: &str = "LLAMA_BUILD_UI=OFF";
 
 /// A home whose store and cache are those of the tests' own llama-server, which is there afterwards.
 async fn home_with_store() -> Result<Option<Home>, Trouble> {
@@ -54,15 +62,12 @@ fn working_in(folder: &Path) -> Vec<ProcessId> {
 #[tokio::test]
 async fn a_second_build_of_the_same_plan_is_a_hit() -> Outcome {
     let Some(home) = home_with_store().await? else { return Ok(()) };
-    let args = ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "--json"];
-    let ran = home.warden(args, LONG).await?;
+    let ran = home.warden([&BUILD[..], &["--json"]].concat(), LONG).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
     let built: Value = serde_json::from_str(&ran.stdout)?;
     assert_eq!(built["hit"], true, "{built}");
     assert_eq!(built["binary"].as_str(), llama_server().await?.to_str());
-    let ran = home
-        .warden(["build", "--sdist", "--backend", "cpu", "--arch", "portable", "--plan", "--json"], LONG)
-        .await?;
+    let ran = home.warden([&BUILD[..], &["--plan", "--json"]].concat(), LONG).await?;
     let plan: Value = serde_json::from_str(&ran.stdout)?;
     let id = plan["id"].as_str().context("a plan has an id")?.to_owned();
 
@@ -104,9 +109,8 @@ async fn ctrl_c_stops_the_compilers_and_leaves_nothing_half_made() -> Outcome {
     let before = names(&data.join("builds"));
     // An option that no other build has, so that there is something to compile.
     let option = format!("WARDEN_TEST_MARK={}", std::process::id());
-    let args: Vec<OsString> = ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "-D", &option]
-        .map(OsString::from)
-        .to_vec();
+    let args: Vec<OsString> =
+        [&BUILD[..], &["-D", &option]].concat().into_iter().map(OsString::from).collect();
     let log = home.path().join("build.log");
     let mut kid = Kid::start(&binaries::llama_warden()?, &args, &home.env, home.path(), log)?;
     kid.says("compiling 1", LONG).await?;
@@ -173,6 +177,41 @@ async fn a_backend_whose_toolkit_is_not_there_is_told_before_anything_is_done() 
     Ok(())
 }
 
+/// A llama-server around fake-llama that does something else first.
+fn around_fake(folder: &Path, script: &str) -> Result<PathBuf, Trouble> {
+    let path = folder.join("llama-server");
+    let fake = binaries::fake_llama()?;
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\nexec '{}' \"$@\"\n", fake.display()))?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+/// The names of the checks that a server passed, or what is wrong with it.
+async fn checked(server: &Path, timeout: Duration) -> Result<Vec<String>, Trouble> {
+    let done = verify(server, timeout, &Reporter::silent(), &CancellationToken::new()).await?;
+    Ok(done.checks.into_iter().map(|check| check.name).collect())
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_start_with_mean_pooling_is_verified_with_another() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let usual = around_fake(folder.path(), "")?;
+    let checks = checked(&usual, SOON).await?;
+    assert_eq!(checks, ["health", "completion", "chat", "health", "embedding"]);
+    // As builds about b4881 do.
+    let old = "case \" $* \" in *' --pooling mean '*) kill -ABRT $$; esac";
+    let checks = checked(&around_fake(folder.path(), old)?, SOON).await?;
+    assert_eq!(checks, ["health", "completion", "chat", "health", "embedding-last"]);
+    // And where it hangs instead, as an assertion does that calls a debugger.
+    let stuck = old.replace("kill -ABRT $$", "exec sleep 600");
+    let checks = checked(&around_fake(folder.path(), &stuck)?, Duration::from_secs(10)).await?;
+    assert_eq!(checks.last().map(String::as_str), Some("embedding-last"));
+    let none = "case \" $* \" in *' --pooling '*) echo no pooling >&2; kill -ABRT $$; esac";
+    let trouble = checked(&around_fake(folder.path(), none)?, SOON).await.err().context("it is verified")?;
+    assert!(trouble.to_string().contains("no pooling"), "{trouble}");
+    Ok(())
+}
+
 /// The id in `build 0123456789abcdef`.
 fn id_in(output: &str) -> Option<String> {
     let words: Vec<&str> = output.split_whitespace().collect();
@@ -196,7 +235,8 @@ async fn a_sample_model_is_small_and_the_same_for_the_same_seed() -> Outcome {
 #[tokio::test]
 async fn quickstart_builds_serves_answers_and_replaces_without_a_failed_request() -> Outcome {
     let Some(home) = home_with_store().await? else { return Ok(()) };
-    let ran = home.warden(["quickstart", "--exit", "--arch", "portable", "--port", "0"], LONG).await?;
+    let args = ["quickstart", "--exit", "--arch", "portable", "--port", "0", "-D", NO_PAGE];
+    let ran = home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
     for told in [
         "was in the store",

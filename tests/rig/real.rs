@@ -99,6 +99,7 @@ async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
             memory_per_job: defaults.memory_per_job.0,
             memory_per_gpu_job: defaults.memory_per_gpu_job.0,
         },
+        page_timeout: defaults.page_timeout,
         verify_timeout: defaults.verify_timeout,
     };
     let built = builder.build(&request).await?;

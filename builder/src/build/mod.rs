@@ -7,18 +7,22 @@
 //!  check the machine -> lock -> in the store by now? ---yes--> hit
 //!                                 | no
 //!                                 v
-//!  unpack -> patch -> configure -> compile -> look for markers -> verify -> install
+//!  unpack -> patch -> web page -> configure -> compile -> look for markers -> verify -> install
 //!                                                             any failure or cancellation: the work folder goes,
 //!                                                             the store was not touched
 //! ```
 //!
 //! Nothing here decides what to build (that is the plan) and nothing prints. The log of a build stays under
 //! `logs/<BuildId>.log` in the cache folder, also when it succeeds.
+//!
+//! A web page that cannot be made ends the plan with the page, and the build goes on as the plan without one: what is in the
+//! store is what its name says, and the next build tries the page again before it takes that.
 
 mod failure;
 mod log;
 pub(crate) mod markers;
 mod ninja;
+mod page;
 mod patching;
 mod trial;
 mod work;
@@ -40,7 +44,7 @@ use crate::git;
 use crate::lock::Lock;
 use crate::machine::{self, Needs};
 use crate::patch::Selection;
-use crate::plan::{ArchWish, Backend, BackendWish, Ingredients, Offers, Plan, PlannedSet};
+use crate::plan::{ArchWish, Backend, BackendWish, Fetches, Ingredients, Offers, Plan, PlannedSet, Tools};
 use crate::process::{Ended, run};
 use crate::sdist;
 use crate::source::{Found, Source, file_sha256};
@@ -51,6 +55,9 @@ use work::Work;
 
 /// The only target that is built.
 const TARGET: &str = "llama-server";
+/// Why npm makes no page.
+const NO_NPM: &str = "there is no npm here (apt install npm, or put the page of a release into tools/ui/dist of the source), \
+                      then build again";
 /// What a shell reports for a program that signal 9 ended.
 const KILLED_STATUS: i32 = 128 + 9;
 
@@ -80,6 +87,8 @@ pub struct Request {
     pub jobs: Option<usize>,
     /// What the machine must have.
     pub needs: Needs,
+    /// How long npm may take for the web page; after that the build goes on without one.
+    pub page_timeout: Duration,
     /// How long the new server may take for each start and each answer.
     pub verify_timeout: Duration,
 }
@@ -138,6 +147,11 @@ impl Builder {
 
     /// What a build of this request would be. Writes nothing but what it learned about an archive into the cache.
     pub async fn plan(&self, request: &Request) -> Result<Plan> {
+        self.plan_without(request, None).await
+    }
+
+    /// The same, without the web page if there is a reason for that.
+    async fn plan_without(&self, request: &Request, page: Option<String>) -> Result<Plan> {
         let compilers = toolchain::compilers(&self.env, request.arch.cpu, &self.cancel);
         let chosen = toolchain::choose(&self.env, request.backend, &request.arch, &self.cancel);
         let (chosen, compilers, found) = tokio::try_join!(chosen, compilers, self.examine(&request.source))?;
@@ -145,32 +159,60 @@ impl Builder {
             self.reporter.tell(Event::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
         }
         let (patches, offers) = self.judge(request, chosen.backend, &found).await?;
+        let npm = async {
+            if let Some(why) = page {
+                return Ok(Err(why));
+            }
+            let npm = if offers.needs_npm() { toolchain::npm(&self.env, &self.cancel).await? } else { None };
+            Ok(npm.ok_or_else(|| NO_NPM.to_owned()))
+        };
         let openssl = async {
-            if offers.https {
+            if offers.fetches == Fetches::OpenSsl {
                 toolchain::openssl(&self.env, &compilers, &self.cancel).await
             } else {
                 Ok(None)
             }
         };
-        let npm = async {
-            if offers.needs_npm() { toolchain::npm(&self.env, &self.cancel).await } else { Ok(None) }
+        let curl = async {
+            if offers.fetches == Fetches::Curl {
+                toolchain::curl(&self.env, &compilers, &self.cancel).await
+            } else {
+                Ok(None)
+            }
         };
-        let (npm, openssl) = tokio::try_join!(npm, openssl)?;
+        let (npm, openssl, curl) = tokio::try_join!(npm, openssl, curl)?;
+        let tools = Tools { npm, openssl, curl };
         let searched = self.env.searched.iter();
         let searched =
             searched.map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned())).collect();
         let arch = request.arch.cpu;
         let ingredients =
-            Ingredients { source: found, compilers, chosen, arch, patches, searched, offers, npm, openssl };
+            Ingredients { source: found, compilers, chosen, arch, patches, searched, offers, tools };
         Plan::new(ingredients, &request.options)
     }
 
     /// Builds, unless the store has it. Returns within a second if it has.
     pub async fn build(&self, request: &Request) -> Result<Built> {
-        let plan = self.plan(request).await?;
+        let mut page = None;
+        loop {
+            let plan = self.plan_without(request, page.take()).await?;
+            match self.made(request, plan).await? {
+                Made::Built(built) => return Ok(*built),
+                Made::NoPage(why) => {
+                    self.reporter.tell(Event::Note(format!(
+                        "the web page cannot be made, and the build goes on without it: {why}; the next build tries again"
+                    )));
+                    page = Some(why);
+                }
+            }
+        }
+    }
+
+    /// Makes a plan true, or finds it in the store.
+    async fn made(&self, request: &Request, plan: Plan) -> Result<Made> {
         self.reporter.tell(Event::Planned(Box::new(plan.clone())));
         if let Some(hit) = self.hit(&plan.id) {
-            return Ok(hit);
+            return Ok(Made::Built(Box::new(hit)));
         }
         let folders = [self.dirs.cache.as_path(), &self.dirs.data];
         machine::check(request.needs, plan.recipe.backend, (self.memory)(), &folders)?;
@@ -187,7 +229,7 @@ impl Builder {
         let _lock = Lock::take(&lock, &self.cancel, waiting).await?;
         // Whoever held the lock may have built just this.
         if let Some(hit) = self.hit(&plan.id) {
-            return Ok(hit);
+            return Ok(Made::Built(Box::new(hit)));
         }
         work::sweep(&self.dirs.cache);
         let work = Work::create(&self.dirs.cache, &plan.id)?;
@@ -236,6 +278,13 @@ impl Builder {
     }
 }
 
+/// What became of a plan.
+enum Made {
+    Built(Box<Built>),
+    /// Its web page cannot be made, and why; nothing of it is left.
+    NoPage(String),
+}
+
 /// One build on its way.
 struct Making<'a> {
     builder: &'a Builder,
@@ -248,7 +297,7 @@ struct Making<'a> {
 }
 
 impl Making<'_> {
-    async fn make(mut self) -> Result<Built> {
+    async fn make(mut self) -> Result<Made> {
         let begun = Instant::now();
         self.tell(Event::Phase(Phase::Unpack));
         let (source, found, into) =
@@ -256,7 +305,14 @@ impl Making<'_> {
         let reporter = self.builder.reporter.clone();
         self.builder.blocking(move |cancel| source.place(&found, &into, &reporter, &cancel)).await?;
         self.patch().await?;
+        self.stand_in()?;
         let unpack = begun.elapsed();
+
+        if self.plan.makes_page()
+            && let Err(why) = self.page().await?
+        {
+            return Ok(Made::NoPage(why));
+        }
 
         let begun = Instant::now();
         self.tell(Event::Phase(Phase::Configure));
@@ -277,7 +333,7 @@ impl Making<'_> {
         let verify = begun.elapsed();
         if self.plan.makes_page() && verified.measured.web_page == Some(false) {
             self.tell(Event::Note(format!(
-                "npm did not make the web page, and the build has none: {} says why",
+                "the web page was made and `/` is none: {} says what cmake did with it",
                 self.log.path().display()
             )));
         }
@@ -311,7 +367,7 @@ impl Making<'_> {
         };
         let built = self.builder.blocking(install).await?;
         self.tell(Event::Installed(built.id.clone()));
-        Ok(built)
+        Ok(Made::Built(Box::new(built)))
     }
 
     /// Writes the patch sets into the work folder.
@@ -387,14 +443,7 @@ impl Making<'_> {
             .env("CXX", &self.plan.compilers.cxx.path)
             .env("CCACHE_BASEDIR", self.work.path())
             .env("CCACHE_NOHASHDIR", "1")
-            .env("GIT_CEILING_DIRECTORIES", self.work.path())
-            // For a web page that npm makes: without a network it is to give up soon, and the build goes on without a page.
-            .envs([
-                ("npm_config_fetch_retries", "1"),
-                ("npm_config_fetch_timeout", "60000"),
-                ("npm_config_audit", "false"),
-                ("npm_config_fund", "false"),
-            ]);
+            .env("GIT_CEILING_DIRECTORIES", self.work.path());
         if let Some(toolkit) = &self.plan.toolkit {
             command.envs(toolkit.variables(self.plan.recipe.backend));
         }

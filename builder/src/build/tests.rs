@@ -10,6 +10,7 @@ use super::*;
 use crate::plan::Arch;
 
 mod gpu;
+mod page;
 mod patched;
 
 /// A machine of our own: a source, programs, and the folders that a build writes to.
@@ -59,6 +60,7 @@ impl Rig {
             options: Vec::new(),
             jobs: Some(1),
             needs: Needs { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
+            page_timeout: Duration::from_secs(600),
             verify_timeout: Duration::from_secs(60),
         };
         Self { folder, builder, request }

@@ -3,42 +3,80 @@
 //!
 //! | the source has | the web page |
 //! |---|---|
-//! | `server/public/index.html` or `.gz` (to about b9440) | is in the binary |
+//! | what `server/CMakeLists.txt` lists as `PUBLIC_ASSETS`, in `server/public` (to about b9174) | is in the binary |
 //! | `tools/ui/dist/index.html`, put there from a release | is in the binary |
-//! | `tools/ui/package.json` (since) | is made by npm, where that is here; it fetches what `package-lock.json` names |
+//! | `tools/ui` whole (from about b9299 on) | is made by npm, where that is here; it fetches what `package-lock.json` names |
+//! | less than that | there is none, and the sentence names what is missing |
+//!
+//! | the source knows | `-hf` fetches through |
+//! |---|---|
+//! | `LLAMA_OPENSSL` (from about b6600 on) | its own HTTP with the system's OpenSSL |
+//! | `LLAMA_CURL` only (before, and ik_llama.cpp) | the system's libcurl |
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::patch::Tree;
-use crate::toolchain::{Npm, OpenSsl};
+use crate::toolchain::{Curl, Npm, OpenSsl};
 
-/// Switches of cmake for the page, newest first. Who sets one has decided.
-const PAGE_OPTIONS: [&str; 2] = ["LLAMA_BUILD_UI", "LLAMA_BUILD_WEBUI"];
+/// The switch of cmake for the page.
+pub(super) const PAGE_OPTION: &str = "LLAMA_BUILD_UI";
+/// Its name in sources before there was `tools/ui`. Newer ones take it, too, and let it win.
+pub(super) const OLD_PAGE_OPTION: &str = "LLAMA_BUILD_WEBUI";
 /// The switch for HTTPS.
 const HTTPS_OPTION: &str = "LLAMA_OPENSSL";
-/// The same in sources before about b6800, which fetched through libcurl.
+/// The same in sources before that, which fetched through libcurl.
 const CURL_OPTION: &str = "LLAMA_CURL";
+/// Of what npm makes the page, and what puts it into the binary. The first one says that there is a page.
+const PAGE_PARTS: [&str; 5] = [
+    "tools/ui/package.json",
+    "tools/ui/package-lock.json",
+    "tools/ui/svelte.config.js",
+    "tools/ui/src/app.html",
+    "scripts/ui-assets.cmake",
+];
+/// What `tools/ui/CMakeLists.txt` compiles, also where there is no page.
+const EMBEDDER: &str = "tools/ui/embed.cpp";
+/// In the recipe of a build with a stand-in for what is missing of `tools/ui`; raised when that changes.
+const STAND_IN: &str = "stand-in for tools/ui 1";
 
 /// What a source offers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offers {
     /// Where its web page comes from.
     pub(crate) page: Page,
-    /// Whether it can be built with OpenSSL.
-    pub(crate) https: bool,
+    /// Whether it is the old switch that builds without a page.
+    pub(crate) old_switch: bool,
+    /// Whether it lacks what it compiles even without a page.
+    pub(crate) stand_in: bool,
+    /// By what it fetches models.
+    pub(crate) fetches: Fetches,
 }
 
 /// Where a web page comes from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Page {
     /// There is none.
     #[default]
     None,
+    /// There is one, but for this file.
+    Lacks(String),
     /// It is in the source, ready.
     Ready,
     /// npm makes it.
     Npm,
+}
+
+/// By what a source fetches models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fetches {
+    /// It does not.
+    #[default]
+    Nothing,
+    /// libcurl.
+    Curl,
+    /// OpenSSL.
+    OpenSsl,
 }
 
 /// What is built in, in words, and what that adds to the recipe.
@@ -48,6 +86,20 @@ pub struct Extras {
     pub page: String,
     /// About HTTPS.
     pub https: String,
+    /// Whether a part of `tools/ui` that the source lacks is replaced by one without a page.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stand_in: bool,
+}
+
+/// What of the machine can be built in.
+#[derive(Clone, Debug)]
+pub(crate) struct Tools {
+    /// What makes the page, or why it is not made.
+    pub(crate) npm: std::result::Result<Npm, String>,
+    /// The machine's OpenSSL.
+    pub(crate) openssl: Option<OpenSsl>,
+    /// The machine's libcurl.
+    pub(crate) curl: Option<Curl>,
 }
 
 /// The choice.
@@ -56,127 +108,125 @@ pub(super) struct Choice {
     pub(super) words: Extras,
     /// Whether npm makes the page.
     pub(super) npm: bool,
+    /// Whether the old switch has to turn the page off.
+    pub(super) old_switch_off: bool,
     /// Whether OpenSSL is linked.
     pub(super) openssl: bool,
+    /// Whether libcurl is.
+    pub(super) curl: bool,
     /// Versions of what makes or is linked, for the recipe.
     pub(super) versions: Vec<String>,
 }
 
 impl Offers {
     /// Whether npm has to make the page.
-    pub(crate) fn needs_npm(self) -> bool {
+    pub(crate) fn needs_npm(&self) -> bool {
         self.page == Page::Npm
     }
 
     /// Looks. `server`: the server's folder in the source.
     pub(crate) fn of(tree: &dyn Tree, server: &str) -> Result<Self> {
         let there = |path: &str| tree.read(path).map(|content| content.is_some());
-        let page = if there("tools/ui/package.json")? {
-            if there("tools/ui/dist/index.html")? { Page::Ready } else { Page::Npm }
-        } else if there(&format!("{server}/public/index.html.gz"))?
-            || there(&format!("{server}/public/index.html"))?
-        {
-            Page::Ready
+        let text = |path: &str| tree.read(path).map(Option::unwrap_or_default);
+        let (list, servers) = (text("CMakeLists.txt")?, text(&format!("{server}/CMakeLists.txt"))?);
+        let knows = |list: &[u8], option: &str| memchr::memmem::find(list, option.as_bytes()).is_some();
+        let ui = text("tools/ui/CMakeLists.txt")?;
+        let embeds = knows(&ui, "embed.cpp");
+        let lacks_embedder = embeds && !(there(EMBEDDER)? && there("scripts/ui-assets.cmake")?);
+        let page = if embeds || there("tools/ui/package.json")? {
+            if lacks_embedder {
+                Page::Lacks(EMBEDDER.to_owned())
+            } else if there("tools/ui/dist/index.html")? {
+                Page::Ready
+            } else {
+                missing(&PAGE_PARTS.map(str::to_owned), &there)?.map_or(Page::Npm, Page::Lacks)
+            }
         } else {
-            Page::None
+            let assets: Vec<String> =
+                public_assets(&servers).iter().map(|name| format!("{server}/public/{name}")).collect();
+            let gone = missing(&assets, &there)?;
+            match gone {
+                Some(file) => Page::Lacks(file),
+                None if !assets.is_empty() => Page::Ready,
+                None => Page::None,
+            }
         };
-        let list = tree.read("CMakeLists.txt")?.unwrap_or_default();
-        let https = memchr::memmem::find(&list, HTTPS_OPTION.as_bytes()).is_some();
-        Ok(Self { page, https })
+        let fetches = if knows(&list, HTTPS_OPTION) {
+            Fetches::OpenSsl
+        } else if knows(&list, CURL_OPTION) {
+            Fetches::Curl
+        } else {
+            Fetches::Nothing
+        };
+        let old_switch =
+            !knows(&list, PAGE_OPTION) && (knows(&list, OLD_PAGE_OPTION) || knows(&servers, OLD_PAGE_OPTION));
+        Ok(Self { page, old_switch, stand_in: lacks_embedder, fetches })
     }
 }
 
+/// The first of these files that is not there.
+fn missing(files: &[String], there: &dyn Fn(&str) -> Result<bool>) -> Result<Option<String>> {
+    for file in files {
+        if !there(file)? {
+            return Ok(Some(file.clone()));
+        }
+    }
+    Ok(None)
+}
+
+/// The names in `set(PUBLIC_ASSETS ...)`: what goes into the binary from the folder `public`.
+fn public_assets(list: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(list);
+    let Some((_, rest)) = text.split_once("set(PUBLIC_ASSETS") else { return Vec::new() };
+    let inside = rest.split(')').next().unwrap_or_default();
+    let names = inside.lines().flat_map(|line| line.split('#').next().unwrap_or_default().split_whitespace());
+    names.filter(|name| !name.contains('$')).map(str::to_owned).collect()
+}
+
 /// Chooses. `decided`: whether the user set an option of cmake.
-pub(super) fn choose(
-    offers: Offers,
-    npm: Option<&Npm>,
-    openssl: Option<&OpenSsl>,
-    decided: impl Fn(&str) -> bool,
-) -> Choice {
+pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> bool) -> Choice {
     let mut choice = Choice::default();
-    choice.words.page = match (offers.page, npm) {
-        _ if PAGE_OPTIONS.into_iter().any(&decided) => "as the options say".to_owned(),
+    let own = [PAGE_OPTION, OLD_PAGE_OPTION].into_iter().any(&decided);
+    choice.words.page = match (&offers.page, &tools.npm) {
+        _ if own => "as the options say".to_owned(),
         (Page::None, _) => "none: this source has none".to_owned(),
+        (Page::Lacks(file), _) => {
+            choice.old_switch_off = offers.old_switch;
+            format!("none: this source lacks {file}, of which it is made")
+        }
         (Page::Ready, _) => "in the source".to_owned(),
-        (Page::Npm, Some(npm)) => {
+        (Page::Npm, Ok(npm)) => {
             choice.npm = true;
             choice.versions.push(npm.0.clone());
             format!("made by {}, which fetches what the source's package-lock.json names", npm.0)
         }
-        (Page::Npm, None) => {
-            "none: npm makes it, and there is no npm here (apt install npm, or put the page of a \
-                              release into tools/ui/dist of the source), then build again"
-                .to_owned()
-        }
+        (Page::Npm, Err(why)) => format!("none: npm makes it, and {why}"),
     };
-    choice.words.https = match openssl {
-        _ if [HTTPS_OPTION, CURL_OPTION].into_iter().any(&decided) => "as the options say".to_owned(),
-        _ if !offers.https => format!(
-            "none: this source fetches through libcurl; with its headers here, build with -D{CURL_OPTION}=ON for `-hf`"
-        ),
-        Some(openssl) => {
+    if offers.stand_in {
+        choice.words.stand_in = true;
+        choice.versions.push(STAND_IN.to_owned());
+    }
+    let own = [HTTPS_OPTION, CURL_OPTION].into_iter().any(&decided);
+    let nothing =
+        |package: &str| format!("none, so `-hf` fetches nothing: apt install {package}, then build again");
+    choice.words.https = match (offers.fetches, &tools.openssl, &tools.curl) {
+        _ if own => "as the options say".to_owned(),
+        (Fetches::Nothing, ..) => "none: this source fetches no models, with `-hf` or otherwise".to_owned(),
+        (Fetches::OpenSsl, Some(openssl), _) => {
             choice.openssl = true;
             choice.versions.push(openssl.0.clone());
             format!("through {} of this machine", openssl.0)
         }
-        None => "none, so `-hf` fetches nothing: apt install libssl-dev, then build again".to_owned(),
+        (Fetches::OpenSsl, None, _) => nothing("libssl-dev"),
+        (Fetches::Curl, _, Some(curl)) => {
+            choice.curl = true;
+            choice.versions.push(curl.0.clone());
+            format!("through {} of this machine", curl.0)
+        }
+        (Fetches::Curl, _, None) => nothing("libcurl4-openssl-dev"),
     };
     choice
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::source::Revision;
-
-    /// Files by their names.
-    struct Files<'a>(&'a [(&'a str, &'a str)]);
-
-    impl Tree for Files<'_> {
-        fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
-            let found = self.0.iter().find(|(name, _)| *name == path);
-            Ok(found.map(|(_, text)| text.as_bytes().to_vec()))
-        }
-
-        fn revision(&self) -> Revision {
-            Revision::default()
-        }
-    }
-
-    fn offers(files: &[(&str, &str)], server: &str) -> Offers {
-        Offers::of(&Files(files), server).unwrap()
-    }
-
-    #[test]
-    fn what_a_source_offers_is_told_by_its_files() {
-        let old =
-            [("CMakeLists.txt", "option(LLAMA_CURL x OFF)"), ("examples/server/public/index.html.gz", "x")];
-        assert_eq!(offers(&old, "examples/server"), Offers { page: Page::Ready, https: false });
-        let bundle =
-            [("CMakeLists.txt", "option(LLAMA_OPENSSL x ON)"), ("tools/server/public/index.html", "x")];
-        assert_eq!(offers(&bundle, "tools/server"), Offers { page: Page::Ready, https: true });
-        let new = [("CMakeLists.txt", "option(LLAMA_OPENSSL x ON)"), ("tools/ui/package.json", "{}")];
-        assert_eq!(offers(&new, "tools/server").page, Page::Npm);
-        let with_dist = [new[0], new[1], ("tools/ui/dist/index.html", "x")];
-        assert_eq!(offers(&with_dist, "tools/server").page, Page::Ready);
-        assert_eq!(offers(&[], "tools/server"), Offers::default());
-    }
-
-    #[test]
-    fn what_can_be_had_is_built_in_and_what_cannot_is_said_with_its_cure() {
-        let (npm, openssl) = (Npm("npm 10.8.2".to_owned()), OpenSsl("OpenSSL 3.0".to_owned()));
-        let all = Offers { page: Page::Npm, https: true };
-        let both = choose(all, Some(&npm), Some(&openssl), |_| false);
-        assert!(both.npm && both.openssl);
-        assert_eq!(both.versions, ["npm 10.8.2", "OpenSSL 3.0"]);
-        let bare = choose(all, None, None, |_| false);
-        assert!(!bare.npm && !bare.openssl && bare.versions.is_empty());
-        assert!(bare.words.page.contains("apt install npm"), "{}", bare.words.page);
-        assert!(bare.words.https.contains("apt install libssl-dev"), "{}", bare.words.https);
-        let decided = choose(all, Some(&npm), Some(&openssl), |option| option != CURL_OPTION);
-        assert!(!decided.npm && !decided.openssl && decided.versions.is_empty());
-        let old = choose(Offers { page: Page::Ready, https: false }, Some(&npm), Some(&openssl), |_| false);
-        assert_eq!(old.versions, Vec::<String>::new(), "nothing of them goes into it");
-        assert!(old.words.https.contains("-DLLAMA_CURL=ON"));
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! The options that cmake is given: ours for every build, those of the backend, and which of the user's are honoured.
 
-use super::extras::Choice;
+use super::extras::{Choice, OLD_PAGE_OPTION, PAGE_OPTION};
 use super::target::{Arch, Backend};
 use crate::error::{Error, Result};
 use crate::source::Found;
@@ -20,7 +20,7 @@ pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> 
         ("GGML_NATIVE", native),
         ("LLAMA_OPENSSL", switch(extras.openssl)),
         // The name of the same switch in sources before OpenSSL replaced curl.
-        ("LLAMA_CURL", "OFF"),
+        ("LLAMA_CURL", switch(extras.curl)),
         ("LLAMA_BUILD_TESTS", "OFF"),
         ("LLAMA_BUILD_APP", "OFF"),
         ("LLAMA_BUILD_UI", switch(extras.npm)),
@@ -32,6 +32,10 @@ pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> 
     ]
     .map(|(name, value)| format!("-D{name}={value}"))
     .into();
+    if extras.old_switch_off {
+        // Given only where it is needed: in newer sources it would win over the new name.
+        options.push(format!("-D{OLD_PAGE_OPTION}=OFF"));
+    }
     // Always given: without them cmake asks git, and finds the repository that happens to enclose the work folder.
     options.push(format!("-DLLAMA_BUILD_NUMBER={}", revision.build_number.unwrap_or(0)));
     options.push(format!("-DLLAMA_BUILD_COMMIT={}", revision.short_commit()));
@@ -75,7 +79,7 @@ pub(super) fn checked(option: &str) -> Result<String> {
     if value.contains(['\n', '\0']) {
         return refuse("its value has a line break");
     }
-    let on = matches!(value.to_ascii_uppercase().as_str(), "ON" | "1" | "YES" | "TRUE" | "Y");
+    let on = is_on(value);
     match name {
         "BUILD_SHARED_LIBS" | "GGML_BACKEND_DL" | "GGML_CPU_ALL_VARIANTS" if on => {
             refuse("the store keeps one static binary")
@@ -95,6 +99,17 @@ pub(super) fn checked(option: &str) -> Result<String> {
         "CMAKE_HIP_COMPILER" => refuse("set HIP_PATH, so that the build knows its compiler"),
         _ => Ok(format!("-D{bare}")),
     }
+}
+
+/// Whether an option asks for the web page: a wish, which is granted where npm can make it, and not left to cmake, which would wait
+/// for npm for ever.
+pub(super) fn wants_page(option: &str) -> bool {
+    let value = option.split_once('=').map_or("", |(_, value)| value);
+    [PAGE_OPTION, OLD_PAGE_OPTION].contains(&name(option)) && is_on(value)
+}
+
+fn is_on(value: &str) -> bool {
+    matches!(value.to_ascii_uppercase().as_str(), "ON" | "1" | "YES" | "TRUE" | "Y")
 }
 
 /// The name in a user's option, without a type.

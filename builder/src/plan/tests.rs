@@ -23,8 +23,7 @@ fn ingredients() -> Ingredients {
         patches: Vec::new(),
         searched: BTreeMap::new(),
         offers: Offers::default(),
-        npm: None,
-        openssl: None,
+        tools: Tools { npm: Err(String::new()), openssl: None, curl: None },
     }
 }
 

@@ -1,5 +1,7 @@
-//! What builds in more than a bare server: npm for the web page, OpenSSL for HTTPS. Neither is needed, so nothing here is an error.
+//! What builds in more than a bare server: npm for the web page, OpenSSL or libcurl for HTTPS. None is needed, so nothing here is
+//! an error.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -17,9 +19,18 @@ pub(crate) struct Npm(pub(crate) String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenSsl(pub(crate) String);
 
+/// The libcurl that the compiler finds, if it speaks HTTPS, by the part of its version that programs depend on: `libcurl 7.88`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Curl(pub(crate) String);
+
 /// Says which OpenSSL it was compiled with, and needs both of its libraries.
 const PROGRAM: &str = "#include <openssl/ssl.h>\n#include <openssl/opensslv.h>\n#include <stdio.h>\n\
     int main(void) { return SSL_CTX_new(TLS_client_method()) == NULL || puts(OPENSSL_VERSION_TEXT) < 0; }\n";
+
+/// Says which libcurl it was compiled with, and fails if the one that it runs with speaks no HTTPS.
+const CURL_PROGRAM: &str = "#include <curl/curl.h>\n#include <stdio.h>\n\
+    int main(void) { return !(curl_version_info(CURLVERSION_NOW)->features & CURL_VERSION_SSL)\
+    || puts(\"libcurl \" LIBCURL_VERSION) < 0; }\n";
 
 /// npm, if it can run.
 pub(crate) async fn npm(env: &Environment, cancel: &CancellationToken) -> Result<Option<Npm>> {
@@ -39,19 +50,45 @@ pub(crate) async fn openssl(
     compilers: &Compilers,
     cancel: &CancellationToken,
 ) -> Result<Option<OpenSsl>> {
+    let found =
+        linked(env, compilers, PROGRAM, &["-lssl", "-lcrypto"], "looking for OpenSSL", cancel).await?;
+    Ok(found.map(OpenSsl))
+}
+
+/// libcurl, if a program that uses it can be made and run. Only where cmake looks for it, too, which ends the configuration when it
+/// finds none: not where `CPATH` and its like lead.
+pub(crate) async fn curl(
+    env: &Environment,
+    compilers: &Compilers,
+    cancel: &CancellationToken,
+) -> Result<Option<Curl>> {
+    let env = Environment { searched: BTreeMap::new(), ..env.clone() };
+    let found = linked(&env, compilers, CURL_PROGRAM, &["-lcurl"], "looking for libcurl", cancel).await?;
+    Ok(found.map(Curl))
+}
+
+/// The version that a program with these libraries says, if it can be made and run.
+async fn linked(
+    env: &Environment,
+    compilers: &Compilers,
+    text: &str,
+    libraries: &[&str],
+    doing: &str,
+    cancel: &CancellationToken,
+) -> Result<Option<String>> {
     let Ok(folder) = tempfile::tempdir() else { return Ok(None) };
     let (source, program) = (folder.path().join("x.c"), folder.path().join("x"));
-    if fs::write(&source, PROGRAM).is_err() {
+    if fs::write(&source, text).is_err() {
         return Ok(None);
     }
     let (from, to) = (source.to_string_lossy(), program.to_string_lossy());
-    let arguments = [&*from, "-o", &*to, "-lssl", "-lcrypto"];
-    let made = said(env, &compilers.c.path, &arguments, "looking for OpenSSL", cancel).await;
+    let arguments = [&[&*from, "-o", &*to], libraries].concat();
+    let made = said(env, &compilers.c.path, &arguments, doing, cancel).await;
     if known(made)?.is_none() || !program.exists() {
         return Ok(None);
     }
     let text = known(said(env, &program, &[], "asking for its version", cancel).await)?;
-    Ok(text.as_deref().and_then(version).map(OpenSsl))
+    Ok(text.as_deref().and_then(version))
 }
 
 /// `OpenSSL 3.0.17 1 Jul 2025` is `OpenSSL 3.0`: what comes after may change without a new build.
@@ -79,6 +116,7 @@ mod tests {
     fn a_version_is_kept_as_far_as_programs_depend_on_it() {
         assert_eq!(version("OpenSSL 3.0.17 1 Jul 2025").as_deref(), Some("OpenSSL 3.0"));
         assert_eq!(version("LibreSSL 4.1.0").as_deref(), Some("LibreSSL 4.1"));
+        assert_eq!(version("libcurl 7.88.1").as_deref(), Some("libcurl 7.88"));
         assert_eq!(version("x"), None);
     }
 }

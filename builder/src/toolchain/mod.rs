@@ -23,7 +23,7 @@ use crate::event::{Event, Reporter};
 use crate::plan::{Arch, Backend};
 use crate::process::{Ended, output};
 pub(crate) use choice::{Chosen, choose};
-pub(crate) use extras::{Npm, OpenSsl, npm, openssl};
+pub(crate) use extras::{Curl, Npm, OpenSsl, curl, npm, openssl};
 pub use toolkit::Toolkit;
 pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub};
 pub(crate) use toolkit::hip::architectures as hip_architectures;

@@ -6,7 +6,8 @@
 //!  start with a slow model -> measure how it behaves -> stop
 //! ```
 //!
-//! Two starts, because older servers refuse completions when embeddings are on. The server listens on a Unix socket
+//! Two starts, because older servers refuse completions when embeddings are on. Around b4881 one ends before it is ready when it is to
+//! take the mean of the embeddings of a model that writes: then the last one has to do. The server listens on a Unix socket
 //! in a private folder, so no port is taken and nobody else can reach it; one that cannot is tried on a free port of the
 //! loopback interface. It is gone when this returns, however it returns.
 //!
@@ -109,7 +110,7 @@ pub(crate) async fn try_out(
     match first {
         Ok(()) => {}
         // Before about b5000, and in ik_llama.cpp, there are no Unix sockets. Whatever else ended it ends it again.
-        Err(Stopped { error: Error::Verify { .. }, never_ready: true }) if !cancel.is_cancelled() => {
+        Err(Stopped { error: Error::Verify { .. }, never_ready: true, .. }) if !cancel.is_cancelled() => {
             run.unix = false;
             run.verified.checks.clear();
             run.with_server("answers", &SMALL, &asks).await.map_err(|stopped| stopped.error)?;
@@ -119,10 +120,7 @@ pub(crate) async fn try_out(
         }
         Err(stopped) => return Err(stopped.error),
     }
-    let embeds = [&SMALL[..], &["--embeddings", "--pooling", "mean"]].concat();
-    run.with_server("embeds", &embeds, &[("embedding", Ask::Embedding)])
-        .await
-        .map_err(|stopped| stopped.error)?;
+    run.embeds().await?;
     let unix = run.unix;
     verified.measured = measured_in(binary, folder.path(), trial, unix, cancel).await?;
     reporter.tell(Event::Note(format!("measured: {}", verified.measured)));
@@ -155,6 +153,9 @@ pub async fn measure(door: &Door, limit: Duration) -> Measured {
 
 /// Flags for the small model. One thread: more of them only spin on a machine that just compiled.
 const SMALL: [&str; 6] = ["-m", "sample.gguf", "-t", "1", "-c", "512"];
+
+/// What is made of the embeddings of a text, and what the check is called then: the usual way first.
+const POOLINGS: [(&str, &str); 2] = [("mean", "embedding"), ("last", "embedding-last")];
 
 /// A private folder with a short path.
 fn folder() -> Result<TempDir> {
@@ -213,11 +214,13 @@ struct Stopped {
     error: Error,
     /// It ended before it was healthy.
     never_ready: bool,
+    /// It was never healthy, whether it ended or not.
+    unhealthy: bool,
 }
 
 impl From<Error> for Stopped {
     fn from(error: Error) -> Self {
-        Self { error, never_ready: false }
+        Self { error, never_ready: false, unhealthy: false }
     }
 }
 
@@ -252,8 +255,35 @@ impl Run<'_> {
         let dead = server.is_dead();
         // Stopped in every case; what the checks said is more interesting than how it ended.
         server.stop().await;
-        let never_ready = dead && self.verified.checks.len() == passed;
-        done.map_err(|error| Stopped { error, never_ready })
+        let unhealthy = self.verified.checks.len() == passed;
+        done.map_err(|error| Stopped { error, never_ready: dead && unhealthy, unhealthy })
+    }
+
+    /// Asks for an embedding. The first pooling with which the server gets ready counts.
+    async fn embeds(&mut self) -> Result<()> {
+        let mut first = None;
+        for (pooling, name) in POOLINGS {
+            let flags = [&SMALL[..], &["--embeddings", "--pooling", pooling]].concat();
+            match self.with_server(name, &flags, &[(name, Ask::Embedding)]).await {
+                Ok(()) => {
+                    if first.is_some() {
+                        let note = format!(
+                            "it does not start with `--embeddings --pooling {}`: verified with `--pooling {pooling}`",
+                            POOLINGS[0].0
+                        );
+                        self.reporter.tell(Event::Note(note));
+                    }
+                    return Ok(());
+                }
+                Err(Stopped { error: error @ Error::Verify { .. }, unhealthy: true, .. })
+                    if !self.cancel.is_cancelled() =>
+                {
+                    first.get_or_insert(error);
+                }
+                Err(stopped) => return Err(stopped.error),
+            }
+        }
+        first.map_or(Ok(()), Err)
     }
 
     async fn ask_all(&mut self, server: &mut Server, asks: &[(&'static str, Ask)]) -> Result<()> {

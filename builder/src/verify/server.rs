@@ -28,6 +28,8 @@ const LINES: usize = 12;
 pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
     // The server takes flags from its environment, a key and another model among them: what is checked is the binary.
     without(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
+    // A server that ends by an assertion would start a debugger first, which may wait for ever.
+    command.env("GGML_NO_BACKTRACE", "1");
     if trial.hide {
         for name in ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] {
             command.env(name, "-1");

@@ -114,6 +114,8 @@ section!(
         memory_per_job: ByteSize,
         /// Memory of one compiler for CUDA or HIP at its peak.
         memory_per_gpu_job: ByteSize,
+        /// npm has to make the web page within this time; after that the build goes on without one.
+        page_timeout: Duration = "duration",
         /// A sample request of the verification has to be answered within this time.
         verify_timeout: Duration = "duration",
         /// Builds that `builds gc` keeps.

@@ -81,6 +81,7 @@ pub(crate) fn request(source: Source, patches: Selection, build: &Build) -> Requ
             memory_per_job: build.memory_per_job.0,
             memory_per_gpu_job: build.memory_per_gpu_job.0,
         },
+        page_timeout: build.page_timeout,
         verify_timeout: build.verify_timeout,
     }
 }

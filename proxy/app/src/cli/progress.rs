@@ -109,6 +109,7 @@ fn name(phase: warden_builder::Phase) -> &'static str {
         Phase::Fetch => "fetching",
         Phase::Check => "checking",
         Phase::Unpack => "unpacking",
+        Phase::Page => "making the web page",
         Phase::Configure => "configuring",
         Phase::Compile => "compiling",
         Phase::Verify => "verifying",

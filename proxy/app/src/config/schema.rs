@@ -289,7 +289,7 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
         | ("upstream", "connect_timeout" | "exchange_timeout" | "stream_idle")
         | ("sensors", "interval" | "confirm_interval" | "read_limit")
         | ("child", "version_timeout")
-        | ("build", "verify_timeout") => {
+        | ("build", "page_timeout" | "verify_timeout") => {
             json!({ "type": "string", "format": format::DURATION, format::LEAST: "1ms" })
         }
         ("recycle", "growth") => json!({ "type": "string", "enum": ["off", "observe", "recycle"] }),

@@ -50,6 +50,9 @@ pub(crate) struct QuickstartArgs {
     backend: BackendWish,
     #[command(flatten)]
     arch: ArchArgs,
+    /// An option for cmake, as NAME=VALUE. May be repeated.
+    #[arg(short = 'D', value_name = "NAME=VALUE")]
+    options: Vec<String>,
     /// End when everything was shown, instead of leaving the server running.
     #[arg(long)]
     exit: bool,
@@ -79,7 +82,11 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         Some(path) => format!("--source {}", path.display()),
         None => "--sdist".to_owned(),
     };
-    hand(&format!("llama-warden build {source} --backend {} --arch {}", args.backend, args.arch.arch))?;
+    let options: String = args.options.iter().map(|option| format!(" -D {option}")).collect();
+    hand(&format!(
+        "llama-warden build {source} --backend {} --arch {}{options}",
+        args.backend, args.arch.arch
+    ))?;
     let built = make(&args, &loaded, &machine).await?;
     done(&format!(
         "build {} ({}): {}",
@@ -148,6 +155,7 @@ async fn make(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Resu
             backend: args.backend,
             arch: args.arch.arch.clone(),
             jobs,
+            options: args.options.clone(),
             ..build::request(source, patches, numbers)
         };
         Ok(builder.build(&request).await?)

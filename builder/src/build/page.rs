@@ -1,0 +1,135 @@
+//! The web page: made by npm before anything is compiled, bounded in time, and never a reason to fail.
+//!
+//! ```text
+//!  npm ci -> npm run build -> tools/ui/dist, which cmake takes as it is
+//!     any failure, or out of time: the build goes on under the plan without a page, which is another build
+//! ```
+//!
+//! cmake would run npm by itself, while compiling, and wait for it for ever. What is missing of `tools/ui` for a build without
+//! a page is replaced by a page that has nothing in it.
+
+use std::path::Path;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::Making;
+use crate::error::{Error, Result, io_error};
+use crate::event::{Event, Phase};
+use crate::process::{Ended, run};
+
+/// Where cmake looks for a page that is ready.
+const PAGE: &str = "dist/index.html";
+/// Characters of npm's own words that are told.
+const SHOWN: usize = 200;
+
+/// A library without a page, in place of one whose sources are not all there.
+const LIST: &str = "# llama-warden: stands in for what is missing here. A server without a web page.\n\
+    add_library(llama-ui INTERFACE)\n\
+    target_include_directories(llama-ui INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})\n";
+/// What the server includes of it. It asks for the list of files; for single files it only asks if there are some.
+const HEADER: &str = "// llama-warden: stands in for what is missing here. A server without a web page.\n\
+    #pragma once\n\n#include <array>\n#include <cstddef>\n#include <string>\n\n\
+    struct llama_ui_asset {\n    std::string           name;\n    const unsigned char * data;\n    \
+    std::size_t           size;\n    std::string           etag;\n    std::string           type;\n};\n\n\
+    inline const std::array<llama_ui_asset, 0> & llama_ui_get_assets() {\n    \
+    static const std::array<llama_ui_asset, 0> none{};\n    return none;\n}\n";
+
+impl Making<'_> {
+    /// Puts in place what the source lacks for a build without a page, if the plan says so.
+    pub(super) fn stand_in(&self) -> Result<()> {
+        if !self.plan.extras.stand_in {
+            return Ok(());
+        }
+        let folder = self.work.source().join("tools/ui");
+        std::fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
+        for (name, text) in [("CMakeLists.txt", LIST), ("ui.h", HEADER)] {
+            let path = folder.join(name);
+            std::fs::write(&path, text).map_err(io_error("writing", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Lets npm make the page; inside, why there is none.
+    pub(super) async fn page(&mut self) -> Result<std::result::Result<(), String>> {
+        self.tell(Event::Phase(Phase::Page));
+        let Some(npm) = self.builder.env.find("npm") else {
+            return Ok(Err("npm is not here any more".into()));
+        };
+        let until = Instant::now() + self.request.page_timeout;
+        for arguments in [&["ci"][..], &["run", "build"]] {
+            if let Err(why) = self.npm(&npm, arguments, until).await? {
+                return Ok(Err(format!("`npm {}` {why}", arguments.join(" "))));
+            }
+        }
+        let made = self.work.source().join("tools/ui").join(PAGE).is_file();
+        Ok(if made { Ok(()) } else { Err(format!("npm ended well and left no {PAGE}")) })
+    }
+
+    async fn npm(
+        &mut self,
+        npm: &Path,
+        arguments: &[&str],
+        until: Instant,
+    ) -> Result<std::result::Result<(), String>> {
+        let folder = self.work.source().join("tools/ui");
+        let number = self.plan.source.revision.build_number.unwrap_or(0).to_string();
+        let mut command = self.command(npm, &folder);
+        command
+            .args(arguments)
+            .env("LLAMA_UI_OUT_DIR", folder.join("dist"))
+            .env("LLAMA_UI_VERSION", format!("b{number}"))
+            .env("LLAMA_BUILD_NUMBER", number)
+            // Without a network it gives up soon; nothing that it could ask or advertise belongs into a build.
+            .envs([
+                ("CI", "true"),
+                ("npm_config_fetch_retries", "1"),
+                ("npm_config_fetch_timeout", "60000"),
+                ("npm_config_audit", "false"),
+                ("npm_config_fund", "false"),
+                ("npm_config_update_notifier", "false"),
+            ]);
+        let shown = format!("{:?}", command.as_std());
+        self.log.begin(&shown);
+        let cancel = self.builder.cancel.child_token();
+        let mut last = String::new();
+        let mut late = false;
+        let ended = {
+            let log = &mut self.log;
+            let work = run(command, &cancel, |line| {
+                log.line(line);
+                // The first of its errors says most; without one, the last words do.
+                if !line.trim().is_empty() && !is_error(&last) {
+                    line.trim().clone_into(&mut last);
+                }
+            });
+            tokio::pin!(work);
+            tokio::select! {
+                ended = &mut work => ended,
+                () = sleep_until(until) => {
+                    late = true;
+                    cancel.cancel();
+                    work.await
+                }
+            }
+        };
+        self.log.end();
+        if self.builder.cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let said = last.chars().take(SHOWN).collect::<String>();
+        Ok(match ended {
+            Ok(Ended::Exited(status)) if status.success() => Ok(()),
+            _ if late => {
+                Err(format!("was not done within {:?} (build.page_timeout)", self.request.page_timeout))
+            }
+            Ok(Ended::Exited(status)) => Err(format!("ended with {status}: {said}")),
+            Ok(Ended::Cancelled) => return Err(Error::Cancelled),
+            Err(error) => Err(format!("cannot be run: {error}")),
+        })
+    }
+}
+
+fn is_error(line: &str) -> bool {
+    let line = line.to_ascii_lowercase();
+    line.starts_with("npm error") || line.starts_with("npm err!")
+}

@@ -1,0 +1,133 @@
+//! What sources offer, and what is made of it on machines that have more and less.
+
+use super::*;
+use crate::source::Revision;
+
+/// Files by their names.
+struct Files<'a>(Vec<(&'a str, &'a str)>);
+
+impl Tree for Files<'_> {
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        let found = self.0.iter().find(|(name, _)| *name == path);
+        Ok(found.map(|(_, text)| text.as_bytes().to_vec()))
+    }
+
+    fn revision(&self) -> Revision {
+        Revision::default()
+    }
+}
+
+fn offers(files: &[(&str, &str)], server: &str) -> Offers {
+    Offers::of(&Files(files.to_vec()), server).unwrap()
+}
+
+const OPENSSL: (&str, &str) = ("CMakeLists.txt", "option(LLAMA_OPENSSL x ON)\noption(LLAMA_BUILD_UI x ON)");
+
+/// A source whose page npm makes.
+const UI: [(&str, &str); 8] = [
+    OPENSSL,
+    ("tools/ui/CMakeLists.txt", "add_executable(llama-ui-embed embed.cpp)"),
+    ("tools/ui/embed.cpp", "x"),
+    ("tools/ui/package.json", "{}"),
+    ("tools/ui/package-lock.json", "{}"),
+    ("tools/ui/svelte.config.js", "x"),
+    ("tools/ui/src/app.html", "x"),
+    ("scripts/ui-assets.cmake", "x"),
+];
+
+fn without<'a>(files: &[(&'a str, &'a str)], gone: &str) -> Vec<(&'a str, &'a str)> {
+    files.iter().copied().filter(|(name, _)| *name != gone).collect()
+}
+
+#[test]
+fn what_a_source_offers_is_seen_by_its_files() {
+    let list = "set(PUBLIC_ASSETS\n    index.html.gz # the page\n    loading.html\n)\nforeach(x)";
+    let old = [
+        ("CMakeLists.txt", "option(LLAMA_CURL x OFF)"),
+        ("examples/server/CMakeLists.txt", list),
+        ("examples/server/public/index.html.gz", "x"),
+        ("examples/server/public/loading.html", "x"),
+    ];
+    let found = offers(&old, "examples/server");
+    assert_eq!((found.page, found.fetches, found.old_switch), (Page::Ready, Fetches::Curl, false));
+    let found = offers(&without(&old, old[3].0), "examples/server");
+    assert_eq!(found.page, Page::Lacks(old[3].0.into()));
+    let bundle = [
+        ("CMakeLists.txt", "option(LLAMA_OPENSSL x ON)\noption(LLAMA_CURL x ON)"),
+        ("tools/server/CMakeLists.txt", "option(LLAMA_BUILD_WEBUI x ON)\nset(PUBLIC_ASSETS bundle.js)"),
+    ];
+    let found = offers(&bundle, "tools/server");
+    assert_eq!(found.page, Page::Lacks("tools/server/public/bundle.js".into()));
+    assert_eq!((found.fetches, found.old_switch, found.stand_in), (Fetches::OpenSsl, true, false));
+    let found = offers(&UI, "tools/server");
+    assert_eq!(found, Offers { page: Page::Npm, fetches: Fetches::OpenSsl, ..Offers::default() });
+    let with_dist = [&UI[..], &[("tools/ui/dist/index.html", "x")]].concat();
+    assert_eq!(offers(&with_dist, "tools/server").page, Page::Ready);
+    assert_eq!(offers(&[], "tools/server"), Offers::default());
+}
+
+#[test]
+fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
+    for gone in [
+        "tools/ui/package-lock.json",
+        "tools/ui/svelte.config.js",
+        "tools/ui/src/app.html",
+        "tools/ui/package.json",
+    ] {
+        let found = offers(&without(&UI, gone), "tools/server");
+        assert_eq!((found.page, found.stand_in), (Page::Lacks(gone.into()), false), "{gone}");
+    }
+    // What it compiles even then.
+    for gone in ["tools/ui/embed.cpp", "scripts/ui-assets.cmake"] {
+        let found = offers(&without(&UI, gone), "tools/server");
+        assert_eq!((found.page, found.stand_in), (Page::Lacks("tools/ui/embed.cpp".into()), true), "{gone}");
+    }
+    let lacks = Offers { page: Page::Lacks("a/b".into()), stand_in: true, ..Offers::default() };
+    let tools = Tools { npm: Ok(Npm("npm 10".into())), openssl: None, curl: None };
+    let choice = choose(&lacks, &tools, |_| false);
+    assert!(!choice.npm && choice.words.stand_in && !choice.old_switch_off);
+    assert_eq!(choice.words.page, "none: this source lacks a/b, of which it is made");
+    assert_eq!(choice.versions, [STAND_IN]);
+    let old = Offers { old_switch: true, stand_in: false, ..lacks };
+    assert!(choose(&old, &tools, |_| false).old_switch_off);
+}
+
+#[test]
+fn what_can_be_had_is_built_in_and_what_cannot_is_said_with_its_cure() {
+    let all = Offers { page: Page::Npm, fetches: Fetches::OpenSsl, ..Offers::default() };
+    let tools = Tools {
+        npm: Ok(Npm("npm 10.8.2".to_owned())),
+        openssl: Some(OpenSsl("OpenSSL 3.0".to_owned())),
+        curl: Some(Curl("libcurl 7.88".to_owned())),
+    };
+    let none = Tools { npm: Err("there is none here".to_owned()), openssl: None, curl: None };
+    let both = choose(&all, &tools, |_| false);
+    assert!(both.npm && both.openssl && !both.curl);
+    assert_eq!(both.versions, ["npm 10.8.2", "OpenSSL 3.0"]);
+    let bare = choose(&all, &none, |_| false);
+    assert!(!bare.npm && !bare.openssl && bare.versions.is_empty());
+    assert_eq!(bare.words.page, "none: npm makes it, and there is none here");
+    assert!(bare.words.https.contains("apt install libssl-dev"), "{}", bare.words.https);
+    let decided = choose(&all, &tools, |option| option != CURL_OPTION);
+    assert!(!decided.npm && !decided.openssl && decided.versions.is_empty());
+}
+
+#[test]
+fn a_source_that_fetches_through_libcurl_gets_it_where_it_is() {
+    let old = Offers { page: Page::Ready, fetches: Fetches::Curl, ..Offers::default() };
+    let mut tools = Tools {
+        npm: Ok(Npm("npm 10.8.2".to_owned())),
+        openssl: Some(OpenSsl("OpenSSL 3.0".to_owned())),
+        curl: Some(Curl("libcurl 7.88".to_owned())),
+    };
+    let choice = choose(&old, &tools, |_| false);
+    assert!(choice.curl && !choice.openssl);
+    assert_eq!(choice.versions, ["libcurl 7.88"], "nothing of the others goes into it");
+    assert_eq!(choice.words.https, "through libcurl 7.88 of this machine");
+    tools.curl = None;
+    let choice = choose(&old, &tools, |_| false);
+    assert!(!choice.curl && choice.versions.is_empty());
+    assert!(choice.words.https.contains("`-hf` fetches nothing: apt install libcurl4-openssl-dev"));
+    let nothing = choose(&Offers::default(), &tools, |_| false);
+    assert!(nothing.words.https.contains("fetches no models"));
+}
