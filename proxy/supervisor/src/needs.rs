@@ -1,4 +1,4 @@
-//! What a process needs to start: its binary, its model files, the libraries that its predecessor uses. Looked at before a
+//! What a process needs to start: its binary with its loader and libraries, its model files, the libraries that its predecessor uses. Looked at before a
 //! healthy process is stopped for a new one, and again and again while a start waits for a change.
 //!
 //! Only what is sure is called missing: a wrong alarm would keep a leaking process in its place. Whatever else a start needs,
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
 
+use crate::libraries;
 use crate::spec::Command;
 use crate::view::FailureKind;
 
@@ -88,9 +89,12 @@ pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
     let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(binary(command));
     paths.extend(directories);
+    // Whoever installs a library brings it up to date.
+    paths.push(libraries::CACHE.into());
     let stamps =
         paths.into_iter().map(|path| (stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
     let missing = missing_binary(command)
+        .or_else(|| libraries::missing(command))
         .or_else(|| files.iter().find_map(missing_file))
         .or_else(|| missing_library(running?));
     Sight { stamps, missing }
@@ -290,6 +294,24 @@ mod tests {
         assert_eq!(missing(&whole), None);
         fs::remove_file(&whole.binary).unwrap();
         assert_eq!(missing(&whole).unwrap().0, FailureKind::NotExecutable);
+    }
+
+    #[test]
+    fn a_library_that_only_the_next_binary_names_is_missed_before_it_is_started() {
+        let home = tempfile::tempdir().unwrap();
+        let command = command(home.path(), &[]);
+        let loader = home.path().join("ld-linux-x86-64.so.2");
+        fs::write(&loader, "").unwrap();
+        let program = crate::elf::tests::made(loader.to_str().unwrap(), &["libnowhere-at-all.so.7"], "");
+        fs::write(&command.binary, program).unwrap();
+        let (kind, told) = missing(&command).unwrap();
+        assert_eq!(kind, FailureKind::MissingLibrary);
+        assert!(told.contains("libnowhere-at-all.so.7"), "{told}");
+        let found = home.path().join("libnowhere-at-all.so.7");
+        fs::write(&found, "").unwrap();
+        let place = home.path().to_str().unwrap().to_owned();
+        let listed = Command { env: vec![("LD_LIBRARY_PATH".to_owned(), place)], ..command };
+        assert_eq!(missing(&listed), None);
     }
 
     #[test]
