@@ -63,7 +63,8 @@ pub struct QuarantinePolicy {
     /// A suspect waits this long for those before it to end, and then runs beside them; twice as long after each further
     /// death.
     pub alone_wait: Duration,
-    /// A suspect that runs longer than this is joined by others.
+    /// A suspect that runs longer than this is joined by others; twice as long after a further death, and four times after
+    /// the next.
     pub alone_for: Duration,
     /// A request whose client has left is taken for one in flight for this long.
     pub lingers_for: Duration,
@@ -321,8 +322,19 @@ impl Quarantine {
     /// beside it a death each time, and those who run for long must not save it from its trial for ever.
     pub fn patience(&self, request: Fingerprint) -> Duration {
         const DOUBLINGS: u32 = 5;
-        let further = self.entries.get(&request).map_or(0, |entry| entry.deaths.saturating_sub(1));
-        self.policy.alone_wait.saturating_mul(1 << further.min(DOUBLINGS))
+        self.policy.alone_wait.saturating_mul(1 << self.further(request).min(DOUBLINGS))
+    }
+
+    /// How long a suspect may be alone: longer after further deaths, of which it may be to blame only late; and never as long
+    /// as those behind it wait.
+    pub fn solitude(&self, request: Fingerprint) -> Duration {
+        const DOUBLINGS: u32 = 2;
+        self.policy.alone_for.saturating_mul(1 << self.further(request).min(DOUBLINGS))
+    }
+
+    /// Deaths that it met after the first.
+    fn further(&self, request: Fingerprint) -> u32 {
+        self.entries.get(&request).map_or(0, |entry| entry.deaths.saturating_sub(1))
     }
 
     /// A suspect begins, with nobody else on its generation.

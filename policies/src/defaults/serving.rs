@@ -127,7 +127,7 @@ section!(
         suspect_for: Duration = "duration",
         /// So long it waits for those before it to end, while those behind it wait in the queue; then it runs beside them. Twice as long after each further death.
         alone_wait: Duration = "duration",
-        /// After this time others are let in beside it.
+        /// After this time others are let in beside it; after two and four times as long once it has met two and three deaths.
         alone_for: Duration = "duration",
         /// A request whose client has left counts for this long as one in flight: its server goes on with it for a while.
         lingers_for: Duration = "duration",

@@ -11,6 +11,7 @@
 //! from then on, and its next attempt has its generation for itself (see [`warden_policies::quarantine`]).
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,20 +99,27 @@ impl Exchange {
                 right = self.make_way(&model, right, print, deadline).await?;
             }
             let mut revoked = right.clone().revoked();
-            let result = tokio::select! {
-                biased;
-                // Made here: a future with a name would be kept beside the one that it was moved into.
-                result = timeout_at(deadline, self.once(&right, &mut message)) => result,
-                () = &mut revoked => {
-                    let sent = message.sent();
-                    if let Some(print) = sent.print().filter(|_| sent.is_whole()) {
-                        right.lost(print);
-                        if let Standing::Refused { .. } = right.standing(print) {
-                            return Err(self.quarantined(&model, print, true));
-                        }
-                    }
-                    return Err(Refusal::Revoked { model });
+            let result = {
+                let mut once = pin!(timeout_at(deadline, self.once(&right, &mut message)));
+                tokio::select! {
+                    biased;
+                    result = &mut once => Some(result),
+                    () = &mut revoked => match right.is_running() {
+                        true => None,
+                        // Its end is known sooner than that of its connection, which says how far the request came.
+                        false => timeout_at(Instant::now() + config.connect_timeout, once).await.ok(),
+                    },
                 }
+            };
+            let Some(result) = result else {
+                let sent = message.sent();
+                if let Some(print) = sent.print().filter(|_| sent.is_whole()) {
+                    right.lost(print);
+                    if let Standing::Refused { .. } = right.standing(print) {
+                        return Err(self.quarantined(&model, print, true));
+                    }
+                }
+                return Err(Refusal::Revoked { model });
             };
             let failed = match result {
                 Err(_) => return Err(Refusal::TimedOut { model, after: config.exchange_timeout }),
@@ -204,7 +212,7 @@ impl Exchange {
             let alone = timeout_at(deadline, right.clone().alone(print)).await;
             match alone.map_err(|_| Refusal::Unreachable { model: model.clone(), attempts: 0 })? {
                 Alone::Granted => {
-                    let_others_in_later(&right, &self.shared.upstream);
+                    let_others_in_later(&right, print, &self.shared.upstream);
                     return Ok(right);
                 }
                 Alone::InCompany => return Ok(right),

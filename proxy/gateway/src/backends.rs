@@ -84,8 +84,8 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn alone(self: Arc<Self>, request: Fingerprint) -> BoxFuture<'static, Alone>;
     /// Whether it is alone now.
     fn is_alone(&self) -> bool;
-    /// For how long it may be alone.
-    fn alone_for(&self) -> Duration;
+    /// For how long this request may be alone.
+    fn alone_for(&self, request: Fingerprint) -> Duration;
     /// Lets others in again.
     fn join(&self);
     /// The request was answered, and something was known against it.
@@ -228,8 +228,8 @@ impl Right for Lease {
         Lease::is_alone(self)
     }
 
-    fn alone_for(&self) -> Duration {
-        Lease::alone_for(self)
+    fn alone_for(&self, request: Fingerprint) -> Duration {
+        Lease::alone_for(self, request)
     }
 
     fn join(&self) {

@@ -50,7 +50,7 @@ impl Checkpoint {
         Poll::Ready(match alone {
             Alone::Granted => {
                 if let Some(right) = self.right.upgrade() {
-                    let_others_in_later(&right, &self.tracker);
+                    let_others_in_later(&right, print, &self.tracker);
                 }
                 Ok(())
             }
@@ -62,8 +62,8 @@ impl Checkpoint {
 }
 
 /// A suspect that runs for long is joined by others.
-pub(crate) fn let_others_in_later(right: &Arc<dyn Right>, tracker: &TaskTracker) {
-    let (lone, after) = (Arc::downgrade(right), right.alone_for());
+pub(crate) fn let_others_in_later(right: &Arc<dyn Right>, print: Fingerprint, tracker: &TaskTracker) {
+    let (lone, after) = (Arc::downgrade(right), right.alone_for(print));
     drop(tracker.spawn(async move {
         tokio::time::sleep(after).await;
         if let Some(right) = lone.upgrade() {

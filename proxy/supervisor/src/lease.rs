@@ -251,8 +251,8 @@ impl Lease {
     }
 
     /// For how long a suspect may be alone.
-    pub fn alone_for(&self) -> Duration {
-        self.shared.alone_for()
+    pub fn alone_for(&self, request: Fingerprint) -> Duration {
+        self.shared.alone_for(request)
     }
 
     /// Lets others in beside it, if it was alone.

@@ -155,6 +155,44 @@ async fn a_suspect_is_sent_alone_and_a_refused_request_not_at_all_in_whatever_wa
 }
 
 #[tokio::test]
+async fn a_lease_that_is_revoked_because_its_server_died_costs_a_stream_that_never_began_nothing() {
+    let go = Arc::new(Notify::new());
+    let (taken, closes) = (Arc::new(Notify::new()), go.clone());
+    let has_it = taken.clone();
+    let dying = Upstream::start(move |mut peer| {
+        let (has_it, closes) = (has_it.clone(), closes.clone());
+        async move {
+            peer.request().await;
+            has_it.notify_one();
+            closes.notified().await;
+        }
+    });
+    let alive = Upstream::answering(|_, _| json_answer("{}"));
+    for (dead, status) in [(true, "HTTP/1.1 200 "), (false, "HTTP/1.1 502 ")] {
+        let mut plan = rotating();
+        plan.config.connect_timeout = PATIENCE;
+        let rig = Rig::with(plan, &[&dying, &alive]).await;
+        let mut client = rig.client().await;
+        client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
+        taken.notified().await;
+        // The supervisor knows of it before the connection has ended.
+        rig.backends.dead.store(dead, Ordering::SeqCst);
+        rig.backends.revoke.cancel();
+        if !dead {
+            // Only told to end: nothing is to be learnt by waiting.
+            let (head, _) = client.response().await;
+            assert!(head.starts_with(status), "{head}");
+        }
+        go.notify_one();
+        if dead {
+            let (head, _) = client.response().await;
+            assert!(head.starts_with(status), "{head}");
+        }
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
 async fn a_text_that_kills_the_tokenizer_that_counts_it_is_a_suspect() {
     let upstream = Upstream::start(|mut peer| async move {
         let Some((head, _)) = peer.request().await else { return };

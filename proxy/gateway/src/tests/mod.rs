@@ -24,7 +24,7 @@ mod weighing;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -127,6 +127,8 @@ struct TestBackends {
     /// Tokens for which there is room, if prompts are weighed.
     room_tokens: Mutex<Option<u64>>,
     revoke: CancellationToken,
+    /// The processes have ended.
+    dead: AtomicBool,
     /// Who has the port of every generation, whose processes are gone.
     stranger: Mutex<Option<SocketAddr>>,
     denied: Mutex<Option<Denied>>,
@@ -254,7 +256,7 @@ impl Right for TestRight {
         &self.endpoint
     }
     fn is_running(&self) -> bool {
-        matches!(self.endpoint, Endpoint::Unix(_))
+        matches!(self.endpoint, Endpoint::Unix(_)) && !self.backends.dead.load(Ordering::SeqCst)
     }
     fn queued_for(&self) -> Duration {
         Duration::ZERO
@@ -313,7 +315,7 @@ impl Right for TestRight {
         self.backends.told.lock().unwrap().contains(&"alone")
     }
 
-    fn alone_for(&self) -> Duration {
+    fn alone_for(&self, _: Fingerprint) -> Duration {
         PATIENCE
     }
 
@@ -401,6 +403,7 @@ impl Rig {
             demands: Mutex::default(),
             room_tokens: Mutex::default(),
             revoke: CancellationToken::new(),
+            dead: AtomicBool::new(false),
             stranger: Mutex::default(),
             denied: Mutex::default(),
             facts: Mutex::new(NEW),

@@ -286,8 +286,8 @@ impl Shared {
     }
 
     /// For how long it may be alone.
-    pub(crate) fn alone_for(&self) -> Duration {
-        lock(&self.state).quarantine.policy().alone_for
+    pub(crate) fn alone_for(&self, request: Fingerprint) -> Duration {
+        lock(&self.state).quarantine.solitude(request)
     }
 
     /// What is known, for people.
