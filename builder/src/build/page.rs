@@ -19,7 +19,7 @@ use crate::process::{Ended, run};
 
 /// Where cmake looks for a page that is ready.
 const PAGE: &str = "dist/index.html";
-/// Characters of npm's own words that are told.
+/// Characters of npm's own words that a note repeats.
 const SHOWN: usize = 200;
 
 /// A library without a page, in place of one whose sources are not all there.

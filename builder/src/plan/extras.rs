@@ -110,10 +110,8 @@ pub(super) struct Choice {
     pub(super) npm: bool,
     /// Whether the old switch has to turn the page off.
     pub(super) old_switch_off: bool,
-    /// Whether OpenSSL is linked.
-    pub(super) openssl: bool,
-    /// Whether libcurl is.
-    pub(super) curl: bool,
+    /// What is linked for fetching models.
+    pub(super) linked: Fetches,
     /// Versions of what makes or is linked, for the recipe.
     pub(super) versions: Vec<String>,
 }
@@ -213,13 +211,13 @@ pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> b
         _ if own => "as the options say".to_owned(),
         (Fetches::Nothing, ..) => "none: this source fetches no models, with `-hf` or otherwise".to_owned(),
         (Fetches::OpenSsl, Some(openssl), _) => {
-            choice.openssl = true;
+            choice.linked = Fetches::OpenSsl;
             choice.versions.push(openssl.0.clone());
             format!("through {} of this machine", openssl.0)
         }
         (Fetches::OpenSsl, None, _) => nothing("libssl-dev"),
         (Fetches::Curl, _, Some(curl)) => {
-            choice.curl = true;
+            choice.linked = Fetches::Curl;
             choice.versions.push(curl.0.clone());
             format!("through {} of this machine", curl.0)
         }

@@ -1,6 +1,6 @@
 //! The options that cmake is given: ours for every build, those of the backend, and which of the user's are honoured.
 
-use super::extras::{Choice, OLD_PAGE_OPTION, PAGE_OPTION};
+use super::extras::{Choice, Fetches, OLD_PAGE_OPTION, PAGE_OPTION};
 use super::target::{Arch, Backend};
 use crate::error::{Error, Result};
 use crate::source::Found;
@@ -18,9 +18,9 @@ pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> 
         // One file is what a store can keep and a supervisor can start.
         ("BUILD_SHARED_LIBS", "OFF"),
         ("GGML_NATIVE", native),
-        ("LLAMA_OPENSSL", switch(extras.openssl)),
+        ("LLAMA_OPENSSL", switch(extras.linked == Fetches::OpenSsl)),
         // The name of the same switch in sources before OpenSSL replaced curl.
-        ("LLAMA_CURL", switch(extras.curl)),
+        ("LLAMA_CURL", switch(extras.linked == Fetches::Curl)),
         ("LLAMA_BUILD_TESTS", "OFF"),
         ("LLAMA_BUILD_APP", "OFF"),
         ("LLAMA_BUILD_UI", switch(extras.npm)),

@@ -1,4 +1,4 @@
-//! A backend in the shape of ik_llama.cpp's, of our own making (`tests/sidecar/fork`): the patch set finds its places in it, and
+//! A backend in the shape of `ik_llama.cpp`'s, of our own making (`tests/sidecar/fork`): the patch set finds its places in it, and
 //! what it makes of it compiles. Without a fork's source, and without CUDA.
 
 use std::collections::BTreeMap;

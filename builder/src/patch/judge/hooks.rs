@@ -19,13 +19,13 @@ pub(super) struct Placed {
     /// The file of each hook that has one, placed or not.
     paths: BTreeMap<String, String>,
     /// The hooks whose lines have their place.
-    placed: BTreeSet<String>,
+    ids: BTreeSet<String>,
 }
 
 impl Placed {
     /// Whether a hook's lines have their place.
     pub(super) fn has(&self, hook: &str) -> bool {
-        self.placed.contains(hook)
+        self.ids.contains(hook)
     }
 
     pub(super) fn into_edits(self) -> Vec<FileEdit> {
@@ -117,7 +117,7 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                 };
                 let entry = placed.files.entry(file.path).or_insert_with(|| (file.source, Vec::new()));
                 entry.1.push(insertion);
-                placed.placed.insert(hook.id.clone());
+                placed.ids.insert(hook.id.clone());
             }
             Err((line, text)) => reasons.push(refused(Some(&file), line, text)),
         }

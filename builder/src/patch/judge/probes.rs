@@ -117,8 +117,8 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> R
             }
         }
     }
-    let places = probe.pattern.0.find_iter(text).map(|found| start + found.start());
-    let at: Vec<usize> = places
+    let matches = probe.pattern.0.find_iter(text).map(|found| start + found.start());
+    let at: Vec<usize> = matches
         .filter(|place| !left_out.iter().any(|range| range.contains(place)))
         .map(|place| file.source.line(place))
         .collect();

@@ -102,14 +102,14 @@ fn what_can_be_had_is_built_in_and_what_cannot_is_said_with_its_cure() {
     };
     let none = Tools { npm: Err("there is none here".to_owned()), openssl: None, curl: None };
     let both = choose(&all, &tools, |_| false);
-    assert!(both.npm && both.openssl && !both.curl);
+    assert!(both.npm && both.linked == Fetches::OpenSsl);
     assert_eq!(both.versions, ["npm 10.8.2", "OpenSSL 3.0"]);
     let bare = choose(&all, &none, |_| false);
-    assert!(!bare.npm && !bare.openssl && bare.versions.is_empty());
+    assert!(!bare.npm && bare.linked == Fetches::Nothing && bare.versions.is_empty());
     assert_eq!(bare.words.page, "none: npm makes it, and there is none here");
     assert!(bare.words.https.contains("apt install libssl-dev"), "{}", bare.words.https);
     let decided = choose(&all, &tools, |option| option != CURL_OPTION);
-    assert!(!decided.npm && !decided.openssl && decided.versions.is_empty());
+    assert!(!decided.npm && decided.linked == Fetches::Nothing && decided.versions.is_empty());
 }
 
 #[test]
@@ -121,12 +121,12 @@ fn a_source_that_fetches_through_libcurl_gets_it_where_it_is() {
         curl: Some(Curl("libcurl 7.88".to_owned())),
     };
     let choice = choose(&old, &tools, |_| false);
-    assert!(choice.curl && !choice.openssl);
+    assert_eq!(choice.linked, Fetches::Curl);
     assert_eq!(choice.versions, ["libcurl 7.88"], "nothing of the others goes into it");
     assert_eq!(choice.words.https, "through libcurl 7.88 of this machine");
     tools.curl = None;
     let choice = choose(&old, &tools, |_| false);
-    assert!(!choice.curl && choice.versions.is_empty());
+    assert!(choice.linked == Fetches::Nothing && choice.versions.is_empty());
     assert!(choice.words.https.contains("`-hf` fetches nothing: apt install libcurl4-openssl-dev"));
     let nothing = choose(&Offers::default(), &tools, |_| false);
     assert!(nothing.words.https.contains("fetches no models"));

@@ -82,7 +82,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         Some(path) => format!("--source {}", path.display()),
         None => "--sdist".to_owned(),
     };
-    let options: String = args.options.iter().map(|option| format!(" -D {option}")).collect();
+    let options: String = args.options.iter().flat_map(|option| [" -D ", option.as_str()]).collect();
     hand(&format!(
         "llama-warden build {source} --backend {} --arch {}{options}",
         args.backend, args.arch.arch

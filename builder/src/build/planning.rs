@@ -1,0 +1,78 @@
+//! What a build would be: the source examined, its patch sets judged, and what the machine can build in.
+
+use super::{Builder, Request, patching};
+use crate::error::Result;
+use crate::event::Event;
+use crate::plan::{Backend, Fetches, Ingredients, Offers, Plan, PlannedSet, Tools};
+use crate::source::{Found, Source};
+use crate::toolchain;
+
+/// Why npm makes no page.
+const NO_NPM: &str = "there is no npm here (apt install npm, or put the page of a release into tools/ui/dist of the source), \
+                      then build again";
+
+impl Builder {
+    /// What a build of this request would be. Writes nothing but what it learned about an archive into the cache.
+    pub async fn plan(&self, request: &Request) -> Result<Plan> {
+        self.plan_without(request, None).await
+    }
+
+    /// The same, without the web page if there is a reason for that.
+    pub(super) async fn plan_without(&self, request: &Request, page: Option<String>) -> Result<Plan> {
+        let compilers = toolchain::compilers(&self.env, request.arch.cpu, &self.cancel);
+        let chosen = toolchain::choose(&self.env, request.backend, &request.arch, &self.cancel);
+        let (chosen, compilers, found) = tokio::try_join!(chosen, compilers, self.examine(&request.source))?;
+        if !chosen.why.is_empty() {
+            self.reporter.tell(Event::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
+        }
+        let (patches, offers) = self.judge(request, chosen.backend, &found).await?;
+        let npm = async {
+            if let Some(why) = page {
+                return Ok(Err(why));
+            }
+            let npm = if offers.needs_npm() { toolchain::npm(&self.env, &self.cancel).await? } else { None };
+            Ok(npm.ok_or_else(|| NO_NPM.to_owned()))
+        };
+        let openssl = async {
+            if offers.fetches == Fetches::OpenSsl {
+                toolchain::openssl(&self.env, &compilers, &self.cancel).await
+            } else {
+                Ok(None)
+            }
+        };
+        let curl = async {
+            if offers.fetches == Fetches::Curl {
+                toolchain::curl(&self.env, &compilers, &self.cancel).await
+            } else {
+                Ok(None)
+            }
+        };
+        let (npm, openssl, curl) = tokio::try_join!(npm, openssl, curl)?;
+        let tools = Tools { npm, openssl, curl };
+        let searched = self.env.searched.iter();
+        let searched =
+            searched.map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned())).collect();
+        let arch = request.arch.cpu;
+        let ingredients =
+            Ingredients { source: found, compilers, chosen, arch, patches, searched, offers, tools };
+        Plan::new(ingredients, &request.options)
+    }
+
+    async fn examine(&self, source: &Source) -> Result<Found> {
+        let (source, cache) = (source.clone(), self.dirs.cache.clone());
+        self.blocking(move |cancel| source.examine(&cache, &cancel)).await
+    }
+
+    /// What is to be known of the source's files: which sets fit, and what it offers.
+    async fn judge(
+        &self,
+        request: &Request,
+        backend: Backend,
+        found: &Found,
+    ) -> Result<(Vec<PlannedSet>, Offers)> {
+        let (selection, source) = (request.patches.clone(), request.source.clone());
+        let (found, cache) = (found.clone(), self.dirs.cache.clone());
+        self.blocking(move |cancel| patching::judge(&selection, backend, &source, &found, &cache, &cancel))
+            .await
+    }
+}
