@@ -129,6 +129,11 @@ impl Windows {
         self.0.iter().map(|window| window.opens_in(minute)).min().unwrap_or(0)
     }
 
+    /// Minutes for which none is open at most, from one to the next: 0 to 1439.
+    pub fn longest_closed(&self) -> u16 {
+        (0..DAY).map(|minute| self.opens_in(minute)).max().unwrap_or(0)
+    }
+
     /// For how long one has been open, in whole minutes; `None` without windows, or while none is open.
     pub fn open_for(&self, minute: u16) -> Option<Duration> {
         if self.is_always() || !self.open(minute) {

@@ -1,8 +1,15 @@
-//! What is shown to others without its secrets: reports, `config show`, `status`, `logs`, `events`.
+//! What is shown to others without its secrets: reports, `config show`, `status`, `logs`, `events`, `history`, our log.
 //!
-//! A secret is known by the name of its variable or flag (`HF_TOKEN`, `--api-key`), by its place in an address (user,
-//! password, what follows a `?`), or by its own look: the tokens of the usual services begin with letters that say so
-//! (`hf_`, `sk-`, `ghp_`), and what follows `Bearer` is one. Nothing is promised beyond that.
+//! A secret is known by the name of its variable, field or flag (`HF_TOKEN`, `"api_key"`, `--api-key`), by its place in an
+//! address (user, password, what follows a `?`), or by its own look: the tokens of the usual services begin with letters that
+//! say so (`hf_`, `sk-`, `ghp_`), and what follows `Bearer` is one. What a process was given as a secret is known by itself,
+//! wherever the process repeats it ([`Known`]). Nothing is promised beyond that.
+
+use serde_json::Value;
+
+mod known;
+
+pub use known::Known;
 
 /// What stands in the place of a secret.
 pub const HIDDEN: &str = "***";
@@ -32,9 +39,7 @@ pub fn variable(name: &str, value: &str) -> (String, String) {
 pub fn arguments(args: &[String]) -> Vec<String> {
     let mut hide = false;
     let word = |word: &String| {
-        // llama-server takes `_` for `-` in the names of its flags.
-        let name = if word.starts_with("--") { word.replace('_', "-") } else { word.clone() };
-        let hidden = std::mem::replace(&mut hide, FLAGS.contains(&name.as_str()));
+        let hidden = std::mem::replace(&mut hide, is_flag(word));
         if hidden { HIDDEN.to_owned() } else { text(word) }
     };
     args.iter().map(word).collect()
@@ -49,31 +54,114 @@ pub fn tool(words: &[String]) -> Vec<String> {
     words.iter().map(word).collect()
 }
 
+/// A value for programs, with each text in it as [`text`] leaves it. What stands under the name of a secret variable or
+/// field is one.
+pub fn json(value: Value) -> Value {
+    match value {
+        Value::String(said) => text(&said).into(),
+        Value::Array(items) => items.into_iter().map(json).collect(),
+        Value::Object(fields) => {
+            let field = |(name, value): (String, Value)| {
+                let shown = match value {
+                    Value::String(said)
+                        if is_field(&name) || is_variable(&name) && is_secret(&name, &said) =>
+                    {
+                        if said.is_empty() { said.into() } else { HIDDEN.into() }
+                    }
+                    other => json(other),
+                };
+                (name, shown)
+            };
+            fields.into_iter().map(field).collect()
+        }
+        other => other,
+    }
+}
+
 /// A text without what looks like a secret, and with addresses as [`addresses`] leaves them.
 pub fn text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
-    // Whether the word before announced that this one is a secret.
-    let mut announced = false;
+    // Letters that this word has at least if the one before announced a secret.
+    let mut announced = None;
     while !rest.is_empty() {
         let inside = rest.find(|c| !is_of_token(c)).unwrap_or(rest.len());
-        let (word, behind) = rest.split_at(inside);
-        let gap = behind.find(is_of_token).unwrap_or(behind.len());
-        let (between, behind) = behind.split_at(gap);
+        let (word, after) = rest.split_at(inside);
+        let (between, behind) = after.split_at(after.find(is_of_token).unwrap_or(after.len()));
         // The full stop of a sentence is no part of it.
         let (word, stop) = word.split_at(word.trim_end_matches('.').len());
-        let hidden = is_token_by_look(word) || (announced && word.len() >= ANNOUNCED && is_random(word));
+        let follows = announced.take().is_some_and(|least| word.len() >= least && is_random(word));
+        let hidden = follows || is_token_by_look(word);
         shown.extend([if hidden { HIDDEN } else { word }, stop]);
+        if let Some((start, value)) = assigned(word, after).filter(|_| stop.is_empty()) {
+            shown.extend([&after[..start], HIDDEN]);
+            rest = &after[start + value.len()..];
+            continue;
+        }
+        if between == " " && ["bearer", "basic"].iter().any(|scheme| word.eq_ignore_ascii_case(scheme)) {
+            announced = Some(ANNOUNCED);
+        } else if between == " " && is_flag(word) {
+            announced = Some(GIVEN);
+        }
         shown.push_str(between);
-        announced =
-            ["bearer", "basic"].iter().any(|scheme| word.eq_ignore_ascii_case(scheme)) && between == " ";
         rest = behind;
     }
     addresses(&shown)
 }
 
+/// What a secret variable, field or flag is set to by the text after its name, and where that begins: `HF_TOKEN=…`,
+/// `--api-key=…`, `"api_key": "…"`.
+fn assigned<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
+    let bare = |text: &'a str| text.strip_prefix(' ').map_or(text, |text| text.trim_start_matches(' '));
+    let inside = |text: &'a str| {
+        let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+        Some((&text[1..], quote))
+    };
+    // From the value on, the character that ends it, and whether a flag may be set so.
+    let (tail, quote, named) = if let Some(given) = bare(after).strip_prefix('=') {
+        inside(bare(given)).map_or((given, None, true), |(tail, quote)| (tail, Some(quote), true))
+    } else {
+        let (behind, _) = inside(after)?;
+        let (tail, quote) = inside(bare(bare(behind).strip_prefix(':')?))?;
+        (tail, Some(quote), false)
+    };
+    let ends = |c: char| quote.map_or_else(|| ends_address(c), |quote| c == quote);
+    let value = tail.split(ends).next().unwrap_or_default();
+    let secret = (named && is_flag(word)) || is_field(word) || (is_variable(word) && is_secret(word, value));
+    (secret && !value.is_empty()).then(|| (after.len() - tail.len(), value))
+}
+
+/// Whether a flag's value is a secret. llama-server takes `_` for `-` in the names of its flags.
+fn is_flag(word: &str) -> bool {
+    FLAGS.contains(&word) || (word.starts_with("--") && FLAGS.contains(&word.replace('_', "-").as_str()))
+}
+
+/// Whether it is written as names of variables are.
+fn is_variable(name: &str) -> bool {
+    name.bytes().any(|byte| byte.is_ascii_uppercase())
+        && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+}
+
+/// Fields of requests and configurations whose text is a secret.
+fn is_field(name: &str) -> bool {
+    const FIELDS: [&str; 9] = [
+        "api_key",
+        "apikey",
+        "hf_token",
+        "access_token",
+        "auth_token",
+        "client_secret",
+        "password",
+        "passwd",
+        "secret_key",
+    ];
+    FIELDS.iter().any(|field| name.replace('-', "_").eq_ignore_ascii_case(field))
+}
+
 /// Letters of what follows `Bearer`, at least: `bearer of news` is none.
 const ANNOUNCED: usize = 12;
+/// Letters of what follows a flag, at least: `use --api-key or a file` has none.
+const GIVEN: usize = 6;
 
 /// How tokens of the usual services begin, and how many letters follow at least: Hugging Face, GitHub, GitLab, `OpenAI` and
 /// those that do as it does, Slack, Amazon.
@@ -239,6 +327,42 @@ mod tests {
         ] {
             assert_eq!(text(plain), plain);
         }
+    }
+
+    #[test]
+    fn what_a_text_sets_a_secret_to_is_hidden_whatever_it_looks_like() {
+        for (said, shown) in [
+            ("HF_TOKEN=hush and more", "HF_TOKEN=*** and more"),
+            ("MY_TOKEN=\"hush hush\"", "MY_TOKEN=\"***\""),
+            ("env: DB_PASSWORD=a$b%c", "env: DB_PASSWORD=***"),
+            ("llama-server --api-key=hush -c 1", "llama-server --api-key=*** -c 1"),
+            ("llama-server --api-key abc123 -c 1", "llama-server --api-key *** -c 1"),
+            ("got {\"api_key\":\"hush\",\"n\":1}", "got {\"api_key\":\"***\",\"n\":1}"),
+            ("got {\"password\": \"hush\"}", "got {\"password\": \"***\"}"),
+        ] {
+            assert_eq!(text(said), shown);
+        }
+        for plain in [
+            "MAX_TOKENS=1024 key=value",
+            "use --api-key or a file of keys",
+            "the password: it is asked for",
+            "A=1 GGML_CUDA_DISABLE_GRAPHS=1",
+            "n_tokens = 5, key = 7",
+            "HF_TOKEN=",
+        ] {
+            assert_eq!(text(plain), plain);
+        }
+    }
+
+    #[test]
+    fn values_for_programs_are_shown_without_secrets_and_keep_their_shape() {
+        let shown = |text: &str| json(serde_json::from_str(text).unwrap()).to_string();
+        assert_eq!(
+            shown(
+                r#"{"b":1.5,"a":["HF_TOKEN=x",{"MY_TOKEN":"hush","api_key":"hush","tokens":5,"key":"alice"}],"n":null}"#
+            ),
+            r#"{"b":1.5,"a":["HF_TOKEN=***",{"MY_TOKEN":"***","api_key":"***","tokens":5,"key":"alice"}],"n":null}"#
+        );
     }
 
     #[test]

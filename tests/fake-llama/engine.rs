@@ -1,9 +1,11 @@
 //! The state all connections share: the script, the slots, the counters, and the few switches that only ever go
 //! one way (ready, stopping, refusing, wedged).
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
@@ -74,6 +76,8 @@ pub(crate) struct Engine {
     /// Tokens of the largest prompt so far.
     pub(crate) largest_prompt: AtomicU64,
     pub(crate) predicted_tokens: AtomicU64,
+    /// What was set by a route of settings, and the last body of it.
+    set: Mutex<BTreeMap<String, Value>>,
     script: Mutex<Arc<Script>>,
     arrivals: AtomicU64,
     permits: Arc<Semaphore>,
@@ -104,12 +108,23 @@ impl Engine {
             prompt_tokens: AtomicU64::new(0),
             largest_prompt: AtomicU64::new(0),
             predicted_tokens: AtomicU64::new(0),
+            set: Mutex::default(),
             script: Mutex::new(Arc::new(script)),
             arrivals: AtomicU64::new(0),
             permits: Arc::new(Semaphore::new(slots)),
             slots: Mutex::new(vec![None; slots]),
             waiting: AtomicU64::new(0),
         }
+    }
+
+    /// Takes a setting.
+    pub(crate) fn set(&self, path: &str, value: Value) {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned(), value);
+    }
+
+    /// What was set by this route.
+    pub(crate) fn is_set(&self, path: &str) -> Option<Value> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned()
     }
 
     /// The script as it is now.

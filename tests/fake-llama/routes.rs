@@ -43,7 +43,7 @@ pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Inc
         engine.hang().await;
     }
     if head.method == Method::POST {
-        let Some(shape) = Shape::of(&path) else { return small_post(&path, body).await };
+        let Some(shape) = Shape::of(&path) else { return small_post(&engine, &path, body).await };
         // A half-sent body keeps the connection, and SIGTERM, waiting.
         let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
         return generate::work(engine, wire, shape, &head, body.to_bytes()).await;
@@ -60,6 +60,7 @@ pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Inc
         "/health" | "/v1/health" => ok(&json!({"status": "ok"})),
         "/v1/models" | "/models" => ok(&models(&engine)),
         "/props" => ok(&props(&engine)),
+        "/lora-adapters" => ok(&engine.is_set("/lora-adapters").unwrap_or_else(|| json!([]))),
         "/slots" => ok(&slots(&engine)),
         "/metrics" if engine.args.metrics => {
             reply(StatusCode::OK, "text/plain; version=0.0.4", full(metrics(&engine)))
@@ -83,10 +84,18 @@ fn admitted(engine: &Engine, head: &hyper::http::request::Parts) -> bool {
     text("x-api-key") == key || text(AUTHORIZATION.as_str()).strip_prefix("Bearer ") == Some(key)
 }
 
-async fn small_post(path: &str, body: Incoming) -> Reply {
+async fn small_post(engine: &Engine, path: &str, body: Incoming) -> Reply {
     let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
     let body: Bytes = body.to_bytes();
     match path {
+        // The list of adapters with their scales, or members of the properties.
+        "/lora-adapters" | "/props" => match serde_json::from_slice::<Value>(&body) {
+            Ok(value) => {
+                engine.set(path, value);
+                ok(&json!({"success": true}))
+            }
+            Err(wrong) => generate::bad_json(&wrong),
+        },
         "/tokenize" => match serde_json::from_slice::<Value>(&body) {
             Ok(value) => {
                 // One token a word, as everywhere here; its number is of no interest.
@@ -116,7 +125,7 @@ fn props(engine: &Engine) -> Value {
         "total_slots": args.slots, "model_alias": args.alias, "model_path": args.model,
         "modalities": {"vision": args.mmproj, "video": false, "audio": args.mmproj},
         "endpoint_slots": true, "endpoint_metrics": args.metrics,
-        "build_info": "b1-000000000", "is_sleeping": false,
+        "build_info": "b1-000000000", "is_sleeping": false, "set": engine.is_set("/props"),
     })
 }
 

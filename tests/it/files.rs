@@ -2,10 +2,11 @@
 //! they use is not removed.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use warden_rig::process::Kid;
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Home, Outcome, Trouble, Warden, wait_until};
@@ -125,6 +126,180 @@ async fn what_others_keep_in_a_configured_directory_stays_whatever_ends_us() -> 
     Ok(())
 }
 
+/// Every key of the schema that takes a path, as in `models.*.directory`.
+async fn path_keys(home: &Home) -> Result<Vec<String>, Trouble> {
+    let ran = home.warden(["config", "schema"], SOON).await?;
+    let schema: Value = serde_json::from_str(&ran.stdout)?;
+    let (mut keys, mut left) = (Vec::new(), vec![(String::new(), &schema)]);
+    while let Some((path, schema)) = left.pop() {
+        if schema["format"] == "path" {
+            keys.push(path);
+            continue;
+        }
+        let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        let named = schema["properties"].as_object().into_iter().flatten();
+        left.extend(named.map(|(key, inner)| (under(key), inner)));
+        let any = schema.get("additionalProperties").filter(|inner| inner.is_object());
+        left.extend(any.map(|inner| (under("*"), inner)));
+    }
+    Ok(keys)
+}
+
+/// What becomes of a key that names a directory.
+#[derive(Clone, Copy, PartialEq)]
+enum Fate {
+    /// It is used.
+    Serves,
+    /// It is refused, because a file is needed that is read.
+    Refused,
+    /// It is refused, because a file is needed that is made or written.
+    Written,
+}
+
+/// A new key has to say here what becomes of it.
+fn fate(key: &str) -> Result<Fate, Trouble> {
+    Ok(match key {
+        "paths.runtime_dir" | "paths.state_dir" | "paths.data_dir" | "paths.cache_dir"
+        | "models.*.directory" | "defaults.directory" => Fate::Serves,
+        "server.tls_cert" | "server.tls_key" | "server.keys" | "models.*.model" | "models.*.binary"
+        | "defaults.binary" => Fate::Refused,
+        "admin.socket" | "log.access" | "models.*.record_requests" => Fate::Written,
+        other => return Err(Trouble::new(format!("what becomes of `{other}` when it names a directory?"))),
+    })
+}
+
+/// A configuration in which a key names this path, and nothing else says the same.
+fn with_path(setup: &Setup, key: &str, path: &Path) -> String {
+    let own = key.rsplit('.').next().unwrap_or_default();
+    let value = format!("'{}'", path.display());
+    let mut lines: Vec<String> = setup.config().lines().map(str::to_owned).collect();
+    let same =
+        |line: &String| line.starts_with(&format!("{own} = ")) || line.starts_with(&format!("{key} = "));
+    lines.retain(|line| !same(line));
+    match key.strip_prefix("models.*.") {
+        Some(own) => lines.push(format!("{own} = {value}")),
+        None => lines.insert(0, format!("{key} = {value}")),
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Serves with this configuration, as often as things can end: asked to, killed, and once more over what that left.
+async fn live(mut setup: Setup, config: &str, foreign: &Foreign, what: &str) -> Result<Setup, Trouble> {
+    let file = setup.home.file("warden.toml", config)?;
+    let args = [OsString::from("serve"), "--config".into(), file.into()];
+    for killed in [false, true, false] {
+        let mut warden = setup.start_with(&args).await?;
+        let request = warden_rig::warden::chat("a", "m", "go", 2, false);
+        let answer = warden.http.post(warden_rig::warden::CHAT, &request).await?;
+        if !answer.status.is_success() {
+            return Err(Trouble::new(format!("{what}: {}", answer.text())));
+        }
+        foreign.check(&format!("{what}: a request"))?;
+        let children = warden.kid.children();
+        if killed {
+            warden.kid.signal(Signal::KILL);
+            warden.kid.exit(SOON).await?;
+            Warden::until_gone(&children, SOON).await?;
+            foreign.check(&format!("{what}: a kill"))?;
+        } else {
+            assert_eq!(warden.terminate(SOON).await?, 0, "{what}: {}", warden.kid.output());
+            foreign.check(&format!("{what}: a clean exit"))?;
+        }
+        setup = warden.setup;
+    }
+    Ok(setup)
+}
+
+/// Commands that remove something, and a start that fails after everything was taken.
+async fn remove(home: &Home, config: &str, foreign: &Foreign, what: &str) -> Outcome {
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0))?;
+    let port = format!("server.port = {}", taken.local_addr()?.port());
+    let failing = home.file("failing.toml", config.replace("server.port = 0", &port))?;
+    let ran = home.warden(["serve", "--config", &failing.to_string_lossy()], SOON).await?;
+    assert!(ran.code != 0, "{what}: {ran:?}");
+    foreign.check(&format!("{what}: a start that failed: {ran:?}"))?;
+    let file = home.file("warden.toml", config)?.to_string_lossy().into_owned();
+    for words in [["gc", "--keep", "0", "--force"].as_slice(), &["rm", "0123456789abcdef", "--force"]] {
+        let ending = ["--config", file.as_str()];
+        let words = ["builds"].iter().chain(words).chain(&ending);
+        let ran = home.warden(words, SOON).await?;
+        foreign.check(&format!("{what}: builds: {ran:?}"))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn whichever_path_of_the_configuration_names_somebodys_directory_it_is_as_it_was_afterwards() -> Outcome
+{
+    let mut setup = Setup::new()?.fake("m", &json!({}), "")?;
+    let keys = path_keys(&setup.home).await?;
+    assert!(keys.len() >= 15 && keys.iter().any(|key| key == "paths.runtime_dir"), "{keys:?}");
+    for (number, key) in keys.iter().enumerate() {
+        let directory = setup.home.path().join(format!("d{number}"));
+        let foreign = Foreign::make(&directory)?;
+        let config = with_path(&setup, key, &directory);
+        if fate(key)? == Fate::Serves {
+            setup = live(setup, &config, &foreign, key).await?;
+        } else {
+            let file = setup.home.file("warden.toml", &config)?;
+            let ran = setup.home.warden(["serve", "--config", &file.to_string_lossy()], SOON).await?;
+            assert!(ran.code != 0 && ran.stderr.contains("error:"), "{key}: {ran:?}");
+            foreign.check(&format!("{key}: {ran:?}"))?;
+        }
+        remove(&setup.home, &config, &foreign, key).await?;
+        if fate(key)? == Fate::Written {
+            let config = with_path(&setup, key, &directory.join("ours"));
+            setup = live(setup, &config, &foreign, key).await?;
+            remove(&setup.home, &config, &foreign, key).await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn whichever_variable_names_somebodys_directory_it_is_as_it_was_afterwards() -> Outcome {
+    // Those that say where things go, and where the report of a model's memory is: a directory, or a file in one.
+    for (name, file) in [
+        ("HOME", ""),
+        ("XDG_STATE_HOME", ""),
+        ("XDG_DATA_HOME", ""),
+        ("XDG_CACHE_HOME", ""),
+        ("XDG_RUNTIME_DIR", ""),
+        ("TMPDIR", ""),
+        ("LLAMA_WARDEN_REPORT", ""),
+        ("LLAMA_WARDEN_REPORT", "keep"),
+        ("LLAMA_WARDEN_REPORT", "ours"),
+    ] {
+        let mut setup = Setup::new()?;
+        let directory = setup.home.path().join("d");
+        let mut foreign = Foreign::make(&directory)?;
+        let path = directory.join(file);
+        let of_model = name == "LLAMA_WARDEN_REPORT";
+        if of_model {
+            // Whoever names a file for the report has it written; it is theirs all the same.
+            foreign.files.remove(&path);
+        } else {
+            if name == "HOME" {
+                for variable in ["XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"] {
+                    setup.home.env.remove(OsStr::new(variable));
+                }
+            }
+            setup.home.env.insert(name.into(), path.clone().into());
+        }
+        let setup = setup.fake("m", &json!({}), "")?;
+        let more = if of_model {
+            format!("env = {{ {name} = '{}', ", path.display())
+        } else {
+            "env = { ".to_owned()
+        };
+        let config = setup.config().replace("env = { ", &more);
+        let setup = live(setup, &config, &foreign, name).await?;
+        remove(&setup.home, &config, &foreign, name).await?;
+        assert!(file.is_empty() || path.is_file(), "{name}: {} is gone", path.display());
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_file_where_a_socket_is_to_be_stays_and_is_named() -> Outcome {
     let setup = Setup::new()?.fake("m", &json!({}), "")?;
@@ -235,7 +410,7 @@ async fn an_access_log_that_cannot_be_written_is_told_once_and_counted() -> Outc
 async fn without_home_nothing_goes_into_the_root_directory() -> Outcome {
     let mut home = Home::new()?;
     for name in ["HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"] {
-        home.env.remove(std::ffi::OsStr::new(name));
+        home.env.remove(OsStr::new(name));
     }
     let ran = home.warden(["config", "show"], SOON).await?;
     assert!(!ran.stdout.contains("\"/."), "{ran:?}");
@@ -324,8 +499,7 @@ async fn history_tells_of_instances_that_have_ended() -> Outcome {
     assert!(ran.code == 0 && ran.stdout.contains("ready after"), "{ran:?}");
     let ran =
         warden.cli(&["history", "--model", "m", "--reason", "operator", "--since", "1h", "--json"]).await?;
-    let lines: Vec<serde_json::Value> =
-        ran.stdout.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let lines: Vec<Value> = ran.stdout.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     assert!(lines.iter().any(|line| line["kind"] == "recycle_done"), "{ran:?}");
     assert!(lines.iter().all(|line| line["model"] == "m"), "{ran:?}");
     let ran = warden.cli(&["history", "--model", "other"]).await?;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
+use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, wait_until};
 
@@ -127,5 +129,47 @@ async fn an_operator_is_told_when_a_model_is_unknown_or_does_not_start() -> Outc
     let failed = warden.cli(&["restart", "m"]).await?;
     assert_eq!(failed.code, 1, "{failed:?}");
     assert!(failed.stderr.contains("invalid magic"), "the child's own words: {failed:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_client_sets_in_one_replica_is_set_in_all_and_in_those_that_follow() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({}), "replicas = 3\n")?.start().await?;
+    let first = warden.until_ready(3).await?;
+    let adapters = json!([{ "id": 0, "scale": 0.25 }]);
+    let props = json!({ "media_path": "/pictures" });
+    assert!(warden.http.post("/lora-adapters", &adapters).await?.status.is_success());
+    assert!(warden.http.post("/props", &props).await?.status.is_success());
+    let all_have = async |processes: &[ProcessId]| {
+        wait_until("each process has both", SOON, async || {
+            for process in processes {
+                let Some(http) = process.http() else { return false };
+                let get = async |target: &str| http.get(target).await.ok()?.json().ok();
+                let (Some(lora), Some(shown)) = (get("/lora-adapters").await, get("/props").await) else {
+                    return false;
+                };
+                if lora != adapters || shown["set"] != props {
+                    return false;
+                }
+            }
+            true
+        })
+        .await
+    };
+    all_have(&first).await?;
+    // One that is killed, and then all.
+    first[1].signal(Signal::KILL);
+    wait_until("it is gone", SOON, async || !first[1].is_alive()).await?;
+    all_have(&warden.until_ready(3).await?).await?;
+    assert_eq!(warden.cli(&["restart", "m"]).await?.code, 0);
+    let last = warden.until_ready(3).await?;
+    assert!(last.iter().all(|process| !first.contains(process)), "{last:?}");
+    // Before its gate opened, so at once.
+    for process in &last {
+        let http = process.http().context("a fake was told where to listen")?;
+        assert_eq!(http.get("/lora-adapters").await?.json()?, adapters);
+    }
+    let events = warden.cli(&["events"]).await?.stdout;
+    assert!(!events.contains("is not set"), "{events}");
     Ok(())
 }

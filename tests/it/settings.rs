@@ -1,10 +1,17 @@
 //! Where settings come from and what is said about them: variables, secrets, contradictions, flags that do not exist.
 
+use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::json;
-use warden_rig::warden::{SOON, Setup};
-use warden_rig::{Home, Outcome};
+use warden_rig::warden::{CHAT, SOON, Setup, chat};
+use warden_rig::{Home, Outcome, Trouble, Warden, wait_until};
+
+/// Some processes one after the other on a loaded machine.
+const LONG: Duration = Duration::from_secs(300);
 
 const TOKEN: &str = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
 
@@ -52,6 +59,129 @@ async fn secrets_of_a_configuration_are_shown_to_whoever_asks_for_them_only() ->
     assert!(["hush", TOKEN, "shh"].iter().all(|secret| shown.stdout.contains(secret)), "{shown:?}");
     for directory in ["state_dir", "data_dir", "cache_dir"] {
         assert!(shown.stdout.contains(&format!("\n{directory} = \"/")), "{directory}: {shown:?}");
+    }
+    Ok(())
+}
+
+/// What a process is given and what it says, each with a part that nobody may see.
+const PLANTED: [(&str, &str); 6] = [
+    ("token hf_abcdefghijklmnopqrstuvwxyzABCD1234", "hf_abcdefghijklmnopqrstuvwxyzABCD1234"),
+    ("Authorization: Bearer sk-proj-abcdefgh1234ijkl5678mnop", "sk-proj-abcdefgh1234ijkl5678mnop"),
+    ("cloning with ghp_abcdefghijklmnopqrstuvwxyz0123456789", "ghp_abcdefghijklmnopqrstuvwxyz0123456789"),
+    ("started with MY_OWN_TOKEN=open-sesame", "open-sesame"),
+    ("the flag was correct-horse-battery-staple", "correct-horse-battery-staple"),
+    ("the variable was tr0ub4dor-and-3", "tr0ub4dor-and-3"),
+];
+
+fn says_secrets() -> Vec<&'static str> {
+    PLANTED.iter().map(|(line, _)| *line).collect()
+}
+
+fn secret_in(text: &str) -> Option<&'static str> {
+    PLANTED.iter().map(|(_, secret)| *secret).find(|secret| text.contains(secret))
+}
+
+/// All files below a directory, but for what a test put there itself.
+fn files_below(directory: &Path, but: &[&str]) -> Result<Vec<PathBuf>, Trouble> {
+    let (mut files, mut left) = (Vec::new(), vec![directory.to_owned()]);
+    while let Some(directory) = left.pop() {
+        for entry in std::fs::read_dir(&directory)? {
+            let path = entry?.path();
+            if but.iter().any(|name| path.ends_with(name)) {
+                continue;
+            }
+            if path.is_dir() {
+                left.push(path);
+            } else if path.is_file() {
+                files.push(path);
+            }
+        }
+    }
+    Ok(files)
+}
+
+#[tokio::test]
+async fn no_secret_that_a_process_has_or_says_comes_out_anywhere() -> Outcome {
+    let keys = "lifecycle.backoff_first = \"50ms\"\nlifecycle.crash_cap = \"50ms\"\nqueue.wait = \"2s\"\n";
+    let script = json!({ "stderr": says_secrets() });
+    let setup = Setup::new()?.top("log.access = 'access.log'\nadmin.address = '127.0.0.1:0'");
+    let setup = setup.fake("m", &script, keys)?;
+    let config = setup.config().replace("env = {", "env = { A_TOKEN = \"tr0ub4dor-and-3\",");
+    let config = config.replace("args = [", "args = [\"--hf-token\", \"correct-horse-battery-staple\", ");
+    let file = setup.home.file("warden.toml", config)?;
+    let mut warden = setup.start_with(&["serve".into(), "--config".into(), file.into()]).await?;
+    let child = warden.until_ready(1).await?[0];
+    let ask = async |warden: &Warden| warden.http.post(CHAT, &chat("a", "m", "go", 2, false)).await;
+    assert!(ask(&warden).await?.status.is_success());
+    let seen = RefCell::new(String::new());
+    let see = |text: &str| {
+        seen.borrow_mut().push_str(text);
+        match secret_in(text) {
+            Some(secret) => Err(Trouble::new(format!("{secret} is in\n{text}"))),
+            None => Ok(()),
+        }
+    };
+    // One that dies by itself, and then cannot start: its last words are told in many places.
+    warden.script("m", &json!({ "fail": "abort" })).await?;
+    child.signal(Signal::KILL);
+    wait_until("a failed start is told", SOON, async || {
+        warden.cli(&["events"]).await.is_ok_and(|ran| ran.stdout.contains("GGML_ASSERT"))
+    })
+    .await?;
+    see(&warden.cli(&["restart", "m"]).await?.all())?;
+    see(&ask(&warden).await?.text())?;
+    for words in [
+        &["status"][..],
+        &["status", "--json"],
+        &["events"],
+        &["events", "--json"],
+        &["logs", "m"],
+        &["history"],
+        &["history", "--json"],
+        &["config", "show", "warden.toml"],
+        &["config", "check", "warden.toml"],
+        &["quarantine", "list"],
+    ] {
+        see(&warden.cli(words).await?.all())?;
+    }
+    for target in ["/status", "/events", "/metrics", "/models/m/logs"] {
+        see(&warden.admin().get(target).await?.text())?;
+    }
+    let revealed = warden.cli(&["logs", "m", "--reveal"]).await?;
+    assert!(revealed.stdout.contains(PLANTED[0].1), "{revealed:?}");
+    warden.terminate(SOON).await?;
+    see(&warden.kid.output())?;
+    let all = seen.borrow().clone();
+    assert!(all.contains("***") && all.contains("GGML_ASSERT"), "{all}");
+    // What is left on the disk: the history, the ledger, the access log, our own log.
+    let written =
+        files_below(warden.home().path(), &["warden.toml", "scripts", "ledger.jsonl", "model.gguf"])?;
+    assert!(written.iter().any(|path| path.ends_with("events.jsonl")), "{written:?}");
+    for path in written {
+        see(&String::from_utf8_lossy(&std::fs::read(&path)?))?;
+    }
+    see(&std::fs::read_to_string(warden.recycles()).unwrap_or_default())?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_secret_that_a_process_has_or_says_comes_into_a_report_about_it() -> Outcome {
+    let faults = json!([{ "from": 5, "do": "crash" }]);
+    let mut home = Home::with_fake(&json!({ "stderr": says_secrets(), "faults": faults }))?;
+    home.env.insert("A_TOKEN".into(), "tr0ub4dor-and-3".into());
+    let fake = warden_rig::binaries::fake_llama()?.to_string_lossy().into_owned();
+    for more in [&["--report", "report", "--html", "page.html"][..], &["--json"]] {
+        let first = ["diagnose", "--binary", &fake, "--workload", "short-text", "--requests", "8"];
+        let flags = ["--", "-m", "model.gguf", "--hf-token", "correct-horse-battery-staple"];
+        let ran = home.warden(first.iter().chain(more).chain(&flags), LONG).await?;
+        assert!(ran.all().contains("crashed") && ran.code == 4, "{ran:?}");
+        assert_eq!(secret_in(&ran.all()), None, "{ran:?}");
+    }
+    let written = files_below(home.path(), &["script.json", "model.gguf"])?;
+    assert!(written.iter().any(|path| path.ends_with("report/findings.json")), "{written:?}");
+    for path in written {
+        let text = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
+        assert_eq!(secret_in(&text), None, "{}: {text}", path.display());
     }
     Ok(())
 }

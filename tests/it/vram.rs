@@ -1,10 +1,12 @@
 //! VRAM of a backend, as NVML tells it: shown, said to be unknown where it is, and kept under its budget. The driver's
 //! library is one of our own, so that this runs without a GPU.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use serde_json::{Value, json};
 use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
-use warden_rig::{FakeGpu, FakeNvml, Outcome, Trouble, Warden, wait_until};
+use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, Trouble, Warden, wait_until};
 
 const GIB: u64 = 1 << 30;
 
@@ -121,5 +123,85 @@ async fn a_backend_whose_gpu_reports_a_fatal_fault_is_replaced_once() -> Outcome
     until_vram(&warden, json!([{"gpu": 0, "bytes": GIB, "source": "process"}])).await?;
     assert_eq!(json_lines(&warden.recycles())?.len(), 1);
     assert_eq!(warden.backends(), [new]);
+    Ok(())
+}
+
+/// What the processes that start from now on say of their layers. In a file that nothing names: what a command names makes it
+/// another one, with which nothing is compared.
+fn offload(home: &Home, layers: u32) -> Outcome {
+    home.file("layers", format!("load_tensors: offloaded {layers}/33 layers to GPU\n"))?;
+    Ok(())
+}
+
+/// A model whose first process has all its layers on the GPU, which is remembered, and whose next ones have none.
+async fn lost(toml: &str) -> Result<(Warden, FakeNvml, ProcessId), Trouble> {
+    let mut setup = Setup::new()?
+        .top(OFTEN)
+        .top("health.offload_retry = \"300ms\"\nhealth.offload_retry_most = \"600ms\"");
+    let nvml = FakeNvml::in_home(&mut setup.home)?;
+    nvml.say(&[used_by(None, 0, 0)])?;
+    offload(&setup.home, 33)?;
+    let fake = warden_rig::binaries::fake_llama()?.display().to_string();
+    let home = setup.home.path().display();
+    let text = format!("#!/bin/sh\ncat '{home}/layers' >&2\nexec '{fake}' \"$@\"\n");
+    let program = setup.home.file("llama-server", text)?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    let setup = setup.fake("m", &json!({}), toml)?;
+    let config = setup.config().replace(&fake, &program.display().to_string());
+    let file = setup.home.file("warden.toml", config)?;
+    let warden = setup.start_with(&["serve".into(), "--config".into(), file.into()]).await?;
+    let old = warden.until_ready(1).await?[0];
+    let known = warden.home().path().join("state/llama-warden/growth.json");
+    wait_until("what it has on the GPU is remembered", SOON, async || {
+        std::fs::read_to_string(&known).is_ok_and(|text| text.contains("\"layers\": 33"))
+    })
+    .await?;
+    offload(warden.home(), 0)?;
+    Ok((warden, nvml, old))
+}
+
+#[tokio::test]
+async fn a_successor_that_lost_the_gpu_is_not_used_while_the_old_process_can_serve() -> Outcome {
+    let (warden, _nvml, old) = lost("replace = \"overlap\"\n").await?;
+    let ran = warden.cli(&["restart", "m"]).await?;
+    assert!(ran.code != 0 && ran.stderr.contains("0 of 33 layers"), "{ran:?}");
+    wait_until("the old process is alone again", SOON, async || warden.backends() == [old]).await?;
+    assert!(warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?.answer()?.is_whole());
+    assert_eq!(warden.backends(), [old]);
+    let failed = first_entry(&warden).await?["failed"].to_string();
+    assert!(failed.contains("the present process stays"), "{failed}");
+    let events = warden.cli(&["events"]).await?.stdout;
+    assert!(events.contains("33 of 33 layers"), "{events}");
+    // The device is back.
+    offload(warden.home(), 33)?;
+    let ran = warden.cli(&["restart", "m"]).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let new = warden.until_ready(1).await?[0];
+    assert!(new != old, "{new:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn in_sequence_one_that_lost_the_gpu_serves_says_so_and_is_replaced_when_the_gpu_is_back() -> Outcome {
+    let (warden, _nvml, old) = lost("replace = \"sequential\"\n").await?;
+    assert_eq!(warden.cli(&["restart", "m"]).await?.code, 0);
+    assert!(warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?.answer()?.is_whole());
+    // It is started again now and then, so there may be none for a moment.
+    wait_until("it is shown as degraded", SOON, async || {
+        let shown = warden.status("m").await.unwrap_or_default()["backends"][0]["degraded"].to_string();
+        let table = warden.cli(&["status"]).await.map(|ran| ran.stdout).unwrap_or_default();
+        shown.contains("0 of 33 layers") && table.contains("33 of 33 layers")
+    })
+    .await?;
+    assert!(!warden.backends().contains(&old));
+    offload(warden.home(), 33)?;
+    wait_until("a process with all layers serves", SOON, async || {
+        let shown = warden.status("m").await.unwrap_or_default()["backends"].clone();
+        let all = shown.as_array().map(Vec::as_slice).unwrap_or_default();
+        all.len() == 1 && all[0]["phase"] == "ready" && all[0]["degraded"].is_null()
+    })
+    .await?;
+    let entries = json_lines(&warden.recycles())?;
+    assert!(entries.iter().any(|entry| entry["reason"] == "degraded"), "{entries:?}");
     Ok(())
 }

@@ -97,6 +97,7 @@ fn found(series: Series, rate: f64) -> SeriesFinding {
         last: 0,
         peak: 0,
         sees: 1.0,
+        graphs: None,
     }
 }
 

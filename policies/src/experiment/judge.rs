@@ -1,7 +1,9 @@
 //! Judges one leg: from readings to a finding, and whether more of them would tell more.
 
 use crate::defaults::Diagnose;
-use crate::experiment::{Ended, Finding, Reading, SeriesFinding, Settles, Speed, Workload};
+use crate::experiment::{
+    Attribution, Ended, Finding, Follows, Reading, SeriesFinding, Settles, Speed, Trace, Workload,
+};
 use crate::growth::stats::{exact, median};
 use crate::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slope};
 use crate::sample::{Sample, Series, Work};
@@ -52,11 +54,12 @@ impl Judge {
         self.monitor.growth()
     }
 
-    /// Takes a reading in. `allowed`: bytes of host memory that the server is told to keep and nobody measures.
-    pub fn observe(&mut self, sample: Sample, allowed: u64) -> Next {
+    /// Takes a reading in. `allowed`: bytes of host memory that the server is told to keep and nobody measures. `graphs`:
+    /// captured graphs that it has, by its memory report; `None` where that is not known, or where they are limited.
+    pub fn observe(&mut self, sample: Sample, allowed: u64, graphs: Option<u64>) -> Next {
         self.monitor.allow(Series::Host, allowed);
         self.monitor.observe(&sample);
-        self.readings.push(Reading { sample, allowed });
+        self.readings.push(Reading { sample, allowed, graphs });
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         // Looking at all of them costs some milliseconds.
         let look = taken >= self.numbers.decide_after && taken.is_multiple_of(self.policy.test_every.max(1));
@@ -138,7 +141,7 @@ impl Judge {
             (Some(first), Some(last)) => last.work - first.work,
             _ => Work::default(),
         };
-        let verdict = self.verdict(growth, &levels);
+        let (verdict, graphs) = self.testified(growth.series, self.verdict(growth, &levels));
         let per = |units: u64| {
             let rise = per_request?.value * exact(work.requests);
             (units > 0).then(|| rise / exact(units))
@@ -159,7 +162,24 @@ impl Judge {
             last: bytes().next_back().unwrap_or(0),
             peak: bytes().max().unwrap_or(0),
             sees: self.sees(&levels, growth.series),
+            graphs,
         }
+    }
+
+    /// What the memory report says of graphs beside a verdict: where bytes alone leave it in doubt, graphs that become more with
+    /// every request and take the memory with them leave none.
+    fn testified(&self, series: Series, verdict: Verdict) -> (Verdict, Option<Follows>) {
+        let trace = |reading: &Reading| {
+            let sample = &reading.sample;
+            // Pools that the report measures are no part of what graphs hold.
+            let measured = sample.charged(series)?.saturating_sub(sample.pooled(series).unwrap_or(0));
+            let handles = [exact(reading.graphs?), 0.0];
+            Some(Trace { requests: sample.work.requests, measured, counted: 0, handles })
+        };
+        let traces: Option<Vec<Trace>> = self.readings.iter().map(trace).collect();
+        let Some(found) = traces.as_deref().and_then(Attribution::of) else { return (verdict, None) };
+        let verdict = found.testifies(verdict);
+        (verdict, found.along.filter(|_| verdict >= Verdict::Suspected))
     }
 
     /// The detector looks at what is not in measured pools; here, growth into them counts as growth within bounds.

@@ -41,6 +41,9 @@ pub struct Reading {
     pub sample: Sample,
     /// Bytes of host memory that the server is told to keep and that nobody measures, as known at that moment.
     pub allowed: u64,
+    /// Captured graphs that the server has, by its memory report; `None` without a report, or where it limits them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<u64>,
 }
 
 /// How fast a leg was.
@@ -99,6 +102,9 @@ pub struct SeriesFinding {
     pub peak: u64,
     /// The least growth in bytes per request that a leg of this length could have called a leak.
     pub sees: f64,
+    /// Captured graphs that become more with the requests and that this memory rises with, by the server's memory report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<Follows>,
 }
 
 /// A leg that could only have seen more bytes a request than this was too short to see anything.

@@ -41,7 +41,7 @@ fn leg(world: &World) -> Interval {
     let mut judge = Judge::new(Workload::SameImage, numbers.requests, &defaults.growth, numbers);
     let mut ended = Ended::Complete;
     for sample in world.run().take(usize::try_from(numbers.requests).unwrap()) {
-        if judge.observe(sample, 0) == Next::Decided {
+        if judge.observe(sample, 0, None) == Next::Decided {
             ended = Ended::Early;
             break;
         }

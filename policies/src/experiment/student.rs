@@ -1,4 +1,7 @@
 //! Student's distribution: what a mean is worth whose scatter is only known from a few values itself.
+//!
+//! By hand: the crate `statrs` has it among 32,000 lines, and asserts what it is given, so that an argument out of range would end the
+//! program. These two functions cut such arguments to their range.
 
 /// The chance that a number of Student's distribution with `freedom` degrees exceeds `t`. `freedom` need not be whole; below
 /// one it counts as one.

@@ -46,7 +46,7 @@ fn leg(
             work,
             largest_prompt: 0,
         };
-        if judge.observe(sample, 0) == Next::Decided {
+        if judge.observe(sample, 0, None) == Next::Decided {
             ended = Ended::Early;
             break;
         }
@@ -189,4 +189,52 @@ fn a_finding_survives_json() {
         assert_eq!(workload.as_str().parse(), Ok(workload));
         assert_eq!(serde_json::to_value(workload).unwrap(), workload.as_str());
     }
+}
+
+/// The readings of an H200 as they were recorded: image-sizes, 60 requests, nothing set, `--cache-ram 0`. Each request leaves a captured
+/// graph of 967 KiB of VRAM, and 6.1 MiB of host memory that come in pieces which differ.
+fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> Finding {
+    let mut judge = Judge::new(Workload::ImageSizes, 60, &defaults().growth, &defaults().diagnose);
+    let (mut work, mut anon) = (Work::default(), 435 * MIB);
+    for step in 1..=60_u64 {
+        work += each(Workload::SameImage);
+        anon += [2, 11, 5, 7, 3, 9, 6][usize::try_from(step % 7).unwrap()] * MIB;
+        let sample = Sample {
+            at: Duration::from_millis(step * 300),
+            edge: Edge::Idle,
+            host: Some(HostMemory { anon: anon + (step * 7919) % 61 * (320 << 10), ..HostMemory::default() }),
+            vram: vec![Vram {
+                gpu: GpuIndex(0),
+                bytes: 3146 * MIB + step * (967 << 10) / (2 * MIB) * (2 * MIB),
+                source: VramSource::Process,
+            }],
+            pools: vec![(Series::Vram(GpuIndex(0)), 70 * MIB)],
+            in_flight: 0,
+            work,
+            largest_prompt: 0,
+        };
+        judge.observe(sample, 0, graphs(step));
+    }
+    judge.finding(Speed::default(), Ended::Complete)
+}
+
+#[test]
+fn graphs_that_a_memory_report_counts_settle_what_bytes_leave_in_doubt() {
+    let verdicts =
+        |finding: &Finding| -> Vec<Verdict> { finding.series.iter().map(|found| found.verdict).collect() };
+    // By bytes alone, and with as many graphs as ever: the host is suspected, as it was.
+    let in_doubt = [Verdict::Suspected, Verdict::Leaking];
+    for graphs in [None, Some(3)] {
+        let found = sixty_images(|_| graphs);
+        assert_eq!(verdicts(&found), in_doubt, "{graphs:?}");
+        assert!(found.series.iter().all(|found| found.graphs.is_none()));
+    }
+    // Three of the model itself, and one more with each request.
+    let found = sixty_images(|step| Some(3 + step));
+    assert_eq!(verdicts(&found), [Verdict::Leaking; 2]);
+    let follows = found.of(Series::Vram(GpuIndex(0))).and_then(|found| found.graphs).unwrap();
+    assert!((follows.per_request - 1.0).abs() < 0.01 && follows.correlation > 0.99, "{follows:?}");
+    assert!((follows.bytes_each / 1024.0 - 967.0).abs() < 100.0, "{follows:?}");
+    // A report that began in the middle of the leg says nothing.
+    assert_eq!(verdicts(&sixty_images(|step| (step > 30).then_some(step))), in_doubt);
 }

@@ -9,9 +9,8 @@
 //! SIGHUP opens the file anew, for whoever has renamed it. What cannot be written there (a full disk) is counted, told once
 //! in our log, and shown in `status` and metrics.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,6 +20,7 @@ use warden_gateway::Record;
 use warden_policies::defaults::Log;
 
 use crate::access_line;
+use crate::append;
 use crate::clock;
 use crate::exit::Failure;
 use crate::log_writer::{LogWriter, Trouble};
@@ -55,7 +55,7 @@ impl Write for Shared {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).mode(MODE).open(path)
+    append::open(path, MODE)
 }
 
 /// What is shown of it.
@@ -170,6 +170,13 @@ mod tests {
         access.flush();
         let lines = |path: &Path| std::fs::read_to_string(path).unwrap().lines().count();
         assert_eq!((lines(&renamed), lines(&path)), (1, 2));
+        // What a killed instance has left of a line is a line of its own.
+        std::fs::write(&path, "whole\nha").unwrap();
+        let access = AccessLog::start(Some(&path), &log).unwrap();
+        access.write(&record());
+        access.flush();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("whole\nha\n") && lines(&path) == 3 && text.ends_with('\n'), "{text}");
         let nowhere = dir.path().join("no/access.log");
         let error = AccessLog::start(Some(&nowhere), &log).map(drop).unwrap_err();
         assert!(error.to_string().contains("no/access.log"), "{error}");

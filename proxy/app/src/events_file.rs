@@ -4,14 +4,14 @@
 //! Bounded: when the file is full it becomes `events.jsonl.1`, in the place of the one before. Secrets are not written. What
 //! cannot be written is told once and missing; nothing else depends on it.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
 use warden_policies::secrets;
 use warden_supervisor::{Event, EventKind};
+
+use crate::append;
 
 /// Its name in the state directory.
 const NAME: &str = "events.jsonl";
@@ -58,7 +58,7 @@ impl EventsFile {
     }
 
     fn append(&self, event: &Event) -> io::Result<()> {
-        let mut value = without_secrets(serde_json::to_value(event)?);
+        let mut value = secrets::json(serde_json::to_value(event)?);
         if let Some(fields) = value.as_object_mut() {
             fields.insert("instance".to_owned(), self.pid.into());
         }
@@ -69,7 +69,7 @@ impl EventsFile {
             self.put_aside(&path)?;
         }
         // Opened each time: another instance of this directory may have put it aside.
-        let mut file = OpenOptions::new().create(true).append(true).mode(MODE).open(path)?;
+        let mut file = append::open(&path, MODE)?;
         // One write, so that lines of two instances do not mix.
         file.write_all(line.as_bytes())
     }
@@ -89,17 +89,6 @@ fn begins_with_an_event(path: &Path) -> bool {
     let mut line = String::new();
     let read = fs::File::open(path).and_then(|file| BufReader::new(file).read_line(&mut line));
     read.is_ok() && serde_json::from_str::<Event>(&line).is_ok()
-}
-
-fn without_secrets(value: Value) -> Value {
-    match value {
-        Value::String(text) => secrets::text(&text).into(),
-        Value::Array(items) => items.into_iter().map(without_secrets).collect(),
-        Value::Object(fields) => {
-            fields.into_iter().map(|(name, value)| (name, without_secrets(value))).collect()
-        }
-        other => other,
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 
 use std::process::ExitCode;
 
+use warden_policies::secrets;
 use warden_supervisor::{ControlError, FleetError};
 
 use crate::config::problem::Problems;
@@ -119,7 +120,8 @@ impl Failure {
     /// Tells it on standard error and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         for line in self.lines() {
-            out::error_line(&line);
+            // It may quote what a server said, or a part of the configuration.
+            out::error_line(&secrets::text(&line));
         }
         ExitCode::from(self.code())
     }

@@ -6,6 +6,7 @@ mod access_line;
 mod access_log;
 mod admin;
 mod advice;
+mod append;
 mod child_lines;
 mod cli;
 mod clock;

@@ -2,6 +2,8 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use warden_policies::secrets;
+
 use crate::exit::Failure;
 
 /// A line of a result. Flushed, because programs wait for it.
@@ -15,9 +17,10 @@ pub(crate) fn write(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|_| Failure::Pipe)
 }
 
-/// A result for programs.
+/// A result for programs, without secrets: it is kept and shown to others as any other.
 pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value);
+    let shown = serde_json::to_value(value).map(secrets::json);
+    let text = shown.and_then(|shown| serde_json::to_string_pretty(&shown));
     line(&text.map_err(|error| Failure::failed(format!("cannot write the result as JSON: {error}")))?)
 }
 

@@ -6,9 +6,9 @@
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,6 +20,7 @@ use warden_diagnose::Redactor;
 use warden_gateway::Recorder;
 use warden_policies::{ModelName, defaults};
 
+use crate::append;
 use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 
@@ -76,7 +77,7 @@ pub(crate) struct RequestRecorder {
 impl RequestRecorder {
     /// Appends to `path`, up to `most` bytes in all. `body`: bytes of a request at most.
     pub(crate) fn start(path: &Path, body: usize, most: u64) -> io::Result<Arc<Self>> {
-        let file = OpenOptions::new().create(true).append(true).mode(MODE).open(path)?;
+        let file = append::open(path, MODE)?;
         // One that was there before may be for everybody.
         file.set_permissions(Permissions::from_mode(MODE))?;
         let left = most.saturating_sub(file.metadata()?.len());
@@ -151,10 +152,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn half_a_line_of_a_killed_instance_becomes_no_part_of_ours_and_keeps_nobody_from_a_replay() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("requests.jsonl");
+        let line =
+            |n: u32| format!("{{\"method\":\"POST\",\"path\":\"/completion\",\"body\":{{\"n\":{n}}}}}");
+        std::fs::write(&path, format!("{}\n{}", line(1), &line(2)[..30])).unwrap();
+        let recorder = RequestRecorder::start(&path, 1 << 20, 1 << 20).unwrap();
+        recorder.take(&Method::POST, "/completion", vec![Bytes::from_static(b"{\"n_predict\":4}")]);
+        let is_whole = || {
+            let text = std::fs::read_to_string(&path).unwrap();
+            text.ends_with('\n') && text.lines().count() == 3
+        };
+        let began = tokio::time::Instant::now();
+        while !is_whole() {
+            assert!(began.elapsed().as_secs() < 60, "{}", std::fs::read_to_string(&path).unwrap());
+            std::thread::yield_now();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with(&format!("{}\n{}\n", line(1), &line(2)[..30])), "{text}");
+        let recording = warden_diagnose::Recording::read(&path).unwrap();
+        assert_eq!((recording.len(), recording.torn()), (2, 1));
+    }
+
+    #[test]
     fn what_is_written_is_redacted_private_and_bounded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("requests.jsonl");
-        let file = OpenOptions::new().create(true).append(true).mode(MODE).open(&path).unwrap();
+        let file = append::open(&path, MODE).unwrap();
         let mut writer = Writer { file, left: 150, path: path.clone(), redactor: Redactor::new() };
         let body = br#"{"prompt": "a secret", "user": "somebody", "n_predict": 4}"#;
         assert!(writer.write(&Method::POST, "/completion?key=1", body));

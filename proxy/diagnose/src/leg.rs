@@ -325,7 +325,8 @@ impl Run<'_> {
     /// Reads the memory; an end if there is a reason for one.
     async fn read(&mut self, solo: &Solo) -> Option<Ended> {
         let reading = solo.sample(Edge::Idle, self.work, 0, self.largest).await;
-        let next = self.judge.observe(reading.sample.clone(), reading.allowed);
+        let graphs = reading.graphs();
+        let next = self.judge.observe(reading.sample.clone(), reading.allowed, graphs);
         let done = self.taken();
         if let (Some(first), Some(now)) = (self.judge.readings().first(), self.judge.readings().last()) {
             (self.watch)(Progress::Step {

@@ -18,6 +18,7 @@ use crate::error::DiagnoseError;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
     asks: Vec<Ask>,
+    torn: usize,
 }
 
 impl Recording {
@@ -30,14 +31,23 @@ impl Recording {
     }
 
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let mut asks = Vec::new();
+        let (mut asks, mut torn) = (Vec::new(), 0);
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            asks.push(ask(line).map_err(|what| format!("line {}: {what}", index + 1))?);
+            match serde_json::from_str(line) {
+                Ok(value) => asks.push(ask(value).map_err(|what| format!("line {}: {what}", index + 1))?),
+                Err(error) if error.is_eof() => torn += 1,
+                Err(error) => return Err(format!("line {}: not a JSON object: {error}", index + 1)),
+            }
         }
         if asks.is_empty() {
             return Err("there is no request in it".to_owned());
         }
-        Ok(Self { asks })
+        Ok(Self { asks, torn })
+    }
+
+    /// Lines that are the beginning of one, as a recorder leaves them that was killed while it wrote. They are passed over.
+    pub fn torn(&self) -> usize {
+        self.torn
     }
 
     /// How many requests it has.
@@ -62,9 +72,7 @@ impl Recording {
     }
 }
 
-fn ask(line: &str) -> Result<Ask, String> {
-    let mut value: Value =
-        serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))?;
+fn ask(mut value: Value) -> Result<Ask, String> {
     if !value.is_object() {
         return Err("not a JSON object".to_owned());
     }
@@ -117,6 +125,14 @@ mod tests {
         assert_eq!((first.images, first.audio, &first.method), (1, 1, &Method::POST));
         assert_eq!(recording.at(2), Some(first));
         assert_eq!((&recording.at(1).unwrap().method, &recording.at(1).unwrap().body), (&Method::GET, &None));
+    }
+
+    #[test]
+    fn half_a_line_of_a_recorder_that_was_killed_is_passed_over_and_counted() {
+        let torn = "{\"path\": \"/a\"}\n{\"path\": \"/b\", \"bo\n{\"path\": \"/c\"}\n{\"pa";
+        let recording = Recording::parse(torn).unwrap();
+        assert_eq!((recording.len(), recording.torn()), (2, 2));
+        assert!(Recording::parse("{\"path\": \"/a").unwrap_err().contains("no request"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use warden_policies::growth::{Blame, Forecast, Interval, Verdict};
 use warden_policies::sample::{GpuIndex, HostMemory, Series, Vram};
-use warden_policies::{GenerationId, ModelName, Reason, Work};
+use warden_policies::{GenerationId, ModelName, Reason, Work, secrets};
 use warden_sensors::report::Totals;
 
 use crate::sync::lock;
@@ -177,9 +177,9 @@ impl Ledger {
 
     /// Appends an entry with one write, so that a reader never sees half a line of a living supervisor.
     pub(crate) fn append(&self, entry: &LedgerEntry) {
-        let written = serde_json::to_vec(entry).map_err(io::Error::from).and_then(|mut line| {
-            line.push(b'\n');
-            lock(&self.file).write_all(&line)
+        let written = serde_json::to_value(entry).map_err(io::Error::from).and_then(|entry| {
+            let line = format!("{}\n", secrets::json(entry));
+            lock(&self.file).write_all(line.as_bytes())
         });
         if let Err(error) = written {
             tracing::error!(path = %self.path.display(), %error, "cannot write to the ledger; the replacement stands");

@@ -57,6 +57,7 @@ mod child;
 mod clock;
 mod context;
 mod directories;
+mod discreet;
 mod elf;
 mod failure;
 mod gpus;

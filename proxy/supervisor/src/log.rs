@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
-use warden_policies::{GenerationId, ModelName};
+use warden_policies::{GenerationId, ModelName, secrets};
 
 use crate::clock;
 use crate::sync::lock;
@@ -63,9 +63,10 @@ impl LogRing {
         Self { model, keep, lines: Mutex::default(), sender: broadcast::Sender::new(keep.min(LISTENERS_LAG)) }
     }
 
-    /// Keeps a line, sends it, and repeats it in our own log under the target `llama_server`.
+    /// Keeps a line, sends it, and repeats it in our own log under the target `llama_server`, there without what looks like
+    /// a secret: that log goes to wherever logs are gathered.
     pub(crate) fn push(&self, generation: GenerationId, stream: Stream, text: String) {
-        tracing::info!(target: "llama_server", model = %self.model, %generation, "{text}");
+        tracing::info!(target: "llama_server", model = %self.model, %generation, "{}", secrets::text(&text));
         let line = LogLine { at: clock::wall(), model: self.model.clone(), generation, stream, text };
         // Sent under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
         let mut lines = lock(&self.lines);

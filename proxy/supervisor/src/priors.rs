@@ -206,7 +206,7 @@ fn write(path: &Path, known: &[Known]) -> io::Result<()> {
 }
 
 /// Names what a process is made of: the binary and the files that its arguments and variables name, as models and adapters
-/// (path, size and time of change, so that a new build or model in an old place is another one), its arguments, and the
+/// (path, size and time of change, so that a new build or model in an old place is another one; not those that it writes), its arguments, and the
 /// variables that it gets and that reach the server, its libraries or its driver. A hash, because arguments may hold keys.
 pub(crate) fn key(command: &Command) -> String {
     key_in(command, std::env::vars_os())
@@ -241,6 +241,11 @@ const COUNT_NOT: [&str; 5] = [
     "LLAMA_WARDEN_ADMIN_SOCKET",
 ];
 
+/// Files that the process writes itself: they differ with each start, and would make each one another kind of process.
+const WRITTEN_BY_FLAG: [&str; 1] = ["--log-file"];
+/// The same by variables. What a variable names that is not the server's own is no part of it either.
+const WRITTEN: [&str; 3] = ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT"];
+
 fn key_in(command: &Command, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
     let mut hash = Sha256::new();
     let mut add = |text: &str| {
@@ -255,9 +260,12 @@ fn key_in(command: &Command, inherited: impl Iterator<Item = (OsString, OsString
     };
     let binary = command.binary.to_string_lossy();
     add(&binary);
+    let mut written = false;
     for text in std::iter::once(&*binary).chain(command.args.iter().map(String::as_str)) {
         add(text);
-        if let Some(file) = file(text) {
+        // llama-server takes `_` for `-` in the names of its flags.
+        let was = std::mem::replace(&mut written, WRITTEN_BY_FLAG.contains(&text.replace('_', "-").as_str()));
+        if let Some(file) = file(text).filter(|_| !was) {
             add(&file);
         }
     }
@@ -276,7 +284,8 @@ fn key_in(command: &Command, inherited: impl Iterator<Item = (OsString, OsString
     }
     for (name, value) in env {
         add(&format!("{name}={value}"));
-        if let Some(file) = file(&value) {
+        let read = COUNT.iter().any(|known| name.starts_with(known)) && !WRITTEN.contains(&name.as_str());
+        if let Some(file) = file(&value).filter(|_| read) {
             add(&file);
         }
     }
@@ -412,6 +421,17 @@ mod tests {
         assert_ne!(two, cured);
         assert_eq!(inherits(&[cure], &["GGML_CUDA_DISABLE_GRAPHS"]), two);
         assert_eq!(key_in(&command(&[cure], &[]), std::iter::empty()), cured, "wherever it comes from");
+        // What it writes itself, and files of variables that are not the server's.
+        let writes = |text: &str| {
+            fs::write(directory.path().join("log"), text).unwrap();
+            let mut writes = command(
+                &[("LLAMA_ARG_LOG_FILE", "log"), ("LLAMA_WARDEN_REPORT", "log"), ("TRACE_TO", "log")],
+                &[],
+            );
+            writes.args.extend(["--log_file".to_owned(), "log".to_owned()]);
+            key_in(&writes, std::iter::empty())
+        };
+        assert_eq!(writes("a line"), writes("a line and another"));
         // What has nothing to do with it.
         let others = [("HOME", "/root"), ("LLAMA_API_KEY", "k"), ("LLAMA_WARDEN_DEFAULTS__PRELOAD", "true")];
         assert_eq!(inherits(&others, &[]), two);

@@ -1,10 +1,11 @@
 //! What clients have set in a server beside their requests (`POST /lora-adapters`, `POST /props`), kept per model so that it
-//! can be set again in the next process before anybody uses that. In memory only, bounded, and never told: a body may be
-//! anybody's text.
+//! can be set in the model's other processes, too, and again in the next one before anybody uses that. In memory only, bounded,
+//! and never told: a body may be anybody's text.
 
 use std::sync::Mutex;
 
 use bytes::Bytes;
+use warden_policies::GenerationId;
 
 use crate::sync::lock;
 
@@ -26,7 +27,14 @@ impl std::fmt::Debug for Setting {
 /// All that is set in the processes of one model, in the order in which it was set. One for each route: llama-server takes
 /// each as the whole of what it is about.
 #[derive(Debug, Default)]
-pub(crate) struct Settings(Mutex<Vec<Setting>>);
+pub(crate) struct Settings(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    all: Vec<Setting>,
+    /// Routes of what was set in one process and the others do not know yet.
+    fresh: Vec<(GenerationId, String)>,
+}
 
 /// Routes of one model that are kept: llama-server has two.
 const ROUTES: usize = 4;
@@ -36,24 +44,31 @@ pub(crate) const MOST: u64 = 64 * 1024;
 impl Settings {
     /// A process has taken this. False if it is too large to be kept; then what was kept of its route is gone, too, because
     /// it is not what is set any more.
-    pub(crate) fn set(&self, path: &str, body: Bytes) -> bool {
-        let mut all = lock(&self.0);
-        all.retain(|known| known.path != path);
-        if body.len() as u64 > MOST || all.len() >= ROUTES {
+    pub(crate) fn set(&self, by: GenerationId, path: &str, body: Bytes) -> bool {
+        let mut kept = lock(&self.0);
+        kept.all.retain(|known| known.path != path);
+        if body.len() as u64 > MOST || kept.all.len() >= ROUTES {
             return false;
         }
-        all.push(Setting { path: path.to_owned(), body });
+        kept.all.push(Setting { path: path.to_owned(), body });
+        kept.fresh.retain(|(_, known)| known != path);
+        kept.fresh.push((by, path.to_owned()));
         true
+    }
+
+    /// What was set since this was asked last: by which process, and by which route.
+    pub(crate) fn take_fresh(&self) -> Vec<(GenerationId, String)> {
+        std::mem::take(&mut lock(&self.0).fresh)
     }
 
     /// What is set now.
     pub(crate) fn all(&self) -> Vec<Setting> {
-        lock(&self.0).clone()
+        lock(&self.0).all.clone()
     }
 
     /// Forgets everything; the routes that something was set by.
     pub(crate) fn clear(&self) -> Vec<String> {
-        std::mem::take(&mut *lock(&self.0)).into_iter().map(|setting| setting.path).collect()
+        std::mem::take(&mut *lock(&self.0)).all.into_iter().map(|setting| setting.path).collect()
     }
 }
 
@@ -64,10 +79,15 @@ mod tests {
     #[test]
     fn the_last_of_each_route_counts_and_what_is_too_large_is_not_kept() {
         let settings = Settings::default();
-        let set = |path: &str, body: &str| settings.set(path, Bytes::copy_from_slice(body.as_bytes()));
+        let set = |path: &str, body: &str| {
+            settings.set(GenerationId(1), path, Bytes::copy_from_slice(body.as_bytes()))
+        };
         assert!(set("/lora-adapters", "[1]") && set("/props", "{}") && set("/lora-adapters", "[2]"));
         let kept: Vec<_> = settings.all().into_iter().map(|one| (one.path, one.body)).collect();
         assert_eq!(kept, [("/props".into(), "{}".into()), ("/lora-adapters".into(), "[2]".into())]);
+        let fresh = |path: &str| (GenerationId(1), path.to_owned());
+        assert_eq!(settings.take_fresh(), [fresh("/props"), fresh("/lora-adapters")]);
+        assert_eq!(settings.take_fresh(), []);
         assert!(!format!("{settings:?}").contains("[2]"), "nothing of it is shown");
         assert!(!set("/lora-adapters", &"x".repeat(64 * 1024 + 1)));
         assert_eq!(settings.all().len(), 1, "the older one is not what is set");

@@ -17,12 +17,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::allowance::Allowance;
 use warden_policies::sample::{Edge, Sample, Work};
+use warden_policies::secrets::{self, Known};
 use warden_policies::{GenerationId, ModelName, ServerFacts};
+use warden_sensors::report::Fix;
 use warden_sensors::{HostTotals, Report};
 
 use crate::child::Exit;
 use crate::context::{SOCKET_PATH_LIMIT, socket};
 use crate::directories;
+use crate::discreet;
 use crate::error::{FleetError, SpawnError};
 use crate::failure::{self, End};
 use crate::hints::api_key;
@@ -205,6 +208,14 @@ pub struct SoloReading {
     pub report: Option<Report>,
 }
 
+impl SoloReading {
+    /// Graphs that the server has captured, by its report; `None` where it limits them: then they may become more up to there.
+    pub fn graphs(&self) -> Option<u64> {
+        let report = self.report.as_ref().filter(|report| !report.active.contains(&Fix::GraphCacheCap))?;
+        Some(report.totals().counts.graphs_live)
+    }
+}
+
 impl Solo {
     /// Where it listens.
     pub fn endpoint(&self) -> &Endpoint {
@@ -344,6 +355,7 @@ impl Drop for Files {
 #[derive(Debug)]
 struct Said {
     keep: usize,
+    given: Known,
     state: Mutex<State>,
 }
 
@@ -358,15 +370,17 @@ struct State {
 impl Said {
     fn new(command: &Command, keep: usize) -> Self {
         let state = State { lines: VecDeque::new(), heard: 0, allowance: kept::declared(command, None) };
-        Self { keep: keep.max(1), state: Mutex::new(state) }
+        Self { keep: keep.max(1), given: discreet::known(command), state: Mutex::new(state) }
     }
 
     fn hear(&self, line: String) {
-        tracing::debug!(target: "llama_server", "{line}");
         let mut state = lock(&self.state);
         if kept::is_telling(&line) {
             state.allowance.learn(&line);
         }
+        // What is kept goes into reports, which are made to be shown.
+        let line = secrets::text(&self.given.hide(line));
+        tracing::debug!(target: "llama_server", "{line}");
         state.heard += 1;
         if state.lines.len() == self.keep {
             state.lines.pop_front();

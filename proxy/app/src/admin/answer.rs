@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use warden_builder::mitigation::Advice;
 use warden_gateway::{Control, Gauges};
-use warden_policies::MemoryLimit;
+use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
 use super::metrics::Metrics;
@@ -190,10 +190,13 @@ impl Admin {
             }
             Ok(Route::Events { follow }) => {
                 let tail = self.fleet.events();
-                lines(tail.events, follow.then_some(tail.receiver), self.stop.clone())
+                lines(tail.events, follow.then_some(tail.receiver), self.stop.clone(), line)
             }
-            Ok(Route::Logs { model, follow }) => match self.fleet.logs(&model) {
-                Some(tail) => lines(tail.lines, follow.then_some(tail.receiver), self.stop.clone()),
+            Ok(Route::Logs { model, follow, reveal }) => match self.fleet.logs(&model) {
+                Some(tail) => {
+                    let line = if reveal { as_it_is } else { line };
+                    lines(tail.lines, follow.then_some(tail.receiver), self.stop.clone(), line)
+                }
                 None => self.unknown(&model),
             },
             Ok(Route::Restart(model)) => match self.fleet.restart(&model).await {
@@ -278,8 +281,9 @@ fn control_error(failure: &ControlError) -> Response<Body> {
 }
 
 fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
-    match serde_json::to_string(value) {
-        Ok(text) => respond(status, "application/json", full(text + "\n")),
+    // What a process said last may have quoted a key, and people show this to others.
+    match serde_json::to_value(value) {
+        Ok(value) => respond(status, "application/json", full(format!("{}\n", secrets::json(value)))),
         Err(problem) => respond(
             StatusCode::INTERNAL_SERVER_ERROR,
             "text/plain",
@@ -299,15 +303,18 @@ fn respond(status: StatusCode, kind: &'static str, body: Body) -> Response<Body>
     response
 }
 
+/// How an item becomes a line.
+type Line<T> = fn(&T) -> Result<Frame<Bytes>, Infallible>;
+
 /// JSON lines: those kept, then those to come until the listener or we end.
-fn lines<T>(kept: Vec<T>, more: Option<Receiver<T>>, stop: CancellationToken) -> Response<Body>
+fn lines<T>(kept: Vec<T>, more: Option<Receiver<T>>, stop: CancellationToken, line: Line<T>) -> Response<Body>
 where
     T: Serialize + Clone + Send + 'static,
 {
-    let kept = stream::iter(kept).map(|item| line(&item));
+    let kept = stream::iter(kept).map(move |item| line(&item));
     let body = match more {
         None => StreamBody::new(kept).boxed_unsync(),
-        Some(receiver) => StreamBody::new(kept.chain(following(receiver, stop))).boxed_unsync(),
+        Some(receiver) => StreamBody::new(kept.chain(following(receiver, stop, line))).boxed_unsync(),
     };
     respond(StatusCode::OK, "application/jsonl", body)
 }
@@ -315,11 +322,12 @@ where
 fn following<T>(
     receiver: Receiver<T>,
     stop: CancellationToken,
+    line: Line<T>,
 ) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>>
 where
     T: Serialize + Clone + Send + 'static,
 {
-    stream::unfold((receiver, stop), |(mut receiver, stop)| async move {
+    stream::unfold((receiver, stop), move |(mut receiver, stop)| async move {
         let next = tokio::select! {
             next = receiver.recv() => next,
             () = stop.cancelled() => return None,
@@ -328,21 +336,25 @@ where
             Ok(item) => Some((line(&item), (receiver, stop))),
             // A slow reader is told what it missed instead of holding up everybody.
             Err(RecvError::Lagged(missed)) => {
-                Some((line(&serde_json::json!({ "missed": missed })), (receiver, stop)))
+                Some((as_it_is(&serde_json::json!({ "missed": missed })), (receiver, stop)))
             }
             Err(RecvError::Closed) => None,
         }
     })
 }
 
+/// A line without secrets.
+fn line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
+    match serde_json::to_value(item) {
+        Ok(value) => as_it_is(&secrets::json(value)),
+        Err(_) => Ok(Frame::data(Bytes::new())),
+    }
+}
+
+/// A line as it is, for whoever asks for it so.
 #[expect(clippy::unnecessary_wraps, reason = "the shape that a streamed body asks for")]
-fn line(item: &impl Serialize) -> Result<Frame<Bytes>, Infallible> {
-    let text = serde_json::to_string(item)
-        .map(|text| {
-            text + "
-"
-        })
-        .unwrap_or_default();
+fn as_it_is<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
+    let text = serde_json::to_string(item).map(|text| format!("{text}\n")).unwrap_or_default();
     Ok(Frame::data(Bytes::from(text)))
 }
 

@@ -113,7 +113,7 @@ async fn a_wrong_route_lists_the_right_ones_and_a_wrong_method_names_the_right_o
 async fn a_tail_is_the_kept_lines_then_the_new_ones_and_ends_when_we_end() {
     let (sender, receiver) = tokio::sync::broadcast::channel(2);
     let stop = CancellationToken::new();
-    let mut body = lines(vec![1, 2], Some(receiver), stop.clone()).into_body();
+    let mut body = lines(vec![1, 2], Some(receiver), stop.clone(), line).into_body();
     let mut next = async || {
         let frame = body.frame().await?.unwrap();
         Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
@@ -134,6 +134,11 @@ async fn a_tail_is_the_kept_lines_then_the_new_ones_and_ends_when_we_end() {
 
 #[tokio::test]
 async fn without_follow_the_tail_ends() {
-    let body = lines(vec!["a"], None, CancellationToken::new()).into_body();
-    assert_eq!(body.collect().await.unwrap().to_bytes(), "\"a\"\n");
+    let secret = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
+    let text = async |how: Line<&'static str>| {
+        let body = lines(vec!["a", secret], None, CancellationToken::new(), how).into_body();
+        String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
+    };
+    assert_eq!(text(line).await, "\"a\"\n\"***\"\n");
+    assert_eq!(text(as_it_is).await, format!("\"a\"\n\"{secret}\"\n"));
 }

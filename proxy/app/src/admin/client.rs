@@ -63,21 +63,21 @@ impl Client {
         method: Method,
         segments: &[&str],
     ) -> Result<T, Failure> {
-        let answer = self.send(method, segments, false).await?;
+        let answer = self.send(method, segments, &[]).await?;
         answer
             .json()
             .await
             .map_err(|problem| Failure::failed(format!("the answer cannot be read: {problem}")))
     }
 
-    /// Asks for JSON lines and hands each to `each`, until the answer ends or `each` fails.
+    /// Asks for JSON lines and hands each to `each`, until the answer ends or `each` fails. `wishes`: `follow`, `reveal`.
     pub(crate) async fn lines<T: DeserializeOwned>(
         &self,
         segments: &[&str],
-        follow: bool,
+        wishes: &[&str],
         mut each: impl FnMut(&str, Option<T>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let mut answer = self.send(Method::GET, segments, follow).await?;
+        let mut answer = self.send(Method::GET, segments, wishes).await?;
         let mut rest = Vec::new();
         loop {
             let chunk = answer.chunk().await;
@@ -99,9 +99,9 @@ impl Client {
         &self,
         method: Method,
         segments: &[&str],
-        follow: bool,
+        wishes: &[&str],
     ) -> Result<reqwest::Response, Failure> {
-        let answer = self.http.request(method, url(segments, follow)?).send().await.map_err(|problem| {
+        let answer = self.http.request(method, url(segments, wishes)?).send().await.map_err(|problem| {
             let refused = problem.is_connect();
             let message = format!("cannot talk to llama-warden on {}: {problem}", self.socket.display());
             if refused {
@@ -127,12 +127,13 @@ impl Client {
     }
 }
 
-fn url(segments: &[&str], follow: bool) -> Result<Url, Failure> {
+fn url(segments: &[&str], wishes: &[&str]) -> Result<Url, Failure> {
     let bad = || Failure::failed("the address of the admin route cannot be made");
     let mut url = Url::parse("http://localhost/").map_err(|_| bad())?;
     url.path_segments_mut().map_err(|()| bad())?.clear().extend(segments);
-    if follow {
-        url.set_query(Some("follow=1"));
+    if !wishes.is_empty() {
+        let pairs: Vec<String> = wishes.iter().map(|wish| format!("{wish}=1")).collect();
+        url.set_query(Some(&pairs.join("&")));
     }
     Ok(url)
 }
@@ -143,8 +144,8 @@ mod tests {
 
     #[test]
     fn a_name_with_slashes_and_spaces_is_one_segment() {
-        let url = url(&["models", "org/a b%", "logs"], true).unwrap();
-        assert_eq!((url.path(), url.query()), ("/models/org%2Fa%20b%25/logs", Some("follow=1")));
+        let url = url(&["models", "org/a b%", "logs"], &["follow", "reveal"]).unwrap();
+        assert_eq!((url.path(), url.query()), ("/models/org%2Fa%20b%25/logs", Some("follow=1&reveal=1")));
     }
 
     #[test]

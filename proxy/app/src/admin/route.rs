@@ -20,6 +20,8 @@ pub(crate) enum Route {
         model: String,
         /// Whether to wait for more.
         follow: bool,
+        /// Whether what looks like a secret is wanted, too.
+        reveal: bool,
     },
     /// `POST /models/{name}/restart`
     Restart(String),
@@ -42,15 +44,18 @@ pub(crate) enum Mismatch {
 const RELEASE: &str = "/quarantine/release/";
 
 /// The routes, for the answer to a wrong one.
-pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], GET /models/NAME/logs[?follow=1], \
+pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /models/NAME/restart, POST /models/NAME/drain, \
                                  POST /quarantine/release[/MODEL or /FINGERPRINT]";
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
 pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
-    let follow = query.is_some_and(|query| {
-        query.split('&').any(|pair| matches!(pair, "follow" | "follow=1" | "follow=true"))
-    });
+    let asks = |name: &str| {
+        let is_so =
+            |pair: &str| pair.strip_prefix(name).is_some_and(|rest| matches!(rest, "" | "=1" | "=true"));
+        query.is_some_and(|query| query.split('&').any(is_so))
+    };
+    let (follow, reveal) = (asks("follow"), asks("reveal"));
     let (route, wanted) = match path {
         "/status" => (Route::Status, "GET"),
         "/metrics" => (Route::Metrics, "GET"),
@@ -65,7 +70,7 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
             let (name, verb) = rest.rsplit_once('/').ok_or(Mismatch::NotFound)?;
             let model = percent_decoded(name).filter(|name| !name.is_empty()).ok_or(Mismatch::NotFound)?;
             match verb {
-                "logs" => (Route::Logs { model, follow }, "GET"),
+                "logs" => (Route::Logs { model, follow, reveal }, "GET"),
                 "restart" => (Route::Restart(model), "POST"),
                 "drain" => (Route::Drain(model), "POST"),
                 _ => return Err(Mismatch::NotFound),
@@ -117,10 +122,13 @@ mod tests {
     fn routes_are_read_and_names_may_hold_anything() {
         assert_eq!(get("/status"), Ok(Route::Status));
         assert_eq!(get("/events?follow=1"), Ok(Route::Events { follow: true }));
-        assert_eq!(get("/models/org/a%20b/logs"), Ok(Route::Logs { model: "org/a b".into(), follow: false }));
         assert_eq!(
-            get("/models/org%2Fa/logs?x=1&follow"),
-            Ok(Route::Logs { model: "org/a".into(), follow: true })
+            get("/models/org/a%20b/logs"),
+            Ok(Route::Logs { model: "org/a b".into(), follow: false, reveal: false })
+        );
+        assert_eq!(
+            get("/models/org%2Fa/logs?x=1&follow&reveal=1"),
+            Ok(Route::Logs { model: "org/a".into(), follow: true, reveal: true })
         );
         assert_eq!(
             route(&Method::POST, "/quarantine/release/org%2Fa", None),

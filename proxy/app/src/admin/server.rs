@@ -200,7 +200,7 @@ mod tests {
             stop.cancel();
             Ok(())
         };
-        client.lines(&["events"], true, see).await.unwrap();
+        client.lines(&["events"], &["follow"], see).await.unwrap();
         assert!(seen[0].contains("\"config_applied\""), "{seen:?}");
         serving.await.unwrap();
         assert!(!socket.exists());

@@ -1,6 +1,7 @@
 //! `llama-warden config check|show|schema`.
 
 use clap::{Args, Subcommand};
+use warden_policies::secrets;
 
 use super::ConfigArgs;
 use crate::config::machine::Machine;
@@ -75,7 +76,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
 /// Tells what is allowed and probably not meant.
 fn warn(warnings: &[Problem]) {
     for warning in warnings {
-        out::error_line(&format!("warning: {warning}"));
+        out::error_line(&secrets::text(&format!("warning: {warning}")));
         if let Some(hint) = &warning.hint {
             out::error_line(&format!("hint: {hint}"));
         }

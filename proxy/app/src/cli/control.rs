@@ -123,12 +123,16 @@ pub(crate) fn drain(args: &ModelArgs) -> Result<(), Failure> {
 /// `logs`
 pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
-    let shown = |line: &str| if args.reveal { line.to_owned() } else { secrets::text(line) };
+    // The instance hides what looks like a secret, unless it is asked not to.
     let each = |line: &str, log: Option<LogLine>| match log {
-        Some(log) => out::line(&format!("[{} {}] {}", log.model, log.generation, shown(&log.text))),
-        None => out::line(&shown(line)),
+        Some(log) => out::line(&format!("[{} {}] {}", log.model, log.generation, log.text)),
+        None => out::line(line),
     };
-    block_on(client.lines(&["models", &args.model, "logs"], args.follow, each))?
+    let wishes: Vec<&str> = [(args.follow, "follow"), (args.reveal, "reveal")]
+        .into_iter()
+        .filter_map(|(is, wish)| is.then_some(wish))
+        .collect();
+    block_on(client.lines(&["models", &args.model, "logs"], &wishes, each))?
 }
 
 /// `events`
@@ -142,5 +146,6 @@ pub(crate) fn events(args: &EventsArgs) -> Result<(), Failure> {
         }
         _ => out::line(line),
     };
-    block_on(client.lines(&["events"], args.follow, each))?
+    let wishes: &[&str] = if args.follow { &["follow"] } else { &[] };
+    block_on(client.lines(&["events"], wishes, each))?
 }

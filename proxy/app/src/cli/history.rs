@@ -67,9 +67,9 @@ pub(crate) fn run(args: &HistoryArgs) -> Result<(), Failure> {
     if all.entries.is_empty() && !args.json {
         return out::line(&format!("nothing of that kind is recorded in {}", state.display()));
     }
-    all.entries
-        .iter()
-        .try_for_each(|entry| out::line(&if args.json { entry.json.to_string() } else { entry.text() }))
+    all.entries.iter().try_for_each(|entry| {
+        out::line(&if args.json { secrets::json(entry.json.clone()).to_string() } else { entry.text() })
+    })
 }
 
 /// All that is recorded, in the order of time.
@@ -154,7 +154,10 @@ impl Entry {
 /// The lines of a file; none if there is no file.
 fn lines(path: &Path) -> Result<Vec<String>, Failure> {
     match fs::read(path) {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()),
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(Failure::failed(format!("cannot read {}: {error}", path.display()))),
     }

@@ -45,6 +45,7 @@ const ALIAS: [&str; 2] = ["-a", "--alias"];
 const CONTEXT: [&str; 2] = ["-c", "--ctx-size"];
 const UBATCH: [&str; 2] = ["-ub", "--ubatch-size"];
 const HTTP_THREADS: [&str; 1] = ["--threads-http"];
+const PING: [&str; 1] = ["--sse-ping-interval"];
 const SLOTS: [&str; 2] = ["-np", "--parallel"];
 const REMOTE: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
@@ -100,6 +101,12 @@ pub(crate) fn context(args: &[String]) -> Option<u64> {
 /// `-ub`: tokens of a micro-batch; `None` if it is not given.
 pub(crate) fn ubatch(args: &[String]) -> Option<u64> {
     value_of(args, &UBATCH)?.parse().ok()
+}
+
+/// `--sse-ping-interval`: seconds without an event after which a stream gets a comment, none at all below 1; `None` if it is
+/// not given.
+pub(crate) fn ping(args: &[String]) -> Option<i64> {
+    value_of(args, &PING)?.parse().ok()
 }
 
 /// `--threads-http`: threads for HTTP; `None` if it is not given, or says that the server chooses.

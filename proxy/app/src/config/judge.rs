@@ -136,7 +136,8 @@ impl Resolver<'_> {
             env.retain(|name, _| !command.env_remove.contains(name));
             env.extend(command.env.iter().cloned());
             let slots = arguments::slots(&command.args);
-            One { name, model, keeps: Allowance::declared(&command.args, &env, None), slots }
+            let keeps = Allowance::declared(&command.args, &env, None);
+            One { name, model, keeps, args: &command.args, slots }
         });
         let whole =
             Whole { settings: &self.loaded.settings, memory: self.machine.memory, models: models.collect() };

@@ -22,6 +22,31 @@ impl Resolver<'_> {
         self.problems.push(problem.hint("name a directory for sockets alone, like `/run/llama-warden`"));
     }
 
+    /// Warns where what is to outlast a restart of the machine is kept in its memory.
+    pub(super) fn check_state_dir(&mut self, dirs: &Dirs) {
+        for (key, named, dir, what) in [
+            (
+                "state_dir",
+                &self.loaded.settings.paths.state_dir,
+                &dirs.state,
+                "the ledger and what is known of the models' memory",
+            ),
+            ("data_dir", &self.loaded.settings.paths.data_dir, &dirs.data, "builds"),
+        ] {
+            if named.is_none() || !is_in_memory(&real(dir)) {
+                continue;
+            }
+            let message = format!(
+                "`paths.{key}`: {} is in the machine's memory (tmpfs), and a restart of it takes {what} away",
+                dir.display()
+            );
+            let problem = Problem::new(self.place(&["paths", key]), message);
+            self.warnings.push(
+                problem.hint(format!("name a directory on a disk, like `/var/lib/llama-warden` (`{key}`)")),
+            );
+        }
+    }
+
     fn purpose(&self, base: &Path, dirs: &Dirs, models: &[ModelSpec]) -> Option<String> {
         if base == Path::new("/") {
             return Some("the root directory".to_owned());
@@ -45,6 +70,21 @@ impl Resolver<'_> {
         (store.root().is_dir() && (real(&dirs.data) == base || base.starts_with(real(store.root()))))
             .then(|| "where builds are kept".to_owned())
     }
+}
+
+/// Whether a path, or what of it exists, lies in a file system that has no disk.
+#[cfg(target_os = "linux")]
+fn is_in_memory(path: &Path) -> bool {
+    // `statfs(2)`: TMPFS_MAGIC.
+    const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+    let there = path.ancestors().find(|path| path.exists());
+    there.and_then(|path| rustix::fs::statfs(path).ok()).is_some_and(|facts| facts.f_type == TMPFS)
+}
+
+/// Elsewhere nobody is told.
+#[cfg(not(target_os = "linux"))]
+fn is_in_memory(_: &Path) -> bool {
+    false
 }
 
 /// A path without links, as far as it exists.
@@ -120,5 +160,29 @@ mod tests {
         for place in ["../run", "../new/deep", "../home/run"] {
             assert_eq!(said(place), "", "{place}");
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_to_outlast_a_restart_of_the_machine_is_not_kept_in_its_memory() {
+        // Made by the kernel itself, and the same on every Linux.
+        let in_memory = std::path::Path::new("/dev/shm");
+        if !super::is_in_memory(in_memory) {
+            return;
+        }
+        let dir = tempfile::tempdir_in(in_memory).unwrap();
+        std::fs::write(dir.path().join("m.gguf"), "").unwrap();
+        let file = dir.path().join("w.toml");
+        let text =
+            "paths = { state_dir = 'not/there/yet' }\n[models.m]\nmodel = 'm.gguf'\nbinary = '/bin/true'\n";
+        std::fs::write(&file, text).unwrap();
+        let machine = Machine::read();
+        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        let warnings = resolve(&loaded, &machine, false).unwrap().warnings;
+        let said: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        assert!(
+            said.len() == 1 && said[0].contains("`paths.state_dir`") && said[0].contains("tmpfs"),
+            "{said:?}"
+        );
     }
 }

@@ -183,6 +183,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     }
     resolver.names();
     resolver.check_runtime_dir(&dirs, &models);
+    resolver.check_state_dir(&dirs);
     let server = resolver.server();
     resolver.log_level();
     let keys = resolver.keys(&models);

@@ -84,8 +84,15 @@ pub(crate) mod format {
     pub(crate) const NAMES: &str = "host-names";
     /// Whatever JSON can say.
     pub(crate) const JSON: &str = "json";
+    /// A file or a directory; in a configuration file relative to that file.
+    pub(crate) const PATH: &str = "path";
     /// `https://example.org/llama.cpp#v1`, or an absolute path.
     pub(crate) const GIT: &str = "git-source";
+}
+
+/// A file or a directory.
+pub(crate) fn path(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": format::PATH })
 }
 
 /// An age, such as `24h`: nothing is always too old.
@@ -259,6 +266,9 @@ fn value_schema(section: &str, key: &str, default: &toml_edit::Value) -> Map<Str
             "type": ["string", "array"], "items": { "type": "string" }, "format": format::NAMES,
             "examples": ["auto", "any", ["llm.example"]],
         }),
+        ("server", "tls_cert" | "tls_key" | "keys") | ("log", "access") => {
+            json!({ "type": "string", "format": format::PATH })
+        }
         ("log", "format") => json!({ "type": "string", "enum": ["text", "json"] }),
         ("child", "oom_score_adj") => json!({ "type": "integer", "minimum": -1000, "maximum": 1000 }),
         ("server", "port") => json!({ "type": "integer", "minimum": 0, "maximum": 65535 }),
@@ -382,6 +392,58 @@ mod tests {
         assert!(at(&["defaults", "lifecycle", "unknown_slots"]).is_object());
         assert!(model["properties"]["policy"]["properties"]["overlap_floor"].is_null());
         assert!(model["properties"]["policy"]["properties"]["host"]["properties"]["soft"].is_object());
+    }
+
+    /// Keys whose value is a text of any kind, and no path.
+    const TEXTS: [&str; 15] = [
+        "admin.address",
+        "build.sdist_sha256",
+        "build.sdist_version",
+        "build.source",
+        "defaults.args[]",
+        "defaults.build",
+        "defaults.env.*",
+        "defaults.mitigations[]",
+        "defaults.request.strip[]",
+        "defaults.request.system_prompt",
+        "log.level",
+        "models.*.aliases[]",
+        "models.*.upstream_model",
+        "server.api_prefix",
+        "server.host",
+    ];
+
+    #[test]
+    fn every_text_is_known_to_be_a_path_or_none() {
+        let mut found = Vec::new();
+        texts(root(), String::new(), &mut found);
+        // What a model has as all models have is told once.
+        let inherited = |key: &String| {
+            key.strip_prefix("models.*.")
+                .is_some_and(|rest| TEXTS.contains(&format!("defaults.{rest}").as_str()))
+        };
+        found.retain(|key| !inherited(key));
+        found.sort();
+        assert_eq!(found, TEXTS, "a new text gets `schema::path` or a line here");
+    }
+
+    /// Keys of texts that the schema says nothing more about.
+    fn texts(schema: &Value, path: String, found: &mut Vec<String>) {
+        let plain = schema["format"].is_null() && schema["enum"].is_null();
+        if schema["type"] == "string" && plain {
+            found.push(path);
+            return;
+        }
+        let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
+            texts(inner, under(key), found);
+        }
+        if schema["additionalProperties"].is_object() {
+            texts(&schema["additionalProperties"], under("*"), found);
+        }
+        if schema["items"].is_object() && plain {
+            texts(&schema["items"], format!("{path}[]"), found);
+        }
     }
 
     #[test]

@@ -71,6 +71,7 @@ pub(crate) struct Settings {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Admin {
     /// Unix socket of the admin routes. Default: `admin.sock` in the runtime directory.
+    #[schemars(schema_with = "schema::path")]
     pub(crate) socket: Option<PathBuf>,
     /// `host:port` for the admin routes over TCP, metrics among them. Default: none. There is no authentication, so
     /// only loopback addresses are taken.
@@ -83,13 +84,17 @@ pub(crate) struct Admin {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Paths {
     /// Ledger, and which instances run. Default: `$XDG_STATE_HOME/llama-warden`.
+    #[schemars(schema_with = "schema::path")]
     pub(crate) state_dir: Option<PathBuf>,
     /// Sockets: each instance makes a private directory in it, and removes nothing else. Short. Default:
     /// `$XDG_RUNTIME_DIR`, else `/tmp/llama-warden-UID`.
+    #[schemars(schema_with = "schema::path")]
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Builds. Default: `$XDG_DATA_HOME/llama-warden`.
+    #[schemars(schema_with = "schema::path")]
     pub(crate) data_dir: Option<PathBuf>,
     /// Source archives, cmake and ninja, build trees. Default: `$XDG_CACHE_HOME/llama-warden`.
+    #[schemars(schema_with = "schema::path")]
     pub(crate) cache_dir: Option<PathBuf>,
 }
 
@@ -159,9 +164,11 @@ pub(crate) struct Model {
 )]
 struct ModelKeys {
     /// Model file, short for `-m` in `args`. Relative to the configuration file.
+    #[schemars(schema_with = "schema::path")]
     model: Option<PathBuf>,
     /// The llama-server to run. Relative to the configuration file. Default: the newest build of the store, else the
     /// `llama-server` in PATH.
+    #[schemars(schema_with = "schema::path")]
     binary: Option<PathBuf>,
     /// A build of the store, by its id or the beginning of it.
     build: Option<String>,
@@ -173,6 +180,7 @@ struct ModelKeys {
     /// them.
     mitigations: Option<Vec<String>>,
     /// Working directory of the process. Relative to the configuration file. Default: ours.
+    #[schemars(schema_with = "schema::path")]
     directory: Option<PathBuf>,
     /// Other names that clients may use.
     aliases: Option<Vec<String>>,
@@ -198,6 +206,7 @@ struct ModelKeys {
     record: Option<bool>,
     /// Write requests, without what they say, to this file, for `llama-warden diagnose --replay`. Relative to the
     /// configuration file. Default: none.
+    #[schemars(schema_with = "schema::path")]
     record_requests: Option<PathBuf>,
     /// How a client's leaving ends its work where the answer is no stream: `auto` by the fix `cancel-nonstream` where the
     /// build has it, `assemble` by asking for a stream and putting the answer together, `off` as llama-server does.
@@ -232,6 +241,7 @@ struct ModelKeys {
 struct ModelDefaults {
     /// The llama-server to run. Relative to the configuration file. Default: the newest build of the store, else the
     /// `llama-server` in PATH.
+    #[schemars(schema_with = "schema::path")]
     binary: Option<PathBuf>,
     /// A build of the store, by its id or the beginning of it.
     build: Option<String>,
@@ -243,6 +253,7 @@ struct ModelDefaults {
     /// `id.part=value`. `llama-warden mitigations list` shows them.
     mitigations: Option<Vec<String>>,
     /// Working directory of the processes. Relative to the configuration file. Default: ours.
+    #[schemars(schema_with = "schema::path")]
     directory: Option<PathBuf>,
     /// How many processes; each needs the memory of the whole model. Default: 1.
     #[schemars(range(min = 1))]

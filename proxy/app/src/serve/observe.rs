@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use warden_builder::mitigation::Advice;
 use warden_gateway::{Observer, Record};
-use warden_policies::ModelName;
 use warden_policies::growth::Verdict;
+use warden_policies::{ModelName, secrets};
 use warden_supervisor::{Event, EventKind, Fleet};
 
 use super::describe::describe;
@@ -112,7 +112,7 @@ fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
 fn log_event(event: &Event, advice: &[Advice]) {
     let model = event.model.as_ref().map(tracing::field::display);
     let generation = event.generation.map(|generation| generation.0);
-    let text = describe(&event.kind);
+    let text = secrets::text(&describe(&event.kind));
     let loud = matches!(
         event.kind,
         EventKind::Suspect { refused: false }

@@ -3,6 +3,7 @@
 
 use warden_policies::experiment::bisect::Outcome;
 use warden_policies::experiment::{Ended, Workload, survive};
+use warden_policies::secrets;
 
 use super::Report;
 
@@ -15,6 +16,12 @@ impl Report {
     /// The same report for others.
     pub(super) fn discreet(&self) -> Self {
         let mut report = self.clone();
+        for refused in report.legs.iter_mut().filter_map(|leg| leg.refused.as_mut()) {
+            refused.why = secrets::text(&refused.why);
+        }
+        for one in &mut report.skipped {
+            one.why = secrets::text(&one.why);
+        }
         let mut replayed = false;
         for leg in report.legs.iter_mut().filter(|leg| leg.finding.workload == Workload::Replay) {
             replayed = true;

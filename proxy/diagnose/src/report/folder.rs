@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use warden_policies::defaults::Diagnose;
 use warden_policies::experiment::crash::Again;
 use warden_policies::growth::Verdict;
+use warden_policies::secrets;
 
 use super::reproduce::{Setting, requests, script};
 use super::{LegReport, Report};
@@ -88,7 +89,9 @@ impl Report {
         }
         std::fs::write(path.join("report.md"), told.markdown(reproduces))?;
         std::fs::write(path.join("report.html"), self.html())?;
-        let mut json = serde_json::to_string_pretty(&told).map_err(io::Error::other)?;
+        let shown = serde_json::to_value(&told).map(secrets::json);
+        let mut json =
+            shown.and_then(|shown| serde_json::to_string_pretty(&shown)).map_err(io::Error::other)?;
         json.push('\n');
         std::fs::write(path.join("findings.json"), json)
     }

@@ -213,7 +213,9 @@ impl Report {
         let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
         let refused = self.legs.iter().filter_map(|leg| Some(refusal(&leg.finding, leg.refused.as_ref()?)));
         let unknown = self.vram_unknown().map(|why| format!("VRAM is not known: {why}"));
-        notes(&findings).into_iter().chain(refused).chain(unknown).collect()
+        let all = notes(&findings).into_iter().chain(refused).chain(unknown);
+        // A server may quote a key in its errors.
+        all.map(|note| secrets::text(&note)).collect()
     }
 
     /// Why VRAM is not known of a leg, if it should be.

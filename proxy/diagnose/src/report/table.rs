@@ -130,6 +130,17 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
         for found in &leg.series {
             // What a crash cut short is not to be made longer.
             let cut = leg.crash.is_some() && found.is_too_short();
+            if let Some(follows) = found.graphs.filter(|_| found.verdict == Verdict::Leaking) {
+                lines.push(format!(
+                    "{} {}: it rises with captured graphs, which the memory report counts: {:.2} more a request, {:.0} KiB each \
+                     (correlation {:.2})",
+                    name(leg),
+                    found.series,
+                    follows.per_request,
+                    follows.bytes_each / 1024.0,
+                    follows.correlation
+                ));
+            }
             lines.extend(
                 note(found, leg.enough)
                     .filter(|_| !cut)
@@ -206,6 +217,7 @@ mod tests {
             last: 0,
             peak: 0,
             sees: 1.0,
+            graphs: None,
         };
         let cells = |found: SeriesFinding| {
             (per_request(&found.per_request.unwrap()), token(&found, found.per_prompt_token))

@@ -28,7 +28,7 @@ fn leg(workload: Workload, leak: u64) -> LegResult {
             work,
             largest_prompt: 40,
         };
-        if judge.observe(sample, 0) == Next::Decided {
+        if judge.observe(sample, 0, None) == Next::Decided {
             break;
         }
     }
@@ -127,7 +127,7 @@ fn short(workload: Workload) -> LegResult {
     all.readings.truncate(3);
     let mut judge = Judge::new(workload, 3, &defaults().growth, &defaults().diagnose);
     for reading in &all.readings {
-        judge.observe(reading.sample.clone(), 0);
+        judge.observe(reading.sample.clone(), 0, None);
     }
     all.finding = judge.finding(Speed::default(), Ended::Complete);
     all

@@ -17,6 +17,7 @@ use crate::census::Returned;
 use crate::child::Exit;
 use crate::clock;
 use crate::context::SOCKET_PATH_LIMIT;
+use crate::discreet;
 use crate::error::SpawnError;
 use crate::event::EventKind;
 use crate::failure::OutOfMemory;
@@ -198,11 +199,12 @@ impl Model {
         let longest = self.watch.log_line_bytes;
         let logs = Arc::clone(&self.logs);
         let outbox = self.outbox.clone();
+        let given = discreet::known(&with_socket.command);
         let sink: Sink = Arc::new(move |stream, text| {
             if kept::is_telling(&text) {
                 drop(outbox.send(Message::Report(generation, Report::Said(text.clone()))));
             }
-            logs.push(generation, stream, text);
+            logs.push(generation, stream, given.hide(text));
         });
         let (context, limit) = (Arc::clone(&self.context), self.watch.read_limit);
         let (needed, outbox) = (self.spec.command.clone(), self.outbox.clone());

@@ -7,11 +7,13 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::lifecycle::{Cause, Event, Phase};
 
+use super::spread::set_all;
 use super::unit::{Pending, Role, Unit, UnitId};
 use super::{Model, Report, millis};
 use crate::census::Returned;
 use crate::child::Exit;
 use crate::clock;
+use crate::discreet;
 use crate::error::SpawnError;
 use crate::event::EventKind;
 use crate::failure::{self, End, OutOfMemory};
@@ -45,6 +47,11 @@ impl Model {
                     self.tell(Some(generation), EventKind::SettingLost { message });
                 }
                 self.probed(id, sent, health, props, vram);
+            }
+            Report::Unset(messages) => {
+                for message in messages {
+                    self.tell(Some(generation), EventKind::SettingLost { message });
+                }
             }
             Report::Said(line) => self.said(id, &line),
             Report::Looked(sight) => {
@@ -163,7 +170,8 @@ impl Model {
         after.step(event(Cause::MayPass), now, &self.spec.lifecycle);
         let mut cause = Cause::MayPass;
         if matches!(after.phase(), Phase::Backoff | Phase::Failed) {
-            let lines = self.logs.of(generation);
+            // They go into events, the ledger and answers to clients.
+            let lines = discreet::lines(&self.logs.of(generation));
             let failure = failure::judge(end, &lines, self.watch.failure_lines, after.failures());
             cause = match failure.kind {
                 kind if never_ready && kind.is_permanent() => Cause::NeedsChange,
@@ -192,7 +200,7 @@ impl Model {
         let (gpu_age, limit) = (self.watch.gpu_age, self.watch.read_limit);
         let context = Arc::clone(&self.context);
         let priors = &context.priors;
-        let settings = self.shared.settings.all();
+        let shared = Arc::clone(&self.shared);
         let Some(unit) = self.unit_mut(id) else { return };
         let (starting, role) = (unit.phase() == Phase::Starting, unit.role);
         let Some(live) = &mut unit.live else { return };
@@ -209,14 +217,7 @@ impl Model {
             if health == Health::Ready && starting {
                 props = Some(process.props(timeout).await);
                 // Before its gate opens: nobody is answered by a process that lacks them.
-                for setting in settings {
-                    let path = setting.path.clone();
-                    if let Err(why) = process.set(setting, timeout).await {
-                        unset.push(format!(
-                            "what was set by `POST {path}` is not set in the process that follows: {why}; set it again"
-                        ));
-                    }
-                }
+                unset = set_all(process.as_ref(), &shared, timeout).await;
                 if reads {
                     vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
                 }

@@ -48,6 +48,8 @@ pub(crate) enum Report {
         /// Settings of clients that could not be set again before it is used, in words.
         unset: Vec<String>,
     },
+    /// What was set in another process of the model could not be set in this one, in words.
+    Unset(Vec<String>),
     /// What it needs was looked at, just before its creation.
     Looked(Sight),
     /// The process is reaped. If SIGKILL ended it: whether that was for lack of memory.

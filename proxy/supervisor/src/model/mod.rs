@@ -44,6 +44,7 @@ mod room;
 mod sample;
 mod settle;
 mod show;
+mod spread;
 mod unit;
 mod watched;
 mod way;
@@ -241,7 +242,7 @@ impl Model {
                     // Cannot be: we hold a sender ourselves.
                     None => return,
                 },
-                () = shared.wake.notified() => {}
+                () = shared.wake.notified() => self.spread_settings(),
                 () = sleep_until(deadline) => self.fire(Instant::now()),
                 Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
                 Some(_) = self.writers.join_next(), if !self.writers.is_empty() => {}

@@ -167,15 +167,18 @@ impl Shared {
         self.deliver(outbox);
     }
 
-    /// A process has taken what a client has set in it. It is set again in those that follow.
+    /// A process has taken what a client has set in it. It is set in the others of the model, too, and again in those that
+    /// follow.
     pub(crate) fn note_setting(&self, generation: GenerationId, path: &str, body: Bytes) {
-        if !self.settings.set(path, body) {
-            let message = format!(
-                "what was set by `POST {path}` is larger than {} and is not set again in the next process",
-                ByteSize(settings::MOST)
-            );
-            self.journal.tell(Some(&self.name), Some(generation), EventKind::SettingLost { message });
+        if self.settings.set(generation, path, body) {
+            self.wake.notify_one();
+            return;
         }
+        let message = format!(
+            "what was set by `POST {path}` is larger than {} and is set in no other process, nor again in the next one",
+            ByteSize(settings::MOST)
+        );
+        self.journal.tell(Some(&self.name), Some(generation), EventKind::SettingLost { message });
     }
 
     /// The memory for which a prompt that waits wants a fresh process in the place of this one.

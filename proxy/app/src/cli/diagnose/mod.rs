@@ -137,6 +137,10 @@ pub(crate) fn run(args: DiagnoseArgs) -> Result<(), Failure> {
 async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     let workloads = args.workloads()?;
     let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);
+    if let Some(torn) = recording.as_ref().map(|recording| recording.torn()).filter(|torn| *torn > 0) {
+        let lines = if torn == 1 { "one line is" } else { "some lines are" };
+        out::error_line(&format!("warning: the recording was cut short: {lines} passed over ({torn})"));
+    }
     outputs::prepare(&args)?;
     // Before anything is started, so that no signal finds us half-way with the default action.
     let mut signals = Signals::new()?;

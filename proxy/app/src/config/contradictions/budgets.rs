@@ -100,3 +100,56 @@ pub(super) fn budgets_below_what_is_kept(whole: &Whole<'_>) -> Vec<Found> {
     };
     whole.models.iter().filter_map(of_one).collect()
 }
+
+/// A budget over all processes that is below one of a single process is passed first, whatever the other says.
+pub(super) fn shared_budgets_below_one_of_a_model(whole: &Whole<'_>) -> Vec<Found> {
+    let shared = &whole.settings.shared;
+    let mut found = Vec::new();
+    for one in &whole.models {
+        let policy = &one.model.policy;
+        for (memory, total, all, own) in [
+            ("host", Some(whole.memory), shared.host, policy.host),
+            // A share of a GPU's memory is compared with another share only.
+            ("vram", None, shared.vram, policy.vram),
+        ] {
+            for (key, all, own) in [("soft", all.soft, own.soft), ("hard", all.hard, own.hard)] {
+                let Some((all, own)) = all.zip(own) else { continue };
+                if !is_below(all, own, total) {
+                    continue;
+                }
+                let message = format!(
+                    "`policy.{memory}.{key}` is {own}, and `shared.{memory}.{key}`, over all processes, is {all}: that is passed first"
+                );
+                let hint =
+                    format!("raise `shared.{memory}.{key}` to {own} or more, or lower the model's own");
+                found.push(one.found(&["policy", memory, key], &message, hint));
+            }
+        }
+    }
+    found
+}
+
+/// Whether one limit is below another, where that can be told.
+fn is_below(one: MemoryLimit, other: MemoryLimit, total: Option<ByteSize>) -> bool {
+    if let (MemoryLimit::Percent(one), MemoryLimit::Percent(other)) = (one, other) {
+        return one < other;
+    }
+    let bytes = |limit: MemoryLimit| total.map_or_else(|| limit.bytes(), |total| limit.resolve(total));
+    bytes(one).zip(bytes(other)).is_some_and(|(one, other)| one < other)
+}
+
+/// Each process has the budget for itself.
+pub(super) fn replicas_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let (count, soft) = (one.model.replicas, one.model.policy.host.soft?);
+        let each = soft.resolve(whole.memory).filter(|each| *each <= whole.memory)?;
+        let all = ByteSize(each.0.saturating_mul(u64::from(count)));
+        let message = format!(
+            "{count} processes (`replicas`) may hold {each} each (`policy.host.soft`), {all} in all, and there are {}",
+            whole.memory
+        );
+        let hint = "lower one of the two: the budget is that of each process";
+        (count > 1 && all > whole.memory).then(|| one.found(&["policy", "host", "soft"], &message, hint))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}

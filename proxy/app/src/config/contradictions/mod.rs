@@ -4,6 +4,8 @@
 //! meant is a problem and stops the start; what may be meant is a warning. Pure: no files, no clock.
 
 mod budgets;
+mod files;
+mod requests;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -32,6 +34,8 @@ pub(super) struct One<'a> {
     pub(super) model: &'a Model,
     /// What its processes are told to keep.
     pub(super) keeps: Allowance,
+    /// Arguments of its processes.
+    pub(super) args: &'a [String],
     /// Slots of a process, where that is said.
     pub(super) slots: Option<u32>,
 }
@@ -52,21 +56,30 @@ pub(super) struct Found {
 type Rule = fn(&Whole<'_>) -> Vec<Found>;
 
 /// All rules, in the order in which they are told.
-const RULES: [Rule; 15] = [
+const RULES: [Rule; 24] = [
     budgets::hard_above_soft,
     budgets::budgets_of_a_few_bytes,
     budgets::budgets_above_the_machine,
     budgets::budgets_below_what_is_kept,
+    budgets::shared_budgets_below_one_of_a_model,
+    budgets::replicas_above_the_machine,
     floors_that_are_not_kept,
     room::more_slots_than_connections,
     room::more_requests_than_slots,
     room::bodies_above_their_memory,
+    room::two_doors_on_one_port,
+    files::written_and_read,
+    requests::defaults_above_their_limit,
+    requests::defaults_that_are_always_set,
     times::waits_that_outlast_a_request,
+    times::silences_that_are_no_end,
+    times::prompts_that_are_taken_for_silence,
     times::probes_that_come_too_late,
     times::pauses_in_the_wrong_order,
     times::quiet_that_never_comes,
     times::windows_too_short_for_quiet,
     times::ages_below_the_pause,
+    times::ages_that_wait_for_a_window,
     times::horizons_in_the_wrong_order,
 ];
 

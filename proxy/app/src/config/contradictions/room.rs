@@ -1,5 +1,7 @@
 //! What may be sent at a time against what there is room for.
 
+use std::net::IpAddr;
+
 use warden_policies::ByteSize;
 
 use super::{Found, One, Whole};
@@ -86,4 +88,27 @@ pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
             Found::new(&["server", key], message, hint)
         })
         .collect()
+}
+
+/// Clients and operators are listened to at addresses of their own.
+pub(super) fn two_doors_on_one_port(whole: &Whole<'_>) -> Vec<Found> {
+    let server = &whole.settings.server;
+    let Some((host, port)) = whole.settings.admin.address.as_deref().and_then(|text| text.rsplit_once(':'))
+    else {
+        return Vec::new();
+    };
+    let same = server.port != 0 && port.parse() == Ok(server.port);
+    // Operators are listened to on loopback only, so an address of one network card is another.
+    let apart = server.host.parse::<IpAddr>().is_ok_and(|ip| {
+        let other = host.trim_matches(['[', ']']).parse::<IpAddr>();
+        !ip.is_unspecified() && other.is_ok_and(|other| other != ip)
+    });
+    if !same || apart {
+        return Vec::new();
+    }
+    let message = format!(
+        "`admin.address` is {host}:{port}, and `server.port` is {} on {}: one of the two cannot listen",
+        server.port, server.host
+    );
+    vec![Found::new(&["admin", "address"], message, "give `admin.address` another port").fatal()]
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use warden_policies::units::span;
 
+use super::super::arguments;
 use super::{Found, One, Whole};
 
 /// The limit of a whole exchange counts from its beginning, waiting included.
@@ -42,6 +43,77 @@ pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
+/// Of two limits the shorter one ends it; one that is longer than the whole is none.
+pub(super) fn silences_that_are_no_end(whole: &Whole<'_>) -> Vec<Found> {
+    let (server, upstream) = (&whole.settings.server, &whole.settings.upstream);
+    let pairs = [
+        (
+            "upstream",
+            "stream_idle",
+            upstream.stream_idle,
+            "exchange_timeout",
+            upstream.exchange_timeout,
+            "an exchange",
+        ),
+        (
+            "upstream",
+            "connect_timeout",
+            upstream.connect_timeout,
+            "exchange_timeout",
+            upstream.exchange_timeout,
+            "an exchange",
+        ),
+        ("server", "body_timeout", server.body_timeout, "body_deadline", server.body_deadline, "a body"),
+    ];
+    let wrong = pairs.into_iter().filter(|(_, _, short, _, long, _)| short >= long);
+    wrong
+        .map(|(section, key, short, all, long, what)| {
+            let message = format!(
+                "`{section}.{key}` is {}, and {what} ends after {} in all (`{section}.{all}`): it never ends anything",
+                span(short),
+                span(long)
+            );
+            Found::new(&[section, key], message, format!("lower `{key}`, or raise `{all}`"))
+        })
+        .collect()
+}
+
+/// llama-server says nothing while it computes a prompt, but for a comment each time that this has passed.
+const PING: Duration = Duration::from_secs(30);
+
+/// A stream whose prompt takes long is silent until the first comment, or until the first token where there are none.
+pub(super) fn prompts_that_are_taken_for_silence(whole: &Whole<'_>) -> Vec<Found> {
+    let limit = whole.settings.upstream.stream_idle;
+    let of_one = |one: &One<'_>| {
+        let given = arguments::ping(one.args);
+        if given.is_some_and(|seconds| seconds <= 0) {
+            let prompt = whole.settings.health.wedged_after;
+            let message = format!(
+                "its streams are silent while a prompt is computed (`--sse-ping-interval`), which may take {} \
+                 (`health.wedged_after`), and a silent stream is ended after {} (`upstream.stream_idle`)",
+                span(prompt),
+                span(limit)
+            );
+            let hint = format!(
+                "leave `--sse-ping-interval` out, or raise `upstream.stream_idle` to {}",
+                span(prompt)
+            );
+            return (limit < prompt).then(|| one.found(&["args"], &message, hint));
+        }
+        let ping = given.and_then(|seconds| u64::try_from(seconds).ok()).map_or(PING, Duration::from_secs);
+        let message = format!(
+            "a stream is ended after {} without a byte (`upstream.stream_idle`), and llama-server says something only every {} \
+             while it computes a prompt",
+            span(limit),
+            span(ping)
+        );
+        let hint = format!("raise `upstream.stream_idle` well above {}", span(ping));
+        let keys: &[&str] = if given.is_some() { &["args"] } else { &[] };
+        (limit <= ping).then(|| one.found(keys, &message, hint))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
 /// Probes have to come, and be answered, before a verdict.
 pub(super) fn probes_that_come_too_late(whole: &Whole<'_>) -> Vec<Found> {
     let mut found = Vec::new();
@@ -61,7 +133,16 @@ pub(super) fn probes_that_come_too_late(whole: &Whole<'_>) -> Vec<Found> {
                 format!("raise `suspect_timeout` above {}", span(next)),
             ));
         }
-        if times.start_probe_interval >= times.start_timeout {
+        if times.probe_timeout > times.start_timeout {
+            let message = format!(
+                "a starting process is given up after {} (`start_timeout`), and one probe of it may take {} (`probe_timeout`)",
+                span(times.start_timeout),
+                span(times.probe_timeout)
+            );
+            let hint =
+                format!("raise `start_timeout` above {}, for the load of a model", span(times.probe_timeout));
+            found.push(one.found(&["lifecycle", "start_timeout"], &message, hint));
+        } else if times.start_probe_interval >= times.start_timeout {
             let message = format!(
                 "a starting process is probed every {} (`start_probe_interval`) and given up after {} (`start_timeout`)",
                 span(times.start_probe_interval),
@@ -144,6 +225,25 @@ pub(super) fn ages_below_the_pause(whole: &Whole<'_>) -> Vec<Found> {
         );
         (age < pause)
             .then(|| one.found(&["policy", "max_age"], &message, "raise `max_age`, or lower `min_interval`"))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// What is too old outside of the windows waits for the next one.
+pub(super) fn ages_that_wait_for_a_window(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let policy = &one.model.policy;
+        let age = policy.max_age?;
+        let closed = Duration::from_secs(u64::from(policy.only.longest_closed()) * 60);
+        let message = format!(
+            "`max_age` is {}, and the windows `{}` are closed for up to {}: a process may become {} old",
+            span(age),
+            policy.only,
+            span(closed),
+            span(age.saturating_add(closed))
+        );
+        let hint = "raise `max_age` above the time between two windows, or add a window to `only`";
+        (age < closed).then(|| one.found(&["policy", "max_age"], &message, hint))
     };
     whole.models.iter().filter_map(of_one).collect()
 }

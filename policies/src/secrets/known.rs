@@ -1,0 +1,82 @@
+//! Secrets that a process was given, known by themselves: whatever it says, they are not in it.
+
+use super::{HIDDEN, is_flag, is_random, is_secret};
+
+/// Letters of a flag's value, at least: what is shorter stands in other words, too.
+const LEAST: usize = 6;
+/// Letters of a variable's value without both letters and digits, at least: `enabled` is a word of every log.
+const LEAST_PLAIN: usize = 16;
+
+/// The secrets of one process. Its `Debug` has none of them.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Known(Vec<String>);
+
+impl std::fmt::Debug for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Known({} secrets)", self.0.len())
+    }
+}
+
+impl Known {
+    /// Those in the arguments and variables of a process.
+    pub fn of<'a>(args: &[String], variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut all: Vec<String> = Vec::new();
+        for (at, word) in args.iter().enumerate() {
+            let value = match word.split_once('=') {
+                Some((name, value)) if is_flag(name) => Some(value),
+                _ if is_flag(word) => args.get(at + 1).map(String::as_str),
+                _ => None,
+            };
+            // llama-server takes several keys, with commas between them.
+            let keys = value.into_iter().flat_map(|value| value.split(','));
+            all.extend(keys.filter(|key| key.len() >= LEAST).map(str::to_owned));
+        }
+        for (name, value) in variables {
+            let is_word = value.len() < LEAST_PLAIN && !is_random(value);
+            let counts = value.len() >= LEAST && !is_word && !value.starts_with('/');
+            if counts && is_secret(name, value) {
+                all.push(value.to_owned());
+            }
+        }
+        // One may be the beginning of another.
+        all.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+        all.dedup();
+        Self(all)
+    }
+
+    /// A text without them.
+    #[must_use]
+    pub fn hide(&self, text: String) -> String {
+        self.0.iter().fold(text, |text, secret| {
+            if text.contains(secret.as_str()) { text.replace(secret.as_str(), HIDDEN) } else { text }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(all: &[&str]) -> Vec<String> {
+        all.iter().map(|&one| one.to_owned()).collect()
+    }
+
+    #[test]
+    fn what_a_process_was_given_is_hidden_wherever_it_repeats_it() {
+        let args = words(&["--api_key", "correct horse,battery", "-c", "123456", "--hf-token=stapler"]);
+        let variables = [
+            ("MY_TOKEN", "tr0ub4dor"),
+            ("SECRET_MODE", "enabled"),
+            ("SSH_AUTH_SOCK", "/tmp/agent.123"),
+            ("HOME", "/home/me0123"),
+        ];
+        let known = Known::of(&args, variables);
+        let said =
+            "correct horse and battery and stapler, tr0ub4dor!, enabled 123456 /tmp/agent.123 /home/me0123";
+        assert_eq!(
+            known.hide(said.to_owned()),
+            "*** and *** and ***, ***!, enabled 123456 /tmp/agent.123 /home/me0123"
+        );
+        assert_eq!(format!("{known:?}"), "Known(4 secrets)");
+    }
+}

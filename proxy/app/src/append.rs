@@ -1,0 +1,55 @@
+//! Files of lines that several instances append to, one after the other.
+//!
+//! A process that is killed in the middle of a write leaves half a line. It stays, because it is somebody's data; whoever opens the
+//! file next ends it, so that no later line becomes a part of it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+/// Opens a file to append whole lines to; a new one gets this mode.
+///
+/// # Errors
+/// It cannot be opened, or what is torn in it cannot be ended.
+pub(crate) fn open(path: &Path, mode: u32) -> io::Result<File> {
+    let mut file = OpenOptions::new().create(true).append(true).mode(mode).open(path)?;
+    if ends_torn(path, &file)? {
+        file.write_all(b"\n")?;
+    }
+    Ok(file)
+}
+
+/// Whether the last line has no end. A device or a pipe has no last line, and what we may not read is left as it is.
+fn ends_torn(path: &Path, file: &File) -> io::Result<bool> {
+    let facts = file.metadata()?;
+    if !facts.is_file() || facts.len() == 0 {
+        return Ok(false);
+    }
+    let mut last = [b'\n'];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, facts.len() - 1));
+    Ok(read.is_ok() && last != [b'\n'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_a_line_is_ended_once_and_nothing_else_is_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lines");
+        for (before, after) in
+            [(None, ""), (Some("a\n"), "a\n"), (Some("a\nha"), "a\nha\n"), (Some("\n"), "\n")]
+        {
+            if let Some(before) = before {
+                std::fs::write(&path, before).unwrap();
+            }
+            for _ in 0..2 {
+                open(&path, 0o600).unwrap();
+                assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
+            }
+        }
+        open(Path::new("/dev/null"), 0o600).unwrap();
+    }
+}
