@@ -104,10 +104,11 @@ impl Exchange {
                 tokio::select! {
                     biased;
                     result = &mut once => Some(result),
-                    () = &mut revoked => match right.is_running() {
-                        true => None,
+                    () = &mut revoked => if right.is_running() {
+                        None
+                    } else {
                         // Its end is known sooner than that of its connection, which says how far the request came.
-                        false => timeout_at(Instant::now() + config.connect_timeout, once).await.ok(),
+                        timeout_at(Instant::now() + config.connect_timeout, once).await.ok()
                     },
                 }
             };
