@@ -102,17 +102,23 @@ async fn five_slow_uploads_of_one_address_leave_room_for_another() {
     let mut plan = Plan { models: vec!["a", "b"], ..Plan::default() };
     plan.config.buffered_bytes = 3_000_000;
     let rig = Rig::with(plan, &[&upstream]).await;
-    let mut slow = Vec::new();
-    for _ in 0..5 {
+    let upload = async || {
         let mut client = rig.client().await;
         client.send(b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 3000000\r\n\r\n{\"x\":\"").await;
-        slow.push(client);
+        client.send(&vec![b'x'; 590_000]).await;
+        client
+    };
+    let held = || rig.gauges.held_bytes.load(Ordering::SeqCst);
+    let mut slow = Vec::new();
+    for more in 1..=3 {
+        slow.push(upload().await);
+        eventually("it is held", || held() >= more * 590_000).await;
     }
-    // As much as they may hold: those that want more are told to come again.
-    for client in &mut slow {
-        client.send(&vec![b'x'; 600_000]).await;
+    // Two thirds of all: the others would fit, and are told to come again.
+    for _ in 0..2 {
+        let (head, _) = upload().await.response().await;
+        assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
     }
-    eventually("they hold what they may", || rig.gauges.held_bytes.load(Ordering::SeqCst) > 1_700_000).await;
     let body = format!(r#"{{"x":"{}","model":"a"}}"#, "y".repeat(450_000));
     let elsewhere = TcpSocket::new_v4().unwrap();
     elsewhere.bind("127.0.0.2:0".parse().unwrap()).unwrap();
