@@ -198,10 +198,11 @@ async fn in_sequence_one_that_lost_the_gpu_serves_says_so_and_is_replaced_when_t
     wait_until("a process with all layers serves", SOON, async || {
         let shown = warden.status("m").await.unwrap_or_default()["backends"].clone();
         let all = shown.as_array().map(Vec::as_slice).unwrap_or_default();
-        all.len() == 1 && all[0]["phase"] == "ready" && all[0]["degraded"].is_null()
+        // A moment after it is ready it is not yet looked at.
+        let entries = json_lines(&warden.recycles()).unwrap_or_default();
+        let replaced = entries.iter().any(|entry| entry["reason"] == "degraded");
+        replaced && all.len() == 1 && all[0]["phase"] == "ready" && all[0]["degraded"].is_null()
     })
     .await?;
-    let entries = json_lines(&warden.recycles())?;
-    assert!(entries.iter().any(|entry| entry["reason"] == "degraded"), "{entries:?}");
     Ok(())
 }
