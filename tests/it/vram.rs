@@ -11,7 +11,9 @@ use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, Trouble, Warden, wait_until};
 const GIB: u64 = 1 << 30;
 
 /// Memory is read often, and nothing waits for a better moment.
-const OFTEN: &str = "sensors.interval = \"25ms\"\nsensors.idle_settle = \"1ms\"\nsensors.gpu_age = \"1ms\"";
+/// The stand-in for a GPU knows of a new process only when a test says so: until then it has lost nothing.
+const OFTEN: &str = "sensors.interval = \"25ms\"\nsensors.idle_settle = \"1ms\"\nsensors.gpu_age = \"1ms\"\n\
+                     health.offload_vram = 0.0";
 const EAGER: &str = "policy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
                      policy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
 
