@@ -199,7 +199,7 @@ async fn settings_that_contradict_each_other_are_named_with_the_numbers() -> Out
         "`max_in_flight` is 10, and a process has 8 slots",
         "a budget of 12 B",
         "`max_age` is 1 min, and replacements are at least 10 min apart",
-        "allows bodies of 1.0 GiB, and `server.buffered_bytes` holds 256.0 MiB",
+        "allows bodies of 1.0 GiB, and of `server.buffered_bytes`, which is 256.0 MiB, one client holds 170.7 MiB at most",
     ] {
         assert!(ran.stderr.contains(part), "{part}: {ran:?}");
     }

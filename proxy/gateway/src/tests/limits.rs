@@ -108,11 +108,11 @@ async fn five_slow_uploads_of_one_address_leave_room_for_another() {
         client.send(&vec![b'x'; 590_000]).await;
         client
     };
-    let held = || rig.gauges.held_bytes.load(Ordering::SeqCst);
+    let kept = || rig.gauges.held_bytes.load(Ordering::SeqCst);
     let mut slow = Vec::new();
     for more in 1..=3 {
         slow.push(upload().await);
-        eventually("it is held", || held() >= more * 590_000).await;
+        eventually("it is kept", || kept() >= more * 590_000).await;
     }
     // Two thirds of all: the others would fit, and are told to come again.
     for _ in 0..2 {
