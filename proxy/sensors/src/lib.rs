@@ -12,7 +12,7 @@
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
 //! | [`oom`] | whether the kernel killed for lack of memory |
 //! | [`report`] | the memory report of a patched llama-server |
-//! | [`standing`] | whether a process can go on: stopped, or waiting for its pages |
+//! | [`mod@standing`] | whether a process can go on: stopped, or waiting for its pages |
 //! | [`totals`] | host memory in all, and what is available; less in a container |
 
 pub mod backend_metrics;
