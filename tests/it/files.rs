@@ -358,7 +358,8 @@ async fn a_hangup_sent_to_everything_ends_no_llama_server() -> Outcome {
 /// Starts it as the foreground job of a terminal that `script` makes, and that is gone when `script` is killed.
 async fn in_a_terminal(setup: &Setup, args: &[&str]) -> Result<Kid, Trouble> {
     let program = warden_rig::binaries::llama_warden()?;
-    let line = format!("exec '{}' {}", program.display(), args.join(" "));
+    // Whoever runs the tests may have had HUP ignored (`nohup`), which is inherited and means another thing.
+    let line = format!("exec env --default-signal=HUP '{}' {}", program.display(), args.join(" "));
     let copy = setup.home.path().join("typescript");
     let words = ["-q", "-f", "-c", &line, &copy.to_string_lossy()].map(Into::into);
     let log = setup.home.path().join("terminal.log");

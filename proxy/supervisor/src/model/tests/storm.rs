@@ -208,7 +208,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
         assert!(alive <= 24, "{alive} processes");
     }
     if calm {
-        recover(&rig).await;
+        recover(&mut rig).await;
     }
     let began = Instant::now();
     rig.fleet.shutdown(secs(5)).await;
@@ -226,13 +226,15 @@ async fn storm(ops: Vec<Op>, calm: bool) {
 }
 
 /// When the weather is good again, one restart is enough, and everything is as if nothing had been.
-async fn recover(rig: &Rig) {
+async fn recover(rig: &mut Rig) {
     rig.script.clear();
     for child in rig.script.children() {
         child.set_deaf(false);
         child.set_anon(MIB);
         child.set_vram(MIB);
     }
+    // Another kind of process: nobody remembers how much of it was on a GPU before the storm, and whether that is lost.
+    rig.apply(|config| "calm".clone_into(&mut model(config).command.args[1])).await;
     let served = async {
         while rig.fleet.restart("m").await.is_err() {
             pass(secs(1)).await;
