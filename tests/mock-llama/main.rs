@@ -59,6 +59,10 @@ fn main() -> ExitCode {
         say("version: 0.0.0-mock (build 1, commit 000000000)\nbuilt with Rust for Linux");
         return ExitCode::SUCCESS;
     }
+    if flags.iter().any(|flag| flag == "--help") {
+        say("--host HOST   a UNIX socket, if the address ends with .sock");
+        return ExitCode::SUCCESS;
+    }
     match asked(&flags).and_then(|asked| serve(&asked)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
