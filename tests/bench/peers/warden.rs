@@ -29,7 +29,12 @@ pub(crate) fn setup(mock: &str, slots: usize, access: &Path) -> Result<Setup, Tr
     );
     let keys = setup.home.file("keys.toml", keys)?.display().to_string();
     let access = access.display().to_string();
-    let top = format!("server.keys = {}\nlog.access = {}", json!(keys), json!(access));
+    // The mock serves any number of connections at a time; of a binary that somebody else built that is not known.
+    let top = format!(
+        "server.keys = {}\nlog.access = {}\nupstream.idle_connections_unknown = 64",
+        json!(keys),
+        json!(access)
+    );
     let lines = |preload: bool| {
         format!(
             "binary = {}\nmodel = {}\nargs = [\"-np\", \"{slots}\", \"--metrics\"]\nmax_in_flight = {slots}\npreload = {preload}\nenv = {{ MOCK_LLAMA_CPU = \"{}\" }}\n",
