@@ -40,7 +40,8 @@ const TARGETS: [(&str, Metric, Rule, Option<f64>); 23] = [
     ("9", m::BODIES_LAST, Rule::RatioAtLeast(0.95), None),
     ("10", m::PEAK_FIRST, Rule::AtMost(20.0), None),
     ("10", m::PEAK_LAST, Rule::BesideAtMost(m::IDLE, HELD_BUDGET), None),
-    ("11", m::IDLE, Rule::AtMost(8.0), Some(26.0)),
+    // 23 were reached before fingerprints, facts of builds and quarantine came: 2.5 MiB more of code.
+    ("11", m::IDLE, Rule::AtMost(8.0), Some(28.0)),
     ("11", m::IDLE_CONNECTIONS, Rule::AtMost(18.0), Some(42.0)),
     ("11", m::OPEN_STREAMS, Rule::AtMost(40.0), Some(59.0)),
     ("12", m::START, Rule::AtMost(50.0), None),
