@@ -137,6 +137,11 @@ static void compute(context_t & context, size_t key, const work & what = {}) {
     if (cached.key != node) { // another computation: captured anew at once
         if (cached.instance != nullptr) {
             cudaStreamSynchronize(context.stream());
+#if SHAPE_HAS_LOCK
+            // What the backend does by itself is not what is looked at: it waits for captures of others.
+            std::unique_lock<std::mutex> lock(ggml_cuda_lock);
+            ggml_cuda_lock_cv.wait(lock, [] { return ggml_cuda_lock_counter == 0; });
+#endif
             cudaGraphExecDestroy(cached.instance);
             cached.instance = nullptr;
         }
