@@ -21,6 +21,18 @@ struct Rig {
 }
 
 impl Rig {
+    /// Puts a build of this plan into the store.
+    fn install(&self, plan: Plan) {
+        let binary = self.folder.path().join("binary");
+        fs::write(&binary, "12345").unwrap();
+        let papers = Provenance {
+            id: plan.id.clone(),
+            plan,
+            ..crate::store::tests::papers(&[], "2026-01-01T00:00:00Z", 5)
+        };
+        self.builder.store().install(&binary, &papers).unwrap();
+    }
+
     fn new(programs: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_owned();
@@ -168,14 +180,7 @@ async fn too_little_disk_is_told_before_anything_is_written() {
 async fn a_build_in_the_store_is_a_hit_and_nothing_runs() {
     let rig = Rig::new(&[("ninja", "exit 1")]);
     let plan = rig.builder.plan(&rig.request).await.unwrap();
-    let binary = rig.folder.path().join("binary");
-    fs::write(&binary, "12345").unwrap();
-    let papers = Provenance {
-        id: plan.id.clone(),
-        plan,
-        ..crate::store::tests::papers(&[], "2026-01-01T00:00:00Z", 5)
-    };
-    rig.builder.store().install(&binary, &papers).unwrap();
+    rig.install(plan);
     let built = rig.builder.build(&rig.request).await.unwrap();
     assert!(built.hit);
     assert_eq!(fs::read(built.binary).unwrap(), b"12345");

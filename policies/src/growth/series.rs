@@ -270,9 +270,7 @@ impl Watch {
             && whole.bent <= policy.broad_scatter * policy.straight_scatter
             && whole.goes_far
             && whole.drift
-            && whole.rise >= policy.far_effect * effect
-            && !self.settles(scale, &whole, effect)
-            && !self.fell(scale, whole.rise);
+            && whole.rise >= policy.far_effect * effect;
         if !(often || again || far) {
             return None;
         }

@@ -30,6 +30,14 @@ fn at(minutes: u32) -> Duration {
     MINUTE * minutes
 }
 
+/// A server died with `A` in flight.
+fn suspected() -> Quarantine {
+    let mut known = Quarantine::new(policy());
+    known.broke(G, A, at(0));
+    known.died(G, among(0), at(0));
+    known
+}
+
 #[test]
 fn a_death_makes_suspects_of_all_in_flight_and_refuses_nobody() {
     let mut known = Quarantine::new(policy());
@@ -87,9 +95,7 @@ fn a_death_in_company_refuses_nobody_although_one_was_on_trial() {
 
 #[test]
 fn who_is_answered_is_forgiven_and_who_leaves_is_tried_again() {
-    let mut known = Quarantine::new(policy());
-    known.broke(G, A, at(0));
-    known.died(G, among(0), at(0));
+    let mut known = suspected();
     known.begin_trial(H, A);
     known.end_trial(H);
     assert_eq!(known.died(H, among(0), at(0)).refused, None, "it had left");
@@ -100,9 +106,7 @@ fn who_is_answered_is_forgiven_and_who_leaves_is_tried_again() {
 
 #[test]
 fn a_break_on_trial_is_judged_when_the_end_is_known() {
-    let mut known = Quarantine::new(policy());
-    known.broke(G, A, at(0));
-    known.died(G, among(0), at(0));
+    let mut known = suspected();
     known.begin_trial(H, A);
     known.broke(H, A, at(0));
     // Its lease is back before the process is known to be gone.
@@ -132,9 +136,7 @@ fn whose_client_left_a_moment_ago_is_in_flight_at_a_death() {
 
 #[test]
 fn leaving_its_trial_saves_nobody_and_nobody_is_refused_for_one_that_left_before() {
-    let mut known = Quarantine::new(policy());
-    known.broke(G, A, at(0));
-    known.died(G, among(0), at(0));
+    let mut known = suspected();
     known.begin_trial(H, A);
     known.left(H, A, at(1));
     known.end_trial(H);
@@ -168,9 +170,7 @@ fn who_meets_death_again_and_again_waits_longer_to_be_alone() {
 
 #[test]
 fn a_trial_whose_server_lives_on_is_over() {
-    let mut known = Quarantine::new(policy());
-    known.broke(G, A, at(0));
-    known.died(G, among(0), at(0));
+    let mut known = suspected();
     known.begin_trial(H, A);
     known.broke(H, A, at(0));
     known.end_trial(H);
