@@ -22,13 +22,8 @@ pub(super) fn written_and_read(whole: &Whole<'_>) -> Vec<Found> {
     for one in &whole.models {
         let model = one.model.model.as_deref().or_else(|| arguments::model(one.args).map(Path::new));
         let files = [("model", model), ("binary", one.model.binary.as_deref())];
-        let named =
-            |(key, path): (&str, Option<&'_ Path>)| path.map(|_| format!("models.{}.{key}", one.name));
-        for (key, path) in files {
-            if let Some((name, path)) = named((key, path)).zip(path) {
-                others.push((name, path));
-            }
-        }
+        let named = |(key, path): (_, Option<_>)| Some((format!("models.{}.{key}", one.name), path?));
+        others.extend(files.into_iter().filter_map(named));
     }
     let mut found = Vec::new();
     for (at, (keys, path)) in written.iter().enumerate().filter(|(_, (_, path))| !path.as_os_str().is_empty())
