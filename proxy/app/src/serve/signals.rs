@@ -27,9 +27,6 @@ const SAME: Duration = Duration::from_secs(1);
 /// From the end of a terminal until its shell has told its jobs.
 const JUST: Duration = Duration::from_secs(5);
 
-/// From a HUP until the terminal that it is about can be seen to be gone: the kernel sends the signal first.
-const FIRST: Duration = Duration::from_secs(1);
-
 /// What was asked of us.
 pub(crate) enum Asked {
     End,
@@ -43,8 +40,6 @@ pub(crate) struct Signals {
     hup: Signal,
     _child: Signal,
     terminal: Option<Terminal>,
-    /// When HUP came last.
-    hung_up: Option<Instant>,
     last: Last,
 }
 
@@ -64,7 +59,6 @@ impl Signals {
             // Never waited for. But whoever started us may have had it ignored, and that is inherited: then the kernel
             // would reap our children itself, and nobody could tell how they ended.
             _child: listen(SignalKind::child())?,
-            hung_up: None,
             last: Last::default(),
         })
     }
@@ -102,27 +96,18 @@ impl Signals {
             let asked = tokio::select! {
                 _ = self.term.recv() => Asked::End,
                 _ = self.int.recv() => Asked::End,
-                _ = self.hup.recv() => {
-                    let now = Instant::now();
-                    self.hung_up = Some(now);
-                    match &self.terminal {
-                        Some(terminal) if terminal.has_just_gone(now) => {
-                            tracing::info!("the terminal is gone");
-                            Asked::End
-                        }
-                        _ => Asked::Reload,
+                _ = self.hup.recv() => match &self.terminal {
+                    Some(terminal) if terminal.has_just_gone(Instant::now()) => {
+                        tracing::info!("the terminal is gone");
+                        Asked::End
                     }
-                }
+                    _ => Asked::Reload,
+                },
                 () = gone(self.terminal.as_ref()) => {
-                    let now = Instant::now();
                     if let Some(terminal) = &mut self.terminal {
-                        terminal.noticed = Some(now);
+                        terminal.noticed = Some(Instant::now());
                     }
-                    if self.hung_up.is_none_or(|at| now.saturating_duration_since(at) >= FIRST) {
-                        continue;
-                    }
-                    tracing::info!("the terminal is gone: that was what HUP meant");
-                    Asked::End
+                    continue;
                 }
             };
             if matches!(asked, Asked::Reload) || self.last.is_new(Instant::now()) {
