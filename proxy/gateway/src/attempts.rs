@@ -113,8 +113,7 @@ impl Exchange {
                 }
             };
             let Some(result) = result else {
-                let sent = message.sent();
-                if let Some(print) = sent.print().filter(|_| sent.is_whole()) {
+                if let Some(print) = message.sent().whole_print() {
                     right.lost(print);
                     if let Standing::Refused { .. } = right.standing(print) {
                         return Err(self.quarantined(&model, print, true));
@@ -143,7 +142,7 @@ impl Exchange {
                 (None, _) => {}
             }
             // Who was not sent whole was not begun with.
-            let print = sent.print().filter(|_| failed.was_sent() && sent.is_whole());
+            let print = sent.whole_print().filter(|_| failed.was_sent());
             if let Some(print) = print {
                 right.broke(print);
             }

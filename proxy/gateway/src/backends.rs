@@ -101,6 +101,16 @@ pub(crate) trait Right: Send + Sync + 'static {
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
+impl dyn Right {
+    /// The answer came whole: the backend is done, and nothing is held any more against the request, which is known by this.
+    pub(crate) fn answered(&self, print: Option<Fingerprint>) {
+        self.done();
+        if let Some(print) = print.filter(|print| self.standing(*print) == Standing::Suspect) {
+            self.survived(print);
+        }
+    }
+}
+
 impl Backends for Fleet {
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
         Fleet::resolve(self, name)

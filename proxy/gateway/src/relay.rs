@@ -23,7 +23,6 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 use warden_policies::Work;
-use warden_policies::quarantine::Standing;
 
 use crate::backends::{BoxFuture, Right};
 use crate::client_io::Busy;
@@ -352,25 +351,19 @@ impl Relay {
     fn end(&mut self, outcome: Outcome) {
         self.ended = true;
         let Some(right) = self.right.take() else { return };
-        let print = self.sent.print();
         if outcome == Outcome::UpstreamDied {
-            if let Some(print) = print.filter(|_| self.sent.is_whole()) {
+            if let Some(print) = self.sent.whole_print() {
                 right.broke(print);
             }
             right.doubt();
         }
         if outcome == Outcome::Revoked
-            && let Some(print) = print.filter(|_| self.sent.is_whole())
+            && let Some(print) = self.sent.whole_print()
         {
             right.lost(print);
         }
         if outcome == Outcome::Ok {
-            right.done();
-            if let Some(print) = print
-                && right.standing(print) == Standing::Suspect
-            {
-                right.survived(print);
-            }
+            right.answered(self.sent.print());
         }
         // The connection first: once the lease is back, its generation may be stopped.
         if let Some(link) = self.link.take()

@@ -103,6 +103,11 @@ impl Sent {
         self.whole.load(Ordering::Acquire)
     }
 
+    /// What the body is known by, if the connection took all of it: only then can the backend be at work on it.
+    pub(crate) fn whole_print(&self) -> Option<Fingerprint> {
+        self.print().filter(|_| self.is_whole())
+    }
+
     /// Why it ended early, if it did.
     pub(crate) fn fault(&self) -> Option<BodyFault> {
         match self.fault.load(Ordering::Acquire) {

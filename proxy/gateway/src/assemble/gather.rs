@@ -12,7 +12,6 @@ use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
-use warden_policies::quarantine::Standing;
 use warden_policies::{ModelName, Work};
 
 use super::{Assembly, Fault, Kind, ask};
@@ -126,7 +125,7 @@ impl Exchange {
                     let Some(piece) = next(&mut link, &mut incoming).await else { break };
                     let piece = piece.map_err(|error| {
                         tracing::debug!(%error, "a backend's answer broke off");
-                        if let Some(print) = sent.print().filter(|_| sent.is_whole()) {
+                        if let Some(print) = sent.whole_print() {
                             right.broke(print);
                         }
                         right.doubt();
@@ -155,17 +154,12 @@ impl Exchange {
         drop((incoming, link));
         let meter = tally.end(matches!(read, Ok(None)));
         if let Err(Refusal::Revoked { .. }) = read
-            && let Some(print) = sent.print().filter(|_| sent.is_whole())
+            && let Some(print) = sent.whole_print()
         {
             right.lost(print);
         }
         if read.is_ok() {
-            right.done();
-            if let Some(print) = sent.print()
-                && right.standing(print) == Standing::Suspect
-            {
-                right.survived(print);
-            }
+            right.answered(sent.print());
         }
         self.flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
         let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };
