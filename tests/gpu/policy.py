@@ -153,8 +153,8 @@ def compare(warden, seen):
 
 def brief(entry):
     evidence = entry["evidence"]
-    keep = {key: entry.get(key) for key in ("model", "reason", "mode", "from", "to", "cut", "gap_ms", "helped", "failed",
-                                            "vram_before", "vram_after", "vram_after_exit")}
+    keep = {key: entry.get(key) for key in ("model", "reason", "mode", "from", "to", "cut", "gap_ms", "exit_ms", "ours_ms", "helped",
+                                            "failed", "vram_before", "vram_after", "vram_after_exit")}
     keep["words"] = evidence.get("words")
     keep["requests"] = evidence.get("requests")
     keep["verdict"], keep["slope"] = evidence.get("verdict"), evidence.get("slope")
