@@ -117,6 +117,29 @@ async fn requests_and_errors_are_the_same_as_over_http_1() {
 }
 
 #[tokio::test]
+async fn a_line_that_llama_server_does_not_take_is_refused_and_nobody_is_doubted() {
+    let upstream = echo();
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut client = Client::new(&rig).await;
+    // It goes on as HTTP/1.1: the target, and `GET  HTTP/1.1` with the end of the line.
+    let fits = 32 * 1024 - "GET /props? HTTP/1.1\r\n".len();
+    let (answer, _) = client.ask(request("GET", &format!("/props?{}", "x".repeat(fits))), b"").await;
+    assert_eq!(answer.status().as_u16(), 200);
+    for (method, body) in [("GET", ""), ("POST", "{}")] {
+        let target = format!("/props?{}", "x".repeat(fits + 1));
+        let (answer, body) = client.ask(request(method, &target), body.as_bytes()).await;
+        assert_eq!(answer.status().as_u16(), 414, "{method}: {body}");
+        assert!(body.contains("too long"), "{method}: {body}");
+    }
+    let (answer, _) = client.ask(request("GET", "/props"), b"").await;
+    assert_eq!(answer.status().as_u16(), 200, "the connection goes on");
+    let granted = rig.backends.granted.load(Ordering::SeqCst);
+    assert_eq!((granted, rig.backends.doubts.load(Ordering::SeqCst)), (2, 0));
+    drop(client);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn without_being_asked_there_is_no_http_2() {
     let upstream = echo();
     let rig = Rig::start(&[&upstream]).await;
