@@ -342,7 +342,11 @@ pub(crate) struct Recipe {
 
 impl Recipe {
     pub(super) fn binary(&self) -> &Path {
-        &self.request.command.binary
+        &self.command().binary
+    }
+
+    pub(super) fn command(&self) -> &Command {
+        &self.request.command
     }
 }
 

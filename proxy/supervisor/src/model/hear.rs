@@ -291,9 +291,15 @@ impl Model {
         // At once: what a fresh process holds is what the next replacement will be compared with.
         live.sample_at = Some(now);
         let (start_ms, generation) = (millis(start), live.id);
+        let with = live.made_of.command().clone();
         self.load_time = Some(start);
         self.n_ctx = props.n_ctx.or(self.n_ctx);
         self.modalities = props.modalities.or(self.modalities);
+        let before = self.ready_with.replace(with);
+        if before.is_some_and(|before| Some(&before) != self.ready_with.as_ref()) {
+            // What ended another build, or one with other arguments, may do no harm to this one.
+            self.shared.release_requests(None);
+        }
         // The lease gate opens in here, before anybody is told.
         self.step(id, Event::ProbeReady);
         self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });

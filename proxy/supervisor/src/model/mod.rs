@@ -71,7 +71,7 @@ use crate::event::EventKind;
 use crate::ledger::LedgerEntry;
 use crate::log::LogRing;
 use crate::shared::Shared;
-use crate::spec::{ModelSpec, Watch};
+use crate::spec::{Command, ModelSpec, Watch};
 use crate::view::Modalities;
 
 /// See the module.
@@ -120,6 +120,8 @@ pub(crate) struct Model {
     /// Since when the clock of the queue stands.
     stands: Option<Instant>,
     needs: needs::Needs,
+    /// What the last process was started with that became ready.
+    ready_with: Option<Command>,
     /// Answers to operators, given when the picture shows what they tell.
     answers: Answers,
     /// The fleet's picture shows us; not after a removal, when another model may have taken the name.
@@ -197,6 +199,7 @@ impl Model {
             room_until: None,
             stands: None,
             needs: needs::Needs::default(),
+            ready_with: None,
             answers: Answers::default(),
             shown: true,
             dirty: true,

@@ -111,7 +111,8 @@ async fn a_wedged_process_is_found_by_its_own_pace_drained_and_ended_after_the_s
 async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client_does_not_wait() {
     for patient in [true, false] {
         let role = Role { work: Some(WORKS), ..Role::default() };
-        let rig = Rig::new(|_, script| script.all([role.clone(), role.clone(), role])).await;
+        let mut rig =
+            Rig::new(|_, script| script.all([role.clone(), role.clone(), role.clone(), role])).await;
         let (model, print) = (ModelName::new("m"), Fingerprint(300));
         for time in 0..2 {
             let stuck = streaming(&rig).await;
@@ -141,6 +142,11 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
             };
             assert!(right, "patient {patient}, time {time}: {standing:?} {:?}", rig.kinds());
         }
+        // Another start of the same has changed nothing; what is started with other arguments may stand it.
+        rig.apply(|config| config.models[0].command.args.push("--no-mmap".to_owned())).await;
+        pass(secs(60)).await;
+        let released = (rig.count("requests_released"), rig.fleet.standing(&model, print));
+        assert_eq!(released, (1, quarantine::Standing::Clear), "{:?}", rig.kinds());
         rig.end().await;
     }
 }
