@@ -150,6 +150,8 @@ pub enum WhyNot {
         /// It is wanted when less than this is left, in whole seconds.
         seconds_before: u64,
     },
+    /// The exact reading of host memory does not show the growth that the counters show.
+    NotConfirmed,
     /// Another replacement goes first: of the same model, or on the same GPU.
     InTurn,
     /// The restraint holds it back.
@@ -183,6 +185,9 @@ impl std::fmt::Display for WhyNot {
                 span(Duration::from_secs(*seconds_to_limit)),
                 span(Duration::from_secs(*seconds_before))
             ),
+            Self::NotConfirmed => {
+                f.write_str("the exact reading of its memory (smaps_rollup) does not show the growth")
+            }
             Self::InTurn => f.write_str("another replacement of this model or on this GPU goes first"),
             Self::Held { by } => by.fmt(f),
         }

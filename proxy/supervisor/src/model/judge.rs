@@ -32,7 +32,11 @@ impl Model {
         self.note_lull(id);
         let Some(facts) = self.facts(id, now) else { return };
         let barred = |reason, series| self.restraint.bars(reason, series, &self.spec.restraint).is_some();
-        let decision = decide_unless(&self.spec.recycle, &facts, barred);
+        let denied = self.denies_growth(id, now);
+        let unseen = |reason, series| denied && reason == Reason::Growth && series == Some(Series::Host);
+        let decision = decide_unless(&self.spec.recycle, &facts, |reason, series| {
+            barred(reason, series) || unseen(reason, series)
+        });
         let futile = decision.reason.is_some_and(|reason| barred(reason, decision.series));
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
@@ -84,6 +88,9 @@ impl Model {
         };
         let mut held = held;
         let go = go && prepared == Some(Ok(()));
+        if free && is_growth_of_host(&decision) && self.denies_growth(id, now) {
+            decision = decision.but(WhyNot::NotConfirmed);
+        }
         if let Some(Err(missing)) = &prepared {
             held = Some(Held::CannotStart);
             decision = decision.but(WhyNot::Held { by: Held::CannotStart });
@@ -164,7 +171,7 @@ impl Model {
 
     /// Growth of host memory has to show in an exact reading, too, which is slow and so made only now.
     fn is_confirmed(&mut self, id: UnitId, decision: &Decision, now: Instant) -> bool {
-        if decision.reason != Some(Reason::Growth) || decision.series != Some(Series::Host) {
+        if !is_growth_of_host(decision) {
             return true;
         }
         let interval = self.watch.confirm_interval;
@@ -177,6 +184,12 @@ impl Model {
                 false
             }
         }
+    }
+
+    /// Whether growth of host memory that the counters show is not in the pages.
+    fn denies_growth(&self, id: UnitId, now: Instant) -> bool {
+        let live = self.unit(id).and_then(|unit| unit.live.as_ref());
+        live.is_some_and(|live| live.watched.denies(now, self.watch.confirm_interval))
     }
 
     /// Whether another replica is on its way back without having been replaced: after a crash this one serves for both.
@@ -272,4 +285,8 @@ impl Model {
             unit: live.random,
         })
     }
+}
+
+fn is_growth_of_host(decision: &Decision) -> bool {
+    (decision.reason, decision.series) == (Some(Reason::Growth), Some(Series::Host))
 }

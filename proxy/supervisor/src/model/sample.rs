@@ -70,6 +70,7 @@ impl Model {
         let idle = idle.is_some() && idle == shared.idle_since(generation);
         if tick || idle {
             let confirm = std::mem::take(&mut live.watched.confirm_next);
+            let share = confirm.then_some(watch.confirm_share);
             let (metrics, slots) = live.watched.asks(shared.in_flight(generation));
             let ask = Ask { confirm, gpu_age: watch.gpu_age, limit: watch.read_limit, metrics, slots };
             self.help(generation, async move {
@@ -77,7 +78,7 @@ impl Model {
                 // A request that came meanwhile has its buffers in the reading.
                 let in_flight = shared.in_flight(generation);
                 let edge = if idle && in_flight == 0 { Edge::Idle } else { Edge::Tick };
-                let taken = Taken { at: Instant::now(), edge, in_flight, work: cell.work(), confirm };
+                let taken = Taken { at: Instant::now(), edge, in_flight, work: cell.work(), confirm: share };
                 Report::Sampled { taken, sample: Box::new(sample) }
             });
         } else if judge {

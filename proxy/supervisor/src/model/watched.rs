@@ -43,8 +43,8 @@ pub(crate) struct Taken {
     pub(crate) edge: Edge,
     pub(crate) in_flight: u32,
     pub(crate) work: Work,
-    /// Host memory was read page by page, too.
-    pub(crate) confirm: bool,
+    /// Host memory was read page by page, too, and has to show this share of its growth.
+    pub(crate) confirm: Option<f64>,
 }
 
 /// See the module.

@@ -204,6 +204,7 @@ async fn growth_of_host_memory_is_confirmed_page_by_page_before_anything_is_done
     pass(secs(200)).await;
     assert_eq!(verdict(&rig, Series::Host), Verdict::Leaking);
     assert_eq!(rig.count("recycle_began"), 0);
+    assert_eq!(backend(&rig).next.unwrap().decision.why_not, Some(WhyNot::NotConfirmed));
     let confirms = rig.script.last().confirms();
     assert!((2..=8).contains(&confirms), "{confirms} slow readings in some minutes");
     let first = rig.script.last();
@@ -211,6 +212,34 @@ async fn growth_of_host_memory_is_confirmed_page_by_page_before_anything_is_done
     pass(secs(70)).await;
     let entry = last(&rig);
     assert_eq!((entry.reason, entry.evidence.series), (Reason::Growth, Some(Series::Host)));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn growth_that_its_pages_do_not_show_stands_before_no_other() {
+    let rig = Rig::new(|config, script| {
+        config.models[0].recycle.growth = GrowthMode::Recycle;
+        config.models[0].recycle.host_hard = mib(4 * 1024);
+        config.models[0].recycle.vram_hard = mib(30 * 1024);
+        config.models[0].command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
+        script.set_available(100 * GIB);
+        on_gpu(script, &[80 * GIB], 2);
+    })
+    .await;
+    let grow = |actor: &Actor| {
+        actor.set_anon(actor.anon() + 8 * MIB);
+        actor.set_exact(100 * MIB);
+        grows_on_the_gpu(8)(actor);
+    };
+    for _ in 0..400 {
+        request(&rig, grow).await;
+        if rig.count("recycle_began") > 0 {
+            break;
+        }
+    }
+    pass(secs(10)).await;
+    let entry = last(&rig);
+    assert_eq!((entry.reason, entry.evidence.series), (Reason::Growth, Some(VRAM)));
     rig.end().await;
 }
 

@@ -1,5 +1,8 @@
 //! Whether the kernel's exact figure agrees with what is charged.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
 use warden_policies::sample::Series;
 use warden_policies::units::scale;
 
@@ -9,10 +12,7 @@ use crate::process;
 impl Watched {
     /// Notes whether the kernel's exact figure shows the growth, if it was asked for.
     pub(super) fn confirm(&mut self, taken: &Taken, reading: &process::Sample, now: &[(Series, u64)]) {
-        if !taken.confirm {
-            return;
-        }
-        let share = warden_policies::defaults().sensors.confirm_share;
+        let Some(share) = taken.confirm else { return };
         let charged = now.iter().find(|(series, _)| *series == Series::Host).map(|(_, bytes)| *bytes);
         let baseline = self.growth(Series::Host).and_then(|growth| growth.baseline);
         let shown = match (reading.confirmed, charged, baseline) {
@@ -23,6 +23,11 @@ impl Watched {
             _ => true,
         };
         self.confirmed = Some((taken.at, shown));
+    }
+
+    /// Whether the last exact reading, which is not older than this, did not show the growth.
+    pub(in crate::model) fn denies(&self, now: Instant, interval: Duration) -> bool {
+        self.confirmed.is_some_and(|(at, shown)| !shown && now.saturating_duration_since(at) < interval)
     }
 }
 
