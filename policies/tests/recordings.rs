@@ -132,6 +132,7 @@ fn servers_that_do_not_leak_are_steady() {
         "h200-b8827-text-llama",
         "h200-b10587-images-fixed",
         "h200-b8827-mixed2-nographs",
+        "h200-b8827-mixed-long-nographs",
     ] {
         for (variant, samples) in variants(&read(name)) {
             let said = judge(&samples, 0);
@@ -190,12 +191,34 @@ fn four_hundred_requests_of_mixed_load_are_enough_to_suspect_a_leak_and_no_more(
 }
 
 #[test]
+fn long_mixed_load_is_called_a_leak_with_its_slope() {
+    // Slopes by least squares over the last two thirds.
+    for (name, host, vram) in
+        [("h200-b8827-mixed-long-graphs", 1.19, 0.235), ("h200-b8827-mixed-long-vary", 1.05, 0.212)]
+    {
+        for (variant, samples) in variants(&read(name)) {
+            let said = judge(&samples, 0);
+            for (series, truth) in [(HOST, host), (VRAM, vram)] {
+                let at = said.leaking_at(series);
+                assert!(at.is_some_and(|at| at <= 1200), "{name} {variant} {series}: {at:?}");
+                let growth = said.last(series);
+                let slope = growth.slope.unwrap().value / MIB_F;
+                assert_eq!(growth.verdict, Verdict::Leaking, "{name} {variant} {series}");
+                assert!((slope / truth - 1.0).abs() < 0.15, "{name} {variant} {series}: {slope}");
+            }
+        }
+    }
+}
+
+#[test]
 fn mixed_load_on_three_slots_is_never_blamed_on_prompt_tokens() {
     for name in [
         "b8827-gemma4-mixed-np3",
         "h200-b8827-mixed-np3",
         "h200-b8827-mixed2-graphs",
         "h200-b8827-mixed2-vary",
+        "h200-b8827-mixed-long-graphs",
+        "h200-b8827-mixed-long-vary",
     ] {
         for (variant, samples) in variants(&read(name)) {
             let blamed = judge(&samples, 0).blamed;
