@@ -60,6 +60,14 @@ impl PrintKey {
     }
 }
 
+/// Bytes that stay in the processor's cache while they are read twice.
+const CACHED: usize = 16 * 1024;
+
+/// A piece in parts, each to be read by the scanner and then by the printer: a piece may be larger than the cache.
+pub(crate) fn parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
+    piece.chunks(CACHED)
+}
+
 /// A fingerprint in the making.
 pub(crate) struct Printer {
     highway: HighwayHasher,

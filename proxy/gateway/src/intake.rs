@@ -28,7 +28,7 @@ use crate::budget::{Budget, Held};
 use crate::config::GatewayConfig;
 use crate::demand::Texts;
 use crate::errors::Refusal;
-use crate::fingerprint::Printer;
+use crate::fingerprint::{Printer, parts};
 use crate::multipart::Multipart;
 use crate::request_body::{BodyFault, Guard, Limits, RequestBody, Sent};
 use crate::scan::{Model, Scanner};
@@ -198,11 +198,13 @@ impl Intake {
             if total > self.limits.bytes {
                 return Err(BodyFault::TooLarge);
             }
-            match &mut self.finder {
-                Finder::Json(scanner) => scanner.feed(&piece),
-                Finder::Form(form) => form.feed(&piece),
+            for part in parts(&piece) {
+                match &mut self.finder {
+                    Finder::Json(scanner) => scanner.feed(part),
+                    Finder::Form(form) => form.feed(part),
+                }
+                self.printer.add(part);
             }
-            self.printer.add(&piece);
             if is_last {
                 self.rest = None;
                 self.seal();

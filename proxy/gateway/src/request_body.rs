@@ -16,7 +16,7 @@ use warden_policies::quarantine::Fingerprint;
 
 use crate::budget::Held;
 use crate::checkpoint::Checkpoint;
-use crate::fingerprint::Printer;
+use crate::fingerprint::{Printer, parts};
 use crate::observe::Outcome;
 use crate::pace::Pace;
 use crate::scan::Scanner;
@@ -356,15 +356,19 @@ impl Live {
             if total > self.guard.limits.bytes {
                 return Poll::Ready(Some(Err(BodyFault::TooLarge)));
             }
-            if let Some(scanner) = &mut self.scanner {
-                scanner.feed(&piece);
+            for part in parts(&piece) {
+                if let Some(scanner) = &mut self.scanner {
+                    scanner.feed(part);
+                }
+                self.printer.add(part);
+            }
+            if let Some(scanner) = &self.scanner {
                 if self.guard.one_model && scanner.models() > 1 {
                     return Poll::Ready(Some(Err(BodyFault::TwoModels)));
                 }
                 sent.note_media(scanner.images(), scanner.audio());
             }
             self.tape = self.tape.take().and_then(|mut tape| tape.add(&piece).then_some(tape));
-            self.printer.add(&piece);
             if self.rest.as_ref().is_none_or(is_done) {
                 self.last = Some(piece);
                 return self.poll_last(context, sent);
