@@ -71,6 +71,8 @@ impl Model {
         if tick || idle {
             let confirm = std::mem::take(&mut live.watched.confirm_next);
             let share = confirm.then_some(watch.confirm_share);
+            live.readings.0 += 1;
+            let number = live.readings.0;
             let (metrics, slots) = live.watched.asks(shared.in_flight(generation));
             let ask = Ask { confirm, gpu_age: watch.gpu_age, limit: watch.read_limit, metrics, slots };
             self.help(generation, async move {
@@ -78,7 +80,8 @@ impl Model {
                 // A request that came meanwhile has its buffers in the reading.
                 let in_flight = shared.in_flight(generation);
                 let edge = if idle && in_flight == 0 { Edge::Idle } else { Edge::Tick };
-                let taken = Taken { at: Instant::now(), edge, in_flight, work: cell.work(), confirm: share };
+                let taken =
+                    Taken { number, at: Instant::now(), edge, in_flight, work: cell.work(), confirm: share };
                 Report::Sampled { taken, sample: Box::new(sample) }
             });
         } else if judge {
@@ -89,6 +92,11 @@ impl Model {
     pub(super) fn sampled(&mut self, id: UnitId, taken: &Taken, sample: Sample) {
         let Some(unit) = self.unit_mut(id) else { return };
         let Some(live) = &mut unit.live else { return };
+        // Two readings may overtake each other: what began earlier shows what was earlier, however late it comes.
+        if taken.number < live.readings.1 {
+            return;
+        }
+        live.readings.1 = taken.number;
         let generation = live.id;
         // The last known figure stays: an unreadable file is no sign of less memory.
         live.host = sample.host.or(live.host);

@@ -129,6 +129,8 @@ pub(super) struct Live {
     pub(super) host_at_ready: Option<HostMemory>,
     pub(super) report: Option<Report>,
     pub(super) sampled: bool,
+    /// Readings that were begun, and the number of the last one that was taken in.
+    pub(super) readings: (u64, u64),
     /// It came up with much less on GPUs than one like it had.
     pub(super) degraded: Option<Lost>,
     /// When to judge again without a new sample.
@@ -175,6 +177,7 @@ impl Live {
             host_at_ready: None,
             report: None,
             sampled: false,
+            readings: (0, 0),
             degraded: None,
             judge_at: None,
             wanted_since: None,

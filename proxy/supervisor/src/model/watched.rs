@@ -39,6 +39,9 @@ use crate::spec::Command;
 /// When and of what a reading was taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
+    /// The how manieth of its process it is, as they were begun.
+    pub(crate) number: u64,
+    /// When it was complete.
     pub(crate) at: Instant,
     pub(crate) edge: Edge,
     pub(crate) in_flight: u32,

@@ -93,6 +93,32 @@ async fn the_last_report_is_shown_and_a_replacement_is_entered_with_its_sums() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_slow_reading_does_not_take_back_what_a_later_one_showed() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    pass(secs(6)).await;
+    let process = rig.script.last();
+    process.set_report(Some(published(3)));
+    process.set_anon(300 * MIB);
+    process.set_reading_takes(secs(2));
+    let before = process.readings();
+    while process.readings() == before {
+        pass(Duration::from_millis(100)).await;
+    }
+    // While it is under way a request comes and goes.
+    process.set_reading_takes(Duration::ZERO);
+    process.set_report(Some(published(5)));
+    process.set_anon(500 * MIB);
+    drop(rig.lease().await.unwrap());
+    pass(secs(1)).await;
+    let held = || rig.fleet.view().models[0].backends[0].host.map(|host| host.anon);
+    assert_eq!((shown(&rig), held()), (Some(5), Some(500 * MIB)));
+    pass(secs(2)).await;
+    assert_eq!((shown(&rig), held()), (Some(5), Some(500 * MIB)), "the slow one has come");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_report_is_read_at_the_idle_edge_too() {
     let rig = Rig::new(|config, _| config.watch.interval = secs(3600)).await;
     let lease = rig.lease().await.unwrap();

@@ -272,6 +272,9 @@ pub(super) struct Actor {
     /// Host memory page by page, where it differs.
     exact: Mutex<Option<u64>>,
     confirms: AtomicU32,
+    /// Readings that were begun, and how long one takes after it was begun.
+    readings: AtomicU32,
+    reading_takes: Mutex<Duration>,
     pub(super) pid: u32,
     pub(super) request: SpawnRequest,
     pub(super) socket: PathBuf,
@@ -310,6 +313,8 @@ impl Actor {
             set: Mutex::default(),
             exact: Mutex::default(),
             confirms: AtomicU32::new(0),
+            readings: AtomicU32::new(0),
+            reading_takes: Mutex::new(Duration::ZERO),
             pid,
             request,
             socket,
@@ -356,6 +361,15 @@ impl Actor {
     }
 
     /// How often it was read page by page.
+    pub(super) fn readings(&self) -> u32 {
+        self.readings.load(Ordering::SeqCst)
+    }
+
+    /// The next readings come so much later, and show what was when they were begun.
+    pub(super) fn set_reading_takes(&self, time: Duration) {
+        *lock(&self.reading_takes) = time;
+    }
+
     pub(super) fn confirms(&self) -> u32 {
         self.confirms.load(Ordering::SeqCst)
     }
@@ -511,7 +525,8 @@ impl Process for Actor {
             if ask.metrics {
                 self.metrics_asked.fetch_add(1, Ordering::SeqCst);
             }
-            Sample {
+            self.readings.fetch_add(1, Ordering::SeqCst);
+            let sample = Sample {
                 host: Some(HostMemory { anon, swap: 0, rss: anon }),
                 confirmed: ask.confirm.then(|| lock(&self.exact).unwrap_or(anon)),
                 vram: if uses { vec![vram] } else { Vec::new() },
@@ -526,7 +541,12 @@ impl Process for Actor {
                     .map(|decodes| BackendMetrics { decodes: Some(decodes), ..BackendMetrics::default() }),
                 slots: lock(&self.work).filter(|_| ask.slots),
                 standing: Some(*lock(&self.standing)),
+            };
+            let takes = *lock(&self.reading_takes);
+            if !takes.is_zero() {
+                tokio::time::sleep(takes).await;
             }
+            sample
         })
     }
 }
