@@ -50,6 +50,11 @@ const SEARCHED: [&str; 8] = [
     "SDKROOT",
 ];
 
+/// The settings of git that the environment brings, in the way in which git hands them on.
+pub(crate) fn git_settings() -> OsString {
+    std::env::var_os("GIT_CONFIG_PARAMETERS").unwrap_or_default()
+}
+
 /// Where programs are searched, and which compilers the user asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {

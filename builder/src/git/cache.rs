@@ -25,8 +25,8 @@ use crate::owned;
 
 /// Bytes of the hash that tells URLs apart.
 const HASH: usize = 6;
-/// In the names of libgit2's temporary files.
-const TEMPORARY: &str = "_git2_";
+/// How the names of git's temporary files begin.
+const TEMPORARY: [&str; 2] = ["tmp_", ".tmp-"];
 
 /// A place in the cache for one URL.
 #[derive(Clone, Debug)]
@@ -134,8 +134,8 @@ impl Place {
             for entry in entries.flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 // `shallow.lock` and its like: nobody else writes here, so whoever made it is gone.
-                let left =
-                    name.contains(TEMPORARY) || Path::new(&name).extension().is_some_and(|end| end == "lock");
+                let left = TEMPORARY.iter().any(|begin| name.starts_with(begin))
+                    || Path::new(&name).extension().is_some_and(|end| end == "lock");
                 if left && let Err(error) = fs::remove_file(entry.path()) {
                     tracing::warn!(file = %entry.path().display(), %error, "a leftover could not be removed");
                 }
@@ -167,7 +167,7 @@ mod tests {
         owned::create(&place.folder.with_extension("new")).unwrap();
         fs::create_dir_all(place.folder.with_extension("new").join("objects")).unwrap();
         place.create().unwrap();
-        let left = place.folder.join("objects/pack/pack_git2_abc123");
+        let left = place.folder.join("objects/pack/tmp_pack_abc123");
         fs::write(&left, "half").unwrap();
         fs::write(place.folder.join("shallow.lock"), "").unwrap();
         fs::write(place.folder.join("objects/pack/pack-1.pack"), "whole").unwrap();

@@ -33,6 +33,9 @@ pub enum Fault {
         /// The server's words.
         why: String,
     },
+    /// There is no `git` to ask a server with.
+    #[error("git is not installed: it is what servers are asked with")]
+    NoGit,
     /// The server sends more than a source can have.
     #[error("{url} sends more than {most} MiB, which is more than any llama.cpp: nothing of it was taken")]
     TooLarge {
@@ -129,6 +132,7 @@ impl Fault {
             | Self::Unsafe { .. }
             | Self::Range { .. } => Kind::Input,
             Self::Unreachable { .. }
+            | Self::NoGit
             | Self::TooLarge { .. }
             | Self::Refused { .. }
             | Self::Missing { .. }
@@ -146,8 +150,7 @@ impl Fault {
                 "give the folder that has `.git` in it, or a bare repository; for other folders there is --source PATH".into()
             }
             Self::Unreachable { why, .. } if why.contains("certificate") => {
-                "SSL_CERT_FILE names the certificates that are trusted, where they are not in the system's usual place"
-                    .into()
+                "git's setting `http.sslCAInfo`, or GIT_SSL_CAINFO, names the certificates that are trusted".into()
             }
             Self::Unreachable { .. } => {
                 "check the network and the proxy settings; without a network, take a commit that is in the cache with \
@@ -155,10 +158,11 @@ impl Fault {
                     .into()
             }
             Self::Refused { .. } => {
-                "no password is ever asked for: check the URL, put a token into it (https://TOKEN@HOST/...), or clone \
-                 the repository and give its folder"
+                "no password is ever asked for: check the URL, let git's `credential.helper` know the password, put a token \
+                 into the URL (https://TOKEN@HOST/...), or clone the repository and give its folder"
                     .into()
             }
+            Self::NoGit => "install it: apt install git; or take a folder or archive with --source PATH".into(),
             Self::TooLarge { .. } => "check the URL; a clone of your own can be given by its folder".into(),
             Self::Offline { .. } => {
                 "run it once without --offline, or take a folder or archive with --source PATH".into()

@@ -1,36 +1,27 @@
-//! Asks a server for commits, on a thread that nobody has to wait for.
-//!
-//! libgit2 looks up only now and then whether it should go on: while it connects, or waits for a server that fell
-//! silent, it does not. Whoever waits here stops waiting at once, when cancelled or after [`SILENCE`]; the thread ends
-//! by itself at its next step, and keeps the repository's lock until then. Nothing that it may still do harms: see
-//! [`super::cache`].
+//! Asks a server for commits: which it has, which of them is meant, and that one, or all.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use git2::{AutotagOption, Direction, ErrorClass, ErrorCode, Oid, RemoteRedirect};
-use tokio::sync::{oneshot, watch};
+use git2::Oid;
 use tokio_util::sync::CancellationToken;
 
 use super::Fault;
 use super::cache::Place;
 use super::fault::is_abbreviated;
+use super::program::{SERVER, Server, progress};
 use super::repository::no_such;
 use crate::error::{Error, Result};
 use crate::event::{Event, Reporter};
 use crate::lock::Lock;
 
-/// A server that says nothing for this long is taken for dead. Large repositories are counted for some seconds before
-/// anything comes, with signs of life in between.
-const SILENCE: Duration = Duration::from_secs(60);
 /// Bytes of one commit that are taken from a server: thirty times what llama.cpp has. Whoever sends more sends no source.
 const MOST_OF_COMMIT: usize = 1 << 30;
 /// Bytes of a whole history: ten times llama.cpp's.
 const MOST_OF_HISTORY: usize = 5 << 30;
 /// Everything below `HEAD` and the branches and tags, as a clone has it.
 const EVERYTHING: [&str; 2] = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
+/// The depth that means all of it, also behind what a shallow repository has.
+const WHOLE: u32 = 0x7fff_ffff;
 /// Where the commits that were asked for by name are kept: else a later clean-up would take them for garbage.
 const KEPT: &str = "refs/llama-warden/";
 
@@ -59,51 +50,25 @@ impl Default for Most {
     }
 }
 
-/// Fetches it and says which commit it is. Holds the place's lock, which the caller took.
+/// Fetches it and says which commit it is. Holds the place's lock, which the caller took, until nothing more is written.
 pub(super) async fn fetch(
     wanted: Wanted,
     lock: Lock,
     reporter: &Reporter,
     cancel: &CancellationToken,
 ) -> Result<String> {
-    let (alive, mut signs) = watch::channel(());
-    let (done, mut result) = oneshot::channel();
-    let token = cancel.child_token();
-    // Whoever drops this future ends the thread too.
-    let _guard = token.clone().drop_guard();
-    let (host, reference) = (host_of(&wanted.url), wanted.describe());
-    let work = Work { wanted, reporter: reporter.clone(), cancel: token, alive, passed: AtomicUsize::new(0) };
-    let thread = thread::Builder::new().name("git-fetch".into()).spawn(move || {
-        let outcome = work.run();
-        drop(lock);
-        // Nobody may be waiting any more.
-        done.send(outcome).ok();
-    });
-    thread.map_err(crate::error::io_error("starting a thread for", host.clone()))?;
-    loop {
-        tokio::select! {
-            outcome = &mut result => {
-                let broken = || Fault::Unreachable { host, reference, why: "the fetch broke off".into() };
-                return outcome.unwrap_or_else(|_| Err(broken().into()));
-            }
-            () = cancel.cancelled() => return Err(Error::Cancelled),
-            // The sender goes with the thread, whose result is then there.
-            Ok(()) = signs.changed() => {}
-            () = tokio::time::sleep(SILENCE) => {
-                let why = format!("it said nothing for {} s", SILENCE.as_secs());
-                return Err(Fault::Unreachable { host, reference, why }.into());
-            }
-        }
-    }
+    let described = wanted.describe();
+    let work = Work { wanted: &wanted, described: &described, reporter, cancel };
+    let outcome = work.run().await;
+    drop(lock);
+    outcome
 }
 
-struct Work {
-    wanted: Wanted,
-    reporter: Reporter,
-    cancel: CancellationToken,
-    alive: watch::Sender<()>,
-    /// The bound of [`Most`] that was passed; 0 if none was.
-    passed: AtomicUsize,
+struct Work<'a> {
+    wanted: &'a Wanted,
+    described: &'a str,
+    reporter: &'a Reporter,
+    cancel: &'a CancellationToken,
 }
 
 /// A branch or tag of the server.
@@ -118,62 +83,106 @@ impl Wanted {
     }
 }
 
-impl Work {
-    fn run(&self) -> Result<String> {
+impl Work<'_> {
+    async fn run(&self) -> Result<String> {
         let place = &self.wanted.place;
         let was_there = place.folder.exists();
-        match self.once() {
+        if was_there && place.is_damaged() {
+            self.anew()?;
+        }
+        match self.once().await {
             // The server was asked and it is our own copy that fails.
             Err(Error::Git(Fault::Repository { .. })) if was_there && place.is_damaged() => {
-                self.stop_if_cancelled()?;
-                let note = format!("what the cache has of {} is damaged: fetching it anew", place.shown);
-                self.reporter.tell(Event::Note(note));
-                place.discard()?;
-                self.once()
+                self.anew()?;
+                self.once().await
             }
             other => other,
         }
     }
 
-    fn once(&self) -> Result<String> {
+    fn anew(&self) -> Result<()> {
+        let place = &self.wanted.place;
+        let note = format!("what the cache has of {} is damaged: fetching it anew", place.shown);
+        self.reporter.tell(Event::Note(note));
+        place.discard()
+    }
+
+    async fn once(&self) -> Result<String> {
         let place = &self.wanted.place;
         place.create()?;
         place.sweep();
-        let repo = git2::Repository::open_bare(&place.folder).map_err(|error| self.failed(&error))?;
-        // Without a name nothing of the URL, which may hold a password, is written down.
-        let mut remote = repo.remote_anonymous(&self.wanted.url).map_err(|error| self.failed(&error))?;
-        let heads: Vec<Head> = {
-            let connection = remote
-                .connect_auth(Direction::Fetch, Some(self.callbacks(self.wanted.most.commit)), Some(proxy()))
-                .map_err(|error| self.failed(&error))?;
-            let list = connection.list().map_err(|error| self.failed(&error))?;
-            list.iter().map(|head| Head { name: head.name().to_owned(), id: head.oid() }).collect()
-        };
-        self.stop_if_cancelled()?;
+        let heads = self.heads().await?;
         let target = self.target(&heads)?;
-        let is_here = |id: Oid| repo.find_commit(id).and_then(|commit| commit.tree()).is_ok();
-        forget(&repo, &heads);
+        forget(&self.open()?, &heads);
         if place.history {
-            self.download(&mut remote, &EVERYTHING, 0)?;
-        } else if !is_here(target.id) {
-            let kept = format!("{KEPT}{}", target.id);
-            match self.download(&mut remote, &[&format!("+{}:{kept}", target.asked)], 1) {
+            self.download(&EVERYTHING, None).await?;
+        } else if !self.has(target.id)? {
+            let kept = format!("+{}:{KEPT}{}", target.asked, target.id);
+            match self.download(&[&kept], Some(1)).await {
                 // It does not allow that: see below.
                 Err(Error::Git(Fault::Repository { .. })) if target.by_id => {}
                 other => other?,
             }
-            if !is_here(target.id) && target.by_id {
+            if !self.has(target.id)? && target.by_id {
                 // An old server, or one that was told so: it gives commits by name only.
                 let note = format!("{} does not hand out single commits: fetching all of them", place.shown);
                 self.reporter.tell(Event::Note(note));
-                self.download(&mut remote, &EVERYTHING, 0)?;
+                self.download(&EVERYTHING, Some(WHOLE)).await?;
             }
         }
-        if !is_here(target.id) {
+        if !self.has(target.id)? {
             return Err(no_such(&place.shown, &target.asked, std::iter::empty()).into());
         }
-        self.remember(&repo, &heads, &target).map_err(|error| self.failed(&error))?;
+        self.remember(&self.open()?, &heads, &target).map_err(|error| self.failed(&error))?;
         Ok(target.id.to_string())
+    }
+
+    fn open(&self) -> Result<git2::Repository> {
+        git2::Repository::open_bare(&self.wanted.place.folder).map_err(|error| self.failed(&error))
+    }
+
+    /// Whether the commit is here, with its tree.
+    fn has(&self, id: Oid) -> Result<bool> {
+        Ok(self.open()?.find_commit(id).and_then(|commit| commit.tree()).is_ok())
+    }
+
+    fn server(&self) -> Server<'_> {
+        Server { url: &self.wanted.url, folder: &self.wanted.place.folder, wanted: self.described }
+    }
+
+    /// What the server has: a line each, `<40 digits>` and a name.
+    async fn heads(&self) -> Result<Vec<Head>> {
+        let mut heads = Vec::new();
+        let line = |line: &str| {
+            if let Some((id, name)) = line.split_once('\t')
+                && id.len() == 40
+                && let Ok(id) = Oid::from_str(id)
+            {
+                heads.push(Head { name: name.to_owned(), id });
+            }
+        };
+        self.server().run(&["ls-remote", SERVER], self.wanted.most.commit, self.cancel, line).await?;
+        Ok(heads)
+    }
+
+    async fn download(&self, what: &[&str], depth: Option<u32>) -> Result<()> {
+        let most = if depth == Some(1) { self.wanted.most.commit } else { self.wanted.most.history };
+        let depth = depth.map(|depth| format!("--depth={depth}"));
+        let mut arguments =
+            vec!["fetch", "--progress", "--no-tags", "--no-auto-gc", "--no-recurse-submodules"];
+        arguments.extend(depth.as_deref());
+        arguments.push(SERVER);
+        arguments.extend(what);
+        let mut told = None;
+        let line = |line: &str| {
+            let Some((done, total, size)) = progress(line) else { return };
+            // A hundred lines are enough for anybody.
+            let part = u64::from(done) * 100 / u64::from(total.max(1));
+            if told.replace(part) != Some(part) {
+                self.reporter.tell(Event::Progress { done, total, item: format!("objects, {size}") });
+            }
+        };
+        self.server().run(&arguments, most, self.cancel, line).await
     }
 
     /// Sets the references that later calls resolve without a network, and that tell a commit's build number.
@@ -253,78 +262,10 @@ impl Work {
         Err(no_such(&self.wanted.place.shown, wanted, names).into())
     }
 
-    fn download(&self, remote: &mut git2::Remote<'_>, what: &[&str], depth: i32) -> Result<()> {
-        let most = if depth == 0 { self.wanted.most.history } else { self.wanted.most.commit };
-        let mut options = git2::FetchOptions::new();
-        options
-            .remote_callbacks(self.callbacks(most))
-            .proxy_options(proxy())
-            .download_tags(AutotagOption::None)
-            .follow_redirects(RemoteRedirect::Initial)
-            .update_fetchhead(false)
-            .depth(depth);
-        remote.fetch(what, Some(&mut options), Some("fetched")).map_err(|error| self.failed(&error))?;
-        self.stop_if_cancelled()
-    }
-
-    /// `most`: bytes that may be received.
-    fn callbacks(&self, most: usize) -> git2::RemoteCallbacks<'_> {
-        let mut callbacks = git2::RemoteCallbacks::new();
-        let mut told = 0;
-        callbacks.transfer_progress(move |progress| {
-            self.alive.send(()).ok();
-            if progress.received_bytes() > most {
-                self.passed.store(most, Ordering::Relaxed);
-                return false;
-            }
-            let (done, total) = (progress.received_objects(), progress.total_objects());
-            // A hundred lines are enough for anybody.
-            let part = done * 100 / total.max(1);
-            if part != told {
-                told = part;
-                let (done, total) = (clamp(done), clamp(total));
-                let item = format!("objects, {} MiB", progress.received_bytes() >> 20);
-                self.reporter.tell(Event::Progress { done, total, item });
-            }
-            !self.cancel.is_cancelled()
-        });
-        callbacks.sideband_progress(|_| {
-            self.alive.send(()).ok();
-            !self.cancel.is_cancelled()
-        });
-        callbacks.credentials(|_, _, _| {
-            // User and password of the URL were tried before this is called. Nobody is asked for more.
-            Err(git2::Error::new(ErrorCode::Auth, ErrorClass::Http, "it wants a user and a password"))
-        });
-        callbacks
-    }
-
-    fn stop_if_cancelled(&self) -> Result<()> {
-        if self.cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
-    }
-
-    /// What libgit2 says, told apart by whose turn it is.
+    /// What libgit2 says of our own copy.
     fn failed(&self, error: &git2::Error) -> Error {
-        let passed = self.passed.load(Ordering::Relaxed);
-        if passed > 0 && !self.cancel.is_cancelled() {
-            return Fault::TooLarge { url: self.wanted.place.shown.clone(), most: passed as u64 >> 20 }
-                .into();
-        }
-        if error.code() == ErrorCode::User || self.cancel.is_cancelled() {
-            return Error::Cancelled;
-        }
-        let why = error.message().to_owned();
-        let url = self.wanted.place.shown.clone();
-        match (error.code(), error.class()) {
-            (ErrorCode::Auth, _) => Fault::Refused { url, why }.into(),
-            // A certificate is checked before anything is asked: it is the way there that is wrong.
-            (ErrorCode::Certificate, _) | (_, ErrorClass::Net | ErrorClass::Ssl | ErrorClass::Os) => {
-                Fault::Unreachable { host: host_of(&url), reference: self.wanted.describe(), why }.into()
-            }
-            // 404 and its like.
-            (_, ErrorClass::Http) => Fault::Refused { url, why }.into(),
-            _ => Fault::Repository { doing: "fetching from", repository: url, why }.into(),
-        }
+        let (repository, why) = (self.wanted.place.shown.clone(), error.message().to_owned());
+        Fault::Repository { doing: "fetching from", repository, why }.into()
     }
 }
 
@@ -350,18 +291,4 @@ struct Target {
     name: Option<String>,
     /// Whether it is asked for by its digits, which not every server allows.
     by_id: bool,
-}
-
-fn proxy<'a>() -> git2::ProxyOptions<'a> {
-    let mut options = git2::ProxyOptions::new();
-    options.auto();
-    options
-}
-
-fn host_of(url: &str) -> String {
-    super::Location::Url(url.to_owned()).host().to_owned()
-}
-
-fn clamp(number: usize) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
 }

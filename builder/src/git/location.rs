@@ -119,6 +119,11 @@ fn host(url: &str) -> &str {
     authority(url).map_or("", |(_, authority, _)| authority.rsplit('@').next().unwrap_or(authority))
 }
 
+/// The user and the password of a URL, as they stand there.
+pub(super) fn secret(url: &str) -> Option<&str> {
+    authority(url)?.1.rsplit_once('@').map(|(secret, _)| secret)
+}
+
 /// A URL without user and password.
 pub(crate) fn redacted(url: &str) -> String {
     match authority(url) {

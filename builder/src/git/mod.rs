@@ -18,8 +18,7 @@
 //! | and when it does not answer? | then what the cache last saw is taken, with a note; else it is an error |
 //! | how much is fetched? | one commit with its files; all of history for ranges and where the cache has it already |
 //! | what of an interrupted fetch? | nothing is harmed, the next one begins again |
-//! | passwords? | only from the URL; nothing is asked for, stored or shown |
-//! | certificates, proxies? | the system's own certificates (found by openssl-probe, or `SSL_CERT_FILE`), git's proxy settings and the usual variables |
+//! | who talks to the server? | the user's `git`, with their credentials, proxies and certificates; nothing is asked for, stored or shown |
 //!
 //! Nothing is written into a repository that is not ours: no worktree is registered, no reference set.
 
@@ -31,6 +30,7 @@ mod history;
 mod location;
 mod obtain;
 mod place;
+mod program;
 mod repository;
 
 pub use commit_tree::CommitTree;

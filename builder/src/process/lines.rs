@@ -1,4 +1,4 @@
-//! Cuts a stream of bytes into lines of text.
+//! Cuts a stream of bytes into lines of text. A carriage return ends one, too: so progress is written over itself.
 
 /// Lines beyond this many bytes are handed over in pieces, so that a program cannot fill our memory with one.
 const LONGEST: usize = 256 * 1024;
@@ -13,7 +13,7 @@ impl Lines {
     /// Takes more bytes and hands over each line that they complete, without its end.
     pub(crate) fn push(&mut self, bytes: &[u8], line: &mut impl FnMut(&str)) {
         let mut rest = bytes;
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
             self.pending.extend_from_slice(&rest[..end]);
             self.finish(line);
             rest = &rest[end + 1..];
@@ -27,7 +27,7 @@ impl Lines {
     /// Hands over what is left, if anything is.
     pub(crate) fn finish(&mut self, line: &mut impl FnMut(&str)) {
         if !self.pending.is_empty() {
-            line(String::from_utf8_lossy(&self.pending).trim_end_matches('\r'));
+            line(&String::from_utf8_lossy(&self.pending));
             self.pending.clear();
         }
     }

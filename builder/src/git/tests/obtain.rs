@@ -144,18 +144,40 @@ async fn an_unreachable_server_is_named_with_a_way_out() {
 }
 
 #[tokio::test]
+async fn a_password_that_is_not_taken_is_neither_asked_for_nor_shown() {
+    let (server, cache) = (Server::forbidding(), tempfile::tempdir().unwrap());
+    for user in ["", "me:secret@"] {
+        let url = format!("http://{user}127.0.0.1:{}/a", server.port());
+        let error =
+            timeout(Duration::from_secs(60), ask(cache.path(), &request(&url, "main"))).await.unwrap();
+        let error = error.unwrap_err();
+        assert!(matches!(&error, Error::Git(Fault::Refused { .. })), "{error}");
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+    }
+    assert!(server.times_asked() > 0, "the password of the URL was offered");
+}
+
+#[tokio::test]
 async fn an_unknown_name_is_no_matter_of_the_network() {
     let scene = scene();
     let error = scene.ask("b22").await.unwrap_err();
     assert!(error.to_string().contains("has no tag, branch or commit `b22`; similar are: b2"), "{error}");
     let error = scene.ask("abcdef0").await.unwrap_err();
     assert!(error.hint().unwrap().contains("40 digits"));
+    for old in [false, true] {
+        scene.server.old.store(old, std::sync::atomic::Ordering::SeqCst);
+        let error = scene.ask(&"ab".repeat(20)).await.unwrap_err();
+        assert!(error.to_string().contains("has no tag, branch or commit `abab"), "{old}: {error}");
+    }
 }
 
 #[tokio::test]
 async fn a_server_that_hands_out_no_single_commits_is_fetched_whole() {
     let scene = scene();
     scene.made.repo.config().unwrap().set_bool("uploadpack.allowAnySHA1InWant", false).unwrap();
+    scene.server.old.store(true, std::sync::atomic::Ordering::SeqCst);
+    // What is here by then ends at this one.
+    assert_eq!(scene.commit("main").await, scene.line[3].to_string());
     let (obtained, notes) = scene.ask(&scene.line[0].to_string()).await.unwrap();
     assert_eq!(obtained.commit, scene.line[0].to_string());
     assert!(notes.iter().any(|note| note.contains("fetching all of them")), "{notes:?}");
@@ -205,7 +227,7 @@ async fn a_fetch_that_breaks_off_harms_nothing_and_the_next_one_goes_on() {
     let left = fs::read_dir(packs)
         .unwrap()
         .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().contains("_git2_"));
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("tmp_"));
     assert_eq!(left.count(), 0);
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
 /// A port that a repository can be fetched from, by `git daemon`. It ends with the test process.
@@ -16,6 +16,8 @@ pub(super) struct Server {
     pub(super) asked: Arc<AtomicUsize>,
     /// Bytes that a connection may carry before it breaks.
     pub(super) limit: Arc<AtomicU64>,
+    /// It knows the first version of git's protocol only.
+    pub(super) old: Arc<AtomicBool>,
 }
 
 impl Server {
@@ -23,15 +25,46 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (asked, limit) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(u64::MAX)));
+        let old = Arc::new(AtomicBool::new(false));
         let (count, bytes, folder) = (Arc::clone(&asked), Arc::clone(&limit), repository.to_owned());
+        let is_old = Arc::clone(&old);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 count.fetch_add(1, Ordering::SeqCst);
                 let (bytes, folder) = (bytes.load(Ordering::SeqCst), folder.clone());
-                thread::spawn(move || serve(&stream, folder, bytes));
+                let is_old = is_old.load(Ordering::SeqCst);
+                thread::spawn(move || serve(&stream, folder, bytes, is_old));
             }
         });
-        Self { port, asked, limit }
+        Self { port, asked, limit, old }
+    }
+
+    /// One that speaks HTTP, and wants a password that nobody has.
+    pub(super) fn forbidding() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let mut byte = [0];
+                    match stream.read(&mut byte) {
+                        Ok(1..) => head.push(byte[0]),
+                        _ => break,
+                    }
+                }
+                // The password came as a header, as it should.
+                count.fetch_add(
+                    usize::from(String::from_utf8_lossy(&head).contains("Authorization: Basic")),
+                    Ordering::SeqCst,
+                );
+                let refused = "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"x\"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+                stream.write_all(refused.as_bytes()).ok();
+            }
+        });
+        Self { port, asked, limit: Arc::new(AtomicU64::new(0)), old: Arc::default() }
     }
 
     /// One that takes connections and never says a word.
@@ -47,7 +80,11 @@ impl Server {
                 count.fetch_add(1, Ordering::SeqCst);
             }
         });
-        Self { port, asked, limit: Arc::new(AtomicU64::new(0)) }
+        Self { port, asked, limit: Arc::new(AtomicU64::new(0)), old: Arc::default() }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(super) fn url(&self) -> String {
@@ -59,7 +96,7 @@ impl Server {
     }
 }
 
-fn serve(client: &TcpStream, folder: PathBuf, limit: u64) {
+fn serve(client: &TcpStream, folder: PathBuf, limit: u64, is_old: bool) {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let output: OwnedFd = theirs.try_clone().unwrap().into();
     let mut git = Command::new("git")
@@ -73,6 +110,13 @@ fn serve(client: &TcpStream, folder: PathBuf, limit: u64) {
         .expect("git is installed");
     let (mut up, mut down) = (client.try_clone().unwrap(), ours.try_clone().unwrap());
     thread::spawn(move || {
+        if is_old {
+            // The first line says which version the client would like; it may not know what to do with version 0.
+            let mut first = vec![0; 4096];
+            let length = up.read(&mut first).unwrap_or(0);
+            let first = String::from_utf8_lossy(&first[..length]).replace("version=2", "version=0");
+            down.write_all(first.as_bytes()).ok();
+        }
         std::io::copy(&mut up, &mut down).ok();
         down.shutdown(Shutdown::Write).ok();
     });

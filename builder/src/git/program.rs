@@ -1,0 +1,353 @@
+//! Runs the user's `git` against a server: with their credentials, proxies and certificates, and without questions.
+//!
+//! Whoever waits here stops waiting at once when cancelled, after [`SILENCE`], or when more came than was to come; the
+//! program and all that it started are gone then.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Fault;
+use super::location::{redacted, secret};
+use crate::environment;
+use crate::error::{Error, Result};
+use crate::process::{self, Ended};
+
+/// A server that says nothing for this long is taken for dead. Large repositories are counted for some seconds before
+/// anything comes, with signs of life in between.
+const SILENCE: Duration = Duration::from_secs(60);
+/// How often is looked how much has come.
+const LOOK: Duration = Duration::from_millis(200);
+/// Bytes of a list of branches and tags that are read: some thirty times that of llama.cpp.
+const MOST_OF_LIST: usize = 64 << 20;
+/// The name under which `git` knows the server. It stands in no file: a URL may hold a password.
+pub(super) const SERVER: &str = "llama-warden";
+/// What is said by people's settings is none of ours here: no hooks, nothing in the background, no other repositories.
+const SETTINGS: [&str; 7] = [
+    "core.hooksPath=/dev/null",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "fetch.prune=false",
+    "fetch.recurseSubmodules=no",
+    // One file, so that it can be seen how much has come.
+    "fetch.unpackLimit=1",
+    "transfer.unpackLimit=1",
+];
+/// Variables that would lead to another repository, or write what is sent into what we read.
+const STRIPPED: [&str; 13] = [
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_SHALLOW_FILE",
+    "GIT_TRACE",
+    "GIT_TRACE_CURL",
+    "GIT_TRACE_PACKET",
+    "GIT_CURL_VERBOSE",
+    "LANGUAGE",
+];
+
+/// A server, and the repository that takes what comes from it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Server<'a> {
+    pub(super) url: &'a str,
+    pub(super) folder: &'a Path,
+    /// What is wanted of it, in words.
+    pub(super) wanted: &'a str,
+}
+
+/// What has come into a repository since.
+struct Packs {
+    folder: PathBuf,
+    before: HashSet<OsString>,
+}
+
+impl Server<'_> {
+    /// The lines that `git` prints for these arguments, each handed over as it comes; an error if it fails, if nothing comes
+    /// for too long, or if it takes more than `most` bytes.
+    pub(super) async fn run(
+        self,
+        arguments: &[&str],
+        most: usize,
+        cancel: &CancellationToken,
+        mut line: impl FnMut(&str),
+    ) -> Result<()> {
+        let (packs, token) = (Packs::of(self.folder), cancel.child_token());
+        let (alive, listed) = (Cell::new(Instant::now()), Cell::new(0_usize));
+        let complaints = RefCell::new(Vec::new());
+        let mut size = 0;
+        let mut stopped: Option<Fault> = None;
+        let ended = {
+            let running = process::run(self.command(arguments), &token, |text| {
+                alive.set(Instant::now());
+                listed.set(listed.get() + text.len());
+                note(&mut complaints.borrow_mut(), text);
+                line(text);
+            });
+            tokio::pin!(running);
+            loop {
+                tokio::select! {
+                    ended = &mut running => break ended,
+                    () = tokio::time::sleep(LOOK) => {}
+                }
+                let now = packs.received();
+                if now != size {
+                    alive.set(Instant::now());
+                    size = now;
+                }
+                if size > most || listed.get() > MOST_OF_LIST.max(most) {
+                    stopped = stopped.or_else(|| Some(self.too_large(most)));
+                    token.cancel();
+                } else if alive.get().elapsed() > SILENCE {
+                    let why = format!("it said nothing for {} s", SILENCE.as_secs());
+                    stopped = stopped.or_else(|| Some(self.unreachable(why)));
+                    token.cancel();
+                }
+            }
+        };
+        if cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        if stopped.is_none() && packs.received() > most {
+            stopped = Some(self.too_large(most));
+        }
+        if let Some(fault) = stopped {
+            packs.discard();
+            return Err(fault.into());
+        }
+        match ended {
+            Ok(Ended::Exited(status)) if status.success() => Ok(()),
+            Ok(Ended::Exited(status)) => Err(self.failed(&complaints.into_inner(), status).into()),
+            Ok(Ended::Cancelled) => Err(Error::Cancelled),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Fault::NoGit.into()),
+            Err(error) => Err(crate::error::io_error("running", "git")(error)),
+        }
+    }
+
+    fn command(self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(self.folder);
+        for setting in SETTINGS {
+            command.args(["-c", setting]);
+        }
+        command.args(arguments);
+        for name in STRIPPED {
+            command.env_remove(name);
+        }
+        // Nobody is asked for anything; messages are those that are understood below.
+        command.envs([
+            ("GIT_TERMINAL_PROMPT", "0"),
+            ("GIT_ASKPASS", ""),
+            ("SSH_ASKPASS", ""),
+            ("LC_ALL", "C"),
+        ]);
+        // Not as an argument, which everybody on the machine can read. This variable is what git itself makes of `-c`, and
+        // git from before 2.31 knows no other.
+        let mut settings = environment::git_settings();
+        if !settings.is_empty() {
+            settings.push(" ");
+        }
+        settings.push(format!("'remote.{SERVER}.url={}'", self.url.replace('\'', "'\\''")));
+        command.env("GIT_CONFIG_PARAMETERS", settings);
+        command
+    }
+
+    fn too_large(self, most: usize) -> Fault {
+        Fault::TooLarge { url: redacted(self.url), most: most as u64 >> 20 }
+    }
+
+    fn unreachable(self, why: String) -> Fault {
+        let host = super::Location::Url(self.url.to_owned()).host().to_owned();
+        Fault::Unreachable { host, reference: self.wanted.to_owned(), why }
+    }
+
+    /// What `git` says, told apart by whose turn it is.
+    fn failed(self, complaints: &[String], status: ExitStatus) -> Fault {
+        let said = |prefix: &str| complaints.iter().find_map(|line| line.strip_prefix(prefix));
+        let why =
+            said("fatal: ").or_else(|| said("error: ")).or_else(|| complaints.last().map(String::as_str));
+        let why = why.map_or_else(|| format!("git ended with {status}"), |why| self.discreet(why));
+        // "unable to access 'https://...': Could not resolve host: ..."
+        let why = why.split_once("': ").map_or(why.as_str(), |(_, why)| why).to_owned();
+        let any = |words: &[&str]| complaints.iter().any(|line| words.iter().any(|word| line.contains(word)));
+        let url = redacted(self.url);
+        if any(&["certificate", "SSL"]) {
+            self.unreachable(why)
+        } else if any(&REFUSED) {
+            Fault::Refused { url, why }
+        } else if any(&UNREACHABLE) {
+            self.unreachable(why)
+        } else {
+            Fault::Repository { doing: "fetching from", repository: url, why }
+        }
+    }
+
+    fn discreet(self, text: &str) -> String {
+        let text = text.replace(self.url, &redacted(self.url));
+        secret(self.url).map_or(text.clone(), |secret| text.replace(&format!("{secret}@"), ""))
+    }
+}
+
+/// Words of a server that was reached.
+const REFUSED: [&str; 8] = [
+    "Authentication failed",
+    "could not read Username",
+    "could not read Password",
+    "terminal prompts disabled",
+    "requested URL returned error",
+    "not found",
+    "access denied",
+    "does not appear to be a git repository",
+];
+/// Words about the way there, and about one that breaks off.
+const UNREACHABLE: [&str; 13] = [
+    "unable to access",
+    "unable to connect",
+    "unable to look up",
+    "Could not read from remote repository",
+    "Connection",
+    "early EOF",
+    "hung up",
+    "disconnect",
+    "RPC failed",
+    "timed out",
+    "read error",
+    "Network is",
+    "invalid index-pack output",
+];
+
+/// Keeps what may be needed to say why it failed, and little of it: a server's words go through here, too.
+fn note(complaints: &mut Vec<String>, line: &str) {
+    const MOST: usize = 20;
+    const LONGEST: usize = 300;
+    let progress = line.contains('%') || line.starts_with("remote: ");
+    let listed = line.as_bytes().get(40) == Some(&b'\t');
+    if complaints.len() < MOST && !progress && !listed && !line.trim().is_empty() {
+        complaints.push(line.chars().take(LONGEST).collect());
+    }
+}
+
+impl Packs {
+    fn of(repository: &Path) -> Self {
+        let folder = repository.join("objects/pack");
+        let before = entries(&folder).map(|entry| entry.file_name()).collect();
+        Self { folder, before }
+    }
+
+    fn arrived(&self) -> impl Iterator<Item = fs::DirEntry> {
+        entries(&self.folder).filter(|entry| !self.before.contains(&entry.file_name()))
+    }
+
+    /// Bytes so far.
+    fn received(&self) -> usize {
+        let sizes = self.arrived().filter_map(|entry| entry.metadata().ok()).map(|file| file.len());
+        usize::try_from(sizes.sum::<u64>()).unwrap_or(usize::MAX)
+    }
+
+    /// Removes it again.
+    fn discard(&self) {
+        for entry in self.arrived() {
+            if let Err(error) = fs::remove_file(entry.path()) {
+                tracing::warn!(file = %entry.path().display(), %error, "what was fetched could not be removed");
+            }
+        }
+    }
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
+    fs::read_dir(folder).into_iter().flatten().flatten()
+}
+
+/// How much of a pack is here, as `git` reports it: `Receiving objects:  45% (450/1000), 3.00 MiB | 1.00 MiB/s`.
+pub(super) fn progress(line: &str) -> Option<(u32, u32, &str)> {
+    let rest = line.strip_prefix("Receiving objects:")?;
+    let (count, rest) = rest.split_once('(')?.1.split_once(')')?;
+    let (done, total) = count.split_once('/')?;
+    let size = rest.trim_start_matches(", ").split([',', '|']).next().unwrap_or_default().trim();
+    Some((done.parse().ok()?, total.parse().ok()?, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    fn why(url: &str, lines: &[&str]) -> Fault {
+        let server = Server { url, folder: Path::new("/"), wanted: "`main`" };
+        let mut complaints = Vec::new();
+        for line in lines {
+            note(&mut complaints, line);
+        }
+        server.failed(&complaints, ExitStatus::from_raw(128 << 8))
+    }
+
+    #[test]
+    fn what_git_says_is_told_apart() {
+        let url = "https://me:secret@example.org/a";
+        let unreachable = why(
+            url,
+            &[
+                "fatal: unable to access 'https://me:secret@example.org/a/': Could not resolve host: example.org",
+            ],
+        );
+        assert_eq!(
+            unreachable.to_string(),
+            "example.org could not be asked for `main`: Could not resolve host: example.org"
+        );
+        let certificate = why(
+            url,
+            &["fatal: unable to access 'https://x/': SSL certificate problem: self-signed certificate"],
+        );
+        assert!(certificate.hint().unwrap().contains("http.sslCAInfo"), "{certificate:?}");
+        for lines in [
+            &["fatal: could not read Username for 'https://example.org': terminal prompts disabled"][..],
+            &[
+                "remote: Repository not found.",
+                "fatal: repository 'https://me:secret@example.org/a/' not found",
+            ],
+            &["fatal: unable to access 'https://example.org/': The requested URL returned error: 403"],
+        ] {
+            let fault = why(url, lines);
+            assert!(matches!(fault, Fault::Refused { .. }), "{fault:?}");
+            assert!(!fault.to_string().contains("secret"), "{fault}");
+        }
+        for line in ["fatal: early EOF", "fatal: the remote end hung up unexpectedly"] {
+            assert!(matches!(why(url, &[line]), Fault::Unreachable { .. }), "{line}");
+        }
+        assert!(matches!(why(url, &["fatal: not a git repository"]), Fault::Repository { .. }));
+        assert!(why(url, &[]).to_string().contains("128"), "{}", why(url, &[]));
+    }
+
+    #[test]
+    fn a_password_is_no_argument_of_a_program_and_settings_of_the_environment_stay() {
+        let server = Server { url: "https://me:secret@example.org/a", folder: Path::new("/"), wanted: "" };
+        let command = server.command(&["ls-remote", SERVER]);
+        assert!(!format!("{:?}", command.as_std().get_args().collect::<Vec<_>>()).contains("secret"));
+        let settings = command.as_std().get_envs().find(|(name, _)| *name == "GIT_CONFIG_PARAMETERS");
+        let settings = settings.and_then(|(_, value)| value).unwrap().to_string_lossy().into_owned();
+        assert!(
+            settings.ends_with("'remote.llama-warden.url=https://me:secret@example.org/a'"),
+            "{settings}"
+        );
+        assert!(settings.starts_with(&*environment::git_settings().to_string_lossy()), "{settings}");
+    }
+
+    #[test]
+    fn progress_is_read() {
+        let line = "Receiving objects:  45% (450/1000), 3.00 MiB | 1.00 MiB/s";
+        assert_eq!(progress(line), Some((450, 1000, "3.00 MiB")));
+        assert_eq!(progress("Receiving objects:   0% (0/1000)"), Some((0, 1000, "")));
+        assert_eq!(progress("Resolving deltas: 100% (2/2)"), None);
+    }
+}
