@@ -230,7 +230,11 @@ impl Gguf {
         self.tensors.iter().map(Tensor::bytes).sum()
     }
 
-    /// Writes the whole file. Fails when the writer does, or when a tensor is not filled as it was announced.
+    /// Writes the whole file.
+    ///
+    /// # Errors
+    ///
+    /// The writer fails, or a tensor is not filled as it was announced.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut out = Counted { inner: out, written: 0 };
         out.write_all(b"GGUF")?;

@@ -167,6 +167,10 @@ impl Recipe {
 
     /// The recipe's name: the first 16 hexadecimal digits of the sha256 of its JSON, whose fields have a fixed
     /// order.
+    ///
+    /// # Errors
+    ///
+    /// Never in practice: a recipe can always be written as JSON.
     pub fn id(&self) -> Result<BuildId> {
         let json = serde_json::to_vec(self)
             .map_err(|error| crate::error::io_error("hashing", "the plan")(error.into()))?;

@@ -43,6 +43,10 @@ impl Pin {
 }
 
 /// The archive's path in the cache: at once if it is there, else through pip (some 80 MB).
+///
+/// # Errors
+///
+/// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
 pub async fn obtain(
     pin: &Pin,
     cache: &Path,

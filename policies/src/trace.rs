@@ -38,6 +38,10 @@ pub struct TraceError {
 
 /// All readings of a recording; empty lines are passed over. So is a last line that was cut short: by a full disk, or
 /// because the recording goes on.
+///
+/// # Errors
+///
+/// A line is no reading, or is older than the one above it.
 pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
     // Some editors put a byte order mark in front.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);

@@ -44,6 +44,10 @@ impl<E: std::error::Error> From<E> for Trouble {
 /// Says what was being done when it went wrong.
 pub trait Context<T> {
     /// Puts `what` before the cause.
+    ///
+    /// # Errors
+    ///
+    /// The same, with `what` in front.
     fn context(self, what: impl fmt::Display) -> Result<T, Trouble>;
 }
 

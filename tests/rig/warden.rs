@@ -206,6 +206,10 @@ impl Warden {
     }
 
     /// Restarts a model so many times, one after another.
+    ///
+    /// # Errors
+    ///
+    /// A restart fails.
     pub async fn restart(&self, model: &str, times: usize) -> Outcome {
         for _ in 0..times {
             let ran = self.cli(&["restart", model]).await?;

@@ -127,11 +127,19 @@ impl Builder {
     }
 
     /// The pinned llama-cpp-python source archive, from the cache or through pip.
+    ///
+    /// # Errors
+    ///
+    /// It is not in the cache and pip cannot fetch it, or its hash is another than the pinned one.
     pub async fn sdist(&self, pin: &sdist::Pin) -> Result<PathBuf> {
         sdist::obtain(pin, &self.dirs.cache, &self.env, &self.reporter, &self.cancel).await
     }
 
     /// A commit as a source, fetched where that is needed.
+    ///
+    /// # Errors
+    ///
+    /// There is no such commit, or it is not here and cannot be fetched.
     pub async fn git(&self, request: &git::Request) -> Result<Source> {
         let git::Obtained { repository, commit } = self.repository(request).await?;
         let (shown, repository) = (repository.shown().to_owned(), repository.path().to_owned());
@@ -139,11 +147,20 @@ impl Builder {
     }
 
     /// The repository with a commit, for ranges and single files; fetched where that is needed.
+    ///
+    /// # Errors
+    ///
+    /// There is no such commit, or it is not here and cannot be fetched.
     pub async fn repository(&self, request: &git::Request) -> Result<git::Obtained> {
         git::obtain(request, &self.dirs.cache, &self.reporter, &self.cancel).await
     }
 
     /// Builds, unless the store has it. Returns within a second if it has.
+    ///
+    /// # Errors
+    ///
+    /// The plan cannot be made (see [`Self::plan`]), a program of the build fails, the result does not pass its checks, the disk is
+    /// full, or it was cancelled. Nothing is put into the store then.
     pub async fn build(&self, request: &Request) -> Result<Built> {
         let mut page = None;
         loop {

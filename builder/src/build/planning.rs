@@ -13,6 +13,10 @@ const NO_NPM: &str = "there is no npm here (apt install npm, or put the page of 
 
 impl Builder {
     /// What a build of this request would be. Writes nothing but what it learned about an archive into the cache.
+    ///
+    /// # Errors
+    ///
+    /// The source is none, a tool is missing or too old, a patch set is refused, or the request contradicts itself.
     pub async fn plan(&self, request: &Request) -> Result<Plan> {
         self.plan_without(request, None).await
     }

@@ -167,6 +167,10 @@ impl Repository {
 
     /// What is known of a commit. The build number is the count of its history where all of it is here, else that
     /// of the tag on it.
+    ///
+    /// # Errors
+    ///
+    /// The text is no commit, or the repository cannot be read.
     pub fn revision(&self, commit: &str) -> Result<Revision> {
         let id = self.id(commit)?;
         let build_number = match self.build_tags()?.get(&id) {

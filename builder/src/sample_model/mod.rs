@@ -141,6 +141,10 @@ pub fn bytes(options: &Options) -> Vec<u8> {
 }
 
 /// Writes the file, whole or not at all: readers never see a part of it, and an older file stays if this fails.
+///
+/// # Errors
+///
+/// The folder cannot be made, or the file cannot be written or put into its place.
 pub fn write(path: &Path, options: &Options) -> io::Result<()> {
     persist(path, &file(options)).map(|_bytes| ())
 }

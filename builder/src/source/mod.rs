@@ -78,6 +78,10 @@ impl fmt::Display for Found {
 
 impl Source {
     /// Takes a path as a folder or as an archive, whichever it is.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing at the path, or it is neither a folder nor an archive of a known kind.
     pub fn at(path: &Path) -> Result<Self> {
         let path = std::path::absolute(path).map_err(io_error("finding", path))?;
         match fs::metadata(&path) {
@@ -98,6 +102,10 @@ impl Source {
 
     /// Finds llama.cpp in it and computes its identity. Blocks: reads up to the whole source. `cache` is the folder
     /// for what is remembered about archives.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read, there is no llama.cpp in it or more than one, or it was cancelled.
     pub fn examine(&self, cache: &Path, cancel: &CancellationToken) -> Result<Found> {
         match self {
             Self::Directory(path) => folder::examine(path, cancel),

@@ -42,6 +42,10 @@ impl Sweep {
 
 impl Store {
     /// What [`Self::gc`] would remove. Damaged and foreign folders are never among it.
+    ///
+    /// # Errors
+    ///
+    /// The store cannot be read.
     pub fn superfluous(&self, keep: &Keep) -> Result<Sweep> {
         let ids: Vec<BuildId> = self.list()?.builds.into_iter().map(|build| build.id).collect();
         let all = ids.len();
@@ -56,6 +60,10 @@ impl Store {
 
     /// Removes what [`Self::superfluous`] found, in its order; `each` is called after each thing. Leftovers go only if
     /// nobody writes at this moment, and they are still the same.
+    ///
+    /// # Errors
+    ///
+    /// Something cannot be removed. What was removed before it stays removed.
     pub fn gc(&self, sweep: &Sweep, mut each: impl FnMut(&str, u64)) -> Result<()> {
         for (id, bytes) in &sweep.builds {
             self.remove(id)?;

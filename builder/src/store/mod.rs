@@ -66,6 +66,10 @@ impl Store {
     }
 
     /// Everything that is there. A store that does not exist yet is empty.
+    ///
+    /// # Errors
+    ///
+    /// The folder is there and cannot be read.
     pub fn list(&self) -> Result<Listing> {
         let mut listing = Listing::default();
         let entries = match fs::read_dir(&self.root) {
@@ -91,6 +95,10 @@ impl Store {
     }
 
     /// The id that begins so. Folders count even when damaged, so that they can be removed.
+    ///
+    /// # Errors
+    ///
+    /// No build begins so, or several do.
     pub fn resolve(&self, prefix: &str) -> Result<BuildId> {
         let wanted = prefix.to_ascii_lowercase();
         let mut ids: Vec<BuildId> = match fs::read_dir(&self.root) {
@@ -109,6 +117,10 @@ impl Store {
     }
 
     /// A build's papers, checked against its folder.
+    ///
+    /// # Errors
+    ///
+    /// There is no such build, or it is damaged.
     pub fn show(&self, id: &BuildId) -> Result<Provenance> {
         let folder = self.folder(id);
         let damaged = |why: String| Err(Error::DamagedBuild { path: folder.clone(), why });
@@ -134,11 +146,19 @@ impl Store {
     }
 
     /// The path of a build's llama-server, which is there.
+    ///
+    /// # Errors
+    ///
+    /// There is no such build, or it is damaged.
     pub fn binary(&self, id: &BuildId) -> Result<PathBuf> {
         self.show(id).map(|_| self.folder(id).join(BINARY))
     }
 
     /// The newest usable build, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// The store cannot be read.
     pub fn newest(&self) -> Result<Option<Provenance>> {
         Ok(self.list()?.builds.into_iter().next())
     }

@@ -77,8 +77,11 @@ pub struct Check {
     pub seconds: f64,
 }
 
-/// Checks one server binary. `timeout` bounds each start and each answer. On failure the error names the check and
-/// tells the answer, or the last lines of a server that died.
+/// Checks one server binary. `timeout` bounds each start and each answer.
+///
+/// # Errors
+///
+/// A check failed: the error names it and tells the answer, or the last lines of a server that died. Or it was cancelled.
 pub async fn verify(
     binary: &Path,
     timeout: Duration,

@@ -5,6 +5,10 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 
 /// A duration written as `300s`, `30ms`, `12h`, `10m`.
+///
+/// # Errors
+///
+/// The text is no number with a unit, or more than a duration can hold.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let error = || DurationError { text: text.to_owned() };
     let trimmed = text.trim();

@@ -76,6 +76,10 @@ impl Outcome {
 impl Experiment {
     /// Runs the legs. Cancel `stop` for an early end: what is known by then is the outcome. An error only where nothing is
     /// known: the server does not start, or not even the first leg was begun.
+    ///
+    /// # Errors
+    ///
+    /// The server does not start, or it was interrupted before the first leg began.
     pub async fn run(
         &self,
         lab: &Lab,

@@ -117,6 +117,10 @@ pub enum Progress<'a> {
 }
 
 /// Runs a leg. Cancel `stop` to end it with what there is.
+///
+/// # Errors
+///
+/// The server does not start, it cannot do this work, or it was interrupted before it was ready.
 pub async fn run_leg(
     lab: &Lab,
     leg: &Leg,

@@ -23,6 +23,10 @@ pub struct Recording {
 
 impl Recording {
     /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, has a line that is no request, or has none at all.
     pub fn read(path: &Path) -> Result<Self, DiagnoseError> {
         let bad = |what: String| DiagnoseError::Recording { path: path.to_owned(), what };
         let text =

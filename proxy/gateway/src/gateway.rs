@@ -94,6 +94,10 @@ pub struct Gateway;
 
 impl Gateway {
     /// Opens the listening sockets. Clients can connect from now on, and are served when [`Bound::serve`] runs.
+    ///
+    /// # Errors
+    ///
+    /// An address cannot be listened on, or the certificate, the keys or the list of hosts cannot be used.
     pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
         let front = Front::new(&config)?;
         let doors = Doors::open(&config.host, config.port).await?;

@@ -163,6 +163,10 @@ impl std::fmt::Debug for Tls {
 
 impl Tls {
     /// Reads both files and checks that they can be used now. With `h2`, clients may choose HTTP/2.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, holds no certificate or no key, or the two do not belong together.
     pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
         // Before they are read: a change during the reading is then seen at the next look.
         let seen = Mutex::new(Stamps::of(&files));
@@ -191,6 +195,10 @@ impl Tls {
     }
 
     /// Reads the files, whether they have changed or not. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::load`]. The pair in use stays.
     pub fn read(&self) -> Result<Certificate, TlsError> {
         let pair = Pair::read(&self.files, self.h2, &self.tickets)?;
         let certificate = pair.certificate;

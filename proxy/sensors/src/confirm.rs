@@ -34,8 +34,11 @@ impl HostConfirmed {
 }
 
 /// Exact host memory of the group that `leader` leads. It takes some milliseconds per GiB of resident memory and slows
-/// the process down meanwhile: ask at most once a minute. Members that end while we read are left out. An error means
-/// that the leader itself could not be read, or that the kernel has no `smaps_rollup` (Linux 4.14 has it).
+/// the process down meanwhile: ask at most once a minute. Members that end while we read are left out.
+///
+/// # Errors
+///
+/// The leader itself cannot be read, or the kernel has no `smaps_rollup` (Linux 4.14 has it).
 pub fn host_confirmed(leader: u32) -> Result<HostConfirmed, SensorError> {
     let pid = i32::try_from(leader).map_err(|_| SensorError::Ended { pid: leader })?;
     let mut sum = read(pid)?;

@@ -19,7 +19,11 @@ pub(crate) const PROC: &str = "/proc";
 
 /// Host memory of the process group that `leader` leads.
 ///
-/// Members that end while we read are left out. An error means that the leader itself could not be read.
+/// Members that end while we read are left out.
+///
+/// # Errors
+///
+/// The leader itself cannot be read.
 pub fn host_memory(leader: u32) -> Result<HostMemory, SensorError> {
     let what = || format!("/proc/{leader}/status");
     let pid = i32::try_from(leader).map_err(|_| SensorError::Ended { pid: leader })?;

@@ -51,8 +51,12 @@ pub struct Pressure {
     pub full_avg60: f64,
 }
 
-/// Reads the group of process `pid`. An error means that the process is gone. On a machine without groups of version 2
+/// Reads the group of process `pid`. On a machine without groups of version 2
 /// the path is empty and every part is `None`.
+///
+/// # Errors
+///
+/// The process is gone.
 pub fn cgroup_memory(pid: u32) -> Result<CgroupMemory, SensorError> {
     read(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
 }

@@ -17,6 +17,10 @@ pub struct HostTotals {
 }
 
 /// Reads [`HostTotals`].
+///
+/// # Errors
+///
+/// `/proc/meminfo` cannot be read, or is from a kernel before 3.14.
 pub fn host_totals() -> Result<HostTotals, SensorError> {
     use procfs::Current as _;
     let what = || "/proc/meminfo".to_owned();

@@ -79,6 +79,10 @@ struct Change {
 
 impl Fleet {
     /// Makes the directories, opens the ledger and starts a task for each model. Preloading begins in the background.
+    ///
+    /// # Errors
+    ///
+    /// A directory cannot be made or is somebody else's, the ledger cannot be opened, or names are taken twice.
     pub async fn start(config: FleetConfig, nursery: NurseryHandle) -> Result<Self, FleetError> {
         Self::start_in(config, Arc::new(Host::new(nursery))).await
     }
@@ -106,6 +110,10 @@ impl Fleet {
     }
 
     /// The model that a client's name means: a name, an alias, or with `any_name` anything. Without a name, the only model.
+    ///
+    /// # Errors
+    ///
+    /// No model has that name, or none was named and there are several.
     pub fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
         self.inner.roster.load().resolve(name)
     }
@@ -119,12 +127,20 @@ impl Fleet {
     ///
     /// Callers of one kind are served in the order in which they came. Dropping the future gives up the place, or the
     /// lease if it was granted meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The queue is full or took too long, the model does not start, was removed, or everything ends.
     pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, Denied> {
         self.lease_for(model, kind, None).await
     }
 
     /// The same for a prompt of so many tokens. Where the model's admission is enforced, it is granted only where it fits
     /// into memory, waits for that, or is refused; where it only warns, that is told.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::lease`], or the prompt does not fit into memory.
     pub async fn lease_for(
         &self,
         model: &ModelName,
@@ -157,6 +173,10 @@ impl Fleet {
 
     /// Releases requests that are suspected or refused: those of a model, those whose fingerprint begins so, or all.
     /// Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// No model and no known request is meant by that.
     pub fn release_requests(&self, which: Option<&str>) -> Result<usize, ResolveError> {
         let roster = self.inner.roster.load();
         let Some(which) = which else {
@@ -206,6 +226,10 @@ impl Fleet {
     /// Replaces every process of a model, one after another. Resolves when the new ones serve and the old ones are gone.
     /// Clears `failed`, the backoff and what holds the policy back. A replacement that is under way counts if its new
     /// process is made after this call.
+    ///
+    /// # Errors
+    ///
+    /// There is no such model, its new process does not start, or another command came in between.
     pub async fn restart(&self, model: &str) -> Result<Vec<LedgerEntry>, ControlError> {
         let handle = self.handle(model)?;
         let (reply, answer) = oneshot::channel();
@@ -214,6 +238,10 @@ impl Fleet {
     }
 
     /// Drains and stops a model; resolves when its processes are gone. The next request starts it again.
+    ///
+    /// # Errors
+    ///
+    /// There is no such model, or everything ends.
     pub async fn drain(&self, model: &str) -> Result<(), ControlError> {
         let handle = self.handle(model)?;
         let (reply, answer) = oneshot::channel();
@@ -229,6 +257,10 @@ impl Fleet {
 
     /// Takes over a new configuration. Only models whose command changed get new processes; other settings apply in
     /// place. Nothing is taken over if anything in it is wrong.
+    ///
+    /// # Errors
+    ///
+    /// Names or aliases are taken twice, a socket would have too long a path, or everything ends. Nothing has changed then.
     pub async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
         let config = absolute(config);
         check(&config)?;

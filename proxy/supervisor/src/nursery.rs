@@ -63,6 +63,10 @@ impl Nursery {
 
 impl NurseryHandle {
     /// Has the main thread create a process. Must be called within a tokio runtime with I/O.
+    ///
+    /// # Errors
+    ///
+    /// The program cannot be started, or the main thread no longer takes orders.
     pub async fn spawn(&self, request: SpawnRequest) -> Result<Child, SpawnError> {
         let binary = request.command.binary.clone();
         let (reply, answer) = oneshot::channel();

@@ -65,6 +65,10 @@ pub struct SoloSpec {
 impl Starter {
     /// `runtime_dir`: a private directory for sockets, with a short path; it is made. Of `timing` the start, the probes
     /// and the stop count, of `watch` the lines that are kept and the limit of a reading.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be made, or its path is too long for sockets.
     pub fn new(
         nursery: NurseryHandle,
         runtime_dir: &Path,
@@ -91,6 +95,10 @@ impl Starter {
     }
 
     /// Starts a process and waits until it is ready. Dropping the future kills it.
+    ///
+    /// # Errors
+    ///
+    /// It ends or hangs before it is ready: why, with its last lines.
     pub async fn start(&self, spec: &SoloSpec) -> Result<Solo, Box<Failure>> {
         let generation = GenerationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
         let socket = socket(&self.directory, &name(), generation);
