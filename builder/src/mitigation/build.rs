@@ -137,7 +137,7 @@ impl Effect {
         if marker.is_empty() && fixes.is_none() {
             return Fit::Note(format!("{needs}; whether {who} is one cannot be told"));
         }
-        // Also where papers name no such fix: the source may have been patched before it was built.
+        // The binary is searched even if the provenance does not list the fix: the source may have been patched before.
         let found = if marker.is_empty() { Ok(Presence::No) } else { find_text(&build.binary, marker) };
         match (found, fixes) {
             (Ok(Presence::Yes), _) => Fit::Fits,

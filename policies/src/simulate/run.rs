@@ -94,7 +94,7 @@ impl<'a> Simulation<'a> {
         }
         let left = (1..DAY).find(|ahead| !asleep.open((minute + ahead) % DAY)).unwrap_or(0);
         let begun = self.world.clock();
-        // Looked at as often as a window of the policy may open in it.
+        // A window of the policy opens at a full minute, so the policy is asked once a minute.
         for _ in 0..left {
             self.world.wait(60.0);
             self.quiet(begun, self.world.clock());

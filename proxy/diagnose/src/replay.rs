@@ -59,7 +59,7 @@ impl Recording {
         self.asks.len()
     }
 
-    /// Whether it has none, which no recording has that was read.
+    /// Whether it has no requests. [`Self::read`] refuses such a file, so this is always false.
     pub fn is_empty(&self) -> bool {
         self.asks.is_empty()
     }

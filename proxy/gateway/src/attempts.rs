@@ -187,7 +187,7 @@ impl Exchange {
             }
             attempt += 1;
             self.flight.record.retries += 1;
-            // It holds the lease, for whose place the next one may have to wait.
+            // `revoked` keeps the old lease alive, and the next attempt may have to wait for that lease's place.
             drop(revoked);
             right = Box::pin(self.again(&model, right, config.connect_timeout)).await?;
         }

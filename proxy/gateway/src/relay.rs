@@ -213,7 +213,7 @@ impl Relay {
             if self.ended {
                 return Poll::Ready(None);
             }
-            // It is there until the end.
+            // The connection is dropped only when the answer has ended, so a missing one means that nothing is left.
             let Some(link) = &mut self.link else { return Poll::Ready(None) };
             let piece = match link.poll_piece(&mut self.incoming, context) {
                 Poll::Ready(Some(Ok(piece))) => self.piece(piece),

@@ -47,7 +47,7 @@ impl BackendHttp {
     /// The answer to a `GET`; `None` if there is none within the time.
     pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
         let mut request = self.client.as_ref()?.get(format!("http://{}{path}", self.at)).timeout(timeout);
-        // It is never asked for there, and who answers may be another than ours.
+        // `/health` needs no key, and until the process is ready a stranger may answer on its port.
         if let Some(key) = self.key.as_ref().filter(|_| path != "/health") {
             request = request.bearer_auth(key);
         }

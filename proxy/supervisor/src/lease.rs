@@ -355,7 +355,7 @@ pub(crate) struct Cell {
     pub(crate) pulses: Pulses,
     outcomes: Mutex<Outcomes>,
     attachments: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
-    /// It hung when it was told to end, and since when.
+    /// Set when the process hung and was told to end: for how long it had hung.
     hung: OnceLock<Duration>,
     revoked: CancellationToken,
 }

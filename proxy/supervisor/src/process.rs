@@ -367,7 +367,7 @@ impl HostProcess {
 #[derive(Debug)]
 struct Port {
     address: SocketAddr,
-    /// That another listens there has been told.
+    /// Whether it was already logged that somebody else listens on this port.
     told: AtomicBool,
 }
 

@@ -209,7 +209,7 @@ fn parse(masked: &Masked) -> Parsed {
                     },
                 },
                 led: text,
-                // One that is always taken leaves no other way.
+                // After a branch that is always taken, the other branches never are.
                 has_else: dead == Some(false),
                 decided: dead == Some(false),
                 unsure: dead.is_none(),

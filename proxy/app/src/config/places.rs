@@ -81,7 +81,7 @@ fn is_in_memory(path: &Path) -> bool {
     there.and_then(|path| rustix::fs::statfs(path).ok()).is_some_and(|facts| facts.f_type == TMPFS)
 }
 
-/// Elsewhere nobody is told.
+/// Other systems have no such file system, so nothing is ever reported there.
 #[cfg(not(target_os = "linux"))]
 fn is_in_memory(_: &Path) -> bool {
     false
