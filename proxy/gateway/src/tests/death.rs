@@ -1,6 +1,5 @@
 //! Backends that die, at every moment.
 
-use tokio::sync::Notify;
 
 use super::*;
 use crate::Outcome;
@@ -150,6 +149,32 @@ async fn a_suspect_is_sent_alone_and_a_refused_request_not_at_all_in_whatever_wa
         let body: serde_json::Value = serde_json::from_str(&body).unwrap();
         assert_eq!(body["error"]["code"], "request_quarantined", "{body}");
         assert_eq!(served.load(Ordering::SeqCst), before, "the backend never had it whole");
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn who_was_alone_when_its_server_broke_off_waits_for_its_end_however_long_that_takes() {
+    let dying = Upstream::start(|mut peer| async move {
+        peer.request().await;
+    });
+    let alive = Upstream::answering(|_, _| json_answer("{}"));
+    let refused = Standing::Refused { left: Duration::from_secs(60) };
+    for (after, status) in [(refused, "HTTP/1.1 422 "), (Standing::Suspect, "HTTP/1.1 502 ")] {
+        let rig = Rig::with(rotating(), &[&dying, &alive]).await;
+        *rig.backends.standing.lock().unwrap() = Standing::Suspect;
+        let end = Arc::new(Notify::new());
+        *rig.backends.slow_end.lock().unwrap() = Some(end.clone());
+        let mut client = rig.client().await;
+        client.send(&post("/v1/completions", "{}")).await;
+        eventually("it waits for the end", || rig.backends.settling.load(Ordering::SeqCst) == 1).await;
+        assert_eq!(*rig.backends.told.lock().unwrap(), ["alone", "broke"]);
+        // What the supervisor knows once the process has ended.
+        *rig.backends.standing.lock().unwrap() = after;
+        end.notify_one();
+        let (head, body) = client.response().await;
+        assert!(head.starts_with(status), "{head}{}", String::from_utf8_lossy(&body));
+        assert_eq!(alive.accepted(), 0, "another server would have met the same");
         rig.is_clean().await;
     }
 }

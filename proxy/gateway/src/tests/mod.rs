@@ -31,7 +31,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -137,6 +137,9 @@ struct TestBackends {
     /// What is known against requests, whichever they are, and what was told of them.
     standing: Mutex<Standing>,
     told: Mutex<Vec<&'static str>>,
+    /// The processes take long to end: whoever waits for that is counted, and waits for this.
+    slow_end: Mutex<Option<Arc<Notify>>>,
+    settling: AtomicUsize,
 }
 
 struct Waiting(Arc<AtomicUsize>);
@@ -303,7 +306,13 @@ impl Right for TestRight {
     }
 
     fn settled(&self) -> BoxFuture<'static, ()> {
-        Box::pin(async {})
+        self.backends.settling.fetch_add(1, Ordering::SeqCst);
+        let end = self.backends.slow_end.lock().unwrap().clone();
+        Box::pin(async {
+            if let Some(end) = end {
+                end.notified().await;
+            }
+        })
     }
 
     fn alone(self: Arc<Self>, _: Fingerprint) -> BoxFuture<'static, Alone> {
@@ -408,6 +417,8 @@ impl Rig {
             denied: Mutex::default(),
             facts: Mutex::new(NEW),
             standing: Mutex::new(Standing::Clear),
+            slow_end: Mutex::default(),
+            settling: AtomicUsize::new(0),
             told: Mutex::default(),
         });
         let records = Arc::new(Records::default());
