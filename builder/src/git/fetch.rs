@@ -182,7 +182,11 @@ impl Work<'_> {
                 self.reporter.tell(Event::Progress { done, total, item: format!("objects, {size}") });
             }
         };
-        self.server().run(&arguments, most, self.cancel, line).await
+        let outcome = self.server().run(&arguments, most, self.cancel, line).await;
+        if let Err(Error::Git(Fault::TooLarge { .. })) = &outcome {
+            forget_missing(&self.open()?);
+        }
+        outcome
     }
 
     /// Sets the references that later calls resolve without a network, and that tell a commit's build number.
@@ -266,6 +270,17 @@ impl Work<'_> {
     fn failed(&self, error: &git2::Error) -> Error {
         let (repository, why) = (self.wanted.place.shown.clone(), error.message().to_owned());
         Fault::Repository { doing: "fetching from", repository, why }.into()
+    }
+}
+
+/// Removes references to what was not kept: the next fetch would take the repository for damaged.
+fn forget_missing(repo: &git2::Repository) {
+    let Ok(references) = repo.references() else { return };
+    for mut reference in references.flatten() {
+        if reference.target().is_some_and(|id| repo.find_object(id, None).is_err()) {
+            // One that stays is found with the damage.
+            reference.delete().ok();
+        }
     }
 }
 

@@ -137,7 +137,8 @@ impl Server<'_> {
 
     fn command(self, arguments: &[&str]) -> Command {
         let mut command = Command::new("git");
-        command.arg("-C").arg(self.folder);
+        // Named, because who sets `safe.bareRepository` to explicit forbids git to find it by itself.
+        command.arg("--git-dir").arg(self.folder);
         for setting in SETTINGS {
             command.args(["-c", setting]);
         }

@@ -67,6 +67,7 @@ impl Scene {
 async fn a_server_that_sends_more_than_any_source_has_is_not_listened_to() {
     let scene = scene();
     let (url, cancel) = (scene.server.url(), CancellationToken::new());
+    let kept = scene.commit("b2").await;
     let place = cache::place(scene.cache.path(), &url, false);
     let lock = Lock::take(&place.lock_path(), &cancel, || ()).await.unwrap();
     let most = Most { commit: 64, history: 64 };
@@ -75,6 +76,8 @@ async fn a_server_that_sends_more_than_any_source_has_is_not_listened_to() {
     assert!(matches!(error, Error::Git(Fault::TooLarge { .. })), "{error}");
     let offline = Request { offline: true, ..request(&url, "main") };
     assert!(ask(scene.cache.path(), &offline).await.is_err(), "nothing of it was taken");
+    let (obtained, notes) = scene.ask("b2").await.unwrap();
+    assert_eq!((obtained.commit, notes), (kept, Vec::<String>::new()), "what was there is there");
 }
 
 #[tokio::test]

@@ -1,6 +1,5 @@
 //! Backends that die, at every moment.
 
-
 use super::*;
 use crate::Outcome;
 
