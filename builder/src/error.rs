@@ -4,26 +4,12 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::plan::Backend;
-use crate::store::BuildId;
+use crate::kind::Kind;
+use crate::plan::backend::Backend;
+use crate::store::id::BuildId;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
-
-/// Whose turn it is to act on an [`Error`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// What was asked for makes no sense as given: the caller's arguments are wrong.
-    Input,
-    /// The machine lacks something: a program, disk, memory, a permission.
-    Machine,
-    /// The source did not become a working llama-server.
-    Build,
-    /// A patch set is not applied to this source, because it is not known to be right there.
-    Refused,
-    /// The caller wanted it to stop.
-    Cancelled,
-}
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
@@ -132,9 +118,9 @@ pub enum Error {
         /// What there is.
         cure: String,
     },
-    /// Patch sets that were asked for are not applied to this source.
-    #[error("{}", refusals(.0))]
-    Patches(Vec<Refusal>),
+    /// Something about patch sets.
+    #[error(transparent)]
+    Patches(warden_patches::Error),
     /// The source is not any more what was planned with.
     #[error("{path} changed between the plan and the build")]
     SourceChanged {
@@ -211,32 +197,9 @@ pub enum Error {
         /// What is there.
         why: String,
     },
-    /// A patch set that cannot be used as it is written.
-    #[error("{file}{}: {}{why}", at(*.line), key_of(.key))]
-    PatchSet {
-        /// Its file, as the reader knows it.
-        file: String,
-        /// The line in it, from 1; none when the file is missing or the fault is nowhere in particular.
-        line: Option<usize>,
-        /// The key, such as `hook[2].anchor`; may be empty.
-        key: String,
-        /// What is wrong.
-        why: String,
-    },
-    /// No patch set has this id.
-    #[error("there is no patch set `{id}`; there are: {}", list(.known))]
-    NoSuchPatchSet {
-        /// As given.
-        id: String,
-        /// Those that there are.
-        known: Vec<String>,
-    },
     /// Something about a repository.
     #[error(transparent)]
-    Git(#[from] crate::git::Fault),
-    /// A folder that patches are written into, or taken out of.
-    #[error(transparent)]
-    Patching(#[from] crate::patch::apply::Fault),
+    Git(#[from] crate::git::fault::Fault),
     /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
@@ -252,24 +215,24 @@ pub enum Error {
     Cancelled,
 }
 
-/// Why one patch set is not applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The set's id.
-    pub set: String,
-    /// Whether only the fingerprints are unknown, so that `--allow-unverified` would apply it.
-    pub unverified: bool,
-    /// One line each.
-    pub reasons: Vec<String>,
+impl From<warden_patches::Error> for Error {
+    /// What a tree of ours said comes back as it was.
+    fn from(error: warden_patches::Error) -> Self {
+        match error {
+            warden_patches::Error::Tree(own) => match own.downcast() {
+                Ok(own) => *own,
+                Err(other) => Self::Patches(warden_patches::Error::Tree(other)),
+            },
+            warden_patches::Error::Io { doing, path, source } => Self::Io { doing, path, source },
+            other => Self::Patches(other),
+        }
+    }
 }
 
-fn refusals(all: &[Refusal]) -> String {
-    let one = |refusal: &Refusal| {
-        let why = if refusal.unverified { "is not verified for" } else { "is refused for" };
-        let reasons = refusal.reasons.iter().map(|reason| format!("\n  {reason}"));
-        format!("the patch set `{}` {why} this source:{}", refusal.set, reasons.collect::<String>())
-    };
-    all.iter().map(one).collect::<Vec<_>>().join("\n")
+impl From<Error> for warden_patches::Error {
+    fn from(error: Error) -> Self {
+        Self::Tree(Box::new(error))
+    }
 }
 
 impl Error {
@@ -285,9 +248,7 @@ impl Error {
             | Self::Target { .. }
             | Self::NoSuchBuild { .. }
             | Self::AmbiguousBuild { .. }
-            | Self::ForeignInBuild { .. }
-            | Self::PatchSet { .. }
-            | Self::NoSuchPatchSet { .. } => Kind::Input,
+            | Self::ForeignInBuild { .. } => Kind::Input,
             Self::MissingProgram { .. }
             | Self::Program { .. }
             | Self::Toolkit { .. }
@@ -299,9 +260,12 @@ impl Error {
             Self::Build { .. } | Self::Markers { .. } | Self::Verify { .. } | Self::DamagedBuild { .. } => {
                 Kind::Build
             }
-            Self::Patches(_) => Kind::Refused,
+            Self::Patches(error) => match error.kind() {
+                warden_patches::Kind::Input => Kind::Input,
+                warden_patches::Kind::Machine => Kind::Machine,
+                warden_patches::Kind::Refused => Kind::Refused,
+            },
             Self::Git(fault) => fault.kind(),
-            Self::Patching(fault) => fault.kind(),
             Self::Cancelled => Kind::Cancelled,
         }
     }
@@ -332,15 +296,7 @@ impl Error {
                 missing_library(why).unwrap_or_default()
             ),
             Self::Toolkit { cure, .. } | Self::Target { cure, .. } => cure.clone(),
-            Self::Patches(refusals) => {
-                let cure = "build without it (--plain for none, --patch-set ID for some), or bring a set that \
-                            knows this source (--patches DIR)";
-                if refusals.iter().all(|refusal| refusal.unverified) {
-                    format!("read what changed, then build with --allow-unverified, or {cure}")
-                } else {
-                    cure.into()
-                }
-            }
+            Self::Patches(error) => return error.hint(),
             Self::SourceChanged { .. } => "leave it alone while it is built, and try again".into(),
             Self::Markers { .. } => {
                 "the file that was patched is not part of this build: does --backend fit the patch set?".into()
@@ -349,13 +305,8 @@ impl Error {
             Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is".into(),
             Self::ForeignInBuild { .. } => "look at it, and remove it yourself if nobody needs it".into(),
             Self::AmbiguousBuild { .. } => "give more characters of the id".into(),
-            Self::PatchSet { .. } => "docs/patches.md explains what a set.toml says".into(),
-            Self::NoSuchPatchSet { .. } => {
-                "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR".into()
-            }
             Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again".into(),
             Self::Git(fault) => return fault.hint(),
-            Self::Patching(fault) => fault.hint().to_owned(),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "the disk is full".into(),
             _ => return None,
         };
@@ -372,14 +323,6 @@ pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl Fn
 /// The library that a program's loader says it cannot find.
 fn missing_library(why: &str) -> Option<&str> {
     why.split_once("error while loading shared libraries: ")?.1.split(':').next().map(str::trim)
-}
-
-fn at(line: Option<usize>) -> String {
-    line.map_or_else(String::new, |line| format!(":{line}"))
-}
-
-fn key_of(key: &str) -> String {
-    if key.is_empty() { String::new() } else { format!("`{key}`: ") }
 }
 
 /// Some names, shortened when there are many.
@@ -408,18 +351,11 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_carries_its_reasons_and_the_way_out() {
-        let refusal =
-            |unverified| Refusal { set: "server".into(), unverified, reasons: vec!["a.cpp:3: moved".into()] };
-        let error = Error::Patches(vec![refusal(true)]);
-        assert_eq!(
-            error.to_string(),
-            "the patch set `server` is not verified for this source:\n  a.cpp:3: moved"
-        );
-        assert!(error.hint().unwrap().contains("--allow-unverified"));
-        let error = Error::Patches(vec![refusal(true), refusal(false)]);
-        assert!(!error.hint().unwrap().contains("--allow-unverified"), "that would not help");
-        assert_eq!(error.kind(), Kind::Refused);
+    fn an_error_of_a_tree_of_ours_comes_back_from_judging_as_it_was() {
+        let error = Error::from(warden_patches::Error::from(Error::Cancelled));
+        assert!(matches!(error, Error::Cancelled), "{error}");
+        let refused = Error::from(warden_patches::Error::Refused(Vec::new()));
+        assert_eq!(refused.kind(), Kind::Refused);
     }
 
     #[test]

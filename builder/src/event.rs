@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio::sync::mpsc;
 
 use crate::plan::Plan;
-use crate::store::BuildId;
+use crate::store::id::BuildId;
 
 /// The parts of a build, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,13 +15,13 @@
 use std::io::{self, Write};
 
 /// Every offset in the data section is a multiple of this many bytes; 32 is what a reader assumes by default.
-pub const ALIGNMENT: usize = 32;
+pub(crate) const ALIGNMENT: usize = 32;
 /// The format version that this module writes.
-pub const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 3;
 
 /// How a tensor's numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Number {
+pub(crate) enum Number {
     /// 32-bit floats.
     F32,
     /// 16-bit floats (IEEE binary16).
@@ -48,7 +48,7 @@ impl Number {
 
 /// One metadata value. Arrays hold one type each, as the format wants.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub(crate) enum Value {
     /// A 32-bit unsigned integer; most sizes and token ids.
     U32(u32),
     /// A 32-bit float.
@@ -112,7 +112,7 @@ impl Value {
 }
 
 /// Writes the numbers of a tensor, row by row, as many as its lengths say.
-pub type Fill = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
+pub(crate) type Fill = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum Data {
     Held(Vec<f32>),
@@ -158,7 +158,7 @@ impl Tensor {
 
 /// A model file to be. Entries and tensors are written in the order in which they were added.
 #[derive(Default)]
-pub struct Gguf {
+pub(crate) struct Gguf {
     entries: Vec<(String, Value)>,
     tensors: Vec<Tensor>,
 }
@@ -171,25 +171,25 @@ impl std::fmt::Debug for Gguf {
 
 impl Gguf {
     /// An empty file for a model architecture, such as `llama`.
-    pub fn new(architecture: &str) -> Self {
+    pub(crate) fn new(architecture: &str) -> Self {
         let mut file = Self::default();
         file.set("general.architecture", Value::String(architecture.to_owned()));
         file
     }
 
     /// Adds one metadata entry. The format wants each key once; a reader takes the first.
-    pub fn set(&mut self, key: &str, value: Value) -> &mut Self {
+    pub(crate) fn set(&mut self, key: &str, value: Value) -> &mut Self {
         self.entries.push((key.to_owned(), value));
         self
     }
 
     /// Adds a vector.
-    pub fn vector(&mut self, name: &str, data: Vec<f32>) -> &mut Self {
+    pub(crate) fn vector(&mut self, name: &str, data: Vec<f32>) -> &mut Self {
         self.held(name, vec![data.len() as u64], data)
     }
 
     /// Adds a matrix of rows that are `columns` long; what is left of an incomplete last row is cut off.
-    pub fn matrix(&mut self, name: &str, columns: usize, mut data: Vec<f32>) -> &mut Self {
+    pub(crate) fn matrix(&mut self, name: &str, columns: usize, mut data: Vec<f32>) -> &mut Self {
         let rows = data.len().checked_div(columns).unwrap_or(0);
         data.truncate(rows * columns);
         self.held(name, vec![columns as u64, rows as u64], data)
@@ -197,7 +197,7 @@ impl Gguf {
 
     /// Adds a tensor of any number of dimensions, the innermost length first. What is missing is zero and what is too
     /// much is cut off.
-    pub fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
+    pub(crate) fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
         data.resize(lengths.iter().product(), 0.0);
         let lengths = lengths.iter().map(|length| *length as u64).collect();
         self.held(name, lengths, data)
@@ -215,7 +215,7 @@ impl Gguf {
 
     /// Adds a tensor whose numbers are made while the file is written, the innermost length first. Writing fails if `fill`
     /// gives another number of bytes than the lengths ask for.
-    pub fn made(&mut self, name: &str, number: Number, lengths: &[u64], fill: Fill) -> &mut Self {
+    pub(crate) fn made(&mut self, name: &str, number: Number, lengths: &[u64], fill: Fill) -> &mut Self {
         self.tensors.push(Tensor {
             name: name.to_owned(),
             lengths: lengths.to_vec(),
@@ -226,7 +226,7 @@ impl Gguf {
     }
 
     /// Bytes of all tensors, without metadata and padding.
-    pub fn tensor_bytes(&self) -> u64 {
+    pub(crate) fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().map(Tensor::bytes).sum()
     }
 
@@ -235,7 +235,7 @@ impl Gguf {
     /// # Errors
     ///
     /// The writer fails, or a tensor is not filled as it was announced.
-    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut out = Counted { inner: out, written: 0 };
         out.write_all(b"GGUF")?;
         out.write_all(&VERSION.to_le_bytes())?;

@@ -1,8 +1,8 @@
 //! Makes a verified llama-server out of upstream source, and the sample model that it verifies with.
 //!
 //! This crate prints nothing and reads no settings: folders, limits and pinned versions come in as values, progress
-//! goes out as [`Event`]s, and a [`CancellationToken`](tokio_util::sync::CancellationToken) ends whatever runs. It
-//! depends on no other crate of the workspace.
+//! goes out as [`Event`]s, and a [`CancellationToken`](tokio_util::sync::CancellationToken) ends whatever runs. Patch
+//! sets are read, judged and written by `warden-patches`.
 //!
 //! ```text
 //!  Source --examine--> Found --+
@@ -19,12 +19,10 @@
 //! | [`toolchain`] | finds compilers and toolkits for GPUs, finds or obtains cmake and ninja |
 //! | [`machine`] | disk, memory and cores |
 //! | [`plan`] | what will be built, as a value with a hash |
-//! | [`patch`] | patch sets: what may be changed in a source, and whether it fits there |
-//! | [`mitigation`] | everything that can be done about memory that grows, and whether a build does it |
 //! | [`build`] | makes it |
 //! | [`mod@verify`] | makes the result prove itself |
-//! | [`store`] | keeps it, with its papers |
-//! | [`sample_model`], [`gguf`] | a tiny model with random weights, the same bytes for the same seed |
+//! | [`store`] | keeps it, with its provenance |
+//! | [`sample_model`] | a tiny model with random weights, the same bytes for the same seed |
 //!
 //! # Invariants
 //!
@@ -38,8 +36,9 @@
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
 //! use warden_builder::{
-//!     Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source, patch,
+//!     Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source,
 //! };
+//! use warden_patches::{Catalogue, Selection};
 //!
 //! let (reporter, mut events) = Reporter::channel();
 //! let builder = Builder {
@@ -53,7 +52,7 @@
 //!     source: Source::at("llama.cpp.tar.gz".as_ref())?,
 //!     backend: Backend::Cpu.into(),
 //!     arch: Arch::Native.into(),
-//!     patches: patch::Selection { catalogue: patch::Catalogue::embedded()?, ..Default::default() },
+//!     patches: Selection { catalogue: Catalogue::embedded()?, ..Default::default() },
 //!     options: vec![],
 //!     jobs: None,
 //!     needs: Needs { disk: 2 << 30, memory: 1 << 30, memory_per_job: 700 << 20, memory_per_gpu_job: 2 << 30 },
@@ -72,13 +71,12 @@ mod clock;
 mod environment;
 mod error;
 mod event;
-pub mod gguf;
+mod gguf;
 pub mod git;
+mod kind;
 mod lock;
 pub mod machine;
-pub mod mitigation;
 mod owned;
-pub mod patch;
 pub mod plan;
 mod process;
 pub mod sample_model;
@@ -90,10 +88,11 @@ pub mod verify;
 
 pub use build::{Builder, Built, Dirs, Request};
 pub use environment::Environment;
-pub use error::{Error, Kind, Refusal, Result};
+pub use error::{Error, Result};
 pub use event::{Event, Phase, Reporter};
+pub use kind::Kind;
 pub use machine::Needs;
 pub use plan::{Arch, ArchWish, Backend, BackendWish, Plan};
-pub use source::{Found, Revision, Source};
+pub use source::{Found, Source};
 pub use store::{BuildId, Keep, Provenance, Store, Sweep};
 pub use verify::{HttpThreads, Measured, StreamHead, Verified, verify};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 
 use crate::error::{Error, Result, io_error};
-use crate::plan::Backend;
+use crate::plan::backend::Backend;
 
 /// What a build needs of the machine. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,28 +3,28 @@
 //! Everything in a [`Recipe`] shapes the binary; nothing else is in it. So two builds of one recipe are the same
 //! build, wherever the source lay and whatever drove the compilers.
 
+pub(crate) mod backend;
 mod extras;
 mod options;
-mod patches;
-mod target;
+pub(crate) mod target;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use warden_patches::{PlannedSet, planned};
 
+pub use backend::Backend;
 pub use extras::Extras;
 pub(crate) use extras::{Fetches, Offers, Tools};
 pub(crate) use options::value as option_value;
-pub(crate) use patches::Patches;
-pub use patches::{PlannedFix, PlannedSeam, PlannedSet};
-pub use target::{Arch, ArchWish, Backend, BackendWish};
+pub use target::{Arch, ArchWish, BackendWish};
 
-use crate::error::Result;
-use crate::source::Found;
-use crate::store::BuildId;
-use crate::toolchain::{Chosen, Compilers, Toolkit};
+use crate::error::{Result, io_error};
+use crate::source::found::Found;
+use crate::store::id::BuildId;
+use crate::toolchain::found::{Chosen, Compilers, Toolkit};
 
 /// Raised when the same recipe would come to mean another binary.
 const SCHEMA: u32 = 1;
@@ -131,7 +131,7 @@ impl Plan {
             schema: SCHEMA,
             source: source.identity.clone(),
             root: source.root.clone(),
-            patch_set: patches::name(&patches),
+            patch_set: planned::recipe_name(&patches),
             backend: chosen.backend,
             arch,
             cmake,
@@ -172,8 +172,7 @@ impl Recipe {
     ///
     /// Never in practice: a recipe can always be written as JSON.
     pub fn id(&self) -> Result<BuildId> {
-        let json = serde_json::to_vec(self)
-            .map_err(|error| crate::error::io_error("hashing", "the plan")(error.into()))?;
+        let json = serde_json::to_vec(self).map_err(|error| io_error("hashing", "the plan")(error.into()))?;
         Ok(BuildId::of_hash(&Sha256::digest(json).into()))
     }
 }
@@ -186,7 +185,7 @@ impl fmt::Display for Plan {
         writeln!(f, "identity  {}", recipe.source)?;
         writeln!(f, "patches   {}", recipe.patch_set)?;
         for set in &self.patches {
-            set.tell(f)?;
+            writeln!(f, "{set}")?;
         }
         let why = if self.why.is_empty() { String::new() } else { format!(" ({})", self.why) };
         writeln!(f, "backend   {}{why}", recipe.backend)?;

@@ -47,7 +47,7 @@ impl Pin {
 /// # Errors
 ///
 /// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
-pub async fn obtain(
+pub(crate) async fn obtain(
     pin: &Pin,
     cache: &Path,
     env: &Environment,

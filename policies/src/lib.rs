@@ -9,13 +9,13 @@
 //! | [`growth`] | whether memory leaks, which unit of work pays, when a limit is reached |
 //! | [`lifecycle`] | what one backend process does next: start, drain, stop, back off, give up |
 //! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
-//! | [`allowance`] | what a server is told to keep, so that growth in it is no leak |
+//! | [`declared_memory`] | what a server is told to keep, so that growth in it is no leak |
 //! | [`health`] | whether a backend is ill in other ways: wedged, answering errors, slow, a fault of its device |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
-//! | [`restraint`] | whether a replacement is allowed now, and when recycling has proved futile |
+//! | [`cooldown`] | whether a replacement is allowed now, and when recycling has proved futile |
 //! | [`trace`] | nothing: it reads and writes recordings of readings |
 //! | [`world`] | nothing: it makes up readings, for tests and simulations |
-//! | [`moment`] | whether now is the cheapest moment for it |
+//! | [`replacement_cost`] | whether now is the cheapest moment for it |
 //! | [`schedule`] | whether the time of the day allows it |
 //! | [`share`] | who goes first where backends share a budget or a GPU |
 //! | [`admission`] | whether a prompt fits into the memory that is left |
@@ -26,12 +26,14 @@
 //! | [`origins`] | which web pages may call |
 //! | [`quarantine`] | which requests are kept from a model because its server died of them |
 //! | [`rate`] | whether something may happen once more, and when again if not |
+//! | [`modes`] | nothing: it names the ways in which a model can be run |
 //! | [`backoff`] | how long to wait after a crash |
 //! | [`mod@defaults`] | every default number of the product, each with its reason |
 
 pub mod admission;
-pub mod allowance;
 pub mod backoff;
+pub mod cooldown;
+pub mod declared_memory;
 pub mod defaults;
 pub mod dispatch;
 pub mod experiment;
@@ -39,13 +41,13 @@ pub mod growth;
 pub mod health;
 pub mod hosts;
 pub mod lifecycle;
-pub mod moment;
+pub mod modes;
 pub mod names;
 pub mod origins;
 pub mod quarantine;
 pub mod rate;
 pub mod recycle;
-pub mod restraint;
+pub mod replacement_cost;
 pub mod sample;
 pub mod schedule;
 pub mod secrets;
@@ -64,6 +66,6 @@ pub use origins::Origins;
 pub use quarantine::{Fingerprint, QuarantinePolicy};
 pub use rate::Rate;
 pub use recycle::{Action, Decision, Reason};
-pub use sample::{GpuIndex, Sample, Series, Vram, VramSource, Work};
+pub use sample::{GpuIndex, MemoryKind, Sample, Vram, VramSource, Work};
 pub use server_facts::{ServerFacts, StreamHead};
 pub use units::{ByteSize, MemoryLimit};

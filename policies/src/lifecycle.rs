@@ -182,20 +182,8 @@ pub enum Effect {
     Alarm,
 }
 
-/// How many failures are too many.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LifecyclePolicy {
-    /// Delays between starts that fail.
-    pub backoff: BackoffPolicy,
-    /// No delay after the end of a process that had been ready is longer than this.
-    pub crash_cap: Duration,
-    /// It is told that a backend fails again and again at this many unexpected ends ...
-    pub breaker_failures: u32,
-    /// ... within this time.
-    pub breaker_window: Duration,
-    /// A backend that was ready for this long has its consecutive failures forgotten.
-    pub stable_after: Duration,
-}
+/// How many failures are too many, and all deadlines. Reasons: `defaults.toml`, section `[lifecycle]`.
+pub type LifecyclePolicy = crate::defaults::Lifecycle;
 
 /// The state of one backend's life. See the module for the drawing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,8 +204,8 @@ pub struct Machine {
 impl LifecyclePolicy {
     /// The pause before the next start; `unit` is a random number in `[0, 1)`.
     pub fn pause(&self, failures: u32, short: bool, unit: f64) -> Duration {
-        let cap = if short { self.crash_cap.min(self.backoff.cap) } else { self.backoff.cap };
-        crate::backoff::delay(&BackoffPolicy { cap, ..self.backoff }, failures, unit)
+        let cap = if short { self.crash_cap.min(self.backoff_cap) } else { self.backoff_cap };
+        crate::backoff::delay(&BackoffPolicy { first: self.backoff_first, cap }, failures, unit)
     }
 }
 

@@ -6,18 +6,22 @@ use proptest::prelude::*;
 const CRASH: Event = Event::Exited(Cause::MayPass);
 const HOPELESS: Event = Event::Exited(Cause::NeedsChange);
 
-const POLICY: LifecyclePolicy = LifecyclePolicy {
-    backoff: BackoffPolicy { first: Duration::from_secs(1), cap: Duration::from_secs(60) },
-    crash_cap: Duration::from_secs(15),
-    breaker_failures: 5,
-    breaker_window: Duration::from_secs(600),
-    stable_after: Duration::from_secs(600),
-};
+fn policy() -> LifecyclePolicy {
+    LifecyclePolicy {
+        backoff_first: Duration::from_secs(1),
+        backoff_cap: Duration::from_secs(60),
+        crash_cap: Duration::from_secs(15),
+        breaker_failures: 5,
+        breaker_window: Duration::from_secs(600),
+        stable_after: Duration::from_secs(600),
+        ..crate::defaults().lifecycle
+    }
+}
 
 fn run(machine: &mut Machine, events: &[Event]) -> Vec<Effect> {
     let mut last = Vec::new();
     for event in events {
-        last = machine.step(*event, Duration::from_secs(1), &POLICY);
+        last = machine.step(*event, Duration::from_secs(1), &policy());
     }
     last
 }
@@ -79,7 +83,7 @@ fn starts_that_fail_back_off_for_ever_and_the_fifth_in_ten_minutes_is_told_once(
         assert_eq!(run(&mut machine, &[Event::Timer(timer)]).last(), Some(&Effect::Spawn));
     }
     assert!(machine.recent.len() <= 6, "what is remembered does not grow");
-    assert_eq!(POLICY.pause(1000, false, 1.0), Duration::from_secs(60));
+    assert_eq!(policy().pause(1000, false, 1.0), Duration::from_secs(60));
 }
 
 #[test]
@@ -90,7 +94,7 @@ fn a_process_that_had_served_is_followed_after_a_short_pause_however_often_it_di
         run(&mut machine, &[Event::ProbeReady]);
         let timer = Timer::Backoff { failures, short: true };
         assert_eq!(run(&mut machine, &[CRASH]).last(), Some(&Effect::Arm(timer)));
-        assert!(POLICY.pause(failures, true, 1.0) <= Duration::from_secs(15));
+        assert!(policy().pause(failures, true, 1.0) <= Duration::from_secs(15));
         run(&mut machine, &[Event::Timer(timer)]);
     }
     // A start that fails now is the first one in a row: that the process died often before says nothing about it.
@@ -128,11 +132,11 @@ fn a_start_without_room_while_others_go_is_not_counted() {
 #[test]
 fn a_long_service_pays_off_old_failures() {
     let mut machine = Machine::new();
-    machine.step(Event::Up, Duration::ZERO, &POLICY);
-    machine.step(CRASH, Duration::ZERO, &POLICY);
-    machine.step(Event::Timer(Timer::Backoff { failures: 1, short: false }), Duration::ZERO, &POLICY);
-    machine.step(Event::ProbeReady, Duration::from_secs(2), &POLICY);
-    machine.step(CRASH, Duration::from_secs(602), &POLICY);
+    machine.step(Event::Up, Duration::ZERO, &policy());
+    machine.step(CRASH, Duration::ZERO, &policy());
+    machine.step(Event::Timer(Timer::Backoff { failures: 1, short: false }), Duration::ZERO, &policy());
+    machine.step(Event::ProbeReady, Duration::from_secs(2), &policy());
+    machine.step(CRASH, Duration::from_secs(602), &policy());
     assert_eq!(machine.failures(), 1, "the crash just now, not the one before the long service");
 }
 
@@ -219,7 +223,7 @@ proptest! {
                 world.termed = false;
             }
             let may_kill = matches!(event, Event::KillNow(_) | Event::Timer(Timer::Grace | Timer::Start));
-            for effect in machine.step(event, Duration::from_secs(now), &POLICY) {
+            for effect in machine.step(event, Duration::from_secs(now), &policy()) {
                 match effect {
                     Effect::Spawn => { prop_assert!(!world.alive, "two children"); world.alive = true; }
                     Effect::OpenGate => world.gate = true,
@@ -265,12 +269,12 @@ proptest! {
     ) {
         let mut machine = Machine::new();
         for event in prefix {
-            machine.step(event, Duration::from_secs(1), &POLICY);
+            machine.step(event, Duration::from_secs(1), &policy());
         }
-        machine.step(Event::Down, Duration::from_secs(1), &POLICY);
+        machine.step(Event::Down, Duration::from_secs(1), &policy());
         // A backend that ignores everything but SIGKILL: only timers run out, then it is gone.
         for event in [Event::Timer(Timer::Drain), Event::Timer(Timer::Grace), CRASH] {
-            machine.step(event, Duration::from_secs(2), &POLICY);
+            machine.step(event, Duration::from_secs(2), &policy());
         }
         prop_assert!(matches!(machine.phase(), Phase::Idle | Phase::Failed), "{}", machine.phase());
     }
@@ -299,9 +303,9 @@ proptest! {
                 continue;
             }
             alive &= !ends;
-            take(machine.step(event, Duration::from_secs(now), &POLICY), &mut alive, &mut armed);
+            take(machine.step(event, Duration::from_secs(now), &policy()), &mut alive, &mut armed);
         }
-        take(machine.step(Event::Up, Duration::from_secs(now), &POLICY), &mut alive, &mut armed);
+        take(machine.step(Event::Up, Duration::from_secs(now), &policy()), &mut alive, &mut armed);
         for _ in 0..8 {
             let event = match machine.phase() {
                 Phase::Ready => break,
@@ -311,7 +315,7 @@ proptest! {
                 Phase::Idle => Event::Up,
                 _ => Event::Timer(armed.unwrap()),
             };
-            take(machine.step(event, Duration::from_secs(now), &POLICY), &mut alive, &mut armed);
+            take(machine.step(event, Duration::from_secs(now), &policy()), &mut alive, &mut armed);
         }
         prop_assert_eq!(machine.phase(), Phase::Ready);
     }

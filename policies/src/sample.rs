@@ -111,14 +111,14 @@ pub struct Vram {
 
 /// What a series of readings is about: one memory of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Series {
+pub enum MemoryKind {
     /// Anonymous host memory, swapped out or not.
     Host,
     /// VRAM on a GPU.
     Vram(GpuIndex),
 }
 
-impl std::fmt::Display for Series {
+impl std::fmt::Display for MemoryKind {
     /// `host`, `vram0`, `vram1`, …: the names in status, metrics, ledger and traces.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -131,27 +131,27 @@ impl std::fmt::Display for Series {
 /// `{0}` is no series.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no series of readings: they are `host`, `vram0`, `vram1`, …")]
-pub struct SeriesError(String);
+pub struct MemoryKindError(String);
 
-impl std::str::FromStr for Series {
-    type Err = SeriesError;
+impl std::str::FromStr for MemoryKind {
+    type Err = MemoryKindError;
 
-    fn from_str(text: &str) -> Result<Self, SeriesError> {
+    fn from_str(text: &str) -> Result<Self, MemoryKindError> {
         if text == "host" {
             return Ok(Self::Host);
         }
         let number = text.strip_prefix("vram").and_then(|number| number.parse().ok());
-        number.map(|number| Self::Vram(GpuIndex(number))).ok_or_else(|| SeriesError(text.to_owned()))
+        number.map(|number| Self::Vram(GpuIndex(number))).ok_or_else(|| MemoryKindError(text.to_owned()))
     }
 }
 
-impl Serialize for Series {
+impl Serialize for MemoryKind {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Series {
+impl<'de> Deserialize<'de> for MemoryKind {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
@@ -170,7 +170,7 @@ pub struct Sample {
     pub vram: Vec<Vram>,
     /// Bytes in pools that the server keeps on purpose, where they were measured (a memory report, its log): growth in
     /// them is no leak.
-    pub pools: Vec<(Series, u64)>,
+    pub pools: Vec<(MemoryKind, u64)>,
     /// Requests in flight at the moment of the reading.
     pub in_flight: u32,
     /// Work done since the spawn.
@@ -181,15 +181,15 @@ pub struct Sample {
 
 impl Sample {
     /// The figure of one series in bytes, as the driver and the kernel charge it; `None` if it is not known.
-    pub fn charged(&self, series: Series) -> Option<u64> {
+    pub fn charged(&self, series: MemoryKind) -> Option<u64> {
         match series {
-            Series::Host => self.host.map(HostMemory::charged),
-            Series::Vram(gpu) => self.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes),
+            MemoryKind::Host => self.host.map(HostMemory::charged),
+            MemoryKind::Vram(gpu) => self.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes),
         }
     }
 
     /// The measured pools of one series in bytes; `None` if nothing measured them.
-    pub fn pooled(&self, series: Series) -> Option<u64> {
+    pub fn pooled(&self, series: MemoryKind) -> Option<u64> {
         let mut found = self.pools.iter().filter(|(of, _)| *of == series).map(|(_, bytes)| *bytes).peekable();
         found.peek()?;
         Some(found.fold(0, u64::saturating_add))

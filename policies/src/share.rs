@@ -3,15 +3,14 @@
 //! - [`first`]: where several together are over a shared budget, the one that gives back most for what its replacement
 //!   costs goes first. The others are looked at again when it is done.
 //! - [`Arbiter`]: never two replicas of one model at once, one replacement per GPU at a time, one end for want of memory
-//!   at a time. It hands out turns; whoever
-//!   has one gives it back when the replacement has ended, however it ended.
+//!   at a time. It hands out slots; whoever has one gives it back when the replacement has ended, however it ended.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::names::ModelName;
-use crate::sample::{GpuIndex, Series};
+use crate::sample::{GpuIndex, MemoryKind};
 
 /// Which of the two shared budgets is passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -27,7 +26,7 @@ pub enum Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chosen {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Which budget.
     pub level: Level,
     /// The shared budget in bytes.
@@ -58,7 +57,7 @@ pub struct SharedBudget {
 
 /// Which member goes first, by its place in the list; `None` while the sum is within the budget, or if replacing nobody
 /// would bring anything back. Members whose figure is not known count as nothing, so the sum is a lower bound.
-pub fn first(series: Series, members: &[Member], budget: SharedBudget) -> Option<(usize, Chosen)> {
+pub fn first(series: MemoryKind, members: &[Member], budget: SharedBudget) -> Option<(usize, Chosen)> {
     let sum = members.iter().filter_map(|member| member.charged).fold(0, u64::saturating_add);
     let over = |limit: Option<u64>| limit.filter(|limit| sum >= *limit);
     let (level, limit) = match (over(budget.hard), over(budget.soft)) {
@@ -82,15 +81,15 @@ fn per_cost(gain: u64, member: &Member) -> f64 {
     gain as f64 / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
 }
 
-/// Names a turn; never used again.
+/// Names a slot for a replacement; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TurnId(u64);
+pub struct ReplacementSlotId(u64);
 
-/// The answer to a request for a turn.
+/// The answer to a request for a slot in which to replace a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum ReplacementSlot {
     /// It may begin, and has to be given back.
-    Granted(TurnId),
+    Granted(ReplacementSlotId),
     /// Another one has to end first.
     Wait {
         /// Whose.
@@ -104,7 +103,7 @@ pub enum Turn {
 
 #[derive(Clone, Debug)]
 struct Holder {
-    id: TurnId,
+    id: ReplacementSlotId,
     model: ModelName,
     replica: u32,
     gpus: Vec<GpuIndex>,
@@ -119,56 +118,66 @@ pub enum Reach {
     Machine,
 }
 
-/// Hands out turns for replacements. One for the whole fleet, behind a lock.
+/// Hands out slots for replacements. One for the whole fleet, behind a lock.
 #[derive(Clone, Debug, Default)]
 pub struct Arbiter {
     next: u64,
     holders: Vec<Holder>,
     /// When a backend was ended last because a memory was almost gone.
-    ended: Vec<(Series, Duration)>,
+    ended: Vec<(MemoryKind, Duration)>,
 }
 
 impl Arbiter {
-    /// Nobody has a turn.
+    /// Nobody has a slot.
     pub const fn new() -> Self {
         Self { next: 0, holders: Vec::new(), ended: Vec::new() }
     }
 
-    /// Asks for a turn for a replacement of one replica, which uses these GPUs (none, if it uses none). A replica that
-    /// has a turn already gets the same one again.
-    pub fn request(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex], reach: Reach) -> Turn {
+    /// Asks for a slot for a replacement of one replica, which uses these GPUs (none, if it uses none). A replica that
+    /// has a slot already gets the same one again.
+    pub fn request(
+        &mut self,
+        model: &ModelName,
+        replica: u32,
+        gpus: &[GpuIndex],
+        reach: Reach,
+    ) -> ReplacementSlot {
         for holder in &self.holders {
             let gpu = holder.gpus.iter().copied().find(|gpu| gpus.contains(gpu));
             if holder.model == *model {
                 if holder.replica == replica {
-                    return Turn::Granted(holder.id);
+                    return ReplacementSlot::Granted(holder.id);
                 }
-                return Turn::Wait { model: holder.model.clone(), replica: holder.replica, gpu: None };
+                return ReplacementSlot::Wait {
+                    model: holder.model.clone(),
+                    replica: holder.replica,
+                    gpu: None,
+                };
             }
             if gpu.is_some() || reach == Reach::Machine {
-                return Turn::Wait { model: holder.model.clone(), replica: holder.replica, gpu };
+                return ReplacementSlot::Wait { model: holder.model.clone(), replica: holder.replica, gpu };
             }
         }
-        Turn::Granted(self.claim(model, replica, gpus))
+        ReplacementSlot::Granted(self.claim(model, replica, gpus))
     }
 
-    /// Takes a turn out of turn: for what an operator wants, or what cannot be helped. Others wait for it as for any other.
-    pub fn claim(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> TurnId {
+    /// Takes a slot out of turn: for what an operator wants, or what cannot be helped. Others wait for it as for any other.
+    pub fn claim(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> ReplacementSlotId {
         self.next += 1;
-        let id = TurnId(self.next);
+        let id = ReplacementSlotId(self.next);
         self.holders.push(Holder { id, model: model.clone(), replica, gpus: gpus.to_vec() });
         id
     }
 
     /// The replacement has ended, or does not take place. Giving back twice does nothing.
-    pub fn release(&mut self, turn: TurnId) {
-        self.holders.retain(|holder| holder.id != turn);
+    pub fn release(&mut self, slot: ReplacementSlotId) {
+        self.holders.retain(|holder| holder.id != slot);
     }
 
     /// Whether a backend may be ended because this memory is almost gone. Every backend sees the same shortage, and one
     /// that goes may be enough: after each the others wait for `pause`, until its memory has come back. `now` is the time
     /// since the caller's epoch. An answer of `true` counts as an end.
-    pub fn may_end(&mut self, series: Series, now: Duration, pause: Duration) -> bool {
+    pub fn may_end(&mut self, series: MemoryKind, now: Duration, pause: Duration) -> bool {
         let last = self.ended.iter().find(|(of, _)| *of == series).map(|(_, at)| *at);
         if last.is_some_and(|at| now < at.saturating_add(pause)) {
             return false;
@@ -178,7 +187,7 @@ impl Arbiter {
         true
     }
 
-    /// How many have a turn.
+    /// How many have a slot.
     pub const fn held(&self) -> usize {
         self.holders.len()
     }
@@ -198,42 +207,47 @@ mod tests {
 
     #[test]
     fn within_the_budget_nobody_goes() {
-        assert_eq!(first(Series::Host, &[holds(60, 0), holds(39, 0)], BUDGET), None);
-        assert_eq!(first(Series::Host, &[holds(999, 0)], SharedBudget::default()), None);
+        assert_eq!(first(MemoryKind::Host, &[holds(60, 0), holds(39, 0)], BUDGET), None);
+        assert_eq!(first(MemoryKind::Host, &[holds(999, 0)], SharedBudget::default()), None);
     }
 
     #[test]
     fn what_is_judged_by_the_memory_of_the_machine_waits_for_every_other() {
         let mut arbiter = Arbiter::new();
         let [a, b] = ["a", "b"].map(ModelName::new);
-        let Turn::Granted(first) = arbiter.request(&a, 0, &[], Reach::Machine) else { panic!("nobody else") };
-        assert!(matches!(arbiter.request(&b, 0, &[], Reach::Machine), Turn::Wait { gpu: None, .. }));
+        let ReplacementSlot::Granted(first) = arbiter.request(&a, 0, &[], Reach::Machine) else {
+            panic!("nobody else")
+        };
+        assert!(matches!(
+            arbiter.request(&b, 0, &[], Reach::Machine),
+            ReplacementSlot::Wait { gpu: None, .. }
+        ));
         arbiter.release(first);
-        assert!(matches!(arbiter.request(&b, 0, &[], Reach::Machine), Turn::Granted(_)));
+        assert!(matches!(arbiter.request(&b, 0, &[], Reach::Machine), ReplacementSlot::Granted(_)));
     }
 
     #[test]
     fn whoever_gives_back_most_goes_first() {
         let members = [holds(90, 80), holds(60, 10), holds(20, 0)];
-        let chosen = |level, limit| Chosen { series: Series::Host, level, limit };
-        assert_eq!(first(Series::Host, &members, BUDGET), Some((1, chosen(Level::Soft, 100))));
+        let chosen = |level, limit| Chosen { series: MemoryKind::Host, level, limit };
+        assert_eq!(first(MemoryKind::Host, &members, BUDGET), Some((1, chosen(Level::Soft, 100))));
         let tight = SharedBudget { hard: Some(150), ..BUDGET };
-        assert_eq!(first(Series::Host, &members, tight), Some((1, chosen(Level::Hard, 150))));
+        assert_eq!(first(MemoryKind::Host, &members, tight), Some((1, chosen(Level::Hard, 150))));
     }
 
     #[test]
     fn a_slow_load_has_to_give_back_more() {
         let slow = Member { cost: Some(Duration::from_secs(60)), ..holds(60, 10) };
-        assert_eq!(first(Series::Host, &[slow, holds(60, 50)], BUDGET).map(|(index, _)| index), Some(1));
+        assert_eq!(first(MemoryKind::Host, &[slow, holds(60, 50)], BUDGET).map(|(index, _)| index), Some(1));
     }
 
     #[test]
     fn who_may_not_go_or_gains_nothing_is_passed_over() {
         let held = Member { free_to_go: false, ..holds(90, 0) };
-        assert_eq!(first(Series::Host, &[held, holds(50, 50)], BUDGET), None);
-        assert_eq!(first(Series::Host, &[held, holds(50, 40)], BUDGET).map(|(index, _)| index), Some(1));
+        assert_eq!(first(MemoryKind::Host, &[held, holds(50, 50)], BUDGET), None);
+        assert_eq!(first(MemoryKind::Host, &[held, holds(50, 40)], BUDGET).map(|(index, _)| index), Some(1));
         assert_eq!(
-            first(Series::Host, &[MEMBER, holds(50, 0)], BUDGET),
+            first(MemoryKind::Host, &[MEMBER, holds(50, 0)], BUDGET),
             None,
             "an unknown figure counts as nothing"
         );
@@ -244,10 +258,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn granted(turn: &Turn) -> TurnId {
-        match turn {
-            Turn::Granted(id) => *id,
-            Turn::Wait { .. } => panic!("{turn:?}"),
+    fn granted(slot: &ReplacementSlot) -> ReplacementSlotId {
+        match slot {
+            ReplacementSlot::Granted(id) => *id,
+            ReplacementSlot::Wait { .. } => panic!("{slot:?}"),
         }
     }
 
@@ -258,9 +272,9 @@ mod tests {
         assert_eq!(
             granted(&arbiter.request(&model("a"), 0, &[], Reach::Gpus)),
             first,
-            "it has the turn already"
+            "it has the slot already"
         );
-        let wait = Turn::Wait { model: model("a"), replica: 0, gpu: None };
+        let wait = ReplacementSlot::Wait { model: model("a"), replica: 0, gpu: None };
         assert_eq!(arbiter.request(&model("a"), 1, &[], Reach::Gpus), wait);
         granted(&arbiter.request(&model("b"), 0, &[], Reach::Gpus));
         arbiter.release(first);
@@ -272,13 +286,13 @@ mod tests {
         let mut arbiter = Arbiter::new();
         let (zero, one) = (GpuIndex(0), GpuIndex(1));
         let both = granted(&arbiter.request(&model("a"), 0, &[zero, one], Reach::Gpus));
-        let wait = Turn::Wait { model: model("a"), replica: 0, gpu: Some(one) };
+        let wait = ReplacementSlot::Wait { model: model("a"), replica: 0, gpu: Some(one) };
         assert_eq!(arbiter.request(&model("b"), 0, &[one], Reach::Gpus), wait);
         granted(&arbiter.request(&model("c"), 0, &[GpuIndex(2)], Reach::Gpus));
         arbiter.release(both);
         let next = granted(&arbiter.request(&model("b"), 0, &[one], Reach::Gpus));
         arbiter.release(both);
-        assert_eq!(arbiter.held(), 2, "giving back an old turn takes nobody else's");
+        assert_eq!(arbiter.held(), 2, "giving back an old slot takes nobody else's");
         arbiter.release(next);
         assert_eq!(arbiter.held(), 1);
     }
@@ -288,11 +302,11 @@ mod tests {
         let mut arbiter = Arbiter::new();
         let mut may =
             |series, second| arbiter.may_end(series, Duration::from_secs(second), Duration::from_secs(20));
-        assert!(may(Series::Host, 100));
-        assert!(!may(Series::Host, 101) && !may(Series::Host, 119));
-        assert!(may(Series::Vram(GpuIndex(0)), 101));
-        assert!(may(Series::Host, 120), "it was not enough");
-        assert!(!may(Series::Host, 125));
+        assert!(may(MemoryKind::Host, 100));
+        assert!(!may(MemoryKind::Host, 101) && !may(MemoryKind::Host, 119));
+        assert!(may(MemoryKind::Vram(GpuIndex(0)), 101));
+        assert!(may(MemoryKind::Host, 120), "it was not enough");
+        assert!(!may(MemoryKind::Host, 125));
     }
 
     proptest! {
@@ -301,13 +315,13 @@ mod tests {
             steps in proptest::collection::vec((0u8..4, 0u32..3, proptest::collection::vec(0u32..4, 0..3), any::<bool>()), 1..80)
         ) {
             let mut arbiter = Arbiter::new();
-            let mut turns: Vec<TurnId> = Vec::new();
+            let mut slots: Vec<ReplacementSlotId> = Vec::new();
             for (name, replica, gpus, release) in steps {
                 let gpus: Vec<GpuIndex> = gpus.into_iter().map(GpuIndex).collect();
-                if let Turn::Granted(id) = arbiter.request(&model(&format!("m{name}")), replica, &gpus, Reach::Gpus) {
-                    turns.push(id);
+                if let ReplacementSlot::Granted(id) = arbiter.request(&model(&format!("m{name}")), replica, &gpus, Reach::Gpus) {
+                    slots.push(id);
                 }
-                if release && let Some(id) = turns.pop() {
+                if release && let Some(id) = slots.pop() {
                     arbiter.release(id);
                 }
                 for (index, a) in arbiter.holders.iter().enumerate() {
@@ -322,7 +336,7 @@ mod tests {
         fn the_chosen_one_may_go_and_gains(members in proptest::collection::vec((0u64..1000, 0u64..1000, any::<bool>()), 0..8)) {
             let members: Vec<Member> =
                 members.into_iter().map(|(charged, fresh, free_to_go)| Member { free_to_go, ..holds(charged, fresh) }).collect();
-            if let Some((index, _)) = first(Series::Host, &members, BUDGET) {
+            if let Some((index, _)) = first(MemoryKind::Host, &members, BUDGET) {
                 prop_assert!(members[index].free_to_go && members[index].charged > members[index].fresh);
             }
         }

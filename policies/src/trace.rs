@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Series, Vram, VramSource, Work};
+use crate::sample::{Edge, GpuIndex, HostMemory, MemoryKind, Sample, Vram, VramSource, Work};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -234,7 +234,7 @@ fn vram(fields: &Map<String, Value>) -> Result<Vec<Vram>, String> {
     Ok(found)
 }
 
-fn pools(fields: &Map<String, Value>) -> Result<Vec<(Series, u64)>, String> {
+fn pools(fields: &Map<String, Value>) -> Result<Vec<(MemoryKind, u64)>, String> {
     let pools = match fields.get("pools") {
         None | Some(Value::Null) => return Ok(vec![]),
         Some(Value::Object(pools)) => pools,
@@ -242,7 +242,7 @@ fn pools(fields: &Map<String, Value>) -> Result<Vec<(Series, u64)>, String> {
     };
     let mut found = Vec::new();
     for (name, bytes) in pools {
-        let series: Series = name.parse().map_err(|error| format!("`pools`: {error}"))?;
+        let series: MemoryKind = name.parse().map_err(|error| format!("`pools`: {error}"))?;
         let bytes = amount(bytes, 1).map_err(|what| format!("`pools.{name}` is {bytes}: {what}"))?;
         found.push((series, bytes));
     }

@@ -14,7 +14,7 @@ fn a_line_is_read_field_by_field() {
     assert_eq!(sample.at, Duration::from_millis(385));
     assert_eq!(sample.edge, Edge::Idle);
     assert_eq!(sample.host.map(HostMemory::charged), Some((363_876 + 4) * KIB));
-    assert_eq!(sample.charged(Series::Vram(GpuIndex(0))), Some(3090 * MIB));
+    assert_eq!(sample.charged(MemoryKind::Vram(GpuIndex(0))), Some(3090 * MIB));
     assert_eq!(sample.work, Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 });
 }
 
@@ -22,9 +22,9 @@ fn a_line_is_read_field_by_field() {
 fn what_is_missing_or_null_is_unknown_and_not_zero() {
     let sample = one(r#"{"t": 1, "requests": 3, "rss_anon_kib": null, "vram_mib": null, "vram1_mib": 7}"#);
     assert_eq!(sample.host, None);
-    assert_eq!(sample.charged(Series::Vram(GpuIndex(0))), None);
-    assert_eq!(sample.charged(Series::Vram(GpuIndex(1))), Some(7 * MIB));
-    assert_eq!(sample.pooled(Series::Host), None);
+    assert_eq!(sample.charged(MemoryKind::Vram(GpuIndex(0))), None);
+    assert_eq!(sample.charged(MemoryKind::Vram(GpuIndex(1))), Some(7 * MIB));
+    assert_eq!(sample.pooled(MemoryKind::Host), None);
     assert_eq!(sample.edge, Edge::Tick);
 }
 
@@ -38,7 +38,7 @@ fn unknown_fields_and_empty_lines_are_passed_over() {
 fn what_is_written_is_read_again() {
     let mut sample = one(LINE);
     sample.vram.push(Vram { gpu: GpuIndex(3), bytes: 5 * MIB + 512, source: VramSource::Estimate });
-    sample.pools = vec![(Series::Host, 12345)];
+    sample.pools = vec![(MemoryKind::Host, 12345)];
     sample.largest_prompt = 299;
     sample.work.audio = 2;
     assert_eq!(one(&line(&sample)), sample);

@@ -22,6 +22,11 @@ impl ByteSize {
         Self(n * MIB)
     }
 
+    /// The size for what counts memory of ours; what no memory could hold becomes the largest number.
+    pub fn in_memory(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+
     /// The size in MiB, for people and metrics.
     #[expect(clippy::cast_precision_loss, reason = "a display figure: 52 bits of bytes are enough")]
     pub fn as_mib(self) -> f64 {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use warden_policies::growth::{Blame, Monitor, Unit, Verdict};
 use warden_policies::sample::HostMemory;
 use warden_policies::world::SplitMix;
-use warden_policies::{Sample, Series, defaults, trace};
+use warden_policies::{MemoryKind, Sample, defaults, trace};
 
 const MIB: f64 = 1_048_576.0;
 /// Readings that stay together.
@@ -91,11 +91,11 @@ fn recordings() -> [Load; 4] {
 /// The first request at which it was called a leak, and who was blamed at the end.
 fn judged(samples: &[Sample], declared: u64) -> (Option<u64>, Option<Unit>) {
     let mut monitor = Monitor::new(&defaults().growth);
-    monitor.allow(Series::Host, declared);
+    monitor.allow(MemoryKind::Host, declared);
     let mut first = None;
     for sample in samples {
         for turn in monitor.observe(sample) {
-            if turn.growth.verdict == Verdict::Leaking && turn.growth.series == Series::Host {
+            if turn.growth.verdict == Verdict::Leaking && turn.growth.series == MemoryKind::Host {
                 first = first.or(Some(turn.request));
             }
         }

@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use warden_policies::growth::{GrowthPolicy, Monitor, Verdict};
 use warden_policies::units::ByteSize;
 use warden_policies::world::catalogue::leaking;
-use warden_policies::{Sample, Series, defaults};
+use warden_policies::{MemoryKind, Sample, defaults};
 
 const MIB: f64 = 1_048_576.0;
 
 /// Every change of verdict: series, request, verdict.
-fn turns(policy: &GrowthPolicy, samples: &[Sample]) -> Vec<(Series, u64, Verdict)> {
+fn turns(policy: &GrowthPolicy, samples: &[Sample]) -> Vec<(MemoryKind, u64, Verdict)> {
     let mut monitor = Monitor::new(policy);
     let turns = samples.iter().flat_map(|sample| monitor.observe(sample));
     turns.map(|turn| (turn.growth.series, turn.request, turn.growth.verdict)).collect()

@@ -7,12 +7,12 @@ use std::path::Path;
 use warden_policies::growth::{Blame, Growth, Monitor, Unit, Verdict};
 use warden_policies::sample::Edge;
 use warden_policies::world::SplitMix;
-use warden_policies::{GpuIndex, Sample, Series, defaults, trace};
+use warden_policies::{GpuIndex, MemoryKind, Sample, defaults, trace};
 
 const MIB: u64 = 1 << 20;
 const MIB_F: f64 = 1_048_576.0;
-const HOST: Series = Series::Host;
-const VRAM: Series = Series::Vram(GpuIndex(0));
+const HOST: MemoryKind = MemoryKind::Host;
+const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
 fn read(name: &str) -> Vec<Sample> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.jsonl"));
@@ -21,17 +21,17 @@ fn read(name: &str) -> Vec<Sample> {
 
 /// What was said of a recording.
 struct Said {
-    first_leaking: Vec<(Series, u64)>,
+    first_leaking: Vec<(MemoryKind, u64)>,
     last: Vec<Growth>,
     blamed: Vec<Unit>,
 }
 
 impl Said {
-    fn last(&self, series: Series) -> &Growth {
+    fn last(&self, series: MemoryKind) -> &Growth {
         self.last.iter().find(|growth| growth.series == series).unwrap()
     }
 
-    fn leaking_at(&self, series: Series) -> Option<u64> {
+    fn leaking_at(&self, series: MemoryKind) -> Option<u64> {
         self.first_leaking.iter().find(|(of, _)| *of == series).map(|(_, request)| *request)
     }
 }

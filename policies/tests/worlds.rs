@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use warden_policies::growth::{Blame, Monitor, Prior, Turn, Unit, Verdict};
+use warden_policies::growth::{Blame, Monitor, Prior, Unit, Verdict, VerdictChange};
 use warden_policies::world::catalogue::{Case, Harmless, leaking, leaking_now_and_then};
 use warden_policies::world::{Leak, Load, Noise, World};
-use warden_policies::{Sample, Series, defaults};
+use warden_policies::{MemoryKind, Sample, defaults};
 
 const MIB: f64 = 1_048_576.0;
 
 /// The first time that something is called a leak within so many requests.
-fn first_leak(monitor: &mut Monitor, world: &World, requests: u64) -> Option<Turn> {
+fn first_leak(monitor: &mut Monitor, world: &World, requests: u64) -> Option<VerdictChange> {
     for sample in world.run() {
-        let turns = monitor.observe(&sample);
-        if let Some(turn) = turns.into_iter().find(|turn| turn.growth.verdict == Verdict::Leaking) {
-            return Some(turn);
+        let changes = monitor.observe(&sample);
+        if let Some(change) = changes.into_iter().find(|change| change.growth.verdict == Verdict::Leaking) {
+            return Some(change);
         }
         if sample.work.requests >= requests {
             return None;
@@ -25,12 +25,12 @@ fn first_leak(monitor: &mut Monitor, world: &World, requests: u64) -> Option<Tur
 }
 
 fn found(world: &World, requests: u64) -> Option<u64> {
-    first_leak(&mut Monitor::new(&defaults().growth), world, requests).map(|turn| turn.request)
+    first_leak(&mut Monitor::new(&defaults().growth), world, requests).map(|change| change.request)
 }
 
 fn alarm(case: &Case, requests: u64) -> bool {
     let mut monitor = Monitor::new(&defaults().growth);
-    monitor.allow(Series::Host, case.declared);
+    monitor.allow(MemoryKind::Host, case.declared);
     first_leak(&mut monitor, &case.world, requests).is_some()
 }
 
@@ -157,14 +157,14 @@ fn when_every_request_brings_the_same_work_nobody_is_blamed_and_the_sentence_say
 #[test]
 fn growth_within_what_is_declared_is_bounded_and_beyond_it_a_leak() {
     let mut monitor = Monitor::new(&defaults().growth);
-    monitor.allow(Series::Host, 2048 << 20);
+    monitor.allow(MemoryKind::Host, 2048 << 20);
     let world = leaking(1, 8.0 * MIB);
-    let turn = first_leak(&mut monitor, &world, 2000).unwrap();
+    let change = first_leak(&mut monitor, &world, 2000).unwrap();
     // (2048 + 256 MiB) / 8 MiB = 288 requests after the start.
-    assert!((300..360).contains(&turn.request), "{}", turn.request);
-    assert_eq!(turn.before, Verdict::Bounded);
-    monitor.allow(Series::Host, 8192 << 20);
-    let sample = world.run().find(|sample| sample.work.requests > turn.request).unwrap();
+    assert!((300..360).contains(&change.request), "{}", change.request);
+    assert_eq!(change.before, Verdict::Bounded);
+    monitor.allow(MemoryKind::Host, 8192 << 20);
+    let sample = world.run().find(|sample| sample.work.requests > change.request).unwrap();
     monitor.observe(&sample);
     assert_eq!(monitor.growth()[0].verdict, Verdict::Bounded, "more turned out to be declared");
 }
@@ -175,7 +175,7 @@ fn measured(from: u64, to: u64) -> impl Iterator<Item = Sample> {
     world.run().take(600).map(move |mut sample| {
         let requests = sample.work.requests;
         if (from..to).contains(&requests) {
-            sample.pools = vec![(Series::Host, (requests * 8) << 20)];
+            sample.pools = vec![(MemoryKind::Host, (requests * 8) << 20)];
         }
         sample
     })
@@ -187,9 +187,9 @@ fn measured_pools_are_taken_off_and_no_jump_comes_of_it_when_that_begins_or_ends
         let mut monitor = Monitor::new(&defaults().growth);
         let mut leaking: Vec<u64> = vec![];
         for sample in measured(from, to) {
-            let turns = monitor.observe(&sample);
+            let changes = monitor.observe(&sample);
             leaking.extend(
-                turns.iter().filter(|turn| turn.growth.verdict == Verdict::Leaking).map(|t| t.request),
+                changes.iter().filter(|change| change.growth.verdict == Verdict::Leaking).map(|t| t.request),
             );
         }
         let last = monitor.growth()[0].verdict;
@@ -203,7 +203,7 @@ fn measured_pools_are_taken_off_and_no_jump_comes_of_it_when_that_begins_or_ends
 
 #[test]
 fn beside_measured_pools_of_a_gpu_nothing_is_told_to_be_kept_so_growth_there_is_a_leak() {
-    let gpu = Series::Vram(warden_policies::GpuIndex(0));
+    let gpu = MemoryKind::Vram(warden_policies::GpuIndex(0));
     let leak = Leak { step: 2 << 20, ..Leak::of(Unit::Image, 1.0 * MIB) };
     let load = Load { images: 1.0, ..Load::default() };
     let world =
@@ -256,14 +256,14 @@ fn a_forecast_counts_down_to_the_limit() {
     for sample in leaking(3, 8.0 * MIB).run().take(500) {
         monitor.observe(&sample);
     }
-    let forecast = monitor.forecast(Series::Host, (400 + 8 * 1000) << 20).unwrap();
+    let forecast = monitor.forecast(MemoryKind::Host, (400 + 8 * 1000) << 20).unwrap();
     assert!((450.0..550.0).contains(&forecast.requests.value), "{forecast:?}");
     assert!(
         forecast.requests.low <= forecast.requests.value && forecast.requests.value <= forecast.requests.high
     );
     let seconds = forecast.seconds.unwrap().value;
     assert!((800.0..1200.0).contains(&seconds), "two seconds a request: {seconds}");
-    assert_eq!(monitor.forecast(Series::Vram(warden_policies::GpuIndex(0)), 1), None);
+    assert_eq!(monitor.forecast(MemoryKind::Vram(warden_policies::GpuIndex(0)), 1), None);
 }
 
 #[test]

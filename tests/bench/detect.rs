@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use warden_policies::growth::{Monitor, Verdict};
 use warden_policies::world::World;
 use warden_policies::world::catalogue::{Harmless, leaking, leaking_now_and_then};
-use warden_policies::{Sample, Series, defaults};
+use warden_policies::{MemoryKind, Sample, defaults};
 use warden_rig::{Context as _, Trouble};
 
 const MIB: f64 = 1_048_576.0;
@@ -15,7 +15,7 @@ const MIB: f64 = 1_048_576.0;
 /// The request of the first verdict of a leak.
 fn found(world: &World, declared: u64, requests: u64) -> Option<u64> {
     let mut monitor = Monitor::new(&defaults().growth);
-    monitor.allow(Series::Host, declared);
+    monitor.allow(MemoryKind::Host, declared);
     for sample in world.run() {
         let turns = monitor.observe(&sample);
         if let Some(turn) = turns.iter().find(|turn| turn.growth.verdict == Verdict::Leaking) {

@@ -68,18 +68,18 @@ def build(args, source, folder):
     with open(os.path.join(folder, "build.json"), "w", encoding="utf-8") as file:
         file.write(out)
     built = json.loads(out)
-    papers = built["provenance"]
+    provenance = built["provenance"]
     return {
         "id": built["id"],
         "binary": built["binary"],
         "seconds": round(time.monotonic() - begun),
-        "compile": round(papers["timings"]["compile"]),
+        "compile": round(provenance["timings"]["compile"]),
         "plain": plain,
-        "fixes": papers["fixes"],
-        "number": papers["plan"]["source"]["revision"]["build_number"],
-        "commit": (papers["plan"]["source"]["revision"]["commit"] or "")[:9],
-        "measured": papers["verified"].get("measured", {}),
-        "checks": [check["name"] for check in papers["verified"]["checks"]],
+        "fixes": provenance["fixes"],
+        "number": provenance["plan"]["source"]["revision"]["build_number"],
+        "commit": (provenance["plan"]["source"]["revision"]["commit"] or "")[:9],
+        "measured": provenance["verified"].get("measured", {}),
+        "checks": [check["name"] for check in provenance["verified"]["checks"]],
     }
 
 

@@ -210,6 +210,9 @@ impl Drop for Job {
 
 /// Does what a fault says to the process or the connection. True: nothing sensible can be sent any more.
 pub(crate) async fn sabotage(engine: &Engine, wire: &Wire, fault: &Fault, mid_stream: bool) -> bool {
+    if let Some(line) = &fault.says {
+        crate::say::err(line);
+    }
     match fault.what {
         What::Nothing | What::Error | What::Poison => false,
         What::Crash if fault.ms > 0 => {

@@ -175,6 +175,8 @@ pub(crate) struct Fault {
     pub(crate) once: Option<PathBuf>,
     /// After this many tokens; absent: on arrival, before anything was executed or written to the ledger.
     pub(crate) after_tokens: Option<u64>,
+    /// Written to standard error when it happens.
+    pub(crate) says: Option<String>,
     /// What happens.
     #[serde(rename = "do")]
     pub(crate) what: What,

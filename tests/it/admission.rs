@@ -6,7 +6,7 @@ use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
 /// Memory is read often, and nothing waits for a better moment.
-const OFTEN: &str = "sensors.interval = \"25ms\"\nsensors.idle_settle = \"1ms\"";
+const OFTEN: &str = "sensors.interval = \"25ms\"\ninternal.sensors.idle_settle = \"1ms\"";
 const EAGER: &str = "policy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
                      policy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
 

@@ -10,8 +10,12 @@ use warden_rig::swarm::{all_whole, requests, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, binaries, wait_until};
 
+/// What `ik_llama.cpp` logs before it waits for a debugger.
+const CUDA_ERROR: &str = "CUDA error: an illegal instruction was encountered";
 /// Crashes are forgiven fast, so that tests need not wait.
-const HASTY: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\nlifecycle.look_interval = \"50ms\"\n";
+const HASTY: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
+/// Files are looked at as often.
+const LOOKING: &str = "internal.lifecycle.look_interval = \"50ms\"";
 
 /// The `error` object of a body in `OpenAI`'s shape.
 fn error_of(body: &Value) -> Result<(String, String), warden_rig::Trouble> {
@@ -24,7 +28,7 @@ fn error_of(body: &Value) -> Result<(String, String), warden_rig::Trouble> {
 async fn killed_in_mid_stream_the_stream_ends_with_an_error_and_the_queue_is_served() -> Outcome {
     let args = "args = [\"-np\", \"1\"]\n";
     let script = json!({"ms_per_token": 10});
-    let warden = Setup::new()?.fake("m", &script, &format!("{args}{HASTY}"))?.start().await?;
+    let warden = Setup::new()?.top(LOOKING).fake("m", &script, &format!("{args}{HASTY}"))?.start().await?;
     let first = warden.until_ready(1).await?;
     let mut flow = warden.http.stream(CHAT, &chat("cut", "m", "go", 100_000, true)).await?;
     for _ in 0..3 {
@@ -52,7 +56,7 @@ async fn killed_in_mid_stream_the_stream_ends_with_an_error_and_the_queue_is_ser
 #[tokio::test]
 async fn a_request_whose_backend_dies_before_the_first_byte_is_told_or_sent_again_but_never_both() -> Outcome
 {
-    let warden = Setup::new()?;
+    let warden = Setup::new()?.top(LOOKING);
     let once = warden.home.path().join("once");
     // Dies with the request in its slot, before any byte of an answer.
     let script = json!({"faults": [{"do": "crash", "after_tokens": 2, "signal": 9, "once": once}]});
@@ -77,7 +81,7 @@ async fn each_way_to_fail_a_start_is_told_with_the_childs_last_lines() -> Outcom
         ("missing_library", "libcudart.so.12"),
         ("abort", "GGML_ASSERT"),
     ] {
-        let mut warden = Setup::new()?.fake("m", &json!({"fail": how}), HASTY)?.start().await?;
+        let mut warden = Setup::new()?.top(LOOKING).fake("m", &json!({"fail": how}), HASTY)?.start().await?;
         let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
         assert_eq!(answer.status.as_u16(), 503, "{how}: {}", answer.text());
         error_of(&answer.json()?)?;
@@ -89,7 +93,7 @@ async fn each_way_to_fail_a_start_is_told_with_the_childs_last_lines() -> Outcom
 
 #[tokio::test]
 async fn however_often_a_child_is_killed_no_request_is_turned_away() -> Outcome {
-    let warden = Setup::new()?.fake("m", &json!({}), HASTY)?.start().await?;
+    let warden = Setup::new()?.top(LOOKING).fake("m", &json!({}), HASTY)?.start().await?;
     for kill in 0..9 {
         let child = warden.until_ready(1).await?;
         child[0].signal(Signal::KILL);
@@ -105,7 +109,8 @@ async fn however_often_a_child_is_killed_no_request_is_turned_away() -> Outcome 
 
 #[tokio::test]
 async fn a_model_that_needs_another_file_says_so_and_starts_when_the_file_changes() -> Outcome {
-    let warden = Setup::new()?.fake("m", &json!({"fail": "corrupt_model"}), HASTY)?.start().await?;
+    let warden =
+        Setup::new()?.top(LOOKING).fake("m", &json!({"fail": "corrupt_model"}), HASTY)?.start().await?;
     wait_until("the model is failed", SOON, async || {
         warden.state("m").await.is_ok_and(|state| state == "failed")
     })
@@ -138,7 +143,7 @@ async fn a_model_that_needs_another_file_says_so_and_starts_when_the_file_change
 
 #[tokio::test]
 async fn an_operator_need_not_wait_for_the_next_trial() -> Outcome {
-    let warden = Setup::new()?.fake("m", &json!({"fail": "bad_flag"}), HASTY)?.start().await?;
+    let warden = Setup::new()?.top(LOOKING).fake("m", &json!({"fail": "bad_flag"}), HASTY)?.start().await?;
     wait_until("the model is failed", SOON, async || {
         warden.state("m").await.is_ok_and(|state| state == "failed")
     })
@@ -153,7 +158,7 @@ async fn an_operator_need_not_wait_for_the_next_trial() -> Outcome {
 
 #[tokio::test]
 async fn a_backend_that_answers_no_probe_is_replaced() -> Outcome {
-    let setup = Setup::new()?;
+    let setup = Setup::new()?.top(LOOKING);
     let once = setup.home.path().join("once");
     let script =
         json!({"on_term": "ignore", "faults": [{"do": "hang", "silent_health": true, "once": once}]});
@@ -173,6 +178,29 @@ async fn a_backend_that_answers_no_probe_is_replaced() -> Outcome {
     if let Ok(hung) = hung {
         assert!(!hung.status.is_success() || hung.answer()?.is_whole(), "{}", hung.text());
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_backend_that_logged_a_crash_and_does_not_end_is_not_waited_for_like_a_busy_one() -> Outcome {
+    // Without what it logged it would be suspect for a minute, and then drain for five.
+    let setup = Setup::new()?.top(LOOKING).top("internal.lifecycle.crash_ends = \"200ms\"");
+    let once = setup.home.path().join("once");
+    let script = json!({
+        "faults": [{"do": "hang", "silent_health": true, "once": once, "says": CUDA_ERROR}],
+    });
+    let toml = format!(
+        "lifecycle.probe_interval = \"100ms\"\nlifecycle.probe_timeout = \"200ms\"\nlifecycle.stop_grace = \"300ms\"\n{HASTY}"
+    );
+    let warden = setup.fake("m", &script, &toml)?.start().await?;
+    let first = warden.until_ready(1).await?;
+    let hung = chat("hung", "m", "hi", 6, true);
+    let (_, gone) = tokio::join!(
+        warden.http.post(CHAT, &hung),
+        wait_until("the first one is gone", SOON, async || !first[0].is_alive())
+    );
+    gone?;
+    assert!(warden.http.post(CHAT, &chat("next", "m", "hi", 6, true)).await?.answer()?.is_whole());
     Ok(())
 }
 

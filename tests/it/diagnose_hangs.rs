@@ -13,6 +13,9 @@ use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 /// Far less than any limit of a single wait.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
+/// What `ik_llama.cpp` logs before it waits for a debugger.
+const CUDA_ERROR: &str = "CUDA error: an illegal instruction was encountered";
+
 const INTERRUPTED: i32 = 130;
 
 /// A home whose fake-llama never answers this path, and what `diagnose` is told there.
@@ -38,7 +41,7 @@ async fn ends(mut kid: Kid) -> Outcome {
 
 #[tokio::test]
 async fn a_server_that_counts_no_tokens_holds_up_no_interrupt() -> Outcome {
-    let limit = ["--set", "diagnose.question_limit=10m", "--workload", "short-text"];
+    let limit = ["--set", "internal.diagnose.question_limit=10m", "--workload", "short-text"];
     let (home, args) = hanging("/tokenize", &limit)?;
     let mut kid = start(&home, &args)?;
     kid.says("ready after", SOON).await?;
@@ -47,7 +50,8 @@ async fn a_server_that_counts_no_tokens_holds_up_no_interrupt() -> Outcome {
 
 #[tokio::test]
 async fn a_server_that_counts_no_tokens_holds_up_no_interrupt_of_headroom() -> Outcome {
-    let (home, args) = hanging("/tokenize", &["--set", "diagnose.question_limit=10m", "--headroom"])?;
+    let (home, args) =
+        hanging("/tokenize", &["--set", "internal.diagnose.question_limit=10m", "--headroom"])?;
     let kid = start(&home, &args)?;
     wait_until("the server is ready", SOON, async || {
         match kid.children().first().and_then(|kid| kid.http()) {
@@ -61,7 +65,8 @@ async fn a_server_that_counts_no_tokens_holds_up_no_interrupt_of_headroom() -> O
 
 #[tokio::test]
 async fn a_server_that_never_says_whether_it_embeds_holds_up_no_interrupt() -> Outcome {
-    let limit = ["--set", "diagnose.question_limit=10m", "--workload", "short-text", "--requests", "1"];
+    let limit =
+        ["--set", "internal.diagnose.question_limit=10m", "--workload", "short-text", "--requests", "1"];
     let (home, args) = hanging("/v1/embeddings", &limit)?;
     let mut kid = start(&home, &args)?;
     kid.says("short-text 1/1", SOON).await?;
@@ -70,12 +75,50 @@ async fn a_server_that_never_says_whether_it_embeds_holds_up_no_interrupt() -> O
 
 #[tokio::test]
 async fn questions_that_nobody_answers_end_at_their_limit_and_the_work_is_done() -> Outcome {
-    let limit =
-        ["--set", "diagnose.question_limit=200ms", "--json", "--workload", "short-text", "--requests", "4"];
+    let limit = [
+        "--set",
+        "internal.diagnose.question_limit=200ms",
+        "--json",
+        "--workload",
+        "short-text",
+        "--requests",
+        "4",
+    ];
     let (home, args) = hanging("/tokenize", &limit)?;
     let ran = home.warden(&args, SOON).await?;
     let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
     assert_eq!(report["legs"][0]["steps"], 4, "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_logs_a_crash_and_then_waits_for_ever_has_crashed() -> Outcome {
+    let home = Home::with_fake(&json!({
+        "faults": [{ "at": 3, "do": "hang", "silent_health": true, "says": CUDA_ERROR }],
+    }))?;
+    let fake = binaries::fake_llama()?.display().to_string();
+    let args = [
+        "diagnose",
+        "--binary",
+        &fake,
+        "--set",
+        "internal.lifecycle.crash_ends=200ms",
+        "--json",
+        "--workload",
+    ];
+    let ran = home
+        .warden(args.into_iter().chain(["short-text", "--requests", "8", "--", "-m", "model.gguf"]), SOON);
+    let ran = ran.await?;
+    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    let leg = &report["legs"][0];
+    assert_eq!(
+        (&leg["ended"]["kind"], &leg["crash"]["at_request"]),
+        (&json!("crashed"), &json!(3)),
+        "{}",
+        ran.all()
+    );
+    assert_eq!(leg["crash"]["again"], "always", "{}", ran.all());
+    assert!(leg["ended"]["why"].as_str().is_some_and(|why| why.contains("illegal instruction")), "{leg}");
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::task::JoinSet;
-use warden_builder::patch::Catalogue;
+use warden_patches::Catalogue;
 use warden_rig::home::Ran;
 use warden_rig::sdists::{ERAS, Era};
 use warden_rig::{Context as _, Home, Outcome, Trouble};

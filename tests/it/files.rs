@@ -418,14 +418,14 @@ async fn without_home_nothing_goes_into_the_root_directory() -> Outcome {
     Ok(())
 }
 
-/// Puts a build into a store: a fake-llama with the papers that `build` would write.
+/// Puts a build into a store: a fake-llama with the provenance that `build` would write.
 fn put_build(home: &Home, id: &str, built_at: &str) -> Result<PathBuf, Trouble> {
     let folder = home.path().join("data/llama-warden/builds").join(id);
     std::fs::create_dir_all(&folder)?;
     let binary = folder.join("llama-server");
     std::fs::copy(warden_rig::binaries::fake_llama()?, &binary)?;
     let tool = json!({"path": "/usr/bin/true", "version": "1"});
-    let papers = json!({
+    let provenance = json!({
         "schema": 1, "id": id, "built_at": built_at,
         "plan": {
             "id": id,
@@ -441,7 +441,7 @@ fn put_build(home: &Home, id: &str, built_at: &str) -> Result<PathBuf, Trouble> 
         "verified": {"checks": []},
         "host": {"name": "", "kernel": "", "machine": "", "cpu": ""},
     });
-    std::fs::write(folder.join("provenance.json"), papers.to_string())?;
+    std::fs::write(folder.join("provenance.json"), provenance.to_string())?;
     Ok(binary)
 }
 

@@ -11,8 +11,8 @@ use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
 /// The detector as it is, but for smaller leaks in less time: a fake wanders by less than a MiB.
-const DETECTOR: &str = "sensors.interval = \"20ms\"\nsensors.idle_settle = \"1ms\"\n\
-                        growth.host_effect = \"4MiB\"\ngrowth.allowance_slack = \"4MiB\"";
+const DETECTOR: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
+                        internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"";
 
 /// A budget far away, so that growth acts long before it, and nothing waits for a better moment.
 const BUDGET: &str = "policy.host.soft = \"2GiB\"\npolicy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\n\
@@ -237,7 +237,7 @@ async fn a_process_that_makes_no_progress_is_replaced_although_it_answers_probes
     let once = directory.path().join("wedged");
     let script = json!({"faults": [{"at": 3, "do": "hang", "once": once}]});
     let toml = format!("{PLAIN}{BUDGET}lifecycle.drain_deadline = \"200ms\"\n");
-    let top = format!("{DETECTOR}\nhealth.prefill_least = \"300ms\"");
+    let top = format!("{DETECTOR}\ninternal.health.prefill_least = \"300ms\"");
     let warden = Setup::new()?.top(&top).fake("m", &script, &toml)?.start().await?;
     let old = warden.until_ready(1).await?[0];
     for n in 1..=2 {

@@ -7,9 +7,10 @@ use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// Crate by crate, which crates of ours it may depend on.
-const MAY_DEPEND_ON: [(&str, &[&str]); 10] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
     ("warden-policies", &[]),
-    ("warden-builder", &[]),
+    ("warden-patches", &[]),
+    ("warden-builder", &["warden-patches"]),
     ("warden-tracer", &[]),
     ("warden-tracer-reader", &[]),
     ("warden-sensors", &["warden-policies"]),
@@ -24,11 +25,15 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 10] = [
             "warden-supervisor",
             "warden-gateway",
             "warden-diagnose",
+            "warden-patches",
             "warden-builder",
             "warden-tracer-reader",
         ],
     ),
-    ("warden-tests", &["warden-policies", "warden-sensors", "warden-builder", "warden-tracer-reader"]),
+    (
+        "warden-tests",
+        &["warden-policies", "warden-sensors", "warden-patches", "warden-builder", "warden-tracer-reader"],
+    ),
 ];
 
 /// What a crate without clock, I/O and async cannot need. `toml` parses a compiled-in text.
@@ -71,6 +76,83 @@ fn crates_depend_on_each_other_in_one_direction_only() -> Outcome {
     Ok(())
 }
 
+/// Crate by crate, the rooms of its `src` from top to bottom: folders, and files beside `lib.rs`. Each uses only what lies
+/// below it, so there is no circle, and whoever reads one needs nothing of what lies above.
+const ROOMS: [(&str, &[&str]); 2] = [
+    (
+        "proxy/gateway/src",
+        &[
+            "gateway", "client", "exchange", "shared", "live", "answer", "access", "rules", "backend",
+            "body", "route", "refusal", "protocol", "config", "observe", "limits", "workers", "clock",
+        ],
+    ),
+    (
+        "proxy/supervisor/src",
+        &["solo", "fleet", "model", "memory", "lease", "process", "view", "spec", "error", "clock", "sync"],
+    ),
+];
+
+/// How the names of files and folders end in which only tests are.
+const OF_TESTS: [&str; 4] = ["tests", "fuzzing", "plan_properties", "lib"];
+
+#[test]
+fn the_rooms_of_a_crate_use_only_those_below_them() -> Outcome {
+    for (source, rooms) in ROOMS {
+        let source = root().join(source);
+        let place = |room: &str| rooms.iter().position(|known| *known == room);
+        let (mut seen, mut wrong) = (BTreeSet::new(), Vec::new());
+        for file in rust_files(&source)? {
+            let path = file.strip_prefix(&source)?.with_extension("");
+            let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
+            if parts.iter().any(|part| OF_TESTS.iter().any(|end| part.ends_with(end))) {
+                continue;
+            }
+            let room = *parts.first().context(file.display())?;
+            let here = place(room).context(format!("{} has no place in ROOMS", file.display()))?;
+            seen.insert(room.to_owned());
+            let depth = parts.len() - usize::from(parts.last() == Some(&"mod"));
+            for used in rooms_used(&std::fs::read_to_string(&file)?, depth) {
+                if place(&used).is_none_or(|there| there < here) {
+                    wrong.push(format!("{} uses {used}", file.display()));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "these use what lies above them:\n{}", wrong.join("\n"));
+        let rooms: BTreeSet<String> = rooms.iter().map(|room| (*room).to_owned()).collect();
+        assert_eq!(seen, rooms, "ROOMS names what is not there");
+    }
+    Ok(())
+}
+
+/// The rooms that a file uses: what follows `crate::` in its code, and `super::` where that leads out of its own room,
+/// which lies `depth` levels below `crate`. Tests inside the file may use everything.
+fn rooms_used(text: &str, depth: usize) -> BTreeSet<String> {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let code: Vec<&str> = code.collect();
+    let tests = code.windows(2).position(|two| {
+        two[0] == "#[cfg(test)]" && two[1].contains("mod ") && two[1].trim_end().ends_with('{')
+    });
+    let code = code[..tests.unwrap_or(code.len())].join("\n");
+    let mut used = BTreeSet::new();
+    for start in ["crate::".to_owned(), "super::".repeat(depth)] {
+        for (at, _) in code.match_indices(&start) {
+            let inside = code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+            let rest = &code[at + start.len()..];
+            if inside || rest.starts_with("super::") {
+                continue;
+            }
+            let list =
+                rest.strip_prefix('{').and_then(|list| list.split('}').next()).map(|list| list.split(','));
+            let names: Vec<&str> = list.map_or_else(|| vec![rest], Iterator::collect);
+            let name = |text: &str| {
+                text.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
+            };
+            used.extend(names.into_iter().map(name).filter(|name| !name.is_empty()));
+        }
+    }
+    used
+}
+
 #[test]
 fn policies_use_nothing_that_could_do_io() -> Outcome {
     let found = dependencies(&[DependencyKind::Normal, DependencyKind::Build])?;
@@ -107,7 +189,7 @@ fn policies_name_no_clock_no_file_and_no_future() -> Outcome {
 
 #[test]
 fn every_file_opens_with_what_it_is_for() -> Outcome {
-    for folder in ["policies", "builder", "proxy", "tests"] {
+    for folder in ["policies", "patches", "builder", "proxy", "tests"] {
         for file in rust_files(&root().join(folder))? {
             let text = std::fs::read_to_string(&file)?;
             assert!(text.starts_with("//!"), "{} does not open with //!", file.display());

@@ -119,8 +119,9 @@ async fn events_tell_the_life_of_a_backend_and_can_be_followed() -> Outcome {
 
 #[tokio::test]
 async fn an_operator_is_told_when_a_model_is_unknown_or_does_not_start() -> Outcome {
-    let toml = "preload = false\nlifecycle.backoff_first = \"10ms\"\nlifecycle.breaker_failures = 2\n";
-    let warden = Setup::new()?.fake("m", &json!({"fail": "corrupt_model"}), toml)?.start().await?;
+    let toml = "preload = false\nlifecycle.backoff_first = \"10ms\"\n";
+    let setup = Setup::new()?.top("internal.lifecycle.breaker_failures = 2");
+    let warden = setup.fake("m", &json!({"fail": "corrupt_model"}), toml)?.start().await?;
     let unknown = warden.cli(&["restart", "nope"]).await?;
     assert!(
         unknown.code == 1 && unknown.stderr.contains("nope") && unknown.stderr.contains("`m`"),

@@ -293,7 +293,7 @@ fn id(server: &Path) -> Result<String, Trouble> {
 #[tokio::test]
 async fn a_mitigation_of_another_backend_is_left_out_and_one_that_the_build_lacks_is_refused() -> Outcome {
     if std::env::var_os(SERVER_VARIABLE).is_some() {
-        // By hand, with a server from elsewhere: it has no papers that say what it computes on.
+        // By hand, with a server from elsewhere: it has no provenance that says what it computes on.
         return Ok(());
     }
     let (patched, plain) = (id(&llama_server().await?)?, id(&llama_server_plain().await?)?);
@@ -325,7 +325,7 @@ async fn a_mitigation_of_another_backend_is_left_out_and_one_that_the_build_lack
 #[tokio::test]
 async fn the_fix_is_on_by_itself_in_a_build_that_has_it_unless_the_operator_says_otherwise() -> Outcome {
     if std::env::var_os(SERVER_VARIABLE).is_some() {
-        // By hand, with a server from elsewhere: no papers say what is in it.
+        // By hand, with a server from elsewhere: no provenance says what is in it.
         return Ok(());
     }
     let patched = id(&llama_server().await?)?;

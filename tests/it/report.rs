@@ -11,7 +11,7 @@ use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_for, wait_until};
 const VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 
 /// Memory is read often, so that tests need not wait.
-const OFTEN: &str = "sensors.interval = \"25ms\"\nsensors.idle_settle = \"1ms\"";
+const OFTEN: &str = "sensors.interval = \"25ms\"\ninternal.sensors.idle_settle = \"1ms\"";
 
 /// The patched llama-server has a limit of two graphs.
 const CAP: &str = "defaults.env.LLAMA_WARDEN_GRAPH_CACHE_CAP = \"2\"";

@@ -40,7 +40,7 @@ fn open_files(pid: i32) -> Result<usize, Trouble> {
 
 #[tokio::test]
 async fn many_restarts_and_kills_leave_no_file_no_socket_and_no_zombie_behind() -> Outcome {
-    let setup = Setup::new()?.top("log.children = false\ndefaults.lifecycle.failures_told = 1000");
+    let setup = Setup::new()?.top("log.children = false\ninternal.lifecycle.failures_told = 1000");
     let toml = format!("replace = \"overlap\"\n{}", Storm::small(Weather::Foul, 0).settings());
     let mut warden = setup.fake("m", &json!({}), &toml)?.start().await?;
     warden.until_ready(1).await?;

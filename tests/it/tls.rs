@@ -22,7 +22,7 @@ async fn start(identity: &Identity, more: &str) -> Result<Warden, Trouble> {
     let setup = Setup::new()?;
     let (cert, key) = identity.put(setup.home.path())?;
     let top = format!(
-        "server.tls_cert = '{}'\nserver.tls_key = '{}'\nserver.tls_check = \"50ms\"\n{more}",
+        "server.tls_cert = '{}'\nserver.tls_key = '{}'\ninternal.server.tls_check = \"50ms\"\n{more}",
         cert.display(),
         key.display()
     );
@@ -192,7 +192,7 @@ async fn who_does_not_speak_tls_is_told_so_and_counted() -> Outcome {
 #[tokio::test]
 async fn a_handshake_that_never_ends_is_closed_and_counted() -> Outcome {
     let identity = Identity::new()?;
-    let warden = start(&identity, "server.tls_handshake_timeout = \"500ms\"").await?;
+    let warden = start(&identity, "internal.server.tls_handshake_timeout = \"500ms\"").await?;
     // Nothing, one byte, and most of a record.
     for begin in [&b""[..], b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] {
         let mut raw = warden.http.raw().await?;

@@ -12,8 +12,8 @@ const GIB: u64 = 1 << 30;
 
 /// Memory is read often, and nothing waits for a better moment.
 /// The stand-in for a GPU knows of a new process only when a test says so: until then it has lost nothing.
-const OFTEN: &str = "sensors.interval = \"25ms\"\nsensors.idle_settle = \"1ms\"\nsensors.gpu_age = \"1ms\"\n\
-                     health.offload_vram = 0.0";
+const OFTEN: &str = "sensors.interval = \"25ms\"\ninternal.sensors.idle_settle = \"1ms\"\ninternal.sensors.gpu_age = \"1ms\"\n\
+                     internal.health.offload_vram = 0.0";
 const EAGER: &str = "policy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
                      policy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
 
@@ -139,7 +139,7 @@ fn offload(home: &Home, layers: u32) -> Outcome {
 async fn lost(toml: &str) -> Result<(Warden, FakeNvml, ProcessId), Trouble> {
     let mut setup = Setup::new()?
         .top(OFTEN)
-        .top("health.offload_retry = \"300ms\"\nhealth.offload_retry_most = \"600ms\"");
+        .top("internal.health.offload_retry = \"300ms\"\ninternal.health.offload_retry_most = \"600ms\"");
     let nvml = FakeNvml::in_home(&mut setup.home)?;
     nvml.say(&[used_by(None, 0, 0)])?;
     offload(&setup.home, 33)?;

@@ -8,9 +8,9 @@ use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
 /// Looked at often, and patient for half a second where the product is for twenty or sixty.
-const SHORT: &str = "sensors.interval = \"20ms\"\nsensors.idle_settle = \"1ms\"\n\
-                     health.token_least = \"500ms\"\nhealth.prefill_least = \"500ms\"\n\
-                     health.silent_least = \"500ms\"\nhealth.silent_tokens = 100";
+const SHORT: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
+                     internal.health.token_least = \"500ms\"\ninternal.health.prefill_least = \"500ms\"\n\
+                     internal.health.silent_least = \"500ms\"\ninternal.health.silent_tokens = 100";
 
 /// Nothing holds a replacement back.
 const EAGER: &str = "policy.jitter = 0.0\npolicy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n\

@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
-use warden_builder::patch::{Catalogue, Selection, Sets};
 use warden_builder::sample_model::{self, Options, Preset};
 use warden_builder::sdist::Pin;
 use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Event, Needs, Reporter, Request, Source};
+use warden_patches::{Catalogue, Selection, Sets};
 
 use crate::process::Kid;
 use crate::wait::wait_for;

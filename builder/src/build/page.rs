@@ -12,7 +12,7 @@ use std::path::Path;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::Making;
+use super::making::Making;
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Phase};
 use crate::process::{Ended, run};

@@ -3,18 +3,15 @@
 //! Both times the sets are judged anew, and the second result has to be the first one: so what is built is what was
 //! planned, whatever happened to the source in between.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::path::Path;
 
-use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
+use warden_patches::apply::Target;
+use warden_patches::{Planned, PlannedSet, Selection};
 
 use crate::error::{Error, Result};
-use crate::patch::apply::Target;
-use crate::patch::{Selection, Tree};
-use crate::plan::{Backend, Offers, Patches, Plan, PlannedSet};
-use crate::source::{Found, Revision, Source};
+use crate::plan::{Backend, Offers, Plan};
+use crate::source::{Found, Remembered, Source};
 
 /// Judges the sets of a selection in a source, and looks what it offers. Blocks.
 pub(super) fn judge(
@@ -26,7 +23,7 @@ pub(super) fn judge(
     cancel: &CancellationToken,
 ) -> Result<(Vec<PlannedSet>, Offers)> {
     let tree = Remembered::new(source, found, cache, cancel);
-    let planned = Patches::judge(selection, backend, &tree)?.planned;
+    let planned = Planned::judge(selection, backend.name(), &tree)?.sets;
     Ok((planned, Offers::of(&tree, &found.server)?))
 }
 
@@ -34,76 +31,10 @@ pub(super) fn judge(
 /// as `patches apply`. Blocks.
 pub(super) fn apply(selection: &Selection, plan: &Plan, root: &Path) -> Result<usize> {
     let mut target = Target::open(root, plan.source.revision.clone())?;
-    let patches = Patches::judge(selection, plan.recipe.backend, &target.original()?)?;
-    if patches.planned != plan.patches {
+    let planned = Planned::judge(selection, plan.recipe.backend.name(), &target.original()?)?;
+    if planned.sets != plan.patches {
         return Err(Error::SourceChanged { path: plan.source.given.clone() });
     }
-    target.apply(&patches.series)?;
-    Ok(patches.series.edits.0.len())
-}
-
-/// A source's files, remembered in the cache when reading them is slow: an archive has to be unpacked for each look
-/// into it, and a build that is in the store should take no time. The names hold the archive's hash, so they never
-/// mean another content.
-struct Remembered<'a> {
-    source: &'a Source,
-    cache: &'a Path,
-    cancel: &'a CancellationToken,
-    revision: Revision,
-    /// Where files are remembered; none for sources that are quick to read.
-    folder: Option<PathBuf>,
-    opened: OnceLock<Box<dyn Tree>>,
-}
-
-/// Begins a remembered file that is there; another beginning means that there is no such file.
-const PRESENT: u8 = b'+';
-
-impl<'a> Remembered<'a> {
-    fn new(source: &'a Source, found: &Found, cache: &'a Path, cancel: &'a CancellationToken) -> Self {
-        let folder = matches!(source, Source::Archive(_)).then(|| {
-            let name = hex::encode(&Sha256::digest(format!("{}\0{}", found.identity, found.root))[..8]);
-            cache.join("sources").join("files").join(name)
-        });
-        Self { source, cache, cancel, revision: found.revision.clone(), folder, opened: OnceLock::new() }
-    }
-
-    fn tree(&self) -> Result<&dyn Tree> {
-        if self.opened.get().is_none() {
-            let tree = self.source.tree(self.cache, self.cancel)?;
-            // Somebody else may have been quicker: theirs is as good.
-            self.opened.set(tree).ok();
-        }
-        self.opened.get().map(|tree| &**tree).ok_or(Error::Cancelled)
-    }
-}
-
-impl Tree for Remembered<'_> {
-    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
-        let Some(folder) = &self.folder else { return self.tree()?.read(path) };
-        let file = folder.join(hex::encode(&Sha256::digest(path)[..8]));
-        if let Ok(mut bytes) = fs::read(&file)
-            && !bytes.is_empty()
-        {
-            let present = bytes.remove(0) == PRESENT;
-            return Ok(present.then_some(bytes));
-        }
-        let content = self.tree()?.read(path)?;
-        let mut bytes = vec![if content.is_some() { PRESENT } else { b'-' }];
-        bytes.extend_from_slice(content.as_deref().unwrap_or_default());
-        // What cannot be remembered is read again the next time.
-        remember(folder, &file, &bytes).ok();
-        Ok(content)
-    }
-
-    fn revision(&self) -> Revision {
-        self.revision.clone()
-    }
-}
-
-fn remember(folder: &Path, file: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    use std::io::Write;
-    fs::create_dir_all(folder)?;
-    let mut new = tempfile::NamedTempFile::new_in(folder)?;
-    new.write_all(bytes)?;
-    new.persist(file).map(drop).map_err(|error| error.error)
+    target.apply(&planned.series)?;
+    Ok(planned.series.edits.0.len())
 }

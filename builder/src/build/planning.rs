@@ -1,9 +1,11 @@
 //! What a build would be: the source examined, its patch sets judged, and what the machine can build in.
 
+use warden_patches::PlannedSet;
+
 use super::{Builder, Request, patching};
 use crate::error::Result;
 use crate::event::Event;
-use crate::plan::{Backend, Fetches, Ingredients, Offers, Plan, PlannedSet, Tools};
+use crate::plan::{Backend, Fetches, Ingredients, Offers, Plan, Tools};
 use crate::source::{Found, Source};
 use crate::toolchain;
 

@@ -1,13 +1,13 @@
 //! Whole builds with cmake, ninja and compilers that are shell scripts, so that they take no time and fail on
 //! demand.
 //!
-//! The real ones take minutes: `examples/build.rs` runs them by hand.
+//! The real ones take minutes: tests/it/build.rs makes them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::plan::Arch;
+use crate::plan::{Arch, Backend};
 
 mod gpu;
 mod page;
@@ -25,12 +25,12 @@ impl Rig {
     fn install(&self, plan: Plan) {
         let binary = self.folder.path().join("binary");
         fs::write(&binary, "12345").unwrap();
-        let papers = Provenance {
+        let provenance = Provenance {
             id: plan.id.clone(),
             plan,
-            ..crate::store::tests::papers(&[], "2026-01-01T00:00:00Z", 5)
+            ..crate::store::tests::provenance(&[], "2026-01-01T00:00:00Z", 5)
         };
-        self.builder.store().install(&binary, &papers).unwrap();
+        self.builder.store().install(&binary, &provenance).unwrap();
     }
 
     fn new(programs: &[(&str, &str)]) -> Self {

@@ -7,7 +7,7 @@
 //! | has no GPU | the server falls back to the CPU by itself |
 //! | has no driver either | the toolkit's stand-in for the driver lets the server start |
 //!
-//! Which devices the server saw is written into its papers.
+//! Which devices the server saw is written into its provenance.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -18,8 +18,9 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use super::fault::Fault;
 use super::location::redacted;
-use super::{Fault, Repository};
+use super::repository::Repository;
 use crate::error::{Result, io_error};
 use crate::owned;
 

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use git2::{ErrorCode, ObjectType, Oid};
+use warden_patches::{Revision, Tree};
 
-use super::{Fault, Repository};
-use crate::error::Result;
-use crate::patch::Tree;
-use crate::source::{DEEPEST, Located, Revision, Search, join};
+use super::fault::Fault;
+use super::repository::Repository;
+use crate::error::{Error, Result};
+use crate::source::tree::{DEEPEST, Located, Search, join};
 
 /// The type bits of a symbolic link among a tree's entries.
 pub(super) const LINK: i32 = 0o120_000;
@@ -42,7 +43,7 @@ impl CommitTree {
 
     /// The same, with the build number that is known from elsewhere: counting costs a walk through all of history.
     #[must_use]
-    pub fn with_revision(self, revision: Revision) -> Self {
+    pub(crate) fn with_revision(self, revision: Revision) -> Self {
         Self { revision, ..self }
     }
 
@@ -135,23 +136,23 @@ fn look(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &m
 }
 
 impl Tree for CommitTree {
-    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+    fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
         let Some(id) = self.blob_id(path) else { return Ok(None) };
         match self.repository.blob(id, LARGEST_FILE) {
             Ok(Some(content)) => Ok(Some(content)),
             Ok(None) => {
                 let (commit, entry) = (self.commit.clone(), join(self.root().unwrap_or_default(), path));
-                Err(Fault::Unsafe { commit, entry, why: "is larger than any file of a source (64 MiB)" }
-                    .into())
+                let why = "is larger than any file of a source (64 MiB)";
+                Err(Error::from(Fault::Unsafe { commit, entry, why }).into())
             }
             Err(error) if error.code() == ErrorCode::NotFound => {
-                Err(self.missing(&join(self.root().unwrap_or_default(), path)).into())
+                Err(Error::from(self.missing(&join(self.root().unwrap_or_default(), path))).into())
             }
-            Err(error) => Err(self.repository.failed("reading a file of")(error)),
+            Err(error) => Err(self.repository.failed("reading a file of")(error).into()),
         }
     }
 
-    fn content_id(&self, path: &str) -> Result<Option<String>> {
+    fn content_id(&self, path: &str) -> warden_patches::Result<Option<String>> {
         Ok(self.blob_id(path).map(|id| id.to_string()))
     }
 

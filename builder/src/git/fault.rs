@@ -1,6 +1,6 @@
 //! What can go wrong with a repository, each with its cure.
 
-use crate::error::Kind;
+use crate::kind::Kind;
 
 /// Why something was not taken from a repository.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use git2::Oid;
 use tokio_util::sync::CancellationToken;
 
-use super::Fault;
 use super::cache::Place;
+use super::fault::Fault;
 use super::fault::is_abbreviated;
 use super::program::{SERVER, Server, progress};
 use super::repository::no_such;

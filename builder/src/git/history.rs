@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use git2::Oid;
 use jiff::Timestamp;
 
-use super::{Fault, Repository};
+use super::fault::Fault;
+use super::repository::Repository;
 use crate::error::Result;
 
 /// Upstream abbreviates commits to nine digits.

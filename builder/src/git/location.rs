@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::Fault;
+use super::fault::Fault;
 use crate::error::{Result, io_error};
 
 /// Schemes that can be fetched from. ssh is left out: it would need keys, agents and questions.

@@ -23,8 +23,9 @@
 //! Nothing is written into a repository that is not ours: no worktree is registered, no reference set.
 
 mod cache;
+mod check;
 mod commit_tree;
-mod fault;
+pub(crate) mod fault;
 mod fetch;
 mod history;
 mod location;
@@ -33,11 +34,13 @@ mod place;
 mod program;
 mod repository;
 
+pub use check::check_range;
 pub use commit_tree::CommitTree;
 pub use fault::Fault;
 pub use history::RevisionInfo;
 pub use location::{Location, Named};
-pub use obtain::{Obtained, Request, obtain};
+pub(crate) use obtain::obtain;
+pub use obtain::{Obtained, Request};
 pub use repository::Repository;
 
 #[cfg(test)]

@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use super::cache;
+use super::fault::Fault;
 use super::fetch::{Most, Wanted, fetch};
-use super::{Fault, Location, Repository, cache};
+use super::location::Location;
+use super::repository::Repository;
 use crate::error::{Error, Result};
 use crate::event::{Event, Phase, Reporter};
 use crate::lock::Lock;
@@ -42,7 +45,7 @@ pub struct Obtained {
 /// # Errors
 ///
 /// There is no such commit, or it is not here and cannot be fetched. What the cache holds is never harmed.
-pub async fn obtain(
+pub(crate) async fn obtain(
     request: &Request,
     cache: &Path,
     reporter: &Reporter,

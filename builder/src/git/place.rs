@@ -16,8 +16,8 @@ use std::path::Path;
 use git2::{ErrorCode, ObjectType, Oid};
 use tokio_util::sync::CancellationToken;
 
-use super::Fault;
 use super::commit_tree::{CommitTree, LINK};
+use super::fault::Fault;
 use crate::archive::stays_inside;
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};

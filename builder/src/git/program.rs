@@ -15,7 +15,7 @@ use tokio::process::Command;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Fault;
+use super::fault::Fault;
 use super::location::{redacted, secret};
 use crate::environment;
 use crate::error::{Error, Result};

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use git2::{ErrorCode, ObjectType, Oid};
+use warden_patches::Revision;
 
-use super::fault::is_abbreviated;
-use super::{CommitTree, Fault};
-use crate::error::Result;
-use crate::source::Revision;
+use super::commit_tree::CommitTree;
+use super::fault::{Fault, is_abbreviated};
+use crate::error::{Error, Result};
 
 /// Names that are shown as similar to one that does not exist.
 const SHOWN: usize = 5;
@@ -82,7 +82,7 @@ impl Repository {
     }
 
     /// Shorthand for wrapping what libgit2 says.
-    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(git2::Error) -> crate::Error {
+    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(git2::Error) -> Error {
         let repository = self.shown.clone();
         move |error| {
             Fault::Repository { doing, repository: repository.clone(), why: error.message().to_owned() }

@@ -14,10 +14,10 @@
 //! | `LLAMA_CURL` only (before, and ik_llama.cpp) | the system's libcurl |
 
 use serde::{Deserialize, Serialize};
+use warden_patches::Tree;
 
 use crate::error::Result;
-use crate::patch::Tree;
-use crate::toolchain::{Curl, Npm, OpenSsl};
+use crate::toolchain::extras::{Curl, Npm, OpenSsl};
 
 /// The switch of cmake for the page.
 pub(super) const PAGE_OPTION: &str = "LLAMA_BUILD_UI";
@@ -124,7 +124,7 @@ impl Offers {
 
     /// Looks. `server`: the server's folder in the source.
     pub(crate) fn of(tree: &dyn Tree, server: &str) -> Result<Self> {
-        let there = |path: &str| tree.read(path).map(|content| content.is_some());
+        let there = |path: &str| -> Result<bool> { Ok(tree.read(path)?.is_some()) };
         let text = |path: &str| tree.read(path).map(Option::unwrap_or_default);
         let (list, servers) = (text("CMakeLists.txt")?, text(&format!("{server}/CMakeLists.txt"))?);
         let knows = |list: &[u8], option: &str| memchr::memmem::find(list, option.as_bytes()).is_some();

@@ -1,9 +1,10 @@
 //! The options that cmake is given: ours for every build, those of the backend, and which of the user's are honoured.
 
+use super::backend::Backend;
 use super::extras::{Choice, Fetches, OLD_PAGE_OPTION, PAGE_OPTION};
-use super::target::{Arch, Backend};
+use super::target::Arch;
 use crate::error::{Error, Result};
-use crate::source::Found;
+use crate::source::found::Found;
 
 /// A static Release server and nothing else but the extras. No network is used while building, but for a page that npm makes.
 pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> {

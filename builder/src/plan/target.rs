@@ -14,24 +14,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::backend::Backend;
 use crate::error::{Error, Result};
-
-/// What the binary computes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    /// The CPU alone.
-    #[default]
-    Cpu,
-    /// NVIDIA GPUs.
-    Cuda,
-    /// AMD GPUs, through ROCm.
-    Hip,
-    /// GPUs with a Vulkan driver.
-    Vulkan,
-    /// Apple's GPUs.
-    Metal,
-}
 
 /// Which backend is wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,27 +49,6 @@ pub struct ArchWish {
     /// GPUs, such as `90`, `86-real` or `gfx1201`. Empty: this machine's, or the common ones with a portable CPU
     /// part.
     pub gpu: Vec<String>,
-}
-
-impl Backend {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Hip, Self::Vulkan, Self::Metal];
-
-    /// As it is typed, and as patch sets call it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-            Self::Hip => "hip",
-            Self::Vulkan => "vulkan",
-            Self::Metal => "metal",
-        }
-    }
-
-    /// Whether it needs more than compilers for C and C++.
-    pub const fn has_gpu(self) -> bool {
-        !matches!(self, Self::Cpu)
-    }
 }
 
 impl ArchWish {
@@ -199,12 +162,6 @@ impl From<Backend> for BackendWish {
 impl From<Arch> for ArchWish {
     fn from(cpu: Arch) -> Self {
         Self { cpu, gpu: Vec::new() }
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

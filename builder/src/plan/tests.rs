@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use warden_patches::planned::{PlannedFix, PlannedSeam};
+use warden_patches::{Revision, Status};
+
 use super::*;
-use crate::patch::Status;
-use crate::source::Revision;
 use crate::toolchain::Tool;
 
 /// A plan of made-up ingredients.

@@ -5,12 +5,11 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
+use warden_patches::{Revision, Tree};
 
-use super::Revision;
 use super::tree::join;
 use crate::archive::{Bounds, Kind, below, unreadable, walk};
 use crate::error::Result;
-use crate::patch::Tree;
 
 /// Where patches reach: these files are kept on the way, some 30 MB. Others are read when they are asked for.
 const KEPT: [&str; 7] =
@@ -62,7 +61,7 @@ impl ArchiveTree {
 }
 
 impl Tree for ArchiveTree {
-    fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
+    fn read(&self, name: &str) -> warden_patches::Result<Option<Vec<u8>>> {
         if let Some(content) = self.kept.get(name) {
             return Ok(Some(content.clone()));
         }

@@ -10,9 +10,10 @@ use std::thread;
 
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
+use warden_patches::Revision;
 
-use super::tree::{DEEPEST, Search, Tree, join};
-use super::{Found, Revision, file_sha256, is_source, revision};
+use super::tree::{DEEPEST, Located, Search, join};
+use super::{Found, file_sha256, is_source, revision};
 use crate::archive::stays_inside;
 use crate::error::{Error, Result, io_error};
 
@@ -43,7 +44,7 @@ pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> 
 }
 
 /// Where llama.cpp is, and what it believes it is.
-pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Tree, Revision)> {
+pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Located, Revision)> {
     let mut search = Search::default();
     let mut left = MOST_ENTRIES;
     look(path, "", 0, &mut left, &mut search, cancel)?;

@@ -14,25 +14,26 @@ mod archive_facts;
 mod archive_tree;
 mod commit;
 mod folder;
+pub(crate) mod found;
+mod remembered;
 mod revision;
-mod tree;
+pub(crate) mod tree;
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
+use warden_patches::{FolderTree, Revision, Tree};
 
 pub use archive_tree::ArchiveTree;
-pub use revision::Revision;
-pub(crate) use tree::{DEEPEST, Search, Tree as Located, join};
+pub use found::Found;
+pub(crate) use remembered::Remembered;
+pub(crate) use tree::join;
 
 use crate::archive::{self, Bounds};
 use crate::error::{Error, Result, io_error};
 use crate::event::Reporter;
 use crate::git::Repository;
-use crate::patch::{FolderTree, Tree};
 
 /// A place to take source from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,30 +51,6 @@ pub enum Source {
         /// 40 hexadecimal digits.
         commit: String,
     },
-}
-
-/// What a source turned out to be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
-    /// Path of the source, absolute; for a commit that was fetched, the URL.
-    pub given: PathBuf,
-    /// `directory`, `archive` or `git`.
-    pub kind: String,
-    /// The content's hash with its kind in front, such as `archive-sha256:832d...`.
-    pub identity: String,
-    /// llama.cpp's folder inside of the source; empty when the source is it.
-    pub root: String,
-    /// The server's folder inside of that: `tools/server` or `examples/server`.
-    pub server: String,
-    /// Which revision it believes it is.
-    pub revision: Revision,
-}
-
-impl fmt::Display for Found {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "llama.cpp, {}, in {}", self.revision, self.given.display())?;
-        if self.root.is_empty() { Ok(()) } else { write!(f, " ({})", self.root) }
-    }
 }
 
 impl Source {

@@ -4,43 +4,9 @@
 //! worktree, a submodule, also in an archive), generated version files, the archive's remark, the folder's name.
 //! Nothing is computed: a build number is the count of commits, and a shallow copy cannot be counted.
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
+use warden_patches::Revision;
 
 use super::tree::join;
-
-/// Upstream abbreviates commits to nine digits.
-const SHORT: usize = 9;
-
-/// What a tree believes it is. Both parts may be unknown.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Revision {
-    /// The commit as far as it was given, up to 40 hexadecimal digits.
-    pub commit: Option<String>,
-    /// Upstream's build number, as in the tag `b9976`.
-    pub build_number: Option<u32>,
-}
-
-impl Revision {
-    /// The commit in nine digits, or `unknown`.
-    pub fn short_commit(&self) -> &str {
-        self.commit.as_deref().map_or("unknown", |commit| commit.get(..SHORT).unwrap_or(commit))
-    }
-
-    fn or(self, other: Self) -> Self {
-        Self { commit: self.commit.or(other.commit), build_number: self.build_number.or(other.build_number) }
-    }
-}
-
-impl fmt::Display for Revision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.build_number {
-            Some(number) => write!(f, "build {number}, commit {}", self.short_commit()),
-            None => write!(f, "build unknown, commit {}", self.short_commit()),
-        }
-    }
-}
 
 /// Whether a file of an archive may matter here, so that its content is to be kept. `name` may be below anything.
 pub(crate) fn is_evidence(name: &str) -> bool {
@@ -63,12 +29,12 @@ pub(crate) fn revision(
     let folder = if root.is_empty() { top } else { root.rsplit('/').next().unwrap_or(root) };
     let remark =
         Revision { commit: remark.filter(|text| is_commit(text)).map(str::to_owned), build_number: None };
-    from_git(root, read)
-        .unwrap_or_default()
-        .or(read(&join(root, "common/build-info.cpp"))
-            .map_or_else(Revision::default, |text| from_generated(&text)))
-        .or(remark)
-        .or(from_name(folder))
+    let generated = read(&join(root, "common/build-info.cpp")).map(|text| from_generated(&text));
+    let evidence = [from_git(root, read), generated, Some(remark), Some(from_name(folder))];
+    evidence.into_iter().flatten().fold(Revision::default(), |known, next| Revision {
+        commit: known.commit.or(next.commit),
+        build_number: known.build_number.or(next.build_number),
+    })
 }
 
 fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Revision> {

@@ -10,7 +10,7 @@ const SERVER: [&str; 2] = ["tools/server", "examples/server"];
 
 /// Where a tree was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tree {
+pub(crate) struct Located {
     /// Relative to what was searched; empty when that is the tree itself.
     pub(crate) root: String,
     /// Relative to the root.
@@ -42,7 +42,7 @@ impl Search {
     }
 
     /// The tree nearest to the top; of several equally near, the first by name.
-    pub(crate) fn tree(&self) -> Option<Tree> {
+    pub(crate) fn tree(&self) -> Option<Located> {
         let has = |root: &str, part: &str| self.cmake.contains(join(root, part).as_str());
         let depth = |root: &str| if root.is_empty() { 0 } else { root.matches('/').count() + 1 };
         self.cmake
@@ -50,7 +50,7 @@ impl Search {
             .filter(|root| depth(root) <= DEEPEST && has(root, "ggml"))
             .filter_map(|root| {
                 let server = SERVER.into_iter().find(|server| has(root, server))?;
-                Some(Tree { root: root.clone(), server })
+                Some(Located { root: root.clone(), server })
             })
             .min_by_key(|tree| depth(&tree.root))
     }
@@ -74,7 +74,7 @@ pub(crate) fn join(folder: &str, name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn find(names: &[&str]) -> Option<Tree> {
+    fn find(names: &[&str]) -> Option<Located> {
         let mut search = Search::default();
         for name in names {
             search.see(name, true);
@@ -86,7 +86,7 @@ mod tests {
         ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"].map(|name| join(root, name))
     }
 
-    fn find_owned(names: &[String]) -> Option<Tree> {
+    fn find_owned(names: &[String]) -> Option<Located> {
         find(&names.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn an_old_tree_has_its_server_among_the_examples() {
         let found = find(&["x/CMakeLists.txt", "x/ggml/CMakeLists.txt", "x/examples/server/CMakeLists.txt"]);
-        assert_eq!(found, Some(Tree { root: "x".into(), server: "examples/server" }));
+        assert_eq!(found, Some(Located { root: "x".into(), server: "examples/server" }));
     }
 
     #[test]

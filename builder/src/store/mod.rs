@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  builds/0123456789abcdef/llama-server        the binary
-//!                          provenance.json     its papers
+//!                          provenance.json     its provenance
 //!  builds/.incoming-0123456789abcdef/          being written or removed; becomes the above by one rename
 //!  builds/.lock                                held by whoever writes or removes
 //! ```
@@ -12,7 +12,7 @@
 //! removes builds asks first which are in use.
 
 mod gc;
-mod id;
+pub(crate) mod id;
 mod provenance;
 
 use std::fs;
@@ -28,14 +28,14 @@ use crate::lock::Lock;
 
 /// The binary's name in each build.
 const BINARY: &str = "llama-server";
-/// The papers' name in each build.
-const PAPERS: &str = "provenance.json";
+/// The name of each build's provenance.
+const PROVENANCE: &str = "provenance.json";
 /// Begins the names of folders that are still being written.
 const INCOMING: &str = ".incoming-";
 /// Held while anything is written or removed here.
 const LOCK: &str = ".lock";
 /// All that we write into a build's folder, and so all that is removed with it.
-const FILES: [&str; 2] = [BINARY, PAPERS];
+const FILES: [&str; 2] = [BINARY, PROVENANCE];
 
 /// A folder of builds. Cheap to make: nothing is read or written before a method is called. Methods block briefly.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ impl Store {
         }
     }
 
-    /// A build's papers, checked against its folder.
+    /// A build's provenance, checked against its folder.
     ///
     /// # Errors
     ///
@@ -127,19 +127,22 @@ impl Store {
         if !folder.exists() {
             return Err(Error::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
         }
-        let text = match fs::read(folder.join(PAPERS)) {
+        let text = match fs::read(folder.join(PROVENANCE)) {
             Ok(text) => text,
-            Err(error) => return damaged(format!("{PAPERS} cannot be read ({error})")),
+            Err(error) => return damaged(format!("{PROVENANCE} cannot be read ({error})")),
         };
-        let papers: Provenance = match serde_json::from_slice(&text) {
-            Ok(papers) => papers,
-            Err(error) => return damaged(format!("{PAPERS} cannot be understood ({error})")),
+        let provenance: Provenance = match serde_json::from_slice(&text) {
+            Ok(provenance) => provenance,
+            Err(error) => return damaged(format!("{PROVENANCE} cannot be understood ({error})")),
         };
-        if papers.schema != SCHEMA || papers.id != *id {
-            return damaged(format!("{PAPERS} is that of {} in version {}", papers.id, papers.schema));
+        if provenance.schema != SCHEMA || provenance.id != *id {
+            return damaged(format!(
+                "{PROVENANCE} is that of {} in version {}",
+                provenance.id, provenance.schema
+            ));
         }
         match fs::metadata(folder.join(BINARY)) {
-            Ok(metadata) if metadata.is_file() && metadata.len() == papers.binary.size => Ok(papers),
+            Ok(metadata) if metadata.is_file() && metadata.len() == provenance.binary.size => Ok(provenance),
             Ok(_) => damaged(format!("{BINARY} has not the size that it was built with")),
             Err(error) => damaged(format!("{BINARY} cannot be read ({error})")),
         }
@@ -195,12 +198,12 @@ impl Store {
 
     /// Puts a binary into the store. The caller holds the build's lock. A damaged build of the same name is
     /// replaced.
-    pub(crate) fn install(&self, binary: &Path, papers: &Provenance) -> Result<PathBuf> {
-        let (incoming, folder) = (self.incoming(&papers.id), self.folder(&papers.id));
+    pub(crate) fn install(&self, binary: &Path, provenance: &Provenance) -> Result<PathBuf> {
+        let (incoming, folder) = (self.incoming(&provenance.id), self.folder(&provenance.id));
         let _lock = self.lock()?;
         clear(&incoming)?;
         fs::create_dir(&incoming).map_err(io_error("creating", &incoming))?;
-        let done = self.fill(&incoming, binary, papers).and_then(|()| {
+        let done = self.fill(&incoming, binary, provenance).and_then(|()| {
             clear(&folder)?;
             fs::rename(&incoming, &folder).map_err(io_error("moving", &incoming))
         });
@@ -212,12 +215,12 @@ impl Store {
     }
 
     #[expect(clippy::unused_self, reason = "part of installing into this store")]
-    fn fill(&self, folder: &Path, binary: &Path, papers: &Provenance) -> Result<()> {
+    fn fill(&self, folder: &Path, binary: &Path, provenance: &Provenance) -> Result<()> {
         let to = folder.join(BINARY);
         fs::copy(binary, &to).map_err(io_error("copying", binary))?;
-        let file = folder.join(PAPERS);
-        let mut text =
-            serde_json::to_vec_pretty(papers).map_err(|error| io_error("writing", &file)(error.into()))?;
+        let file = folder.join(PROVENANCE);
+        let mut text = serde_json::to_vec_pretty(provenance)
+            .map_err(|error| io_error("writing", &file)(error.into()))?;
         text.push(b'\n');
         // Not flushed to the disk, which takes ten seconds on a machine that just compiled: what a power failure
         // cuts off shows by its size, and then the build is made again.

@@ -4,16 +4,18 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use warden_patches::mitigation::{BuildFacts, ProvenanceFacts};
 
-use super::BuildId;
-use crate::plan::{Backend, Plan, option_value};
-use crate::toolchain::Drivers;
+use super::id::BuildId;
+use crate::plan::backend::Backend;
+use crate::plan::{Plan, option_value};
+use crate::toolchain::found::Drivers;
 use crate::verify::Verified;
 
 /// Raised when the file's shape changes; readers refuse newer ones.
 pub const SCHEMA: u32 = 1;
 
-/// A build's papers: `provenance.json`.
+/// What is kept of a build: `provenance.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Provenance {
     /// Version of this shape.
@@ -49,6 +51,24 @@ impl Provenance {
     /// What the binary computes on.
     pub const fn backend(&self) -> Backend {
         self.plan.recipe.backend
+    }
+
+    /// What mitigations have to know of the build, whose binary is this file.
+    pub fn facts(&self, binary: &Path) -> BuildFacts {
+        let option = |text: &String| {
+            let (name, value) = text.strip_prefix("-D")?.split_once('=')?;
+            Some((name.split(':').next().unwrap_or(name).to_owned(), value.to_owned()))
+        };
+        BuildFacts {
+            binary: binary.to_owned(),
+            number: self.plan.source.revision.build_number,
+            provenance: Some(ProvenanceFacts {
+                id: self.id.to_string(),
+                backend: self.backend().to_string(),
+                fixes: Some(self.fixes().to_vec()),
+                options: self.plan.recipe.cmake.iter().filter_map(option).collect(),
+            }),
+        }
     }
 
     /// The value that an option for cmake was built with, by its name, such as `GGML_CUDA_GRAPHS`. `None`: it was not

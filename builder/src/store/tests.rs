@@ -5,8 +5,8 @@ use crate::plan::tests::plan;
 use crate::toolchain::{Drivers, Tool};
 use crate::verify::Verified;
 
-/// Papers of a build that never was.
-pub(crate) fn papers(options: &[&str], built_at: &str, size: u64) -> Provenance {
+/// The provenance of a build that never was.
+pub(crate) fn provenance(options: &[&str], built_at: &str, size: u64) -> Provenance {
     let plan = plan(options).unwrap();
     let tool = Tool { path: "/usr/bin/true".into(), version: "1".into() };
     Provenance {
@@ -29,9 +29,9 @@ fn store(folder: &Path, times: &[&str]) -> (Store, Vec<BuildId>) {
     let binary = folder.join("binary");
     fs::write(&binary, "12345").unwrap();
     let ids = times.iter().map(|time| {
-        let papers = papers(&[&format!("TIME={time}")], time, 5);
-        store.install(&binary, &papers).unwrap();
-        papers.id
+        let provenance = provenance(&[&format!("TIME={time}")], time, 5);
+        store.install(&binary, &provenance).unwrap();
+        provenance.id
     });
     let ids = ids.collect();
     (store, ids)
@@ -162,7 +162,7 @@ fn damaged_and_foreign_folders_are_reported_and_left_alone() {
 }
 
 #[test]
-fn papers_of_another_build_do_not_pass() {
+fn the_provenance_of_another_build_does_not_pass() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
     let other: BuildId = "dd00000000000000".parse().unwrap();
@@ -179,7 +179,7 @@ fn gc_keeps_the_newest_and_the_named() {
     let keep = Keep { newest: 1, ids: vec![ids[0].clone()] };
     let sweep = store.superfluous(&keep).unwrap();
     assert_eq!(sweep.left, 2);
-    assert!(sweep.bytes() > 2 * 5, "the papers count, too");
+    assert!(sweep.bytes() > 2 * 5, "the provenance counts, too");
     assert_eq!(gone(&store, &keep), [ids[2].clone(), ids[1].clone()]);
     let left: Vec<BuildId> = store.list().unwrap().builds.into_iter().map(|build| build.id).collect();
     assert_eq!(left, [ids[3].clone(), ids[0].clone()]);
@@ -189,33 +189,35 @@ fn gc_keeps_the_newest_and_the_named() {
 fn installing_replaces_a_damaged_build_of_the_same_name() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
-    fs::write(store.folder(&ids[0]).join(PAPERS), "{").unwrap();
+    fs::write(store.folder(&ids[0]).join(PROVENANCE), "{").unwrap();
     assert!(store.show(&ids[0]).is_err());
-    store.install(&folder.path().join("binary"), &papers(&["TIME=2026-01-01T00:00:00Z"], "x", 5)).unwrap();
+    store
+        .install(&folder.path().join("binary"), &provenance(&["TIME=2026-01-01T00:00:00Z"], "x", 5))
+        .unwrap();
     store.show(&ids[0]).unwrap();
 }
 
 #[test]
-fn papers_tell_what_a_configuration_asks_of_a_build() {
-    let mut papers =
-        papers(&["GGML_CUDA_GRAPHS:BOOL=ON", "GGML_CUDA_GRAPHS=OFF", "X=a=b"], "2026-01-01T00:00:00Z", 5);
-    papers.fixes.push("pool-purge".into());
-    assert_eq!(papers.fixes(), ["pool-purge"]);
-    assert_eq!(papers.backend().name(), "cpu");
-    assert_eq!(papers.option("GGML_CUDA_GRAPHS"), Some("OFF"), "the last one wins, as in cmake");
-    assert_eq!((papers.option("X"), papers.option("GGML_CUDA")), (Some("a=b"), None));
+fn a_provenance_says_what_a_configuration_asks_of_a_build() {
+    let mut provenance =
+        provenance(&["GGML_CUDA_GRAPHS:BOOL=ON", "GGML_CUDA_GRAPHS=OFF", "X=a=b"], "2026-01-01T00:00:00Z", 5);
+    provenance.fixes.push("pool-purge".into());
+    assert_eq!(provenance.fixes(), ["pool-purge"]);
+    assert_eq!(provenance.backend().name(), "cpu");
+    assert_eq!(provenance.option("GGML_CUDA_GRAPHS"), Some("OFF"), "the last one wins, as in cmake");
+    assert_eq!((provenance.option("X"), provenance.option("GGML_CUDA")), (Some("a=b"), None));
 }
 
 #[test]
-fn papers_from_before_there_were_patches_are_read() {
-    let mut json = serde_json::to_value(papers(&[], "2026-01-01T00:00:00Z", 5)).unwrap();
+fn a_provenance_from_before_there_were_patches_is_read() {
+    let mut json = serde_json::to_value(provenance(&[], "2026-01-01T00:00:00Z", 5)).unwrap();
     assert!(json.as_object_mut().unwrap().remove("fixes").is_some());
     for absent in ["toolkit", "why", "patches"] {
         assert!(json["plan"].get(absent).is_none(), "{absent} is left out of plain builds");
     }
     assert!(json["verified"].as_object_mut().unwrap().remove("devices").is_some());
     let read: Provenance = serde_json::from_value(json).unwrap();
-    assert_eq!(read, papers(&[], "2026-01-01T00:00:00Z", 5));
+    assert_eq!(read, provenance(&[], "2026-01-01T00:00:00Z", 5));
 }
 
 #[test]

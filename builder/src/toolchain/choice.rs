@@ -3,24 +3,12 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::toolkit::{self, Toolkit, cuda, hip, metal, vulkan};
+use super::found::{Chosen, Toolkit};
+use super::toolkit::{self, cuda, hip, metal, vulkan};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
-use crate::plan::{Arch, ArchWish, Backend, BackendWish};
-
-/// The backend of a build, ready to be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chosen {
-    /// Which one.
-    pub(crate) backend: Backend,
-    /// Why, in words; empty when it was asked for.
-    pub(crate) why: String,
-    /// What makes code for its GPU.
-    pub(crate) toolkit: Option<Toolkit>,
-    /// The GPUs that code is made for beforehand, as cmake is told; empty for backends without that, and where it is
-    /// left to upstream.
-    pub(crate) gpu: Vec<String>,
-}
+use crate::plan::backend::Backend;
+use crate::plan::target::{Arch, ArchWish, BackendWish};
 
 /// Chooses, checks the toolkit, and settles the GPUs.
 pub(crate) async fn choose(

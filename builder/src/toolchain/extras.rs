@@ -7,7 +7,8 @@ use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Compilers, said};
+use super::asking::said;
+use super::found::Compilers;
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 

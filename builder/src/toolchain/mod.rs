@@ -4,27 +4,28 @@
 //! Compilers shape the binary, so their versions are part of a plan's hash. cmake and ninja only drive them; they
 //! are recorded with the build, not hashed, so a plan can be made before they are there.
 
+mod asking;
 mod choice;
-mod extras;
+pub(crate) mod extras;
+pub(crate) mod found;
 mod toolkit;
 pub(crate) mod venv;
 
-use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::event::{Event, Reporter};
-use crate::plan::{Arch, Backend};
-use crate::process::{Ended, output};
-pub(crate) use choice::{Chosen, choose};
-pub(crate) use extras::{Curl, Npm, OpenSsl, curl, npm, openssl};
-pub use toolkit::Toolkit;
+use crate::plan::backend::Backend;
+use crate::plan::target::Arch;
+pub(crate) use asking::finish;
+use asking::{said, versioned};
+pub(crate) use choice::choose;
+pub(crate) use extras::{curl, npm, openssl};
+pub use found::{Compilers, Drivers, Tool, Toolkit};
 pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub};
 pub(crate) use toolkit::hip::architectures as hip_architectures;
 use venv::Venv;
@@ -33,39 +34,6 @@ use venv::Venv;
 const OLDEST_CMAKE: (u32, u32) = (3, 18);
 /// The first that knows HIP as a language (3.21) and `all-major` for CUDA (3.23).
 const OLDEST_CMAKE_FOR_GPUS: (u32, u32) = (3, 23);
-
-/// A program and which one it is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tool {
-    /// Absolute.
-    pub path: PathBuf,
-    /// The first line that it says about its version.
-    pub version: String,
-}
-
-/// The compilers of a build.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Compilers {
-    /// For C.
-    pub c: Tool,
-    /// For C++.
-    pub cxx: Tool,
-    /// What the C++ compiler makes code for, such as `x86_64-linux-gnu`.
-    pub target: String,
-    /// For native builds, a hash of what the compiler knows about this machine's CPU; empty for portable ones.
-    pub cpu: String,
-}
-
-/// What drives the compilers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Drivers {
-    /// Makes the build files.
-    pub cmake: Tool,
-    /// Runs the compilers.
-    pub ninja: Tool,
-    /// `ccache` or `sccache`, if either is there.
-    pub launcher: Option<PathBuf>,
-}
 
 /// Finds the compilers, or says which package has them.
 pub(crate) async fn compilers(
@@ -175,47 +143,6 @@ fn new_enough(version: &str, oldest: (u32, u32)) -> bool {
         // A version that cannot be read: let it try.
         _ => true,
     }
-}
-
-async fn versioned(env: &Environment, path: PathBuf, cancel: &CancellationToken) -> Result<Tool> {
-    let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
-    let version = text.lines().next().unwrap_or_default().trim().to_owned();
-    Ok(Tool { path, version })
-}
-
-/// What a program says when it is called so; an error when it fails.
-async fn said(
-    env: &Environment,
-    program: &Path,
-    arguments: &[&str],
-    doing: &str,
-    cancel: &CancellationToken,
-) -> Result<String> {
-    let mut command = env.command(program);
-    command.args(arguments);
-    finish(program, doing, output(command, cancel).await)
-}
-
-/// Turns the end of a small program into its output or an error.
-pub(crate) fn finish(program: &Path, doing: &str, end: io::Result<(Ended, String)>) -> Result<String> {
-    let failed = |why: String| {
-        let command = program.display().to_string();
-        Err(Error::Program { command, doing: doing.to_owned(), why })
-    };
-    match end {
-        Ok((Ended::Exited(status), text)) if status.success() => Ok(text),
-        Ok((Ended::Exited(status), text)) => failed(last_words(status, &text)),
-        Ok((Ended::Cancelled, _)) => Err(Error::Cancelled),
-        Err(error) => failed(error.to_string()),
-    }
-}
-
-/// The end of what a program said before it failed.
-pub(crate) fn last_words(status: ExitStatus, text: &str) -> String {
-    const LINES: usize = 8;
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let tail = &lines[lines.len().saturating_sub(LINES)..];
-    if tail.is_empty() { status.to_string() } else { format!("{status}\n{}", tail.join("\n")) }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{fs, io};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use super::finish;
+use super::asking::finish;
 use crate::environment::{Environment, without};
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};

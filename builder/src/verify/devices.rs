@@ -6,8 +6,8 @@ use std::process::Stdio;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use super::Trial;
 use super::server::surroundings;
+use super::trial::Trial;
 use crate::error::{Error, Result};
 use crate::process::{Ended, output};
 

@@ -20,11 +20,12 @@ mod measure;
 mod measured;
 mod remembered;
 mod server;
+mod trial;
 
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,7 @@ use checks::Fault;
 pub use measured::{HttpThreads, Measured, StreamHead};
 pub use remembered::Remembered;
 use server::Server;
+pub(crate) use trial::Trial;
 
 /// What a server did to prove itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -53,19 +55,6 @@ pub struct Verified {
     /// How it behaves. Builds from before this was measured know nothing of it.
     #[serde(default)]
     pub measured: Measured,
-}
-
-/// How a server is tried.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trial {
-    /// Bounds each start and each answer.
-    pub(crate) timeout: Duration,
-    /// Whether the model goes to a GPU, if the server sees one.
-    pub(crate) gpu: bool,
-    /// Whether this machine's GPUs are hidden from it.
-    pub(crate) hide: bool,
-    /// A folder with libraries that its loader takes before others.
-    pub(crate) libraries: Option<PathBuf>,
 }
 
 /// One check that passed.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Measured;
+use super::measured::Measured;
 use crate::error::{Result, io_error};
 
 /// The folder with what is remembered. Nothing is read or written before a method is called. Methods block briefly.

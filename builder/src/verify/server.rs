@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::process::Command;
 
-use super::Trial;
 use super::checks::Door;
+use super::trial::Trial;
 use crate::environment::without;
 use crate::error::{Error, Result, io_error};
 use crate::process::Family;

@@ -1,5 +1,7 @@
 //! Programs that are no llama-server. The real one is checked by every build.
 
+use std::path::PathBuf;
+
 use super::*;
 
 fn program(folder: &Path, script: &str) -> PathBuf {

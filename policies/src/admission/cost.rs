@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::AdmissionPolicy;
-use crate::sample::{Sample, Series};
+use crate::sample::{MemoryKind, Sample};
 
 /// Readings that are looked back on for the figure before a prompt.
 const LOOK_BACK: usize = 32;
@@ -31,7 +31,7 @@ const LEAST_PART: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Price {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Bytes for each prompt token beyond the largest prompt so far.
     pub bytes_per_token: f64,
     /// Larger prompts that it was learnt from.
@@ -49,7 +49,7 @@ pub struct PromptCost {
 
 #[derive(Clone, Debug)]
 struct Learner {
-    series: Series,
+    series: MemoryKind,
     /// The latest readings of this generation: bytes, and whether nothing was in flight.
     recent: VecDeque<(u64, bool)>,
     /// Small steps, added up until they are large enough: bytes and tokens.
@@ -78,8 +78,8 @@ impl PromptCost {
         let before = self.largest;
         self.largest = before.max(sample.largest_prompt);
         let step = self.largest - before;
-        let gpus = sample.vram.iter().map(|vram| Series::Vram(vram.gpu));
-        for series in std::iter::once(Series::Host).chain(gpus) {
+        let gpus = sample.vram.iter().map(|vram| MemoryKind::Vram(vram.gpu));
+        for series in std::iter::once(MemoryKind::Host).chain(gpus) {
             let Some(charged) = sample.charged(series) else { continue };
             // What fills by design is not the price of a prompt.
             let bytes = charged.saturating_sub(sample.pooled(series).unwrap_or(0));
@@ -94,7 +94,7 @@ impl PromptCost {
         }
     }
 
-    fn learner(&mut self, series: Series) -> &mut Learner {
+    fn learner(&mut self, series: MemoryKind) -> &mut Learner {
         let at = self.learners.iter().position(|learner| learner.series == series).unwrap_or_else(|| {
             let learner =
                 Learner { series, recent: VecDeque::new(), open: (0, 0), evidence: VecDeque::new() };
@@ -114,7 +114,7 @@ impl PromptCost {
     }
 
     /// The price of one memory; `None` while there is not enough evidence.
-    pub fn price(&self, series: Series) -> Option<Price> {
+    pub fn price(&self, series: MemoryKind) -> Option<Price> {
         let told = self.told.iter().find(|price| price.series == series).copied();
         let learnt = self.learners.iter().find(|learner| learner.series == series).and_then(|learner| {
             let evidence = learner.evidence.len();
@@ -137,8 +137,8 @@ impl PromptCost {
     }
 
     /// Bytes in each priced memory that a prompt of `tokens` needs, where the largest so far had `largest`.
-    pub fn need(&self, tokens: u64, largest: u64) -> Vec<(Series, u64)> {
-        let mut known: Vec<Series> = self.learners.iter().map(|learner| learner.series).collect();
+    pub fn need(&self, tokens: u64, largest: u64) -> Vec<(MemoryKind, u64)> {
+        let mut known: Vec<MemoryKind> = self.learners.iter().map(|learner| learner.series).collect();
         known.extend(self.told.iter().map(|price| price.series));
         known.sort_unstable();
         known.dedup();

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use cost::{Price, PromptCost};
 
-use crate::sample::Series;
+use crate::sample::MemoryKind;
 use crate::units::ByteSize;
 
 /// What is done about a prompt for which there is not enough memory.
@@ -56,7 +56,7 @@ pub type AdmissionPolicy = crate::defaults::Admission;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Bytes that the prompt needs here, the replica's largest prompt so far considered.
     pub need: u64,
     /// Bytes left until the limit (a hard budget, or the end of the memory); `None` if not known: then it fits.
@@ -91,14 +91,14 @@ pub enum Admission {
     /// It fits there once requests in flight have ended.
     Wait {
         /// Which memory is short.
-        series: Series,
+        series: MemoryKind,
     },
     /// It fits into a fresh process of this replica.
     RecycleFirst {
         /// Which replica.
         replica: u32,
         /// Which memory is short.
-        series: Series,
+        series: MemoryKind,
     },
     /// It fits into this replica.
     Elsewhere {
@@ -108,7 +108,7 @@ pub enum Admission {
     /// It fits nowhere.
     Refuse {
         /// Which memory is short.
-        series: Series,
+        series: MemoryKind,
         /// Bytes that it needs there, the reserve included.
         needed: u64,
         /// Bytes that a fresh process would have.
@@ -128,9 +128,9 @@ impl Admission {
 
 impl std::fmt::Display for Admission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let memory = |series: &Series| match series {
-            Series::Host => "host memory".to_owned(),
-            Series::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
+        let memory = |series: &MemoryKind| match series {
+            MemoryKind::Host => "host memory".to_owned(),
+            MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
         };
         match self {
             Self::Fits => f.write_str("it fits"),

@@ -8,7 +8,7 @@ use super::*;
 use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Vram, VramSource, Work};
 
 const MIB: u64 = 1024 * 1024;
-const VRAM: Series = Series::Vram(GpuIndex(0));
+const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
 fn policy() -> &'static AdmissionPolicy {
     &crate::defaults().admission
@@ -47,9 +47,9 @@ fn the_price_of_a_token_is_learnt_from_prompts_larger_than_all_before() {
     let cost = taught(10_000, &[500, 1000, 300, 2000, 2000, 8000]);
     let price = cost.price(VRAM).unwrap();
     assert!((price.bytes_per_token - 10_000.0).abs() < 1e-6 && price.evidence == 3, "{price:?}");
-    assert_eq!(cost.price(Series::Host).map(|price| price.bytes_per_token), Some(0.0));
-    assert_eq!(cost.need(10_000, 8000), [(Series::Host, 0), (VRAM, 20_000_000)]);
-    assert_eq!(cost.need(8000, 8000), [(Series::Host, 0), (VRAM, 0)]);
+    assert_eq!(cost.price(MemoryKind::Host).map(|price| price.bytes_per_token), Some(0.0));
+    assert_eq!(cost.need(10_000, 8000), [(MemoryKind::Host, 0), (VRAM, 20_000_000)]);
+    assert_eq!(cost.need(8000, 8000), [(MemoryKind::Host, 0), (VRAM, 0)]);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn what_was_learnt_outlives_a_generation_and_its_high_water_mark_does_not() {
 fn a_price_told_by_a_diagnosis_holds_until_a_higher_one_is_learnt() {
     let mut cost = PromptCost::new(policy());
     cost.told(Price { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
-    cost.told(Price { series: Series::Host, bytes_per_token: f64::NAN, evidence: 1 });
+    cost.told(Price { series: MemoryKind::Host, bytes_per_token: f64::NAN, evidence: 1 });
     assert_eq!(cost.need(10, 0), [(VRAM, 50_000)]);
     let mut cost = taught(10_000, &[500, 1000, 2000, 8000]);
     cost.told(Price { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });

@@ -6,39 +6,44 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
+use super::key::{Key, Section, Takes};
 use crate::units::ByteSize;
 
 section!(
     /// A backend's life.
-    Lifecycle {
+    #[derive(Copy)]
+    Lifecycle of "lifecycle" {
         /// A backend has to be ready within this time.
-        start_timeout: Duration = "duration",
+        pub start_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Pause between probes while a backend starts.
-        start_probe_interval: Duration = "duration",
+        start_probe_interval: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Pause between probes of a ready backend.
-        probe_interval: Duration = "duration",
+        pub probe_interval: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A probe without an answer for this long is lost.
-        probe_timeout: Duration = "duration",
+        pub probe_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Lost probes in a row that make a backend suspect.
         probes_lost: u32,
         /// A suspect backend is replaced after this.
-        suspect_timeout: Duration = "duration",
-        /// Running requests of a backend that is replaced may take this long.
-        drain_deadline: Duration = "duration",
+        pub suspect_timeout: Duration = "duration",
+        /// The same for one that has logged that it crashed: it need not be waited for.
+        crash_ends: Duration = "duration" where Takes::AtLeast("1ms"),
+        /// Running requests of a backend that is replaced may take this long. A policy that wants it replaced for its size, age
+        /// or speed cuts nothing while the machine has memory: the process then serves on and is drained again later.
+        pub drain_deadline: Duration = "duration",
         /// From SIGTERM to SIGKILL.
-        stop_grace: Duration = "duration",
+        pub stop_grace: Duration = "duration",
         /// The same for a process that is ended without draining, because memory is almost gone.
         kill_grace: Duration = "duration",
         /// First pause after a failure; each further one in a row is twice as long.
-        backoff_first: Duration = "duration",
+        pub backoff_first: Duration = "duration",
         /// Longest pause after a start that failed.
-        backoff_cap: Duration = "duration",
+        pub backoff_cap: Duration = "duration",
         /// Longest pause after the crash of a process that had been ready.
-        crash_cap: Duration = "duration",
+        pub crash_cap: Duration = "duration",
         /// Unexpected ends ...
         breaker_failures: u32,
         /// ... within this time are told as a crash loop. Starts go on.
-        breaker_window: Duration = "duration",
+        breaker_window: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A backend that cannot start before a flag or a file changes is tried this often all the same.
         recheck: Duration = "duration",
         /// How often the files that such a backend needs are looked at; a change starts it.
@@ -54,23 +59,24 @@ section!(
 
 section!(
     /// Reading numbers.
-    Sensors {
+    #[derive(Copy)]
+    Sensors of "sensors" {
         /// Pause between readings.
-        interval: Duration = "duration",
+        pub interval: Duration = "duration" where Takes::AtLeast("1ms"),
         /// After the last request ended, memory is read this much later.
         idle_settle: Duration = "duration",
         /// Growth of host memory is confirmed by a slow and exact reading, at most this often.
-        confirm_interval: Duration = "duration",
+        confirm_interval: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Share of the growth that the exact reading has to show, too, 0 to 1.
         confirm_share: f64,
         /// A reading of the GPUs serves all backends for this long.
         gpu_age: Duration = "duration",
         /// A driver, or a backend's own counters, that takes longer is left out of a reading.
-        read_limit: Duration = "duration",
+        read_limit: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Memory that seems missing after an exit is looked for again after this.
         return_wait: Duration = "duration",
         /// Bytes of one recording (`record = true`).
-        trace_bytes: ByteSize,
+        pub trace_bytes: ByteSize,
         /// Slopes of earlier generations that are remembered, by build, model and arguments.
         priors_kept: usize,
     }
@@ -78,20 +84,21 @@ section!(
 
 section!(
     /// The child process.
-    Child {
+    #[derive(Copy)]
+    Child of "child" {
         /// Added to the child's `oom_score_adj`, -1000 to 1000.
-        oom_score_adj: i32,
+        pub oom_score_adj: i32 where Takes::Whole(-1000, 1000),
         /// Lines of output kept per backend.
-        log_lines: usize,
+        pub log_lines: usize,
         /// Bytes of one line kept; the rest of it is cut.
         log_line_bytes: usize,
-        /// Lines of output shown with a failed start.
-        failure_lines: usize,
+        /// Lines of output shown with a failed start, to clients too; 0 for none.
+        pub failure_lines: usize,
         /// `llama-server --version` has to answer within this time.
-        version_timeout: Duration = "duration",
+        pub version_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Whether a llama-server that we did not build is measured once, at its first start: a second process of it runs for
         /// some seconds, on the CPU, with a tiny model.
-        measure: bool,
+        pub measure: bool,
         /// Measuring ends within this time.
         measure_timeout: Duration = "duration",
         /// Events kept for late listeners.
@@ -101,7 +108,7 @@ section!(
 
 section!(
     /// Building llama-server.
-    Build {
+    Build of "build" {
         /// Release of llama-cpp-python whose source archive `quickstart` uses.
         sdist_version: String,
         /// SHA-256 of that archive, in hex.
@@ -115,14 +122,14 @@ section!(
         /// Memory of one compiler for CUDA or HIP at its peak.
         memory_per_gpu_job: ByteSize,
         /// npm has to make the web page within this time; after that the build goes on without one.
-        page_timeout: Duration = "duration",
+        pub page_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A sample request of the verification has to be answered within this time.
-        verify_timeout: Duration = "duration",
+        pub verify_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Builds that `builds gc` keeps.
-        keep: usize,
+        pub keep: usize,
         /// The repository that `build` takes when no source is given: a name of `[build.sources]`, a URL or a path.
-        source: String,
+        pub source: String,
         /// Repositories with a name, each a URL or an absolute path, with `#` and a tag, a branch or a commit at its end.
-        sources: BTreeMap<String, String>,
+        pub sources: BTreeMap<String, String> where Takes::Sources,
     }
 );

@@ -6,13 +6,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
+use super::key::{Key, Section, Takes};
 use crate::units::ByteSize;
 
 section!(
     /// Experiments with fresh servers.
-    Diagnose {
-        /// Readings of one leg, each after one request, or after one on each slot.
-        requests: u64,
+    Diagnose of "diagnose" {
+        /// Readings of one leg of `diagnose`, at most, each after one request or after one on each slot; more find slower leaks (`--requests`).
+        pub requests: u64 where Takes::Whole(1, i64::MAX),
         /// A leg is not ended early before this many readings.
         decide_after: u64,
         /// A leak is measured well enough when the interval of its slope is narrower than this share of it.
@@ -27,10 +28,10 @@ section!(
         allowance_slack: ByteSize,
         /// From the end of a request to its reading.
         settle: Duration = "duration",
-        /// A leg takes no longer.
-        leg_limit: Duration = "duration",
-        /// One request takes no longer.
-        request_limit: Duration = "duration",
+        /// A leg takes no longer; from 1 second to 365 days.
+        pub leg_limit: Duration = "duration" where Takes::Within("1s", "365d"),
+        /// One request takes no longer; from 1 second to 365 days.
+        pub request_limit: Duration = "duration" where Takes::Within("1s", "365d"),
         /// A question to the server that is no work (how many tokens a text has) takes no longer.
         question_limit: Duration = "duration",
         /// A request with more bytes than this is not recorded (`record_requests`).
@@ -70,7 +71,7 @@ section!(
         /// Prompts of a prefill sweep, as shares of the context of a slot.
         sweep: Vec<f64>,
         /// Tokens of a prompt in a prefill sweep, at most.
-        sweep_most: u64,
+        pub sweep_most: u64 where Takes::Whole(1, i64::MAX),
         /// Which switches stop the growth.
         cure: Cure,
         /// How crashes are repeated, and switches are tried that may stop them.
@@ -87,43 +88,8 @@ section!(
 );
 
 section!(
-    /// What a configuration can set of [`Diagnose`]. The rest says what the work is and how it is judged, which makes figures of
-    /// different people comparable.
-    DiagnoseKeys {
-        /// Readings of one leg of `diagnose`, at most; more find slower leaks (`--requests`).
-        requests: u64,
-        /// From the end of a request to its reading.
-        settle: Duration = "duration",
-        /// A leg takes no longer.
-        leg_limit: Duration = "duration",
-        /// One request takes no longer.
-        request_limit: Duration = "duration",
-        /// A question to the server that is no work (how many tokens a text has) takes no longer.
-        question_limit: Duration = "duration",
-        /// Tokens of a prompt in a prefill sweep, at most.
-        sweep_most: u64,
-    }
-);
-
-impl DiagnoseKeys {
-    /// All numbers of experiments, with these in their places.
-    pub fn numbers(&self) -> Diagnose {
-        let &Self { requests, settle, leg_limit, request_limit, question_limit, sweep_most } = self;
-        Diagnose {
-            requests,
-            settle,
-            leg_limit,
-            request_limit,
-            question_limit,
-            sweep_most,
-            ..super::defaults().diagnose.clone()
-        }
-    }
-}
-
-section!(
     /// How switches are tried.
-    Cure {
+    Cure of "diagnose.cure" {
         /// Chance that a switch which leaves `stops_share` of the growth or more is said to stop it.
         false_cure: f64,
         /// Chance that a switch which leaves less than that is said to leave more.
@@ -163,7 +129,7 @@ section!(
 
 section!(
     /// How crashes are repeated, and switches are tried that may stop them.
-    Crash {
+    Crash of "diagnose.crash" {
         /// A crash that comes with this chance or a greater one comes always.
         always: f64,
         /// One that comes with this chance or a smaller one does not.
@@ -187,7 +153,7 @@ section!(
 
 section!(
     /// How the worst case is touched.
-    Headroom {
+    Headroom of "diagnose.headroom" {
         /// Lengths of prompts as shares of the context of a slot.
         lengths: Vec<f64>,
         /// Tokens of the context that a prompt leaves free.
@@ -223,7 +189,7 @@ section!(
 
 section!(
     /// What is told of call sites.
-    Trace {
+    Trace of "diagnose.trace" {
         /// Snapshots of a leg that are kept.
         kept: usize,
         /// Places that are named for each memory.
@@ -239,7 +205,7 @@ section!(
 
 section!(
     /// How long is waited for a tool around the server.
-    Wrap {
+    Wrap of "diagnose.wrap" {
         /// From its start until the server is ready, and for one request.
         start: Duration = "duration",
         /// From the end of the server until the tool has written what it knows.
@@ -251,7 +217,7 @@ section!(
 
 section!(
     /// When growth is put down to call sites and handles.
-    Attribution {
+    Attribution of "diagnose.attribution" {
         /// Share of the growth that counted allocations have to make up to explain it.
         explained: f64,
         /// The least correlation of memory and handles at which one follows the other.

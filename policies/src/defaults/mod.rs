@@ -10,34 +10,56 @@
 //! | `diagnosing` | experiments |
 //! | `replacing` | when a backend is replaced |
 //! | `duration` | how durations are written |
+//! | `key` | what is written about a key |
 
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
+/// Defines a section: each key with its meaning and its type. `pub`: a configuration may set it; otherwise it is compiled in.
+/// `where`: which values it takes, if its default does not say so.
 macro_rules! section {
-    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])* $field:ident : $type:ty $(= $with:literal)?),* $(,)? }) => {
+    ($(#[$meta:meta])* $name:ident of $section:literal {
+        $($(#[doc = $doc:literal])* $vis:vis $field:ident : $type:ty $(= $with:literal)? $(where $takes:expr)?),* $(,)?
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct $name { $($(#[doc = $doc])* $(#[serde(deserialize_with = $with)])? pub $field: $type),* }
 
-        impl $name {
-            /// Each key and what it means, for the JSON Schema and the documentation.
-            pub const KEYS: &'static [(&'static str, &'static str)] = &[$((stringify!($field), concat!($($doc),*))),*];
+        impl Section for $name {
+            const NAME: &'static str = $section;
+            const KEYS: &'static [Key] = &[$(Key {
+                name: stringify!($field),
+                meaning: concat!($($doc),*),
+                is_public: !stringify!($vis).is_empty(),
+                takes: takes!($($takes)?),
+            }),*];
         }
+    };
+}
+
+/// What a key of a section takes.
+macro_rules! takes {
+    () => {
+        Takes::Usual
+    };
+    ($takes:expr) => {
+        $takes
     };
 }
 
 mod backends;
 mod diagnosing;
 mod duration;
+mod key;
 mod replacing;
 mod serving;
 
 pub use backends::{Build, Child, Lifecycle, Sensors};
-pub use diagnosing::{Attribution, Crash, Cure, Diagnose, DiagnoseKeys, Headroom, Trace, Wrap};
+pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
+pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Server, Upstream};
 
@@ -57,7 +79,7 @@ pub fn defaults() -> &'static Defaults {
 
 section!(
     /// All sections.
-    Defaults {
+    Defaults of "" {
         /// Where we listen and what a client may cost.
         server: Server,
         /// The queue in front of each model.
@@ -110,6 +132,7 @@ mod tests {
             parsed.upstream.idle_timeout < Duration::from_secs(5),
             "llama-server closes idle connections after 5 s"
         );
+        assert!(parsed.growth.kept >= parsed.growth.window, "floors that are not kept cannot be tested");
     }
 
     #[test]

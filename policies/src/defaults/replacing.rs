@@ -5,39 +5,42 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
+use super::key::{Key, Section, Takes};
 use crate::admission::AdmissionMode;
 use crate::recycle::GrowthMode;
 use crate::units::ByteSize;
 
 section!(
     /// When a backend is replaced.
-    Recycle {
+    #[derive(Copy)]
+    Recycle of "recycle" {
         /// Share by which request and age limits vary, 0 to 1.
-        jitter: f64,
+        pub jitter: f64 where Takes::Share,
         /// Quiet is: nothing in flight for this long.
-        quiet_for: Duration = "duration",
+        pub quiet_for: Duration = "duration",
         /// A recycle that waits for quiet waits no longer.
-        quiet_within: Duration = "duration",
+        pub quiet_within: Duration = "duration",
         /// Least time between recycles of one model.
-        min_interval: Duration = "duration",
-        /// Least time between recycles at the hard budget.
-        min_interval_hard: Duration = "duration",
+        pub min_interval: Duration = "duration",
+        /// Least time between recycles at the hard budget; never more than `min_interval`, and none while the machine itself is
+        /// short of memory.
+        pub min_interval_hard: Duration = "duration",
         /// Least time between recycles of one model, as a multiple of the time that it takes to load.
         load_factor: f64,
         /// Futile recycles in a row that switch the policy off.
-        max_futile: u32,
+        pub max_futile: u32,
         /// What is done about memory that grows without bound: `off`, `observe` or `recycle`.
-        growth: GrowthMode,
+        pub growth: GrowthMode where Takes::OneOf(&["off", "observe", "recycle"]),
         /// Recycles because of growth ...
         growth_recycles: u32,
         /// ... within this time end recycling because of growth.
         growth_window: Duration = "duration",
         /// Growth that reaches a budget within this time calls for a recycle when quiet.
-        growth_quiet: Duration = "duration",
+        pub growth_quiet: Duration = "duration",
         /// Growth that reaches a hard limit within this time calls for a drain now.
-        growth_drain: Duration = "duration",
+        pub growth_drain: Duration = "duration",
         /// What is done about a prompt for which there is not enough memory: `off`, `warn` or `enforce`.
-        admission: AdmissionMode,
+        pub admission: AdmissionMode where Takes::OneOf(&["off", "warn", "enforce"]),
         /// For `auto`: memory that must be available, as a multiple of what the backend holds.
         overlap_headroom: f64,
         /// Smallest memory that `overlap_headroom` is applied to.
@@ -47,7 +50,8 @@ section!(
 
 section!(
     /// At which level of memory a backend is replaced or ended.
-    Levels {
+    #[derive(Copy)]
+    Levels of "levels" {
         /// For `host.soft = "auto"`: the settled size and what the server is told to keep, times this.
         host_soft: f64,
         /// For `host.soft = "auto"`: at least this much above the settled size.
@@ -89,7 +93,8 @@ section!(
 
 section!(
     /// The cheapest moment of a replacement.
-    Moment {
+    #[derive(Copy)]
+    Moment of "moment" {
         /// A request that fails costs as much as one that waits for this long.
         failed_request: Duration = "duration",
         /// Lulls in the memory: older ones are forgotten.
@@ -103,11 +108,11 @@ section!(
 
 section!(
     /// Signs of illness other than memory.
-    Health {
+    Health of "health" {
         /// Waiting requests without any progress for this long are a wedge where nothing is known of its speed, or where it answers questions and computes nothing ...
-        wedged_after: Duration = "duration",
+        pub wedged_after: Duration = "duration" where Takes::AtLeast("1ms"),
         /// ... and for this long where an answer comes in one piece and the server cannot be asked how far it is.
-        wedged_unseen: Duration = "duration",
+        pub wedged_unseen: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Once every stream has its first token: so many times what 99 of 100 tokens took is a wedge ...
         token_factor: f64,
         /// ... but nothing shorter than this.
@@ -124,36 +129,36 @@ section!(
         prefill_step: u64,
         /// Tokens before a token that double its price.
         prefill_depth: u64,
-        /// Longer for each image or recording that waits; one at a time where the server can be asked.
-        media_patience: Duration = "duration",
+        /// A wedge is found so much later for each image or recording that waits; for one at a time where the server can be asked.
+        pub media_patience: Duration = "duration",
         /// Pages a second that are read from a disk for the process: time in which it reads more is not held against it.
         paging: u64,
         /// A process with less than this share of the layers on GPUs that one like it had is degraded ...
-        offload_layers: f64,
+        offload_layers: f64 where Takes::Share,
         /// ... and so is one with less than this share of its VRAM.
-        offload_vram: f64,
+        offload_vram: f64 where Takes::Share,
         /// First pause before a degraded process is started again; it doubles ...
-        offload_retry: Duration = "duration",
+        offload_retry: Duration = "duration" where Takes::AtLeast("1ms"),
         /// ... up to this.
-        offload_retry_most: Duration = "duration",
+        offload_retry_most: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Answers in a row that say that computing failed, with no success in between.
-        compute_errors: u32,
+        compute_errors: u32 where Takes::Whole(1, 1024),
         /// Time over which a median speed is taken.
-        speed_window: Duration = "duration",
+        speed_window: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Readings of the speed that a median needs.
-        speed_readings: usize,
+        speed_readings: usize where Takes::Whole(1, 1024),
         /// Medians that make the backend's own baseline.
-        speed_baseline: usize,
+        speed_baseline: usize where Takes::Whole(1, 1024),
         /// A median below the baseline times this is slow.
-        speed_slow: f64,
+        speed_slow: f64 where Takes::Share,
         /// Slow medians in a row that make slow decoding a symptom.
-        speed_persists: usize,
+        speed_persists: usize where Takes::Whole(1, 1024),
     }
 );
 
 section!(
     /// Prompts that would not fit into memory.
-    Admission {
+    Admission of "admission" {
         /// Prompts larger than all before them that the estimate needs.
         evidence: usize,
         /// Quantile of the observed bytes per token that is reckoned with, 0 to 1.
@@ -171,7 +176,7 @@ section!(
 
 section!(
     /// How growth of memory is judged.
-    Growth {
+    Growth of "growth" {
         /// Half-life of the average rate of requests.
         rate_half_life: Duration = "duration",
         /// Requests before the first judgement.
@@ -179,23 +184,23 @@ section!(
         /// A start that still slows down after this many requests is judged all the same.
         warmup_limit: u64,
         /// Short floors in each of the three groups that show whether the start is over.
-        settle_floors: usize,
+        settle_floors: usize where Takes::Whole(1, 1024),
         /// Share of the least rise below which a start needs no settling.
         settle_share: f64,
         /// Short floors after the start whose median is the baseline.
-        baseline_floors: usize,
+        baseline_floors: usize where Takes::Whole(1, 1024),
         /// Lengths of stretches: 1, 2, 4, … steps of work.
-        scales: u32,
+        scales: u32 where Takes::Whole(1, 16),
         /// Floors kept for each length.
-        kept: usize,
+        kept: usize where Takes::Whole(8, 1024),
         /// Floors in a test.
-        window: usize,
+        window: usize where Takes::Whole(8, 1024),
         /// Floors from one test to the next.
-        test_every: u64,
+        test_every: u64 where Takes::Whole(1, 1024),
         /// Tests of one length that make a verdict.
-        tests: usize,
+        tests: usize where Takes::Whole(1, 1024),
         /// The last slope of these tests, as a share of the first, has to be at least this.
-        persist_ratio: f64,
+        persist_ratio: f64 where Takes::Share,
         /// Rise of all floors of a length that makes a verdict, as a multiple of the least rise ...
         long_effect: f64,
         /// ... unless they lie on a line: deviations from it are at most this share of the rise, and ...
@@ -249,15 +254,15 @@ section!(
         /// Least rise within a test in deviations of the floors about their line.
         effect_noise: f64,
         /// Least slope of the end of a test's stretch, as a share of the whole stretch's.
-        brake_ratio: f64,
+        brake_ratio: f64 where Takes::Share,
         /// A floor this many deviations from both of its neighbours is no step.
         peak_noise: f64,
         /// Largest single steps of a stretch that are taken off ...
         jumps: usize,
         /// ... and the share of the rise that has to remain.
-        jump_rest: f64,
+        jump_rest: f64 where Takes::Share,
         /// Latest short floors whose least one is shown as the floor.
-        floor_steps: usize,
+        floor_steps: usize where Takes::Whole(1, 1024),
         /// Bytes beyond what a server is told to keep, or beyond its measured pools, that count as kept.
         allowance_slack: ByteSize,
         /// Readings without the pools that were measured before, until they count as no longer measured.
@@ -269,7 +274,7 @@ section!(
         /// Share of the least rise that makes a new height.
         height_share: f64,
         /// Share of the slope of an earlier generation's leak at which it counts as the same leak.
-        prior_ratio: f64,
+        prior_ratio: f64 where Takes::Share,
         /// Least floors for blame.
         blame_floors: usize,
         /// By how much the blamed unit has to explain the growth better than every other, in units of the chi-squared
@@ -278,6 +283,6 @@ section!(
         /// Least variation of the rate of requests at which an hour can be blamed, as a share of the rate.
         blame_uneven: f64,
         /// Least share of the growth that the blamed unit pays for.
-        blame_share: f64,
+        blame_share: f64 where Takes::Share,
     }
 );

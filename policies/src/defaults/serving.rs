@@ -5,76 +5,80 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
+use super::key::{Key, Section, Takes};
 use crate::hosts::Names;
+use crate::modes::{Cancel, Replace, Socket};
 use crate::origins::Origins;
 use crate::units::ByteSize;
 
 section!(
     /// The public listener. See `defaults.toml` for the reason behind each value.
-    Server {
+    Server of "server" {
         /// Address or host name, or several with commas between them, all with the same port.
-        host: String,
+        pub host: String,
         /// Port.
-        port: u16,
+        pub port: u16 where Takes::Whole(0, 65_535),
         /// Threads that serve clients; 0 for one on each core that we may use, at most four.
-        threads: usize,
+        pub threads: usize,
         /// Time to send a complete request head.
-        header_timeout: Duration = "duration",
+        pub header_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Bytes in a request head.
-        header_bytes: ByteSize,
+        pub header_bytes: ByteSize,
         /// Fields in a request head.
-        header_count: usize,
+        pub header_count: usize,
         /// Bytes in a request body.
-        body_bytes: ByteSize,
+        pub body_bytes: ByteSize,
         /// Bytes in the form of a transcription.
-        audio_body_bytes: ByteSize,
+        pub audio_body_bytes: ByteSize,
         /// Bytes in a body that holds text alone, as for `/tokenize` and `/rerank`; never more than `body_bytes`.
-        text_body_bytes: ByteSize,
+        pub text_body_bytes: ByteSize,
         /// Bytes in a body that tells the server itself something, as for `/slots` and `/props`; never more than
         /// `body_bytes`.
-        control_body_bytes: ByteSize,
+        pub control_body_bytes: ByteSize,
         /// Bytes of bodies held in memory while their model is looked for, all requests together. No client, by address and by key, holds more than twice what is left.
-        buffered_bytes: ByteSize,
+        pub buffered_bytes: ByteSize,
         /// Bytes of a body read in search of `model`.
-        model_scan_bytes: ByteSize,
+        pub model_scan_bytes: ByteSize,
         /// A request body without a byte for this long is given up.
-        body_timeout: Duration = "duration",
+        pub body_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A client may let us wait this long for a body in all, however steadily it comes.
-        body_deadline: Duration = "duration",
+        pub body_deadline: Duration = "duration",
         /// An idle connection is closed after this.
-        keep_alive: Duration = "duration",
+        pub keep_alive: Duration = "duration",
         /// A connection closed with unread bytes is read for this long, so that the client sees its answer.
         linger: Duration = "duration",
         /// Pause after a failure to accept.
         accept_pause: Duration = "duration",
+        /// When a client that is refused for something that passes is to send again, where no better time is known.
+        retry_after: Duration = "duration",
         /// Connections in all.
-        connections: usize,
+        pub connections: usize,
         /// Connections from one address.
-        connections_per_peer: usize,
+        pub connections_per_peer: usize,
         /// Bytes a second with which a client earns back the time that it let us wait for its body: a pause is forgiven, a trickle ends like silence after `body_timeout`. 0: any byte earns it all back.
-        body_rate: ByteSize,
+        pub body_rate: ByteSize,
         /// A client that takes no byte of a waiting answer for this long is cut.
-        send_timeout: Duration = "duration",
+        pub send_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Bytes that may wait in the kernel for a client that does not take them, beside those that are under way to it.
         unsent_bytes: ByteSize,
         /// Connections beyond the limits that are told so at a time; further ones are closed without a word.
         refusals: usize,
         /// PEM file with the certificate and those that lead to its authority; empty: no TLS. Relative to the configuration file.
-        tls_cert: String,
+        pub tls_cert: String where Takes::Path,
         /// PEM file with the private key of `tls_cert`.
-        tls_key: String,
+        pub tls_key: String where Takes::Path,
         /// How often the two files are looked at for a new certificate.
-        tls_check: Duration = "duration",
+        tls_check: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A certificate that ends sooner than this is warned of in the log.
-        tls_warn: Duration = "duration",
+        pub tls_warn: Duration = "duration",
         /// Time for a TLS handshake.
-        tls_handshake_timeout: Duration = "duration",
+        tls_handshake_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Whether clients may choose HTTP/2 over TLS.
-        h2: bool,
+        pub h2: bool,
         /// Whether clients on this machine may speak HTTP/2 without TLS and without asking (prior knowledge).
-        h2c: bool,
+        pub h2c: bool,
         /// Requests at a time on one HTTP/2 connection.
-        h2_streams: u32,
+        pub h2_streams: u32,
         /// Bytes of a request body that a client may send ahead on one stream.
         h2_stream_window: ByteSize,
         /// The same for all streams of one connection.
@@ -88,21 +92,22 @@ section!(
         /// Requests of one connection that its client may give up within `h2_reset_window`; more closes the connection.
         h2_resets: usize,
         /// Time over which they are counted.
-        h2_reset_window: Duration = "duration",
+        h2_reset_window: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A connection without a frame for this long is asked whether it is alive.
-        h2_ping: Duration = "duration",
+        h2_ping: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Time to answer that; a client that does not read cannot.
-        h2_ping_timeout: Duration = "duration",
+        h2_ping_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// After SIGTERM, running requests may take this long.
-        shutdown_deadline: Duration = "duration",
+        pub shutdown_deadline: Duration = "duration",
         /// File of API keys, relative to the configuration file; empty: no key is asked for, and what clients send passes on.
-        keys: String,
-        /// Whose web pages may call: `"mirror"` (everybody's), `"off"`, or a list of origins.
-        cors: Origins,
+        pub keys: String where Takes::Path,
+        /// Whose web pages may call: `"mirror"` (everybody's), `"off"`, or a list of origins, like `["https://app.example"]`.
+        pub cors: Origins where Takes::Origins,
         /// Path under which all routes are, as with llama-server's `--api-prefix`; empty: none.
-        api_prefix: String,
-        /// By which host names we may be reached, beside addresses and `localhost`: `"auto"`, `"any"`, or a list.
-        names: Names,
+        pub api_prefix: String,
+        /// By which host names we may be reached, beside addresses and `localhost`: `"auto"`, `"any"`, or a list, like
+        /// `["llm.example", "*.home.arpa"]`.
+        pub names: Names where Takes::Names,
         /// How long a browser may keep the answer that a page may call.
         cors_max_age: Duration = "duration",
     }
@@ -110,19 +115,21 @@ section!(
 
 section!(
     /// The queue of a model.
-    Queue {
+    #[derive(Copy)]
+    Queue of "queue" {
         /// Callers that may wait.
-        depth: usize,
-        /// How long a caller waits.
-        wait: Duration = "duration",
+        pub depth: usize,
+        /// How long a caller waits, not counting the time in which a process drains and stops to be replaced.
+        pub wait: Duration = "duration",
     }
 );
 
 section!(
     /// Requests that kill their server.
-    Quarantine {
+    #[derive(Copy)]
+    Quarantine of "quarantine" {
         /// A request that killed its server while nothing else ran there is refused for this long. `0s`: no request is suspected.
-        refuse_for: Duration = "duration",
+        pub refuse_for: Duration = "duration",
         /// A request that was in flight when its server died is tried alone if it is sent again within this time.
         suspect_for: Duration = "duration",
         /// So long it waits for those before it to end, while those behind it wait in the queue; then it runs beside them. Twice as long after each further death.
@@ -138,35 +145,42 @@ section!(
 
 section!(
     /// How a model runs.
-    Model {
-        /// Processes.
-        replicas: u32,
-        /// Started at once instead of at the first request.
-        preload: bool,
-        /// `auto`, `sequential` or `overlap`.
-        replace: String,
-        /// Whether a process is asked for a report of its GPU memory.
-        memory_report: bool,
-        /// What a process listens on: `auto`, `unix` or `tcp`.
-        socket: String,
-        /// Whether what is read about a process is written to a file for `policy replay`.
-        record: bool,
-        /// `auto`, `assemble` or `off`.
-        cancel: String,
+    #[derive(Copy)]
+    Model of "model" {
+        /// How many processes; each needs the memory of the whole model.
+        pub replicas: u32 where Takes::Whole(1, 4_294_967_295),
+        /// Start at once, instead of at the first request.
+        pub preload: bool,
+        /// How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap` starts the next one
+        /// first; `auto` overlaps where memory allows.
+        pub replace: Replace where Takes::OneOf(&["auto", "sequential", "overlap"]),
+        /// Ask the process for a report of its GPU memory, for `status` and metrics. Only a build with the fix `memory-report`
+        /// writes one. A change takes a new process.
+        pub memory_report: bool,
+        /// What a process listens on: `unix`, a socket that only we can reach, or `tcp`, a free port of 127.0.0.1, which any
+        /// user of the machine can reach; `auto` takes the socket, and the port where llama-server is known to take no socket
+        /// (before about b5000, `ik_llama.cpp`). A change takes a new process.
+        pub socket: Socket where Takes::OneOf(&["auto", "unix", "tcp"]),
+        /// Write what is read about each process, memory and work, to a file in the state directory, for `llama-warden policy
+        /// replay`. A reload takes effect for processes that start after it.
+        pub record: bool,
+        /// How a client's leaving ends its work where the answer is no stream: `auto` by the fix `cancel-nonstream` where the
+        /// build has it, `assemble` by asking for a stream and putting the answer together, `off` as llama-server does.
+        pub cancel: Cancel where Takes::OneOf(&["auto", "assemble", "off"]),
     }
 );
 
 section!(
     /// Our own log.
-    Log {
+    Log of "log" {
         /// `text` or `json`.
-        format: String,
+        pub format: String where Takes::OneOf(&["text", "json"]),
         /// A level, or a filter such as `info,warden_gateway=debug`.
-        level: String,
+        pub level: String,
         /// Whether the lines of the children are repeated in it.
-        children: bool,
+        pub children: bool,
         /// File for the access log, relative to the configuration file, opened anew at SIGHUP; empty: it is part of the log.
-        access: String,
+        pub access: String where Takes::Path,
         /// Lines that may wait for a slow reader; what comes beyond them is left out, and counted.
         buffered_lines: usize,
     }
@@ -174,9 +188,9 @@ section!(
 
 section!(
     /// The connection to a backend.
-    Upstream {
+    Upstream of "upstream" {
         /// Time to connect.
-        connect_timeout: Duration = "duration",
+        connect_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// An idle connection is not used again after this.
         idle_timeout: Duration = "duration",
         /// Idle connections kept per generation.
@@ -184,18 +198,18 @@ section!(
         /// Idle connections kept per generation while it is not known how many its build serves at a time.
         idle_connections_unknown: usize,
         /// Longest life of one exchange.
-        exchange_timeout: Duration = "duration",
+        pub exchange_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A body without a byte for this long is dead.
-        stream_idle: Duration = "duration",
+        pub stream_idle: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Attempts to find a backend that takes a request, each with proof that the last one executed nothing.
         attempts: u32,
         /// Bytes at the end of an answer in which `usage` and `timings` are looked for.
         tail_bytes: ByteSize,
         /// Bytes of a request body that are read before it is sent, and kept so that it can be sent again.
-        replay_bytes: ByteSize,
+        pub replay_bytes: ByteSize,
         /// Bytes of an incomplete event of a stream that are held until the event is complete.
         event_bytes: ByteSize,
         /// Bytes of one answer that is put together from a stream.
-        assembled_bytes: ByteSize,
+        pub assembled_bytes: ByteSize,
     }
 );

@@ -6,11 +6,11 @@
 use crate::experiment::Reading;
 use crate::experiment::judge::{after_start, levels};
 use crate::growth::{Blame, GrowthPolicy, blame_of};
-use crate::sample::Series;
+use crate::sample::MemoryKind;
 
 /// Who pays for the growth of one memory. `legs`: each leg's readings in order. The start of each leg is left out, and so
 /// is what went into measured pools.
-pub fn blame_across(series: Series, legs: &[&[Reading]], policy: &GrowthPolicy) -> Blame {
+pub fn blame_across(series: MemoryKind, legs: &[&[Reading]], policy: &GrowthPolicy) -> Blame {
     let without_start = |readings: &&[Reading]| after_start(&levels(series, readings, false)).to_vec();
     let processes: Vec<_> = legs.iter().map(without_start).collect();
     blame_of(&processes, policy)

@@ -8,10 +8,11 @@ use super::*;
 use crate::experiment::sequential::Does;
 use crate::experiment::{SeriesFinding, Settles, Speed, Workload};
 use crate::growth::{Interval, Verdict};
-use crate::sample::{GpuIndex, Series, Work};
+use crate::sample::{GpuIndex, MemoryKind, Work};
 
 const MIB: f64 = 1024.0 * 1024.0;
-const SERIES: [Series; 3] = [Series::Host, Series::Vram(GpuIndex(0)), Series::Vram(GpuIndex(1))];
+const SERIES: [MemoryKind; 3] =
+    [MemoryKind::Host, MemoryKind::Vram(GpuIndex(0)), MemoryKind::Vram(GpuIndex(1))];
 
 /// One leak: which memory, how fast, and the switches of which each one alone stops it (none: nothing does).
 #[derive(Clone, Debug)]
@@ -81,7 +82,7 @@ impl Server {
     }
 }
 
-fn found(series: Series, rate: f64) -> SeriesFinding {
+fn found(series: MemoryKind, rate: f64) -> SeriesFinding {
     let interval = Interval { value: rate, low: rate * 0.98 - 100.0, high: rate * 1.02 + 100.0 };
     SeriesFinding {
         series,
@@ -190,7 +191,7 @@ fn each_memory_may_have_its_own_cure() {
     let leaks = vec![leak(0, &[2]), leak(1, &[0])];
     let (conclusion, _) = cure(&Server { switches: 3, leaks, ..Server::default() }, &numbers());
     assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::Cured, vec![0, 2]));
-    let of = |series: Series| {
+    let of = |series: MemoryKind| {
         conclusion.by_track.iter().find(|(track, _)| track.series == series).map(|(_, set)| set.clone())
     };
     assert_eq!((of(SERIES[0]), of(SERIES[1])), (Some(vec![2]), Some(vec![0])));
@@ -201,7 +202,7 @@ fn what_nothing_stops_is_left_and_told() {
     let leaks = vec![leak(0, &[1]), leak(1, &[])];
     let (conclusion, _) = cure(&Server { switches: 3, leaks, ..Server::default() }, &numbers());
     assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::PartlyCured, vec![1]));
-    assert_eq!(conclusion.stopped.iter().map(|track| track.series).collect::<Vec<_>>(), [Series::Host]);
+    assert_eq!(conclusion.stopped.iter().map(|track| track.series).collect::<Vec<_>>(), [MemoryKind::Host]);
     let (conclusion, _) =
         cure(&Server { switches: 3, leaks: vec![leak(0, &[])], ..Server::default() }, &numbers());
     assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::NotCured, vec![]));
@@ -261,7 +262,7 @@ fn a_server_that_fails_by_itself_ends_the_experiment() {
 fn a_suspicion_is_looked_at_twice() {
     let policy = numbers();
     let suspected = |rate: f64| {
-        let series = SeriesFinding { verdict: Verdict::Suspected, ..found(Series::Host, rate) };
+        let series = SeriesFinding { verdict: Verdict::Suspected, ..found(MemoryKind::Host, rate) };
         finding(vec![series], 100.0, Ended::Complete)
     };
     let mut planner = Planner::new(&policy, 1, Vec::new());
@@ -276,13 +277,13 @@ fn a_suspicion_is_looked_at_twice() {
     );
     planner.observe(&Arm::default(), &[suspected(MIB)]);
     assert_eq!(planner.next(), Step::Run(Arm { switches: vec![0] }));
-    again.observe(&Arm::default(), &[finding(vec![found(Series::Host, 0.0)], 100.0, Ended::Complete)]);
+    again.observe(&Arm::default(), &[finding(vec![found(MemoryKind::Host, 0.0)], 100.0, Ended::Complete)]);
     assert!(matches!(again.next(), Step::Done(conclusion) if conclusion.outcome == Outcome::NothingToCure));
 }
 
 /// A leg in which these memories have these verdicts.
-fn leg(verdicts: &[(Series, Verdict)]) -> Finding {
-    let one = |(series, verdict): &(Series, Verdict)| {
+fn leg(verdicts: &[(MemoryKind, Verdict)]) -> Finding {
+    let one = |(series, verdict): &(MemoryKind, Verdict)| {
         let rate = if *verdict >= Verdict::Suspected { MIB } else { 0.0 };
         SeriesFinding { verdict: *verdict, ..found(*series, rate) }
     };
@@ -303,7 +304,7 @@ fn a_suspicion_beside_a_clear_leak_is_looked_at_twice_and_has_to_be_cured_too() 
         assert_eq!(planner.next(), Step::Run(Arm::default()));
         planner.observe(&Arm::default(), &[leg(&[(host, Verdict::Leaking), (vram, Verdict::Steady)])]);
         assert_eq!(planner.next(), Step::Run(Arm { switches: vec![0] }));
-        let leaking: Vec<Series> = planner.interrupt().leaking.iter().map(|track| track.series).collect();
+        let leaking: Vec<MemoryKind> = planner.interrupt().leaking.iter().map(|track| track.series).collect();
         assert_eq!(leaking, leaks);
     }
 }
@@ -312,7 +313,7 @@ fn a_suspicion_beside_a_clear_leak_is_looked_at_twice_and_has_to_be_cured_too() 
 fn too_few_readings_are_no_proof_that_nothing_leaks() {
     let mut planner = Planner::new(&numbers(), 1, Vec::new());
     while let Step::Run(arm) = planner.next() {
-        planner.observe(&arm, &[leg(&[(Series::Host, Verdict::Warming)])]);
+        planner.observe(&arm, &[leg(&[(MemoryKind::Host, Verdict::Warming)])]);
     }
     let outcome = planner.interrupt().outcome;
     assert!(matches!(&outcome, Outcome::NotKnown { why } if why.contains("too few")), "{outcome:?}");
@@ -324,7 +325,7 @@ fn what_the_detector_still_calls_a_leak_is_not_stopped() {
     let mut planner = Planner::new(&policy, 1, Vec::new());
     while let Step::Run(arm) = planner.next() {
         let rate = if arm.is_baseline() { 10.0 * MIB } else { 0.5 * MIB };
-        planner.observe(&arm, &[finding(vec![found(Series::Host, rate)], 100.0, Ended::Complete)]);
+        planner.observe(&arm, &[finding(vec![found(MemoryKind::Host, rate)], 100.0, Ended::Complete)]);
     }
     let conclusion = planner.interrupt();
     assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::NotCured, vec![]));
@@ -379,7 +380,7 @@ proptest! {
         let policy = CurePolicy { sets_most: 1000, set_size: 7, sets_listed: 10_000, ..numbers() };
         let (least, targets) = server.smallest();
         let (conclusion, arms) = cure(&server, &policy);
-        let stopped: Vec<Series> = conclusion.stopped.iter().map(|track| track.series).collect();
+        let stopped: Vec<MemoryKind> = conclusion.stopped.iter().map(|track| track.series).collect();
         for target in &targets {
             prop_assert!(stopped.contains(&SERIES[*target]), "{:?} is not stopped", SERIES[*target]);
         }

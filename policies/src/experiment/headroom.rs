@@ -22,7 +22,7 @@ mod beyond;
 use self::beyond::{beyond, hoarded};
 use crate::admission::Price;
 use crate::defaults;
-use crate::sample::Series;
+use crate::sample::MemoryKind;
 use crate::units::ByteSize;
 
 /// What prompts of one length took of one memory.
@@ -75,7 +75,7 @@ impl Setup {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
     pub idle: u64,
     /// Lengths in ascending order, and the bytes above idle that such a prompt takes, alone.
@@ -89,7 +89,7 @@ pub struct Curve {
 
 impl Curve {
     /// From what was measured. `None` if no prompt alone was.
-    pub fn of(series: Series, idle: u64, peaks: &[Peak], setup: &Setup) -> Option<Self> {
+    pub fn of(series: MemoryKind, idle: u64, peaks: &[Peak], setup: &Setup) -> Option<Self> {
         let mut points: Vec<(u64, f64)> = Vec::new();
         let mut alone: Vec<&Peak> = peaks.iter().filter(|peak| peak.together <= 1).collect();
         alone.sort_by_key(|peak| peak.tokens);
@@ -202,7 +202,7 @@ impl Curve {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
     pub idle: u64,
     /// The most bytes that the process can hold.
@@ -233,7 +233,7 @@ pub struct Learnt {
     pub prices: Vec<Price>,
     /// The most bytes that a process which leaks nothing holds, memory by memory.
     #[serde(default)]
-    pub worst: Vec<(Series, u64)>,
+    pub worst: Vec<(MemoryKind, u64)>,
 }
 
 impl Learnt {
@@ -243,7 +243,7 @@ impl Learnt {
     }
 
     /// The most bytes of one memory; `None` if that was not measured.
-    pub fn worst(&self, series: Series) -> Option<u64> {
+    pub fn worst(&self, series: MemoryKind) -> Option<u64> {
         self.worst.iter().find(|(of, _)| *of == series).map(|(_, bytes)| *bytes)
     }
 }

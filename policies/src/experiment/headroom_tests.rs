@@ -4,7 +4,7 @@ use super::*;
 use crate::sample::GpuIndex;
 
 const MIB: u64 = 1 << 20;
-const VRAM: Series = Series::Vram(GpuIndex(0));
+const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
 fn setup(context: u64, slots: u32) -> Setup {
     let slot_context = context / u64::from(slots);
@@ -47,7 +47,7 @@ fn the_second_micro_batch_is_a_step_and_no_price() {
     let step = |tokens: u64| if tokens > 512 { 200 * MIB } else { 0 };
     let peaks =
         alone(&[128, 512, 1024, 2048, 4096, 8192], |tokens| 1000 * MIB + tokens * 1000 + step(tokens));
-    let curve = Curve::of(Series::Host, 1000 * MIB, &peaks, &setup).unwrap();
+    let curve = Curve::of(MemoryKind::Host, 1000 * MIB, &peaks, &setup).unwrap();
     assert!((curve.price().bytes_per_token - 1000.0).abs() < 1e-6, "{:?}", curve.price());
     let found = curve.step().unwrap();
     assert!(found.abs_diff(200 * MIB) < MIB, "{found}");

@@ -6,7 +6,7 @@ use crate::experiment::{
 };
 use crate::growth::stats::{exact, median};
 use crate::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slope};
-use crate::sample::{Sample, Series, Work};
+use crate::sample::{MemoryKind, Sample, Work};
 use crate::units::scale;
 
 /// Whether a leg goes on.
@@ -57,7 +57,7 @@ impl Judge {
     /// Takes a reading in. `allowed`: bytes of host memory that the server is told to keep and nobody measures. `graphs`:
     /// captured graphs that it has, by its memory report; `None` where that is not known, or where they are limited.
     pub fn observe(&mut self, sample: Sample, allowed: u64, graphs: Option<u64>) -> Next {
-        self.monitor.allow(Series::Host, allowed);
+        self.monitor.allow(MemoryKind::Host, allowed);
         self.monitor.observe(&sample);
         self.readings.push(Reading { sample, allowed, graphs });
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
@@ -87,21 +87,21 @@ impl Judge {
     }
 
     /// The least rise that counts, in bytes.
-    fn effect(&self, levels: &[Level], series: Series) -> u64 {
+    fn effect(&self, levels: &[Level], series: MemoryKind) -> u64 {
         match series {
-            Series::Host => {
+            MemoryKind::Host => {
                 let first = levels.first().map_or(0, |level| level.bytes);
                 self.policy.host_effect.0.max(scale(first, self.policy.host_effect_share))
             }
-            Series::Vram(_) => self.policy.vram_effect.0,
+            MemoryKind::Vram(_) => self.policy.vram_effect.0,
         }
     }
 
     /// Growth in bytes per request that counts as none.
-    fn still(&self, series: Series) -> u64 {
+    fn still(&self, series: MemoryKind) -> u64 {
         match series {
-            Series::Host => self.numbers.still_host.0,
-            Series::Vram(_) => self.numbers.still_vram.0,
+            MemoryKind::Host => self.numbers.still_host.0,
+            MemoryKind::Vram(_) => self.numbers.still_vram.0,
         }
     }
 
@@ -168,7 +168,7 @@ impl Judge {
 
     /// What the memory report says of graphs beside a verdict: where bytes alone leave it in doubt, graphs that become more with
     /// every request and take the memory with them leave none.
-    fn testified(&self, series: Series, verdict: Verdict) -> (Verdict, Option<Follows>) {
+    fn testified(&self, series: MemoryKind, verdict: Verdict) -> (Verdict, Option<Follows>) {
         let trace = |reading: &Reading| {
             let sample = &reading.sample;
             // Pools that the report measures are no part of what graphs hold.
@@ -179,7 +179,7 @@ impl Judge {
         let traces: Option<Vec<Trace>> = self.readings.iter().map(trace).collect();
         let Some(found) = traces.as_deref().and_then(Attribution::of) else { return (verdict, None) };
         let verdict = found.testifies(verdict);
-        (verdict, found.along.filter(|_| verdict >= Verdict::Suspected))
+        (verdict, found.along.filter(|_| verdict.grows()))
     }
 
     /// The detector looks at what is not in measured pools; here, growth into them counts as growth within bounds.
@@ -196,7 +196,7 @@ impl Judge {
     fn settles(
         &self,
         levels: &[Level],
-        series: Series,
+        series: MemoryKind,
         verdict: Verdict,
         whole: Option<Interval>,
     ) -> Settles {
@@ -208,7 +208,7 @@ impl Judge {
         let end = &levels[levels.len() - third..];
         let rises = slope(end, &self.policy)
             .is_some_and(|slope| slope.low > 0.0 && slope.value > exact(self.still(series)));
-        if rises || verdict >= Verdict::Suspected {
+        if rises || verdict.grows() {
             let unbounded = matches!(verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
             return if unbounded { Settles::No } else { Settles::Unknown };
         }
@@ -225,7 +225,7 @@ impl Judge {
 
     /// The least slope that the detector can call a leak after as many readings, in bytes per request: a window of floors
     /// has to rise by the least rise that counts, twice in a row, and all of them together by somewhat more.
-    fn sees(&self, levels: &[Level], series: Series) -> f64 {
+    fn sees(&self, levels: &[Level], series: MemoryKind) -> f64 {
         let policy = &self.policy;
         let effect = exact(self.effect(levels, series));
         let judged = u64::try_from(levels.len()).unwrap_or(0).saturating_sub(policy.warmup_requests + 1);
@@ -244,7 +244,7 @@ impl Judge {
 }
 
 /// The readings of one memory, with or without what was in measured pools.
-pub(super) fn levels(series: Series, readings: &[Reading], with_pools: bool) -> Vec<Level> {
+pub(super) fn levels(series: MemoryKind, readings: &[Reading], with_pools: bool) -> Vec<Level> {
     let level = |reading: &Reading| {
         let sample = &reading.sample;
         let pool = if with_pools { 0 } else { sample.pooled(series).unwrap_or(0) };
@@ -255,7 +255,7 @@ pub(super) fn levels(series: Series, readings: &[Reading], with_pools: bool) -> 
 }
 
 /// What was in measured pools of one memory.
-fn pools(series: Series, readings: &[Reading]) -> Vec<Level> {
+fn pools(series: MemoryKind, readings: &[Reading]) -> Vec<Level> {
     let level = |reading: &Reading| {
         let sample = &reading.sample;
         Some(Level { at: sample.at, work: sample.work, bytes: sample.pooled(series)? })

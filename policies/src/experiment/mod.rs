@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::growth::{Blame, Interval, Verdict};
-use crate::sample::{Sample, Series, Work};
+use crate::sample::{MemoryKind, Sample, Work};
 
 mod across;
 mod attribution;
@@ -77,7 +77,7 @@ pub enum Settles {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeriesFinding {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// What the detector says.
     pub verdict: Verdict,
     /// Bytes per request, after the start of the leg, with the ends of a 95 % interval; `None` with too few readings.
@@ -113,7 +113,7 @@ const MOST_SEEN: f64 = 1e15;
 impl SeriesFinding {
     /// Whether there were too few readings to say anything.
     pub fn is_too_short(&self) -> bool {
-        self.verdict == Verdict::Warming || self.sees > MOST_SEEN
+        !self.verdict.is_known() || self.sees > MOST_SEEN
     }
 }
 
@@ -186,13 +186,13 @@ impl Finding {
     }
 
     /// What one memory did.
-    pub fn of(&self, series: Series) -> Option<&SeriesFinding> {
+    pub fn of(&self, series: MemoryKind) -> Option<&SeriesFinding> {
         self.series.iter().find(|found| found.series == series)
     }
 
     /// Whether host memory grew within what the server is told to keep, and nobody measured whether it was that which grew.
     pub fn is_ambiguous(&self) -> bool {
-        let host = self.of(Series::Host);
+        let host = self.of(MemoryKind::Host);
         host.is_some_and(|host| {
             host.verdict == Verdict::Bounded
                 && host.pooled_per_request.is_none()

@@ -18,7 +18,7 @@ use super::bisect::Arm;
 use super::crash::{CrashPolicy, Run, doubt, judge};
 use super::sequential::Does;
 use crate::growth::Verdict;
-use crate::sample::Series;
+use crate::sample::MemoryKind;
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +58,7 @@ pub enum Seen {
         /// Tokens per second.
         speed: Option<f64>,
         /// What its memories did.
-        memory: Vec<(Series, Verdict)>,
+        memory: Vec<(MemoryKind, Verdict)>,
     },
     /// It tells nothing: it did not start, or was ended by somebody else. Why.
     Nothing(String),
@@ -78,7 +78,7 @@ pub struct Trial {
     /// Tokens per second, the median of its processes.
     pub tokens_per_second: Option<f64>,
     /// What the memories of its last survivor did.
-    pub memory: Vec<(Series, Verdict)>,
+    pub memory: Vec<(MemoryKind, Verdict)>,
     #[serde(skip)]
     speeds: Vec<f64>,
     #[serde(skip)]

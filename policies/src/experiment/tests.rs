@@ -41,7 +41,7 @@ fn leg(
             edge: Edge::Idle,
             host: Some(HostMemory { anon, ..HostMemory::default() }),
             vram: vec![Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process }],
-            pools: pool.iter().map(|pool| (Series::Host, pool(work))).collect(),
+            pools: pool.iter().map(|pool| (MemoryKind::Host, pool(work))).collect(),
             in_flight: 0,
             work,
             largest_prompt: 0,
@@ -58,7 +58,7 @@ fn limit() -> u64 {
     defaults().diagnose.requests
 }
 
-const VRAM: Series = Series::Vram(GpuIndex(0));
+const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
 #[test]
 fn a_leak_is_found_measured_and_ends_the_leg_early() {
@@ -66,7 +66,7 @@ fn a_leak_is_found_measured_and_ends_the_leg_early() {
         leg(Workload::SameImage, limit(), |w| w.images * 4630 * 1024, |w| w.images * 940 * 1024, None).0;
     assert_eq!(found.ended, Ended::Early);
     assert!(found.leaks() && found.steps < limit(), "{found:?}");
-    for (series, rate) in [(Series::Host, 4630.0 * 1024.0), (VRAM, 940.0 * 1024.0)] {
+    for (series, rate) in [(MemoryKind::Host, 4630.0 * 1024.0), (VRAM, 940.0 * 1024.0)] {
         let series = found.of(series).unwrap();
         assert_eq!((series.verdict, series.settles), (Verdict::Leaking, Settles::No));
         let slope = series.per_request.unwrap();
@@ -86,7 +86,7 @@ fn what_does_not_grow_is_steady_and_ends_the_leg_early() {
 fn the_growth_of_the_start_is_no_leak_and_is_told() {
     let start = |work: Work| 90 * MIB * work.requests.min(12) / 12;
     let found = leg(Workload::ShortText, limit(), start, |_| 0, None).0;
-    let host = found.of(Series::Host).unwrap();
+    let host = found.of(MemoryKind::Host).unwrap();
     assert_eq!(host.verdict, Verdict::Steady, "{host:?}");
     assert!(matches!(host.settles, Settles::Yes { at_request: 10..=14 }), "{host:?}");
 }
@@ -95,7 +95,7 @@ fn the_growth_of_the_start_is_no_leak_and_is_told() {
 fn what_still_moves_in_the_last_third_is_not_said_to_have_stopped() {
     let breathes = |work: Work| if work.requests.is_multiple_of(12) { 0 } else { 100 * MIB };
     let (finding, _) = leg(Workload::ShortText, limit(), breathes, |_| 0, None);
-    let host = finding.of(Series::Host).unwrap();
+    let host = finding.of(MemoryKind::Host).unwrap();
     assert_eq!((host.verdict, host.settles), (Verdict::Steady, Settles::Unknown), "{host:?}");
 }
 
@@ -104,7 +104,7 @@ fn a_measured_cache_is_bounded_and_settles_when_it_is_full() {
     let run = |cap: u64| {
         let cache = move |work: Work| (23 * MIB * work.requests).min(cap);
         let found = leg(Workload::DistinctPrompts, limit(), cache, |_| 0, Some(&cache)).0;
-        found.of(Series::Host).unwrap().clone()
+        found.of(MemoryKind::Host).unwrap().clone()
     };
     let full = run(700 * MIB);
     assert_eq!(full.verdict, Verdict::Bounded, "{full:?}");
@@ -117,7 +117,7 @@ fn a_measured_cache_is_bounded_and_settles_when_it_is_full() {
 #[test]
 fn slower_growth_than_a_leg_of_this_length_can_judge_is_shown_as_such() {
     let found = leg(Workload::ShortText, 100, |w| w.requests * 300 * 1024, |_| 0, None).0;
-    let host = found.of(Series::Host).unwrap();
+    let host = found.of(MemoryKind::Host).unwrap();
     assert_eq!(host.settles, Settles::No, "{host:?}");
     assert!(host.verdict < Verdict::Leaking);
     assert!(host.sees > host.per_request.unwrap().value);
@@ -131,12 +131,12 @@ fn what_a_leg_can_see_it_does_see() {
         let sees =
             leg(Workload::ShortText, steps, |w| w.requests * 200 * 1024, |w| w.requests * 50 * 1024, None);
         assert!(blind.steps <= sees.0.steps);
-        for series in [Series::Host, VRAM] {
+        for series in [MemoryKind::Host, VRAM] {
             let rate = sees.0.of(series).unwrap().sees * 1.15;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive rate")]
             let rate = rate as u64;
             let of = |wanted| move |work: Work| if wanted == series { work.requests * rate } else { 0 };
-            let found = leg(Workload::ShortText, steps, of(Series::Host), of(VRAM), None).0;
+            let found = leg(Workload::ShortText, steps, of(MemoryKind::Host), of(VRAM), None).0;
             assert_eq!(found.of(series).unwrap().verdict, Verdict::Leaking, "{steps} {series}: {found:?}");
         }
     }
@@ -156,7 +156,7 @@ fn legs_of_different_work_tell_together_who_pays() {
         let run: Vec<Vec<Reading>> =
             legs.iter().map(|workload| leg(*workload, limit(), leak, |_| 0, None).1).collect();
         let legs: Vec<&[Reading]> = run.iter().map(Vec::as_slice).collect();
-        let blame = blame_across(Series::Host, &legs, &defaults().growth);
+        let blame = blame_across(MemoryKind::Host, &legs, &defaults().growth);
         assert!(matches!(&blame, Blame::Pays { unit: found, .. } if *found == unit), "{unit:?}: {blame:?}");
     }
 }
@@ -208,7 +208,7 @@ fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> Finding {
                 bytes: 3146 * MIB + step * (967 << 10) / (2 * MIB) * (2 * MIB),
                 source: VramSource::Process,
             }],
-            pools: vec![(Series::Vram(GpuIndex(0)), 70 * MIB)],
+            pools: vec![(MemoryKind::Vram(GpuIndex(0)), 70 * MIB)],
             in_flight: 0,
             work,
             largest_prompt: 0,
@@ -232,7 +232,7 @@ fn graphs_that_a_memory_report_counts_settle_what_bytes_leave_in_doubt() {
     // Three of the model itself, and one more with each request.
     let found = sixty_images(|step| Some(3 + step));
     assert_eq!(verdicts(&found), [Verdict::Leaking; 2]);
-    let follows = found.of(Series::Vram(GpuIndex(0))).and_then(|found| found.graphs).unwrap();
+    let follows = found.of(MemoryKind::Vram(GpuIndex(0))).and_then(|found| found.graphs).unwrap();
     assert!((follows.per_request - 1.0).abs() < 0.01 && follows.correlation > 0.99, "{follows:?}");
     assert!((follows.bytes_each / 1024.0 - 967.0).abs() < 100.0, "{follows:?}");
     // A report that began in the middle of the leg says nothing.

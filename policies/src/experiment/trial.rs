@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::sequential::{CurePolicy, Does, Judgement, judge, partly};
 use super::{Finding, Workload};
 use crate::growth::{Interval, Verdict};
-use crate::sample::Series;
+use crate::sample::MemoryKind;
 
 /// One memory under one kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,7 +13,7 @@ pub struct Track {
     /// The work.
     pub workload: Workload,
     /// The memory.
-    pub series: Series,
+    pub series: MemoryKind,
 }
 
 /// What a process is started with: these switches, by their indices; none is the baseline.
@@ -164,8 +164,7 @@ impl Trial {
                 legs.iter().filter_map(|leg| leg.of_track(*track).map(|(rate, _)| rate)).collect()
             };
             let mut found = judge(policy, &rates(&baseline[kept..]), &rates(&self.legs));
-            let leaks =
-                |leg: &Leg| leg.of_track(*track).is_some_and(|(_, verdict)| verdict == Verdict::Leaking);
+            let leaks = |leg: &Leg| leg.of_track(*track).is_some_and(|(_, verdict)| verdict.leaks());
             if self.legs.iter().any(leaks) {
                 let share = found.share.filter(|_| self.legs.len() > 1);
                 found.does = match (found.does, share) {

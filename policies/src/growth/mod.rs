@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sample::Series;
+use crate::sample::MemoryKind;
 
 mod blame;
 mod floors;
@@ -55,6 +55,21 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Whether anything can be said yet.
+    pub const fn is_known(self) -> bool {
+        !matches!(self, Self::Warming)
+    }
+
+    /// Whether it grows, or may be growing, without bound.
+    pub const fn grows(self) -> bool {
+        matches!(self, Self::Suspected | Self::Leaking)
+    }
+
+    /// Whether it grows without a sign of an end.
+    pub const fn leaks(self) -> bool {
+        matches!(self, Self::Leaking)
+    }
+
     /// The name in status and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -155,7 +170,7 @@ pub struct Fill {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// What it says.
     pub verdict: Verdict,
     /// Since which request of the generation the verdict holds.
@@ -174,7 +189,7 @@ pub struct Growth {
 
 impl Growth {
     /// A series of which nothing is known yet.
-    pub fn of(series: Series) -> Self {
+    pub fn of(series: MemoryKind) -> Self {
         Self {
             series,
             verdict: Verdict::Warming,
@@ -190,7 +205,7 @@ impl Growth {
 
 /// A change of verdict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Turn {
+pub struct VerdictChange {
     /// When, since the spawn.
     pub at: Duration,
     /// At which request.
@@ -219,7 +234,7 @@ pub type GrowthPolicy = crate::defaults::Growth;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prior {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// It leaked this many bytes per request.
     pub slope: Interval,
     /// And this unit of work paid.

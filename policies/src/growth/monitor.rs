@@ -4,15 +4,15 @@
 
 use crate::growth::forecast::{Rate, forecast};
 use crate::growth::series::Watch;
-use crate::growth::{Forecast, Growth, GrowthPolicy, Prior, Turn, Verdict};
-use crate::sample::{Sample, Series};
+use crate::growth::{Forecast, Growth, GrowthPolicy, Prior, Verdict, VerdictChange};
+use crate::sample::{MemoryKind, Sample};
 
 /// Watches all series of one generation.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     policy: GrowthPolicy,
     priors: Vec<Prior>,
-    declared: Vec<(Series, u64)>,
+    declared: Vec<(MemoryKind, u64)>,
     watches: Vec<Watch>,
     growth: Vec<Growth>,
     rate: Rate,
@@ -42,7 +42,7 @@ impl Monitor {
     /// What the server is told to keep in a series, in bytes, beyond the slack of the policy. May be called again when
     /// more becomes known (a log line tells the size of a checkpoint); the last call counts. With 0, the default,
     /// nothing is declared: all growth counts, and there is no slack.
-    pub fn allow(&mut self, series: Series, bytes: u64) {
+    pub fn allow(&mut self, series: MemoryKind, bytes: u64) {
         self.declared.retain(|(of, _)| *of != series);
         self.declared.push((series, bytes));
         if let Some(index) = self.watches.iter().position(|watch| watch.growth().series == series) {
@@ -53,7 +53,7 @@ impl Monitor {
 
     /// Takes a reading in. Returns the changes of verdict that it causes. A reading that is older than the last one is
     /// passed over; counters that fall begin everything anew.
-    pub fn observe(&mut self, sample: &Sample) -> Vec<Turn> {
+    pub fn observe(&mut self, sample: &Sample) -> Vec<VerdictChange> {
         if let Some((at, requests)) = self.last {
             if sample.at < at {
                 return Vec::new();
@@ -65,19 +65,19 @@ impl Monitor {
         }
         self.last = Some((sample.at, sample.work.requests));
         self.rate.observe(sample.at, sample.work.requests, self.policy.rate_half_life);
-        let host = sample.host.map(|_| Series::Host);
-        let all: Vec<Series> =
-            host.into_iter().chain(sample.vram.iter().map(|vram| Series::Vram(vram.gpu))).collect();
+        let host = sample.host.map(|_| MemoryKind::Host);
+        let all: Vec<MemoryKind> =
+            host.into_iter().chain(sample.vram.iter().map(|vram| MemoryKind::Vram(vram.gpu))).collect();
         all.into_iter().filter_map(|series| self.observe_one(series, sample)).collect()
     }
 
-    fn observe_one(&mut self, series: Series, sample: &Sample) -> Option<Turn> {
+    fn observe_one(&mut self, series: MemoryKind, sample: &Sample) -> Option<VerdictChange> {
         let index = self.index(series);
         let watch = &mut self.watches[index];
         let before = watch.growth().verdict;
         let turned = watch.observe(sample);
         self.growth[index].clone_from(watch.growth());
-        turned.then(|| Turn {
+        turned.then(|| VerdictChange {
             at: sample.at,
             request: sample.work.requests,
             before,
@@ -85,7 +85,7 @@ impl Monitor {
         })
     }
 
-    fn index(&mut self, series: Series) -> usize {
+    fn index(&mut self, series: MemoryKind) -> usize {
         if let Some(index) = self.growth.iter().position(|growth| growth.series == series) {
             return index;
         }
@@ -114,7 +114,7 @@ impl Monitor {
     }
 
     /// What is left until a series reaches a limit, counted from its latest floor; `None` while it does not grow.
-    pub fn forecast(&self, series: Series, limit: u64) -> Option<Forecast> {
+    pub fn forecast(&self, series: MemoryKind, limit: u64) -> Option<Forecast> {
         let watch = self.watches.iter().find(|watch| watch.growth().series == series)?;
         let growth = watch.growth();
         let slope = growth.slope.filter(|_| growth.verdict >= Verdict::Bounded)?;

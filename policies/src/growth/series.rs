@@ -24,7 +24,7 @@ use crate::growth::floors::{Floors, Point};
 use crate::growth::shape::{Finding, Whole, examine, fell, whole};
 use crate::growth::stats::{self, exact};
 use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Prior, Unit, Verdict};
-use crate::sample::{Sample, Series};
+use crate::sample::{MemoryKind, Sample};
 
 /// The tests of one scale.
 #[derive(Clone, Debug, Default)]
@@ -59,7 +59,12 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(series: Series, declared: u64, prior: Option<Prior>, policy: &GrowthPolicy) -> Self {
+    pub(super) fn new(
+        series: MemoryKind,
+        declared: u64,
+        prior: Option<Prior>,
+        policy: &GrowthPolicy,
+    ) -> Self {
         Self {
             prior,
             floors: Floors::new(policy.scales, policy.kept),
@@ -183,8 +188,10 @@ impl Watch {
     /// The least rise that counts, in bytes.
     fn effect(&self, baseline: f64) -> f64 {
         match self.growth.series {
-            Series::Host => exact(self.policy.host_effect.0).max(self.policy.host_effect_share * baseline),
-            Series::Vram(_) => exact(self.policy.vram_effect.0),
+            MemoryKind::Host => {
+                exact(self.policy.host_effect.0).max(self.policy.host_effect_share * baseline)
+            }
+            MemoryKind::Vram(_) => exact(self.policy.vram_effect.0),
         }
     }
 
@@ -319,8 +326,8 @@ impl Watch {
     /// The steps in bytes in which this memory is taken.
     fn grain(&self) -> f64 {
         match self.growth.series {
-            Series::Host => 0.0,
-            Series::Vram(_) => exact(self.policy.vram_grain.0),
+            MemoryKind::Host => 0.0,
+            MemoryKind::Vram(_) => exact(self.policy.vram_grain.0),
         }
     }
 
@@ -428,7 +435,7 @@ impl Watch {
     /// Whether there is anything that growth can be within. Where pools of the host are measured, what is declared is the rest
     /// that nobody measures. A GPU's pools are measured whole, and nothing is declared for what comes beside them.
     fn limited(&self) -> bool {
-        self.declared > 0 || (self.pooled && self.growth.series == Series::Host)
+        self.declared > 0 || (self.pooled && self.growth.series == MemoryKind::Host)
     }
 
     fn fill(&mut self) {

@@ -22,7 +22,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::recycle::{Action, Reason};
-use crate::sample::{GpuIndex, Series};
+use crate::sample::{GpuIndex, MemoryKind};
 use crate::units::span;
 pub use offload::{Lost, Offload};
 use patience::Pace;
@@ -84,9 +84,9 @@ impl Symptom {
     }
 
     /// The GPU that it is about, if one is.
-    pub const fn series(&self) -> Option<Series> {
+    pub const fn series(&self) -> Option<MemoryKind> {
         match self {
-            Self::DeviceFault { gpu, .. } => Some(Series::Vram(*gpu)),
+            Self::DeviceFault { gpu, .. } => Some(MemoryKind::Vram(*gpu)),
             _ => None,
         }
     }

@@ -230,7 +230,7 @@ fn a_gpu_that_fell_off_the_bus_is_a_symptom_and_another_programs_fault_is_not() 
     health.xid(GpuIndex(1), 79);
     health.xid(GpuIndex(1), 79);
     assert_eq!(health.symptoms(), [Symptom::DeviceFault { gpu: GpuIndex(1), xid: 79 }]);
-    assert_eq!(health.symptoms()[0].series(), Some(Series::Vram(GpuIndex(1))));
+    assert_eq!(health.symptoms()[0].series(), Some(MemoryKind::Vram(GpuIndex(1))));
 }
 
 /// Ten answers a minute, each at this speed.

@@ -28,37 +28,7 @@ impl<'de> Deserialize<'de> for Fingerprint {
 }
 
 /// The numbers. Reasons: `defaults.toml`, section `[quarantine]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QuarantinePolicy {
-    /// A request that killed its server alone is refused for this long; zero: no request is suspected at all.
-    pub refuse_for: Duration,
-    /// A suspect that is not sent again for this long is forgotten.
-    pub suspect_for: Duration,
-    /// A suspect waits this long for those before it to end, and then runs beside them; twice as long after each further
-    /// death.
-    pub alone_wait: Duration,
-    /// A suspect that runs longer than this is joined by others; twice as long after a further death, and four times after
-    /// the next.
-    pub alone_for: Duration,
-    /// A request whose client has left is taken for one in flight for this long.
-    pub lingers_for: Duration,
-    /// Requests known at a time.
-    pub known: usize,
-}
-
-impl From<&crate::defaults::Quarantine> for QuarantinePolicy {
-    fn from(keys: &crate::defaults::Quarantine) -> Self {
-        let crate::defaults::Quarantine {
-            refuse_for,
-            suspect_for,
-            alone_wait,
-            alone_for,
-            lingers_for,
-            known,
-        } = *keys;
-        Self { refuse_for, suspect_for, alone_wait, alone_for, lingers_for, known }
-    }
-}
+pub type QuarantinePolicy = crate::defaults::Quarantine;
 
 /// What is to be done with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::restraint::Held;
-use crate::sample::Series;
+use crate::cooldown::Held;
+use crate::sample::MemoryKind;
 use crate::units::span;
 
 /// What to do about a backend, in rising urgency.
@@ -96,7 +96,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Whether a policy decided it, so that [`crate::restraint`] applies.
+    /// Whether a policy decided it, so that [`crate::cooldown`] applies.
     pub const fn is_policy(self) -> bool {
         !matches!(self, Self::Operator | Self::Configuration | Self::Unresponsive | Self::Degraded)
     }
@@ -154,7 +154,7 @@ pub enum WhyNot {
     NotConfirmed,
     /// Another replacement goes first: of the same model, or on the same GPU.
     InTurn,
-    /// The restraint holds it back.
+    /// The cooldown holds it back.
     Held {
         /// Why.
         by: Held,
@@ -206,7 +206,7 @@ pub struct Decision {
     pub due: bool,
     /// Which memory is the reason, if one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub series: Option<Series>,
+    pub series: Option<MemoryKind>,
     /// The limit that it passed or will reach, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,

@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use super::policy::RecyclePolicy;
 use crate::growth::{Forecast, Growth, Monitor};
 use crate::health::Symptom;
-use crate::moment::Load;
-use crate::sample::{Series, Work};
+use crate::replacement_cost::Load;
+use crate::sample::{MemoryKind, Work};
 use crate::share::Chosen;
 
 /// One memory of a generation, as it was read last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Bytes charged to the process group; `None` if not known, which switches the rules of this series off.
     pub charged: Option<u64>,
     /// Bytes at the reading before, some seconds ago; `None` if not known.
@@ -38,7 +38,7 @@ pub struct Reading {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeriesFacts {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Bytes charged to the process group; `None` if not known, which switches the rules of this series off.
     pub charged: Option<u64>,
     /// Whether it grew since the reading before; false if that is not known.
@@ -68,7 +68,7 @@ pub struct SeriesFacts {
 
 impl SeriesFacts {
     /// A series of which only a figure is known.
-    pub const fn of(series: Series, charged: Option<u64>) -> Self {
+    pub const fn of(series: MemoryKind, charged: Option<u64>) -> Self {
         Self {
             series,
             charged,
@@ -132,7 +132,7 @@ pub struct Facts {
     pub shared: Option<Chosen>,
     /// A prompt waits for a fresh process, because it would not fit into this memory of the present one
     /// ([`crate::admission`]).
-    pub admission: Option<Series>,
+    pub admission: Option<MemoryKind>,
     /// Time since it became ready.
     pub age: Duration,
     /// Work done.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The function sees one [`Facts`] and returns one [`Decision`]; it remembers nothing. Whether a decision may be
-//! carried out now is [`crate::restraint`]'s business.
+//! carried out now is [`crate::cooldown`]'s business.
 
 mod decision;
 mod facts;
@@ -23,10 +23,10 @@ pub use decision::{Action, Decision, Reason, WhyNot};
 pub use facts::{Facts, Reading, SeriesFacts};
 pub use policy::{Budget, GrowthMode, LevelsPolicy, RecyclePolicy};
 
-use crate::growth::{Forecast, Verdict};
+use crate::growth::Forecast;
 use crate::health::Symptom;
-use crate::moment;
-use crate::sample::Series;
+use crate::replacement_cost;
+use crate::sample::MemoryKind;
 use crate::share::Level;
 use crate::units;
 
@@ -35,7 +35,7 @@ use crate::units;
 struct Wish {
     action: Action,
     reason: Reason,
-    series: Option<Series>,
+    series: Option<MemoryKind>,
     limit: Option<u64>,
     observing: bool,
     /// The machine or the device itself is short.
@@ -47,13 +47,13 @@ pub fn decide(policy: &RecyclePolicy, facts: &Facts) -> Decision {
     decide_unless(policy, facts, |_, _| false)
 }
 
-/// Judges one generation where some reasons are barred for good ([`crate::restraint::Restraint::bars`]): a barred one
+/// Judges one generation where some reasons are barred for good ([`crate::cooldown::Cooldown::bars`]): a barred one
 /// does not stand before one that is not, however urgent. If nothing else is wanted it is returned all the same, for the
-/// restraint to hold it back and say why.
+/// cooldown to hold it back and say why.
 pub fn decide_unless(
     policy: &RecyclePolicy,
     facts: &Facts,
-    barred: impl Fn(Reason, Option<Series>) -> bool,
+    barred: impl Fn(Reason, Option<MemoryKind>) -> bool,
 ) -> Decision {
     let wishes = wishes(policy, facts);
     let of = |observing: bool, all: bool| {
@@ -90,28 +90,26 @@ fn when_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Deci
     {
         return decision.but(WhyNot::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
     }
-    let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.quiet_for);
+    let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.common.quiet_for);
     // Closed hours are no waiting for quiet: else everything that waits for a window would be due when it opens.
     let opened = facts.minute.and_then(|minute| policy.only.open_for(minute)).unwrap_or(Duration::MAX);
     let waited = facts.wanted_for.unwrap_or_default().min(opened);
     let last = facts.minute.is_some_and(|minute| policy.only.closes(minute));
     if quiet
         || last
-        || waited >= policy.quiet_within
-        || moment::weigh(&policy.moment, &facts.load, end(facts)).now
+        || waited >= policy.common.quiet_within
+        || replacement_cost::weigh(&policy.replacement_cost, &facts.load, end(facts)).now
     {
         return decision;
     }
-    let left = policy.quiet_within.saturating_sub(waited);
+    let left = policy.common.quiet_within.saturating_sub(waited);
     let seconds_left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
     decision.but(WhyNot::NotQuiet { seconds_left })
 }
 
 /// The soonest end of a memory that leaks.
 fn end(facts: &Facts) -> Option<&Forecast> {
-    let leaking = |series: &&SeriesFacts| {
-        series.growth.as_ref().is_some_and(|growth| growth.verdict == Verdict::Leaking)
-    };
+    let leaking = |series: &&SeriesFacts| series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     let ends = facts
         .series
         .iter()
@@ -137,7 +135,7 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
             Level::Soft => Action::RecycleWhenQuiet,
             Level::Hard => Action::DrainNow,
         },
-        reason: if chosen.series == Series::Host { Reason::SharedHost } else { Reason::SharedVram },
+        reason: if chosen.series == MemoryKind::Host { Reason::SharedHost } else { Reason::SharedVram },
         series: Some(chosen.series),
         limit: Some(chosen.limit),
         observing: false,
@@ -148,7 +146,7 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
         let (action, reason) = (weight(symptom, facts.urgent_for), symptom.reason());
         let wish =
             Wish { action, reason, series: symptom.series(), limit: None, observing: false, threat: false };
-        match policy.growth {
+        match policy.common.growth {
             GrowthMode::Off if slow => None,
             GrowthMode::Observe if slow => Some(Wish { observing: true, ..wish }),
             _ => Some(wish),
@@ -173,11 +171,13 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
         observing: false,
         threat: false,
     };
-    if policy.max_requests.is_some_and(|max| facts.work.requests >= jittered(max, policy.jitter, facts.unit))
+    if policy
+        .max_requests
+        .is_some_and(|max| facts.work.requests >= jittered(max, policy.common.jitter, facts.unit))
     {
         wishes.push(plain(Reason::MaxRequests));
     }
-    if policy.max_age.is_some_and(|max| facts.age >= jittered_time(max, policy.jitter, facts.unit)) {
+    if policy.max_age.is_some_and(|max| facts.age >= jittered_time(max, policy.common.jitter, facts.unit)) {
         wishes.push(plain(Reason::MaxAge));
     }
     wishes
@@ -202,7 +202,7 @@ fn exhausted(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> {
     let (free, gain) = (facts.free?, facts.gain()?);
     let limit = policy.end(facts);
     // Free VRAM is constant on a device that is full by design; only a process that still takes more is in danger.
-    let still = facts.series == Series::Host || facts.rising;
+    let still = facts.series == MemoryKind::Host || facts.rising;
     (free < limit && still && gain >= limit && !facts.estimated).then_some(Wish {
         action: Action::KillNow,
         reason: Reason::MemoryExhausted,
@@ -217,8 +217,8 @@ fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<D
     let charged = facts.charged?;
     let budget = policy.budget(facts);
     let (soft, hard) = match facts.series {
-        Series::Host => (Reason::HostSoft, Reason::HostHard),
-        Series::Vram(_) => (Reason::VramSoft, Reason::VramHard),
+        MemoryKind::Host => (Reason::HostSoft, Reason::HostHard),
+        MemoryKind::Vram(_) => (Reason::VramSoft, Reason::VramHard),
     };
     let wish = |action, reason, limit| {
         let series = Some(facts.series);
@@ -241,8 +241,8 @@ fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<D
 
 /// Memory that grows without bound, and how long that may go on.
 fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Option<Wish> {
-    let leaks = series.growth.as_ref().is_some_and(|growth| growth.verdict == Verdict::Leaking);
-    if policy.growth == GrowthMode::Off || !leaks {
+    let leaks = series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
+    if policy.common.growth == GrowthMode::Off || !leaks {
         return None;
     }
     let quiet = quiet_horizon(policy, facts);
@@ -254,7 +254,7 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
             .min_by(|a, b| a.1.total_cmp(&b.1))
             .map(|(limit, _)| limit)
     };
-    let hard = soonest(&[series.to_hard, series.to_end], policy.growth_drain);
+    let hard = soonest(&[series.to_hard, series.to_end], policy.common.growth_drain);
     let soft = soonest(&[series.to_soft, series.to_hard, series.to_end], quiet);
     let (action, limit) = match (hard, soft) {
         (Some(limit), _) => (Action::DrainNow, limit),
@@ -266,19 +266,17 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
         reason: Reason::Growth,
         series: Some(series.series),
         limit: Some(limit),
-        observing: policy.growth == GrowthMode::Observe,
+        observing: policy.common.growth == GrowthMode::Observe,
         threat: false,
     })
 }
 
 /// A leak that will be acted on, but not now: the first limit that it reaches, and when that is near enough.
 fn not_yet(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
-    if policy.growth != GrowthMode::Recycle {
+    if policy.common.growth != GrowthMode::Recycle {
         return None;
     }
-    let leaks = |series: &&SeriesFacts| {
-        series.growth.as_ref().is_some_and(|growth| growth.verdict == Verdict::Leaking)
-    };
+    let leaks = |series: &&SeriesFacts| series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     let ends = facts.series.iter().filter(leaks).flat_map(|series| {
         let all = [series.to_soft, series.to_hard, series.to_end].into_iter().flatten();
         all.filter_map(|forecast| Some((series.series, forecast.limit, forecast.seconds?.value)))
@@ -305,13 +303,13 @@ fn not_yet(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
 fn quiet_horizon(policy: &RecyclePolicy, facts: &Facts) -> Duration {
     if !policy.only.is_always() {
         let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.next_after_this(minute));
-        return policy.growth_quiet.max(next);
+        return policy.common.growth_quiet.max(next);
     }
-    let least = policy.growth_drain.saturating_mul(2).min(policy.growth_quiet);
+    let least = policy.common.growth_drain.saturating_mul(2).min(policy.common.growth_quiet);
     policy
-        .moment
+        .replacement_cost
         .ahead(&facts.load)
-        .map_or(policy.growth_quiet, |ahead| ahead.clamp(least, policy.growth_quiet))
+        .map_or(policy.common.growth_quiet, |ahead| ahead.clamp(least, policy.common.growth_quiet))
 }
 
 /// Between `1 - jitter` and `1`: jitter only ever brings a limit forward, so that the configured one is never passed.

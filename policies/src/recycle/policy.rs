@@ -16,9 +16,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::facts::SeriesFacts;
-use crate::defaults::{Levels, Recycle};
-use crate::moment::MomentPolicy;
-use crate::sample::Series;
+use crate::defaults::Recycle;
+use crate::replacement_cost::ReplacementCostPolicy;
+use crate::sample::MemoryKind;
 use crate::schedule::Windows;
 use crate::units::{ByteSize, MemoryLimit, scale};
 
@@ -60,87 +60,23 @@ pub struct RecyclePolicy {
     pub vram_soft: Option<MemoryLimit>,
     /// VRAM, on each GPU, above which it is drained now.
     pub vram_hard: Option<MemoryLimit>,
-    /// What is done about growth, and about slow decoding.
-    pub growth: GrowthMode,
-    /// Growth that reaches a budget within this time calls for a recycle when quiet.
-    pub growth_quiet: Duration,
-    /// Growth that reaches a hard limit within this time calls for a drain now.
-    pub growth_drain: Duration,
     /// Requests after which it is replaced when quiet.
     pub max_requests: Option<u64>,
     /// Age after which it is replaced when quiet.
     pub max_age: Option<Duration>,
-    /// Share by which `max_requests` and `max_age` vary from generation to generation, 0 to 1: replicas started
-    /// together must not be replaced together.
-    pub jitter: f64,
-    /// Quiet means: no request in flight for this long.
-    pub quiet_for: Duration,
-    /// A replacement that waits for quiet waits no longer than this.
-    pub quiet_within: Duration,
     /// Times of the day for replacements that can wait.
     pub only: Windows,
+    /// The numbers and modes that have defaults. Replicas that were started together must not be replaced together, so
+    /// `max_requests` and `max_age` vary by `jitter` from generation to generation.
+    pub common: Recycle,
     /// What `auto` means, and when a backend is ended.
     pub levels: LevelsPolicy,
     /// The cheapest moment.
-    pub moment: MomentPolicy,
+    pub replacement_cost: ReplacementCostPolicy,
 }
 
 /// The numbers behind `auto` and the last defence. Reasons: `defaults.toml`, section `[levels]`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LevelsPolicy {
-    /// See [`Levels::host_soft`]; the others likewise.
-    pub host_soft: f64,
-    /// Bytes above the baseline.
-    pub host_room: u64,
-    /// Share of the total, 0 to 1.
-    pub host_soft_most: f64,
-    /// Factor on the soft budget.
-    pub host_hard: f64,
-    /// Share of the total, 0 to 1.
-    pub host_hard_most: f64,
-    /// Share of what the device can give, 0 to 1.
-    pub vram_soft: f64,
-    /// Share of what the device can give, 0 to 1.
-    pub vram_hard: f64,
-    /// Share of what is left above the baseline, 0 to 1.
-    pub vram_soft_left: f64,
-    /// Share of what is left above the baseline, 0 to 1.
-    pub vram_hard_left: f64,
-    /// Factor on the hard budget.
-    pub kill_over: f64,
-    /// How long a drain was wanted before that kills.
-    pub kill_after: Duration,
-    /// Factor on the level at which memory is at its end.
-    pub short: f64,
-    /// Share of the total, 0 to 1.
-    pub kill_host_share: f64,
-    /// Bytes.
-    pub kill_host: u64,
-    /// Bytes.
-    pub kill_vram: u64,
-}
-
-impl From<&Levels> for LevelsPolicy {
-    fn from(levels: &Levels) -> Self {
-        Self {
-            host_soft: levels.host_soft,
-            host_room: levels.host_room.0,
-            host_soft_most: levels.host_soft_most,
-            host_hard: levels.host_hard,
-            host_hard_most: levels.host_hard_most,
-            vram_soft: levels.vram_soft,
-            vram_hard: levels.vram_hard,
-            vram_soft_left: levels.vram_soft_left,
-            vram_hard_left: levels.vram_hard_left,
-            kill_over: levels.kill_over,
-            kill_after: levels.kill_after,
-            short: levels.short,
-            kill_host_share: levels.kill_host_share,
-            kill_host: levels.kill_host.0,
-            kill_vram: levels.kill_vram.0,
-        }
-    }
-}
+pub type LevelsPolicy = crate::defaults::Levels;
 
 /// A budget in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,17 +97,12 @@ impl RecyclePolicy {
             host_hard: None,
             vram_soft: None,
             vram_hard: None,
-            growth: common.growth,
-            growth_quiet: common.growth_quiet,
-            growth_drain: common.growth_drain,
             max_requests: None,
             max_age: None,
-            jitter: common.jitter,
-            quiet_for: common.quiet_for,
-            quiet_within: common.quiet_within,
             only: Windows::ALWAYS,
-            levels: LevelsPolicy::from(&defaults.levels),
-            moment: MomentPolicy::from(&defaults.moment),
+            common: *common,
+            levels: defaults.levels,
+            replacement_cost: defaults.moment,
         }
     }
 
@@ -179,11 +110,11 @@ impl RecyclePolicy {
     pub fn end(&self, facts: &SeriesFacts) -> u64 {
         let levels = &self.levels;
         match facts.series {
-            Series::Host => {
+            MemoryKind::Host => {
                 let share = facts.total.map_or(u64::MAX, |total| scale(total, levels.kill_host_share));
-                levels.kill_host.min(share)
+                levels.kill_host.0.min(share)
             }
-            Series::Vram(_) => levels.kill_vram,
+            MemoryKind::Vram(_) => levels.kill_vram.0,
         }
     }
 
@@ -205,8 +136,8 @@ impl RecyclePolicy {
     /// the soft budget is not below it.
     pub fn budget(&self, facts: &SeriesFacts) -> Budget {
         let (soft, hard) = match facts.series {
-            Series::Host => (self.host_soft, self.host_hard),
-            Series::Vram(_) => (self.vram_soft, self.vram_hard),
+            MemoryKind::Host => (self.host_soft, self.host_hard),
+            MemoryKind::Vram(_) => (self.vram_soft, self.vram_hard),
         };
         let auto = self.auto(facts);
         let resolve = |limit: Option<MemoryLimit>, auto: Option<u64>| match limit? {
@@ -217,7 +148,7 @@ impl RecyclePolicy {
         let soft = resolve(soft, auto.soft);
         // An automatic hard budget belongs to the soft one that is in force, not to the automatic one beside it.
         let auto_hard = match (facts.series, soft) {
-            (Series::Host, Some(soft)) => Some(self.host_hard_above(soft, facts.total)),
+            (MemoryKind::Host, Some(soft)) => Some(self.host_hard_above(soft, facts.total)),
             _ => auto.hard,
         };
         let hard = resolve(hard, auto_hard);
@@ -230,16 +161,16 @@ impl RecyclePolicy {
             return Budget::default();
         };
         match facts.series {
-            Series::Host => {
+            MemoryKind::Host => {
                 let settled = baseline.max(facts.worst.unwrap_or(0));
                 let explained = settled.saturating_add(facts.allowance);
                 let wanted =
-                    scale(explained, levels.host_soft).max(baseline.saturating_add(levels.host_room));
+                    scale(explained, levels.host_soft).max(baseline.saturating_add(levels.host_room.0));
                 let most = facts.total.map_or(u64::MAX, |total| scale(total, levels.host_soft_most));
                 let soft = wanted.min(most);
                 Budget { soft: Some(soft), hard: Some(self.host_hard_above(soft, facts.total)) }
             }
-            Series::Vram(_) => {
+            MemoryKind::Vram(_) => {
                 let held = facts.charged.zip(facts.free).map(|(charged, free)| charged.saturating_add(free));
                 let Some(can) = held.or(facts.total) else { return Budget::default() };
                 let left = can.saturating_sub(baseline);

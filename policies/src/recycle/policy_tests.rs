@@ -2,6 +2,7 @@
 
 use super::tests::{GIB, MIB, VRAM, growth, mib, policy};
 use super::*;
+use crate::growth::Verdict;
 use crate::units::MemoryLimit;
 
 #[test]
@@ -14,10 +15,10 @@ fn automatic_budgets_leave_room_for_what_is_told_and_need_a_settled_backend() {
         ..policy()
     };
     let host = |baseline: u64, allowance, total| SeriesFacts {
-        growth: Some(growth(Series::Host, Verdict::Steady, baseline)),
+        growth: Some(growth(MemoryKind::Host, Verdict::Steady, baseline)),
         allowance,
         total: Some(total),
-        ..SeriesFacts::of(Series::Host, Some(baseline))
+        ..SeriesFacts::of(MemoryKind::Host, Some(baseline))
     };
     let budget = |soft, hard| Budget { soft: Some(soft), hard: Some(hard) };
     assert_eq!(policy.budget(&host(4 * GIB, 8 * GIB, 64 * GIB)), budget(15 * GIB, 18_522_046_464));
@@ -56,9 +57,13 @@ fn what_the_largest_prompts_were_seen_to_take_is_no_growth_to_automatic_budgets(
         worst,
         ..SeriesFacts::of(series, Some(4 * GIB))
     };
-    assert_eq!(policy.budget(&facts(Series::Host, None)).soft, Some(5 * GIB));
-    assert_eq!(policy.budget(&facts(Series::Host, Some(8 * GIB))).soft, Some(10 * GIB));
-    assert_eq!(policy.budget(&facts(Series::Host, Some(GIB))).soft, Some(5 * GIB), "less than it settles at");
+    assert_eq!(policy.budget(&facts(MemoryKind::Host, None)).soft, Some(5 * GIB));
+    assert_eq!(policy.budget(&facts(MemoryKind::Host, Some(8 * GIB))).soft, Some(10 * GIB));
+    assert_eq!(
+        policy.budget(&facts(MemoryKind::Host, Some(GIB))).soft,
+        Some(5 * GIB),
+        "less than it settles at"
+    );
     let (plain, near) = (policy.budget(&facts(VRAM, None)), policy.budget(&facts(VRAM, Some(10 * GIB))));
     assert_eq!(plain.hard, near.hard);
     assert_eq!(near.soft, near.hard, "the largest prompts reach the hard budget");
@@ -69,6 +74,6 @@ fn what_the_largest_prompts_were_seen_to_take_is_no_growth_to_automatic_budgets(
 #[test]
 fn an_automatic_hard_budget_follows_the_soft_one_that_is_set() {
     let policy = RecyclePolicy { host_soft: mib(1000), host_hard: Some(MemoryLimit::Auto), ..policy() };
-    let host = SeriesFacts { total: Some(64 * GIB), ..SeriesFacts::of(Series::Host, Some(MIB)) };
+    let host = SeriesFacts { total: Some(64 * GIB), ..SeriesFacts::of(MemoryKind::Host, Some(MIB)) };
     assert_eq!(policy.budget(&host).hard, Some(1150 * MIB));
 }

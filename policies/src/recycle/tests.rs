@@ -5,9 +5,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::growth::{Growth, Interval};
+use crate::cooldown::Held;
+use crate::defaults::Recycle;
+use crate::growth::{Growth, Interval, Verdict};
 use crate::health::{Basis, Limit, Symptom};
-use crate::restraint::Held;
 use crate::sample::{GpuIndex, Work};
 use crate::schedule::Windows;
 use crate::share::Chosen;
@@ -24,22 +25,28 @@ pub(super) fn policy() -> RecyclePolicy {
         host_hard: mib(200),
         max_requests: Some(1000),
         max_age: Some(Duration::from_secs(3600)),
-        jitter: 0.1,
-        quiet_for: Duration::from_secs(2),
-        quiet_within: Duration::from_secs(600),
-        ..RecyclePolicy::new(&crate::defaults().recycle)
+        ..RecyclePolicy::new(&Recycle {
+            jitter: 0.1,
+            quiet_for: Duration::from_secs(2),
+            quiet_within: Duration::from_secs(600),
+            ..crate::defaults().recycle
+        })
     }
 }
 
+fn with_growth(growth: GrowthMode, policy: RecyclePolicy) -> RecyclePolicy {
+    RecyclePolicy { common: Recycle { growth, ..policy.common }, ..policy }
+}
+
 fn facts(host_mib: u64) -> Facts {
-    let host = SeriesFacts::of(Series::Host, Some(host_mib * 1024 * 1024));
+    let host = SeriesFacts::of(MemoryKind::Host, Some(host_mib * 1024 * 1024));
     Facts { series: vec![host], unit: 0.5, ..Facts::default() }
 }
 
 #[test]
 fn below_the_budgets_nothing_happens() {
     assert_eq!(decide(&policy(), &facts(99)), Decision::OBSERVE);
-    let unknown = SeriesFacts::of(Series::Host, None);
+    let unknown = SeriesFacts::of(MemoryKind::Host, None);
     assert_eq!(decide(&policy(), &Facts { series: vec![unknown], ..facts(0) }), Decision::OBSERVE);
 }
 
@@ -76,9 +83,9 @@ fn requests_and_age_count_with_jitter_that_never_exceeds_the_limit() {
 
 pub(super) const MIB: u64 = 1024 * 1024;
 pub(super) const GIB: u64 = 1024 * MIB;
-pub(super) const VRAM: Series = Series::Vram(GpuIndex(0));
+pub(super) const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
-pub(super) fn growth(series: Series, verdict: Verdict, baseline: u64) -> Growth {
+pub(super) fn growth(series: MemoryKind, verdict: Verdict, baseline: u64) -> Growth {
     Growth { verdict, since_request: 100, baseline: Some(baseline), ..Growth::of(series) }
 }
 
@@ -106,7 +113,7 @@ fn only(series: SeriesFacts) -> Facts {
 }
 
 fn recycling() -> RecyclePolicy {
-    RecyclePolicy { growth: GrowthMode::Recycle, ..policy() }
+    with_growth(GrowthMode::Recycle, policy())
 }
 
 fn brief(decision: Decision) -> (Action, Option<Reason>, bool) {
@@ -133,16 +140,18 @@ fn vram_has_budgets_of_its_own_and_the_decision_says_which_memory_and_limit() {
 
 #[test]
 fn growth_is_only_told_unless_the_mode_says_recycle() {
-    let observing = RecyclePolicy { growth: GrowthMode::Observe, ..policy() };
+    let observing = with_growth(GrowthMode::Observe, policy());
     let told = decide(&observing, &only(leak(1.0)));
     assert_eq!(brief(told), (Action::Observe, Some(Reason::Growth), false));
     assert_eq!(told.why_not, Some(WhyNot::Observing { would: Action::RecycleWhenQuiet }));
     assert_eq!((told.series, told.limit_bytes), (Some(VRAM), Some(20 * GIB)));
-    let off = RecyclePolicy { growth: GrowthMode::Off, ..policy() };
+    let off = with_growth(GrowthMode::Off, policy());
     assert_eq!(decide(&off, &only(leak(0.01))), Decision::OBSERVE);
     // A budget is no slope: it holds in every mode, and comes before what is only observed.
-    let both =
-        Facts { series: vec![leak(1.0), SeriesFacts::of(Series::Host, Some(100 * MIB))], ..Facts::default() };
+    let both = Facts {
+        series: vec![leak(1.0), SeriesFacts::of(MemoryKind::Host, Some(100 * MIB))],
+        ..Facts::default()
+    };
     assert_eq!(decide(&off, &both).reason, Some(Reason::HostSoft));
     assert_eq!(decide(&observing, &both).reason, Some(Reason::HostSoft));
 }
@@ -155,7 +164,7 @@ fn growth_recycles_when_the_budget_is_hours_away_and_drains_when_it_is_minutes_a
     let told = WhyNot::NotYet { seconds_to_limit: 13 * 3600, seconds_before: 12 * 3600 };
     assert_eq!((why_not, later.series), (told, Some(VRAM)));
     assert!(why_not.to_string().contains("in about 13 h"), "{why_not}");
-    let observing = RecyclePolicy { growth: GrowthMode::Observe, ..recycling() };
+    let observing = with_growth(GrowthMode::Observe, recycling());
     assert_eq!(decide(&observing, &only(leak(13.0))), Decision::OBSERVE);
     let soon = decide(&recycling(), &only(leak(11.0)));
     assert_eq!(brief(soon), (Action::RecycleWhenQuiet, Some(Reason::Growth), false));
@@ -172,7 +181,10 @@ fn growth_recycles_when_the_budget_is_hours_away_and_drains_when_it_is_minutes_a
 #[test]
 fn a_backend_that_often_pauses_is_recycled_later_than_one_that_pauses_once_a_day() {
     let pausing = |every, hours| {
-        let load = moment::Load { lull_every: Some(Duration::from_secs(every)), ..moment::Load::default() };
+        let load = replacement_cost::Load {
+            lull_every: Some(Duration::from_secs(every)),
+            ..replacement_cost::Load::default()
+        };
         decide(&recycling(), &Facts { load, ..only(leak(hours)) }).action
     };
     assert_eq!(pausing(86_400, 11.0), Action::RecycleWhenQuiet);
@@ -189,7 +201,7 @@ fn a_backend_that_often_pauses_is_recycled_later_than_one_that_pauses_once_a_day
 #[test]
 fn a_barred_reason_stands_in_nobodys_way_and_is_told_when_nothing_else_is_wanted() {
     let mut both = only(leak(0.1));
-    both.series.push(SeriesFacts::of(Series::Host, Some(150 * MIB)));
+    both.series.push(SeriesFacts::of(MemoryKind::Host, Some(150 * MIB)));
     assert_eq!(decide(&recycling(), &both).reason, Some(Reason::Growth));
     let barred = |reason, series| reason == Reason::Growth && series == Some(VRAM);
     assert_eq!(decide_unless(&recycling(), &both, barred).reason, Some(Reason::HostSoft));
@@ -259,13 +271,13 @@ fn memory_that_is_almost_gone_ends_whoever_can_give_enough_back() {
             at_ready: Some(at_ready),
             free: Some(free),
             total: Some(total),
-            ..SeriesFacts::of(Series::Host, Some(charged))
+            ..SeriesFacts::of(MemoryKind::Host, Some(charged))
         };
         decide(&RecyclePolicy::new(&crate::defaults().recycle), &only(host))
     };
     let end = starved(9 * GIB, GIB, 900 * MIB, 64 * GIB);
     assert_eq!(brief(end), (Action::KillNow, Some(Reason::MemoryExhausted), true));
-    assert_eq!((end.series, end.limit_bytes), (Some(Series::Host), Some(GIB)));
+    assert_eq!((end.series, end.limit_bytes), (Some(MemoryKind::Host), Some(GIB)));
     assert_eq!(starved(9 * GIB, GIB, GIB, 64 * GIB), Decision::OBSERVE);
     assert_eq!(starved(GIB, GIB, 0, 64 * GIB), Decision::OBSERVE, "it holds no more than a fresh one");
     assert_eq!(
@@ -322,7 +334,7 @@ fn illness_drains_and_slowness_is_a_matter_of_the_mode() {
 fn a_shared_budget_and_a_waiting_prompt_are_reasons_too() {
     let chosen =
         |series, level| Facts { shared: Some(Chosen { series, level, limit: 7 }), ..Facts::default() };
-    let host = decide(&policy(), &chosen(Series::Host, Level::Soft));
+    let host = decide(&policy(), &chosen(MemoryKind::Host, Level::Soft));
     assert_eq!(
         (brief(host), host.limit_bytes),
         ((Action::RecycleWhenQuiet, Some(Reason::SharedHost), false), Some(7))
@@ -335,7 +347,7 @@ fn a_shared_budget_and_a_waiting_prompt_are_reasons_too() {
 
 #[test]
 fn a_busy_backend_that_would_run_out_before_its_next_lull_is_recycled_under_load() {
-    let load = moment::Load {
+    let load = replacement_cost::Load {
         load_time: Some(Duration::from_secs(5)),
         requests: 3,
         tokens: 100,
@@ -346,7 +358,8 @@ fn a_busy_backend_that_would_run_out_before_its_next_lull_is_recycled_under_load
     };
     let busy = Facts { load, ..only(leak(1.0)) };
     assert!(decide(&recycling(), &busy).due);
-    let pauses = Facts { load: moment::Load { lull_every: Some(Duration::from_secs(400)), ..load }, ..busy };
+    let pauses =
+        Facts { load: replacement_cost::Load { lull_every: Some(Duration::from_secs(400)), ..load }, ..busy };
     let waits = decide(&recycling(), &pauses);
     assert_eq!((waits.due, waits.why_not), (false, Some(WhyNot::NotQuiet { seconds_left: 600 })));
 }
@@ -364,7 +377,7 @@ fn reasons_are_named_once_and_every_why_not_is_a_sentence() {
     let window = WhyNot::OutsideWindow { minutes_left: 85 }.to_string();
     assert!(window.ends_with("1 h 25 min"), "{window}");
     let held =
-        WhyNot::Held { by: Held::TooSoon { seconds_left: 5, rule: crate::restraint::Pause::MinInterval } };
+        WhyNot::Held { by: Held::TooSoon { seconds_left: 5, rule: crate::cooldown::Pause::MinInterval } };
     let json = serde_json::to_string(&Decision::OBSERVE.but(held)).unwrap();
     assert_eq!(serde_json::from_str::<Decision>(&json).unwrap(), Decision::OBSERVE.but(held), "{json}");
 }
@@ -383,7 +396,7 @@ proptest! {
         minute in proptest::option::of(0u16..1440), observe in any::<bool>()
     ) {
         let growth = if observe { GrowthMode::Observe } else { GrowthMode::Recycle };
-        let policy = RecyclePolicy { growth, only: "02:00-05:00".parse().unwrap(), ..policy() };
+        let policy = RecyclePolicy { only: "02:00-05:00".parse().unwrap(), ..with_growth(growth, policy()) };
         let mut facts = facts(host);
         facts.series.push(leak(hours));
         facts.minute = minute;
@@ -404,7 +417,8 @@ proptest! {
 
     #[test]
     fn the_configured_limit_is_never_passed(max in 1u64..1_000_000, jitter in 0.0f64..1.0, unit in 0.0f64..1.0) {
-        let policy = RecyclePolicy { max_requests: Some(max), jitter, ..policy() };
+        let mut policy = RecyclePolicy { max_requests: Some(max), ..policy() };
+        policy.common.jitter = jitter;
         let work = Work { requests: max, ..Work::default() };
         prop_assert_eq!(decide(&policy, &Facts { work, unit, ..facts(0) }).reason, Some(Reason::MaxRequests));
     }
@@ -416,16 +430,17 @@ fn hours_outside_of_the_window_are_no_waiting_for_quiet() {
     let at = |minute| Facts {
         minute: Some(minute),
         wanted_for: Some(Duration::from_secs(9 * 3600)),
-        ..only(SeriesFacts::of(Series::Host, Some(100 * MIB)))
+        ..only(SeriesFacts::of(MemoryKind::Host, Some(100 * MIB)))
     };
     let opened = decide(&policy, &at(120));
     assert_eq!(brief(opened), (Action::RecycleWhenQuiet, Some(Reason::HostSoft), false));
-    assert_eq!(opened.why_not, Some(WhyNot::NotQuiet { seconds_left: policy.quiet_within.as_secs() }));
-    let quiet = Facts { idle_for: Some(policy.quiet_for), ..at(120) };
+    assert_eq!(opened.why_not, Some(WhyNot::NotQuiet { seconds_left: policy.common.quiet_within.as_secs() }));
+    let quiet = Facts { idle_for: Some(policy.common.quiet_for), ..at(120) };
     assert!(decide(&policy, &quiet).due);
-    let waited = u16::try_from(policy.quiet_within.as_secs() / 60).unwrap();
+    let waited = u16::try_from(policy.common.quiet_within.as_secs() / 60).unwrap();
     assert!(decide(&policy, &at(120 + waited)).due, "it has waited within the window");
-    let short = RecyclePolicy { quiet_within: Duration::from_secs(24 * 3600), ..policy };
+    let mut short = policy;
+    short.common.quiet_within = Duration::from_secs(24 * 3600);
     assert!(!decide(&short, &at(298)).due);
     assert!(decide(&short, &at(299)).due, "the last minute of the window");
 }

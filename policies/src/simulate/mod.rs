@@ -1,11 +1,11 @@
 //! What a policy would do to a backend that leaks, before it does it to a real one.
 //!
 //! ```text
-//!  Scenario ──> made-up world ──> readings ──> detector ──> decide ──> restraint ──> restart
+//!  Scenario ──> made-up world ──> readings ──> detector ──> decide ──> cooldown ──> restart
 //!                     └──────────────< memory begins anew <─────────────────────────────┘
 //! ```
 //!
-//! The detector, the decisions and the restraint are those of the product. The world is [`crate::world`]'s: memory, load
+//! The detector, the decisions and the cooldown are those of the product. The world is [`crate::world`]'s: memory, load
 //! and time are made up, the same for each run with the same seed. What is simplified: answers all take the same time, a
 //! process that ran out of memory is made anew by itself, requests that come meanwhile wait, and after a restart in a
 //! pause the next request comes a pause later.
@@ -20,7 +20,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::growth::GrowthPolicy;
 use crate::recycle::RecyclePolicy;
-use crate::restraint::RestraintPolicy;
 use crate::schedule::Windows;
 use crate::world::World;
 
@@ -61,10 +60,8 @@ pub enum Strategy<'a> {
 /// All numbers of a policy.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// Budgets and rules.
+    /// Budgets and rules, and what holds recycles back.
     pub recycle: RecyclePolicy,
-    /// What holds recycles back.
-    pub restraint: RestraintPolicy,
     /// The detector's.
     pub growth: GrowthPolicy,
 }

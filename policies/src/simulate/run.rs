@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use super::{Outcome, Policy, Scenario, Strategy};
+use crate::cooldown::{Ask, Cooldown, Held, helped};
 use crate::growth::Monitor;
-use crate::moment::{Load, Lulls};
 use crate::recycle::{Action, Decision, Facts, Reading, SeriesFacts, decide_unless};
-use crate::restraint::{Ask, Held, Restraint, helped};
-use crate::sample::{Sample, Series};
+use crate::replacement_cost::{Load, Lulls};
+use crate::sample::{MemoryKind, Sample};
 use crate::schedule::{DAY, Windows};
 use crate::world::Run;
 
 /// A restart that waits for the verdict on whether it helped: the memory, what it held, and the limit.
-type Waiting = (Series, u64, Option<u64>, Option<u64>);
+type Waiting = (MemoryKind, u64, Option<u64>, Option<u64>);
 
 pub(super) struct Simulation<'a> {
     scenario: &'a Scenario,
@@ -33,7 +33,7 @@ pub(super) struct Simulation<'a> {
 /// What the product keeps in mind about a backend.
 struct Mind {
     monitor: Monitor,
-    restraint: Restraint,
+    cooldown: Cooldown,
     lulls: Lulls,
     wanted: Option<f64>,
     urgent: Option<f64>,
@@ -131,7 +131,7 @@ impl<'a> Simulation<'a> {
 
     fn quiet_for(&self) -> f64 {
         match self.strategy {
-            Strategy::Policy(policy) => policy.recycle.quiet_for.as_secs_f64(),
+            Strategy::Policy(policy) => policy.recycle.common.quiet_for.as_secs_f64(),
             _ => 0.0,
         }
     }
@@ -143,9 +143,9 @@ impl<'a> Simulation<'a> {
     }
 
     fn over(&self, sample: &Sample) -> bool {
-        let over = |series: Series, limit| sample.charged(series).is_some_and(|bytes| bytes > limit);
-        over(Series::Host, self.scenario.memory)
-            || sample.vram.iter().any(|vram| over(Series::Vram(vram.gpu), self.scenario.device))
+        let over = |series: MemoryKind, limit| sample.charged(series).is_some_and(|bytes| bytes > limit);
+        over(MemoryKind::Host, self.scenario.memory)
+            || sample.vram.iter().any(|vram| over(MemoryKind::Vram(vram.gpu), self.scenario.device))
     }
 
     /// Memory ran out: what runs fails, and the process is made anew.
@@ -197,8 +197,11 @@ impl<'a> Simulation<'a> {
         let scenario = self.scenario;
         let vram = scenario.world.vram.unwrap_or(0);
         let gpus = self.mind.as_ref().and_then(|mind| mind.last.as_ref()).map(|sample| sample.vram.clone());
-        let full = both(Series::Host, scenario.world.host, scenario.memory)
-            || gpus.unwrap_or_default().iter().any(|gpu| both(Series::Vram(gpu.gpu), vram, scenario.device));
+        let full = both(MemoryKind::Host, scenario.world.host, scenario.memory)
+            || gpus
+                .unwrap_or_default()
+                .iter()
+                .any(|gpu| both(MemoryKind::Vram(gpu.gpu), vram, scenario.device));
         if full { self.ran_out(true) } else { self.renew(0.0) }
     }
 
@@ -207,7 +210,7 @@ impl<'a> Simulation<'a> {
         let Strategy::Policy(policy) = self.strategy else { return false };
         let idle = duration(now - since);
         let Some(mind) = &mut self.mind else { return false };
-        if idle < policy.recycle.quiet_for {
+        if idle < policy.recycle.common.quiet_for {
             return false;
         }
         mind.lulls.lull(duration(since));
@@ -230,7 +233,7 @@ impl<'a> Simulation<'a> {
         if let Some((series, before, fresh, limit)) = mind.waiting.take()
             && let Some(after) = sample.charged(series)
             && let Some(held) =
-                mind.restraint.ended(series, helped(before, after, fresh, limit), &policy.restraint)
+                mind.cooldown.ended(series, helped(before, after, fresh, limit), &policy.recycle)
         {
             note(&mut self.outcome, held);
         }
@@ -253,11 +256,11 @@ impl<'a> Simulation<'a> {
             estimated: false,
             total: Some(total),
             free: sample.charged(series).map(|charged| total.saturating_sub(charged)),
-            allowance: if series == Series::Host { self.scenario.allowance } else { 0 },
+            allowance: if series == MemoryKind::Host { self.scenario.allowance } else { 0 },
             worst: None,
         };
-        let gpus = sample.vram.iter().map(|vram| reading(Series::Vram(vram.gpu), self.scenario.device));
-        let readings = std::iter::once(reading(Series::Host, self.scenario.memory)).chain(gpus);
+        let gpus = sample.vram.iter().map(|vram| reading(MemoryKind::Vram(vram.gpu), self.scenario.device));
+        let readings = std::iter::once(reading(MemoryKind::Host, self.scenario.memory)).chain(gpus);
         let requests = if idle_for.is_some() { 0 } else { self.in_flight() };
         let tokens = self.scenario.world.load.output_tokens;
         let seconds = self.scenario.service.as_secs_f64().max(0.001);
@@ -291,7 +294,7 @@ impl<'a> Simulation<'a> {
     fn act(&mut self, policy: &Policy, facts: &Facts, idle: bool) -> bool {
         let now = self.world.clock();
         let Some(mind) = &mut self.mind else { return false };
-        let barred = |reason, series| mind.restraint.bars(reason, series, &policy.restraint).is_some();
+        let barred = |reason, series| mind.cooldown.bars(reason, series, &policy.recycle).is_some();
         let decision = decide_unless(&policy.recycle, facts, barred);
         let wanted = decision.action != Action::Observe;
         mind.wanted = wanted.then(|| mind.wanted.unwrap_or(now));
@@ -299,11 +302,11 @@ impl<'a> Simulation<'a> {
         self.pending = wanted.then_some(decision);
         let (true, Some(reason)) = (decision.due, decision.reason) else { return false };
         let ask = Ask { now: duration(now), load_time: Some(self.scenario.load_time), unit: facts.unit };
-        if let Err(held) = mind.restraint.check(&decision, &ask, &policy.restraint) {
+        if let Err(held) = mind.cooldown.check(&decision, &ask, &policy.recycle) {
             note(&mut self.outcome, held);
             return false;
         }
-        if let Some(held) = mind.restraint.began(duration(now), reason, &policy.restraint) {
+        if let Some(held) = mind.cooldown.began(duration(now), reason, &policy.recycle) {
             note(&mut self.outcome, held);
         }
         let series = decision.series.filter(|_| reason.is_memory());
@@ -324,7 +327,7 @@ impl Mind {
     fn new(scenario: &Scenario, policy: &Policy) -> Self {
         Self {
             monitor: monitor(scenario, policy, Vec::new()),
-            restraint: Restraint::default(),
+            cooldown: Cooldown::default(),
             lulls: Lulls::new(&crate::defaults().moment, Duration::ZERO),
             wanted: None,
             urgent: None,
@@ -344,7 +347,7 @@ impl Mind {
 
 fn monitor(scenario: &Scenario, policy: &Policy, priors: Vec<crate::growth::Prior>) -> Monitor {
     let mut monitor = Monitor::with_prior(&policy.growth, priors);
-    monitor.allow(Series::Host, scenario.allowance);
+    monitor.allow(MemoryKind::Host, scenario.allowance);
     monitor
 }
 

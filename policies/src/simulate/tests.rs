@@ -1,9 +1,10 @@
 //! Policies against made-up leaks.
 
 use super::*;
+use crate::defaults::Recycle;
 use crate::growth::Unit;
 use crate::recycle::GrowthMode;
-use crate::units::MemoryLimit;
+use crate::units::{ByteSize, MemoryLimit};
 use crate::world::{Background, Leak, Load};
 
 const MIB: u64 = 1024 * 1024;
@@ -34,12 +35,11 @@ fn leaking(mib: f64) -> Scenario {
 fn policy() -> Policy {
     let defaults = crate::defaults();
     let recycle = RecyclePolicy {
-        growth: GrowthMode::Recycle,
         host_soft: Some(MemoryLimit::Percent(80.0)),
         host_hard: Some(MemoryLimit::Percent(92.0)),
-        ..RecyclePolicy::new(&defaults.recycle)
+        ..RecyclePolicy::new(&Recycle { growth: GrowthMode::Recycle, ..defaults.recycle })
     };
-    Policy { recycle, restraint: RestraintPolicy::new(&defaults.recycle), growth: defaults.growth.clone() }
+    Policy { recycle, growth: defaults.growth.clone() }
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_backend_whose_clients_sleep_is_replaced_at_night_and_nobody_waits() {
 #[test]
 fn observing_only_restarts_by_budget_and_no_budget_at_all_runs_out() {
     let mut observe = policy();
-    observe.recycle.growth = GrowthMode::Observe;
+    observe.recycle.common.growth = GrowthMode::Observe;
     let outcome = run(&leaking(30.0), &Strategy::Policy(&observe));
     assert!(
         outcome.reasons.iter().all(|(reason, _)| reason != "growth") && outcome.restarts > 0,
@@ -116,7 +116,7 @@ fn observing_only_restarts_by_budget_and_no_budget_at_all_runs_out() {
     );
     observe.recycle.host_soft = None;
     observe.recycle.host_hard = None;
-    observe.recycle.levels.kill_host = 0;
+    observe.recycle.levels.kill_host = ByteSize(0);
     assert!(run(&leaking(30.0), &Strategy::Policy(&observe)).out_of_memory > 0);
 }
 

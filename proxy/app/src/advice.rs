@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use warden_builder::mitigation::{Advice, BuildFacts, Memory, Seen};
+use warden_patches::mitigation::{Advice, BuildFacts, Memory, Seen};
 use warden_policies::growth::{Blame, Growth, Verdict};
-use warden_policies::{Series, Work};
+use warden_policies::{MemoryKind, Work};
 use warden_supervisor::{FleetView, ModelSpec};
 
-use crate::config::mitigations::{Mitigations, catalogue};
+use crate::config::resolve::mitigations::{Mitigations, catalogue};
 
 /// More than this many leaks that it might be are no help.
 const MOST: usize = 2;
@@ -48,7 +48,9 @@ impl Server {
             args: command.args.clone(),
             variables: own.chain(inherited).cloned().collect(),
             build: facts.and_then(|facts| facts.number),
-            backend: facts.and_then(|facts| facts.papers.as_ref()).map(|papers| papers.backend.clone()),
+            backend: facts
+                .and_then(|facts| facts.provenance.as_ref())
+                .map(|provenance| provenance.backend.clone()),
             mitigations: mitigations.ids(),
         }
     }
@@ -62,7 +64,7 @@ pub(crate) fn advise<'a>(
 ) -> Vec<Advice> {
     let mut seen = Seen { images: work.images > 0, ..Seen::default() };
     for one in growth {
-        let memory = if one.series == Series::Host { Memory::Host } else { Memory::Vram };
+        let memory = if one.series == MemoryKind::Host { Memory::Host } else { Memory::Vram };
         match one.verdict {
             Verdict::Suspected | Verdict::Leaking => {
                 seen.grows.push(memory);
@@ -114,7 +116,7 @@ mod tests {
     use warden_policies::GpuIndex;
     use warden_policies::growth::Unit;
 
-    fn growth(series: Series, verdict: Verdict, unit: Option<Unit>) -> Growth {
+    fn growth(series: MemoryKind, verdict: Verdict, unit: Option<Unit>) -> Growth {
         Growth {
             verdict,
             since_request: 1,
@@ -126,8 +128,8 @@ mod tests {
     #[test]
     fn growth_per_image_on_cuda_names_the_graph_cache_until_it_is_capped() {
         let all = [
-            growth(Series::Host, Verdict::Leaking, Some(Unit::Image)),
-            growth(Series::Vram(GpuIndex(0)), Verdict::Leaking, None),
+            growth(MemoryKind::Host, Verdict::Leaking, Some(Unit::Image)),
+            growth(MemoryKind::Vram(GpuIndex(0)), Verdict::Leaking, None),
         ];
         let mut server =
             Server { build: Some(10_587), backend: Some("cuda".to_owned()), ..Server::default() };
@@ -142,8 +144,8 @@ mod tests {
     #[test]
     fn what_does_not_grow_needs_no_advice() {
         let all = [
-            growth(Series::Host, Verdict::Bounded, None),
-            growth(Series::Vram(GpuIndex(0)), Verdict::Warming, None),
+            growth(MemoryKind::Host, Verdict::Bounded, None),
+            growth(MemoryKind::Vram(GpuIndex(0)), Verdict::Warming, None),
         ];
         assert!(advise(None, Work::default(), all.iter()).is_empty());
     }

@@ -159,6 +159,12 @@ impl From<warden_builder::Error> for Failure {
     }
 }
 
+impl From<warden_patches::Error> for Failure {
+    fn from(error: warden_patches::Error) -> Self {
+        warden_builder::Error::from(error).into()
+    }
+}
+
 /// A panic is a bug of ours: one line and how to report it, instead of a stack trace.
 pub(crate) fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {

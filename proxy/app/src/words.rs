@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use warden_policies::growth::{Blame, Fill, Forecast, Interval};
 use warden_policies::units::span;
-use warden_policies::{Action, ByteSize, Decision, Reason, Series};
+use warden_policies::{Action, ByteSize, Decision, MemoryKind, Reason};
 
 /// An amount of memory, with two digits after the point: `4.42 MiB`.
 pub(crate) fn amount(bytes: f64) -> String {
@@ -122,7 +122,7 @@ pub(crate) fn decision(decision: &Decision) -> Option<String> {
     let why = decision.reason?;
     let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     // Reasons about the host name it already.
-    let series = decision.series.filter(|series| *series != Series::Host || why == Reason::Growth);
+    let series = decision.series.filter(|series| *series != MemoryKind::Host || why == Reason::Growth);
     let series = series.map(|series| format!("{series}: ")).unwrap_or_default();
     Some(format!("{} ({why}): {series}{}{limit}", action(decision.action), reason(why)))
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
-use warden_policies::Series;
+use warden_policies::MemoryKind;
 use warden_policies::experiment::crash::{self, Again, Crash, Run};
 use warden_policies::experiment::{Ended, Finding, Reading, Workload, blame_across};
-use warden_policies::growth::{Blame, Verdict};
+use warden_policies::growth::Blame;
 use warden_supervisor::SoloSpec;
 
 use crate::error::{DiagnoseError, Kind};
@@ -202,10 +202,9 @@ async fn control(
 
 /// Legs of different work tell together who pays.
 fn blame(legs: &mut [LegResult], lab: &Lab) {
-    let suspected = |leg: &LegResult, series| {
-        leg.finding.of(series).is_some_and(|found| found.verdict >= Verdict::Suspected)
-    };
-    let mut all: Vec<Series> =
+    let suspected =
+        |leg: &LegResult, series| leg.finding.of(series).is_some_and(|found| found.verdict.grows());
+    let mut all: Vec<MemoryKind> =
         legs.iter().flat_map(|leg| leg.finding.series.iter().map(|found| found.series)).collect();
     all.sort_unstable();
     all.dedup();

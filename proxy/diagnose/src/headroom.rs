@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use warden_policies::Series;
+use warden_policies::MemoryKind;
 use warden_policies::experiment::headroom::{Curve, Peak, Setup};
 use warden_policies::sample::{Edge, Sample, Work};
 use warden_policies::units::scale;
@@ -21,6 +21,7 @@ use warden_supervisor::{Solo, SoloReading, SoloSpec};
 use crate::client::{Answer, Ask, AskError, Client};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
+use crate::leg::stays;
 use crate::workload::{SAMPLE_WORDS, Words};
 
 mod context;
@@ -60,7 +61,7 @@ pub struct Touched {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TouchedSeries {
     /// Which.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Bytes of the process when it was ready, before any prompt.
     pub idle: u64,
     /// Bytes that were free beside it then; `None` if not known.
@@ -99,7 +100,7 @@ pub enum Touching<'a> {
         /// At a time.
         together: u32,
         /// Memory by memory.
-        peaks: &'a [(Series, u64)],
+        peaks: &'a [(MemoryKind, u64)],
     },
 }
 
@@ -240,8 +241,8 @@ fn series(idle: &SoloReading) -> Vec<TouchedSeries> {
     let mut all = Vec::new();
     for (series, bytes) in charged(&idle.sample) {
         let free = match series {
-            Series::Host => idle.totals.map(|totals| totals.available),
-            Series::Vram(gpu) => {
+            MemoryKind::Host => idle.totals.map(|totals| totals.available),
+            MemoryKind::Vram(gpu) => {
                 idle.devices.iter().find(|device| device.gpu == gpu).and_then(|device| device.free)
             }
         };
@@ -252,10 +253,10 @@ fn series(idle: &SoloReading) -> Vec<TouchedSeries> {
 
 /// Bytes of each memory. On the host without what fills measured pools: a cache of prompts is no price of a prompt. On a GPU
 /// all of it: what a backend's pool takes for a prompt and keeps is just that price, and has to fit beside everything else.
-fn charged(sample: &Sample) -> Vec<(Series, u64)> {
-    let gpus = sample.vram.iter().map(|vram| (Series::Vram(vram.gpu), vram.bytes));
-    let cached = sample.pooled(Series::Host).unwrap_or(0);
-    let host = sample.charged(Series::Host).map(|bytes| (Series::Host, bytes.saturating_sub(cached)));
+fn charged(sample: &Sample) -> Vec<(MemoryKind, u64)> {
+    let gpus = sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
+    let cached = sample.pooled(MemoryKind::Host).unwrap_or(0);
+    let host = sample.charged(MemoryKind::Host).map(|bytes| (MemoryKind::Host, bytes.saturating_sub(cached)));
     host.into_iter().chain(gpus).collect()
 }
 
@@ -273,13 +274,19 @@ struct Sender<'a> {
 
 impl Sender<'_> {
     /// So many prompts of so many tokens at once. The length as the server counted it, and the most that was held.
-    async fn send(&mut self, tokens: u64, together: u32) -> Result<(u64, Vec<(Series, u64)>), String> {
+    async fn send(&mut self, tokens: u64, together: u32) -> Result<(u64, Vec<(MemoryKind, u64)>), String> {
         let mut tokens = tokens;
         let mut refused = String::new();
         let numbers = &self.lab.numbers;
         for _ in 0..numbers.headroom.attempts {
             let mut peaks = Vec::new();
-            match self.once(tokens, together, &mut peaks).await {
+            let solo = self.solo;
+            let sent = tokio::select! {
+                biased;
+                sent = self.once(tokens, together, &mut peaks) => sent,
+                line = solo.crashed_and_stays() => return Err(stays(&line)),
+            };
+            match sent {
                 Ok(counted) => return Ok((counted, peaks)),
                 Err(AskError::Refused { status, message }) => {
                     refused = format!("{message} (status {status})");
@@ -299,7 +306,7 @@ impl Sender<'_> {
         &mut self,
         tokens: u64,
         together: u32,
-        peaks: &mut Vec<(Series, u64)>,
+        peaks: &mut Vec<(MemoryKind, u64)>,
     ) -> Result<u64, AskError> {
         let asks: Vec<Ask> = (0..together)
             .map(|_| {
@@ -339,7 +346,7 @@ impl Sender<'_> {
     }
 }
 
-fn raise(peaks: &mut Vec<(Series, u64)>, sample: &Sample) {
+fn raise(peaks: &mut Vec<(MemoryKind, u64)>, sample: &Sample) {
     for (series, bytes) in charged(sample) {
         match peaks.iter_mut().find(|(of, _)| *of == series) {
             Some((_, most)) => *most = bytes.max(*most),
@@ -373,12 +380,12 @@ mod tests {
                 bytes: 900,
                 source: warden_policies::sample::VramSource::Process,
             }],
-            pools: vec![(Series::Host, 200), (Series::Vram(gpu), 700)],
+            pools: vec![(MemoryKind::Host, 200), (MemoryKind::Vram(gpu), 700)],
             in_flight: 1,
             work: Work::default(),
             largest_prompt: 0,
         };
-        assert_eq!(charged(&sample), [(Series::Host, 300), (Series::Vram(gpu), 900)]);
+        assert_eq!(charged(&sample), [(MemoryKind::Host, 300), (MemoryKind::Vram(gpu), 900)]);
         assert_eq!(charged(&Sample { host: None, vram: Vec::new(), ..sample }), []);
     }
 }

@@ -361,6 +361,7 @@ async fn cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended 
         biased;
         () = stop.cancelled() => Ended::Interrupted,
         (exit, failure) = solo.exited() => death(exit, &failure),
+        line = solo.crashed_and_stays() => Ended::Crashed { why: stays(&line) },
         () = tokio::time::sleep_until(deadline) => Ended::OutOfTime,
     }
 }
@@ -385,6 +386,11 @@ async fn broken(solo: &Solo, error: &AskError, noticed: Duration) -> Ended {
 fn death(exit: Exit, failure: &Failure) -> Ended {
     let why = told(failure);
     if exit.is_from_outside() { Ended::Killed { why } } else { Ended::Crashed { why } }
+}
+
+/// What is said of a process that crashed and did not end.
+pub(crate) fn stays(line: &str) -> String {
+    format!("it crashed, but its process did not end by itself; it logged: {line}")
 }
 
 /// How it ended, with its last words.

@@ -17,13 +17,12 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::headers;
-use crate::meter::Meter;
-use crate::raw_head::Heads;
-use crate::scan::{Model, Scanner};
-use crate::sse::Events;
-use crate::target;
-use crate::wire;
+use crate::answer::meter::Meter;
+use crate::body::scan::{Model, Scanner};
+use crate::protocol::raw_head::Heads;
+use crate::protocol::sse::Events;
+use crate::protocol::{headers, wire};
+use crate::route::target;
 
 /// Bytes of a head that hyper is given here.
 const HEAD: usize = 8192;

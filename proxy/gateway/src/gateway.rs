@@ -1,92 +1,28 @@
 //! Listening and serving: the entry point.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_supervisor::Fleet;
 
-use crate::backends::Backends;
-use crate::budget::{Budget, Share};
+use crate::backend::backends::Backends;
+use crate::backend::upstream::Upstream;
+use crate::body::budget::Budget;
+use crate::body::fingerprint::PrintKey;
+use crate::client::accept::Acceptor;
+use crate::client::error::GatewayError;
+use crate::client::listener::Listener;
+use crate::client::tls_files::Tls;
 use crate::clock;
 use crate::config::GatewayConfig;
-use crate::doors::Doors;
-use crate::fingerprint::PrintKey;
-use crate::front::{self, Front};
-use crate::limits::Limit;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
-use crate::pool::{Pool, PoolLimits};
-use crate::tls_files::{Tls, TlsError};
-use crate::workers::{self, Load, Workers};
-
-/// Why the gateway cannot listen.
-#[derive(Debug, thiserror::Error)]
-pub enum GatewayError {
-    /// The host name means nothing.
-    #[error(
-        "cannot listen on {host}:{port}: the host name does not resolve ({source}); use an address of this machine, like 127.0.0.1, or 0.0.0.0 for all of them"
-    )]
-    Resolve {
-        /// The host.
-        host: String,
-        /// The port.
-        port: u16,
-        /// Why.
-        source: io::Error,
-    },
-    /// Somebody else listens there.
-    #[error(
-        "cannot listen on {address}: another program already does; stop it (`ss -ltnp sport = :{}` shows it) or choose another port with --port", address.port()
-    )]
-    InUse {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// The address is not this machine's.
-    #[error(
-        "cannot listen on {address}: it is not an address of this machine; choose another with --host (`ip addr` lists them)"
-    )]
-    NotOurs {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// The port needs rights.
-    #[error(
-        "cannot listen on {address}: not permitted; ports below 1024 need CAP_NET_BIND_SERVICE, choose a higher one with --port"
-    )]
-    NotPermitted {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// Certificate or key cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// Anything else.
-    #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// No threads to serve with.
-    #[error("cannot start {threads} threads to serve with: {source}; set fewer with `server.threads`")]
-    Threads {
-        /// How many.
-        threads: usize,
-        /// Why.
-        source: io::Error,
-    },
-}
-
-/// hyper works with no smaller buffer.
-pub(crate) const LEAST_BUFFER: usize = 8192;
+use crate::shared::Shared;
+use crate::workers::{self, Workers};
 
 /// The data plane.
 #[derive(Debug)]
@@ -99,9 +35,9 @@ impl Gateway {
     ///
     /// An address cannot be listened on, or the certificate, the keys or the list of hosts cannot be used.
     pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
-        let front = Front::new(&config)?;
-        let doors = Doors::open(&config.host, config.port).await?;
-        Bound::new(config, front, doors)
+        let tls = config.tls().map(|files| Tls::load(files, config.server.h2)).transpose()?;
+        let listener = Listener::open(&config.server.host, config.server.port).await?;
+        Bound::new(config, tls.map(Arc::new), listener)
     }
 }
 
@@ -109,77 +45,29 @@ impl Gateway {
 #[derive(Debug)]
 pub struct Bound {
     config: GatewayConfig,
-    doors: Doors,
+    listener: Listener,
     workers: Workers,
     gauges: Arc<Gauges>,
     control: Control,
-    front: Front,
-}
-
-/// What all requests share.
-pub(crate) struct Shared {
-    pub(crate) front: Front,
-    pub(crate) config: GatewayConfig,
-    pub(crate) backends: Arc<dyn Backends>,
-    pub(crate) observer: Arc<dyn Observer>,
-    pub(crate) gauges: Arc<Gauges>,
-    pub(crate) budget: Budget,
-    pub(crate) live: Control,
-    pub(crate) stop: CancellationToken,
-    /// Seconds since 1970.
-    pub(crate) started: u64,
-    threads: usize,
-    /// What requests are known by.
-    pub(crate) prints: PrintKey,
-    pub(crate) upstream: TaskTracker,
-    peers: Mutex<HashMap<IpAddr, Known>>,
-}
-
-/// A client by its address.
-#[derive(Clone, Debug)]
-pub(crate) struct Peer {
-    pub(crate) ip: IpAddr,
-    /// What is held of the bodies that come from there.
-    pub(crate) held: Arc<Share>,
-}
-
-/// An address that connections are open from.
-#[derive(Debug, Default)]
-struct Known {
-    open: usize,
-    held: Arc<Share>,
-}
-
-impl Shared {
-    /// The connections to one generation.
-    pub(crate) fn new_pool(&self) -> Pool {
-        let limits = PoolLimits {
-            connect: self.config.connect_timeout,
-            idle: self.config.idle_timeout,
-            kept: self.config.idle_connections,
-            kept_unknown: self.config.idle_connections_unknown,
-            head: self.config.header_bytes.max(LEAST_BUFFER),
-        };
-        Pool::new(self.threads, limits, self.upstream.clone())
-    }
+    tls: Option<Arc<Tls>>,
 }
 
 impl Bound {
-    fn new(config: GatewayConfig, front: Front, doors: Doors) -> Result<Self, GatewayError> {
-        let threads = workers::threads(config.threads);
+    fn new(config: GatewayConfig, tls: Option<Arc<Tls>>, listener: Listener) -> Result<Self, GatewayError> {
+        let threads = workers::threads(config.server.threads);
         let workers = Workers::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
         let (gauges, control) = (Arc::default(), Control::default());
-        Ok(Self { config, doors, workers, gauges, control, front })
+        Ok(Self { config, listener, workers, gauges, control, tls })
     }
 
     /// The address of the first host, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
-        self.doors.addresses()[0]
+        self.listener.addresses()[0]
     }
 
     /// The addresses of all hosts.
     pub fn local_addrs(&self) -> &[SocketAddr] {
-        self.doors.addresses()
+        self.listener.addresses()
     }
 
     /// What is going on now.
@@ -194,7 +82,7 @@ impl Bound {
 
     /// The certificate, if clients speak TLS: to look from time to time whether its files have changed.
     pub fn tls(&self) -> Option<Arc<Tls>> {
-        self.front.tls.clone()
+        self.tls.clone()
     }
 
     /// Serves until `stop` is cancelled. Then it accepts nobody any more, closes idle connections, lets running requests
@@ -210,22 +98,21 @@ impl Bound {
         observer: Arc<dyn Observer>,
         stop: CancellationToken,
     ) {
+        let (workers, mut listener) = (self.workers, self.listener);
+        let config = Arc::new(self.config);
         let shared = Arc::new(Shared {
-            front: self.front,
-            budget: Budget::new(self.gauges.clone(), self.config.buffered_bytes),
-            backends,
+            upstream: Upstream::new(backends, config.clone(), workers.len()),
+            budget: Budget::new(self.gauges.clone(), config.server.buffered_bytes.in_memory()),
+            config,
             observer,
             gauges: self.gauges,
             live: self.control,
             stop: stop.clone(),
             started: clock::unix_seconds(),
-            threads: self.workers.len(),
             prints: PrintKey::new(),
-            upstream: TaskTracker::new(),
-            peers: Mutex::default(),
-            config: self.config,
         });
-        let (workers, mut doors) = (self.workers, self.doors);
+        let pause = shared.config.server.accept_pause;
+        let acceptor = Arc::new(Acceptor::new(shared, self.tls));
         let connections = TaskTracker::new();
         // Dropped with this future: then everything that still runs is cut.
         let cut = CancellationToken::new();
@@ -234,20 +121,20 @@ impl Bound {
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                accepted = doors.accept() => accepted,
+                accepted = listener.accept() => accepted,
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    hand_over(&workers, &shared, &connections, &cut, stream, peer.ip().to_canonical());
+                    hand_over(&workers, &acceptor, &connections, &cut, stream, peer.ip().to_canonical());
                 }
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections at the moment");
-                    tokio::time::sleep(shared.config.accept_pause).await;
+                    tokio::time::sleep(pause).await;
                 }
             }
         }
-        drop(doors);
+        drop(listener);
         connections.close();
         connections.wait().await;
     }
@@ -262,7 +149,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 /// Gives a connection to one of the threads.
 fn hand_over(
     workers: &Workers,
-    shared: &Arc<Shared>,
+    acceptor: &Arc<Acceptor>,
     connections: &TaskTracker,
     cut: &CancellationToken,
     stream: TcpStream,
@@ -272,82 +159,23 @@ fn hand_over(
         Ok(stream) => stream,
         Err(error) => return tracing::debug!(%error, "cannot give a connection to a thread"),
     };
-    let (shared, cut, connections) = (shared.clone(), cut.clone(), connections.clone());
+    let (acceptor, cut, connections) = (acceptor.clone(), cut.clone(), connections.clone());
     // Counted from now on: a stop that comes before the thread has begun waits for it.
     let begun = connections.token();
     workers.begin(move |load| {
         match TcpStream::from_std(stream) {
-            Ok(stream) => accept(&shared, &connections, &cut, stream, peer, load),
+            Ok(stream) => {
+                let accepted = acceptor.accept(stream, peer);
+                connections.spawn(async move {
+                    let _load = load;
+                    tokio::select! {
+                        () = accepted.serve() => {}
+                        () = cut.cancelled() => {}
+                    }
+                });
+            }
             Err(error) => tracing::debug!(%error, "a thread cannot take a connection"),
         }
         drop(begun);
     });
-}
-
-fn accept(
-    shared: &Arc<Shared>,
-    connections: &TaskTracker,
-    cut: &CancellationToken,
-    stream: TcpStream,
-    peer: IpAddr,
-    load: Load,
-) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "cannot set TCP_NODELAY");
-    }
-    let admitted = Admitted::try_new(shared, peer);
-    let held = admitted.as_ref().map(|admitted| admitted.held.clone()).unwrap_or_default();
-    let peer = Peer { ip: peer, held };
-    let (shared, cut) = (shared.clone(), cut.clone());
-    connections.spawn(async move {
-        let _load = load;
-        let serving = front::serve(shared, peer, stream, admitted.is_some());
-        tokio::select! {
-            () = serving => {}
-            () = cut.cancelled() => {}
-        }
-    });
-}
-
-/// A connection counted in all and for its peer.
-struct Admitted {
-    shared: Arc<Shared>,
-    peer: IpAddr,
-    held: Arc<Share>,
-}
-
-impl Admitted {
-    fn try_new(shared: &Arc<Shared>, peer: IpAddr) -> Option<Self> {
-        let config = &shared.config;
-        let mut peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = &shared.gauges.connections;
-        let of_peer = peers.get(&peer).map_or(0, |known| known.open);
-        if open.load(Ordering::Relaxed) >= config.connections {
-            shared.gauges.limited.note(Limit::Connections);
-            return None;
-        }
-        if of_peer >= config.connections_per_peer {
-            shared.gauges.limited.note(Limit::ConnectionsPerPeer);
-            return None;
-        }
-        open.fetch_add(1, Ordering::Relaxed);
-        let known = peers.entry(peer).or_default();
-        known.open += 1;
-        let held = known.held.clone();
-        drop(peers);
-        Some(Self { shared: shared.clone(), peer, held })
-    }
-}
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        self.shared.gauges.connections.fetch_sub(1, Ordering::Relaxed);
-        let mut peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = peers.get_mut(&self.peer) {
-            known.open -= 1;
-            if known.open == 0 {
-                peers.remove(&self.peer);
-            }
-        }
-    }
 }

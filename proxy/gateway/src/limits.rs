@@ -1,4 +1,4 @@
-//! How often each limit was reached that ends a connection or refuses it: no request was there to tell of it in a record.
+//! How often each limit was reached that ends a connection or refuses it: there was no request that could have a record of it.
 //! What a request is refused for is its outcome instead ([`crate::Outcome`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What the gateway is told and may be told anew while it serves: rules of single models, keys, origins. A request takes
+//! What may change while the gateway serves: rules of single models, keys, origins. A request takes
 //! the picture of the moment when it begins and keeps it to its end.
 
 use std::collections::HashMap;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use warden_policies::{ModelName, Names};
 
-use crate::cors::Cors;
-use crate::keys::{KeyCounts, Keys};
+use crate::access::cors::Cors;
+use crate::access::keys::{KeyCounts, Keys};
+use crate::body::request_copy::Recorder;
 use crate::rules::ModelRules;
-use crate::tape::Recorder;
 
 /// The picture. [`Default`] is: no rules.
 #[derive(Clone, Debug)]

@@ -1,15 +1,13 @@
-//! What the gateway tells about its work: one record for each request, and gauges. Never a prompt, a body or a key.
+//! What the gateway reports of its work: one record for each request, and gauges. Never a prompt, a body or a key.
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use http::{Method, Version};
-use tokio::time::Instant;
 use warden_policies::{GenerationId, ModelName, Work};
 
-use crate::keys::Pass;
 use crate::limits::Limited;
 
 /// Told about every request when it has ended, however it ended. Called in the request's task: it must not block.
@@ -53,7 +51,7 @@ pub struct Record {
     pub bytes_in: u64,
     /// Bytes of the answer's body passed on.
     pub bytes_out: u64,
-    /// Work that the answer told of.
+    /// Work that the answer reported.
     pub work: Work,
     /// Attempts after the first.
     pub retries: u32,
@@ -109,81 +107,6 @@ pub struct Gauges {
     pub held_bytes: AtomicUsize,
     /// When the certificate ends, seconds since 1970; 0 without TLS.
     pub tls_not_after: AtomicU64,
-    /// How often each limit of connections was reached, which no record of a request tells.
+    /// How often each limit of connections was reached, of which no request has a record.
     pub limited: Limited,
-}
-
-/// A request on its way. Whoever drops it without [`Flight::finish`] was dropped by the client's leaving.
-pub(crate) struct Flight {
-    pub(crate) record: Record,
-    /// The key's place among its requests at a time.
-    pub(crate) pass: Option<Pass>,
-    /// Bytes of prompt and answer whose tokens nobody told.
-    pub(crate) untold: u64,
-    started: Instant,
-    observer: Arc<dyn Observer>,
-    gauges: Arc<Gauges>,
-    told: bool,
-}
-
-impl Flight {
-    pub(crate) fn begin(
-        observer: Arc<dyn Observer>,
-        gauges: Arc<Gauges>,
-        request_id: String,
-        peer: IpAddr,
-        method: Method,
-        protocol: Version,
-        route: &'static str,
-    ) -> Self {
-        gauges.in_flight.fetch_add(1, Ordering::Relaxed);
-        let record = Record {
-            request_id,
-            peer,
-            method,
-            protocol,
-            key: None,
-            route,
-            model: None,
-            generation: None,
-            status: 0,
-            outcome: Outcome::ClientGone,
-            stream: false,
-            queued: Duration::ZERO,
-            first_byte: None,
-            total: Duration::ZERO,
-            bytes_in: 0,
-            bytes_out: 0,
-            work: Work::default(),
-            retries: 0,
-        };
-        Self { record, pass: None, untold: 0, started: Instant::now(), observer, gauges, told: false }
-    }
-
-    /// Counts bytes of the answer passed on.
-    pub(crate) fn passed(&mut self, bytes: usize) {
-        self.record.bytes_out += bytes as u64;
-        if self.record.first_byte.is_none() {
-            self.record.first_byte = Some(self.started.elapsed());
-        }
-    }
-
-    /// Tells the observer, once.
-    pub(crate) fn finish(&mut self, outcome: Outcome) {
-        if !std::mem::replace(&mut self.told, true) {
-            self.record.outcome = outcome;
-            self.record.total = self.started.elapsed();
-            self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
-            if let Some(pass) = self.pass.take() {
-                pass.done(self.record.work, self.untold);
-            }
-            self.observer.request_done(&self.record);
-        }
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        self.finish(Outcome::ClientGone);
-    }
 }

@@ -35,6 +35,11 @@ pub(crate) fn again(moment: Instant, pause: Duration) -> Instant {
     after(moment, pause.max(MINIMUM))
 }
 
+/// Whole milliseconds, for the ledger and events.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,10 +5,56 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use warden_policies::sample::Series;
+use warden_policies::sample::MemoryKind;
 use warden_policies::{ByteSize, ModelName};
 
-use crate::view::Failure;
+/// Why a start failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The kind.
+    pub kind: FailureKind,
+    /// One sentence for people: what happened and what to do.
+    pub message: String,
+    /// The child's last lines of output.
+    pub lines: Vec<String>,
+    /// Failures in a row, this one included.
+    pub failures: u32,
+}
+
+/// What kind of failure a start met, read from the exit status and the child's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The binary is missing or cannot be run.
+    NotExecutable,
+    /// A shared library is missing.
+    MissingLibrary,
+    /// The model file is missing, truncated or not a model.
+    BadModel,
+    /// The model could not be loaded, and what was said leaves open why.
+    NotLoaded,
+    /// llama-server does not know a flag, or its value is wrong.
+    BadFlag,
+    /// It could not listen.
+    Address,
+    /// Host or device memory ran out.
+    OutOfMemory,
+    /// It died of a signal.
+    Signal,
+    /// It did not become ready in time.
+    Timeout,
+    /// It came up with much less on GPUs than one like it had, and another one could serve.
+    Degraded,
+    /// It ended with an exit code that says no more.
+    Exit,
+}
+
+impl FailureKind {
+    /// Whether another start with the same command cannot succeed.
+    pub const fn is_permanent(self) -> bool {
+        matches!(self, Self::NotExecutable | Self::MissingLibrary | Self::BadModel | Self::BadFlag)
+    }
+}
 
 /// Why the fleet cannot start or take a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +136,7 @@ fn known_models(known: &[String]) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NoRoom {
     /// Which memory is short.
-    pub series: Series,
+    pub series: MemoryKind,
     /// Tokens of the prompt, as far as they are known.
     pub tokens: u64,
     /// Bytes that it needs beyond what the process holds, the reserve included.

@@ -26,74 +26,52 @@
 //! * Every child is reaped, and its whole process group is gone when it is.
 //! * [`Fleet::shutdown`] ends within its deadline, the stop grace and a little.
 //!
-//! | module | job |
+//! # Folders
+//!
+//! An arrow goes only downwards in this list, and never in a circle; a test reads the `use` lines.
+//!
+//! | folder | job |
 //! |---|---|
-//! | [`spec`], [`view`] | what comes in, what is shown |
-//! | [`nursery`] | the main thread, which alone forks |
-//! | [`private_dir`] | the directory for sockets: made by us, removed file by file |
 //! | [`fleet`] | the models by name; reload; shutdown |
-//! | [`lease`] | the right to use a generation |
+//! | `model` | the task of one model: the life of its processes, replacements, deadlines |
 //! | [`solo`] | one process outside of any fleet, for experiments |
-//! | [`event`], [`log`], [`ledger`] | what is told and kept |
-//! | [`error`] | why something was refused |
+//! | `memory` | what a generation holds, what all hold, what is remembered |
+//! | [`lease`] | the right to use a generation, and who waits for it |
+//! | `process` | children: [`nursery`], spawning, probes, readings, what a start needs |
+//! | [`view`] | what is shown and kept: picture, events, logs, ledger |
+//! | [`spec`], [`error`] | what comes in, why something was refused; beside them the clock and the locks |
 
+mod clock;
 pub mod error;
-pub mod event;
 pub mod fleet;
 pub mod lease;
-pub mod ledger;
-pub mod log;
-pub mod nursery;
-pub mod private_dir;
+mod memory;
+mod model;
+mod process;
 pub mod solo;
 pub mod spec;
+mod sync;
 pub mod view;
 
-mod admit;
-mod backend_http;
-mod backend_slots;
-mod census;
-mod child;
-mod clock;
-mod context;
-mod directories;
-mod discreet;
-mod elf;
-mod failure;
-mod gpus;
-mod hints;
-mod kept;
-mod libraries;
-mod lines;
-mod listening;
-mod model;
-mod needs;
-mod outcomes;
-mod population;
-mod priors;
-mod process;
-mod publish;
-mod pulse;
-mod record;
-mod report;
-mod settings;
-mod shared;
-mod spawn;
-mod sync;
-
-pub use admit::{Size, Weighed};
-pub use error::{ControlError, Denied, FleetError, NoRoom, ResolveError, SpawnError};
-pub use event::{Event, EventKind, EventTail};
-pub use fleet::{ApplyReport, Fleet};
-pub use lease::{Asked, Endpoint, Lease, Outcome};
-pub use ledger::{Evidence, LedgerEntry, Mode};
-pub use log::{LogLine, LogTail, Stream};
-pub use nursery::{Child, Exit, Nursery, NurseryHandle, SpawnRequest};
-pub use priors::remember;
-pub use private_dir::PrivateDir;
-pub use shared::Alone;
+pub use error::{ControlError, Denied, Failure, FailureKind, FleetError, NoRoom, ResolveError, SpawnError};
+pub use fleet::Fleet;
+pub use lease::Lease;
+pub use lease::admit::{Size, Weighed};
+pub use lease::outcomes::Outcome;
+pub use lease::pulse::Asked;
+pub use lease::queue::ward::Alone;
+pub use memory::leak_history::remember;
+pub use process::child::Child;
+pub use process::endpoint::Endpoint;
+pub use process::group::Exit;
+pub use process::nursery::{Nursery, NurseryHandle};
+pub use process::private_dir::PrivateDir;
+pub use process::{nursery, private_dir};
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
+pub use view::event::{ApplyReport, Event, EventKind, EventTail};
+pub use view::ledger::{Evidence, LedgerEntry, Mode};
+pub use view::log::{LogLine, LogTail, Stream};
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;
 pub use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};

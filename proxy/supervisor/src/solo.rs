@@ -15,29 +15,27 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::allowance::Allowance;
+use warden_policies::declared_memory::DeclaredMemory;
+use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::sample::{Edge, Sample, Work};
 use warden_policies::secrets::{self, Known};
 use warden_policies::{GenerationId, ModelName, ServerFacts};
 use warden_sensors::report::Fix;
 use warden_sensors::{HostTotals, Report};
 
-use crate::child::Exit;
-use crate::context::{SOCKET_PATH_LIMIT, socket};
-use crate::directories;
-use crate::discreet;
-use crate::error::{FleetError, SpawnError};
-use crate::failure::{self, End};
-use crate::hints::api_key;
-use crate::kept;
-use crate::lease::Endpoint;
-use crate::listening::{endpoint, flags};
-use crate::nursery::{NurseryHandle, SpawnRequest};
-use crate::process::{Ask, Health, Host, NoVram, Process, Props, Sink, World};
-use crate::report;
-use crate::spec::{Command, Socket, Timing, Watch};
+use crate::error::{Failure, FleetError, SpawnError};
+use crate::memory::declared_memory;
+use crate::process::endpoint::{Endpoint, endpoint, flags};
+use crate::process::failure::{self, End};
+use crate::process::group::Exit;
+use crate::process::hints::api_key;
+use crate::process::host::Host;
+use crate::process::nursery::NurseryHandle;
+use crate::process::socket_name::{SOCKET_PATH_LIMIT, socket};
+use crate::process::{Ask, Health, NoVram, Process, Props, Sink, World, directories, discreet, report_file};
+use crate::spec::{Command, Socket, SpawnRequest, Watch};
 use crate::sync::lock;
-use crate::view::{DeviceView, Failure, Modalities};
+use crate::view::{DeviceView, Modalities};
 
 /// Where single processes come from.
 #[derive(Clone, Debug)]
@@ -45,7 +43,7 @@ pub struct Starter {
     world: Arc<dyn World>,
     directory: PathBuf,
     watch: Watch,
-    timing: Timing,
+    lifecycle: LifecyclePolicy,
     next: Arc<AtomicU64>,
 }
 
@@ -63,7 +61,7 @@ pub struct SoloSpec {
 }
 
 impl Starter {
-    /// `runtime_dir`: a private directory for sockets, with a short path; it is made. Of `timing` the start, the probes
+    /// `runtime_dir`: a private directory for sockets, with a short path; it is made. Of `lifecycle` the start, the probes
     /// and the stop count, of `watch` the lines that are kept and the limit of a reading.
     ///
     /// # Errors
@@ -72,16 +70,16 @@ impl Starter {
     pub fn new(
         nursery: NurseryHandle,
         runtime_dir: &Path,
-        timing: Timing,
+        lifecycle: &LifecyclePolicy,
         watch: Watch,
     ) -> Result<Self, FleetError> {
-        Self::within(Arc::new(Host::new(nursery)), runtime_dir, timing, watch)
+        Self::within(Arc::new(Host::new(nursery)), runtime_dir, lifecycle, watch)
     }
 
     pub(crate) fn within(
         world: Arc<dyn World>,
         runtime_dir: &Path,
-        timing: Timing,
+        lifecycle: &LifecyclePolicy,
         watch: Watch,
     ) -> Result<Self, FleetError> {
         let directory = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
@@ -91,7 +89,7 @@ impl Starter {
             return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
         }
         directories::prepare_runtime(&directory)?;
-        Ok(Self { world, directory, watch, timing, next: Arc::default() })
+        Ok(Self { world, directory, watch, lifecycle: *lifecycle, next: Arc::default() })
     }
 
     /// Starts a process and waits until it is ready. Dropping the future kills it.
@@ -102,26 +100,26 @@ impl Starter {
     pub async fn start(&self, spec: &SoloSpec) -> Result<Solo, Box<Failure>> {
         let generation = GenerationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
         let socket = socket(&self.directory, &name(), generation);
-        let said = Arc::new(Said::new(&spec.command, self.watch.log_lines));
+        let said = Arc::new(Said::new(&spec.command, self.watch.child.log_lines));
         let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
         let (endpoint, failed) = match endpoint(spec.socket, spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
             Err(error) => (Endpoint::Unix(socket.clone()), Some(error)),
         };
         request.command.args.extend(flags(&endpoint));
-        report::announce(&mut request.command, &socket, true);
+        report_file::announce(&mut request.command, &socket, true);
         let files = Files(socket.clone());
         files.remove();
         let told = Arc::clone(&said);
-        let sink: Sink = Arc::new(move |_, line| told.hear(line));
+        let sink: Sink = Arc::new(move |_, line| told.take(line));
         let spawned = Instant::now();
         let process = if let Some(source) = failed {
             Err(SpawnError::Exec { binary: request.command.binary, source })
         } else {
-            let (at, longest) = (endpoint.clone(), self.watch.log_line_bytes);
+            let (at, longest) = (endpoint.clone(), self.watch.child.log_line_bytes);
             self.world.spawn(request, socket.clone(), at, longest, sink).await
         };
-        let lines = self.watch.failure_lines;
+        let lines = self.watch.child.failure_lines;
         let process = process
             .map_err(|error| Box::new(failure::judge(&End::NotSpawned(&error), &said.lines(), lines, 1)))?;
         let mut solo = Solo {
@@ -133,7 +131,7 @@ impl Starter {
             ready_after: Duration::ZERO,
             props: Props::default(),
             watch: self.watch,
-            stop_grace: self.timing.stop_grace,
+            lifecycle: self.lifecycle,
             _files: files,
         };
         tokio::select! {
@@ -141,12 +139,12 @@ impl Starter {
             exit = solo.process.wait() => Err(Box::new(solo.judge(exit))),
             () = self.ready(&solo) => {
                 solo.ready_after = spawned.elapsed();
-                solo.props = solo.process.props(self.timing.probe_timeout).await;
+                solo.props = solo.process.props(self.lifecycle.probe_timeout).await;
                 solo.said.ready(&spec.command, solo.props, self.world.available());
                 Ok(solo)
             }
-            () = tokio::time::sleep(self.timing.start_timeout) => {
-                let end = End::TimedOut(self.timing.start_timeout);
+            () = tokio::time::sleep(self.lifecycle.start_timeout) => {
+                let end = End::TimedOut(self.lifecycle.start_timeout);
                 let failure = failure::judge(&end, &solo.said.lines(), lines, 1);
                 solo.stop().await;
                 Err(Box::new(failure))
@@ -155,8 +153,8 @@ impl Starter {
     }
 
     async fn ready(&self, solo: &Solo) {
-        while solo.process.probe(self.timing.probe_timeout).await != Health::Ready {
-            tokio::time::sleep(self.timing.start_probe_interval).await;
+        while solo.process.probe(self.lifecycle.probe_timeout).await != Health::Ready {
+            tokio::time::sleep(self.lifecycle.start_probe_interval).await;
         }
     }
 
@@ -182,7 +180,7 @@ pub struct Solo {
     ready_after: Duration,
     props: Props,
     watch: Watch,
-    stop_grace: Duration,
+    lifecycle: LifecyclePolicy,
     _files: Files,
 }
 
@@ -253,7 +251,7 @@ impl Solo {
 
     /// Reads its memory now. `work` and `in_flight` are the caller's: this one sees no requests.
     pub async fn sample(&self, edge: Edge, work: Work, in_flight: u32, largest_prompt: u64) -> SoloReading {
-        let limit = self.watch.read_limit;
+        let limit = self.watch.sensors.read_limit;
         let ask = Ask { confirm: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
         let at = self.spawned.elapsed();
         let reading = self.process.sample(ask).await;
@@ -279,7 +277,7 @@ impl Solo {
 
     /// What it is told to keep, in sentences.
     pub fn allowance(&self) -> Vec<String> {
-        lock(&self.said.state).allowance.words()
+        lock(&self.said.state).declared.words()
     }
 
     /// Its last lines of output, oldest first.
@@ -304,11 +302,29 @@ impl Solo {
         (exit, self.judge(exit))
     }
 
+    /// Waits until it has logged a crash, but neither ends nor answers a probe within `lifecycle.crash_ends`;
+    /// then what it logged. Some builds wait for a debugger when they crash, and do not end. May be dropped.
+    pub async fn crashed_and_stays(&self) -> String {
+        let LifecyclePolicy { probe_interval, crash_ends, .. } = self.lifecycle;
+        loop {
+            tokio::time::sleep(probe_interval.min(crash_ends)).await;
+            let Some(line) = failure::crash_line(&self.said.lines()) else { continue };
+            if self.process.probe(crash_ends).await != Health::Lost {
+                continue;
+            }
+            // One that ends is refused connections for a moment, too.
+            tokio::time::sleep(crash_ends).await;
+            if self.process.probe(crash_ends).await == Health::Lost {
+                return line;
+            }
+        }
+    }
+
     fn judge(&self, exit: Exit) -> Failure {
         failure::judge(
             &End::Exited(exit, failure::OutOfMemory::Unknown),
             &self.said.lines(),
-            self.watch.failure_lines,
+            self.watch.child.failure_lines,
             1,
         )
     }
@@ -316,7 +332,7 @@ impl Solo {
     /// TERM, and KILL after the grace; returns how it ended. Close all connections first: llama-server waits for them.
     pub async fn stop(self) -> Exit {
         self.process.terminate();
-        if let Ok(exit) = tokio::time::timeout(self.stop_grace, self.process.wait()).await {
+        if let Ok(exit) = tokio::time::timeout(self.lifecycle.stop_grace, self.process.wait()).await {
             return exit;
         }
         self.process.kill();
@@ -349,7 +365,7 @@ struct Files(PathBuf);
 impl Files {
     fn remove(&self) {
         drop(std::fs::remove_file(&self.0));
-        report::remove(&self.0);
+        report_file::remove(&self.0);
     }
 }
 
@@ -372,19 +388,19 @@ struct State {
     lines: VecDeque<String>,
     /// Lines so far, those included that are not kept any more.
     heard: usize,
-    allowance: Allowance,
+    declared: DeclaredMemory,
 }
 
 impl Said {
     fn new(command: &Command, keep: usize) -> Self {
-        let state = State { lines: VecDeque::new(), heard: 0, allowance: kept::declared(command, None) };
+        let state = State { lines: VecDeque::new(), heard: 0, declared: declared_memory::of(command, None) };
         Self { keep: keep.max(1), given: discreet::known(command), state: Mutex::new(state) }
     }
 
-    fn hear(&self, line: String) {
+    fn take(&self, line: String) {
         let mut state = lock(&self.state);
-        if kept::is_telling(&line) {
-            state.allowance.learn(&line);
+        if declared_memory::is_telling(&line) {
+            state.declared.learn(&line);
         }
         // What is kept goes into reports, which are made to be shown.
         let line = secrets::text(&self.given.hide(line));
@@ -400,17 +416,17 @@ impl Said {
     fn ready(&self, command: &Command, props: Props, available: Option<u64>) {
         let mut state = lock(&self.state);
         if props.build.is_some() {
-            state.allowance = kept::declared(command, props.build);
-            let State { lines, allowance, .. } = &mut *state;
-            for line in lines.iter().filter(|line| kept::is_telling(line)) {
-                allowance.learn(line);
+            state.declared = declared_memory::of(command, props.build);
+            let State { lines, declared, .. } = &mut *state;
+            for line in lines.iter().filter(|line| declared_memory::is_telling(line)) {
+                declared.learn(line);
             }
         }
         if let Some(bytes) = available {
-            state.allowance.available(bytes);
+            state.declared.available(bytes);
         }
         if let Some(slots) = props.slots {
-            state.allowance.slots(slots);
+            state.declared.slots(slots);
         }
     }
 
@@ -418,9 +434,9 @@ impl Said {
         &self,
         report: Option<&Report>,
         vram: &[warden_policies::Vram],
-    ) -> (Vec<(warden_policies::Series, u64)>, u64) {
+    ) -> (Vec<(warden_policies::MemoryKind, u64)>, u64) {
         let state = lock(&self.state);
-        (kept::pools(&state.allowance, report, vram), kept::allowed(&state.allowance))
+        (declared_memory::pools(&state.declared, report, vram), declared_memory::allowed(&state.declared))
     }
 
     fn lines(&self) -> Vec<String> {
@@ -443,17 +459,17 @@ mod tests {
         };
         let said = Arc::new(Said::new(&command, 3));
         let output = SoloOutput(Arc::clone(&said));
-        let hear = |lines: &[&str]| {
+        let take = |lines: &[&str]| {
             for line in lines {
-                said.hear((*line).to_owned());
+                said.take((*line).to_owned());
             }
         };
-        hear(&["a", "b"]);
+        take(&["a", "b"]);
         let heard = output.heard();
         assert_eq!(output.since(heard), Vec::<String>::new());
-        hear(&["c"]);
+        take(&["c"]);
         assert_eq!(output.since(heard), ["c"]);
-        hear(&["d", "e", "f"]);
+        take(&["d", "e", "f"]);
         assert_eq!(output.since(heard), ["d", "e", "f"], "`c` is not kept any more");
     }
 }

@@ -2,15 +2,15 @@
 //! a reload can tell which models changed.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
+use warden_policies::defaults::{self, Child, Sensors};
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::health::HealthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
+pub use warden_policies::modes::{Replace, Socket};
 use warden_policies::quarantine::QuarantinePolicy;
 use warden_policies::recycle::RecyclePolicy;
-use warden_policies::restraint::RestraintPolicy;
 use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 
 /// How to run llama-server for one model.
@@ -29,29 +29,13 @@ pub struct Command {
     pub directory: Option<PathBuf>,
 }
 
-/// How one generation is replaced by the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Replace {
-    /// Drain, stop, start; requests queue meanwhile. Needs no extra memory.
-    Sequential,
-    /// Start the next generation, switch, then drain the old one. Needs memory for both.
-    Overlap,
-    /// Overlap where host memory allows and no GPU could be short of memory, else sequential.
-    Auto,
-}
-
-/// What a process listens on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Socket {
-    /// A Unix socket, unless the binary is known not to take one; then a port.
-    #[default]
-    Auto,
-    /// A Unix socket in a private directory: nobody but us can reach the process.
-    Unix,
-    /// A free port of 127.0.0.1: any user of the machine can reach the process.
-    Tcp,
+/// What to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpawnRequest {
+    /// Binary, all arguments, environment, directory.
+    pub command: Command,
+    /// Added to our own `oom_score_adj`; the sum is kept within -1000 to 1000.
+    pub oom_score_adj: i32,
 }
 
 /// What is done about prompts that do not fit into memory.
@@ -72,68 +56,25 @@ pub struct ModelSpec {
     pub aliases: Vec<String>,
     /// What to run.
     pub command: Command,
-    /// How many processes, 1 or more.
-    pub replicas: u32,
-    /// Start at once and keep running, instead of at the first request.
-    pub preload: bool,
-    /// How a generation is replaced.
-    pub replace: Replace,
-    /// Callers that may wait.
-    pub queue_depth: usize,
-    /// How long a caller waits.
-    pub queue_wait: Duration,
+    /// How it is run: at least one process, when, on what it listens, what is recorded.
+    pub run: defaults::Model,
+    /// Who may wait, and for how long.
+    pub queue: defaults::Queue,
     /// Requests of the slot kind at a time on one process; its number of slots if `None`.
     pub max_in_flight: Option<u32>,
-    /// Crash handling.
+    /// Crash handling and deadlines.
     pub lifecycle: LifecyclePolicy,
-    /// Deadlines of the lifecycle.
-    pub timing: Timing,
-    /// Budgets.
+    /// Budgets, and limits on recycling.
     pub recycle: RecyclePolicy,
-    /// Limits on recycling.
-    pub restraint: RestraintPolicy,
     /// What is done about prompts that do not fit into memory.
     pub admission: AdmissionSpec,
     /// What is done about requests that kill their server.
     pub quarantine: QuarantinePolicy,
     /// Added to `oom_score_adj` of the child, -1000 to 1000.
     pub oom_score_adj: i32,
-    /// Ask the process for a report of its GPU memory, which a patched llama-server writes.
-    pub memory_report: bool,
-    /// What its processes listen on.
-    pub socket: Socket,
     /// What is known of how the binary behaves. What becomes known later is told by [`Fleet::learn`](crate::Fleet::learn);
     /// neither replaces a process.
     pub facts: ServerFacts,
-    /// Write each reading to `traces/NAME-gN.jsonl` in the state directory, for `policy replay`.
-    pub record: bool,
-}
-
-/// Deadlines and pauses in the life of a backend. Reasons: `defaults.toml`, section `[lifecycle]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
-    /// Ready within this time.
-    pub start_timeout: Duration,
-    /// Pause between probes while starting.
-    pub start_probe_interval: Duration,
-    /// Pause between probes when ready.
-    pub probe_interval: Duration,
-    /// A probe unanswered for this long is lost.
-    pub probe_timeout: Duration,
-    /// Lost probes in a row that make it suspect.
-    pub probes_lost: u32,
-    /// Suspect for this long: replace.
-    pub suspect_timeout: Duration,
-    /// Leases have to end within this time.
-    pub drain_deadline: Duration,
-    /// From TERM to KILL.
-    pub stop_grace: Duration,
-    /// The same for a process that is ended without draining, because memory is almost gone.
-    pub kill_grace: Duration,
-    /// Pause between trials of what cannot start before something changes.
-    pub recheck: Duration,
-    /// Pause between looks at the files that it needs.
-    pub look_interval: Duration,
 }
 
 /// Everything the fleet needs to know.
@@ -172,41 +113,25 @@ pub struct SharedBudgets {
     pub vram_hard: Option<MemoryLimit>,
 }
 
-/// Sampling and keeping. Reasons: `defaults.toml`, sections `[sensors]`, `[child]`, `[lifecycle]`, `[recycle]`.
+/// Sampling and keeping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Watch {
-    /// Pause between samples.
-    pub interval: Duration,
-    /// From the idle edge to its sample.
-    pub idle_settle: Duration,
-    /// Lines of output kept per model.
-    pub log_lines: usize,
-    /// Bytes kept of one line.
-    pub log_line_bytes: usize,
-    /// Lines shown with a failed start.
-    pub failure_lines: usize,
-    /// Events kept for late listeners.
-    pub events_kept: usize,
-    /// Start failures in a row after which waiting requests are told.
-    pub failures_told: u32,
-    /// Limit of slot leases when `/props` does not say.
-    pub unknown_slots: u32,
-    /// For [`Replace::Auto`]: available memory needed, as a multiple of what the backend holds.
-    pub overlap_headroom: f64,
-    /// Smallest memory that `overlap_headroom` is applied to, so that an idle backend's first pages do not mislead.
-    pub overlap_floor: ByteSize,
-    /// Growth of host memory is confirmed by a slow and exact reading, at most this often.
-    pub confirm_interval: Duration,
-    /// Share of the growth that the exact reading has to show, too, 0 to 1.
-    pub confirm_share: f64,
-    /// A reading of the GPUs serves all backends for this long.
-    pub gpu_age: Duration,
-    /// A driver, or a backend's own counters, that takes longer is left out of a reading.
-    pub read_limit: Duration,
-    /// Memory that seems missing after an exit is looked for again after this.
-    pub return_wait: Duration,
-    /// Bytes of one recording.
-    pub trace_bytes: ByteSize,
-    /// Slopes of earlier generations that are remembered.
-    pub priors_kept: usize,
+    /// What is read, and how often.
+    pub sensors: Sensors,
+    /// What is kept of processes, and how they are run.
+    pub child: Child,
+}
+
+/// What all models share of the configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    pub(crate) shared: SharedBudgets,
+    pub(crate) growth: GrowthPolicy,
+    pub(crate) health: HealthPolicy,
+}
+
+impl From<&FleetConfig> for Common {
+    fn from(config: &FleetConfig) -> Self {
+        Self { shared: config.shared, growth: config.growth.clone(), health: config.health.clone() }
+    }
 }

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
-use warden_supervisor::nursery::{self, Child, Exit, NurseryHandle, SpawnRequest};
-use warden_supervisor::{Command, SpawnError};
+use warden_supervisor::{Child, Command, Exit, NurseryHandle, SpawnError, SpawnRequest, nursery};
 
 /// A deadline that only a broken test reaches.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -310,6 +310,7 @@ backend mock
         let mut words = vec![binary.display().to_string(), "serve".to_owned()];
         words.extend(["--config".to_owned(), config.display().to_string()]);
         words.extend(["--port".to_owned(), port.port().to_string()]);
+        words.extend(["--set".to_owned(), crate::warden::connections(&binary)?]);
         words.extend(variant.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]));
         let target = Target { address: port, key: Some(crate::warden::KEY.to_owned()) };
         let log = self.logs.path().join(format!("warden-{}.log", port.port()));

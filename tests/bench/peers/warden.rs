@@ -1,6 +1,7 @@
 //! llama-warden's configuration here: what a user has on is on.
 
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -13,6 +14,15 @@ use crate::load::MODEL;
 pub(crate) const NAME: &str = "llama-warden";
 /// The key of the client.
 pub(crate) const KEY: &str = "sk-0123456789abcdef0123456789abcdef";
+
+/// The mock serves any number of connections at a time; of a binary that somebody else built that is not known. Programs from
+/// before it was compiled in have it among their keys.
+pub(crate) fn connections(program: &Path) -> Result<String, Trouble> {
+    let schema = Command::new(program).args(["config", "schema"]).output()?.stdout;
+    let key = "upstream.idle_connections_unknown";
+    let is_key = String::from_utf8_lossy(&schema).contains("idle_connections_unknown");
+    Ok(if is_key { format!("{key}=64") } else { format!("internal.{key}=64") })
+}
 
 /// Two models, so that each request has to name one (the second one never starts); keys with limits of their own that are
 /// far away; a line for each request in a file.
@@ -29,12 +39,7 @@ pub(crate) fn setup(mock: &str, slots: usize, access: &Path) -> Result<Setup, Tr
     );
     let keys = setup.home.file("keys.toml", keys)?.display().to_string();
     let access = access.display().to_string();
-    // The mock serves any number of connections at a time; of a binary that somebody else built that is not known.
-    let top = format!(
-        "server.keys = {}\nlog.access = {}\nupstream.idle_connections_unknown = 64",
-        json!(keys),
-        json!(access)
-    );
+    let top = format!("server.keys = {}\nlog.access = {}", json!(keys), json!(access));
     let lines = |preload: bool| {
         format!(
             "binary = {}\nmodel = {}\nargs = [\"-np\", \"{slots}\", \"--metrics\"]\nmax_in_flight = {slots}\npreload = {preload}\nenv = {{ MOCK_LLAMA_CPU = \"{}\" }}\n",

@@ -4,8 +4,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use warden_builder::patch::scan::{Finding, Found, Source};
-use warden_builder::patch::{Container, ContainerKind};
+use warden_patches::scan::{Container, ContainerKind, Finding, Found, Source};
 use warden_rig::sdists::ERAS;
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use warden_builder::patch::marker::{PREFIX, marked, marker};
-use warden_builder::patch::scan::{Finding, Found, Source};
-use warden_builder::patch::{At, Hook, PatchSet};
+use warden_patches::marker::{PREFIX, marked, marker};
+use warden_patches::scan::{Finding, Found, Source};
+use warden_patches::set::At;
+use warden_patches::{Hook, PatchSet};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 use super::{JOURNAL, Snapshot};

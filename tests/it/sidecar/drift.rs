@@ -4,9 +4,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use warden_builder::patch::scan::{Finding, Source};
-use warden_builder::patch::{Catalogue, Container, ContainerKind, FolderTree, Status, Tree, judge};
-use warden_builder::source::Revision;
+use warden_patches::scan::{Container, ContainerKind, Finding, Source};
+use warden_patches::{Catalogue, FolderTree, Revision, Status, Tree, judge};
 use warden_rig::sdists::ERAS;
 use warden_rig::{Context as _, Outcome, Trouble};
 

@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
-use warden_builder::Result as Built;
-use warden_builder::patch::{Catalogue, Edits, Judgement, Status, Tree, judge};
-use warden_builder::source::Revision;
+use warden_patches::Result as Judged;
+use warden_patches::{Catalogue, Edits, Judgement, Revision, Status, Tree, judge};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 use super::build::{compiler, folder};
@@ -39,7 +38,7 @@ impl Fork {
 }
 
 impl Tree for Fork {
-    fn read(&self, path: &str) -> Built<Option<Vec<u8>>> {
+    fn read(&self, path: &str) -> Judged<Option<Vec<u8>>> {
         Ok(self.0.get(path).map(|text| text.clone().into_bytes()))
     }
 

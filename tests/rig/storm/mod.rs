@@ -134,7 +134,10 @@ impl Storm {
 
     async fn start(&self) -> Result<Warden, Trouble> {
         let setup = Setup::new()?
-            .top("sensors.interval = \"50ms\"\nlog.children = false\ndefaults.lifecycle.failures_told = 1000")
+            .top(
+                "sensors.interval = \"50ms\"\nlog.children = false\ninternal.lifecycle.failures_told = 1000\n\
+                 internal.lifecycle.breaker_failures = 100000",
+            )
             .top(self.top);
         let (sequence, overlap) = (self.script(&setup, MODELS[0]), self.script(&setup, MODELS[1]));
         let settings = self.settings();
@@ -225,7 +228,7 @@ impl Report {
 
 /// Things fail often here and are forgiven fast.
 const SETTINGS: &str = "lifecycle.backoff_first = \"10ms\"\nlifecycle.backoff_cap = \"30ms\"\n\
-    lifecycle.breaker_failures = 100000\nlifecycle.probe_interval = \"100ms\"\n\
+    lifecycle.probe_interval = \"100ms\"\n\
     lifecycle.probe_timeout = \"200ms\"\nlifecycle.suspect_timeout = \"300ms\"\n\
     lifecycle.stop_grace = \"1s\"\n\
     policy.max_requests = 40\npolicy.jitter = 0.5\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\

@@ -1,9 +1,10 @@
 //! Builds with patch sets: a source, a set and compilers of our own making.
 
+use std::path::Path;
+
+use warden_patches::{Catalogue, PlannedSet, Refusal, Sets, Status};
+
 use super::*;
-use crate::error::Refusal;
-use crate::patch::{Catalogue, Sets, Status};
-use crate::plan::PlannedSet;
 
 /// What the source's one function is like when the set knows it.
 const ENGINE: &str = "// an engine\nstatic int turn(int wheel) {\n    wheel += 1;\n    return wheel;\n}\n";
@@ -75,7 +76,7 @@ fn rig(engine: &str, marker: &str) -> Rig {
 
 fn refusals(error: Error) -> Vec<Refusal> {
     match error {
-        Error::Patches(refusals) => refusals,
+        Error::Patches(warden_patches::Error::Refused(refusals)) => refusals,
         other => unreachable!("{other}"),
     }
 }
@@ -177,7 +178,7 @@ async fn a_source_that_the_hooks_do_not_fit_is_refused_before_anything_is_writte
     let mut rig = rig(&ENGINE.replace("return wheel", "return wheel * 2"), "BRAKE-MARK");
     rig.request.patches.allow_unverified = true;
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert_eq!(error.kind(), crate::error::Kind::Refused);
+    assert_eq!(error.kind(), crate::Kind::Refused);
     assert!(!refusals(error)[0].unverified, "allowing it does not help");
     assert!(!rig.folder.path().join("cache").exists());
 }

@@ -11,10 +11,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::server::Server;
 use super::{Item, Made};
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::event::{Event, Reporter};
 use crate::git::fetch::{Most, Wanted, fetch};
 use crate::git::{Fault, Location, Obtained, Request, cache, obtain};
+use crate::kind::Kind;
 use crate::lock::Lock;
 
 /// A repository behind a server, and an empty cache.

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use warden_patches::Tree;
+
 use super::{Item, Made};
 use crate::error::Error;
 use crate::git::{Fault, Repository};
-use crate::patch::Tree;
 use crate::source::Source;
 
 fn open(made: &Made) -> Arc<Repository> {
@@ -115,7 +116,7 @@ fn a_file_that_the_clone_lacks_is_named_with_a_cure() {
     let made = Made::new();
     let commit = made.llama(&[("src/a.cpp", Item::File("only here"))], &[]);
     made.lose(made.repo.blob(b"only here").unwrap());
-    let error = open(&made).tree(&commit.to_string()).unwrap().read("src/a.cpp").unwrap_err();
+    let error = Error::from(open(&made).tree(&commit.to_string()).unwrap().read("src/a.cpp").unwrap_err());
     assert!(error.to_string().contains(&format!("lacks `src/a.cpp` of commit {commit}")), "{error}");
     assert!(error.hint().unwrap().contains("--filter"));
 }

@@ -22,8 +22,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn start(repository: &Path) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let (listener, port) = listen();
         let (asked, limit) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(u64::MAX)));
         let old = Arc::new(AtomicBool::new(false));
         let (count, bytes, folder) = (Arc::clone(&asked), Arc::clone(&limit), repository.to_owned());
@@ -41,8 +40,7 @@ impl Server {
 
     /// One that speaks HTTP, and wants a password that nobody has.
     pub(super) fn forbidding() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let (listener, port) = listen();
         let asked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&asked);
         thread::spawn(move || {
@@ -64,13 +62,12 @@ impl Server {
                 stream.write_all(refused.as_bytes()).ok();
             }
         });
-        Self { port, asked, limit: Arc::new(AtomicU64::new(0)), old: Arc::default() }
+        Self { port, asked, limit: Arc::default(), old: Arc::default() }
     }
 
     /// One that takes connections and never says a word.
     pub(super) fn silent() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let (listener, port) = listen();
         let asked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&asked);
         thread::spawn(move || {
@@ -80,7 +77,7 @@ impl Server {
                 count.fetch_add(1, Ordering::SeqCst);
             }
         });
-        Self { port, asked, limit: Arc::new(AtomicU64::new(0)), old: Arc::default() }
+        Self { port, asked, limit: Arc::default(), old: Arc::default() }
     }
 
     pub(super) fn port(&self) -> u16 {
@@ -94,6 +91,12 @@ impl Server {
     pub(super) fn times_asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }
+}
+
+fn listen() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
 }
 
 fn serve(client: &TcpStream, folder: PathBuf, limit: u64, is_old: bool) {

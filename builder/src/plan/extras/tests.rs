@@ -1,13 +1,14 @@
 //! What sources offer, and what is made of it on machines that have more and less.
 
+use warden_patches::Revision;
+
 use super::*;
-use crate::source::Revision;
 
 /// Files by their names.
 struct Files<'a>(Vec<(&'a str, &'a str)>);
 
 impl Tree for Files<'_> {
-    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+    fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
         let found = self.0.iter().find(|(name, _)| *name == path);
         Ok(found.map(|(_, text)| text.as_bytes().to_vec()))
     }

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Toolkit, home_of, missing, versioned_folders};
+use super::place::{home_of, missing, versioned_folders};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
-use crate::plan::Backend;
-use crate::toolchain::{Tool, said};
+use crate::plan::backend::Backend;
+use crate::toolchain::asking::said;
+use crate::toolchain::found::{Tool, Toolkit};
 
 /// How people get it.
 const CURE: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own packages), or \

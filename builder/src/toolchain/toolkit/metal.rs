@@ -2,11 +2,12 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Toolkit, home_of, missing};
+use super::place::{home_of, missing};
 use crate::environment::Environment;
 use crate::error::Result;
-use crate::plan::Backend;
-use crate::toolchain::{Tool, said};
+use crate::plan::backend::Backend;
+use crate::toolchain::asking::said;
+use crate::toolchain::found::{Tool, Toolkit};
 
 /// Whether this is a machine that has Metal.
 pub(crate) const fn is_here() -> bool {

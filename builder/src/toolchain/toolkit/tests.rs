@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 use super::*;
 use crate::plan::{ArchWish, BackendWish};
-use crate::toolchain::{Chosen, choose};
+use crate::toolchain::found::Chosen;
+use crate::toolchain::{Tool, choose};
 
 const NVCC: &str =
     "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 13.0, V13.0.88'";

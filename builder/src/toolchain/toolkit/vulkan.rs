@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Toolkit, home_of, missing};
+use super::place::{home_of, missing};
 use crate::environment::Environment;
 use crate::error::Result;
-use crate::plan::Backend;
-use crate::toolchain::{Tool, said};
+use crate::plan::backend::Backend;
+use crate::toolchain::asking::said;
+use crate::toolchain::found::{Tool, Toolkit};
 
 /// Vendors whose GPUs have drivers that beat the CPU: AMD and NVIDIA. An integrated Intel GPU may be slower than its
 /// CPU, and a virtual machine's is a CPU in disguise.

@@ -9,9 +9,9 @@ impl Planner {
     /// also beside one that is clear, and a cure has to stop both.
     pub(super) fn unclear(&self) -> bool {
         let all = || self.baseline.iter().flat_map(|leg| &leg.tracks).map(|(.., verdict)| *verdict);
-        let leaks = all().any(|verdict| verdict == Verdict::Leaking);
+        let leaks = all().any(Verdict::leaks);
         // Too few readings are as few the next time: worth a second leg only where nothing else is known.
-        all().any(|verdict| verdict == Verdict::Suspected || (verdict == Verdict::Warming && !leaks))
+        all().any(|verdict| verdict == Verdict::Suspected || (!verdict.is_known() && !leaks))
     }
 
     /// Memories that leak, or were suspected in two legs.
@@ -23,7 +23,7 @@ impl Planner {
                 .iter()
                 .filter_map(|leg| leg.of_track(*track).map(|(_, verdict)| verdict))
                 .collect();
-            let suspect = verdicts.iter().filter(|verdict| **verdict >= Verdict::Suspected).count();
+            let suspect = verdicts.iter().filter(|verdict| verdict.grows()).count();
             let leaks = verdicts.contains(&Verdict::Leaking) || suspect > 1;
             if leaks && !tracks.contains(track) {
                 tracks.push(*track);

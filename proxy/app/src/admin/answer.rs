@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use warden_builder::mitigation::Advice;
 use warden_gateway::{Control, Gauges};
+use warden_patches::mitigation::Advice;
 use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 

@@ -1,8 +1,5 @@
 //! Answers of the admin routes, for a fleet without models.
 
-use std::time::Duration;
-
-use warden_policies::ByteSize;
 use warden_supervisor::{FleetConfig, SharedBudgets, Watch, nursery};
 
 use super::*;
@@ -37,33 +34,16 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
 
 /// A fleet without models.
 pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
+    let defaults = warden_policies::defaults();
     FleetConfig {
         models: Vec::new(),
         any_name: false,
         shared: SharedBudgets::default(),
-        health: warden_policies::defaults().health.clone(),
-        growth: warden_policies::defaults().growth.clone(),
+        health: defaults.health.clone(),
+        growth: defaults.growth.clone(),
         runtime_dir: dir.join("run"),
         state_dir: dir.join("state"),
-        watch: Watch {
-            interval: Duration::from_secs(5),
-            idle_settle: Duration::from_millis(1),
-            log_lines: 1,
-            log_line_bytes: 1,
-            failure_lines: 1,
-            events_kept: 1,
-            failures_told: 1,
-            unknown_slots: 1,
-            overlap_headroom: 1.0,
-            overlap_floor: ByteSize(1),
-            confirm_interval: Duration::from_secs(60),
-            confirm_share: 0.5,
-            gpu_age: Duration::from_millis(1),
-            read_limit: Duration::from_secs(1),
-            return_wait: Duration::from_secs(1),
-            trace_bytes: ByteSize(1),
-            priors_kept: 1,
-        },
+        watch: Watch { sensors: defaults.sensors, child: defaults.child },
     }
 }
 

@@ -7,7 +7,7 @@ use warden_policies::growth::{Fill, Forecast, Interval, Unit as Work};
 use warden_policies::lifecycle::Phase;
 use warden_policies::recycle::WhyNot;
 use warden_policies::sample::Vram;
-use warden_policies::{Action, Decision, GenerationId, GpuIndex, ModelName, Reason, Series};
+use warden_policies::{Action, Decision, GenerationId, GpuIndex, MemoryKind, ModelName, Reason};
 use warden_supervisor::{ForecastView, HealthView, MemoryView, ModelState, ModelView};
 
 fn interval(value: f64) -> Interval {
@@ -17,7 +17,7 @@ fn interval(value: f64) -> Interval {
 /// A backend that leaks host memory by images, and of which VRAM is known on GPU 0.
 pub(crate) fn leaking() -> BackendView {
     let growth = Growth {
-        series: Series::Host,
+        series: MemoryKind::Host,
         verdict: Verdict::Leaking,
         since_request: 77,
         slope: Some(interval(4.0)),
@@ -29,7 +29,7 @@ pub(crate) fn leaking() -> BackendView {
     let forecast = Forecast { limit: 1000, requests: interval(25.0), seconds: Some(interval(50.0)) };
     let decision = Decision {
         reason: Some(Reason::Growth),
-        series: Some(Series::Host),
+        series: Some(MemoryKind::Host),
         limit_bytes: Some(1000),
         why_not: Some(WhyNot::Observing { would: Action::RecycleWhenQuiet }),
         ..Decision::OBSERVE
@@ -50,7 +50,7 @@ pub(crate) fn leaking() -> BackendView {
         memory: MemoryView {
             vram: vec![Vram { gpu: GpuIndex(0), bytes: 300, source: VramSource::Estimate }],
             growth: vec![growth],
-            forecasts: vec![ForecastView { series: Series::Host, reason: Reason::HostSoft, forecast }],
+            forecasts: vec![ForecastView { series: MemoryKind::Host, reason: Reason::HostSoft, forecast }],
             ..MemoryView::default()
         },
         health: HealthView {

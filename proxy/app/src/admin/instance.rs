@@ -20,7 +20,7 @@ use warden_supervisor::private_dir::is_at;
 
 use super::answer::Instance;
 use crate::config::machine::Machine;
-use crate::config::resolve::Dirs;
+use crate::config::resolve::dirs::Dirs;
 use crate::exit::Failure;
 
 /// Pointers of one name that are tried: processes of different namespaces may have the same number.

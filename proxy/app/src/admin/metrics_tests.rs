@@ -7,9 +7,7 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{GenerationId, ModelName, Work};
 use warden_sensors::Report;
 use warden_sensors::report::{ContextReport, Counts, Settings};
-use warden_supervisor::{
-    BackendView, Event, Evidence, Failure, FailureKind, LedgerEntry, Mode, ModelState, ModelView,
-};
+use warden_supervisor::{BackendView, Event, Failure, FailureKind, LedgerEntry, Mode, ModelState, ModelView};
 
 fn record() -> Record {
     Record {
@@ -140,31 +138,11 @@ fn budgets() -> Budgets {
 }
 
 fn recycled() -> EventKind {
+    let reason = warden_policies::Reason::HostSoft;
     let entry = LedgerEntry {
-        id: 1,
-        at: String::new(),
-        model: ModelName::new("m"),
-        replica: 0,
-        reason: warden_policies::Reason::HostSoft,
-        evidence: Evidence::default(),
-        mode: Mode::Sequential,
-        from: None,
-        to: None,
         carried_over: 3,
-        drained: 0,
-        cut: 0,
         gap_ms: 30,
-        drain_ms: 0,
-        exit_ms: None,
-        ours_ms: None,
-        start_ms: None,
-        host_before: None,
-        host_after: None,
-        vram_before: Vec::new(),
-        vram_after: Vec::new(),
-        vram_after_exit: Vec::new(),
-        helped: None,
-        failed: None,
+        ..LedgerEntry::of(ModelName::new("m"), 0, reason, Mode::Sequential)
     };
     EventKind::RecycleDone { entry: Box::new(entry) }
 }
@@ -177,7 +155,7 @@ fn crashed() -> EventKind {
 
 fn too_large() -> EventKind {
     let short = warden_supervisor::NoRoom {
-        series: warden_policies::Series::Host,
+        series: warden_policies::MemoryKind::Host,
         tokens: 9,
         needed: 2,
         have: 1,

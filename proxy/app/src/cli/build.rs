@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use warden_builder::patch::Selection;
 use warden_builder::{
     ArchWish, BackendWish, Builder, Built, Dirs, Environment, Needs, Reporter, Request, Source, sdist,
 };
+use warden_patches::Selection;
 use warden_policies::defaults::Build;
 
 pub(crate) mod flags;
@@ -19,8 +19,8 @@ pub(crate) use flags::{ArchArgs, PatchArgs, TargetArgs};
 pub(crate) use git::GitArgs;
 
 use super::{ConfigArgs, block_on, progress};
-use crate::config::layers::Loaded;
 use crate::config::machine::Machine;
+use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
 

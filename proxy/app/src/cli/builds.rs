@@ -6,9 +6,9 @@ use warden_policies::ByteSize;
 
 use super::ConfigArgs;
 use super::builds_in_use::InUse;
-use crate::config::layers::Loaded;
 use crate::config::machine::Machine;
-use crate::config::resolve::Dirs;
+use crate::config::resolve::dirs::Dirs;
+use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
 

@@ -7,7 +7,9 @@ use super::ConfigArgs;
 use crate::config::machine::Machine;
 use crate::config::problem::{Problem, Problems};
 use crate::config::resolve::resolve;
-use crate::config::{flags, schema, show, store};
+use crate::config::resolve::{flags, store};
+use crate::config::schema::{self, markdown};
+use crate::config::show;
 use crate::exit::Failure;
 use crate::out;
 
@@ -19,7 +21,7 @@ pub(crate) enum ConfigCommand {
     /// Prints the effective configuration; a comment says where each value comes from.
     Show(ShowArgs),
     /// Prints the JSON Schema of the configuration file.
-    Schema,
+    Schema(SchemaArgs),
 }
 
 /// What `config check` takes.
@@ -46,6 +48,14 @@ pub(crate) struct ShowArgs {
     config: ConfigArgs,
 }
 
+/// What `config schema` takes.
+#[derive(Debug, Args)]
+pub(crate) struct SchemaArgs {
+    /// Prints the keys as tables for docs/configuration.md instead.
+    #[arg(long)]
+    markdown: bool,
+}
+
 /// Answers.
 pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
     match command {
@@ -69,7 +79,8 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             let machine = Machine::read();
             out::write(&show::show(&config.load(&machine, Vec::new())?, &machine, reveal))
         }
-        ConfigCommand::Schema => out::json(schema::root()),
+        ConfigCommand::Schema(SchemaArgs { markdown: true }) => out::write(&markdown::tables()),
+        ConfigCommand::Schema(SchemaArgs { markdown: false }) => out::json(schema::root()),
     }
 }
 

@@ -6,10 +6,10 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use crate::config::arguments::{self, Listening};
-use crate::config::layers::FlagSetting;
 use crate::config::machine::Machine;
-use crate::config::tree::{Kind, Node};
+use crate::config::resolve::arguments::{self, Listening};
+use crate::config::source::layers::FlagSetting;
+use crate::config::source::tree::{Kind, Node};
 use crate::exit::Failure;
 
 /// Flags that llama-server answers by itself instead of serving.
@@ -100,7 +100,7 @@ fn from_environment(machine: &Machine) -> Vec<FlagSetting> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::layers::{Sources, load};
+    use crate::config::source::layers::{Sources, load};
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
@@ -112,7 +112,7 @@ mod tests {
         machine
     }
 
-    fn loaded(args: &str, env: &[(&str, &str)]) -> crate::config::layers::Loaded {
+    fn loaded(args: &str, env: &[(&str, &str)]) -> crate::config::source::layers::Loaded {
         let flags = settings(&words(args), &machine(env)).unwrap();
         load(Sources { flags, ..Sources::default() }).unwrap()
     }
@@ -125,7 +125,7 @@ mod tests {
         let (name, model, _) = &loaded.models[0];
         assert_eq!(name, "dir/model.gguf");
         assert_eq!(model.args, words("-m dir/model.gguf -c 4096 --api-key k"));
-        assert!(model.preload);
+        assert!(model.run.preload);
     }
 
     #[test]

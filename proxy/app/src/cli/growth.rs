@@ -3,7 +3,7 @@
 use warden_policies::growth::{Blame, Growth, Verdict};
 use warden_policies::recycle::WhyNot;
 use warden_policies::sample::VramSource;
-use warden_policies::{Action, ByteSize, Reason, Series};
+use warden_policies::{Action, ByteSize, MemoryKind, Reason};
 use warden_supervisor::{BackendView, DeviceView, ForecastView, PolicyView};
 
 use crate::words;
@@ -22,7 +22,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
         let of_series = memory.forecasts.iter().filter(|one| one.series == growth.series);
         lines.push(format!("growth: {}{}", of_growth(growth), of_series.map(left).collect::<String>()));
     }
-    let host = memory.growth.iter().find(|growth| growth.series == Series::Host);
+    let host = memory.growth.iter().find(|growth| growth.series == MemoryKind::Host);
     if host.is_some_and(|growth| growth.verdict >= Verdict::Bounded) {
         lines.extend(memory.allowance.iter().map(|line| format!("may keep: {line}")));
     }
@@ -38,7 +38,7 @@ fn of_growth(growth: &Growth) -> String {
     parts.extend(growth.slope.as_ref().map(words::slope));
     match &growth.blame {
         Some(blame @ Blame::Pays { .. }) => parts.push(words::blame(blame)),
-        Some(blame @ Blame::Undecided { .. }) if growth.verdict == Verdict::Leaking => {
+        Some(blame @ Blame::Undecided { .. }) if growth.verdict.leaks() => {
             parts.push(words::blame(blame));
         }
         _ => {}
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use crate::admin::growth_metrics::tests::{fleet, leaking};
     use warden_policies::Decision;
-    use warden_policies::restraint::Held;
+    use warden_policies::cooldown::Held;
 
     #[test]
     fn a_backend_that_leaks_says_how_much_who_pays_how_long_and_what_happens() {
@@ -187,7 +187,7 @@ mod tests {
             action: Action::RecycleWhenQuiet,
             reason: Some(Reason::HostSoft),
             due: true,
-            series: Some(Series::Host),
+            series: Some(MemoryKind::Host),
             limit_bytes: Some(1 << 30),
             why_not: None,
             threat: false,
@@ -196,7 +196,7 @@ mod tests {
             decision,
             held: Some(Held::TooSoon {
                 seconds_left: 9,
-                rule: warden_policies::restraint::Pause::MinInterval,
+                rule: warden_policies::cooldown::Pause::MinInterval,
             }),
         };
         assert_eq!(

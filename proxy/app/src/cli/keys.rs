@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
-use crate::config::keys::{KeyFile, fresh, section};
+use crate::config::resolve::keys::{KeyFile, fresh, section};
 use crate::exit::Failure;
 use crate::out;
 

@@ -2,10 +2,10 @@
 
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use warden_builder::mitigation::{self, Catalogue, Leak, Memory, Mitigation};
-use warden_builder::patch::Evidence;
+use warden_patches::mitigation::{self, Catalogue, Leak, Memory, Mitigation};
+use warden_patches::set::Evidence;
 
-use crate::config::mitigations::catalogue;
+use crate::config::resolve::mitigations::catalogue;
 use crate::exit::Failure;
 use crate::out;
 

@@ -5,8 +5,8 @@
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::layers::{FlagSetting, Loaded, Sources, load};
 use crate::config::machine::Machine;
+use crate::config::source::layers::{FlagSetting, Loaded, Sources, load};
 use crate::exit::Failure;
 
 pub(crate) mod build;

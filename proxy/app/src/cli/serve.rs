@@ -5,9 +5,9 @@ use std::os::unix::process::CommandExt;
 use clap::Args;
 
 use super::{ConfigArgs, dropin};
-use crate::config::layers::FlagSetting;
 use crate::config::machine::Machine;
-use crate::config::store;
+use crate::config::resolve::store;
+use crate::config::source::layers::FlagSetting;
 use crate::exit::Failure;
 use crate::serve::Plan;
 
@@ -125,7 +125,7 @@ fn ask_the_binary(args: &[String], machine: &Machine) -> Result<(), Failure> {
         Some(data) => store::find(&data, None).map_err(Failure::failed)?,
         None => None,
     };
-    let built = built.map(|facts| facts.binary);
+    let built = built.map(|build| build.facts.binary);
     let binary = built.or_else(|| machine.find_in_path("llama-server")).ok_or_else(|| {
         Failure::hinted(
             "there is no llama-server: no build in the store, and none in PATH but ourselves",
@@ -139,7 +139,7 @@ fn ask_the_binary(args: &[String], machine: &Machine) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::layers::{Sources, load};
+    use crate::config::source::layers::{Sources, load};
     use clap::Parser;
 
     fn parse(args: &[&str]) -> ServeArgs {

@@ -11,21 +11,14 @@
 //!                         |
 //!                      Resolved                        what fleet, gateway and admin are told
 //! ```
+//!
+//! | folder | job |
+//! |---|---|
+//! | `source` | what is written where: file, variables, flags, one tree of values that know their place |
+//! | `schema` | which keys there are, what each takes, how that is checked, published and documented |
+//! | `resolve` | what it comes to on this machine: binaries, keys, certificates, mitigations, contradictions |
 
-pub(crate) mod arguments;
-pub(crate) mod binary;
-pub(crate) mod cancel;
-mod contradictions;
-#[cfg(test)]
-mod documented;
-mod doors;
-pub(crate) mod flags;
-mod judge;
-pub(crate) mod keys;
-pub(crate) mod layers;
 pub(crate) mod machine;
-pub(crate) mod mitigations;
-mod places;
 pub(crate) mod policy;
 pub(crate) mod policy_file;
 pub(crate) mod problem;
@@ -34,12 +27,6 @@ pub(crate) mod resolve;
 #[cfg(test)]
 mod samples;
 pub(crate) mod schema;
-pub(crate) mod server_facts;
 pub(crate) mod settings;
 pub(crate) mod show;
-pub(crate) mod store;
-mod tls;
-pub(crate) mod tree;
-mod validate;
-mod values;
-mod variables;
+pub(crate) mod source;

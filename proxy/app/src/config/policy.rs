@@ -12,27 +12,35 @@ use warden_policies::recycle::RecyclePolicy;
 use warden_policies::schedule::Windows;
 use warden_policies::{ByteSize, MemoryLimit};
 
-use super::schema;
+use super::schema::{self, Of};
 
 /// When a backend is replaced, and what is asked of it before it takes more.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[schemars(extend("additionalProperties" = false))]
 pub(crate) struct Policy {
-    /// Host memory.
+    /// Budgets on anonymous host memory, swapped pages included.
     #[serde(default)]
+    #[schemars(with = "HostKeys")]
     pub(crate) host: Budgets,
-    /// VRAM on each GPU.
+    /// Budgets on VRAM, for each GPU by itself.
     #[serde(default)]
+    #[schemars(with = "VramKeys")]
     pub(crate) vram: Budgets,
-    /// Requests.
+    /// Replaced when quiet after this many requests.
+    #[schemars(range(min = 1))]
     pub(crate) max_requests: Option<u64>,
-    /// Age.
+    /// Replaced when quiet at this age.
     #[serde(default, deserialize_with = "optional_duration")]
+    #[schemars(schema_with = "schema::age")]
     pub(crate) max_age: Option<Duration>,
-    /// Times of day for what can wait.
+    /// Replacements that can wait happen only within these times of day, in the machine's time zone: one, or a list. Hard
+    /// budgets do not wait. Default: any time.
     #[serde(default)]
+    #[schemars(schema_with = "schema::windows")]
     pub(crate) only: Windows,
     /// The numbers and modes that have defaults.
     #[serde(flatten)]
+    #[schemars(with = "Of<defaults::Recycle>")]
     pub(crate) common: defaults::Recycle,
 }
 
@@ -98,8 +106,7 @@ pub(crate) struct Shared {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct HostKeys {
-    /// Above this a backend is replaced when quiet, or within `quiet_within`. A size, a share of the machine's memory, or
-    /// `auto`.
+    /// Above this a backend is replaced when quiet, or within `quiet_within`. A share is one of the machine's memory.
     #[schemars(schema_with = "schema::budget")]
     soft: (),
     /// Above this it is drained now.
@@ -112,8 +119,7 @@ struct HostKeys {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct VramKeys {
-    /// Above this, on any one GPU, a backend is replaced when quiet, or within `quiet_within`. A size, a share of the
-    /// GPU's memory, or `auto`.
+    /// The same for VRAM, on each GPU by itself. A share is one of the GPU's memory.
     #[schemars(schema_with = "schema::budget")]
     soft: (),
     /// Above this it is drained now.
@@ -126,8 +132,8 @@ struct VramKeys {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct SharedHostKeys {
-    /// Above this the backend whose replacement gives back most is replaced when quiet. A size, or a share of the
-    /// machine's memory.
+    /// Above this, all backends together, the one whose replacement gives back most is replaced when quiet. A share is one
+    /// of the machine's memory.
     #[schemars(schema_with = "schema::limit")]
     soft: (),
     /// Above this it is drained now.
@@ -140,48 +146,12 @@ struct SharedHostKeys {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct SharedVramKeys {
-    /// Above this, on any one GPU, the backend whose replacement gives back most is replaced when quiet. A size, or a
-    /// share of the GPU's memory.
+    /// Above this, all backends together on any one GPU, one is replaced when quiet. A share is one of the GPU's memory.
     #[schemars(schema_with = "schema::limit")]
     soft: (),
     /// Above this it is drained now.
     #[schemars(schema_with = "schema::limit")]
     hard: (),
-}
-
-/// Defines the keys of a `policy`; only the numbers that hold for all models make the difference.
-macro_rules! policy_keys {
-    ($($(#[$meta:meta])* $name:ident with $common:literal;)*) => { $(
-        $(#[$meta])*
-        #[derive(JsonSchema)]
-        #[expect(dead_code, reason = "only its schema is used")]
-        pub(super) struct $name {
-            /// Budgets on anonymous host memory, swapped pages included.
-            host: HostKeys,
-            /// Budgets on VRAM, for each GPU by itself.
-            vram: VramKeys,
-            /// Replaced when quiet after this many requests.
-            #[schemars(range(min = 1))]
-            max_requests: Option<u64>,
-            /// Replaced when quiet at this age.
-            #[schemars(schema_with = "schema::age")]
-            max_age: (),
-            /// Replacements that can wait happen only within these times of day, in the machine's time zone: one, or a
-            /// list. Hard budgets do not wait.
-            #[schemars(schema_with = "schema::windows")]
-            only: (),
-            #[serde(flatten)]
-            #[schemars(with = $common)]
-            common: (),
-        }
-    )* };
-}
-
-policy_keys! {
-    /// The keys of a model's `policy`.
-    ModelPolicyKeys with "schema::ModelRecycle";
-    /// The keys of `[defaults.policy]`.
-    AllPolicyKeys with "schema::Recycle";
 }
 
 fn optional_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {

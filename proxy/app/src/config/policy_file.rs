@@ -6,12 +6,12 @@ use std::path::Path;
 use figment::Figment;
 use figment::value::{Dict, Value};
 
-use super::layers::{Plain, Sources, file_layer, load, problem, written};
 use super::policy::Policy;
 use super::problem::{Place, Problem, Problems};
 use super::schema;
-use super::tree::Kind;
-use super::validate::validate_as;
+use super::schema::validate::validate_as;
+use super::source::layers::{Plain, Sources, file_layer, load, problem, written};
+use super::source::tree::Kind;
 
 /// Reads a file that has the keys of one model's `policy`, over the compiled-in defaults. A file with nothing but a table
 /// `[policy]` is read as that table.

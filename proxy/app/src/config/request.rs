@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 use warden_gateway::{ModelRules, RequestRules, SystemMode, SystemPrompt};
+use warden_policies::modes::Cancel;
 
-use super::cancel::Cancel;
 use super::problem::{Place, Problem, dotted};
 use super::resolve::Resolver;
 use super::schema;
@@ -24,23 +24,30 @@ const NOT_OURS: [(&str, &str); 2] = [
 const PROMPTS: [&str; 4] = ["messages", "input", "instructions", "system"];
 
 /// What is changed in requests.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Request {
-    /// Members that get this value.
+    /// Parameters that get this value, whatever the client says.
     #[serde(default)]
+    #[schemars(schema_with = "schema::parameters")]
     pub(crate) set: BTreeMap<String, Value>,
-    /// Members that get this value if they are missing.
+    /// Parameters that get this value if the client does not give them.
     #[serde(default)]
+    #[schemars(schema_with = "schema::parameters")]
     pub(crate) default: BTreeMap<String, Value>,
-    /// Members that are taken out.
+    /// Parameters that are taken out. One that is also in `set` is set.
     #[serde(default)]
+    #[schemars(with = "Vec<String>")]
     pub(crate) strip: Vec<String>,
-    /// A system prompt.
+    /// A system prompt, for chat, messages and responses.
     pub(crate) system_prompt: Option<String>,
-    /// How it stands to the client's own.
+    /// How it stands to the client's own: `missing` gives it only to those who have none, `prepend` puts it in front,
+    /// `replace` puts it in its place. Default: `"missing"`.
     #[serde(default)]
+    #[schemars(schema_with = "schema::system_prompt_mode")]
     pub(crate) system_prompt_mode: Mode,
-    /// Tokens that may be generated, at most.
+    /// Tokens that a request may generate, at most; also where the client does not say. Default: no limit.
+    #[schemars(range(min = 1))]
     pub(crate) max_tokens: Option<u64>,
 }
 
@@ -65,30 +72,6 @@ impl From<Mode> for SystemMode {
             Mode::Replace => Self::Replace,
         }
     }
-}
-
-/// The keys of `request`, for the schema.
-#[derive(JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "only its schema is used")]
-pub(crate) struct RequestKeys {
-    /// Parameters that get this value, whatever the client says.
-    #[schemars(schema_with = "schema::parameters")]
-    set: (),
-    /// Parameters that get this value if the client does not give them.
-    #[schemars(schema_with = "schema::parameters")]
-    default: (),
-    /// Parameters that are taken out. One that is also in `set` is set.
-    strip: Option<Vec<String>>,
-    /// A system prompt, for chat, messages and responses.
-    system_prompt: Option<String>,
-    /// How it stands to the client's own: `missing` gives it only to those who have none, `prepend` puts it in front,
-    /// `replace` puts it in its place. Default: "missing".
-    #[schemars(schema_with = "schema::system_prompt_mode")]
-    system_prompt_mode: (),
-    /// Tokens that a request may generate, at most; also where the client does not say. Default: no limit.
-    #[schemars(range(min = 1))]
-    max_tokens: Option<u64>,
 }
 
 impl Resolver<'_> {
@@ -134,7 +117,7 @@ impl Resolver<'_> {
             table.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
         };
         ModelRules {
-            assemble: model.cancel == Cancel::Assemble,
+            assemble: model.run.cancel == Cancel::Assemble,
             request: RequestRules {
                 set: pairs(&request.set),
                 default: pairs(&request.default),

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::*;
-use crate::config::layers::{Sources, load};
 use crate::config::machine::Machine;
 use crate::config::resolve::resolve;
+use crate::config::source::layers::{Sources, load};
 
 fn rules(text: &str) -> Result<Vec<ModelRules>, String> {
     let dir = tempfile::tempdir().unwrap();

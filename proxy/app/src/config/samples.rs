@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use warden_policies::MemoryLimit;
+use warden_policies::{ByteSize, MemoryLimit};
 
-use super::layers::{Sources, load};
 use super::machine::Machine;
 use super::problem::Problems;
 use super::resolve::{Resolved, resolve};
+use super::source::layers::{Sources, load};
 
 fn samples(folder: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config/samples").join(folder);
@@ -23,6 +23,8 @@ fn read(file: &Path) -> Result<Resolved, Problems> {
     let loaded = load(Sources { file: Some(file.to_owned()), ..Sources::default() })?;
     let mut machine = Machine::read();
     machine.env.clear();
+    // Shares of memory stand beside sizes in the samples, and which is larger must not depend on who runs this.
+    machine.memory = ByteSize(24 << 30);
     resolve(&loaded, &machine, false)
 }
 
@@ -59,13 +61,18 @@ fn what_a_valid_sample_says_reaches_the_fleet() {
     assert!(big.command.args[1].ends_with("any.gguf") && Path::new(&big.command.args[1]).is_absolute());
     assert_eq!(big.command.args[2..], ["-np", "2", "--cache-ram", "512"]);
     assert_eq!(big.command.env, [("GGML_CUDA_DISABLE_GRAPHS".to_owned(), "1".to_owned())]);
-    assert_eq!((big.queue_depth, big.queue_wait.as_secs()), (64, 120));
+    assert_eq!((big.queue.depth, big.queue.wait.as_secs()), (64, 120));
     let bytes = |limit: Option<MemoryLimit>| limit.and_then(MemoryLimit::bytes).map(|size| size.0);
-    assert!(bytes(big.recycle.host_soft) < bytes(big.recycle.host_hard) && big.preload && !small.preload);
+    assert!(
+        bytes(big.recycle.host_soft) < bytes(big.recycle.host_hard) && big.run.preload && !small.run.preload
+    );
     assert_eq!(bytes(small.recycle.host_hard), Some(16 << 30));
-    assert_eq!(small.timing.start_timeout.as_secs(), 60);
-    assert_eq!((small.replicas, small.max_in_flight, small.recycle.max_requests), (2, Some(4), Some(10_000)));
-    assert!((resolved.fleet.watch.overlap_headroom - 2.0).abs() < f64::EPSILON);
+    assert_eq!(small.lifecycle.start_timeout.as_secs(), 60);
+    assert_eq!(
+        (small.run.replicas, small.max_in_flight, small.recycle.max_requests),
+        (2, Some(4), Some(10_000))
+    );
+    assert!((small.recycle.common.overlap_headroom - 2.0).abs() < f64::EPSILON);
 }
 
 #[test]

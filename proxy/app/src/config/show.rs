@@ -7,14 +7,15 @@ use figment::value::{Dict, Value};
 
 use warden_policies::secrets;
 
-use super::layers::Loaded;
 use super::machine::Machine;
-use super::mitigations::explain;
 use super::problem::{Place, dotted, quoted};
+use super::resolve::mitigations::explain;
+use super::schema::compiled_in;
+use super::source::layers::Loaded;
 
 /// Sections in the order in which people think about them. Those about models come last.
-const ORDER: [&str; 14] = [
-    "server", "admin", "paths", "log", "upstream", "sensors", "growth", "health", "shared", "child", "build",
+const ORDER: [&str; 13] = [
+    "server", "admin", "paths", "log", "upstream", "sensors", "health", "shared", "child", "build",
     "diagnose", "defaults", "models",
 ];
 
@@ -40,6 +41,7 @@ pub(crate) fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
         }
         shown.table(&mut text, &["models".to_owned(), name.clone()], dict);
     }
+    internal(&mut text, loaded);
     if secrets::is_hidden(&text) {
         text.insert_str(0, "# Secrets are hidden (***); --reveal shows them.\n\n");
     }
@@ -71,6 +73,22 @@ fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
             place => format!("{key} = {dir}  # {place}\n"),
         };
         text.push_str(&line);
+    }
+}
+
+/// The compiled-in numbers that are set.
+fn internal(text: &mut String, loaded: &Loaded) {
+    let mut last = "";
+    for (section, home, name) in compiled_in::settable() {
+        let path: Vec<String> = home.into_iter().chain([name.to_owned()]).collect();
+        let place = loaded.place(&path);
+        let Some(value) = loaded.value(&path).filter(|_| place != Place::Default) else { continue };
+        if section != last {
+            text.extend(["\n[", compiled_in::INTERNAL, ".", section, "]\n"]);
+            last = section;
+        }
+        let value = toml_value(value).to_string();
+        text.extend([name, " = ", value.trim(), "  # ", &place.to_string(), "\n"]);
     }
 }
 
@@ -125,7 +143,9 @@ fn table(text: &mut String, shown: &Shown<'_>, path: &[String], dict: &Dict) {
     let loaded = shown.loaded;
     let is_table = |key: &str, value: &Value| matches!(value, Value::Dict(..)) && key != "env";
     let mut lines = Vec::new();
-    for (key, value) in dict.iter().filter(|(key, value)| !is_table(key, value) && !fleet_wide(path, key)) {
+    for (key, value) in
+        dict.iter().filter(|(key, value)| !is_table(key, value) && !compiled_in::is_compiled_in(path, key))
+    {
         let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
         let value = shown.value(key, value).to_string();
         lines.push((format!("{} = {}", quoted(key), value.trim()), loaded.place(&path)));
@@ -148,17 +168,14 @@ fn table(text: &mut String, shown: &Shown<'_>, path: &[String], dict: &Dict) {
             ]);
         }
     }
-    for (key, value) in dict.iter().filter(|(key, value)| is_table(key, value)) {
+    let tables =
+        dict.iter().filter(|(key, value)| is_table(key, value) && !compiled_in::is_compiled_in(path, key));
+    for (key, value) in tables {
         if let Value::Dict(_, inner) = value {
             let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
             table(text, shown, &path, inner);
         }
     }
-}
-
-/// What holds for all models is inherited by each, but is no key there.
-fn fleet_wide(path: &[String], key: &str) -> bool {
-    path.first().is_some_and(|first| first == "models") && super::schema::FLEET_WIDE.contains(&key)
 }
 
 fn toml_value(value: &Value) -> toml_edit::Value {
@@ -182,7 +199,7 @@ fn toml_value(value: &Value) -> toml_edit::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::layers::{FlagSetting, Sources, load};
+    use crate::config::source::layers::{FlagSetting, Sources, load};
 
     #[test]
     fn secrets_are_hidden_by_name_and_by_look_until_they_are_wanted() {
@@ -273,5 +290,29 @@ mod tests {
         let again = load(Sources { file: Some(again), ..Sources::default() }).unwrap();
         assert_eq!(again.settings.server.port, 9000);
         assert_eq!(again.models[0].1.args, ["-c", "1"]);
+    }
+
+    #[test]
+    fn compiled_in_numbers_are_shown_where_they_are_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.toml");
+        let text = "[internal.growth]\nhost_effect = \"1MiB\"\n[internal.lifecycle]\nfailures_told = 9\n[models.a]\n";
+        std::fs::write(&file, text).unwrap();
+        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap();
+        assert_eq!(loaded.settings.growth.host_effect.0, 1 << 20);
+        assert_eq!(loaded.models[0].1.lifecycle.failures_told, 9);
+        let shown = show(&loaded, &Machine::read(), false);
+        let place = format!("  # {}", file.display());
+        let wanted = format!(
+            "\n[internal.growth]\nhost_effect = \"1MiB\"{place}:2\n\n[internal.lifecycle]\nfailures_told = 9{place}:4\n"
+        );
+        assert!(shown.ends_with(&wanted), "{shown}");
+        for hidden in ["[growth]", "h2_ping", "load_factor", "[diagnose.cure]", "failures_told = 2"] {
+            assert!(!shown.contains(hidden), "{hidden} in\n{shown}");
+        }
+        let again = dir.path().join("again.toml");
+        std::fs::write(&again, &shown).unwrap();
+        let again = load(Sources { file: Some(again), ..Sources::default() }).unwrap();
+        assert_eq!(again.settings.growth.host_effect.0, 1 << 20);
     }
 }

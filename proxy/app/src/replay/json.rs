@@ -1,9 +1,9 @@
 //! What came of a recording, for programs: one object, whose keys are documented in `docs/configuration.md`.
 
 use serde_json::{Map, Value, json as value};
-use warden_builder::mitigation::Advice;
+use warden_patches::mitigation::Advice;
 use warden_policies::Reason;
-use warden_policies::growth::{Blame, Forecast, Growth, Turn, Verdict};
+use warden_policies::growth::{Blame, Forecast, Growth, Verdict, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
 
 use super::{Act, Replayed};
@@ -30,8 +30,9 @@ pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Advice]) -> Value {
 }
 
 fn series(done: &Replayed, facts: &SeriesFacts, growth: &Growth) -> Value {
-    let turns: Vec<&Turn> = done.turns.iter().filter(|turn| turn.growth.series == growth.series).collect();
-    let first = turns.iter().find(|turn| turn.growth.verdict == Verdict::Leaking);
+    let changes: Vec<&VerdictChange> =
+        done.changes.iter().filter(|change| change.growth.series == growth.series).collect();
+    let first = changes.iter().find(|change| change.growth.verdict.leaks());
     let (unit, per_unit, share) = match &growth.blame {
         Some(Blame::Pays { unit, bytes_per_unit, share }) => {
             (Some(unit.as_str()), Some(mib(*bytes_per_unit)), Some(rounded(*share)))
@@ -40,8 +41,8 @@ fn series(done: &Replayed, facts: &SeriesFacts, growth: &Growth) -> Value {
     };
     value!({
         "final": name(growth.verdict),
-        "first_leaking_request": first.map(|turn| turn.request),
-        "first_leaking_t": first.map(|turn| rounded(turn.at.as_secs_f64())),
+        "first_leaking_request": first.map(|change| change.request),
+        "first_leaking_t": first.map(|change| rounded(change.at.as_secs_f64())),
         "slope_mib_per_request": growth.slope.map(|slope| mib(slope.value)),
         "slope_low_mib": growth.slope.map(|slope| mib(slope.low)),
         "slope_high_mib": growth.slope.map(|slope| mib(slope.high)),
@@ -57,7 +58,7 @@ fn series(done: &Replayed, facts: &SeriesFacts, growth: &Growth) -> Value {
             "soft": facts.to_soft.as_ref().map(forecast),
             "hard": facts.to_hard.as_ref().map(forecast),
         },
-        "verdicts": turns.into_iter().map(turn).collect::<Vec<_>>(),
+        "verdicts": changes.into_iter().map(change).collect::<Vec<_>>(),
     })
 }
 
@@ -66,14 +67,14 @@ pub(super) fn name(verdict: Verdict) -> String {
     format!("{verdict:?}")
 }
 
-fn turn(turn: &Turn) -> Value {
+fn change(change: &VerdictChange) -> Value {
     value!({
-        "request": turn.request,
-        "t": rounded(turn.at.as_secs_f64()),
-        "before": name(turn.before),
-        "verdict": name(turn.growth.verdict),
-        "slope_mib_per_request": turn.growth.slope.map(|slope| mib(slope.value)),
-        "blame_note": turn.growth.blame.as_ref().map(words::blame),
+        "request": change.request,
+        "t": rounded(change.at.as_secs_f64()),
+        "before": name(change.before),
+        "verdict": name(change.growth.verdict),
+        "slope_mib_per_request": change.growth.slope.map(|slope| mib(slope.value)),
+        "blame_note": change.growth.blame.as_ref().map(words::blame),
     })
 }
 

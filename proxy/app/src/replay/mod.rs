@@ -2,8 +2,8 @@
 //! functions in the same order. Readings in, what would have been said and done out; nothing is done.
 //!
 //! ```text
-//!  Sample ──> Monitor ── turns ──────────────────────────┐
-//!    └──────> SeriesFacts ──> decide ──> Restraint ── acts ┴──> Replayed
+//!  Sample ──> Monitor ── changes ────────────────────────┐
+//!    └──────> SeriesFacts ──> decide ──> Cooldown ─── acts ┴──> Replayed
 //! ```
 //!
 //! A recording is of one process, so a decided replacement does not begin anything anew: what comes after it is what
@@ -14,12 +14,12 @@ mod text;
 
 use std::time::Duration;
 
-use warden_policies::growth::{Growth, GrowthPolicy, Monitor, Turn};
-use warden_policies::moment::Load;
+use warden_policies::cooldown::{Ask, Cooldown, Held};
+use warden_policies::growth::{Growth, GrowthPolicy, Monitor, VerdictChange};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts, decide_unless};
-use warden_policies::restraint::{Ask, Held, Restraint, RestraintPolicy};
+use warden_policies::replacement_cost::Load;
 use warden_policies::schedule::DAY;
-use warden_policies::{Action, Decision, Reason, Sample, Series, VramSource, Work};
+use warden_policies::{Action, Decision, MemoryKind, Reason, Sample, VramSource, Work};
 
 pub(crate) use json::json;
 pub(crate) use text::text;
@@ -27,10 +27,8 @@ pub(crate) use text::text;
 /// What a backend was told, and what is known about its machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
-    /// Budgets and modes.
+    /// Budgets, modes and limits on recycling.
     pub(crate) policy: RecyclePolicy,
-    /// Limits on recycling.
-    pub(crate) restraint: RestraintPolicy,
     /// The detector's numbers.
     pub(crate) growth: GrowthPolicy,
     /// Bytes of host memory that the server was told to keep; 0: nothing was declared.
@@ -52,7 +50,7 @@ pub(crate) struct Act {
     pub(crate) at: Duration,
     /// What.
     pub(crate) decision: Decision,
-    /// What the restraint had against it.
+    /// What the cooldown had against it.
     pub(crate) held: Option<Held>,
     /// Bytes of the series that was the reason.
     pub(crate) bytes: Option<u64>,
@@ -68,7 +66,7 @@ pub(crate) struct Replayed {
     /// From its first reading to its last.
     pub(crate) lasted: Duration,
     /// Changes of verdict.
-    pub(crate) turns: Vec<Turn>,
+    pub(crate) changes: Vec<VerdictChange>,
     /// Replacements that were decided.
     pub(crate) actions: Vec<Act>,
     /// Replacements that would be decided if the mode were not to observe.
@@ -88,28 +86,28 @@ impl Replayed {
 struct Run<'a> {
     told: &'a Told,
     monitor: Monitor,
-    restraint: Restraint,
+    cooldown: Cooldown,
     first: Option<&'a Sample>,
     before: Option<&'a Sample>,
     idle_since: Option<Duration>,
     wanted_since: Option<Duration>,
     urgent_since: Option<Duration>,
     /// Decisions that were told already: once each.
-    told_acts: Vec<(Action, Option<Reason>, Option<Series>, bool)>,
+    told_acts: Vec<(Action, Option<Reason>, Option<MemoryKind>, bool)>,
 }
 
 /// Replays one recording.
 pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
     let mut monitor = Monitor::new(&told.growth);
     // Recorded pools are measured: they are taken off, so nothing is left to allow for.
-    let measured = samples.iter().any(|sample| sample.pooled(Series::Host).is_some());
+    let measured = samples.iter().any(|sample| sample.pooled(MemoryKind::Host).is_some());
     if told.allowance > 0 && !measured {
-        monitor.allow(Series::Host, told.allowance);
+        monitor.allow(MemoryKind::Host, told.allowance);
     }
     let mut run = Run {
         told,
         monitor,
-        restraint: Restraint::default(),
+        cooldown: Cooldown::default(),
         first: samples.first(),
         before: None,
         idle_since: None,
@@ -123,13 +121,13 @@ pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
         readings: samples.len(),
         work: last.map(|sample| sample.work).unwrap_or_default(),
         lasted: last.map_or(Duration::ZERO, |sample| sample.at.saturating_sub(from)),
-        turns: Vec::new(),
+        changes: Vec::new(),
         actions: Vec::new(),
         observed: Vec::new(),
         series: Vec::new(),
     };
     for sample in samples {
-        done.turns.extend(run.monitor.observe(sample));
+        done.changes.extend(run.monitor.observe(sample));
         run.watch_idle(sample);
         let facts = run.facts(sample);
         if let Some(act) = run.judge(sample, &facts) {
@@ -180,8 +178,8 @@ impl<'a> Run<'a> {
             let series = growth.series;
             let of = |sample: Option<&Sample>| sample.and_then(|sample| sample.charged(series));
             let (estimated, total, allowance) = match series {
-                Series::Host => (false, self.told.host_total, self.told.allowance),
-                Series::Vram(gpu) => {
+                MemoryKind::Host => (false, self.told.host_total, self.told.allowance),
+                MemoryKind::Vram(gpu) => {
                     let vram = sample.vram.iter().find(|vram| vram.gpu == gpu);
                     let guess = vram.is_some_and(|vram| vram.source == VramSource::Estimate);
                     (guess, self.told.gpu_total, 0)
@@ -204,9 +202,9 @@ impl<'a> Run<'a> {
         all.collect()
     }
 
-    /// Asks the policy, and the restraint where a replacement is due. Returns what has not been told yet.
+    /// Asks the policy, and the cooldown where a replacement is due. Returns what has not been told yet.
     fn judge(&mut self, sample: &Sample, facts: &Facts) -> Option<Act> {
-        let barred = |reason, series| self.restraint.bars(reason, series, &self.told.restraint).is_some();
+        let barred = |reason, series| self.cooldown.bars(reason, series, &self.told.policy).is_some();
         let decision = decide_unless(&self.told.policy, facts, barred);
         let since = |wanted: bool, since: Option<Duration>| wanted.then(|| since.unwrap_or(sample.at));
         self.wanted_since = since(decision.action > Action::Observe, self.wanted_since);
@@ -214,7 +212,7 @@ impl<'a> Run<'a> {
         let reason = decision.reason?;
         let asked = decision.due && decision.action > Action::Observe;
         let ask = Ask { now: sample.at, load_time: None, unit: 0.0 };
-        let held = asked.then(|| self.restraint.check(&decision, &ask, &self.told.restraint).err()).flatten();
+        let held = asked.then(|| self.cooldown.check(&decision, &ask, &self.told.policy).err()).flatten();
         // What was held back is told again when it is not any more, but not the other way round.
         let key = |due| (decision.action, decision.reason, decision.series, due);
         let due = decision.due && held.is_none();
@@ -224,7 +222,7 @@ impl<'a> Run<'a> {
         self.told_acts.push(key(due));
         if asked && held.is_none() {
             // What this switches off shows at the next decision.
-            let _switched_off = self.restraint.began(sample.at, reason, &self.told.restraint);
+            let _switched_off = self.cooldown.began(sample.at, reason, &self.told.policy);
         }
         Some(Act {
             request: sample.work.requests,

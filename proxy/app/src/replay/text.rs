@@ -1,7 +1,7 @@
 //! What came of a recording, for people: each change at the request and the time at which it came, then the end.
 
-use warden_builder::mitigation::Advice;
-use warden_policies::growth::{Blame, Growth, Turn, Verdict};
+use warden_patches::mitigation::Advice;
+use warden_policies::growth::{Blame, Growth, Verdict, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::{Action, ByteSize, MemoryLimit};
 
@@ -25,7 +25,7 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice])
     lines.extend(shares(told));
     let mut steps: Vec<(std::time::Duration, u64, String)> = Vec::new();
     let mut said = Vec::new();
-    steps.extend(done.turns.iter().map(|one| (one.at, one.request, turn(one, &mut said))));
+    steps.extend(done.changes.iter().map(|one| (one.at, one.request, change(one, &mut said))));
     steps.extend(done.actions.iter().map(|one| (one.at, one.request, act(one))));
     steps.extend(done.observed.iter().map(|one| (one.at, one.request, observed(one))));
     steps.sort_by_key(|(at, ..)| *at);
@@ -62,9 +62,9 @@ fn shares(told: &Told) -> Vec<String> {
     off.map(|(memory, .., flag)| format!("  shares of {memory} in the policy are off: give {flag}")).collect()
 }
 
-fn turn(turn: &Turn, said: &mut Vec<String>) -> String {
-    let growth = &turn.growth;
-    format!("{}: {} -> {}{}", growth.series, name(turn.before), name(growth.verdict), grounds(growth, said))
+fn change(change: &VerdictChange, said: &mut Vec<String>) -> String {
+    let growth = &change.growth;
+    format!("{}: {} -> {}{}", growth.series, name(change.before), name(growth.verdict), grounds(growth, said))
 }
 
 /// Slope, blame and fill, as far as they say something at this verdict. Why nothing is blamed is said once.
@@ -114,7 +114,7 @@ fn observed(act: &Act) -> String {
 
 /// Why a leak leads to nothing: without a limit there is nothing to forecast.
 fn blind(done: &Replayed) -> &'static str {
-    let leaks = done.growth().any(|(_, growth)| growth.verdict == Verdict::Leaking);
+    let leaks = done.growth().any(|(_, growth)| growth.verdict.leaks());
     let limits = done.series.iter().any(|facts| facts.to_soft.or(facts.to_hard).or(facts.to_end).is_some());
     match (leaks, limits) {
         (true, false) => {

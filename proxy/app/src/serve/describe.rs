@@ -1,7 +1,7 @@
 //! Events of the fleet in one line each, for the log and for `llama-warden events`.
 
 use warden_policies::ByteSize;
-use warden_policies::sample::{HostMemory, Series, Vram};
+use warden_policies::sample::{HostMemory, MemoryKind, Vram};
 use warden_supervisor::{EventKind, LedgerEntry};
 
 /// What happened, without model and generation: the caller has those.
@@ -108,7 +108,7 @@ fn done(entry: &LedgerEntry) -> String {
         found.map_or_else(|| "?".to_owned(), |vram| ByteSize(vram.bytes).to_string())
     };
     let (what, before, after) = match entry.evidence.series {
-        Some(series @ Series::Vram(gpu)) => {
+        Some(series @ MemoryKind::Vram(gpu)) => {
             (series.to_string(), vram(&entry.vram_before, gpu), vram(&entry.vram_after, gpu))
         }
         _ => ("memory".to_owned(), memory(entry.host_before), memory(entry.host_after)),

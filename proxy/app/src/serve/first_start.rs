@@ -3,7 +3,7 @@
 //! again and again. Starts and stops nothing itself.
 
 use tokio::sync::watch;
-use warden_supervisor::view::{Failure as StartFailure, FailureKind};
+use warden_supervisor::{Failure as StartFailure, FailureKind};
 use warden_supervisor::{FleetView, ModelState};
 
 use crate::exit::Failure;

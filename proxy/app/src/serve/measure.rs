@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use warden_builder::verify::{Door, Measured, Remembered, measure, measuring_flags, measuring_model};
+use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::spec::{Command, ModelSpec, Socket};
 use warden_supervisor::{Endpoint, Fleet, Solo, SoloSpec, Starter};
 
 use crate::config::resolve::Resolved;
-use crate::config::server_facts::{self, Unmeasured};
+use crate::config::resolve::server_facts::{self, Unmeasured};
 
 /// Variables that hide GPUs: the model that is measured with needs none, and theirs may be full.
 const HIDING: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
@@ -86,8 +87,8 @@ impl Job {
         let folder = tempfile::Builder::new().prefix("lw-measure-").tempdir()?;
         let model = folder.path().join("sample.gguf");
         measuring_model(&model)?;
-        let timing = warden_supervisor::Timing { start_timeout: self.limit, ..spec.timing };
-        let starter = Starter::new(self.nursery.clone(), &folder.path().join("run"), timing, self.watch)?;
+        let lifecycle = LifecyclePolicy { start_timeout: self.limit, ..spec.lifecycle };
+        let starter = Starter::new(self.nursery.clone(), &folder.path().join("run"), &lifecycle, self.watch)?;
         for socket in [Socket::Unix, Socket::Tcp] {
             let spec = SoloSpec {
                 command: command(&spec.command, &model),

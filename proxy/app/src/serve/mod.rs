@@ -15,11 +15,11 @@ use std::time::Duration;
 use warden_supervisor::nursery::{self, NurseryHandle};
 
 use crate::cli::ConfigArgs;
-use crate::config::layers::FlagSetting;
 use crate::config::machine::Machine;
 use crate::config::problem::{Place, Problem};
+use crate::config::resolve::store;
 use crate::config::resolve::{Resolved, resolve};
-use crate::config::store;
+use crate::config::source::layers::FlagSetting;
 use crate::exit::Failure;
 use crate::{logging, out};
 

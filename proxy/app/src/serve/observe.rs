@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use warden_builder::mitigation::Advice;
 use warden_gateway::{Observer, Record};
+use warden_patches::mitigation::Advice;
 use warden_policies::growth::Verdict;
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{Event, EventKind, Fleet};
@@ -129,7 +129,7 @@ fn log_event(event: &Event, advice: &[Advice]) {
             | EventKind::RequestsSuspected { .. }
             | EventKind::RequestQuarantined { .. }
             | EventKind::QueueFull { .. }
-    ) || matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict >= Verdict::Suspected);
+    ) || matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict.grows());
     if loud {
         tracing::warn!(target: "event", model, generation, "{text}");
     } else {

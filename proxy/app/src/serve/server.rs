@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_gateway::{Control, Gateway, GatewayConfig, GatewayError, Gauges, Tls};
-use warden_policies::defaults;
 use warden_supervisor::Fleet;
 use warden_supervisor::nursery::NurseryHandle;
 
@@ -66,8 +65,9 @@ impl Server {
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
         let mut recorders = Recorders::default();
         recorders.open(&resolved)?;
-        let gateway =
-            Gateway::bind(gateway_config(&resolved)).await.map_err(|error| gateway_failure(&error))?;
+        let gateway = Gateway::bind(GatewayConfig::new(&resolved.server, &resolved.upstream))
+            .await
+            .map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
@@ -242,13 +242,6 @@ impl Server {
         self.access.flush();
         drop(self.claim);
     }
-}
-
-fn gateway_config(resolved: &Resolved) -> GatewayConfig {
-    let mut all = defaults().clone();
-    all.server = resolved.server.clone();
-    all.upstream = resolved.upstream.clone();
-    GatewayConfig::from(&all)
 }
 
 fn gateway_failure(error: &GatewayError) -> Failure {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use warden_policies::Series;
+use warden_policies::MemoryKind;
 use warden_policies::sample::{Edge, Work};
 use warden_supervisor::SoloSpec;
 
@@ -16,12 +16,12 @@ pub struct LessContext {
     /// `-c`.
     pub context: u64,
     /// Memory by memory, in bytes.
-    pub idle: Vec<(Series, u64)>,
+    pub idle: Vec<(MemoryKind, u64)>,
 }
 
 impl Touched {
     /// Bytes that each token of context takes before any prompt; `None` where that was not measured.
-    pub fn context_token(&self, series: Series) -> Option<f64> {
+    pub fn context_token(&self, series: MemoryKind) -> Option<f64> {
         let less = self.less_context.as_ref()?;
         let tokens = self.setup.context.checked_sub(less.context).filter(|tokens| *tokens > 0)?;
         let (_, bytes) = less.idle.iter().find(|(own, _)| *own == series)?;
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn what_a_token_of_context_takes_is_what_a_smaller_one_leaves_free() {
-        let series = |idle| TouchedSeries { series: Series::Host, idle, free: None, peaks: Vec::new() };
+        let series = |idle| TouchedSeries { series: MemoryKind::Host, idle, free: None, peaks: Vec::new() };
         let mut touched = Touched {
             setup: Setup { context: 8192, slots: 1, slot_context: 8192, sequence_context: None, ubatch: 512 },
             series: vec![series(1000 << 20)],
@@ -76,10 +76,10 @@ mod tests {
             interrupted: false,
             less_context: None,
         };
-        assert_eq!(touched.context_token(Series::Host), None);
-        touched.less_context = Some(LessContext { context: 4096, idle: vec![(Series::Host, 488 << 20)] });
-        assert_eq!(touched.context_token(Series::Host), Some(131_072.0));
-        touched.less_context = Some(LessContext { context: 8192, idle: vec![(Series::Host, 0)] });
-        assert_eq!(touched.context_token(Series::Host), None, "no smaller one");
+        assert_eq!(touched.context_token(MemoryKind::Host), None);
+        touched.less_context = Some(LessContext { context: 4096, idle: vec![(MemoryKind::Host, 488 << 20)] });
+        assert_eq!(touched.context_token(MemoryKind::Host), Some(131_072.0));
+        touched.less_context = Some(LessContext { context: 8192, idle: vec![(MemoryKind::Host, 0)] });
+        assert_eq!(touched.context_token(MemoryKind::Host), None, "no smaller one");
     }
 }

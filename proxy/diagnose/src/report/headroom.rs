@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::headroom::{Learnt, Verdict, grouped, judge};
-use warden_policies::{ByteSize, Series};
+use warden_policies::{ByteSize, MemoryKind};
 
 use crate::headroom::Touched;
 
@@ -23,7 +23,7 @@ pub struct HeadroomReport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Foretold {
     /// Which memory.
-    pub series: Series,
+    pub series: MemoryKind,
     /// From prompts of up to so many tokens.
     pub from: u64,
     /// For one of so many.

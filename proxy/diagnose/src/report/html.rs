@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use warden_policies::experiment::{Finding, Reading};
 use warden_policies::growth::Verdict;
-use warden_policies::{ByteSize, Sample, Series};
+use warden_policies::{ByteSize, MemoryKind, Sample};
 
 use super::plot::{Curve, svg};
 use super::summary::{Outlook, headline};
@@ -162,10 +162,10 @@ fn plots(leg: &LegReport, text: &mut String) {
     }
 }
 
-fn memory(series: Series) -> String {
+fn memory(series: MemoryKind) -> String {
     match series {
-        Series::Host => "host memory".to_owned(),
-        Series::Vram(gpu) => format!("VRAM of GPU {}", gpu.0),
+        MemoryKind::Host => "host memory".to_owned(),
+        MemoryKind::Vram(gpu) => format!("VRAM of GPU {}", gpu.0),
     }
 }
 

@@ -6,7 +6,6 @@ use std::path::Path;
 use serde_json::Value;
 use warden_policies::experiment::crash::Crash;
 use warden_policies::experiment::{Finding, Workload};
-use warden_policies::growth::Verdict;
 
 use super::About;
 use super::folder::Folder;
@@ -148,7 +147,7 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
         let rate = found.per_request?.value / 1024.0;
         Some(format!("#   {}: {}, {rate:+.0} KiB a request\n", found.series, found.verdict.as_str()))
     });
-    let grows = finding.series.iter().any(|found| found.verdict >= Verdict::Suspected);
+    let grows = finding.series.iter().any(|found| found.verdict.grows());
     let what = if finding.crash.is_some() {
         "Shows how llama-server crashes"
     } else if grows {

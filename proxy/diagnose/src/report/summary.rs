@@ -57,7 +57,7 @@ impl Outlook {
 
 /// Whether there were enough readings for a verdict.
 fn tells(found: &SeriesFinding) -> bool {
-    found.verdict != Verdict::Warming && !found.is_too_short()
+    found.verdict.is_known() && !found.is_too_short()
 }
 
 /// What was found, a sentence a line.
@@ -70,7 +70,7 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
     let crashes: Vec<String> =
         findings().filter_map(|finding| Some(crashed(finding, finding.crash.as_ref()?))).collect();
     for finding in findings() {
-        for found in finding.series.iter().filter(|found| found.verdict >= Verdict::Suspected) {
+        for found in finding.series.iter().filter(|found| found.verdict.grows()) {
             let rate = found.per_request.map_or_else(|| "?".to_owned(), |slope| grows(slope.value));
             let sure = match found.verdict {
                 Verdict::Leaking => "without a sign of an end",

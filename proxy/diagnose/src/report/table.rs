@@ -130,7 +130,7 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
         for found in &leg.series {
             // What a crash cut short is not to be made longer.
             let cut = leg.crash.is_some() && found.is_too_short();
-            if let Some(follows) = found.graphs.filter(|_| found.verdict == Verdict::Leaking) {
+            if let Some(follows) = found.graphs.filter(|_| found.verdict.leaks()) {
                 lines.push(format!(
                     "{} {}: it rises with captured graphs, which the memory report counts: {:.2} more a request, {:.0} KiB each \
                      (correlation {:.2})",
@@ -199,12 +199,12 @@ fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_policies::Series;
+    use warden_policies::MemoryKind;
 
     #[test]
     fn what_is_nothing_for_a_request_is_nothing_for_its_tokens() {
         let found = |low: f64| SeriesFinding {
-            series: Series::Host,
+            series: MemoryKind::Host,
             verdict: Verdict::Steady,
             per_request: Some(Interval { value: 2048.0, low, high: 4096.0 }),
             pooled_per_request: None,

@@ -6,7 +6,7 @@ use warden_policies::experiment::bisect;
 use warden_policies::experiment::{Ended, Judge, Next, Speed, Workload};
 use warden_policies::growth::{Blame, Unit};
 use warden_policies::sample::{Edge, HostMemory, Sample, Work};
-use warden_policies::{Series, defaults};
+use warden_policies::{MemoryKind, defaults};
 
 use super::*;
 use crate::LegResult;
@@ -118,7 +118,7 @@ fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
     let slow = leg(Workload::ShortText, 300 * 1024);
     let notes = notes(&[&slow.finding]);
     assert!(notes[0].contains("--requests"), "{notes:?}");
-    assert_eq!(slow.finding.of(Series::Host).unwrap().verdict, warden_policies::growth::Verdict::Steady);
+    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, warden_policies::growth::Verdict::Steady);
 }
 
 /// A leg of so few readings.

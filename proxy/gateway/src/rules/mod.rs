@@ -1,13 +1,14 @@
 //! What an operator wants changed in the requests for a model: parameters set, defaulted or stripped, a system prompt, a
 //! bound on generated tokens, another name for the backend. Here is what that means; `plan` turns it into edits of a body, and
-//! `carry` carries them out.
+//! `apply` carries them out.
 
-mod carry;
+mod apply;
 mod plan;
 
 use serde_json::Value;
 
-pub(crate) use plan::Plan;
+pub(crate) use apply::apply;
+use plan::Plan;
 
 /// What is special about one model. [`Default`] is: nothing, its requests pass as they are.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,4 +1,4 @@
-//! From rules and the outline of a body to edits. Pure.
+//! From rules and the index of a body to edits. Pure.
 //!
 //! ```text
 //!   set > strip > max_tokens > default        one member is touched by one of them, the first that names it
@@ -13,9 +13,9 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::{ModelRules, RequestRules, SystemMode, SystemPrompt};
-use crate::outline::{Content, Kind, List, Member, Outline, Place};
-use crate::routes::Shape;
-use crate::splice::{Edit, removals};
+use crate::body::json_index::{Content, JsonIndex, Kind, List, Member, Place};
+use crate::body::splice::{Edit, removals};
+use crate::route::Shape;
 
 /// All names of the bound on generated tokens.
 const BOUNDS: [&str; 4] = ["n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens"];
@@ -27,33 +27,6 @@ pub(crate) struct Plan<'r> {
     rules: &'r ModelRules,
     request: Option<(&'r RequestRules, Shape)>,
     wanted: Vec<&'r str>,
-}
-
-impl Shape {
-    /// Whether the route generates text.
-    fn generates(self) -> bool {
-        matches!(self, Self::Chat | Self::Native | Self::Completion | Self::Responses | Self::Messages)
-    }
-
-    /// The list of messages, and the member that holds a system prompt.
-    fn prompts(self) -> (Option<&'static str>, Option<&'static str>) {
-        match self {
-            Self::Chat | Self::ChatCount => (Some("messages"), None),
-            Self::Responses | Self::ResponsesCount => (Some("input"), Some("instructions")),
-            Self::Messages | Self::MessagesCount => (Some("messages"), Some("system")),
-            Self::Native | Self::Completion => (None, None),
-        }
-    }
-
-    /// The bounds that the route looks at, its own name of it first.
-    fn bounds(self) -> &'static [&'static str] {
-        match self {
-            Self::Native => &["n_predict", "max_tokens", "max_completion_tokens"],
-            Self::Responses => &["max_output_tokens", "max_tokens", "max_completion_tokens", "n_predict"],
-            Self::Messages => &["max_tokens"],
-            _ => &["max_tokens", "max_completion_tokens", "n_predict"],
-        }
-    }
 }
 
 impl<'r> Plan<'r> {
@@ -91,9 +64,8 @@ impl<'r> Plan<'r> {
     }
 
     /// The edits.
-    pub(crate) fn edits(&self, outline: &Outline) -> Vec<Edit> {
-        let mut draft =
-            Draft { plan: self, outline, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
+    pub(crate) fn edits(&self, index: &JsonIndex) -> Vec<Edit> {
+        let mut draft = Draft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
         if let Some((request, shape)) = self.request {
             draft.parameters(request, shape);
             if let Some(prompt) = &request.system_prompt {
@@ -109,7 +81,7 @@ impl<'r> Plan<'r> {
 
 struct Draft<'a> {
     plan: &'a Plan<'a>,
-    outline: &'a Outline,
+    index: &'a JsonIndex,
     edits: Vec<Edit>,
     inserts: Vec<(String, String)>,
     gone: Vec<&'a Place>,
@@ -118,7 +90,7 @@ struct Draft<'a> {
 impl<'a> Draft<'a> {
     fn named(&self, name: &str) -> Vec<&'a Member> {
         let index = self.plan.wanted.iter().position(|wanted| *wanted == name);
-        index.map(|index| self.outline.named(index).collect()).unwrap_or_default()
+        index.map(|index| self.index.named(index).collect()).unwrap_or_default()
     }
 
     fn replace(&mut self, range: Range<u64>, text: impl Into<String>) {
@@ -251,10 +223,10 @@ impl<'a> Draft<'a> {
     fn finish(mut self) -> Vec<Edit> {
         self.gone.sort_by_key(|place| place.index);
         self.gone.dedup();
-        for range in removals(&self.gone, self.outline.count) {
+        for range in removals(&self.gone, self.index.count) {
             self.edits.push(Edit { range, text: String::new() });
         }
-        let mut comma = (self.outline.count as usize) > self.gone.len();
+        let mut comma = (self.index.count as usize) > self.gone.len();
         let mut text = String::new();
         for (name, value) in &self.inserts {
             if std::mem::replace(&mut comma, true) {
@@ -263,7 +235,7 @@ impl<'a> Draft<'a> {
             text.extend([json!(name).to_string().as_str(), ":", value]);
         }
         if !text.is_empty() {
-            self.edits.push(Edit { range: self.outline.close..self.outline.close, text });
+            self.edits.push(Edit { range: self.index.close..self.index.close, text });
         }
         self.edits
     }

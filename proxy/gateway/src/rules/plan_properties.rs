@@ -163,8 +163,8 @@ proptest! {
         let rules = request(rules);
         if let Some(plan) = Plan::new(&rules, Some(Shape::Chat)) {
             let pieces: Vec<Bytes> = bytes.chunks(7).map(Bytes::copy_from_slice).collect();
-            if let Ok(outline) = Outline::of(&pieces, plan.wanted()) {
-                splice::apply(pieces.into(), plan.edits(&outline));
+            if let Ok(index) = JsonIndex::of(&pieces, plan.wanted()) {
+                splice::apply(pieces.into(), plan.edits(&index));
             }
         }
     }

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::outline::Unreadable;
-use crate::splice;
+use crate::body::splice;
+use crate::refusal::Unreadable;
 
 #[path = "plan_properties.rs"]
 mod properties;
@@ -12,8 +12,8 @@ mod properties;
 fn ruled_in(text: &str, size: usize, rules: &ModelRules, shape: Shape) -> Result<String, Unreadable> {
     let pieces: Vec<Bytes> = text.as_bytes().chunks(size.max(1)).map(Bytes::copy_from_slice).collect();
     let Some(plan) = Plan::new(rules, Some(shape)) else { return Ok(text.to_owned()) };
-    let outline = Outline::of(&pieces, plan.wanted())?;
-    let out = splice::apply(pieces.into(), plan.edits(&outline));
+    let index = JsonIndex::of(&pieces, plan.wanted())?;
+    let out = splice::apply(pieces.into(), plan.edits(&index));
     Ok(String::from_utf8(out.iter().flat_map(|piece| piece.to_vec()).collect()).unwrap())
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use warden_policies::ByteSize;
+
 use super::peer::{EVENTS, Upstream, json_answer, post};
 use super::{Plan, Rig, eventually};
 use crate::limits::Limit;
@@ -14,7 +16,7 @@ use crate::{Live, ModelRules, Outcome};
 /// A gateway whose model is told to assemble.
 async fn rig(upstream: &Upstream, limit: usize) -> Rig {
     let mut plan = Plan::default();
-    plan.config.assembled_bytes = limit;
+    plan.config.upstream.assembled_bytes = ByteSize(limit as u64);
     told(plan, upstream).await
 }
 
@@ -176,8 +178,8 @@ async fn a_client_has_its_time_for_a_large_answer() {
     let size = 8 << 20;
     let upstream = answering(event("", &json!({ "content": "x".repeat(size), "stop": true })));
     let mut plan = Plan::default();
-    plan.config.assembled_bytes = 4 * size;
-    plan.config.keep_alive = Duration::from_millis(100);
+    plan.config.upstream.assembled_bytes = ByteSize(4 * size as u64);
+    plan.config.server.keep_alive = Duration::from_millis(100);
     let rig = told(plan, &upstream).await;
     let mut client = rig.client().await;
     client.send(&post("/completion", r#"{"a":1}"#)).await;

@@ -121,6 +121,26 @@ async fn a_denied_lease_is_told_as_it_is() {
 }
 
 #[tokio::test]
+async fn who_is_denied_after_the_whole_body_was_read_may_go_on_on_the_same_connection() {
+    let upstream = Upstream::answering(|_, body| json_answer(&body.len().to_string()));
+    let rig = Rig::with(Plan { room: 0, ..Plan::default() }, &[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&post("/v1/chat/completions", &format!(r#"{{"x":"{}"}}"#, "y".repeat(400_000)))).await;
+    let kept = || rig.gauges.held_bytes.load(Ordering::SeqCst);
+    eventually("all of it is read while it waits", || kept() >= 400_008).await;
+    *rig.backends.denied.lock().unwrap() = Some(Denied::QueueFull { waiting: 3, depth: 3 });
+    rig.backends.room.add_permits(1);
+    let (head, _) = client.response().await;
+    assert!(head.starts_with("HTTP/1.1 503 ") && !head.contains("connection: close"), "{head}");
+    *rig.backends.denied.lock().unwrap() = None;
+    client.send(&post("/v1/chat/completions", "{}")).await;
+    let (head, answer) = client.response().await;
+    assert!(head.starts_with("HTTP/1.1 200 ") && answer == b"2", "{head}");
+    drop(client);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn a_path_that_names_its_model_passes_as_it_is() {
     let upstream = Upstream::answering(|head, body| {
         json_answer(&format!("{}|{}", head.lines().next().unwrap(), String::from_utf8_lossy(body)))
@@ -179,8 +199,8 @@ async fn each_class_of_bodies_has_its_own_limit() {
     let upstream = Upstream::answering(|_, _| json_answer("{}"));
     let mut plan = Plan::default();
     let config = &mut plan.config;
-    (config.body_bytes, config.audio_body_bytes) = (1000, 2000);
-    (config.text_body_bytes, config.control_body_bytes) = (5000, 100);
+    (config.server.body_bytes, config.server.audio_body_bytes) = (ByteSize(1000), ByteSize(2000));
+    (config.server.text_body_bytes, config.server.control_body_bytes) = (ByteSize(5000), ByteSize(100));
     let rig = Rig::with(plan, &[&upstream]).await;
     for (path, limit, key) in [
         ("/v1/chat/completions", 1000, "server.body_bytes"),

@@ -49,7 +49,7 @@ async fn the_lease_of_a_failed_attempt_is_back_before_another_is_asked_for() {
 async fn when_no_backend_can_be_reached_nothing_was_executed() {
     let dead = gone();
     let mut plan = Plan::default();
-    plan.config.connect_timeout = Duration::from_millis(100);
+    plan.config.upstream.connect_timeout = Duration::from_millis(100);
     let rig = Rig::with(plan, &[&dead]).await;
     let (head, body) = rig.ask(&post("/v1/chat/completions", "{}")).await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("x-warden-executed: no\r\n"), "{head}{body}");
@@ -194,7 +194,7 @@ async fn a_lease_that_is_revoked_because_its_server_died_costs_a_stream_that_nev
     let alive = Upstream::answering(|_, _| json_answer("{}"));
     for (dead, status) in [(true, "HTTP/1.1 200 "), (false, "HTTP/1.1 502 ")] {
         let mut plan = rotating();
-        plan.config.connect_timeout = PATIENCE;
+        plan.config.upstream.connect_timeout = PATIENCE;
         let rig = Rig::with(plan, &[&dying, &alive]).await;
         let mut client = rig.client().await;
         client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
@@ -348,7 +348,7 @@ async fn what_is_not_held_whole_is_not_asked_of_another_even_if_it_executes_noth
     });
     let alive = Upstream::answering(|_, _| json_answer("{}"));
     let mut plan = rotating();
-    plan.config.replay_bytes = 4;
+    plan.config.upstream.replay_bytes = ByteSize(4);
     let rig = Rig::with(plan, &[&dying, &alive]).await;
     // Its second half would be missing.
     let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n0123456789").await;
@@ -366,7 +366,7 @@ async fn what_an_earlier_answer_said_on_the_same_connection_does_not_count() {
         peer.request().await;
     });
     let mut plan = Plan::default();
-    plan.config.threads = 1;
+    plan.config.server.threads = 1;
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&post("/v1/chat/completions", r#"{"stream":false}"#)).await;
@@ -432,7 +432,7 @@ async fn a_silent_stream_is_ended() {
         peer.rest().await;
     });
     let mut plan = Plan::default();
-    plan.config.stream_idle = Duration::from_millis(150);
+    plan.config.upstream.stream_idle = Duration::from_millis(150);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
@@ -458,7 +458,7 @@ async fn a_stream_whose_first_event_came_late_is_ended_when_it_falls_silent() {
         }
     });
     let mut plan = Plan::default();
-    plan.config.stream_idle = Duration::from_millis(150);
+    plan.config.upstream.stream_idle = Duration::from_millis(150);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
@@ -475,7 +475,7 @@ async fn a_stream_whose_first_event_came_late_is_ended_when_it_falls_silent() {
 async fn an_exchange_has_an_end() {
     let upstream = Upstream::silent();
     let mut plan = Plan::default();
-    plan.config.exchange_timeout = Duration::from_millis(150);
+    plan.config.upstream.exchange_timeout = Duration::from_millis(150);
     let rig = Rig::with(plan, &[&upstream]).await;
     let (head, body) = rig.ask(&post("/v1/chat/completions", "{}")).await;
     assert!(head.starts_with("HTTP/1.1 504 ") && head.contains("x-warden-executed: maybe"), "{head}{body}");
@@ -615,7 +615,7 @@ async fn who_has_the_port_of_a_process_that_is_gone_is_told_nothing() {
         }
     });
     let mut plan = Plan::default();
-    plan.config.connect_timeout = Duration::from_millis(100);
+    plan.config.upstream.connect_timeout = Duration::from_millis(100);
     let rig = Rig::with(plan, &[&unused]).await;
     *rig.backends.stranger.lock().unwrap() = Some(address);
     // Counting tokens asks the backend, too.

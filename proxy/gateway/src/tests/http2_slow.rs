@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::http2::{Client, plan, request};
-use super::slow::{anonymous, raise_file_limit};
+use super::slow::{anonymous, is_alone, raise_file_limit};
 use super::*;
 use crate::{Limit, Outcome};
 
@@ -19,6 +19,9 @@ const STREAM: &[u8] = b"{\"stream\":true}";
 async fn a_thousand_streams_that_are_not_read_cost_little_and_hurt_nobody() {
     const CONNECTIONS: usize = 10;
     const STREAMS: usize = 100;
+    if !is_alone(module_path!(), "a_thousand_streams_that_are_not_read_cost_little_and_hurt_nobody").await {
+        return;
+    }
     raise_file_limit();
     let written = Arc::new(AtomicUsize::new(0));
     let upstream = endless(&written, Some(16 * 1024));
@@ -119,8 +122,8 @@ async fn a_peer_that_answers_no_ping_is_dead_and_one_that_does_is_not() {
         peer.rest().await;
     });
     let mut plan = plan();
-    plan.config.h2.ping = Duration::from_millis(300);
-    plan.config.h2.ping_timeout = Duration::from_secs(1);
+    plan.config.server.h2_ping = Duration::from_millis(300);
+    plan.config.server.h2_ping_timeout = Duration::from_secs(1);
     let rig = Rig::with(plan, &[&upstream]).await;
     let gone = Arc::new(AtomicBool::new(false));
     let stream = TcpStream::connect(rig.address).await.unwrap();

@@ -99,8 +99,8 @@ async fn a_connection_that_was_closed_while_idle_costs_no_attempt() {
 async fn idle_connections_are_used_again_and_closed_when_nobody_needs_them() {
     let upstream = Upstream::answering(|_, _| json_answer("{}"));
     let mut plan = Plan::default();
-    plan.config.threads = 1;
-    plan.config.idle_timeout = Duration::from_millis(300);
+    plan.config.server.threads = 1;
+    plan.config.upstream.idle_timeout = Duration::from_millis(300);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     for _ in 0..20 {
@@ -120,7 +120,7 @@ async fn idle_connections_are_used_again_and_closed_when_nobody_needs_them() {
 async fn requests_without_a_body_use_a_connection_again_too() {
     let upstream = Upstream::answering(|_, _| json_answer("{}"));
     let mut plan = Plan::default();
-    plan.config.threads = 1;
+    plan.config.server.threads = 1;
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     for request in [
@@ -165,7 +165,7 @@ async fn a_request_goes_on_while_its_answer_is_not_read() {
         drop(head);
     });
     let mut plan = Plan { any_name: true, ..Plan::default() };
-    plan.config.body_bytes = 64 * 1024 * 1024;
+    plan.config.server.body_bytes = ByteSize(64 * 1024 * 1024);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     client.send(format!("POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: {SIZE}\r\n\r\n").as_bytes()).await;
@@ -225,7 +225,7 @@ async fn idle_connections_leave_threads_of_the_backend_to_others() {
             }
         });
         let mut plan = Plan::default();
-        plan.config.idle_timeout = PATIENCE * 9;
+        plan.config.upstream.idle_timeout = PATIENCE * 9;
         let rig = Rig::with(plan, &[&upstream]).await;
         *rig.backends.facts.lock().unwrap() = ServerFacts { http_threads, ..NEW };
         let mut clients = Vec::new();

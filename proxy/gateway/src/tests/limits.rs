@@ -47,7 +47,7 @@ async fn ten_megabytes_of_headers_get_one_clear_answer() {
 async fn a_body_that_is_too_large_is_refused_declared_or_not() {
     let upstream = echo();
     let mut plan = Plan { any_name: true, ..Plan::default() };
-    plan.config.body_bytes = 1_000_000;
+    plan.config.server.body_bytes = ByteSize(1_000_000);
     let rig = Rig::with(plan, &[&upstream]).await;
     let (head, body) = rig.ask(&post("/x", &"x".repeat(1_000_001))).await;
     assert!(
@@ -75,7 +75,7 @@ async fn a_body_that_is_too_large_is_refused_declared_or_not() {
 async fn the_memory_for_held_bodies_is_bounded_by_all_together() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "b"], ..Plan::default() };
-    plan.config.buffered_bytes = 2_400_000;
+    plan.config.server.buffered_bytes = ByteSize(2_400_000);
     let rig = Rig::with(plan, &[&upstream]).await;
     // Two bodies whose model comes last, the first one not finished.
     let mut first = rig.client().await;
@@ -101,7 +101,7 @@ async fn the_memory_for_held_bodies_is_bounded_by_all_together() {
 async fn five_slow_uploads_of_one_address_leave_room_for_another() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "b"], ..Plan::default() };
-    plan.config.buffered_bytes = 3_000_000;
+    plan.config.server.buffered_bytes = ByteSize(3_000_000);
     let rig = Rig::with(plan, &[&upstream]).await;
     let upload = async || {
         let mut client = rig.client().await;
@@ -135,7 +135,7 @@ async fn five_slow_uploads_of_one_address_leave_room_for_another() {
 async fn bodies_that_wait_for_a_lease_leave_room_for_those_whose_model_is_looked_for() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "b"], room: 0, ..Plan::default() };
-    plan.config.buffered_bytes = 2_000_000;
+    plan.config.server.buffered_bytes = ByteSize(2_000_000);
     let rig = Rig::with(plan, &[&upstream]).await;
     let (mut first, mut second) = (rig.client().await, rig.client().await);
     let waiting = || rig.backends.waiting.load(Ordering::SeqCst);
@@ -159,7 +159,7 @@ async fn bodies_that_wait_for_a_lease_leave_room_for_those_whose_model_is_looked
 async fn a_model_that_comes_too_late_is_not_searched_for_ever() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "b"], ..Plan::default() };
-    plan.config.model_scan_bytes = 500_000;
+    plan.config.server.model_scan_bytes = ByteSize(500_000);
     let rig = Rig::with(plan, &[&upstream]).await;
     let body = format!(r#"{{"x":"{}","model":"a"}}"#, "y".repeat(1_000_000));
     let (head, answer) = rig.ask(&post("/x", &body)).await;
@@ -171,8 +171,8 @@ async fn a_model_that_comes_too_late_is_not_searched_for_ever() {
 async fn slow_heads_and_slow_bodies_are_given_up() {
     let upstream = echo();
     let mut plan = Plan::default();
-    plan.config.header_timeout = Duration::from_millis(150);
-    plan.config.body_timeout = Duration::from_millis(150);
+    plan.config.server.header_timeout = Duration::from_millis(150);
+    plan.config.server.body_timeout = Duration::from_millis(150);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut head = rig.client().await;
     head.send(b"GET /health HTTP/1.1\r\nHo").await;
@@ -198,7 +198,7 @@ async fn slow_heads_and_slow_bodies_are_given_up() {
 async fn idle_connections_are_closed_in_time() {
     let upstream = echo();
     let mut plan = Plan::default();
-    plan.config.keep_alive = Duration::from_millis(200);
+    plan.config.server.keep_alive = Duration::from_millis(200);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     client.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
@@ -211,7 +211,7 @@ async fn idle_connections_are_closed_in_time() {
 async fn connections_beyond_the_limit_are_told_so() {
     let upstream = echo();
     let mut plan = Plan::default();
-    plan.config.connections_per_peer = 2;
+    plan.config.server.connections_per_peer = 2;
     let rig = Rig::with(plan, &[&upstream]).await;
     let (one, two) = (rig.client().await, rig.client().await);
     eventually("both are counted", || rig.gauges.connections.load(Ordering::SeqCst) == 2).await;

@@ -37,14 +37,14 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
-use warden_policies::{GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
+use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
     Alone, Denied, Endpoint, FleetView, ModelState, ModelView, Outcome as Ended, ResolveError, Size, Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
-use crate::backends::{Backends, BoxFuture, Right};
-use crate::pool::Pool;
+use crate::backend::backends::{BackendLease, Backends, BoxFuture};
+use crate::backend::pool::Pool;
 use crate::{Control, Gateway, GatewayConfig, Gauges, Observer, Record};
 
 /// What is known of a new build.
@@ -190,7 +190,7 @@ impl Backends for Shell {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn Right>, Denied>> {
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>> {
         let backends = self.0.clone();
         let _ = model;
         if kind == LeaseKind::Slot {
@@ -204,6 +204,9 @@ impl Backends for Shell {
             let waiting = Waiting(backends.waiting.clone());
             let room = backends.room.clone().acquire_owned().await.unwrap();
             drop(waiting);
+            if let Some(denied) = backends.denied.lock().unwrap().clone() {
+                return Err(denied);
+            }
             let turn = backends.turn.load(Ordering::SeqCst);
             if backends.rotates {
                 backends.turn.fetch_add(1, Ordering::SeqCst);
@@ -215,7 +218,7 @@ impl Backends for Shell {
             let endpoint =
                 stranger.map_or_else(|| Endpoint::Unix(backends.sockets[turn].clone()), Endpoint::Tcp);
             Ok(Arc::new(TestRight { endpoint, generation: turn as u64, backends, _room: room })
-                as Arc<dyn Right>)
+                as Arc<dyn BackendLease>)
         })
     }
 
@@ -251,7 +254,7 @@ impl Backends for Shell {
     }
 }
 
-impl Right for TestRight {
+impl BackendLease for TestRight {
     fn generation(&self) -> GenerationId {
         GenerationId(self.generation)
     }
@@ -273,7 +276,7 @@ impl Right for TestRight {
     fn note_progress(&self, bytes: usize) {
         self.backends.heard.fetch_add(bytes, Ordering::SeqCst);
     }
-    fn note_asked(&self, _: Arc<crate::request_body::Sent>, _: bool) {}
+    fn note_asked(&self, _: Arc<crate::body::sent::Sent>, _: bool) {}
     fn note_answered(&self, _: bool, _: bool) {}
     fn note_waiting(&self, _: Instant) {}
     fn note_events(&self, events: u64) {
@@ -368,9 +371,9 @@ struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        let mut config = GatewayConfig::from(defaults());
-        config.port = 0;
-        config.linger = Duration::from_millis(500);
+        let mut config = GatewayConfig::new(&defaults().server, &defaults().upstream);
+        config.server.port = 0;
+        config.server.linger = Duration::from_millis(500);
         Self { models: vec!["m"], any_name: false, rotates: false, room: 10_000, config }
     }
 }

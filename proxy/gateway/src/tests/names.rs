@@ -89,7 +89,7 @@ async fn a_foreign_name_is_refused_before_anything_is_done_whoever_it_comes_from
 async fn http_2_names_whom_it_asks_elsewhere_and_that_counts() {
     let upstream = Upstream::answering(|_, _| json_answer("{}"));
     let mut plan = Plan { any_name: true, ..Plan::default() };
-    plan.config.h2.prior_knowledge = true;
+    plan.config.server.h2c = true;
     let rig = Rig::with(plan, &[&upstream]).await;
     rig.control.update(named(&["h"]));
     let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 65_535).await;

@@ -91,8 +91,8 @@ async fn a_body_that_rules_cannot_read_is_refused() {
 async fn a_body_with_rules_is_held_under_the_common_budget() {
     let upstream = echo();
     let mut plan = Plan::default();
-    plan.config.buffered_bytes = 300_000;
-    plan.config.replay_bytes = 1000;
+    plan.config.server.buffered_bytes = ByteSize(300_000);
+    plan.config.upstream.replay_bytes = ByteSize(1000);
     let rig = Rig::with(plan, &[&upstream]).await;
     let body = |bytes: usize| format!(r#"{{"model":"m","prompt":"{}"}}"#, "y".repeat(bytes));
     assert!(rig.ask(&post("/completion", &body(400_000))).await.0.starts_with("HTTP/1.1 200 "), "it streams");
@@ -109,7 +109,7 @@ async fn a_body_with_rules_is_held_under_the_common_budget() {
 async fn the_backend_gets_its_own_name_of_the_model_wherever_it_is_named() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "m"], ..Plan::default() };
-    plan.config.replay_bytes = 1000;
+    plan.config.upstream.replay_bytes = ByteSize(1000);
     let rig = Rig::with(plan, &[&upstream]).await;
     tell(&rig, "m", renamed("org/the other"));
     let ask = async |request: &[u8]| {
@@ -146,8 +146,8 @@ async fn the_backend_gets_its_own_name_of_the_model_wherever_it_is_named() {
 async fn a_large_body_gets_its_new_name_and_streams_on_unless_it_names_a_second() {
     let upstream = echo();
     let mut plan = Plan { models: vec!["a", "m"], ..Plan::default() };
-    plan.config.replay_bytes = 1000;
-    plan.config.buffered_bytes = 100_000;
+    plan.config.upstream.replay_bytes = ByteSize(1000);
+    plan.config.server.buffered_bytes = ByteSize(100_000);
     let rig = Rig::with(plan, &[&upstream]).await;
     tell(&rig, "m", renamed("b"));
     let rest = "y".repeat(300_000);

@@ -52,9 +52,9 @@ async fn dropping_the_server_cuts_what_runs() {
 #[tokio::test]
 async fn an_address_that_cannot_be_had_is_named_with_its_cure() {
     let at = |host: &str, port: u16| {
-        let mut config = GatewayConfig::from(defaults());
-        config.host = host.to_owned();
-        config.port = port;
+        let mut config = GatewayConfig::new(&defaults().server, &defaults().upstream);
+        config.server.host = host.to_owned();
+        config.server.port = port;
         config
     };
     let bound = Gateway::bind(at("127.0.0.1", 0)).await.unwrap();

@@ -96,6 +96,6 @@ async fn after_a_storm_the_books_balance() {
     );
     assert_eq!(told(Outcome::Ok) + told(Outcome::ClientGone) + told(Outcome::UpstreamDied), records.len());
     assert!(told(Outcome::Ok) > 50 && told(Outcome::ClientGone) > 50 && told(Outcome::UpstreamDied) > 50);
-    let most = GatewayConfig::from(defaults()).idle_connections;
+    let most = GatewayConfig::new(&defaults().server, &defaults().upstream).upstream.idle_connections;
     eventually("only idle connections are left", || upstream.open() <= most).await;
 }

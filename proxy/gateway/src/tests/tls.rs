@@ -8,7 +8,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::http2::{Client, request};
 use super::*;
-use crate::{GatewayError, Limit, TlsFiles};
+use crate::{GatewayError, Limit};
 
 struct Identity {
     dir: TempDir,
@@ -32,8 +32,8 @@ impl Identity {
 
     fn plan(&self) -> Plan {
         let mut plan = Plan { any_name: true, ..Plan::default() };
-        let (cert, key) = (self.dir.path().join("cert.pem"), self.dir.path().join("key.pem"));
-        plan.config.tls = Some(TlsFiles { cert, key });
+        let file = |name| self.dir.path().join(name).to_str().unwrap().to_owned();
+        (plan.config.server.tls_cert, plan.config.server.tls_key) = (file("cert.pem"), file("key.pem"));
         plan
     }
 
@@ -83,7 +83,7 @@ async fn a_client_chooses_its_protocol_in_the_handshake() {
 async fn without_h2_nobody_is_offered_it() {
     let (identity, upstream) = (Identity::new(), echo());
     let mut plan = identity.plan();
-    plan.config.h2.over_tls = false;
+    plan.config.server.h2 = false;
     let rig = Rig::with(plan, &[&upstream]).await;
     let stream = identity.connect(&rig, &["h2", "http/1.1"]).await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"http/1.1".as_slice()));
@@ -114,7 +114,7 @@ async fn a_large_answer_and_a_client_that_leaves_are_as_without_tls() {
 async fn who_does_not_speak_tls_is_told_so_and_who_does_not_speak_is_closed() {
     let (identity, upstream) = (Identity::new(), echo());
     let mut plan = identity.plan();
-    plan.config.tls_handshake_timeout = Duration::from_millis(300);
+    plan.config.server.tls_handshake_timeout = Duration::from_millis(300);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut silent = Vec::new();
     for begin in [&b""[..], b"\x16", b"\x16\x03\x01\x02\x00\x01"] {
@@ -165,10 +165,10 @@ async fn a_bad_certificate_at_the_start_is_an_error() {
 async fn connections_beyond_the_limit_are_told_so_or_closed_when_there_are_too_many() {
     let (identity, upstream) = (Identity::new(), echo());
     let mut plan = identity.plan();
-    plan.config.connections = 1;
-    plan.config.refusals = 1;
+    plan.config.server.connections = 1;
+    plan.config.server.refusals = 1;
     // Whoever is told and stays holds the only place for that.
-    plan.config.linger = PATIENCE * 2;
+    plan.config.server.linger = PATIENCE * 2;
     let rig = Rig::with(plan, &[&upstream]).await;
     let _first = identity.connect(&rig, &[]).await.unwrap();
     let mut second = Peer::new(identity.connect(&rig, &["h2", "http/1.1"]).await.unwrap());

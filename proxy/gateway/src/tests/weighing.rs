@@ -52,7 +52,7 @@ async fn a_bound_is_enough_where_it_fits_and_the_backend_counts_where_it_may_not
 async fn a_prompt_that_comes_in_chunks_is_weighed_whole() {
     let upstream = counting();
     let mut plan = Plan::default();
-    plan.config.replay_bytes = 1000;
+    plan.config.upstream.replay_bytes = ByteSize(1000);
     let rig = Rig::with(plan, &[&upstream]).await;
     *rig.backends.room_tokens.lock().unwrap() = Some(1000);
     let body = prompt(5000);
@@ -71,7 +71,7 @@ async fn a_prompt_that_comes_in_chunks_is_weighed_whole() {
 async fn images_are_no_text_however_large_and_however_late_they_come() {
     let upstream = counting();
     let mut plan = Plan::default();
-    plan.config.replay_bytes = 1000;
+    plan.config.upstream.replay_bytes = ByteSize(1000);
     let rig = Rig::with(plan, &[&upstream]).await;
     *rig.backends.room_tokens.lock().unwrap() = Some(1000);
     let image = "A".repeat(300_000);

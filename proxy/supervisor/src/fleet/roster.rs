@@ -7,10 +7,10 @@ use tokio::sync::mpsc;
 use warden_policies::ModelName;
 
 use crate::error::{FleetError, ResolveError};
-use crate::log::LogRing;
+use crate::lease::queue::Shared;
 use crate::model::Message;
-use crate::shared::Shared;
 use crate::spec::FleetConfig;
+use crate::view::log::LogRing;
 
 /// What the fleet holds of one model.
 #[derive(Debug)]

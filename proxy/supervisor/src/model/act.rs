@@ -1,7 +1,6 @@
 //! Carries out what the life-cycle machine asks for.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,28 +9,26 @@ use warden_policies::health::Symptom;
 use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
 use warden_policies::{GenerationId, Reason};
 
-use super::unit::{Live, Unit, UnitId};
-use super::watched::Watched;
-use super::{Message, Model, Report, millis};
-use crate::census::Returned;
-use crate::child::Exit;
+use super::health::HealthTracker;
+use super::recipe::recipe;
+use super::unit::{Generation, Role, Unit, UnitId};
+use super::{Message, Model, Report};
 use crate::clock;
-use crate::context::SOCKET_PATH_LIMIT;
-use crate::discreet;
 use crate::error::SpawnError;
-use crate::event::EventKind;
-use crate::failure::OutOfMemory;
-use crate::kept;
-use crate::lease::{Cell, Endpoint};
-use crate::listening::{endpoint, flags};
-use crate::nursery::SpawnRequest;
-use crate::priors;
-use crate::process::{Process, Sink};
-use crate::record::Recorder;
-use crate::report;
-use crate::shared::Ending;
-use crate::spec::{Command, ModelSpec, Socket};
+use crate::lease::cell::Cell;
+use crate::lease::queue::ward::Ending;
+use crate::memory::fleet_memory::Returned;
+use crate::memory::recording::Recorder;
+use crate::memory::tracker::MemoryTracker;
+use crate::memory::{declared_memory, leak_history};
+use crate::process::endpoint::{Endpoint, endpoint, flags};
+use crate::process::failure::{self, OutOfMemory};
+use crate::process::group::Exit;
+use crate::process::socket_name::SOCKET_PATH_LIMIT;
+use crate::process::{Process, Sink, discreet, report_file};
+use crate::spec::Command;
 use crate::sync::lock;
+use crate::view::event::EventKind;
 
 impl Model {
     /// Gives an event to a unit's machine and carries out what it answers.
@@ -47,7 +44,7 @@ impl Model {
         }
         let leaving = matches!(phase, Phase::Draining | Phase::Stopping).then(|| unit.generation()).flatten();
         if let Some(leaving) = leaving {
-            self.context.census.leaves(leaving);
+            self.context.fleet_memory.leaves(leaving);
         }
         if changed || !effects.is_empty() {
             self.changed();
@@ -87,17 +84,20 @@ impl Model {
             Effect::Spawn => self.spawn(id),
             Effect::OpenGate => self.open(id),
             Effect::CloseGate => {
-                if let Some(generation) = self.unit(id).and_then(Unit::generation) {
+                if let Some(generation) = self.generation(id) {
                     let running = self.shared.close(generation);
-                    self.note_closed(generation, running);
+                    self.replacements.note_closed(generation, running);
                 }
             }
-            Effect::Term => self.signal(id, Live::terminate),
-            Effect::Kill => self.signal(id, Live::kill),
+            Effect::Term => self.signal(id, Generation::terminate),
+            Effect::Kill => self.signal(id, Generation::kill),
             Effect::Arm(timer) => self.arm(id, timer),
             Effect::Disarm => {
                 if let Some(unit) = self.unit_mut(id) {
                     unit.timer = None;
+                }
+                if let Some(live) = self.live_mut(id) {
+                    live.crashed = None;
                 }
             }
             Effect::Alarm => {
@@ -112,16 +112,18 @@ impl Model {
     }
 
     fn arm(&mut self, id: UnitId, timer: Timer) {
-        let timing = self.spec.timing;
+        let timing = self.spec.lifecycle;
         let after = match timer {
             Timer::Start => timing.start_timeout,
+            Timer::Suspect if self.notes_crash(id) => timing.crash_ends.min(timing.suspect_timeout),
             Timer::Suspect => timing.suspect_timeout,
-            Timer::Drain => timing.drain_deadline,
+            // Nobody gets an answer from it any more.
+            Timer::Drain => self.longest_drain(id),
             Timer::Grace if self.is_hurried(id) => timing.kill_grace,
             Timer::Grace => timing.stop_grace,
             Timer::Backoff { failures, short } => {
                 let delay = self.spec.lifecycle.pause(failures, short, rand::random());
-                self.tell(None, EventKind::Backoff { delay_ms: millis(delay), failures });
+                self.tell(None, EventKind::Backoff { delay_ms: clock::millis(delay), failures });
                 delay
             }
             Timer::Trial => timing.recheck,
@@ -131,36 +133,57 @@ impl Model {
         }
     }
 
-    fn is_hurried(&self, id: UnitId) -> bool {
-        self.unit(id).and_then(|unit| unit.live.as_ref()).is_some_and(|live| live.hurried)
+    /// It answers no probe. Notes whether it has logged a crash since it answered the last one: then nothing is to be waited for.
+    /// An older line is something else, or a text that a client sent.
+    fn notes_crash(&mut self, id: UnitId) -> bool {
+        let Some(live) = self.live(id) else { return false };
+        let crashed = failure::crash_line(&self.logs.since(live.id, live.heard.1)).is_some();
+        if let Some(live) = self.live_mut(id) {
+            live.crashed = crashed.then(Instant::now);
+        }
+        crashed
     }
 
-    fn signal(&mut self, id: UnitId, signal: impl FnOnce(&mut Live)) {
-        let Some(generation) = self.unit(id).and_then(|unit| unit.live.as_ref()).map(|live| live.id) else {
+    fn longest_drain(&self, id: UnitId) -> Duration {
+        let timing = self.spec.lifecycle;
+        match self.live(id).and_then(|live| live.crashed) {
+            // Nobody gets an answer from it any more.
+            Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
+            None => timing.drain_deadline,
+        }
+    }
+
+    fn is_hurried(&self, id: UnitId) -> bool {
+        self.live(id).is_some_and(|live| live.hurried)
+    }
+
+    fn signal(&mut self, id: UnitId, signal: impl FnOnce(&mut Generation)) {
+        let Some(generation) = self.live(id).map(|live| live.id) else {
             return;
         };
         // Before the signal: it revokes the leases, and their holders give them back from other threads at once.
         let running = self.shared.in_flight(generation);
-        self.note_stopped(generation, running);
+        self.replacements.note_stopped(generation, running);
         let hung = self.hung(id, running);
-        if let (Some(hung), Some(live)) = (hung, self.unit(id).and_then(|unit| unit.live.as_ref())) {
+        if let (Some(hung), Some(live)) = (hung, self.live(id)) {
             live.cell.note_hung(hung);
         }
-        let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) else { return };
+        let Some(live) = self.live_mut(id) else { return };
         signal(live);
     }
 
     /// For how long a process that is told to end has computed nothing, if that is why: what it had been given then may be what
     /// it hangs in.
     fn hung(&self, id: UnitId, running: u32) -> Option<Duration> {
-        let live = self.unit(id)?.live.as_ref()?;
+        let live = self.live(id)?;
         let silent = |symptom: &Symptom| match symptom {
             Symptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
             _ => None,
         };
-        let now = live.watched.symptoms().iter().find_map(silent);
+        let crashed = live.crashed.map(|since| since.elapsed());
+        let now = crashed.or_else(|| live.health.symptoms().iter().find_map(silent));
         // Nobody waits for it any more: then it shows no symptom.
-        now.or_else(|| self.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0))
+        now.or_else(|| self.replacements.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0))
     }
 
     fn open(&mut self, id: UnitId) {
@@ -171,42 +194,46 @@ impl Model {
         let start = live.ready.unwrap_or(live.spawned).saturating_duration_since(live.spawned);
         let (generation, cell) = (live.id, Arc::clone(&live.cell));
         let opened = self.shared.open(&cell, limit);
-        self.note_opened(replica, role, generation, opened, start);
+        if role != Role::Retiring {
+            self.replacements.note_opened(replica, generation, &opened, start);
+        }
+        self.changed();
     }
 
     pub(super) fn limit(&self, slots: Option<u32>) -> u32 {
-        self.spec.max_in_flight.or(slots).unwrap_or(self.watch.unknown_slots)
+        self.spec.max_in_flight.or(slots).unwrap_or(self.spec.lifecycle.unknown_slots)
     }
 
     fn spawn(&mut self, id: UnitId) {
         let generation = self.context.next_generation();
         let socket = self.context.socket(&self.spec.name, generation);
-        let (endpoint, failed) = match endpoint(self.spec.socket, self.spec.facts, &socket) {
+        let (endpoint, failed) = match endpoint(self.spec.run.socket, self.spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
             Err(error) => (Endpoint::Unix(socket.clone()), Some(error)),
         };
         let cell = Arc::new(Cell::new(generation, endpoint.clone(), self.spec.facts));
         let recipe = recipe(&self.spec);
-        let watched = self.watched(generation, &recipe.request.command);
-        let live = Live::new(generation, socket.clone(), cell, recipe.clone(), watched);
+        let memory = self.tracker(generation, &recipe.request.command);
+        let health = HealthTracker::new(&lock(&self.context.common), &recipe.request.command);
+        let live = Generation::new(generation, socket.clone(), cell, recipe.clone(), memory, health);
         let Some(unit) = self.unit_mut(id) else { return };
         unit.live = Some(live);
 
         let mut with_socket = recipe.request;
         with_socket.command.args.extend(flags(&endpoint));
-        report::announce(&mut with_socket.command, &socket, recipe.memory_report);
+        report_file::announce(&mut with_socket.command, &socket, recipe.memory_report);
         let world = Arc::clone(&self.context.world);
-        let longest = self.watch.log_line_bytes;
+        let longest = self.watch.child.log_line_bytes;
         let logs = Arc::clone(&self.logs);
         let outbox = self.outbox.clone();
         let given = discreet::known(&with_socket.command);
         let sink: Sink = Arc::new(move |stream, text| {
-            if kept::is_telling(&text) {
+            if declared_memory::is_telling(&text) {
                 drop(outbox.send(Message::Report(generation, Report::Said(text.clone()))));
             }
             logs.push(generation, stream, given.hide(text));
         });
-        let (context, limit) = (Arc::clone(&self.context), self.watch.read_limit);
+        let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
         let (needed, outbox) = (self.spec.command.clone(), self.outbox.clone());
         self.help(generation, async move {
             // Before the start, so that no change after it is missed.
@@ -228,29 +255,29 @@ impl Model {
             }
             // Left by a supervisor with our process id that could not clean up.
             drop(std::fs::remove_file(&socket));
-            report::remove(&socket);
-            context.census.born(generation, &world.free(limit).await);
+            report_file::remove(&socket);
+            context.fleet_memory.born(generation, &world.free(limit).await);
             Report::Spawned(world.spawn(with_socket, socket, endpoint, longest, sink).await)
         });
     }
 
     /// What is known of a generation that is about to be made.
-    fn watched(&self, generation: GenerationId, command: &Command) -> Watched {
+    fn tracker(&self, generation: GenerationId, command: &Command) -> MemoryTracker {
         let context = &self.context;
-        let key = priors::key(command);
+        let key = leak_history::key(command);
         let common = lock(&context.common).clone();
-        let prices = self.prices.of(&key).to_vec();
-        let measured = context.priors.measured(&key);
-        let mut watched = Watched::new(&common, context.priors.of(&key), key, command);
-        watched.told(measured);
+        let prices = self.experience.prices(&key).to_vec();
+        let measured = context.leak_history.measured(&key);
+        let mut memory = MemoryTracker::new(&common, context.leak_history.of(&key), key, command);
+        memory.told(measured);
         for price in prices {
-            watched.cost.told(price);
+            memory.cost.told(price);
         }
-        if self.spec.record {
-            let limit = self.watch.trace_bytes.0;
-            watched.recorder = Recorder::begin(&context.traces, &self.spec.name, generation, limit);
+        if self.spec.run.record {
+            let limit = self.watch.sensors.trace_bytes.0;
+            memory.recorder = Recorder::begin(&context.traces, &self.spec.name, generation, limit);
         }
-        watched
+        memory
     }
 
     /// Waits for the end of a process, and then for what comes back of its memory: the next start does not wait for that.
@@ -258,9 +285,9 @@ impl Model {
         /// While others start it is not known what they hold; after some looks it stays unknown.
         const LOOKS: u32 = 5;
         let context = Arc::clone(&self.context);
-        let (limit, wait) = (self.watch.read_limit, self.watch.return_wait);
+        let (limit, wait) = (self.watch.sensors.read_limit, self.watch.sensors.return_wait);
         let outbox = self.outbox.clone();
-        let cell = self.units.iter().filter_map(|unit| unit.live.as_ref()).find(|live| live.id == generation);
+        let cell = self.lives().find(|live| live.id == generation);
         let (cell, shared) = (cell.map(|live| Arc::clone(&live.cell)), Arc::clone(&self.shared));
         self.help(generation, async move {
             let exit = process.wait().await;
@@ -272,12 +299,12 @@ impl Model {
                 // As soon as it can be: whoever waits to send again must know what became of it.
                 shared.ended(&cell, ending(&cell, exit, why));
             }
-            context.census.died(generation);
+            context.fleet_memory.died(generation);
             drop(outbox.send(Message::Report(generation, Report::Exited(exit, why))));
             let mut looks = 0;
             let returned = loop {
                 let free = context.world.free(limit).await;
-                match context.census.returned(generation, &free) {
+                match context.fleet_memory.returned(generation, &free) {
                     Some(returned) if looks > 0 || returned.is_complete() => break returned,
                     _ if looks == LOOKS => break Returned::default(),
                     _ => looks += 1,
@@ -302,7 +329,7 @@ impl Model {
 
     /// The longest time until the end of the process once it is told to stop.
     pub(super) fn patience(&self) -> Duration {
-        self.spec.timing.stop_grace.saturating_mul(2)
+        self.spec.lifecycle.stop_grace.saturating_mul(2)
     }
 }
 
@@ -323,35 +350,8 @@ impl Unit {
     /// No more probes, and no more samples unless it drains: memory that runs out cuts a drain short.
     fn stop_watching(&mut self, phase: Phase) {
         if let Some(live) = &mut self.live {
-            live.probe_at = None;
-            live.sample_at = live.sample_at.filter(|_| phase == Phase::Draining);
-            live.idle_sample_at = None;
-            live.judge_at = None;
-            live.policy = None;
+            live.timers.stop(phase);
+            live.wish.said = None;
         }
     }
-}
-
-/// What a process is made of. Two equal ones mean that nothing needs a new process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Recipe {
-    request: SpawnRequest,
-    memory_report: bool,
-    socket: Socket,
-}
-
-impl Recipe {
-    pub(super) fn binary(&self) -> &Path {
-        &self.command().binary
-    }
-
-    pub(super) fn command(&self) -> &Command {
-        &self.request.command
-    }
-}
-
-/// What a process of this model is made of.
-pub(super) fn recipe(spec: &ModelSpec) -> Recipe {
-    let request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
-    Recipe { request, memory_report: spec.memory_report, socket: spec.socket }
 }

@@ -4,31 +4,19 @@ use std::path::Path;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use warden_policies::ServerFacts;
+use warden_policies::defaults::Recycle;
 use warden_policies::lifecycle::{Event, Phase};
-use warden_policies::{GenerationId, ServerFacts};
 
-use super::act::recipe;
+use super::operators::{Drain, Restart};
+use super::recipe::recipe;
 use super::unit::{Role, Unit};
 use super::{Control, End, Model};
 use crate::clock;
 use crate::error::ControlError;
-use crate::event::EventKind;
-use crate::ledger::LedgerEntry;
 use crate::spec::{ModelSpec, Watch};
-
-/// A restart that an operator waits for: every replica is to have a process made after this generation.
-#[derive(Debug)]
-pub(super) struct Restart {
-    pub(super) after: GenerationId,
-    pub(super) reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
-}
-
-/// A drain that an operator waits for: these generations are to be gone.
-#[derive(Debug)]
-pub(super) struct Drain {
-    pub(super) generations: Vec<GenerationId>,
-    pub(super) reply: oneshot::Sender<Result<(), ControlError>>,
-}
+use crate::view::event::EventKind;
+use crate::view::ledger::LedgerEntry;
 
 impl Model {
     pub(super) fn control(&mut self, control: Control) {
@@ -51,10 +39,10 @@ impl Model {
             self.answer(reply, Err(ControlError::ShuttingDown));
             return;
         }
-        self.restraint.reset();
+        self.cooldown.reset();
         self.wanted = true;
         let after = self.context.last_generation();
-        self.restarts.push(Restart { after, reply });
+        self.operators.restarts.push(Restart { after, reply });
     }
 
     fn drain(&mut self, reply: oneshot::Sender<Result<(), ControlError>>) {
@@ -66,7 +54,7 @@ impl Model {
         self.wanted = false;
         let generations = self.units.iter().filter_map(Unit::generation).collect();
         self.all_down();
-        self.drains.push(Drain { generations, reply });
+        self.operators.drains.push(Drain { generations, reply });
     }
 
     /// Everything stops, and nothing takes another's place any more.
@@ -87,14 +75,22 @@ impl Model {
         self.watch = watch;
         let (binary, facts) = (self.spec.command.binary.clone(), self.spec.facts);
         self.learn_facts(&binary, facts);
-        self.shared.set_queue(self.spec.queue_depth, self.spec.queue_wait);
+        self.shared.set_queue(self.spec.queue.depth, self.spec.queue.wait);
         self.shared.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
         self.shared.set_quarantine(self.spec.quarantine);
-        if self.spec.recycle != old.recycle || self.spec.restraint != old.restraint {
-            self.restraint.reset();
+        // Whom admission turns away, and what an overlap needs, has nothing to do with what held replacements back.
+        let mut before = old.recycle.clone();
+        before.common = Recycle {
+            admission: self.spec.recycle.common.admission,
+            overlap_headroom: self.spec.recycle.common.overlap_headroom,
+            overlap_floor: self.spec.recycle.common.overlap_floor,
+            ..before.common
+        };
+        if self.spec.recycle != before {
+            self.cooldown.reset();
         }
-        if self.spec.preload {
-            self.wanted |= !old.preload;
+        if self.spec.run.preload {
+            self.wanted |= !old.run.preload;
         }
         if self.spec.max_in_flight != old.max_in_flight {
             self.reopen();
@@ -102,7 +98,7 @@ impl Model {
         self.set_replicas();
         let remade = recipe(&self.spec) != recipe(&old);
         if remade {
-            self.configuration_at = None;
+            self.timers.configuration = None;
             for path in self.shared.settings.clear() {
                 let message = format!(
                     "what was set by `POST {path}` is not set in processes with the new command: set it again if it still fits"
@@ -128,7 +124,7 @@ impl Model {
         if self.spec.command.binary == binary {
             self.spec.facts = facts;
         }
-        for live in self.units.iter().filter_map(|unit| unit.live.as_ref()) {
+        for live in self.lives() {
             if live.made_of.binary() == binary {
                 live.cell.learn(facts);
             }
@@ -146,12 +142,12 @@ impl Model {
 
     /// As many replicas as configured: new ones are added, the last ones retire.
     pub(super) fn set_replicas(&mut self) {
-        for replica in 0..self.spec.replicas {
+        for replica in 0..self.spec.run.replicas {
             if self.current(replica).is_none() {
                 self.add_unit(replica, Role::Current);
             }
         }
-        let surplus = self.units.iter().filter(|unit| unit.replica >= self.spec.replicas);
+        let surplus = self.units.iter().filter(|unit| unit.replica >= self.spec.run.replicas);
         let surplus: Vec<_> = surplus.map(|unit| unit.id).collect();
         for id in surplus {
             if let Some(unit) = self.unit_mut(id) {
@@ -159,9 +155,8 @@ impl Model {
             }
             self.step(id, Event::Down);
         }
-        let replicas = self.spec.replicas;
-        self.replacements.retain(|known| known.replica < replicas);
-        self.replaced.retain(|entry| entry.replica < replicas);
+        let replicas = self.spec.run.replicas;
+        self.replacements.keep_replicas(replicas);
     }
 
     /// Callers have been turned away already, by the fleet.

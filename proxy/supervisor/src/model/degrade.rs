@@ -17,19 +17,12 @@ use warden_policies::lifecycle::{Event, Phase};
 use warden_policies::{Reason, units};
 
 use super::Model;
+use super::timers::Recovery;
 use super::unit::{Role, Unit, UnitId};
 use crate::clock;
-use crate::event::EventKind;
+use crate::error::{Failure, FailureKind};
 use crate::sync::lock;
-use crate::view::{Failure, FailureKind};
-
-/// When a degraded process is looked at again.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Recovery {
-    pub(super) at: Instant,
-    /// Starts in a row that brought nothing.
-    tried: u32,
-}
+use crate::view::event::EventKind;
 
 /// Reasons for which an old process is no better than a new one on the processor.
 const CANNOT_SERVE: [Reason; 4] =
@@ -43,7 +36,7 @@ impl Model {
     /// What a process has lost against the best one like it.
     fn lost(&self, unit: &Unit, now: Offload) -> Option<Lost> {
         let live = unit.live.as_ref()?;
-        let known = self.context.priors.offload(&live.watched.key)?;
+        let known = self.context.leak_history.offload(&live.memory.key)?;
         now.lost(known, &self.health())
     }
 
@@ -53,11 +46,10 @@ impl Model {
         let Some(unit) = self.unit(id).filter(|unit| unit.role == Role::Successor) else { return false };
         let Some(live) = &unit.live else { return false };
         let (replica, generation) = (unit.replica, live.id);
-        let now = Offload { vram: vram.or(live.watched.offload.vram), ..live.watched.offload };
+        let now = Offload { vram: vram.or(live.memory.offload.vram), ..live.memory.offload };
         let Some(lost) = self.lost(unit, now) else { return false };
         let serves = self.current(replica).is_some_and(|old| old.phase() == Phase::Ready);
-        let reason =
-            self.replacements.iter().find(|known| known.replica == replica).map(|known| known.reason);
+        let reason = self.replacements.reason(replica);
         if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
             return false;
         }
@@ -81,11 +73,11 @@ impl Model {
     pub(super) fn judge_offload(&mut self, id: UnitId, settled: bool) {
         let Some(unit) = self.unit(id) else { return };
         let Some(live) = &unit.live else { return };
-        let (generation, now, key) = (live.id, live.watched.offload, live.watched.key.clone());
+        let (generation, now, key) = (live.id, live.memory.offload, live.memory.key.clone());
         let known_before = live.degraded.is_some();
         match self.lost(unit, now) {
             Some(lost) => {
-                if let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) {
+                if let Some(live) = self.live_mut(id) {
                     live.degraded = Some(lost);
                 }
                 if !known_before {
@@ -93,17 +85,17 @@ impl Model {
                         "{lost}: it serves, and is started again when that can be had; if it is meant, say so with `-ngl`"
                     );
                     self.tell(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
-                    let tried = self.recovery.map_or(0, |recovery| recovery.tried);
-                    self.recovery = Some(Recovery { at: self.later(tried), tried });
+                    let tried = self.timers.recovery.map_or(0, |recovery| recovery.tried);
+                    self.timers.recovery = Some(Recovery { at: self.later(tried), tried });
                     self.changed();
                 }
             }
             None if settled => {
-                self.recovery = self.recovery.filter(|_| self.is_degraded());
+                self.timers.recovery = self.timers.recovery.filter(|_| self.is_degraded());
                 if now.is_some() {
                     let (context, name) = (Arc::clone(&self.context), self.spec.name.clone());
-                    let keep = self.watch.priors_kept;
-                    self.writers.spawn_blocking(move || context.priors.had(&key, &name, now, keep));
+                    let keep = self.watch.sensors.priors_kept;
+                    self.writers.spawn_blocking(move || context.leak_history.had(&key, &name, now, keep));
                 }
             }
             None => {}
@@ -122,23 +114,23 @@ impl Model {
 
     /// It is time to look whether what was lost can be had again.
     pub(super) fn recover(&mut self, now: Instant) {
-        let Some(recovery) = self.recovery.filter(|recovery| recovery.at <= now) else { return };
+        let Some(recovery) = self.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
         let degraded = |unit: &&Unit| {
             unit.role == Role::Current && unit.live.as_ref().is_some_and(|live| live.degraded.is_some())
         };
         let Some(unit) = self.units.iter().find(degraded).filter(|_| self.end.is_none()) else {
-            self.recovery = None;
+            self.timers.recovery = None;
             return;
         };
         let (replica, ready) = (unit.replica, unit.phase() == Phase::Ready);
         if !ready || !self.replacements.is_empty() || !self.can_be_had(unit) {
             // A look costs nothing.
             let pause = self.health().offload_retry.max(Duration::from_secs(1));
-            self.recovery = Some(Recovery { at: clock::again(now, pause), ..recovery });
+            self.timers.recovery = Some(Recovery { at: clock::again(now, pause), ..recovery });
             return;
         }
         let tried = recovery.tried.saturating_add(1);
-        self.recovery = Some(Recovery { at: self.later(tried), tried });
+        self.timers.recovery = Some(Recovery { at: self.later(tried), tried });
         self.replace(replica, Reason::Degraded);
     }
 
@@ -147,14 +139,14 @@ impl Model {
     fn can_be_had(&self, unit: &Unit) -> bool {
         let Some(live) = &unit.live else { return false };
         let Some(lost) = live.degraded else { return false };
-        let devices = live.watched.devices.as_ref().filter(|devices| !devices.readings.is_empty());
+        let devices = live.memory.devices.as_ref().filter(|devices| !devices.readings.is_empty());
         let (Some(devices), Some(needed)) = (devices, lost.known.vram) else {
             return self.context.world.has_gpu();
         };
-        let reserved = |gpu| self.context.census.reserved(Some(live.id), gpu);
+        let reserved = |gpu| self.context.fleet_memory.reserved(Some(live.id), gpu);
         let free = |gpu| Some(devices.reading(gpu)?.free?.saturating_sub(reserved(gpu)));
         let free: u64 = devices.with_vram().filter_map(free).fold(0, u64::saturating_add);
-        let own = live.watched.offload.vram.unwrap_or(0);
+        let own = live.memory.offload.vram.unwrap_or(0);
         free.saturating_add(own) >= units::scale(needed, self.health().offload_layers)
     }
 }

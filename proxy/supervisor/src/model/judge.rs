@@ -5,7 +5,7 @@
 //! have found it.
 //!
 //! ```text
-//!   facts ──> decide ──> due? ──> restraint ──> confirmed? ──> turn ──> replace
+//!   facts ──> decide ──> due? ──> cooldown ───> confirmed? ──> turn ──> replace
 //!                 │                   │             │            └ no: another replacement goes first
 //!                 │                   │             └ growth of host memory is read page by page first
 //!                 │                   └ held: told once
@@ -13,17 +13,17 @@
 //! ```
 
 use tokio::time::Instant;
+use warden_policies::cooldown::{Ask, Held};
 use warden_policies::lifecycle::{Event, Phase, Timer};
 use warden_policies::recycle::{Decision, Facts, WhyNot, decide_unless};
-use warden_policies::restraint::{Ask, Held};
 use warden_policies::share::Reach;
-use warden_policies::{Action, GenerationId, Reason, Series};
+use warden_policies::{Action, GenerationId, MemoryKind, Reason};
 
 use super::Model;
-use super::unit::{Live, Role, UnitId};
+use super::unit::{Generation, Role, UnitId};
 use crate::clock;
-use crate::context::Permit;
-use crate::event::EventKind;
+use crate::model::context::Permit;
+use crate::view::event::EventKind;
 
 impl Model {
     /// Asks the policy about a unit and acts on the answer.
@@ -31,20 +31,19 @@ impl Model {
         let now = Instant::now();
         self.note_lull(id);
         let Some(facts) = self.facts(id, now) else { return };
-        let barred = |reason, series| self.restraint.bars(reason, series, &self.spec.restraint).is_some();
+        let barred = |reason, series| self.cooldown.bars(reason, series, &self.spec.recycle).is_some();
         let denied = self.denies_growth(id, now);
-        let unseen = |reason, series| denied && reason == Reason::Growth && series == Some(Series::Host);
         let decision = decide_unless(&self.spec.recycle, &facts, |reason, series| {
-            barred(reason, series) || unseen(reason, series)
+            barred(reason, series) || denied && is_growth_of_host(Some(reason), series)
         });
         let futile = decision.reason.is_some_and(|reason| barred(reason, decision.series));
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
         let Some(live) = &mut unit.live else { return };
-        live.watched.facts = Some(facts);
+        live.memory.facts = Some(facts);
         // Only a drain can last too long: what waits for its turn or its interval has not had one yet.
         let urgent = phase == Phase::Draining && decision.action >= Action::DrainNow;
-        live.watched.urgent_since = if urgent { live.watched.urgent_since.or(Some(now)) } else { None };
+        live.wish.urgent_since = if urgent { live.wish.urgent_since.or(Some(now)) } else { None };
         match phase {
             Phase::Ready if role == Role::Current => self.weigh(id, replica, decision, now),
             // An end that brings nothing back is not worth the requests that it cuts.
@@ -59,21 +58,25 @@ impl Model {
 
     /// What follows from a decision about a process that serves.
     fn weigh(&mut self, id: UnitId, replica: u32, mut decision: Decision, now: Instant) {
-        let ask = |live: &Live| Ask { now: self.context.now(), load_time: self.load_time, unit: live.random };
-        let Some(live) = self.unit(id).and_then(|unit| unit.live.as_ref()) else { return };
+        let ask = |live: &Generation| Ask {
+            now: self.context.now(),
+            load_time: self.experience.load_time,
+            unit: live.random,
+        };
+        let Some(live) = self.live(id) else { return };
         let generation = live.id;
-        let before = live.policy;
+        let before = live.wish.said;
         let wanted = decision.action != Action::Observe;
         let due = wanted && decision.due;
-        let long = live.drain_at.filter(|at| *at > now && !decision.threat).map(|at| {
+        let long = live.wish.not_before.filter(|at| *at > now && !decision.threat).map(|at| {
             let left = at.saturating_duration_since(now);
             Held::LongRequests { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) }
         });
-        let check = || self.restraint.check(&decision, &ask(live), &self.spec.restraint).err();
+        let check = || self.cooldown.check(&decision, &ask(live), &self.spec.recycle).err();
         let held = if due { check().or(long.filter(|_| decision.action < Action::KillNow)) } else { None };
         if let Some(by) = held {
             decision = decision.but(WhyNot::Held { by });
-            self.context.census.pin(generation);
+            self.context.fleet_memory.pin(generation);
         }
         let replacing = !self.replacements.is_empty() || self.end.is_some();
         let free = due && held.is_none() && !replacing;
@@ -88,7 +91,7 @@ impl Model {
         };
         let mut held = held;
         let go = go && prepared == Some(Ok(()));
-        if free && is_growth_of_host(&decision) && self.denies_growth(id, now) {
+        if free && is_growth_of_host(decision.reason, decision.series) && self.denies_growth(id, now) {
             decision = decision.but(WhyNot::NotConfirmed);
         }
         if let Some(Err(missing)) = &prepared {
@@ -104,7 +107,7 @@ impl Model {
         if wanted && !due {
             let told = before.and_then(|(decision, _)| decision.reason);
             if told != decision.reason {
-                let host_bytes = self.charged(id, Series::Host);
+                let host_bytes = self.charged(id, MemoryKind::Host);
                 let series_bytes = decision.series.and_then(|series| self.charged(id, series));
                 let kind = EventKind::RecycleWanted { decision, host_bytes, series_bytes };
                 self.tell(Some(generation), kind);
@@ -124,20 +127,20 @@ impl Model {
 
     fn remember(&mut self, id: UnitId, decision: Decision, held: Option<Held>, now: Instant) {
         let policy = &self.spec.recycle;
-        let (within, quiet_for) = (policy.quiet_within, policy.quiet_for);
-        let Some(live) = self.unit(id).and_then(|unit| unit.live.as_ref()) else { return };
+        let (within, quiet_for) = (policy.common.quiet_within, policy.common.quiet_for);
+        let Some(live) = self.live(id) else { return };
         let idle_since = self.shared.idle_since(live.id);
         let wanted = decision.action != Action::Observe;
-        let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) else { return };
-        let news = live.policy.is_none_or(|(before, _)| before != decision);
-        live.policy = Some((decision, held));
-        live.wanted_since = if wanted { live.wanted_since.or(Some(now)) } else { None };
+        let Some(live) = self.live_mut(id) else { return };
+        let news = live.wish.said.is_none_or(|(before, _)| before != decision);
+        live.wish.said = Some((decision, held));
+        live.wish.since = if wanted { live.wish.since.or(Some(now)) } else { None };
         if wanted && !decision.due && held.is_none() {
-            let within = live.wanted_since.map(|since| clock::after(since, within));
+            let within = live.wish.since.map(|since| clock::after(since, within));
             let quiet = idle_since.map(|since| clock::after(since, quiet_for));
             // A turn comes when another replacement has ended, which nobody tells.
             let turn = (decision.why_not == Some(WhyNot::InTurn)).then(|| clock::again(now, quiet_for));
-            live.judge_at = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
+            live.timers.judgement = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
         }
         if news {
             self.changed();
@@ -154,7 +157,7 @@ impl Model {
         let kind = |held: &Held| std::mem::discriminant(held);
         let told = before.and_then(|(before, held)| Some((before.reason?, kind(&held?))));
         if told != decision.reason.map(|reason| (reason, kind(&held))) {
-            let generation = self.unit(id).and_then(super::Unit::generation);
+            let generation = self.generation(id);
             let message = held.to_string();
             self.tell(generation, EventKind::RecycleHeld { decision, held, message });
             self.changed();
@@ -171,30 +174,29 @@ impl Model {
 
     /// Growth of host memory has to show in an exact reading, too, which is slow and so made only now.
     fn is_confirmed(&mut self, id: UnitId, decision: &Decision, now: Instant) -> bool {
-        if !is_growth_of_host(decision) {
+        if !is_growth_of_host(decision.reason, decision.series) {
             return true;
         }
-        let interval = self.watch.confirm_interval;
-        let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) else { return false };
-        match live.watched.confirmed {
-            Some((at, shown)) if now.saturating_duration_since(at) < interval => shown,
-            _ => {
-                live.watched.confirm_next = true;
-                live.sample_at = Some(now);
-                false
-            }
+        let interval = self.watch.sensors.confirm_interval;
+        let Some(live) = self.live_mut(id) else { return false };
+        let shown = live.memory.confirmation(now, interval);
+        if shown.is_none() {
+            live.memory.confirm_next();
+            live.timers.sample = Some(now);
         }
+        shown == Some(true)
     }
 
     /// Whether growth of host memory that the counters show is not in the pages.
     fn denies_growth(&self, id: UnitId, now: Instant) -> bool {
-        let live = self.unit(id).and_then(|unit| unit.live.as_ref());
-        live.is_some_and(|live| live.watched.denies(now, self.watch.confirm_interval))
+        let live = self.live(id);
+        let interval = self.watch.sensors.confirm_interval;
+        live.and_then(|live| live.memory.confirmation(now, interval)) == Some(false)
     }
 
     /// Whether another replica is on its way back without having been replaced: after a crash this one serves for both.
     fn another_comes(&self, replica: u32) -> bool {
-        let told = self.watch.failures_told;
+        let told = self.spec.lifecycle.failures_told;
         self.units.iter().any(|unit| {
             let comes =
                 matches!(unit.phase(), Phase::Starting | Phase::Draining | Phase::Stopping | Phase::Backoff);
@@ -202,18 +204,14 @@ impl Model {
         })
     }
 
-    fn charged(&self, id: UnitId, series: Series) -> Option<u64> {
-        let live = self.unit(id)?.live.as_ref()?;
-        match series {
-            Series::Host => live.host.map(warden_policies::sample::HostMemory::charged),
-            Series::Vram(gpu) => live.watched.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes),
-        }
+    fn charged(&self, id: UnitId, kind: MemoryKind) -> Option<u64> {
+        self.live(id)?.memory.charged(kind)
     }
 
     /// The right to replace a replica now; `None` while another one goes first.
     pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<Permit> {
         let unit = self.unit(id)?;
-        let gpus = unit.live.as_ref()?.watched.gpus();
+        let gpus = unit.live.as_ref()?.memory.gpus();
         // Two that overlap at a time would both take the same free memory.
         let reach = if self.would_overlap(unit) { Reach::Machine } else { Reach::Gpus };
         self.context.permit(&self.spec.name, replica, &gpus, reach)
@@ -222,13 +220,13 @@ impl Model {
     /// The same for a process that a new configuration replaces: one after another, each judged by the memory that the last
     /// one left.
     pub(super) fn permit_alone(&self, id: UnitId, replica: u32) -> Option<Permit> {
-        let gpus = self.unit(id)?.live.as_ref()?.watched.gpus();
+        let gpus = self.live(id)?.memory.gpus();
         self.context.permit(&self.spec.name, replica, &gpus, Reach::Machine)
     }
 
     /// The same for what does not wait: others wait for it.
     pub(super) fn claim(&self, id: UnitId, replica: u32) -> Permit {
-        let gpus = self.unit(id).and_then(|unit| unit.live.as_ref()).map(|live| live.watched.gpus());
+        let gpus = self.live(id).map(|live| live.memory.gpus());
         self.context.claim(&self.spec.name, replica, &gpus.unwrap_or_default())
     }
 
@@ -263,23 +261,23 @@ impl Model {
         let live = unit.live.as_ref()?;
         let since = |moment: Option<Instant>| moment.map(|moment| now.saturating_duration_since(moment));
         let idle_since = self.shared.idle_since(live.id);
-        let watched = &live.watched;
-        let series = watched.series(&self.spec.recycle, live.host, live.host_at_ready);
-        let totals: Vec<(Series, Option<u64>)> =
+        let memory = &live.memory;
+        let series = memory.series(&self.spec.recycle);
+        let totals: Vec<(MemoryKind, Option<u64>)> =
             series.iter().map(|facts| (facts.series, facts.total)).collect();
         let total =
-            |series: Series| totals.iter().find(|(of, _)| *of == series).and_then(|(_, total)| *total);
+            |series: MemoryKind| totals.iter().find(|(of, _)| *of == series).and_then(|(_, total)| *total);
         let budgets = crate::sync::lock(&self.context.common).shared;
         Some(Facts {
             series,
-            symptoms: watched.symptoms(),
-            shared: self.context.census.chosen(live.id, &budgets, total),
+            symptoms: live.health.symptoms(),
+            shared: self.context.fleet_memory.chosen(live.id, &budgets, total),
             admission: self.shared.admission_wish(live.id),
             age: since(live.ready).unwrap_or_default(),
             work: live.cell.work(),
             idle_for: since(idle_since),
-            wanted_for: since(live.wanted_since),
-            urgent_for: since(watched.urgent_since),
+            wanted_for: since(live.wish.since),
+            urgent_for: since(live.wish.urgent_since),
             minute: self.context.world.minute(),
             load: self.load(unit),
             unit: live.random,
@@ -287,6 +285,6 @@ impl Model {
     }
 }
 
-fn is_growth_of_host(decision: &Decision) -> bool {
-    (decision.reason, decision.series) == (Some(Reason::Growth), Some(Series::Host))
+fn is_growth_of_host(reason: Option<Reason>, series: Option<MemoryKind>) -> bool {
+    (reason, series) == (Some(Reason::Growth), Some(MemoryKind::Host))
 }

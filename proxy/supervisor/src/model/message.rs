@@ -7,16 +7,16 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::{GenerationId, ServerFacts};
 
-use super::act::Recipe;
-use super::watched::Taken;
-use crate::census::Returned;
-use crate::child::Exit;
+use super::recipe::Recipe;
 use crate::error::{ControlError, SpawnError};
-use crate::failure::OutOfMemory;
-use crate::ledger::LedgerEntry;
-use crate::needs::Sight;
+use crate::memory::fleet_memory::Returned;
+use crate::memory::tracker::Taken;
+use crate::process::failure::OutOfMemory;
+use crate::process::group::Exit;
+use crate::process::needs::Sight;
 use crate::process::{Health, Process, Props, Sample};
 use crate::spec::{ModelSpec, Watch};
+use crate::view::ledger::LedgerEntry;
 
 /// A message to a model's task.
 #[derive(Debug)]

@@ -14,40 +14,62 @@
 //! Nothing is awaited within a turn. Whatever takes time is a helper task, which reports by a message with the generation
 //! that it was about.
 //!
+//! Values, each with its own methods:
+//!
 //! | file | job |
 //! |---|---|
-//! | `unit` | one machine and its process |
+//! | `context` | what the tasks of all models share |
+//! | `unit`, `recipe` | one machine and its process; what that is made of |
+//! | `timers` | deadlines: what is due next |
+//! | `health` | what is known of the health of one generation |
+//! | `replacement` | replacements under way, and the last ones |
+//! | `needs` | what is known of what the next process needs |
+//! | `experience` | what the processes have shown so far |
+//! | `operators` | operators who wait for an answer |
+//! | `message` | what the task is told |
+//!
+//! What the task does with them:
+//!
+//! | file | job |
+//! |---|---|
 //! | `act` | carries out the machine's effects |
-//! | `hear` | handles the helpers' reports |
+//! | `reports` | handles the helpers' reports |
 //! | `sample` | when memory is read, and what a reading changes |
-//! | `watched` | what the readings of one generation add up to |
-//! | `needs` | whether a new process would find what it needs, and when that changes |
+//! | `look` | whether a new process would find what it needs, and when that changes |
 //! | `judge` | the recycle policy, and what follows from it |
 //! | `degrade` | a process that lost its GPU |
 //! | `replace` | replacements from decision to ledger entry |
-//! | `way` | in sequence or by overlap |
+//! | `replace_mode` | in sequence or by overlap |
 //! | `room` | what room memory has for prompts |
+//! | `spread` | what a client set in one process is set in the others |
 //! | `settle` | what the whole state asks for |
 //! | `control` | restart, drain, reload, removal, end |
 //! | `show` | the view |
 //! | `words` | sentences for events |
 
 mod act;
+pub(crate) mod context;
 mod control;
 mod degrade;
-mod hear;
+mod experience;
+mod health;
 mod judge;
+mod look;
 mod message;
 mod needs;
+mod operators;
+mod recipe;
 mod replace;
+mod replace_mode;
+mod replacement;
+mod reports;
 mod room;
 mod sample;
 mod settle;
 mod show;
 mod spread;
+mod timers;
 mod unit;
-mod watched;
-mod way;
 mod words;
 
 use std::sync::Arc;
@@ -57,22 +79,24 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use warden_policies::Reason;
+use warden_policies::GenerationId;
+use warden_policies::cooldown::Cooldown;
 use warden_policies::lifecycle::{Event, Timer};
-use warden_policies::moment::Lulls;
-use warden_policies::restraint::Restraint;
+use warden_policies::replacement_cost::Lulls;
 
+use self::experience::Experience;
 pub(crate) use self::message::{Control, Message, Report};
-use self::replace::Replacement;
-use self::unit::{Role, Unit, UnitId};
+use self::needs::Needs;
+use self::operators::Operators;
+use self::replacement::Replacements;
+use self::timers::ModelTimers;
+use self::unit::{Generation, Role, Unit, UnitId};
 use crate::clock;
-use crate::context::Context;
-use crate::event::EventKind;
-use crate::ledger::LedgerEntry;
-use crate::log::LogRing;
-use crate::shared::Shared;
-use crate::spec::{Command, ModelSpec, Watch};
-use crate::view::Modalities;
+use crate::lease::queue::Shared;
+use crate::model::context::Context;
+use crate::spec::{ModelSpec, Watch};
+use crate::view::event::EventKind;
+use crate::view::log::LogRing;
 
 /// See the module.
 #[derive(Debug)]
@@ -93,37 +117,18 @@ pub(crate) struct Model {
     /// Processes are to run even if nobody waits.
     wanted: bool,
     end: Option<End>,
-    replacements: Vec<Replacement>,
-    /// The last complete replacement of each replica.
-    replaced: Vec<LedgerEntry>,
-    restarts: Vec<control::Restart>,
-    drains: Vec<control::Drain>,
-    restraint: Restraint,
-    /// From spawn to ready, as it was the last time.
-    load_time: Option<Duration>,
-    lulls: Lulls,
-    /// What prompts cost, as far as it was learnt.
-    prices: room::Prices,
-    /// No replacement because of the configuration before this time: the last one failed.
-    configuration_at: Option<Instant>,
-    /// When a process that has lost its GPU is looked at again.
-    recovery: Option<degrade::Recovery>,
-    recycles: Vec<(Reason, u64)>,
+    replacements: Replacements,
+    operators: Operators,
+    cooldown: Cooldown,
+    experience: Experience,
     crashes: u64,
-    n_ctx: Option<u64>,
-    modalities: Option<Modalities>,
     note: Option<String>,
     /// Ended processes whose memory is still looked for.
-    dying: Vec<warden_policies::GenerationId>,
-    /// Until then what leaves may make room before the first process is made.
-    room_until: Option<Instant>,
+    dying: Vec<GenerationId>,
+    timers: ModelTimers,
     /// Since when the clock of the queue stands.
     stands: Option<Instant>,
-    needs: needs::Needs,
-    /// What the last process was started with that became ready.
-    ready_with: Option<Command>,
-    /// Answers to operators, given when the picture shows what they tell.
-    answers: Answers,
+    needs: Needs,
     /// The fleet's picture shows us; not after a removal, when another model may have taken the name.
     shown: bool,
     /// Something worth showing has changed.
@@ -141,15 +146,6 @@ enum End {
     Shutdown(Instant),
 }
 
-#[derive(Default)]
-struct Answers(Vec<Box<dyn FnOnce() + Send>>);
-
-impl std::fmt::Debug for Answers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} answers", self.0.len())
-    }
-}
-
 /// How often a new model looks whether those that leave are gone.
 const LOOK_FOR_ROOM: Duration = Duration::from_millis(50);
 
@@ -165,12 +161,12 @@ impl Model {
         watch: Watch,
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (outbox, inbox) = mpsc::unbounded_channel();
-        let lulls = Lulls::new(&warden_policies::defaults().moment, context.now());
+        let experience = Experience::new(Lulls::new(&warden_policies::defaults().moment, context.now()));
         let mut model = Self {
             context,
             shared,
             logs,
-            wanted: spec.preload,
+            wanted: spec.run.preload,
             spec,
             watch,
             inbox,
@@ -180,27 +176,16 @@ impl Model {
             units: Vec::new(),
             next_unit: 0,
             end: None,
-            replacements: Vec::new(),
-            replaced: Vec::new(),
-            restarts: Vec::new(),
-            drains: Vec::new(),
-            restraint: Restraint::default(),
-            load_time: None,
-            lulls,
-            prices: room::Prices::default(),
-            configuration_at: None,
-            recovery: None,
-            recycles: Vec::new(),
+            replacements: Replacements::default(),
+            operators: Operators::default(),
+            cooldown: Cooldown::default(),
+            experience,
             crashes: 0,
-            n_ctx: None,
-            modalities: None,
             note: None,
             dying: Vec::new(),
-            room_until: None,
+            timers: ModelTimers::default(),
             stands: None,
-            needs: needs::Needs::default(),
-            ready_with: None,
-            answers: Answers::default(),
+            needs: Needs::default(),
             shown: true,
             dirty: true,
             steps: 0,
@@ -212,7 +197,7 @@ impl Model {
 
     /// Those who leave go first: until they are gone, or this time has passed, no process is made.
     pub(crate) fn wait_for_room(&mut self) {
-        self.room_until = Some(clock::after(Instant::now(), self.spec.timing.stop_grace));
+        self.timers.room = Some(clock::after(Instant::now(), self.spec.lifecycle.stop_grace));
     }
 
     /// Runs until the model is removed or the fleet ends, and all its processes are reaped.
@@ -222,24 +207,22 @@ impl Model {
             if std::mem::take(&mut self.dirty) && self.shown {
                 self.context.publisher.update(self.show());
             }
-            for answer in std::mem::take(&mut self.answers.0) {
-                answer();
-            }
+            self.operators.give_answers();
             if self.is_over() {
                 while self.writers.join_next().await.is_some() {}
                 for generation in self.dying {
-                    self.context.census.gone(generation);
+                    self.context.fleet_memory.gone(generation);
                 }
                 if self.end == Some(End::Removed) {
                     self.context.leaving.fetch_sub(1, Ordering::SeqCst);
                 }
                 return;
             }
-            let deadline = self.next_deadline();
+            let deadline = self.due_next();
             let shared = Arc::clone(&self.shared);
             tokio::select! {
                 message = self.inbox.recv() => match message {
-                    Some(Message::Report(generation, report)) => self.hear(generation, report),
+                    Some(Message::Report(generation, report)) => self.take_report(generation, report),
                     Some(Message::Looked(made_of, sight)) => self.looked(*made_of, sight),
                     Some(Message::Control(control)) => self.control(control),
                     // Cannot be: we hold a sender ourselves.
@@ -264,22 +247,11 @@ impl Model {
         tracing::error!(model = %self.spec.name, "the state of the model does not settle");
     }
 
-    /// Ours at least; `None` if nothing is timed.
-    fn next_deadline(&self) -> Option<Instant> {
-        let of_units = self.units.iter().flat_map(|unit| {
-            let live = unit.live.as_ref();
-            [
-                unit.timer.map(|(_, at)| at),
-                live.and_then(|live| live.probe_at),
-                live.and_then(|live| live.sample_at),
-                live.and_then(|live| live.idle_sample_at).map(|(at, _)| at),
-                live.and_then(|live| live.judge_at),
-            ]
-        });
-        let recovery = self.recovery.map(|recovery| recovery.at);
-        let room = self.room_until.map(|until| until.min(clock::again(Instant::now(), LOOK_FOR_ROOM)));
-        let of_model = [self.end_deadline(), self.configuration_at, self.needs.next(), recovery, room];
-        of_units.flatten().chain(of_model.into_iter().flatten()).min()
+    /// When something is due; `None` if nothing is timed.
+    fn due_next(&self) -> Option<Instant> {
+        let of_units = self.units.iter().filter_map(Unit::due_next);
+        let of_model = self.timers.next(Instant::now(), LOOK_FOR_ROOM);
+        of_units.chain(of_model).chain(self.end_deadline()).min()
     }
 
     /// Does what is due.
@@ -301,9 +273,7 @@ impl Model {
             self.fire_probe(id, now);
             self.fire_samples(id, now);
         }
-        if self.configuration_at.is_some_and(|at| at <= now) {
-            self.configuration_at = None;
-        }
+        timers::take(&mut self.timers.configuration, now);
         self.recover(now);
         self.fire_look(now);
     }
@@ -318,6 +288,24 @@ impl Model {
 
     fn unit_mut(&mut self, id: UnitId) -> Option<&mut Unit> {
         self.units.iter_mut().find(|unit| unit.id == id)
+    }
+
+    /// The generation that a unit has at the moment.
+    fn live(&self, id: UnitId) -> Option<&Generation> {
+        self.unit(id)?.live.as_ref()
+    }
+
+    fn live_mut(&mut self, id: UnitId) -> Option<&mut Generation> {
+        self.unit_mut(id)?.live.as_mut()
+    }
+
+    /// Those of all units.
+    fn lives(&self) -> impl Iterator<Item = &Generation> {
+        self.units.iter().filter_map(|unit| unit.live.as_ref())
+    }
+
+    fn generation(&self, id: UnitId) -> Option<GenerationId> {
+        Some(self.live(id)?.id)
     }
 
     fn current(&self, replica: u32) -> Option<&Unit> {
@@ -340,12 +328,11 @@ impl Model {
 
     /// Answers an operator at the end of the turn.
     fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
-        // Fails if the operator has left.
-        self.answers.0.push(Box::new(move || drop(reply.send(answer))));
+        self.operators.answer(reply, answer);
         self.steps += 1;
     }
 
-    fn tell(&self, generation: Option<warden_policies::GenerationId>, kind: EventKind) {
+    fn tell(&self, generation: Option<GenerationId>, kind: EventKind) {
         self.context.journal.tell(Some(&self.spec.name), generation, kind);
     }
 }
@@ -355,11 +342,6 @@ async fn sleep_until(deadline: Option<Instant>) {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
-}
-
-/// Whole milliseconds, for the ledger and events.
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

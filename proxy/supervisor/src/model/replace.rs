@@ -6,29 +6,22 @@
 //!                                                        new's first sample       > entry
 //! ```
 //!
-//! A [`Replacement`] decides nothing. It is told what happens to the generations that it joins, and is complete when the
-//! new one serves, the old one is gone and the new one's memory is known. One replacement at a time per model: more would
-//! take several replicas, or memory for several processes, at once.
+//! One replacement at a time per model: more would take several replicas, or memory for several processes, at once.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{Event, Phase, Then, Timer};
-use warden_policies::recycle::SeriesFacts;
-use warden_policies::restraint;
-use warden_policies::sample::{HostMemory, Vram};
-use warden_policies::{Action, Decision, GenerationId, Reason, Series};
-use warden_sensors::Report;
+use warden_policies::lifecycle::{Event, Then, Timer};
+use warden_policies::{Action, Decision, MemoryKind, Reason};
 
-use super::unit::{Live, Role, Unit, UnitId};
-use super::{Model, millis, words};
+use super::Model;
+use super::context::Permit;
+use super::replacement::Replacement;
+use super::unit::{Role, Unit, UnitId};
 use crate::clock;
-use crate::context::Permit;
-use crate::error::ControlError;
-use crate::event::EventKind;
-use crate::ledger::{AfterExit, Evidence, LedgerEntry, Mode};
-use crate::shared::Opened;
-use crate::view::Failure;
+use crate::error::{ControlError, Failure};
+use crate::view::event::EventKind;
+use crate::view::ledger::{LedgerEntry, Mode};
 
 /// How often a turn is asked for again, at most.
 const TURN: Duration = Duration::from_secs(1);
@@ -36,113 +29,6 @@ const TURN: Duration = Duration::from_secs(1);
 /// A decision of somebody else than the policy.
 pub(super) fn because(reason: Reason) -> Decision {
     Decision { action: Action::DrainNow, reason: Some(reason), due: true, ..Decision::OBSERVE }
-}
-
-/// What is known when a replacement is decided.
-fn evidence(live: &Live, decision: &Decision, note: Option<String>) -> Evidence {
-    let work = live.cell.work();
-    let facts = facts_of(live, decision);
-    let growth = decision.series.and_then(|series| live.watched.growth(series));
-    let forecast = facts.and_then(|facts| facts.to_hard.or(facts.to_soft).or(facts.to_end));
-    Evidence {
-        host_bytes: live.host.map(HostMemory::charged),
-        budget_bytes: decision.limit_bytes,
-        requests: work.requests,
-        work,
-        age_s: live.ready.map(|ready| ready.elapsed()).unwrap_or_default().as_secs_f64(),
-        note,
-        report: live.report.as_ref().map(Report::totals),
-        series: decision.series,
-        series_bytes: facts.and_then(|facts| facts.charged),
-        verdict: growth.map(|growth| growth.verdict),
-        slope: growth.and_then(|growth| growth.slope),
-        blame: growth.and_then(|growth| growth.blame.clone()),
-        forecast,
-        words: grounds(live, decision),
-    }
-}
-
-/// The facts of the memory that a decision is about.
-fn facts_of<'a>(live: &'a Live, decision: &Decision) -> Option<&'a SeriesFacts> {
-    live.watched.facts.as_ref()?.series.iter().find(|facts| Some(facts.series) == decision.series)
-}
-
-/// The grounds in a sentence.
-fn grounds(live: &Live, decision: &Decision) -> Option<String> {
-    let symptoms = live.watched.symptoms();
-    let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);
-    symptom.map(ToString::to_string).or_else(|| words::grounds(decision, facts_of(live, decision)?))
-}
-
-/// One replacement under way.
-#[derive(Debug)]
-pub(super) struct Replacement {
-    pub(super) replica: u32,
-    pub(super) reason: Reason,
-    pub(super) mode: Mode,
-    evidence: Evidence,
-    began: Instant,
-    from: Option<GenerationId>,
-    host_before: Option<HostMemory>,
-    vram_before: Vec<Vram>,
-    /// What the old generation held of the memory that is the reason when it was young.
-    fresh: Option<u64>,
-    closed: Option<Instant>,
-    running_at_close: u32,
-    drained: Option<Instant>,
-    cut: u32,
-    to: Option<GenerationId>,
-    opened: Opened,
-    gap: Duration,
-    start: Option<Duration>,
-    sampled: bool,
-    host_after: Option<HostMemory>,
-    vram_after: Vec<Vram>,
-    after_exit: Vec<AfterExit>,
-    /// What came back of the old one's memory is known.
-    measured: bool,
-    /// It says nothing about memory, because the old process serves on.
-    given_up: bool,
-    gone: Option<Instant>,
-    /// Others wait as long as this is held.
-    permit: Option<Permit>,
-}
-
-impl Replacement {
-    /// For one because of memory: whether the memory that was the reason came down.
-    fn helped(&self, failed: bool) -> Option<bool> {
-        if !self.reason.is_memory() {
-            return None;
-        }
-        if failed {
-            return Some(false);
-        }
-        let of_gpu = |all: &[Vram], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
-        let (before, after) = match self.evidence.series.unwrap_or(Series::Host) {
-            Series::Host => {
-                (self.host_before.map(HostMemory::charged), self.host_after.map(HostMemory::charged))
-            }
-            Series::Vram(gpu) => (of_gpu(&self.vram_before, gpu), of_gpu(&self.vram_after, gpu)),
-        };
-        // The other limits are about more than this process.
-        let own =
-            matches!(self.reason, Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard);
-        let budget = self.evidence.budget_bytes.filter(|_| own);
-        Some(restraint::helped(before?, after?, self.fresh, budget))
-    }
-
-    /// What is left of the time without a process when the drain, the old one's end and the new one's start are taken away.
-    fn ours(&self) -> Option<u64> {
-        let (closed, gone) = (self.closed?, self.gone?);
-        let theirs = gone.saturating_duration_since(closed) + self.start?;
-        (self.mode == Mode::Sequential && self.opened.gap.is_some())
-            .then(|| millis(self.gap.saturating_sub(theirs)))
-    }
-
-    fn is_complete(&self) -> bool {
-        let gone = self.from.is_none() || self.gone.is_some();
-        self.to.is_some() && gone && self.sampled && self.measured
-    }
 }
 
 impl Model {
@@ -170,7 +56,7 @@ impl Model {
 
     fn began_by_policy(&mut self, decision: &Decision) {
         let Some(reason) = decision.reason else { return };
-        let off = self.restraint.began(self.context.now(), reason, &self.spec.restraint);
+        let off = self.cooldown.began(self.context.now(), reason, &self.spec.recycle);
         if let Some(held) = off {
             self.tell(None, EventKind::PolicyOff { message: held.to_string() });
         }
@@ -186,8 +72,8 @@ impl Model {
         let permit = if reason == Reason::Configuration {
             let Some(permit) = self.permit_alone(id, replica) else {
                 // A turn comes when another replacement has ended, which nobody reports.
-                self.configuration_at =
-                    Some(clock::again(Instant::now(), self.spec.recycle.quiet_for.min(TURN)));
+                self.timers.configuration =
+                    Some(clock::again(Instant::now(), self.spec.recycle.common.quiet_for.min(TURN)));
                 return;
             };
             permit
@@ -237,145 +123,29 @@ impl Model {
         permit: Option<Permit>,
     ) {
         let (Some(unit), Some(reason)) = (self.current(replica), decision.reason) else { return };
-        let live = unit.live.as_ref();
-        let from = unit.generation();
-        // The machine may have closed it already, when it became suspect.
-        let closed = matches!(unit.phase(), Phase::Suspect | Phase::Draining | Phase::Stopping);
-        let closed = from.filter(|_| closed);
-        let replacement = Replacement {
-            replica,
-            reason,
-            mode,
-            evidence: live.map(|live| evidence(live, decision, note.clone())).unwrap_or_default(),
-            began: Instant::now(),
-            from,
-            host_before: live.and_then(|live| live.host),
-            vram_before: live.map(|live| live.watched.vram.clone()).unwrap_or_default(),
-            fresh: live.and_then(|live| facts_of(live, decision)?.fresh()),
-            closed: closed.map(|_| Instant::now()),
-            running_at_close: closed.map_or(0, |generation| self.shared.in_flight(generation)),
-            drained: None,
-            cut: 0,
-            to: None,
-            opened: Opened::default(),
-            gap: Duration::ZERO,
-            start: None,
-            sampled: false,
-            host_after: None,
-            vram_after: Vec::new(),
-            after_exit: Vec::new(),
-            measured: from.is_none(),
-            given_up: false,
-            gone: None,
-            permit,
-        };
-        self.replacements.push(replacement);
+        let running = unit.generation().map_or(0, |generation| self.shared.in_flight(generation));
+        let (why, how) = ((reason, decision), (mode, note.clone()));
+        self.replacements.begin(Replacement::new(&self.spec.name, unit, why, how, running, permit));
         self.note = note;
     }
-
-    // --- what happens to the generations ---
-
-    pub(super) fn note_closed(&mut self, generation: GenerationId, running: u32) {
-        let of = |replacement: &&mut Replacement| replacement.from == Some(generation);
-        if let Some(replacement) = self.replacements.iter_mut().find(of)
-            && replacement.closed.is_none()
-        {
-            replacement.closed = Some(Instant::now());
-            replacement.running_at_close = running;
-        }
-        // A new process that is closed again is not sampled any more.
-        self.note_sampled(generation, None, &[]);
-    }
-
-    pub(super) fn note_stopped(&mut self, generation: GenerationId, running: u32) {
-        let of = |replacement: &&mut Replacement| replacement.from == Some(generation);
-        if let Some(replacement) = self.replacements.iter_mut().find(of)
-            && replacement.drained.is_none()
-        {
-            replacement.drained = Some(Instant::now());
-            replacement.cut = running;
-        }
-    }
-
-    /// For how long a generation has been under replacement for this reason.
-    pub(super) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
-        let of = |known: &&Replacement| known.from == Some(generation) && known.reason == reason;
-        self.replacements.iter().find(of).map(|known| known.began.elapsed())
-    }
-
-    pub(super) fn note_gone(&mut self, generation: GenerationId, running: u32) {
-        // A process that died while it drained cut what was still running.
-        self.note_stopped(generation, running);
-        let of = |replacement: &&mut Replacement| replacement.from == Some(generation);
-        if let Some(replacement) = self.replacements.iter_mut().find(of) {
-            replacement.gone = Some(Instant::now());
-        }
-    }
-
-    pub(super) fn note_opened(
-        &mut self,
-        replica: u32,
-        role: Role,
-        generation: GenerationId,
-        opened: Opened,
-        start: Duration,
-    ) {
-        let of = |replacement: &&mut Replacement| {
-            replacement.replica == replica
-                && replacement.to.is_none()
-                && replacement.from != Some(generation)
-                && role != Role::Retiring
-        };
-        if let Some(replacement) = self.replacements.iter_mut().find(of) {
-            replacement.to = Some(generation);
-            replacement.start = Some(start);
-            if let Some(since) = opened.gap {
-                replacement.gap = since.max(replacement.began).elapsed();
-                replacement.opened = opened;
-            }
-        }
-        self.changed();
-    }
-
-    pub(super) fn note_sampled(&mut self, generation: GenerationId, host: Option<HostMemory>, vram: &[Vram]) {
-        let of = |replacement: &&mut Replacement| replacement.to == Some(generation);
-        if let Some(replacement) = self.replacements.iter_mut().find(of) {
-            replacement.sampled = true;
-            replacement.host_after = replacement.host_after.or(host);
-            if replacement.vram_after.is_empty() {
-                replacement.vram_after = vram.to_vec();
-            }
-        }
-    }
-
-    pub(super) fn note_after_exit(&mut self, generation: GenerationId, gpus: &[AfterExit]) {
-        let of = |replacement: &&mut Replacement| replacement.from == Some(generation);
-        if let Some(replacement) = self.replacements.iter_mut().find(of) {
-            replacement.after_exit = gpus.to_vec();
-            replacement.measured = true;
-        }
-    }
-
-    // --- the end ---
 
     /// Whether the requests of a generation that drains are worth more than its deadline: a policy wants it replaced for its
     /// size, its age or its speed, and the machine has memory.
     pub(super) fn may_drain_on(&self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return false };
         let Some(live) = unit.live.as_ref() else { return false };
-        let of = |known: &&Replacement| known.from == Some(live.id);
-        let Some(replacement) = self.replacements.iter().find(of) else { return false };
+        let Some(reason) = self.replacements.of(live.id).map(Replacement::reason) else { return false };
         let ill = matches!(
-            replacement.reason,
+            reason,
             Reason::MemoryExhausted | Reason::Wedged | Reason::ComputeErrors | Reason::DeviceFault
         );
-        let facts = live.watched.facts.as_ref();
+        let facts = live.memory.facts.as_ref();
         let short =
             facts.is_none_or(|facts| facts.series.iter().any(|series| self.spec.recycle.is_short(series)));
         self.end.is_none()
-            && self.restarts.is_empty()
+            && self.operators.restarts.is_empty()
             && unit.machine.then() == Some(Then::Restart)
-            && replacement.reason.is_policy()
+            && reason.is_policy()
             && !ill
             && !short
             && !live.hurried
@@ -384,23 +154,22 @@ impl Model {
     /// The drain deadline has passed, and what still runs is not to be cut: the process serves on, and the drain is tried
     /// again later.
     pub(super) fn drain_later(&mut self, id: UnitId) {
-        let deadline = self.spec.timing.drain_deadline;
+        let deadline = self.spec.lifecycle.drain_deadline;
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, role) = (unit.replica, unit.role);
         let now = Instant::now();
         if role == Role::Retiring {
             // Another one serves: nobody waits for this one, and no other replacement is to wait for its requests.
             unit.timer = Some((Timer::Drain, clock::again(now, deadline)));
-            let from = unit.generation();
-            if let Some(known) = self.replacements.iter_mut().find(|known| known.from == from) {
-                drop(known.permit.take());
+            if let Some(replacement) = unit.generation().and_then(|from| self.replacements.of_mut(from)) {
+                drop(replacement.permit.take());
             }
             return;
         }
         let Some(live) = &mut unit.live else { return };
-        live.drain_at = Some(clock::again(now, deadline.saturating_mul(2)));
-        live.probe_at = Some(now);
-        live.sample_at = Some(now);
+        live.wish.not_before = Some(clock::again(now, deadline.saturating_mul(2)));
+        live.timers.probe = Some(now);
+        live.timers.sample = Some(now);
         let generation = live.id;
         let running = self.shared.in_flight(generation);
         self.step(id, Event::Resume);
@@ -408,8 +177,7 @@ impl Model {
             "{running} request(s) were still running at the drain deadline, and the machine has memory: the process serves on, \
              and is drained again later"
         );
-        if let Some(index) = self.replacements.iter().position(|known| known.replica == replica) {
-            let mut replacement = self.replacements.remove(index);
+        if let Some(mut replacement) = self.replacements.take(replica) {
             replacement.given_up = true;
             self.enter(replacement, Some(message));
         }
@@ -418,29 +186,22 @@ impl Model {
 
     /// Writes the entries of complete replacements.
     pub(super) fn complete(&mut self) {
-        while let Some(index) = self.replacements.iter().position(Replacement::is_complete) {
-            let replacement = self.replacements.remove(index);
-            let reason = replacement.reason;
+        while let Some(replacement) = self.replacements.take_complete() {
             let entry = self.enter(replacement, None);
-            match self.recycles.iter_mut().find(|(known, _)| *known == reason) {
-                Some((_, count)) => *count += 1,
-                None => self.recycles.push((reason, 1)),
-            }
-            self.replaced.retain(|known| known.replica != entry.replica);
-            self.replaced.push(entry);
+            self.replacements.completed(entry);
             self.changed();
         }
     }
 
     /// The new process does not come to serve: the entry says so, and whoever waits for it is told.
     pub(super) fn fail(&mut self, replica: u32, failure: &Failure) {
-        let Some(index) = self.replacements.iter().position(|known| known.replica == replica) else { return };
-        let replacement = self.replacements.remove(index);
-        if replacement.reason == Reason::Configuration {
-            self.configuration_at = Some(clock::again(Instant::now(), self.spec.restraint.min_interval));
+        let Some(replacement) = self.replacements.take(replica) else { return };
+        if replacement.reason() == Reason::Configuration {
+            self.timers.configuration =
+                Some(clock::again(Instant::now(), self.spec.recycle.common.min_interval));
         }
         self.enter(replacement, Some(failure.message.clone()));
-        for restart in std::mem::take(&mut self.restarts) {
+        for restart in std::mem::take(&mut self.operators.restarts) {
             let (model, failure) = (self.spec.name.clone(), failure.clone());
             self.answer(restart.reply, Err(ControlError::StartFailed { model, failure }));
         }
@@ -449,54 +210,24 @@ impl Model {
 
     /// Another command came in between: no replacement took place.
     pub(super) fn give_up_replacements(&mut self, because: &str) {
-        self.replacements.clear();
-        for restart in std::mem::take(&mut self.restarts) {
+        self.replacements.give_up();
+        for restart in std::mem::take(&mut self.operators.restarts) {
             let (model, because) = (self.spec.name.clone(), because.to_owned());
             self.answer(restart.reply, Err(ControlError::GivenUp { model, because }));
         }
         self.changed();
     }
 
-    fn enter(&mut self, replacement: Replacement, failed: Option<String>) -> LedgerEntry {
-        let ours_ms = replacement.ours();
-        // One that did not begin says nothing about memory.
-        let began = replacement.closed.is_some() || failed.is_none() || replacement.mode == Mode::Overlap;
-        let helped = replacement.helped(failed.is_some()).filter(|_| began && !replacement.given_up);
-        let series = replacement.evidence.series.unwrap_or(Series::Host);
-        let host_after = replacement.host_after;
-        let span = |from: Option<Instant>, to: Option<Instant>| {
-            from.zip(to).map_or(0, |(from, to)| millis(to.saturating_duration_since(from)))
-        };
-        let entry = LedgerEntry {
-            id: self.context.ledger.next(),
-            at: clock::wall(),
-            model: self.spec.name.clone(),
-            replica: replacement.replica,
-            reason: replacement.reason,
-            evidence: replacement.evidence,
-            mode: replacement.mode,
-            from: replacement.from,
-            to: replacement.to.filter(|_| failed.is_none()),
-            carried_over: replacement.opened.waiting as u64,
-            drained: u64::from(replacement.running_at_close.saturating_sub(replacement.cut)),
-            cut: u64::from(replacement.cut),
-            gap_ms: millis(replacement.gap),
-            drain_ms: span(replacement.closed, replacement.drained),
-            exit_ms: replacement.gone.map(|gone| span(replacement.drained, Some(gone))),
-            ours_ms,
-            start_ms: replacement.start.map(millis),
-            host_before: replacement.host_before,
-            host_after,
-            vram_before: replacement.vram_before,
-            vram_after: replacement.vram_after,
-            vram_after_exit: replacement.after_exit,
-            helped,
-            failed,
-        };
+    fn enter(&mut self, mut replacement: Replacement, failed: Option<String>) -> LedgerEntry {
+        // Others go when all this is told.
+        let _held = replacement.permit.take();
+        let entry =
+            LedgerEntry { id: self.context.ledger.next(), at: clock::wall(), ..replacement.end(failed) };
         self.context.ledger.append(&entry);
         self.tell(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
-        if let Some(helped) = helped
-            && let Some(held) = self.restraint.ended(series, helped, &self.spec.restraint)
+        let series = entry.evidence.series.unwrap_or(MemoryKind::Host);
+        if let Some(helped) = entry.helped
+            && let Some(held) = self.cooldown.ended(series, helped, &self.spec.recycle)
         {
             self.tell(None, EventKind::PolicyOff { message: held.to_string() });
         }

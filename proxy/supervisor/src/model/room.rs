@@ -4,29 +4,15 @@
 
 use std::time::Duration;
 
-use warden_policies::admission::{AdmissionMode, Price};
+use warden_policies::admission::AdmissionMode;
+use warden_policies::cooldown::Ask;
 use warden_policies::lifecycle::Phase;
 use warden_policies::recycle::SeriesFacts;
-use warden_policies::restraint::Ask;
-use warden_policies::{Action, Decision, Reason, Series};
+use warden_policies::{Action, Decision, MemoryKind, Reason};
 
 use super::Model;
-use super::unit::{Live, Role, Unit};
-use crate::admit::{Board, Known, Left};
-
-/// Prices that were learnt of a process made of this, for the next one like it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Prices {
-    key: String,
-    prices: Vec<Price>,
-}
-
-impl Prices {
-    /// What is known of processes like this.
-    pub(super) fn of(&self, key: &str) -> &[Price] {
-        if self.key == key { &self.prices } else { &[] }
-    }
-}
+use super::unit::{Generation, Role, Unit};
+use crate::lease::admit::{Board, Known, Left};
 
 impl Model {
     /// Publishes what the last readings say.
@@ -38,36 +24,33 @@ impl Model {
         let known: Vec<Known> = serving.filter_map(|unit| self.room_of(unit)).collect();
         for unit in &self.units {
             let Some(live) = &unit.live else { continue };
-            let watched = &live.watched;
-            let learnt = watched.cost.learnt();
-            if !learnt.is_empty() {
-                self.prices = Prices { key: watched.key.clone(), prices: learnt };
-            }
+            let memory = &live.memory;
+            self.experience.note_prices(memory);
         }
         self.shared.publish_memory(Board { known });
     }
 
     fn room_of(&self, unit: &Unit) -> Option<Known> {
-        let live = unit.live.as_ref().filter(|live| live.sampled)?;
-        let watched = &live.watched;
-        let series = watched.series(&self.spec.recycle, live.host, live.host_at_ready);
+        let live = unit.live.as_ref().filter(|live| live.memory.is_known())?;
+        let memory = &live.memory;
+        let series = memory.series(&self.spec.recycle);
         let left = series.iter().map(|facts| self.left(live, facts));
         Some(Known {
             generation: live.id,
-            largest: watched.largest_prompt,
-            busy: watched.busy,
+            largest: memory.largest_prompt,
+            busy: memory.busy,
             recycle: self.recycle_costs(unit, live),
             left: left.collect(),
-            cost: watched.cost.clone(),
+            cost: memory.cost.clone(),
         })
     }
 
     /// What is left until the hard budget, or until the memory of the machine or device is at its end.
-    fn left(&self, live: &Live, facts: &SeriesFacts) -> Left {
+    fn left(&self, live: &Generation, facts: &SeriesFacts) -> Left {
         // What others gave back is theirs.
         let reserved = match facts.series {
-            Series::Host => 0,
-            Series::Vram(gpu) => self.context.census.reserved(Some(live.id), gpu),
+            MemoryKind::Host => 0,
+            MemoryKind::Vram(gpu) => self.context.fleet_memory.reserved(Some(live.id), gpu),
         };
         let free = facts.free.map(|free| free.saturating_sub(reserved));
         let hard = self.spec.recycle.budget(facts).hard;
@@ -86,7 +69,7 @@ impl Model {
     }
 
     /// The time that a recycle of this one would let requests wait; `None` if it would be held back.
-    fn recycle_costs(&self, unit: &Unit, live: &Live) -> Option<Duration> {
+    fn recycle_costs(&self, unit: &Unit, live: &Generation) -> Option<Duration> {
         let free = unit.role == Role::Current && self.replacements.is_empty() && self.end.is_none();
         let decision = Decision {
             action: Action::DrainNow,
@@ -94,17 +77,17 @@ impl Model {
             due: true,
             ..Decision::OBSERVE
         };
-        let ask = Ask { now: self.context.now(), load_time: self.load_time, unit: live.random };
-        let allowed = free && self.restraint.check(&decision, &ask, &self.spec.restraint).is_ok();
-        allowed.then(|| self.load_time.unwrap_or_default())
+        let ask = Ask { now: self.context.now(), load_time: self.experience.load_time, unit: live.random };
+        let allowed = free && self.cooldown.check(&decision, &ask, &self.spec.recycle).is_ok();
+        allowed.then(|| self.experience.load_time.unwrap_or_default())
     }
 
     /// A prompt waits for a fresh process: the policy is asked at once.
     pub(super) fn heed_wishes(&mut self) {
         for id in self.ids() {
-            let Some(live) = self.unit(id).and_then(|unit| unit.live.as_ref()) else { continue };
+            let Some(live) = self.live(id) else { continue };
             let wish = self.shared.admission_wish(live.id);
-            let heard = live.watched.facts.as_ref().and_then(|facts| facts.admission);
+            let heard = live.memory.facts.as_ref().and_then(|facts| facts.admission);
             if wish.is_some() && wish != heard {
                 self.judge(id);
             }

@@ -3,27 +3,28 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
-use warden_policies::growth::Turn;
+use warden_policies::growth::VerdictChange;
 use warden_policies::lifecycle::Phase;
-use warden_policies::moment::Load;
+use warden_policies::replacement_cost::Load;
 use warden_policies::sample::Edge;
 use warden_policies::share::Member;
-use warden_policies::{Series, restraint};
+use warden_policies::{MemoryKind, cooldown};
 
+use super::timers;
 use super::unit::{Role, Unit, UnitId};
-use super::watched::Taken;
 use super::words::verdict;
 use super::{Model, Report};
-use crate::census::Returned;
 use crate::clock;
-use crate::event::EventKind;
+use crate::memory::fleet_memory::Returned;
+use crate::memory::tracker::{Observed, Taken};
 use crate::process::{Ask, Sample};
 use crate::sync::lock;
+use crate::view::event::EventKind;
 
 impl Model {
     /// Notices idle edges: they arm the idle sample and, where a replacement waits for quiet, the next look at it.
     pub(super) fn watch_idle(&mut self) {
-        let (settle, quiet_for) = (self.watch.idle_settle, self.spec.recycle.quiet_for);
+        let (settle, quiet_for) = (self.watch.sensors.idle_settle, self.spec.recycle.common.quiet_for);
         for unit in &mut self.units {
             let phase = unit.phase();
             let Some(live) = &mut unit.live else { continue };
@@ -35,14 +36,14 @@ impl Model {
                 let idle = self.shared.idle_since(live.id);
                 if live.idle_seen != idle {
                     live.idle_seen = idle;
-                    live.idle_sample_at = idle.map(|since| (clock::after(since, settle), since));
+                    live.timers.idle_sample = idle.map(|since| (clock::after(since, settle), since));
                     if let Some(since) = idle
-                        && live.wanted_since.is_some()
+                        && live.wish.since.is_some()
                     {
-                        live.judge_at = Some(clock::after(since, quiet_for));
+                        live.timers.judgement = Some(clock::after(since, quiet_for));
                     }
                 }
-                let returns = live.idle_sample_at.is_some();
+                let returns = live.timers.idle_sample.is_some();
                 if self.shared.watch_idle(live.id, idle, returns) || returns {
                     break;
                 }
@@ -58,23 +59,27 @@ impl Model {
         }
         let Some(live) = &mut unit.live else { return };
         let generation = live.id;
-        let idle = live.idle_sample_at.take_if(|(at, _)| *at <= now).map(|(_, since)| since);
-        let tick = live.sample_at.take_if(|at| *at <= now).is_some();
+        let idle = live.timers.take_idle_sample(now);
+        let tick = timers::take(&mut live.timers.sample, now);
         if tick {
-            live.sample_at = Some(clock::again(now, watch.interval));
+            live.timers.sample = Some(clock::again(now, watch.sensors.interval));
         }
-        let judge = live.judge_at.take_if(|at| *at <= now).is_some();
+        let judge = timers::take(&mut live.timers.judgement, now);
         let Some(process) = live.process.clone() else { return };
         let cell = Arc::clone(&live.cell);
         // The idle edge counts only if nothing has come since.
         let idle = idle.is_some() && idle == shared.idle_since(generation);
         if tick || idle {
-            let confirm = std::mem::take(&mut live.watched.confirm_next);
-            let share = confirm.then_some(watch.confirm_share);
-            live.readings.0 += 1;
-            let number = live.readings.0;
-            let (metrics, slots) = live.watched.asks(shared.in_flight(generation));
-            let ask = Ask { confirm, gpu_age: watch.gpu_age, limit: watch.read_limit, metrics, slots };
+            let (number, confirm) = live.memory.begin();
+            let share = confirm.then_some(watch.sensors.confirm_share);
+            let (metrics, slots) = live.health.asks(shared.in_flight(generation));
+            let ask = Ask {
+                confirm,
+                gpu_age: watch.sensors.gpu_age,
+                limit: watch.sensors.read_limit,
+                metrics,
+                slots,
+            };
             self.help(generation, async move {
                 let sample = process.sample(ask).await;
                 // A request that came meanwhile has its buffers in the reading.
@@ -89,34 +94,28 @@ impl Model {
         }
     }
 
-    pub(super) fn sampled(&mut self, id: UnitId, taken: &Taken, sample: Sample) {
+    pub(super) fn sampled(&mut self, id: UnitId, taken: &Taken, sample: &Sample) {
         let Some(unit) = self.unit_mut(id) else { return };
         let Some(live) = &mut unit.live else { return };
-        // Two readings may overtake each other: what began earlier shows what was earlier, however late it comes.
-        if taken.number < live.readings.1 {
+        let ill_before = live.health.symptoms();
+        let Some(Observed { first, changes }) = live.memory.observe(taken, sample, live.spawned, &live.cell)
+        else {
             return;
+        };
+        if changes.is_some() {
+            let uses = |gpu| live.memory.uses(gpu);
+            live.health.observe(taken.at, live.spawned, sample, &live.cell, uses);
         }
-        live.readings.1 = taken.number;
         let generation = live.id;
-        // The last known figure stays: an unreadable file is no sign of less memory.
-        live.host = sample.host.or(live.host);
-        let first = !std::mem::replace(&mut live.sampled, true);
-        let ill_before = live.watched.symptoms();
-        let turns = live.watched.observe(taken, &sample, live.spawned, &live.cell);
-        if first {
-            live.host_at_ready = sample.host;
-            live.watched.vram_at_ready.clone_from(&sample.vram);
-            live.watched.offload.vram = sample.vram_held();
-        }
-        let symptoms = live.watched.symptoms();
-        let unknown = live.watched.news_of_vram();
+        let symptoms = live.health.symptoms();
+        let unknown = live.memory.news_of_vram();
         tracing::trace!(model = %self.spec.name, %generation, edge = ?taken.edge, host = ?sample.host, "sample");
         if first {
-            self.note_sampled(generation, sample.host, &sample.vram);
+            self.replacements.note_sampled(generation, sample.host, &sample.vram);
             self.judge_offload(id, true);
         }
-        for turn in turns {
-            self.tell_verdict(id, turn);
+        for change in changes.unwrap_or_default() {
+            self.tell_verdict(id, change);
         }
         for symptom in &symptoms {
             if !ill_before.iter().any(|known| known.reason() == symptom.reason()) {
@@ -136,19 +135,16 @@ impl Model {
             drop(leaks);
             self.context.publisher.set_machine(shown, sample.totals);
         }
-        if let Some(live) = self.unit_mut(id).and_then(|unit| unit.live.as_mut()) {
-            live.report = sample.report.or_else(|| live.report.take());
-        }
         self.changed();
         self.count_in(id);
         self.publish_room();
         self.judge(id);
     }
 
-    fn tell_verdict(&mut self, id: UnitId, turn: Turn) {
-        let Some(generation) = self.unit(id).and_then(Unit::generation) else { return };
-        let message = verdict(&turn);
-        let Turn { request, before, growth, .. } = turn;
+    fn tell_verdict(&mut self, id: UnitId, change: VerdictChange) {
+        let Some(generation) = self.generation(id) else { return };
+        let message = verdict(&change);
+        let VerdictChange { request, before, growth, .. } = change;
         let kind = EventKind::Verdict { growth: Box::new(growth), before, request, message };
         self.tell(Some(generation), kind);
     }
@@ -161,14 +157,18 @@ impl Model {
             && unit.phase() == Phase::Ready
             && self.replacements.is_empty()
             && self.end.is_none();
-        let cost = if self.would_overlap(unit) { Some(std::time::Duration::ZERO) } else { self.load_time };
-        let series = live.watched.series(&self.spec.recycle, live.host, live.host_at_ready);
+        let cost = if self.would_overlap(unit) {
+            Some(std::time::Duration::ZERO)
+        } else {
+            self.experience.load_time
+        };
+        let series = live.memory.series(&self.spec.recycle);
         let member = |facts: &warden_policies::recycle::SeriesFacts| {
             let member = Member { charged: facts.charged, fresh: facts.fresh(), cost, free_to_go };
             (facts.series, member)
         };
         let members = series.iter().map(member).collect();
-        self.context.census.read(live.id, live.watched.knows_vram(), members);
+        self.context.fleet_memory.read(live.id, live.memory.knows_vram(), members);
     }
 
     /// What a replacement would meet now.
@@ -178,46 +178,46 @@ impl Model {
         let work = live.cell.work();
         let usual = work.output_tokens.checked_div(work.requests).unwrap_or(0);
         Load {
-            load_time: self.load_time,
+            load_time: self.experience.load_time,
             requests,
             // Half of a usual answer is left on average.
             tokens: usual.saturating_mul(u64::from(requests)) / 2,
-            tokens_per_second: live.watched.speed().map(|speed| speed * f64::from(requests.max(1))),
-            arrivals: live.watched.monitor.rate(),
+            tokens_per_second: live.health.speed().map(|speed| speed * f64::from(requests.max(1))),
+            arrivals: live.memory.monitor.rate(),
             overlap: self.would_overlap(unit),
-            lull_every: Some(self.lulls.expected(self.context.now())),
+            lull_every: Some(self.experience.lulls.expected(self.context.now())),
         }
     }
 
     /// A pause that was long enough for a replacement.
     pub(super) fn note_lull(&mut self, id: UnitId) {
-        let quiet_for = self.spec.recycle.quiet_for;
-        let Some(generation) = self.unit(id).and_then(Unit::generation) else { return };
+        let quiet_for = self.spec.recycle.common.quiet_for;
+        let Some(generation) = self.generation(id) else { return };
         let Some(idle) = self.shared.idle_since(generation).map(|since| since.elapsed()) else { return };
         if idle >= quiet_for {
-            self.lulls.lull(self.context.now().saturating_sub(idle));
+            self.experience.lulls.lull(self.context.now().saturating_sub(idle));
         }
     }
 
     /// What came back of a process's memory when it had ended.
     pub(super) fn note_returned(&mut self, returned: &Returned) {
         for (series, missing) in &returned.missing {
-            if let Series::Vram(gpu) = series
+            if let MemoryKind::Vram(gpu) = series
                 && missing.is_none()
             {
                 lock(&self.context.leaks).remove(gpu);
             }
-            let Some(held) = self.restraint.exited(*series, *missing, &self.spec.restraint) else { continue };
+            let Some(held) = self.cooldown.exited(*series, *missing, &self.spec.recycle) else { continue };
             let message = held.to_string();
             let gpu = match series {
-                Series::Host => None,
-                Series::Vram(gpu) => Some(*gpu),
+                MemoryKind::Host => None,
+                MemoryKind::Vram(gpu) => Some(*gpu),
             };
             if let Some(gpu) = gpu {
                 lock(&self.context.leaks).insert(gpu, message.clone());
             }
             let bytes = match held {
-                restraint::Held::DriverLeak { bytes, .. } => bytes,
+                cooldown::Held::DriverLeak { bytes, .. } => bytes,
                 _ => missing.unwrap_or(0),
             };
             self.tell(None, EventKind::DriverLeak { gpu, bytes, message });

@@ -6,15 +6,14 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase, Then, Timer};
 use warden_policies::{GenerationId, Reason};
 
-use super::act::recipe;
-use super::control::Drain;
+use super::operators::Drain;
+use super::recipe::recipe;
 use super::replace::because;
 use super::unit::{Role, Unit, UnitId};
 use super::{End, Model};
-use crate::error::Denied;
-use crate::ledger::Mode;
-use crate::shared::Refusal;
-use crate::view::Failure;
+use crate::error::{Denied, Failure};
+use crate::lease::queue::Refusal;
+use crate::view::ledger::Mode;
 
 impl Model {
     pub(super) fn settle_once(&mut self) {
@@ -51,7 +50,7 @@ impl Model {
             {
                 let now = Instant::now();
                 live.doubted = Some(now);
-                live.probe_at = live.probe_at.map(|_| now);
+                live.timers.probe = live.timers.probe.map(|_| now);
                 self.step(id, Event::ProbesLost);
             }
         }
@@ -115,7 +114,7 @@ impl Model {
         });
         let given_up: Vec<u32> = given_up.map(|unit| unit.replica).collect();
         for replica in given_up {
-            if self.end.is_none() && !self.replacements.iter().any(|known| known.replica == replica) {
+            if self.end.is_none() && self.replacements.reason(replica).is_none() {
                 let note = "sequential: the process does not answer".to_owned();
                 let permit = self.current(replica).map(|unit| self.claim(unit.id, replica));
                 let decision = because(Reason::Unresponsive);
@@ -135,7 +134,7 @@ impl Model {
 
     /// A new process that does not get ready fails its replacement.
     fn fail_replacements(&mut self) {
-        let many = self.watch.failures_told;
+        let many = self.spec.lifecycle.failures_told;
         let failed = self.units.iter().filter(|unit| match unit.role {
             // The old process serves: no need to try again and again.
             Role::Successor => !unit.machine.has_process(),
@@ -157,7 +156,7 @@ impl Model {
 
     /// Replaces processes that were made of an older configuration, one after another, as long as that goes well.
     fn settle_configuration(&mut self) {
-        if !self.replacements.is_empty() || self.configuration_at.is_some_and(|at| at > Instant::now()) {
+        if !self.replacements.is_empty() || self.timers.configuration.is_some_and(|at| at > Instant::now()) {
             return;
         }
         let made_of = recipe(&self.spec);
@@ -181,8 +180,8 @@ impl Model {
             self.wanted = true;
         }
         let leaving = self.context.leaving.load(Ordering::SeqCst) > 0;
-        self.room_until = self.room_until.filter(|until| leaving && *until > Instant::now());
-        if !self.wanted || self.room_until.is_some() {
+        self.timers.room = self.timers.room.filter(|until| leaving && *until > Instant::now());
+        if !self.wanted || self.timers.room.is_some() {
             return;
         }
         for id in self.ids() {
@@ -195,7 +194,7 @@ impl Model {
 
     /// Callers are turned away at once while no process can be hoped for.
     fn settle_refusal(&mut self) {
-        let told = self.watch.failures_told;
+        let told = self.spec.lifecycle.failures_told;
         let units = || self.units.iter().filter(|unit| unit.role != Role::Retiring);
         let hopeless = units().next().is_some() && units().all(|unit| unit.is_hopeless(told));
         // What a process wrote while it served may be about anybody's prompt, and this is told to everybody.
@@ -222,7 +221,7 @@ impl Model {
 
     /// Restarts that operators asked for: done when every replica has a younger process that serves.
     fn settle_restarts(&mut self) {
-        let Some(oldest) = self.restarts.first().map(|restart| restart.after) else { return };
+        let Some(oldest) = self.operators.restarts.first().map(|restart| restart.after) else { return };
         let todo = |after: GenerationId| {
             move |unit: &&Unit| {
                 unit.role == Role::Current && unit.generation().is_none_or(|generation| generation <= after)
@@ -231,10 +230,11 @@ impl Model {
         let serves = |unit: &Unit| unit.role != Role::Current || unit.phase() == Phase::Ready;
         if self.replacements.is_empty() && self.units.iter().all(serves) {
             let done = |after| !self.units.iter().any(|unit| todo(after)(&unit));
-            let count = self.restarts.iter().take_while(|restart| done(restart.after)).count();
-            for restart in self.restarts.drain(..count).collect::<Vec<_>>() {
+            let count = self.operators.restarts.iter().take_while(|restart| done(restart.after)).count();
+            for restart in self.operators.restarts.drain(..count).collect::<Vec<_>>() {
                 let current = |id| self.units.iter().any(|unit| unit.generation() == id);
-                let entries = self.replaced.iter().filter(|entry| entry.to.is_some() && current(entry.to));
+                let entries =
+                    self.replacements.last.iter().filter(|entry| entry.to.is_some() && current(entry.to));
                 let entries = entries.cloned().collect();
                 self.answer(restart.reply, Ok(entries));
             }
@@ -252,10 +252,10 @@ impl Model {
     /// Drains that operators asked for: done when the processes of that time are gone.
     fn settle_drains(&mut self) {
         let lives = |id: &GenerationId| self.units.iter().any(|unit| unit.generation() == Some(*id));
-        let (waiting, done) = std::mem::take(&mut self.drains)
+        let (waiting, done) = std::mem::take(&mut self.operators.drains)
             .into_iter()
             .partition(|drain| drain.generations.iter().any(lives));
-        self.drains = waiting;
+        self.operators.drains = waiting;
         let done: Vec<Drain> = done;
         for drain in done {
             self.answer(drain.reply, Ok(()));

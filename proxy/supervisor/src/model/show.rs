@@ -12,7 +12,7 @@ impl Model {
     pub(super) fn show(&self) -> ModelView {
         let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.show_unit(unit)).collect();
         backends.sort_by_key(|backend| (backend.replica, backend.generation));
-        let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.policy);
+        let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.wish.said);
         // One that would act, or only tells, and not those that are content.
         let needy = policy.filter(|(decision, _)| decision.reason.is_some());
         let neediest = needy.max_by_key(|(decision, _)| decision.action);
@@ -21,13 +21,13 @@ impl Model {
             aliases: self.spec.aliases.clone(),
             state: self.state(),
             waiting: self.shared.waiting(),
-            queue_depth: self.spec.queue_depth,
+            queue_depth: self.spec.queue.depth,
             backends,
-            recycles: self.recycles.clone(),
+            recycles: self.replacements.counts.clone(),
             crashes: self.crashes,
-            was_ready: self.load_time.is_some(),
-            n_ctx: self.n_ctx,
-            modalities: self.modalities,
+            was_ready: self.experience.load_time.is_some(),
+            n_ctx: self.experience.n_ctx,
+            modalities: self.experience.modalities,
             policy: neediest.map(|(decision, held)| PolicyView { decision, held }),
             last_failure: self.units.iter().filter_map(|unit| unit.failure.clone()).next_back(),
             outage: self.outage(),
@@ -45,7 +45,7 @@ impl Model {
         if !matches!(self.state(), ModelState::Backoff | ModelState::Failed) {
             return None;
         }
-        let told = self.watch.failures_told;
+        let told = self.spec.lifecycle.failures_told;
         let down = || self.units.iter().filter(|unit| unit.role != Role::Retiring);
         let next = down().filter_map(|unit| unit.timer.map(|(_, at)| at)).min()?;
         let watching = down().any(Unit::waits_for_change);
@@ -98,14 +98,14 @@ impl Model {
             ready_for: live.and_then(|live| live.ready).map(|ready| now.saturating_duration_since(ready)),
             in_flight: unit.generation().map_or(0, |generation| self.shared.in_flight(generation)),
             slots: live.and_then(|live| live.slots),
-            host: live.and_then(|live| live.host),
-            host_at_ready: live.and_then(|live| live.host_at_ready),
+            host: live.and_then(|live| live.memory.host),
+            host_at_ready: live.and_then(|live| live.memory.host_at_ready),
             work: live.map(|live| live.cell.work()).unwrap_or_default(),
-            report: live.and_then(|live| live.report.clone()),
-            memory: live.map(|live| live.watched.show()).unwrap_or_default(),
-            health: live.map(|live| live.watched.show_health(&live.cell)).unwrap_or_default(),
+            report: live.and_then(|live| live.memory.report.clone()),
+            memory: live.map(|live| live.memory.show()).unwrap_or_default(),
+            health: live.map(|live| live.health.show(&live.cell)).unwrap_or_default(),
             degraded: live.and_then(|live| live.degraded).map(|lost| lost.to_string()),
-            next: live.and_then(|live| live.policy).map(|(decision, held)| PolicyView { decision, held }),
+            next: live.and_then(|live| live.wish.said).map(|(decision, held)| PolicyView { decision, held }),
         }
     }
 }

@@ -15,9 +15,9 @@ use warden_policies::GenerationId;
 use warden_policies::lifecycle::Phase;
 
 use super::{Model, Report};
+use crate::lease::queue::Shared;
 use crate::process::Process;
-use crate::settings::{Setting, Settings};
-use crate::shared::Shared;
+use crate::process::settings::{Setting, Settings};
 
 /// Rounds for what is set while other things are: more only where somebody sets things all the time.
 const ROUNDS: usize = 8;
@@ -25,7 +25,7 @@ const ROUNDS: usize = 8;
 impl Model {
     /// Sets in the other processes what was set in one.
     pub(super) fn spread_settings(&mut self) {
-        let timeout = self.spec.timing.probe_timeout;
+        let timeout = self.spec.lifecycle.probe_timeout;
         for (from, path) in self.shared.settings.take_fresh() {
             let others: Vec<(GenerationId, Arc<dyn Process>, bool)> = self
                 .units

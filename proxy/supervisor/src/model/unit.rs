@@ -4,19 +4,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use warden_policies::cooldown::Held;
 use warden_policies::health::Lost;
 use warden_policies::lifecycle::{Machine, Phase, Timer};
-use warden_policies::restraint::Held;
-use warden_policies::sample::HostMemory;
 use warden_policies::{Decision, GenerationId};
-use warden_sensors::Report;
 
-use super::act::Recipe;
-use super::watched::Watched;
-use crate::lease::Cell;
-use crate::needs::Sight;
+use super::health::HealthTracker;
+use super::recipe::Recipe;
+use super::timers::Timers;
+use crate::error::Failure;
+use crate::lease::cell::Cell;
+use crate::memory::tracker::MemoryTracker;
 use crate::process::Process;
-use crate::view::Failure;
+use crate::process::needs::Sight;
 
 /// Names a unit within its model; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(super) struct Unit {
     pub(super) role: Role,
     pub(super) machine: Machine,
     pub(super) timer: Option<(Timer, Instant)>,
-    pub(super) live: Option<Live>,
+    pub(super) live: Option<Generation>,
     /// Starts in a row that did not get ready.
     pub(super) start_failures: u32,
     /// Why the last process ended by itself.
@@ -74,6 +74,13 @@ impl Unit {
         self.live.as_ref().map(|live| live.id)
     }
 
+    /// When something is due for it.
+    pub(super) fn due_next(&self) -> Option<Instant> {
+        let of_life = self.timer.map(|(_, at)| at);
+        let of_process = self.live.as_ref().and_then(|live| live.timers.next());
+        of_life.into_iter().chain(of_process).min()
+    }
+
     /// Whether waiting for the next start is pointless enough to tell the callers. Not while a process is a trial: then they
     /// wait for how it ends. Never after the end of a process that had served: the next start is not far.
     pub(super) fn is_hopeless(&self, failures_told: u32) -> bool {
@@ -94,6 +101,19 @@ impl Unit {
     }
 }
 
+/// What the policy wants with a generation.
+#[derive(Debug, Default)]
+pub(super) struct Wish {
+    /// What it said last, and what holds it back.
+    pub(super) said: Option<(Decision, Option<Held>)>,
+    /// Since when it wants it replaced.
+    pub(super) since: Option<Instant>,
+    /// Since when it drains although a drain or more is wanted.
+    pub(super) urgent_since: Option<Instant>,
+    /// It is drained at this time at the earliest: requests had outlasted its last drain.
+    pub(super) not_before: Option<Instant>,
+}
+
 /// A signal for a process that is still being created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pending {
@@ -103,7 +123,7 @@ pub(super) enum Pending {
 
 /// One generation: from the order to create it until it is reaped.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct Generation {
     pub(super) id: GenerationId,
     pub(super) socket: PathBuf,
     pub(super) cell: Arc<Cell>,
@@ -115,46 +135,36 @@ pub(super) struct Live {
     pub(super) spawned: Instant,
     pub(super) ready: Option<Instant>,
     pub(super) slots: Option<u32>,
-    /// When to probe next; `None` while a probe is out or none is wanted.
-    pub(super) probe_at: Option<Instant>,
+    /// When it is probed, read and judged next.
+    pub(super) timers: Timers,
     pub(super) probes_lost: u32,
+    /// Lines that the model's processes had logged when the last probe was sent, and when the last one that was answered was.
+    pub(super) heard: (u64, u64),
+    /// Since when it answers no probe after it logged a crash.
+    pub(super) crashed: Option<Instant>,
     /// Probes sent before this time prove nothing: it refused a connection since.
     pub(super) doubted: Option<Instant>,
-    /// When to read memory next.
-    pub(super) sample_at: Option<Instant>,
-    /// When to read memory because of the idle edge at the second moment, if it is idle since then.
-    pub(super) idle_sample_at: Option<(Instant, Instant)>,
     pub(super) idle_seen: Option<Instant>,
-    pub(super) host: Option<HostMemory>,
-    pub(super) host_at_ready: Option<HostMemory>,
-    pub(super) report: Option<Report>,
-    pub(super) sampled: bool,
-    /// Readings that were begun, and the number of the last one that was taken in.
-    pub(super) readings: (u64, u64),
+    pub(super) memory: Box<MemoryTracker>,
+    pub(super) health: Box<HealthTracker>,
     /// It came up with much less on GPUs than one like it had.
     pub(super) degraded: Option<Lost>,
-    /// When to judge again without a new sample.
-    pub(super) judge_at: Option<Instant>,
-    pub(super) wanted_since: Option<Instant>,
-    /// A policy drains it again at this time at the earliest: requests had outlasted its last drain.
-    pub(super) drain_at: Option<Instant>,
+    /// What the policy wants with it.
+    pub(super) wish: Wish,
     /// It is ended without draining: its grace is short.
     pub(super) hurried: bool,
-    /// Its memory and health.
-    pub(super) watched: Box<Watched>,
-    /// What the policy said last, and what holds it back.
-    pub(super) policy: Option<(Decision, Option<Held>)>,
     /// This generation's random number for jitter.
     pub(super) random: f64,
 }
 
-impl Live {
+impl Generation {
     pub(super) fn new(
         id: GenerationId,
         socket: PathBuf,
         cell: Arc<Cell>,
         made_of: Recipe,
-        watched: Watched,
+        memory: MemoryTracker,
+        health: HealthTracker,
     ) -> Self {
         Self {
             id,
@@ -167,24 +177,17 @@ impl Live {
             spawned: Instant::now(),
             ready: None,
             slots: None,
-            probe_at: None,
+            timers: Timers::default(),
             probes_lost: 0,
+            heard: (0, 0),
+            crashed: None,
             doubted: None,
-            sample_at: None,
-            idle_sample_at: None,
             idle_seen: None,
-            host: None,
-            host_at_ready: None,
-            report: None,
-            sampled: false,
-            readings: (0, 0),
+            memory: Box::new(memory),
+            health: Box::new(health),
             degraded: None,
-            judge_at: None,
-            wanted_since: None,
-            drain_at: None,
+            wish: Wish::default(),
             hurried: false,
-            watched: Box::new(watched),
-            policy: None,
             random: rand::random(),
         }
     }

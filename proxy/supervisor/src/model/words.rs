@@ -1,7 +1,7 @@
 //! What readings say, in sentences for events and logs.
 
 use warden_policies::Decision;
-use warden_policies::growth::{Blame, Turn, Verdict};
+use warden_policies::growth::{Blame, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::units::ByteSize;
 
@@ -10,7 +10,7 @@ pub(super) fn grounds(decision: &Decision, facts: &SeriesFacts) -> Option<String
     let holds = format!("{} holds {}", facts.series, ByteSize(facts.charged?));
     let mut parts = vec![holds];
     parts.extend(facts.fresh().map(|fresh| format!("{} when it was young", ByteSize(fresh))));
-    if let Some(growth) = facts.growth.as_ref().filter(|growth| growth.verdict >= Verdict::Suspected) {
+    if let Some(growth) = facts.growth.as_ref().filter(|growth| growth.verdict.grows()) {
         let per_request = growth.slope.map(|slope| format!(", {} per request", size(slope.value)));
         parts.push(format!("{}{}", growth.verdict.as_str(), per_request.unwrap_or_default()));
     }
@@ -19,9 +19,9 @@ pub(super) fn grounds(decision: &Decision, facts: &SeriesFacts) -> Option<String
 }
 
 /// One sentence about a change of verdict.
-pub(super) fn verdict(turn: &Turn) -> String {
-    let growth = &turn.growth;
-    let (now, before) = (growth.verdict.as_str(), turn.before.as_str());
+pub(super) fn verdict(change: &VerdictChange) -> String {
+    let growth = &change.growth;
+    let (now, before) = (growth.verdict.as_str(), change.before.as_str());
     let mut parts =
         vec![format!("{}: {now} since request {} (was {before})", growth.series, growth.since_request)];
     parts.extend(growth.slope.map(|slope| format!("{} per request", size(slope.value))));
@@ -55,14 +55,14 @@ fn size(bytes: f64) -> String {
 mod tests {
     use std::time::Duration;
 
-    use warden_policies::growth::{Fill, Growth, Interval, Unit};
-    use warden_policies::{Action, GpuIndex, Reason, Series};
+    use warden_policies::growth::{Fill, Growth, Interval, Unit, Verdict};
+    use warden_policies::{Action, GpuIndex, MemoryKind, Reason};
 
     use super::*;
 
     #[test]
     fn the_grounds_name_the_memory_what_it_held_and_the_limit() {
-        let series = Series::Vram(GpuIndex(0));
+        let series = MemoryKind::Vram(GpuIndex(0));
         let facts = SeriesFacts { at_ready: Some(2 << 30), ..SeriesFacts::of(series, Some(3 << 30)) };
         let decision = Decision {
             action: Action::RecycleWhenQuiet,
@@ -84,16 +84,16 @@ mod tests {
             slope: Some(interval(4.5 * 1024.0 * 1024.0)),
             fill: Fill { allowed: 2 << 30, used: 3 << 30 },
             blame: Some(Blame::Pays { unit: Unit::Image, bytes_per_unit: 1024.0, share: 0.943 }),
-            ..Growth::of(Series::Host)
+            ..Growth::of(MemoryKind::Host)
         };
-        let turn = |growth: &Growth| Turn {
+        let change = |growth: &Growth| VerdictChange {
             at: Duration::ZERO,
             request: 120,
             before: Verdict::Bounded,
             growth: growth.clone(),
         };
         assert_eq!(
-            verdict(&turn(&growth)),
+            verdict(&change(&growth)),
             "host: leaking since request 120 (was bounded), 4.5 MiB per request, 1.0 KiB per image (94 % of the growth), \
              3.0 GiB of 2.0 GiB that it is told to keep"
         );
@@ -101,7 +101,7 @@ mod tests {
         growth.blame = Some(Blame::Undecided { why: "the load is always the same".to_owned() });
         growth.fill = Fill::default();
         assert_eq!(
-            verdict(&turn(&growth)),
+            verdict(&change(&growth)),
             "host: leaking since request 120 (was bounded), -2.0 KiB per request, no unit of work to blame: the load is \
              always the same"
         );

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use warden_builder::patch::{Catalogue, Selection, Sets};
 use warden_builder::{ArchWish, BackendWish};
+use warden_patches::{Catalogue, Selection, Sets};
 
 use crate::exit::Failure;
 

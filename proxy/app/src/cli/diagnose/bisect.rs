@@ -13,7 +13,6 @@ use warden_diagnose::report::{Added, CureReport};
 use warden_diagnose::{Experiment, Lab, Outcome};
 use warden_policies::experiment::bisect::{Arm, Conclusion, Outcome as Ended};
 use warden_policies::experiment::{Finding, Workload};
-use warden_policies::growth::Verdict;
 use warden_supervisor::SoloSpec;
 
 use super::candidates::{self, Purpose};
@@ -22,7 +21,7 @@ use crate::advice::Server;
 use crate::cli::ConfigArgs;
 use crate::cli::progress::Lines;
 use crate::config::machine::Machine;
-use crate::config::mitigations::Judge;
+use crate::config::resolve::mitigations::Judge;
 use crate::config::resolve::resolve;
 use crate::exit::Failure;
 use crate::out;
@@ -36,7 +35,7 @@ pub(super) async fn run(
     lab: &Lab,
     stop: &CancellationToken,
 ) -> Result<CureReport, Failure> {
-    let leaks = |finding: &Finding| finding.series.iter().any(|found| found.verdict >= Verdict::Suspected);
+    let leaks = |finding: &Finding| finding.series.iter().any(|found| found.verdict.grows());
     let known: Vec<Finding> = outcome
         .legs
         .iter()

@@ -12,16 +12,16 @@
 
 use std::collections::BTreeMap;
 
-use warden_builder::mitigation::{Action, Advice, Catalogue, LeakKind, Memory, Mitigation, Seen};
 use warden_diagnose::report::{NotTried, Switch};
-use warden_policies::Series;
+use warden_patches::mitigation::{Action, Advice, Catalogue, LeakKind, Memory, Mitigation, Seen};
+use warden_policies::MemoryKind;
 use warden_policies::experiment::Finding;
-use warden_policies::growth::{Blame, Verdict};
+use warden_policies::growth::Blame;
 
 use crate::advice::Server;
-use crate::config::binary::Alternative;
-use crate::config::mitigations::{Judge, catalogue};
 use crate::config::resolve::Resolved;
+use crate::config::resolve::binary::Alternative;
+use crate::config::resolve::mitigations::{Judge, catalogue};
 
 /// What switches are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub(super) fn seen(findings: &[&Finding], server: &Server) -> Seen {
         ..Seen::default()
     };
     let all = || findings.iter().flat_map(|finding| &finding.series);
-    for found in all().filter(|found| found.verdict >= Verdict::Suspected) {
+    for found in all().filter(|found| found.verdict.grows()) {
         let memory = memory_of(found.series);
         if !seen.grows.contains(&memory) {
             seen.grows.push(memory);
@@ -75,8 +75,8 @@ pub(super) fn seen(findings: &[&Finding], server: &Server) -> Seen {
     seen
 }
 
-fn memory_of(series: Series) -> Memory {
-    if series == Series::Host { Memory::Host } else { Memory::Vram }
+fn memory_of(series: MemoryKind) -> Memory {
+    if series == MemoryKind::Host { Memory::Host } else { Memory::Vram }
 }
 
 /// Finds them for model number `model`.

@@ -4,7 +4,7 @@ use warden_diagnose::Progress;
 use warden_policies::experiment::Finding;
 use warden_policies::growth::{Growth, Verdict};
 use warden_policies::sample::Sample;
-use warden_policies::{ByteSize, Series};
+use warden_policies::{ByteSize, MemoryKind};
 
 use crate::cli::progress::Lines;
 
@@ -94,7 +94,7 @@ fn rate(from: u64, to: u64, requests: u64) -> String {
 }
 
 fn ended(finding: &Finding) -> String {
-    let one = |series: Series, verdict: Verdict| format!("{series} {}", verdict.as_str());
+    let one = |series: MemoryKind, verdict: Verdict| format!("{series} {}", verdict.as_str());
     let verdicts: Vec<String> = finding.series.iter().map(|found| one(found.series, found.verdict)).collect();
     format!("{}: {} requests: {}", finding.workload, finding.requests, verdicts.join(", "))
 }

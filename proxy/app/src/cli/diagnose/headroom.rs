@@ -7,12 +7,12 @@ use warden_diagnose::report::HeadroomReport;
 use warden_diagnose::{DiagnoseError, Lab};
 use warden_policies::experiment::headroom::{Learnt, grouped};
 use warden_policies::units::scale;
-use warden_policies::{ByteSize, Series};
+use warden_policies::{ByteSize, MemoryKind};
 use warden_supervisor::{Command, SoloSpec};
 
 use super::target::Target;
 use crate::cli::progress::Lines;
-use crate::config::arguments;
+use crate::config::resolve::arguments;
 use crate::exit::Failure;
 use crate::out;
 
@@ -109,12 +109,12 @@ fn prompts(tokens: u64, together: u32) -> String {
 pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<Learnt, Failure> {
     let mut learnt = report.learnt();
     // What does not fit is no size to grow to.
-    let fits = |series: Series| {
+    let fits = |series: MemoryKind| {
         report.verdicts.iter().any(|verdict| verdict.series == series && verdict.fits() != Some(false))
     };
     learnt.worst.retain(|(series, _)| fits(*series));
     let spec = &target.resolved.fleet.models[target.index];
-    let (state, keep) = (&target.resolved.dirs.state, target.watch.priors_kept);
+    let (state, keep) = (&target.resolved.dirs.state, target.watch.sensors.priors_kept);
     warden_supervisor::remember(state, &spec.name, &spec.command, learnt.clone(), keep).map_err(|error| {
         Failure::failed(format!("cannot keep what was measured in {}: {error}", state.display()))
     })?;

@@ -165,11 +165,11 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         out::error_line(&wrap.place(&spec.command));
         wrap.apply(&mut spec.command)?;
         about = about.with_tool(wrap.words());
-        Wrap::patience(&mut target.timing, &mut numbers);
+        Wrap::patience(&mut target.lifecycle, &mut numbers);
     }
     // Ours alone, and gone at the end with what we made in it.
     let sockets = instance::private_dir(&target.runtime_dir)?;
-    let starter = Starter::new(nursery, sockets.path(), target.timing, target.watch)?;
+    let starter = Starter::new(nursery, sockets.path(), &target.lifecycle, target.watch)?;
     let steps = args.requests.unwrap_or(numbers.requests);
     let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
     let experiment = Experiment { spec, workloads, steps, early: true, replay: recording.clone() };

@@ -16,7 +16,7 @@ use super::target::Target;
 use crate::advice::Server;
 use crate::cli::progress::Lines;
 use crate::config::machine::Machine;
-use crate::config::mitigations::Judge;
+use crate::config::resolve::mitigations::Judge;
 use crate::exit::Failure;
 use crate::out;
 

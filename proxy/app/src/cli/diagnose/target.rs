@@ -5,14 +5,15 @@ use std::path::PathBuf;
 
 use warden_diagnose::About;
 use warden_policies::growth::GrowthPolicy;
-use warden_supervisor::{ModelSpec, SoloSpec, Timing, Watch};
+use warden_policies::lifecycle::LifecyclePolicy;
+use warden_supervisor::{ModelSpec, SoloSpec, Watch};
 
 use super::DiagnoseArgs;
 use crate::cli::dropin;
-use crate::config::binary::Choice;
 use crate::config::machine::Machine;
 use crate::config::problem::Place;
 use crate::config::resolve::Resolved;
+use crate::config::resolve::binary::Choice;
 use crate::exit::Failure;
 use crate::serve::Plan;
 
@@ -28,7 +29,7 @@ pub(crate) struct Target {
     /// Which flag chose the program, if one did.
     chosen_by: Option<&'static str>,
     /// Deadlines of start and stop.
-    pub(crate) timing: Timing,
+    pub(crate) lifecycle: LifecyclePolicy,
     /// What is kept and read.
     pub(crate) watch: Watch,
     /// The numbers of the detector.
@@ -61,19 +62,20 @@ impl Target {
         let spec = &resolved.fleet.models[index];
         let facts = resolved.builds.get(index).and_then(Option::as_ref);
         let number = facts.and_then(|facts| facts.number).map(|number| format!("b{number}"));
-        let build =
-            facts.and_then(|facts| facts.papers.as_ref()).map(|papers| format!("build {}", papers.id));
+        let build = facts
+            .and_then(|facts| facts.provenance.as_ref())
+            .map(|provenance| format!("build {}", provenance.id));
         Ok(Self {
             name: spec.name.as_str().to_owned(),
             spec: SoloSpec {
                 command: spec.command.clone(),
                 oom_score_adj: spec.oom_score_adj,
-                socket: spec.socket,
+                socket: spec.run.socket,
                 facts: spec.facts,
             },
             server: number.into_iter().chain(build).collect::<Vec<_>>().join(", "),
             chosen_by,
-            timing: spec.timing,
+            lifecycle: spec.lifecycle,
             watch: resolved.fleet.watch,
             growth: resolved.fleet.growth.clone(),
             runtime_dir: resolved.dirs.runtime.clone(),

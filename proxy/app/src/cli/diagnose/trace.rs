@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use tempfile::TempDir;
 use warden_diagnose::{Outcome, Progress};
-use warden_policies::Series;
+use warden_policies::MemoryKind;
 use warden_policies::experiment::{Attribution, Finding, Settles, Trace, Workload};
 use warden_policies::growth::Verdict;
 use warden_policies::sample::{HostMemory, Sample};
@@ -240,7 +240,7 @@ impl Tracing {
         let grows = |host: bool| {
             finding.series.iter().any(|found| {
                 let judged = !matches!(found.verdict, Verdict::Steady | Verdict::Warming);
-                (found.series == Series::Host) == host && (judged || found.settles == Settles::No)
+                (found.series == MemoryKind::Host) == host && (judged || found.settles == Settles::No)
             })
         };
         let memories = [(Memory::Host, true), (Memory::Device, false)];
@@ -273,7 +273,7 @@ impl Tracing {
             let Some(place) = traced.iter().position(own) else { continue };
             let trace = traced.remove(place);
             for found in &mut leg.finding.series {
-                let memory = if found.series == Series::Host { Memory::Host } else { Memory::Device };
+                let memory = if found.series == MemoryKind::Host { Memory::Host } else { Memory::Device };
                 let own = trace.memories.iter().find(|own| own.memory == memory);
                 found.verdict = own.map_or(found.verdict, |own| own.attribution.testifies(found.verdict));
             }

@@ -15,7 +15,8 @@ use warden_diagnose::Outcome;
 use warden_diagnose::shell::{quoted, words};
 use warden_policies::defaults;
 use warden_policies::defaults::Diagnose;
-use warden_supervisor::{Command, Timing};
+use warden_policies::lifecycle::LifecyclePolicy;
+use warden_supervisor::Command;
 
 use super::keeper;
 use crate::exit::Failure;
@@ -100,11 +101,11 @@ impl Wrap {
     }
 
     /// Gives server and tool the time that they need.
-    pub(super) fn patience(timing: &mut Timing, numbers: &mut Diagnose) {
+    pub(super) fn patience(lifecycle: &mut LifecyclePolicy, numbers: &mut Diagnose) {
         let wrap = &numbers.wrap;
         let (start, report) = (wrap.start, wrap.report);
-        timing.start_timeout = timing.start_timeout.max(start);
-        timing.stop_grace = timing.stop_grace.max(report);
+        lifecycle.start_timeout = lifecycle.start_timeout.max(start);
+        lifecycle.stop_grace = lifecycle.stop_grace.max(report);
         numbers.request_limit = numbers.request_limit.max(start);
         numbers.question_limit = numbers.question_limit.max(report);
         numbers.leg_limit = numbers.leg_limit.max(2 * start);

@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use warden_builder::Source;
-use warden_builder::patch::apply::{Applied, Reversed, Target};
-use warden_builder::patch::{PatchSet, Series, Status};
+use warden_patches::apply::{Applied, Reversed, Target};
+use warden_patches::{PatchSet, Series, Status};
 
 use super::{SetArgs, admitted};
 use crate::exit::Failure;

@@ -2,8 +2,8 @@
 //! come back.
 
 use clap::Args;
-use warden_builder::patch::history::{self, Grain, Row, Stop};
-use warden_builder::patch::{PatchSet, Status};
+use warden_patches::history::{self, Grain, Row, Stop};
+use warden_patches::{PatchSet, Status};
 
 use super::SetArgs;
 use super::check::{judged, rows, told};

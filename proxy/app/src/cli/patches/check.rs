@@ -1,9 +1,9 @@
 //! `patches check`: which patches hold in a source, or at each commit of a range.
 
 use clap::Args;
-use warden_builder::patch::history::{self, Grain, Row};
-use warden_builder::patch::{Judge, PatchSet, Status};
-use warden_builder::{Event, Phase};
+use warden_builder::{Event, Phase, git};
+use warden_patches::history::{self, Grain, Row};
+use warden_patches::{Judge, PatchSet, Status};
 
 use super::SetArgs;
 use super::source::{RangeArgs, SourceArgs, blocking};
@@ -69,7 +69,7 @@ pub(super) async fn rows(
             let found = source.open(&builder, numbers).await?;
             return blocking(move || {
                 let sets: Vec<&PatchSet> = sets.iter().collect();
-                history::check(&sets, found.tree.as_ref(), &found.label, grain, &Judge::default())
+                Ok(history::check(&sets, found.tree.as_ref(), &found.label, grain, &Judge::default())?)
             })
             .await;
         };
@@ -83,7 +83,7 @@ pub(super) async fn rows(
                 let done = u32::try_from(done).unwrap_or(total);
                 reporter.tell(Event::Progress { done, total, item: item.to_owned() });
             };
-            history::check_range(&sets, &repository, &revisions, grain, &told, &cancel)
+            git::check_range(&sets, &repository, &revisions, grain, &told, &cancel)
         })
         .await
     })

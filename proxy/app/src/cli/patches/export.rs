@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use warden_builder::patch::export::{PatchFile, export};
-use warden_builder::patch::{PatchSet, Series};
+use warden_patches::export::{PatchFile, export};
+use warden_patches::{PatchSet, Series};
 
 use super::source::{SourceArgs, blocking};
 use super::{SetArgs, admitted};

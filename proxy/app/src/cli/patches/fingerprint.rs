@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use warden_builder::patch::fingerprints::{Fingerprints, SCHEMA};
-use warden_builder::patch::{PatchSet, SeamSeen, Tree, fingerprint, learn};
+use warden_patches::set::fingerprints::{Fingerprints, SCHEMA, learn};
+use warden_patches::{PatchSet, SeamSeen, Tree, fingerprint};
 
 use super::CatalogueArgs;
 use super::source::{RangeArgs, SourceArgs, blocking};
@@ -59,8 +59,8 @@ pub(super) fn run(args: &FingerprintArgs) -> Result<(), Failure> {
     }
     let after: usize = known.seams.values().map(Vec::len).sum();
     let Some(file) = &args.write else { return out::json(&known) };
-    let text = serde_json::to_string_pretty(&known).map_err(|error| Failure::failed(error.to_string()))?;
-    std::fs::write(file, format!("{text}\n"))
+    let text = known.to_json().map_err(|error| Failure::failed(error.to_string()))?;
+    std::fs::write(file, text)
         .map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))?;
     out::line(&format!("{}: {} new versions, {after} in all", file.display(), after - before))
 }
@@ -113,7 +113,7 @@ async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<Seen>, Failur
                 let tree = Arc::clone(&repository).tree(&info.commit)?;
                 let files = set.seams.iter().flat_map(|seam| &seam.files);
                 let ids =
-                    files.map(|file| tree.content_id(file)).collect::<warden_builder::Result<Vec<_>>>()?;
+                    files.map(|file| tree.content_id(file)).collect::<warden_patches::Result<Vec<_>>>()?;
                 // Most commits touch none of these files.
                 if last.as_ref() == Some(&ids) {
                     continue;

@@ -2,7 +2,8 @@
 
 use clap::Args;
 use serde_json::{Value, json};
-use warden_builder::patch::{Affects, Catalogue, Fix, PatchSet, UpstreamStatus};
+use warden_patches::set::{Affects, UpstreamStatus};
+use warden_patches::{Catalogue, Fix, PatchSet};
 
 use super::CatalogueArgs;
 use crate::exit::Failure;

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use warden_builder::Backend;
-use warden_builder::patch::{Catalogue, Judgement, PatchSet, Series, Status};
+use warden_patches::{Catalogue, Judgement, PatchSet, Series, Status};
 
 use crate::exit::Failure;
 

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use serde_json::{Value, json};
-use warden_builder::patch::marker::marker;
-use warden_builder::patch::{At, Fix, Hook, PatchSet, Variable};
+use warden_patches::marker::marker;
+use warden_patches::set::{At, Variable};
+use warden_patches::{Fix, Hook, PatchSet};
 
 use super::CatalogueArgs;
 use super::list::{affects, upstream};

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use warden_builder::git::{Location, Repository, RevisionInfo};
-use warden_builder::patch::Tree;
 use warden_builder::{Builder, Source};
+use warden_patches::Tree;
 use warden_policies::defaults::Build;
 
 use crate::cli::build::GitArgs;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use warden_policies::admission::AdmissionMode;
-use warden_policies::allowance::Allowance;
+use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::recycle::GrowthMode;
 use warden_policies::{ByteSize, MemoryLimit};
 use warden_sensors::gpu::{Device, Gpus};
@@ -52,7 +52,7 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
         env.retain(|name, _| !launch.env_remove.contains(name));
         env.extend(launch.env);
         let build = launch.facts.and_then(|facts| facts.number);
-        let mut keeps = Allowance::declared(&launch.args, &env, build);
+        let mut keeps = DeclaredMemory::declared(&launch.args, &env, build);
         keeps.available(machine.memory.0);
         sheets.push(of_model(spec, &keeps, &here));
     }
@@ -103,13 +103,13 @@ impl Here<'_> {
     }
 }
 
-fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> Sheet {
+fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet {
     let mut sheet = Sheet::new(&format!("model {}", spec.name));
     host(&mut sheet, spec, keeps, here);
     vram(&mut sheet, spec, here);
     growth(&mut sheet, spec, here);
     let recycle = &spec.recycle;
-    let jitter = recycle.jitter * 100.0;
+    let jitter = recycle.common.jitter * 100.0;
     if let Some(max) = recycle.max_requests {
         sheet.say(
             "requests",
@@ -130,8 +130,8 @@ fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> Sheet {
         format!(
             "nothing in flight for {}; it waits for that at most {}, and a backend that would run out before the next \
              pause does not wait",
-            time(recycle.quiet_for),
-            time(recycle.quiet_within)
+            time(recycle.common.quiet_for),
+            time(recycle.common.quiet_within)
         ),
     );
     sheet.say(
@@ -142,7 +142,7 @@ fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> Sheet {
             format!("replacements that can wait happen within {}; hard budgets do not wait", recycle.only)
         },
     );
-    restraint(&mut sheet, spec);
+    cooldown(&mut sheet, spec);
     sheet.say(
         "admission",
         match spec.admission.mode {
@@ -160,12 +160,12 @@ fn of_model(spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) -> Sheet {
         format!(
             "ended without draining when it could give enough back and the machine has less than {} ({:.0} % of its \
              memory, if that is less) available, or a GPU on which it still grows less than {} free",
-            ByteSize(levels.kill_host),
+            levels.kill_host,
             levels.kill_host_share * 100.0,
-            ByteSize(levels.kill_vram)
+            levels.kill_vram
         ),
     );
-    let slow = match recycle.growth {
+    let slow = match recycle.common.growth {
         GrowthMode::Recycle => "; replaced when quiet when it has become much slower than itself",
         GrowthMode::Observe => "; told when it has become much slower than itself",
         GrowthMode::Off => "",
@@ -202,7 +202,7 @@ fn paragraphs<'s>(sheets: impl Iterator<Item = &'s Sheet>) -> String {
     sheets.flat_map(|sheet| [sheet.text(), "\n".to_owned()]).collect()
 }
 
-fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>) {
+fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) {
     let recycle = &spec.recycle;
     let (soft, hard) = (recycle.host_soft, recycle.host_hard);
     if soft.is_none() && hard.is_none() {
@@ -215,7 +215,7 @@ fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &Allowance, here: &Here<'_>)
                 "auto: {:.0} % of its settled size with what it may keep, at least {} above its settled size, at most {:.0} % \
                  of the machine; off until it has settled",
                 levels.host_soft * 100.0,
-                ByteSize(levels.host_room),
+                levels.host_room,
                 levels.host_soft_most * 100.0
             ),
             limit => limit.to_string(),
@@ -262,7 +262,7 @@ fn over(spec: &ModelSpec) -> String {
     let levels = &spec.recycle.levels;
     format!(
         "running requests may take {}; ended when it is {:.0} % of the budget for {}",
-        time(spec.timing.drain_deadline),
+        time(spec.lifecycle.drain_deadline),
         levels.kill_over * 100.0,
         time(levels.kill_after)
     )
@@ -307,10 +307,10 @@ fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
     let does = format!(
         "a leak that reaches a budget or the end of the memory within {} is answered by a replacement when quiet, within {} \
          by a drain now",
-        time(recycle.growth_quiet),
-        time(recycle.growth_drain)
+        time(recycle.common.growth_quiet),
+        time(recycle.common.growth_drain)
     );
-    let text = match recycle.growth {
+    let text = match recycle.common.growth {
         GrowthMode::Off => "off: leaks are shown and lead to nothing".to_owned(),
         GrowthMode::Observe => format!("observe: leaks are told; with `growth = \"recycle\"` {does}"),
         GrowthMode::Recycle => format!("recycle: {does}"),
@@ -321,8 +321,8 @@ fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
     }
 }
 
-fn restraint(sheet: &mut Sheet, spec: &ModelSpec) {
-    let own = &spec.restraint;
+fn cooldown(sheet: &mut Sheet, spec: &ModelSpec) {
+    let own = &spec.recycle.common;
     let mut text = format!(
         "at most one replacement every {}, and never more often than {:.0} times the time that a load takes; at the hard \
          budget every {}",
@@ -340,7 +340,7 @@ fn restraint(sheet: &mut Sheet, spec: &ModelSpec) {
             time(own.growth_window)
         )]);
     }
-    sheet.say("restraint", text);
+    sheet.say("cooldown", text);
 }
 
 fn shared(shared: &SharedBudgets, here: &Here<'_>) -> String {

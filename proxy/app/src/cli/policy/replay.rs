@@ -6,17 +6,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use warden_policies::allowance::Allowance;
-use warden_policies::restraint::RestraintPolicy;
+use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::{ByteSize, Sample, trace};
 
 use crate::advice::{self, Server};
 use crate::cli::ConfigArgs;
-use crate::config::layers::Loaded;
 use crate::config::machine::Machine;
 use crate::config::policy::Policy;
 use crate::config::policy_file::load_policy;
 use crate::config::settings::Model;
+use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
 use crate::replay::{self, Told};
@@ -135,7 +134,6 @@ impl ReplayArgs {
         let host_total = self.host_memory.or_else(|| model.map(|_| machine.memory));
         let told = Told {
             policy: policy.recycle(host_total),
-            restraint: RestraintPolicy::new(&policy.common),
             growth: loaded.settings.growth.clone(),
             allowance: self.allowance(server.as_ref(), host_total)?,
             host_total: host_total.map(|size| size.0),
@@ -182,14 +180,16 @@ fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Res
     env.retain(|name, _| !server.env_remove.contains(name));
     env.extend(server.env.iter().cloned());
     let mut allowance =
-        Allowance::declared(&server.args, &env, server.facts.as_ref().and_then(|facts| facts.number));
+        DeclaredMemory::declared(&server.args, &env, server.facts.as_ref().and_then(|facts| facts.number));
     allowance.available(machine.memory.0);
     let facts = server.facts.as_ref();
     Ok(Started {
         allowance: allowance.bytes(),
         server: Server {
             build: facts.and_then(|facts| facts.number),
-            backend: facts.and_then(|facts| facts.papers.as_ref()).map(|papers| papers.backend.clone()),
+            backend: facts
+                .and_then(|facts| facts.provenance.as_ref())
+                .map(|provenance| provenance.backend.clone()),
             variables: env.into_keys().collect(),
             args: server.args,
             mitigations: server.mitigations,

@@ -9,7 +9,6 @@ use serde_json::json;
 use warden_policies::defaults::parse_duration;
 use warden_policies::growth::Unit;
 use warden_policies::recycle::GrowthMode;
-use warden_policies::restraint::RestraintPolicy;
 use warden_policies::schedule::Windows;
 use warden_policies::simulate::{Outcome, Policy, Report, Scenario, compare};
 use warden_policies::world::{Background, Leak, Load, World};
@@ -229,7 +228,6 @@ impl SimulateArgs {
         let growth = loaded.settings.growth.clone();
         let of = |policy: &crate::config::policy::Policy| Policy {
             recycle: policy.recycle(None),
-            restraint: RestraintPolicy::new(&policy.common),
             growth: growth.clone(),
         };
         Ok(match (&self.policy, &self.model) {
@@ -239,7 +237,7 @@ impl SimulateArgs {
                 let mut policy = of(&loaded.defaults.policy);
                 let (soft, hard) = (Some(MemoryLimit::Percent(80.0)), Some(MemoryLimit::Percent(92.0)));
                 let recycle = &mut policy.recycle;
-                recycle.growth = GrowthMode::Recycle;
+                recycle.common.growth = GrowthMode::Recycle;
                 (recycle.host_soft, recycle.host_hard) = (soft, hard);
                 (recycle.vram_soft, recycle.vram_hard) = (soft, hard);
                 (policy, "growth = \"recycle\", soft budgets \"80%\", hard budgets \"92%\"".to_owned())

@@ -21,8 +21,8 @@ use warden_supervisor::{Fleet, LedgerEntry};
 
 use super::ConfigArgs;
 use super::build::{self, ArchArgs, PatchArgs};
-use crate::config::layers::Loaded;
 use crate::config::machine::Machine;
+use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::serve::{self, Plan, Server, Signals};
 use crate::{logging, out};

@@ -72,7 +72,7 @@ pub(super) fn request(method: &str, path: &str) -> Request<()> {
 
 pub(super) fn plan() -> Plan {
     let mut plan = Plan { any_name: true, ..Plan::default() };
-    plan.config.h2.prior_knowledge = true;
+    plan.config.server.h2c = true;
     plan
 }
 
@@ -153,7 +153,7 @@ async fn without_being_asked_there_is_no_http_2() {
 async fn a_preface_in_pieces_or_never_ended_is_dealt_with() {
     let upstream = echo();
     let mut plan = plan();
-    plan.config.header_timeout = Duration::from_millis(200);
+    plan.config.server.header_timeout = Duration::from_millis(200);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     for piece in ["PRI * HT", "TP/2.0\r\n\r\nSM\r", "\n\r\n"] {
@@ -210,7 +210,7 @@ async fn a_stop_says_go_away_and_running_streams_end() {
 async fn an_idle_connection_is_closed_in_time() {
     let upstream = echo();
     let mut plan = plan();
-    plan.config.keep_alive = Duration::from_millis(200);
+    plan.config.server.keep_alive = Duration::from_millis(200);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = Client::new(&rig).await;
     client.ask(request("GET", "/health"), b"").await;

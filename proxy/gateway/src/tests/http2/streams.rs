@@ -96,7 +96,7 @@ async fn a_stream_whose_client_opens_no_window_is_cut_in_time() {
     let written = Arc::new(AtomicUsize::new(0));
     let upstream = endless(&written, None);
     let mut plan = plan();
-    plan.config.send_timeout = Duration::from_millis(200);
+    plan.config.server.send_timeout = Duration::from_millis(200);
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = Client::new(&rig).await;
     let (answer, mut sending) = client.begin(request("POST", "/v1/completions"), false).await;
@@ -122,7 +122,7 @@ async fn a_stream_whose_client_opens_no_window_is_cut_in_time() {
 async fn more_streams_than_allowed_wait_for_their_turn() {
     let upstream = Upstream::silent();
     let mut plan = plan();
-    plan.config.h2.streams = 3;
+    plan.config.server.h2_streams = 3;
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = Client::new(&rig).await;
     // The server's settings are known after a first answer.

@@ -24,7 +24,7 @@ fn told(rig: &Rig) -> usize {
 
 async fn rig(replace: Replace, roles: impl IntoIterator<Item = Role>) -> Rig {
     let rig = Rig::new(|config, script| {
-        config.models[0].replace = replace;
+        config.models[0].run.replace = replace;
         script.set_gpus(&[80 * GIB]);
         script.all(roles);
     })

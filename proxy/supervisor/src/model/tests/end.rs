@@ -70,7 +70,7 @@ async fn a_shutdown_during_a_start_does_not_wait_for_it() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_in_the_middle_of_a_replacement_ends_both_halves() {
     for way in [Replace::Sequential, Replace::Overlap] {
-        let rig = Rig::new(|config, _| config.models[0].replace = way).await;
+        let rig = Rig::new(|config, _| config.models[0].run.replace = way).await;
         let held = rig.lease().await.unwrap();
         rig.script.next(Role { ready_after: secs(600), ..Role::default() });
         let restart = rig.restart_later().await;
@@ -87,7 +87,7 @@ async fn a_shutdown_in_the_middle_of_a_replacement_ends_both_halves() {
 
 #[tokio::test(start_paused = true)]
 async fn a_process_that_crashes_during_the_end_does_not_come_back() {
-    let rig = Rig::new(|config, _| config.models[0].replicas = 2).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replicas = 2).await;
     let held = rig.lease().await.unwrap();
     pass(secs(1)).await;
     let ending = shutdown_later(&rig, secs(30)).await;

@@ -1,7 +1,7 @@
 //! Several models on one machine: turns, shared budgets, memory that does not come back.
 
 use warden_policies::recycle::{GrowthMode, WhyNot};
-use warden_policies::{Action, GpuIndex, MemoryLimit, Reason, Series};
+use warden_policies::{Action, GpuIndex, MemoryKind, MemoryLimit, Reason};
 
 use super::script::{Actor, Role};
 use super::*;
@@ -83,7 +83,7 @@ async fn whoever_waits_for_its_turn_far_over_its_budget_is_not_ended_but_drained
 async fn a_drain_is_not_cut_short_over_memory_that_no_restart_brings_back() {
     let rig = Rig::new(|config, script| {
         config.models[0].recycle.vram_hard = mib(10 * 1024);
-        config.models[0].restraint.max_futile = 1;
+        config.models[0].recycle.common.max_futile = 1;
         script.set_gpus(&[80 * GIB]);
         let big = Role { vram: Some(12 * GIB), ..Role::default() };
         script.all([Role { vram: Some(3 * GIB), ..Role::default() }, big]);
@@ -143,8 +143,8 @@ async fn whoever_an_operator_restarts_out_of_turn_is_waited_for_all_the_same() {
 #[tokio::test(start_paused = true)]
 async fn the_replica_that_serves_is_not_recycled_while_the_other_one_comes_back_from_a_crash() {
     let rig = Rig::new(|config, script| {
-        config.models[0].replicas = 2;
-        config.models[0].preload = true;
+        config.models[0].run.replicas = 2;
+        config.models[0].run.preload = true;
         config.models[0].recycle.vram_hard = mib(10 * 1024);
         script.set_gpus(&[80 * GIB]);
         let role = Role { vram: Some(3 * GIB), ..Role::default() };
@@ -177,7 +177,7 @@ async fn a_replacement_that_fails_lets_the_next_one_go() {
     )
     .await;
     rig.script.clear();
-    let odd = || Role::failing(crate::child::Exit::Code(1), "something odd");
+    let odd = || Role::failing(crate::process::group::Exit::Code(1), "something odd");
     rig.script.all([odd(), odd()]);
     rig.script.next(Role { vram: Some(3 * GIB), ..Role::default() });
     for index in [0, 1] {
@@ -206,7 +206,7 @@ async fn of_two_over_a_shared_budget_the_one_that_gains_most_gives_way() {
 #[tokio::test(start_paused = true)]
 async fn memory_that_does_not_come_back_is_told_as_the_drivers_and_not_answered_with_restarts() {
     let rig = Rig::new(|config, script| {
-        config.models[0].recycle.growth = GrowthMode::Recycle;
+        config.models[0].recycle.common.growth = GrowthMode::Recycle;
         config.models[0].recycle.vram_hard = mib(10 * 1024);
         config.models[0].recycle.max_age = Some(secs(1000));
         script.set_gpus(&[80 * GIB]);
@@ -232,7 +232,7 @@ async fn memory_that_does_not_come_back_is_told_as_the_drivers_and_not_answered_
     let next = rig.fleet.view().models[0].policy.clone().unwrap();
     assert_eq!(
         (next.decision.action, next.decision.series),
-        (Action::DrainNow, Some(Series::Vram(GpuIndex(0))))
+        (Action::DrainNow, Some(MemoryKind::Vram(GpuIndex(0))))
     );
     assert!(next.held.is_some(), "{next:?}");
     rig.end().await;
@@ -244,7 +244,7 @@ async fn auto_overlaps_on_a_gpu_that_holds_two_and_not_where_that_is_unknown() {
         [(80, false, Mode::Overlap), (7, false, Mode::Sequential), (80, true, Mode::Sequential)]
     {
         let rig = Rig::new(|config, script| {
-            config.models[0].replace = Replace::Auto;
+            config.models[0].run.replace = Replace::Auto;
             script.set_available(100 * GIB);
             script.set_gpus(&[size * GIB]);
             script.all((0..2).map(|_| Role { vram: Some(3 * GIB), ..Role::default() }));

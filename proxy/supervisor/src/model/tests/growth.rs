@@ -3,14 +3,14 @@
 use warden_policies::growth::Verdict;
 use warden_policies::recycle::{GrowthMode, WhyNot};
 use warden_policies::trace;
-use warden_policies::{Action, GpuIndex, Reason, Series, Work};
+use warden_policies::{Action, GpuIndex, MemoryKind, Reason, Work};
 
 use super::script::{Actor, Role};
 use super::*;
 use crate::view::BackendView;
 use crate::{LedgerEntry, ModelView};
 
-const VRAM: Series = Series::Vram(GpuIndex(0));
+const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 const GIB: u64 = 1024 * MIB;
 
 /// One request with one image, after which the process has changed as `after` says, and a pause in which memory is read.
@@ -42,7 +42,7 @@ fn backend(rig: &Rig) -> BackendView {
     model(rig).backends[0].clone()
 }
 
-fn verdict(rig: &Rig, series: Series) -> Verdict {
+fn verdict(rig: &Rig, series: MemoryKind) -> Verdict {
     let growth = backend(rig).memory.growth;
     growth.iter().find(|growth| growth.series == series).map(|growth| growth.verdict).unwrap_or_default()
 }
@@ -55,7 +55,7 @@ fn last(rig: &Rig) -> LedgerEntry {
 async fn a_leak_on_the_gpu_is_recycled_by_its_slope_long_before_its_budget() {
     let rig = Rig::new(|config, script| {
         let policy = &mut config.models[0].recycle;
-        policy.growth = GrowthMode::Recycle;
+        policy.common.growth = GrowthMode::Recycle;
         policy.vram_hard = mib(30 * 1024);
         on_gpu(script, &[80 * GIB], 2);
     })
@@ -123,7 +123,7 @@ async fn a_leak_of_a_tenth_of_mostly_weights_is_helped_and_its_events_speak_of_v
 #[tokio::test(start_paused = true)]
 async fn a_leak_with_its_budget_far_away_says_what_it_waits_for() {
     let rig = Rig::new(|config, script| {
-        config.models[0].recycle.growth = GrowthMode::Recycle;
+        config.models[0].recycle.common.growth = GrowthMode::Recycle;
         on_gpu(script, &[8000 * GIB], 1);
     })
     .await;
@@ -141,7 +141,7 @@ async fn a_leak_with_its_budget_far_away_says_what_it_waits_for() {
 #[tokio::test(start_paused = true)]
 async fn a_mode_that_observes_tells_what_it_would_do_and_does_nothing() {
     let rig = Rig::new(|config, script| {
-        config.models[0].recycle.growth = GrowthMode::Observe;
+        config.models[0].recycle.common.growth = GrowthMode::Observe;
         config.models[0].recycle.vram_hard = mib(30 * 1024);
         on_gpu(script, &[80 * GIB], 1);
     })
@@ -165,7 +165,7 @@ async fn a_mode_that_observes_tells_what_it_would_do_and_does_nothing() {
 #[tokio::test(start_paused = true)]
 async fn without_a_figure_of_vram_its_policy_is_off_and_says_why() {
     let rig = Rig::new(|config, script| {
-        config.models[0].recycle.growth = GrowthMode::Recycle;
+        config.models[0].recycle.common.growth = GrowthMode::Recycle;
         config.models[0].recycle.vram_hard = mib(4 * 1024);
         on_gpu(script, &[80 * GIB], 1);
         script.hide_vram("the VRAM policy is off because nobody tells");
@@ -179,14 +179,14 @@ async fn without_a_figure_of_vram_its_policy_is_off_and_says_why() {
     let memory = backend(&rig).memory;
     assert_eq!(memory.vram, []);
     assert!(memory.vram_unknown.unwrap().contains("nobody tells"));
-    assert!(memory.growth.iter().all(|growth| growth.series == Series::Host));
+    assert!(memory.growth.iter().all(|growth| growth.series == MemoryKind::Host));
     rig.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn growth_of_host_memory_is_confirmed_page_by_page_before_anything_is_done() {
     let rig = Rig::new(|config, script| {
-        config.models[0].recycle.growth = GrowthMode::Recycle;
+        config.models[0].recycle.common.growth = GrowthMode::Recycle;
         config.models[0].recycle.host_hard = mib(8 * 1024);
         config.models[0].command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
         script.set_available(100 * GIB);
@@ -202,7 +202,7 @@ async fn growth_of_host_memory_is_confirmed_page_by_page_before_anything_is_done
         request(&rig, grow).await;
     }
     pass(secs(200)).await;
-    assert_eq!(verdict(&rig, Series::Host), Verdict::Leaking);
+    assert_eq!(verdict(&rig, MemoryKind::Host), Verdict::Leaking);
     assert_eq!(rig.count("recycle_began"), 0);
     assert_eq!(backend(&rig).next.unwrap().decision.why_not, Some(WhyNot::NotConfirmed));
     let confirms = rig.script.last().confirms();
@@ -211,14 +211,14 @@ async fn growth_of_host_memory_is_confirmed_page_by_page_before_anything_is_done
     first.set_exact(first.anon());
     pass(secs(70)).await;
     let entry = last(&rig);
-    assert_eq!((entry.reason, entry.evidence.series), (Reason::Growth, Some(Series::Host)));
+    assert_eq!((entry.reason, entry.evidence.series), (Reason::Growth, Some(MemoryKind::Host)));
     rig.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn growth_that_its_pages_do_not_show_stands_before_no_other() {
     let rig = Rig::new(|config, script| {
-        config.models[0].recycle.growth = GrowthMode::Recycle;
+        config.models[0].recycle.common.growth = GrowthMode::Recycle;
         config.models[0].recycle.host_hard = mib(4 * 1024);
         config.models[0].recycle.vram_hard = mib(30 * 1024);
         config.models[0].command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
@@ -349,7 +349,7 @@ async fn a_drain_is_cut_short_when_memory_runs_out_meanwhile() {
 #[tokio::test(start_paused = true)]
 async fn a_recording_replays_to_the_same_verdicts() {
     let rig = Rig::new(|config, script| {
-        config.models[0].record = true;
+        config.models[0].run.record = true;
         on_gpu(script, &[80 * GIB], 1);
     })
     .await;
@@ -357,7 +357,7 @@ async fn a_recording_replays_to_the_same_verdicts() {
         request(&rig, grows_on_the_gpu(8)).await;
     }
     pass(secs(6)).await;
-    let told: Vec<(Series, Verdict, u64)> = rig
+    let told: Vec<(MemoryKind, Verdict, u64)> = rig
         .events()
         .into_iter()
         .filter_map(|(_, kind)| match kind {
@@ -372,7 +372,7 @@ async fn a_recording_replays_to_the_same_verdicts() {
     let path = rig.config.state_dir.join("traces/m-g1.jsonl");
     let samples = trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut monitor = warden_policies::growth::Monitor::new(&rig.config.growth);
-    monitor.allow(Series::Host, warden_policies::allowance::Allowance::default().bytes());
+    monitor.allow(MemoryKind::Host, warden_policies::declared_memory::DeclaredMemory::default().bytes());
     let turns = samples.iter().flat_map(|sample| monitor.observe(sample));
     let replayed: Vec<_> =
         turns.map(|turn| (turn.growth.series, turn.growth.verdict, turn.request)).collect();

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::script::Role;
 use super::*;
-use crate::child::Exit;
+use crate::process::group::Exit;
 use crate::{FailureKind, ResolveError};
 
 #[tokio::test(start_paused = true)]
@@ -26,7 +26,7 @@ async fn a_model_starts_at_the_first_request_and_the_caller_waits_for_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_preloaded_model_starts_by_itself_with_its_socket_as_the_last_argument() {
-    let rig = Rig::new(|config, _| config.models[0].preload = true).await;
+    let rig = Rig::new(|config, _| config.models[0].run.preload = true).await;
     rig.until(ModelState::Loaded).await;
     let args = rig.script.last().request.command.args.clone();
     assert_eq!(args[..3], ["-m", "m.gguf", "--host"]);
@@ -116,7 +116,7 @@ async fn a_start_that_may_succeed_next_time_is_tried_again_before_callers_are_to
 
 #[tokio::test(start_paused = true)]
 async fn nine_kills_in_three_minutes_turn_nobody_away() {
-    let rig = Rig::new(|config, _| config.models[0].preload = true).await;
+    let rig = Rig::new(|config, _| config.models[0].run.preload = true).await;
     for kill in 1..=9 {
         let lease = rig.lease().await.unwrap();
         assert!(lease.queued_for() <= secs(16), "kill {kill}: {:?}", lease.queued_for());
@@ -137,7 +137,7 @@ async fn nine_kills_in_three_minutes_turn_nobody_away() {
 #[tokio::test(start_paused = true)]
 async fn what_a_process_wrote_while_it_served_is_for_operators_only() {
     let rig = Rig::new(|config, script| {
-        config.models[0].preload = true;
+        config.models[0].run.preload = true;
         script.next(Role::default());
         for _ in 0..3 {
             script.next(Role::failing(Exit::Code(1), "about the start"));
@@ -159,7 +159,7 @@ async fn what_a_process_wrote_while_it_served_is_for_operators_only() {
 #[tokio::test(start_paused = true)]
 async fn starts_that_fail_go_on_for_ever_and_callers_are_told_when_the_next_one_is() {
     let rig = Rig::new(|config, script| {
-        config.models[0].preload = true;
+        config.models[0].run.preload = true;
         for _ in 0..100 {
             script.next(Role::failing(Exit::Signal(6), "GGML_ASSERT(x) failed"));
         }
@@ -183,7 +183,7 @@ async fn starts_that_fail_go_on_for_ever_and_callers_are_told_when_the_next_one_
 #[tokio::test(start_paused = true)]
 async fn an_operator_need_not_wait_for_the_next_start() {
     let rig = Rig::new(|config, script| {
-        config.models[0].preload = true;
+        config.models[0].run.preload = true;
         for _ in 0..5 {
             script.next(Role::failing(Exit::Signal(6), "GGML_ASSERT(x) failed"));
         }
@@ -203,7 +203,7 @@ async fn an_operator_need_not_wait_for_the_next_start() {
 async fn a_start_that_takes_too_long_is_killed() {
     let slow = Role { ready_after: secs(9999), ..Role::default() };
     let rig = Rig::new(|config, script| {
-        config.models[0].queue_wait = secs(9999);
+        config.models[0].queue.wait = secs(9999);
         script.next(slow);
     })
     .await;
@@ -293,7 +293,7 @@ async fn leases_are_limited_by_the_slots_and_the_setting() {
 
 #[tokio::test(start_paused = true)]
 async fn all_replicas_start_and_share_the_requests() {
-    let rig = Rig::new(|config, _| config.models[0].replicas = 3).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replicas = 3).await;
     let first = rig.lease().await.unwrap();
     pass(secs(1)).await;
     let (second, third) = (rig.lease().await.unwrap(), rig.lease().await.unwrap());

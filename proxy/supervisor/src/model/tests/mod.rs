@@ -18,16 +18,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use warden_policies::backoff::BackoffPolicy;
-use warden_policies::lifecycle::LifecyclePolicy;
+use warden_policies::defaults::Recycle;
 use warden_policies::recycle::RecyclePolicy;
-use warden_policies::restraint::RestraintPolicy;
 use warden_policies::{ByteSize, GenerationId, MemoryLimit, ModelName, defaults};
 
 use self::script::Script;
 use crate::{
     Command, ControlError, Denied, EventKind, Fleet, FleetConfig, Lease, LeaseKind, LedgerEntry, ModelSpec,
-    ModelState, Replace, Timing, Watch,
+    ModelState, Replace, Watch,
 };
 
 /// A fleet of scripted processes.
@@ -132,7 +130,7 @@ const fn secs(seconds: u64) -> Duration {
 
 fn spec(name: &str) -> ModelSpec {
     let defaults = defaults();
-    let (life, recycle) = (&defaults.lifecycle, &defaults.recycle);
+    let recycle = &defaults.recycle;
     ModelSpec {
         name: ModelName::new(name),
         aliases: Vec::new(),
@@ -143,40 +141,14 @@ fn spec(name: &str) -> ModelSpec {
             env_remove: Vec::new(),
             directory: None,
         },
-        replicas: 1,
-        preload: false,
-        replace: Replace::Sequential,
-        queue_depth: defaults.queue.depth,
-        queue_wait: defaults.queue.wait,
+        run: defaults::Model { replace: Replace::Sequential, ..defaults.model },
+        queue: defaults.queue,
         max_in_flight: None,
-        lifecycle: LifecyclePolicy {
-            backoff: BackoffPolicy { first: life.backoff_first, cap: life.backoff_cap },
-            crash_cap: life.crash_cap,
-            breaker_failures: life.breaker_failures,
-            breaker_window: life.breaker_window,
-            stable_after: life.stable_after,
-        },
-        timing: Timing {
-            start_timeout: life.start_timeout,
-            start_probe_interval: life.start_probe_interval,
-            probe_interval: life.probe_interval,
-            probe_timeout: life.probe_timeout,
-            probes_lost: life.probes_lost,
-            suspect_timeout: life.suspect_timeout,
-            drain_deadline: life.drain_deadline,
-            stop_grace: life.stop_grace,
-            kill_grace: life.kill_grace,
-            recheck: life.recheck,
-            look_interval: life.look_interval,
-        },
-        recycle: RecyclePolicy { jitter: 0.0, ..RecyclePolicy::new(recycle) },
-        restraint: RestraintPolicy { jitter: 0.0, ..RestraintPolicy::new(recycle) },
+        lifecycle: defaults.lifecycle,
+        recycle: RecyclePolicy::new(&Recycle { jitter: 0.0, ..*recycle }),
         oom_score_adj: defaults.child.oom_score_adj,
-        memory_report: defaults.model.memory_report,
-        socket: crate::spec::Socket::Auto,
         facts: warden_policies::ServerFacts::default(),
-        record: false,
-        quarantine: (&defaults.quarantine).into(),
+        quarantine: defaults.quarantine,
         admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
     }
 }
@@ -191,25 +163,7 @@ fn config(directory: &Path) -> FleetConfig {
         health: defaults.health.clone(),
         runtime_dir: directory.join("run"),
         state_dir: directory.join("state"),
-        watch: Watch {
-            interval: defaults.sensors.interval,
-            idle_settle: defaults.sensors.idle_settle,
-            log_lines: defaults.child.log_lines,
-            log_line_bytes: defaults.child.log_line_bytes,
-            failure_lines: defaults.child.failure_lines,
-            events_kept: defaults.child.events_kept,
-            failures_told: defaults.lifecycle.failures_told,
-            unknown_slots: defaults.lifecycle.unknown_slots,
-            overlap_headroom: defaults.recycle.overlap_headroom,
-            overlap_floor: defaults.recycle.overlap_floor,
-            confirm_interval: defaults.sensors.confirm_interval,
-            confirm_share: defaults.sensors.confirm_share,
-            gpu_age: defaults.sensors.gpu_age,
-            read_limit: defaults.sensors.read_limit,
-            return_wait: defaults.sensors.return_wait,
-            trace_bytes: defaults.sensors.trace_bytes,
-            priors_kept: defaults.sensors.priors_kept,
-        },
+        watch: Watch { sensors: defaults.sensors, child: defaults.child },
     }
 }
 

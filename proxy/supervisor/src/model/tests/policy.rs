@@ -1,11 +1,11 @@
-//! Samples, budgets, restraint, the way of replacing.
+//! Samples, budgets, cooldown, the way of replacing.
 
 use warden_policies::{Action, Reason, Work};
 
 use super::script::Role;
 use super::*;
 use crate::Mode;
-use crate::child::Exit;
+use crate::process::group::Exit;
 
 fn big() -> u64 {
     600 * MIB
@@ -43,7 +43,7 @@ async fn past_the_soft_budget_a_backend_is_replaced_at_the_first_quiet_moment() 
 async fn a_backend_that_is_never_quiet_is_replaced_within_the_bound() {
     let rig = Rig::new(|config, _| {
         config.models[0].recycle.host_soft = mib(500);
-        config.models[0].recycle.quiet_within = secs(100);
+        config.models[0].recycle.common.quiet_within = secs(100);
     })
     .await;
     let busy = rig.lease().await.unwrap();
@@ -72,7 +72,7 @@ async fn past_the_hard_budget_a_backend_drains_now() {
 
 #[tokio::test(start_paused = true)]
 async fn memory_is_read_a_moment_after_the_last_request_and_not_only_at_the_tick() {
-    let rig = Rig::new(|config, _| config.watch.interval = secs(3600)).await;
+    let rig = Rig::new(|config, _| config.watch.sensors.interval = secs(3600)).await;
     let lease = rig.lease().await.unwrap();
     rig.script.last().set_anon(big());
     pass(secs(60)).await;
@@ -139,7 +139,7 @@ async fn requests_and_age_are_reasons_too_and_say_nothing_about_memory() {
 }
 
 async fn way(change: impl FnOnce(&Script)) -> (Mode, String) {
-    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Auto).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Auto).await;
     drop(rig.lease().await.unwrap());
     pass(secs(1)).await;
     change(&rig.script);
@@ -171,7 +171,7 @@ async fn auto_overlaps_where_memory_allows_and_no_gpu_is_present() {
 async fn a_failed_overlap_by_policy_counts_as_futile_and_is_tried_again_after_the_interval() {
     let rig = Rig::new(|config, _| {
         config.models[0].recycle.host_soft = mib(500);
-        config.models[0].replace = Replace::Overlap;
+        config.models[0].run.replace = Replace::Overlap;
     })
     .await;
     drop(rig.lease().await.unwrap());

@@ -4,8 +4,8 @@ use warden_policies::{Reason, ServerFacts, StreamHead};
 
 use super::script::Role;
 use super::*;
-use crate::child::Exit;
-use crate::lease::Endpoint;
+use crate::process::endpoint::Endpoint;
+use crate::process::group::Exit;
 use crate::spec::Socket;
 use crate::{FleetError, ResolveError};
 
@@ -18,7 +18,7 @@ async fn only_models_whose_command_changed_get_new_processes() {
     let mut rig = Rig::new(|config, _| {
         config.models = ["m", "b", "c"].map(spec).to_vec();
         for model in &mut config.models {
-            model.preload = true;
+            model.run.preload = true;
         }
     })
     .await;
@@ -26,7 +26,7 @@ async fn only_models_whose_command_changed_get_new_processes() {
     let report = rig
         .apply(|config| {
             config.models[0].command.args.push("-fa".to_owned());
-            config.models[1].queue_depth = 7;
+            config.models[1].queue.depth = 7;
         })
         .await;
     assert_eq!(report.restarted, names(&["m"]));
@@ -104,8 +104,8 @@ async fn a_model_that_comes_back_while_it_still_drains_is_a_new_one() {
 #[tokio::test(start_paused = true)]
 async fn a_command_that_does_not_start_stops_the_rollout_and_a_better_one_is_taken_at_once() {
     let mut rig = Rig::new(|config, _| {
-        config.models[0].replicas = 2;
-        config.models[0].preload = true;
+        config.models[0].run.replicas = 2;
+        config.models[0].run.preload = true;
     })
     .await;
     pass(secs(1)).await;
@@ -130,12 +130,12 @@ async fn a_command_that_does_not_start_stops_the_rollout_and_a_better_one_is_tak
 
 #[tokio::test(start_paused = true)]
 async fn replicas_are_added_and_taken_away_without_touching_the_others() {
-    let mut rig = Rig::new(|config, _| config.models[0].preload = true).await;
+    let mut rig = Rig::new(|config, _| config.models[0].run.preload = true).await;
     pass(secs(1)).await;
-    rig.apply(|config| config.models[0].replicas = 3).await;
+    rig.apply(|config| config.models[0].run.replicas = 3).await;
     pass(secs(1)).await;
     assert_eq!(rig.script.alive(), 3);
-    rig.apply(|config| config.models[0].replicas = 1).await;
+    rig.apply(|config| config.models[0].run.replicas = 1).await;
     pass(secs(1)).await;
     assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 3));
     assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(1));
@@ -154,7 +154,7 @@ async fn what_is_wrong_with_a_configuration_is_named_and_nothing_is_taken_over()
     bad.models.push(spec("m"));
     assert!(matches!(rig.fleet.apply(bad).await, Err(FleetError::DuplicateName { .. })));
     let mut bad = good.clone();
-    bad.models[0].replicas = 0;
+    bad.models[0].run.replicas = 0;
     assert!(matches!(rig.fleet.apply(bad).await, Err(FleetError::NoReplicas(_))));
     let mut bad = good.clone();
     bad.runtime_dir = bad.runtime_dir.join("x".repeat(90));
@@ -203,7 +203,7 @@ async fn a_binary_that_takes_no_unix_socket_gets_a_port_unless_the_configuration
         (Socket::Tcp, Some(true), true),
     ] {
         let rig = Rig::new(|config, _| {
-            config.models[0].socket = socket;
+            config.models[0].run.socket = socket;
             config.models[0].facts.unix_sockets = known;
         })
         .await;
@@ -219,8 +219,8 @@ async fn changed_models_are_replaced_one_after_another() {
     let mut rig = Rig::new(|config, script| {
         config.models = ["m", "b", "c"].map(spec).to_vec();
         for model in &mut config.models {
-            model.preload = true;
-            model.replace = Replace::Auto;
+            model.run.preload = true;
+            model.run.replace = Replace::Auto;
         }
         script.set_available(1 << 40);
     })
@@ -244,12 +244,12 @@ async fn changed_models_are_replaced_one_after_another() {
 #[tokio::test(start_paused = true)]
 async fn what_leaves_makes_room_before_a_new_model_starts() {
     let mut rig = Rig::new(|config, script| {
-        config.models[0].preload = true;
+        config.models[0].run.preload = true;
         script.next(Role { term_takes: Some(secs(3)), ..Role::default() });
     })
     .await;
     rig.until(ModelState::Loaded).await;
-    let renamed = |config: &mut FleetConfig| config.models = vec![ModelSpec { preload: true, ..spec("n") }];
+    let renamed = |config: &mut FleetConfig| config.models = vec![preloaded("n")];
     rig.apply(renamed).await;
     pass(secs(2)).await;
     assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 1));
@@ -261,7 +261,7 @@ async fn what_leaves_makes_room_before_a_new_model_starts() {
 #[tokio::test(start_paused = true)]
 async fn a_load_that_finds_no_room_while_another_drains_is_waited_out() {
     let mut rig = Rig::new(|config, script| {
-        config.models[0].preload = true;
+        config.models[0].run.preload = true;
         script.next(Role::default());
         for _ in 0..4 {
             script.next(Role::failing(Exit::Code(1), "ggml_aligned_malloc: insufficient memory"));
@@ -269,10 +269,17 @@ async fn a_load_that_finds_no_room_while_another_drains_is_waited_out() {
     })
     .await;
     let held = rig.lease().await.unwrap();
-    rig.apply(|config| config.models = vec![ModelSpec { preload: true, ..spec("n") }]).await;
+    rig.apply(|config| config.models = vec![preloaded("n")]).await;
     pass(secs(60)).await;
     assert_eq!(rig.count("crash_loop"), 0);
     let n = rig.fleet.lease(&ModelName::new("n"), LeaseKind::Slot).await.unwrap();
     drop((held, n));
     rig.end().await;
+}
+
+/// A model that is started at once.
+fn preloaded(name: &str) -> ModelSpec {
+    let mut spec = spec(name);
+    spec.run.preload = true;
+    spec
 }

@@ -7,7 +7,7 @@ use warden_policies::Reason;
 use super::script::Role;
 use super::*;
 use crate::Mode;
-use crate::child::Exit;
+use crate::process::group::Exit;
 
 #[tokio::test(start_paused = true)]
 async fn a_sequential_restart_waits_for_its_leases_and_carries_the_queue_over() {
@@ -42,7 +42,7 @@ async fn a_sequential_restart_waits_for_its_leases_and_carries_the_queue_over() 
 #[tokio::test(start_paused = true)]
 async fn leases_beyond_the_drain_deadline_are_cut_and_told() {
     let rig = Rig::new(|config, script| {
-        config.models[0].timing.drain_deadline = secs(20);
+        config.models[0].lifecycle.drain_deadline = secs(20);
         // Ignores TERM, as llama-server does while a request hangs.
         script.next(Role { term_takes: None, ..Role::default() });
     })
@@ -62,7 +62,7 @@ async fn leases_beyond_the_drain_deadline_are_cut_and_told() {
 
 #[tokio::test(start_paused = true)]
 async fn an_overlap_has_no_gap_and_the_old_one_drains_while_the_new_one_serves() {
-    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
     let old = rig.lease().await.unwrap();
     let restart = rig.restart_later().await;
     assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(1), "until the new one is ready");
@@ -81,7 +81,7 @@ async fn an_overlap_has_no_gap_and_the_old_one_drains_while_the_new_one_serves()
 
 #[tokio::test(start_paused = true)]
 async fn an_overlap_whose_new_process_fails_leaves_the_old_one_in_service() {
-    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
     drop(rig.lease().await.unwrap());
     rig.script.next(Role::failing(Exit::Code(1), "error: invalid argument: --x"));
     let error = rig.fleet.restart("m").await.unwrap_err();
@@ -97,7 +97,7 @@ async fn an_overlap_whose_new_process_fails_leaves_the_old_one_in_service() {
 
 #[tokio::test(start_paused = true)]
 async fn when_the_old_process_dies_in_an_overlap_the_new_one_takes_its_place() {
-    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
     drop(rig.lease().await.unwrap());
     rig.script.next(Role { ready_after: secs(30), ..Role::default() });
     let restart = rig.restart_later().await;
@@ -115,7 +115,7 @@ async fn when_the_old_process_dies_in_an_overlap_the_new_one_takes_its_place() {
 
 #[tokio::test(start_paused = true)]
 async fn when_both_halves_of_an_overlap_die_the_model_recovers() {
-    let rig = Rig::new(|config, _| config.models[0].replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
     drop(rig.lease().await.unwrap());
     rig.script.next(Role {
         ready_after: secs(30),
@@ -135,8 +135,8 @@ async fn when_both_halves_of_an_overlap_die_the_model_recovers() {
 #[tokio::test(start_paused = true)]
 async fn replicas_are_replaced_one_after_another() {
     let rig = Rig::new(|config, _| {
-        config.models[0].replicas = 3;
-        config.models[0].preload = true;
+        config.models[0].run.replicas = 3;
+        config.models[0].run.preload = true;
     })
     .await;
     pass(secs(1)).await;
@@ -195,7 +195,7 @@ async fn a_crash_while_draining_still_leads_to_the_next_generation() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drained_model_stays_down_until_it_is_needed() {
-    let rig = Rig::new(|config, _| config.models[0].preload = true).await;
+    let rig = Rig::new(|config, _| config.models[0].run.preload = true).await;
     let held = rig.lease().await.unwrap();
     let fleet = rig.fleet.clone();
     let drain = begun(async move { fleet.drain("m").await }).await;
@@ -227,7 +227,7 @@ async fn a_request_during_a_drain_starts_the_model_again_after_it() {
 #[tokio::test(start_paused = true)]
 async fn a_drain_gives_up_a_restart_in_either_way() {
     for way in [Replace::Sequential, Replace::Overlap] {
-        let rig = Rig::new(|config, _| config.models[0].replace = way).await;
+        let rig = Rig::new(|config, _| config.models[0].run.replace = way).await;
         let held = rig.lease().await.unwrap();
         rig.script.next(Role { ready_after: secs(30), ..Role::default() });
         let restart = rig.restart_later().await;
@@ -268,7 +268,7 @@ async fn a_process_is_not_stopped_for_one_that_could_not_start() {
 #[tokio::test(start_paused = true)]
 async fn a_policy_waits_for_what_the_next_process_needs() {
     let rig = Rig::new(|config, _| {
-        config.models[0].preload = true;
+        config.models[0].run.preload = true;
         config.models[0].recycle.host_hard = mib(500);
     })
     .await;
@@ -279,7 +279,7 @@ async fn a_policy_waits_for_what_the_next_process_needs() {
     assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 1));
     assert_eq!(rig.ledger().len(), 1, "told once");
     let held = rig.fleet.view().models[0].policy.as_ref().and_then(|policy| policy.held);
-    assert_eq!(held, Some(warden_policies::restraint::Held::CannotStart));
+    assert_eq!(held, Some(warden_policies::cooldown::Held::CannotStart));
     rig.script.set_files("m.gguf", None);
     pass(secs(15)).await;
     assert_eq!(rig.script.children().len(), 2);
@@ -294,8 +294,8 @@ async fn a_policy_waits_for_what_the_next_process_needs() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_from_the_beginning_of_a_replacement_is_served_however_long_a_lease_lasts() {
     let rig = Rig::new(|config, script| {
-        config.models[0].queue_wait = secs(3);
-        config.models[0].timing.drain_deadline = secs(30);
+        config.models[0].queue.wait = secs(3);
+        config.models[0].lifecycle.drain_deadline = secs(30);
         script.next(Role::default());
         script.next(Role { ready_after: secs(2), ..Role::default() });
     })
@@ -337,7 +337,7 @@ async fn a_watcher_holds_no_drain_and_ends_with_the_process() {
 async fn over_budget(available: u64) -> (Rig, Lease) {
     let rig = Rig::new(|config, script| {
         config.models[0].recycle.host_hard = mib(180);
-        config.models[0].timing.drain_deadline = secs(60);
+        config.models[0].lifecycle.drain_deadline = secs(60);
         script.set_available(available);
     })
     .await;

@@ -7,8 +7,8 @@ use warden_sensors::report::{ContextReport, Counts, Settings, VARIABLE};
 
 use super::script::Role;
 use super::*;
-use crate::child::Exit;
-use crate::report;
+use crate::process::group::Exit;
+use crate::process::report_file;
 
 fn published(graphs_live: u64) -> Report {
     let counts = Counts { graphs_live, graphs_evicted: 3, pool_bytes: MIB, ..Counts::default() };
@@ -42,7 +42,7 @@ async fn each_generation_has_a_file_of_its_own_that_goes_with_it() {
     let rig = Rig::new(|_, _| {}).await;
     drop(rig.lease().await.unwrap());
     let first = told(&rig).unwrap();
-    assert_eq!(first, report::beside(&rig.script.last().socket));
+    assert_eq!(first, report_file::beside(&rig.script.last().socket));
     std::fs::write(&first, "whatever the process wrote").unwrap();
     rig.fleet.restart("m").await.unwrap();
     let second = told(&rig).unwrap();
@@ -64,10 +64,10 @@ async fn what_an_earlier_process_of_the_same_name_left_is_not_taken_for_a_report
     let rig = Rig::new(|_, _| {}).await;
     // As in a container, where every run of the supervisor has the same process id.
     let name = ModelName::new("m");
-    let socket = crate::context::socket(&rig.config.runtime_dir, &name, GenerationId(1));
-    std::fs::write(report::beside(&socket), "stale").unwrap();
+    let socket = crate::process::socket_name::socket(&rig.config.runtime_dir, &name, GenerationId(1));
+    std::fs::write(report_file::beside(&socket), "stale").unwrap();
     drop(rig.lease().await.unwrap());
-    assert_eq!(told(&rig), Some(report::beside(&socket)));
+    assert_eq!(told(&rig), Some(report_file::beside(&socket)));
     assert_eq!(reports_in(&rig.config.runtime_dir), 0);
     rig.end().await;
 }
@@ -120,7 +120,7 @@ async fn a_slow_reading_does_not_take_back_what_a_later_one_showed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_report_is_read_at_the_idle_edge_too() {
-    let rig = Rig::new(|config, _| config.watch.interval = secs(3600)).await;
+    let rig = Rig::new(|config, _| config.watch.sensors.interval = secs(3600)).await;
     let lease = rig.lease().await.unwrap();
     pass(secs(60)).await;
     rig.script.last().set_report(Some(published(5)));
@@ -132,11 +132,11 @@ async fn a_report_is_read_at_the_idle_edge_too() {
 
 #[tokio::test(start_paused = true)]
 async fn the_variable_is_set_only_when_wanted_and_a_change_takes_a_new_process() {
-    let mut rig = Rig::new(|config, _| config.models[0].memory_report = false).await;
+    let mut rig = Rig::new(|config, _| config.models[0].run.memory_report = false).await;
     drop(rig.lease().await.unwrap());
     assert_eq!(told(&rig), None);
     assert_eq!(rig.script.last().request.command.env_remove, [VARIABLE], "nor is ours inherited");
-    let report = rig.apply(|config| config.models[0].memory_report = true).await;
+    let report = rig.apply(|config| config.models[0].run.memory_report = true).await;
     assert_eq!(report.restarted.len(), 1);
     pass(secs(1)).await;
     assert_eq!(rig.script.children().len(), 2);

@@ -15,19 +15,19 @@ use warden_policies::sample::{HostMemory, Vram, VramSource};
 use warden_sensors::gpu::{DeviceReading, Fault};
 use warden_sensors::{BackendMetrics, HostTotals, Report, Standing};
 
-use crate::child::Exit;
-use crate::error::SpawnError;
-use crate::failure::OutOfMemory;
-use crate::gpus::{Devices, SeenFault};
-use crate::lease::Endpoint;
-use crate::log::Stream;
-use crate::needs::{Missing, Sight};
-use crate::nursery::SpawnRequest;
+use crate::error::{FailureKind, SpawnError};
+use crate::process::endpoint::Endpoint;
+use crate::process::failure::OutOfMemory;
+use crate::process::gpus::{Devices, SeenFault};
+use crate::process::group::Exit;
+use crate::process::needs::Sight;
+use crate::process::needs::missing::Missing;
+use crate::process::settings::Setting;
 use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World};
-use crate::settings::Setting;
 use crate::spec::Command;
+use crate::spec::SpawnRequest;
 use crate::sync::lock;
-use crate::view::FailureKind;
+use crate::view::log::Stream;
 
 /// How one process behaves.
 #[derive(Clone, Debug)]

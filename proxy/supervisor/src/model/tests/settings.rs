@@ -46,7 +46,7 @@ async fn what_cannot_be_set_again_is_told_and_a_new_command_forgets_it() {
 #[tokio::test(start_paused = true)]
 async fn it_is_set_in_the_other_replicas_too_and_in_those_that_come_later() {
     let mut rig = Rig::new(|config, script| {
-        config.models[0].replicas = 3;
+        config.models[0].run.replicas = 3;
         script.all([Role::default(), Role::default(), Role { refuses: true, ..Role::default() }]);
     })
     .await;
@@ -60,7 +60,7 @@ async fn it_is_set_in_the_other_replicas_too_and_in_those_that_come_later() {
     assert_eq!(set(&rig), [is(0), is(1), is(2)]);
     let refused = usize::from(own != 2);
     assert_eq!(rig.count("setting_lost"), refused, "told of the one that did not take it");
-    rig.apply(|config| config.models[0].replicas = 4).await;
+    rig.apply(|config| config.models[0].run.replicas = 4).await;
     pass(secs(10)).await;
     assert_eq!(set(&rig)[3], ["/lora-adapters"]);
     rig.end().await;

@@ -13,7 +13,7 @@ use warden_sensors::gpu::Fault;
 use super::script::{Actor, Role};
 use super::*;
 use crate::Outcome;
-use crate::child::Exit;
+use crate::process::group::Exit;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -109,19 +109,19 @@ fn actor(rig: &Script, generation: GenerationId) -> Arc<Actor> {
 async fn storm(ops: Vec<Op>, calm: bool) {
     let mut rig = Rig::new(|config, script| {
         let model = &mut config.models[0];
-        model.queue_wait = secs(60);
-        model.queue_depth = 6;
+        model.queue.wait = secs(60);
+        model.queue.depth = 6;
         model.recycle.host_soft = mib(500);
         model.recycle.host_hard = mib(900);
-        model.timing.start_timeout = secs(20);
-        model.timing.drain_deadline = secs(8);
-        model.timing.suspect_timeout = secs(10);
-        model.timing.probe_timeout = secs(1);
-        model.restraint.min_interval = secs(5);
-        model.restraint.min_interval_hard = secs(1);
+        model.lifecycle.start_timeout = secs(20);
+        model.lifecycle.drain_deadline = secs(8);
+        model.lifecycle.suspect_timeout = secs(10);
+        model.lifecycle.probe_timeout = secs(1);
+        model.recycle.common.min_interval = secs(5);
+        model.recycle.common.min_interval_hard = secs(1);
         model.recycle.vram_soft = mib(40 * 1024);
         model.recycle.vram_hard = mib(60 * 1024);
-        model.record = true;
+        model.run.record = true;
         script.set_gpus(&[80 << 30]);
     })
     .await;
@@ -165,7 +165,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
             Op::Restart => drop(tasks.spawn(async move { drop(fleet.restart("m").await) })),
             Op::Drain => drop(tasks.spawn(async move { drop(fleet.drain("m").await) })),
             Op::Command(n) => drop(rig.apply(|config| model(config).command.args[1] = n.to_string()).await),
-            Op::Replicas(n) => drop(rig.apply(|config| model(config).replicas = n).await),
+            Op::Replicas(n) => drop(rig.apply(|config| model(config).run.replicas = n).await),
             Op::Remove => {
                 let models = rig.config.models.clone();
                 rig.apply(|config| config.models.clear()).await;
@@ -174,7 +174,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
             }
             Op::Way(overlap) => {
                 let way = if overlap { Replace::Overlap } else { Replace::Sequential };
-                rig.apply(|config| model(config).replace = way).await;
+                rig.apply(|config| model(config).run.replace = way).await;
             }
             Op::Crash(n) => drop(child(n).inspect(|child| child.crash())),
             Op::Deaf(n, deaf) => drop(child(n).inspect(|child| child.set_deaf(deaf))),
@@ -197,7 +197,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
             }
             Op::Growth(n) => {
                 let mode = GrowthMode::ALL[usize::from(n)];
-                drop(rig.apply(|config| model(config).recycle.growth = mode).await);
+                drop(rig.apply(|config| model(config).recycle.common.growth = mode).await);
             }
             Op::Say(n) => drop(child(n).inspect(|child| {
                 child.say("srv  update: - cache state: 3 prompts, 210.938 MiB (limits: 8192.000 MiB)");
@@ -247,7 +247,7 @@ async fn recover(rig: &mut Rig) {
     let model = &view.models[0];
     let backends =
         model.backends.iter().filter(|backend| backend.in_flight == 0 && backend.pid.is_some()).count();
-    let all = rig.config.models[0].replicas as usize;
+    let all = rig.config.models[0].run.replicas as usize;
     assert_eq!((model.state, model.waiting, backends), (ModelState::Loaded, 0, all), "{model:#?}");
     assert_eq!((model.backends.len(), rig.script.alive()), (all, all), "{model:#?}");
 }

@@ -1,0 +1,251 @@
+//! One build on its way: from its source in the work folder to the binary in the store.
+
+use std::path::Path;
+use std::process::ExitStatus;
+
+use tokio::process::Command;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use warden_patches::{PlannedSet, binary};
+
+use super::log::Log;
+use super::work::Work;
+use super::{Builder, Built, Request, failure, ninja, patching, trial};
+use crate::clock;
+use crate::error::{Error, Result, io_error};
+use crate::event::{Event, Phase};
+use crate::machine;
+use crate::plan::{Backend, Plan};
+use crate::process::{Ended, run};
+use crate::source::file_sha256;
+use crate::store::{Binary, Host, Provenance, SCHEMA, Timings};
+use crate::toolchain::Drivers;
+
+/// The only target that is built.
+const TARGET: &str = "llama-server";
+/// What a shell reports for a program that signal 9 ended.
+const KILLED_STATUS: i32 = 128 + 9;
+
+/// What became of a plan.
+pub(super) enum Made {
+    Built(Box<Built>),
+    /// Its web page cannot be made, and why; nothing of it is left.
+    NoPage(String),
+}
+
+/// One build on its way.
+pub(super) struct Making<'a> {
+    pub(super) builder: &'a Builder,
+    pub(super) request: &'a Request,
+    pub(super) plan: Plan,
+    pub(super) drivers: Drivers,
+    // Fields are dropped in this order: the folder goes last, when no child writes into it any more.
+    pub(super) log: Log,
+    pub(super) work: Work,
+}
+
+impl Making<'_> {
+    pub(super) async fn make(mut self) -> Result<Made> {
+        let begun = Instant::now();
+        self.tell(Event::Phase(Phase::Unpack));
+        let (source, found, into) =
+            (self.request.source.clone(), self.plan.source.clone(), self.work.source());
+        let reporter = self.builder.reporter.clone();
+        self.builder.blocking(move |cancel| source.place(&found, &into, &reporter, &cancel)).await?;
+        self.patch().await?;
+        self.stand_in()?;
+        let unpack = begun.elapsed();
+
+        if self.plan.makes_page()
+            && let Err(why) = self.page().await?
+        {
+            return Ok(Made::NoPage(why));
+        }
+
+        let begun = Instant::now();
+        self.tell(Event::Phase(Phase::Configure));
+        self.configure().await?;
+        let configure = begun.elapsed();
+
+        let begun = Instant::now();
+        self.tell(Event::Phase(Phase::Compile));
+        self.compile().await?;
+        let compile = begun.elapsed();
+
+        let begun = Instant::now();
+        self.tell(Event::Phase(Phase::Verify));
+        let binary = self.work.build().join("bin").join(TARGET);
+        self.look_for_markers(&binary).await?;
+        let timeout = self.request.verify_timeout;
+        let verified = trial::prove(self.builder, &self.plan, &binary, timeout, self.work.path()).await?;
+        let verify = begun.elapsed();
+        if self.plan.makes_page() && verified.measured.web_page == Some(false) {
+            self.tell(Event::Note(format!(
+                "the web page was made and `/` is none: {} says what cmake did with it",
+                self.log.path().display()
+            )));
+        }
+
+        self.tell(Event::Phase(Phase::Install));
+        let timings = Timings {
+            unpack: unpack.as_secs_f64(),
+            configure: configure.as_secs_f64(),
+            compile: compile.as_secs_f64(),
+            verify: verify.as_secs_f64(),
+        };
+        let store = self.builder.store();
+        let (plan, drivers) = (self.plan.clone(), self.drivers.clone());
+        let install = move |cancel: CancellationToken| {
+            let size = binary.metadata().map_err(io_error("reading", &binary))?.len();
+            let sha256 = file_sha256(&binary, &cancel)?;
+            let provenance = Provenance {
+                schema: SCHEMA,
+                id: plan.id.clone(),
+                built_at: clock::now(),
+                fixes: plan.fixes(),
+                plan,
+                drivers,
+                timings,
+                binary: Binary { size, sha256 },
+                verified,
+                host: Host::here(),
+            };
+            let binary = store.install(&binary, &provenance)?;
+            Ok(Built { id: provenance.id.clone(), binary, hit: false, provenance })
+        };
+        let built = self.builder.blocking(install).await?;
+        self.tell(Event::Installed(built.id.clone()));
+        Ok(Made::Built(Box::new(built)))
+    }
+
+    /// Writes the patch sets into the work folder.
+    async fn patch(&self) -> Result<()> {
+        if !self.plan.patches.iter().any(PlannedSet::applied) {
+            return Ok(());
+        }
+        let (selection, plan, root) = (self.request.patches.clone(), self.plan.clone(), self.work.source());
+        let files = self.builder.blocking(move |_| patching::apply(&selection, &plan, &root)).await?;
+        self.tell(Event::Note(format!("patched: {} in {files} files", self.plan.recipe.patch_set)));
+        Ok(())
+    }
+
+    /// Refuses a binary that lacks a fix, or a line of a hook, that was put into its source.
+    async fn look_for_markers(&self, binary: &Path) -> Result<()> {
+        let (plan, binary) = (self.plan.clone(), binary.to_owned());
+        let look = move |cancel: CancellationToken| {
+            let all: Vec<(String, &str)> = plan.patches.iter().flat_map(PlannedSet::markers).collect();
+            let markers = all.iter().map(|(what, marker)| (what.as_str(), *marker));
+            let missing = binary::missing(&binary, markers, &|| cancel.is_cancelled())?;
+            if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(missing) }
+        };
+        match self.builder.blocking(look).await? {
+            fixes if fixes.is_empty() => Ok(()),
+            fixes => Err(Error::Markers { fixes }),
+        }
+    }
+
+    async fn configure(&mut self) -> Result<()> {
+        let mut command = self.command(&self.drivers.cmake.path, self.work.path());
+        command.args(["-S", "src", "-B", "build", "-G", "Ninja"]);
+        command.arg(option("CMAKE_MAKE_PROGRAM", &self.drivers.ninja.path));
+        let backend = self.plan.recipe.backend;
+        if let Some(toolkit) = &self.plan.toolkit {
+            command.args(toolkit.options(backend, &self.plan.compilers.cxx.path));
+        }
+        command.args(&self.plan.recipe.cmake);
+        if let Some(launcher) = &self.drivers.launcher {
+            self.tell(Event::Note(format!("compiler cache: {}", launcher.display())));
+            // ggml finds ccache by itself; the compilers of other parts and sccache need to be told.
+            if launcher.ends_with("sccache") {
+                command.arg(option("CMAKE_C_COMPILER_LAUNCHER", launcher));
+                command.arg(option("CMAKE_CXX_COMPILER_LAUNCHER", launcher));
+                if backend == Backend::Cuda {
+                    command.arg(option("CMAKE_CUDA_COMPILER_LAUNCHER", launcher));
+                }
+            }
+        }
+        self.run("configuring", command, |_| None).await
+    }
+
+    async fn compile(&mut self) -> Result<()> {
+        let (jobs, why) = {
+            let (request, memory) = (self.request, (self.builder.memory)());
+            machine::jobs(request.jobs, request.needs, self.plan.recipe.backend, memory)
+        };
+        self.tell(Event::Note(why));
+        let mut command = self.command(&self.drivers.ninja.path, &self.work.build());
+        command.arg("-j").arg(jobs.to_string()).arg(TARGET).env("NINJA_STATUS", ninja::STATUS);
+        self.run("compiling", command, |line| {
+            let step = ninja::step(line)?;
+            Some(Event::Progress { done: step.done, total: step.total, item: step.item })
+        })
+        .await
+    }
+
+    /// A command of this build: our compilers, the compiler cache blind for where the work folder is, and no
+    /// repository in sight but what is in the source itself.
+    pub(super) fn command(&self, program: &Path, folder: &Path) -> Command {
+        let mut command = self.builder.env.command(program);
+        command
+            .current_dir(folder)
+            .env("CC", &self.plan.compilers.c.path)
+            .env("CXX", &self.plan.compilers.cxx.path)
+            .env("CCACHE_BASEDIR", self.work.path())
+            .env("CCACHE_NOHASHDIR", "1")
+            .env("GIT_CEILING_DIRECTORIES", self.work.path());
+        if let Some(toolkit) = &self.plan.toolkit {
+            command.envs(toolkit.variables(self.plan.recipe.backend));
+        }
+        command
+    }
+
+    /// Runs a command into the log and tells the events that its lines stand for.
+    pub(super) async fn run(
+        &mut self,
+        phase: &'static str,
+        command: Command,
+        event: impl Fn(&str) -> Option<Event>,
+    ) -> Result<()> {
+        let shown = format!("{:?}", command.as_std());
+        self.log.begin(&shown);
+        let (log, reporter) = (&mut self.log, &self.builder.reporter);
+        let ended = run(command, &self.builder.cancel, |line| {
+            log.line(line);
+            if let Some(event) = event(line) {
+                reporter.tell(event);
+            }
+        })
+        .await;
+        self.log.end();
+        match ended {
+            Ok(Ended::Exited(status)) if status.success() => Ok(()),
+            Ok(Ended::Exited(status)) => Err(failed(phase, self.log.output(), status, self.log.path())),
+            Ok(Ended::Cancelled) => Err(Error::Cancelled),
+            Err(error) => {
+                Err(Error::Program { command: shown, doing: phase.to_owned(), why: error.to_string() })
+            }
+        }
+    }
+
+    pub(super) fn tell(&self, event: Event) {
+        self.builder.reporter.tell(event);
+    }
+}
+
+fn failed(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> Error {
+    use std::os::unix::process::ExitStatusExt;
+    let by_signal = status.signal() == Some(rustix::process::Signal::KILL.as_raw());
+    let killed = by_signal || status.code() == Some(KILLED_STATUS) || failure::was_killed(output);
+    let excerpt = match failure::excerpt(output) {
+        text if text.is_empty() => status.to_string(),
+        text => text,
+    };
+    Error::Build { phase, excerpt, log: log.to_owned(), killed }
+}
+
+/// `-DNAME=PATH`.
+fn option(name: &str, path: &Path) -> std::ffi::OsString {
+    let mut option = std::ffi::OsString::from(format!("-D{name}="));
+    option.push(path);
+    option
+}

@@ -1,0 +1,58 @@
+//! Patch sets judged at many commits of a repository.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use tokio_util::sync::CancellationToken;
+use warden_patches::history::{Grain, Row, check};
+use warden_patches::{Judge, PatchSet, Revision};
+
+use super::history::RevisionInfo;
+use super::repository::Repository;
+use crate::error::{Error, Result};
+
+/// Judges sets at many commits of a repository, on all cores. The rows come in the order of the revisions. `told` is
+/// called with how many are done and the label of one of them.
+///
+/// # Errors
+///
+/// A commit cannot be read, or `cancel` was set.
+pub fn check_range(
+    sets: &[&PatchSet],
+    repository: &Repository,
+    revisions: &[RevisionInfo],
+    grain: Grain,
+    told: &(dyn Fn(usize, &str) + Sync),
+    cancel: &CancellationToken,
+) -> Result<Vec<Row>> {
+    let judge = Judge::default();
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || -> Result<Vec<(usize, Vec<Row>)>> {
+        // One handle each: a repository answers one question at a time.
+        let own = Repository::open_as(repository.path(), repository.shown().to_owned())?;
+        let mut found = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(info) = revisions.get(index) else { return Ok(found) };
+            if cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            let revision = Revision { commit: Some(info.commit.clone()), build_number: info.build_number };
+            let tree = Arc::clone(&own).tree(&info.commit)?.with_revision(revision);
+            found.push((index, check(sets, &tree, &info.label, grain, &judge)?));
+            told(done.fetch_add(1, Ordering::Relaxed) + 1, &info.label);
+        }
+    };
+    let workers = thread::available_parallelism().map_or(1, usize::from).min(revisions.len().max(1));
+    let parts = thread::scope(|scope| {
+        let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap_or(Err(Error::Cancelled))).collect::<Vec<_>>()
+    });
+    let mut all = Vec::with_capacity(revisions.len());
+    for part in parts {
+        all.extend(part?);
+    }
+    all.sort_by_key(|(index, _)| *index);
+    Ok(all.into_iter().flat_map(|(_, rows)| rows).collect())
+}

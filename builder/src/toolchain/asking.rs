@@ -1,0 +1,54 @@
+//! Small programs that are asked something: their answers, or why there is none.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+
+use tokio_util::sync::CancellationToken;
+
+use super::found::Tool;
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+use crate::process::{Ended, output};
+
+/// A program with the first line that it says about its version.
+pub(super) async fn versioned(env: &Environment, path: PathBuf, cancel: &CancellationToken) -> Result<Tool> {
+    let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
+    let version = text.lines().next().unwrap_or_default().trim().to_owned();
+    Ok(Tool { path, version })
+}
+
+/// What a program says when it is called so; an error when it fails.
+pub(super) async fn said(
+    env: &Environment,
+    program: &Path,
+    arguments: &[&str],
+    doing: &str,
+    cancel: &CancellationToken,
+) -> Result<String> {
+    let mut command = env.command(program);
+    command.args(arguments);
+    finish(program, doing, output(command, cancel).await)
+}
+
+/// Turns the end of a small program into its output or an error.
+pub(crate) fn finish(program: &Path, doing: &str, end: io::Result<(Ended, String)>) -> Result<String> {
+    let failed = |why: String| {
+        let command = program.display().to_string();
+        Err(Error::Program { command, doing: doing.to_owned(), why })
+    };
+    match end {
+        Ok((Ended::Exited(status), text)) if status.success() => Ok(text),
+        Ok((Ended::Exited(status), text)) => failed(last_words(status, &text)),
+        Ok((Ended::Cancelled, _)) => Err(Error::Cancelled),
+        Err(error) => failed(error.to_string()),
+    }
+}
+
+/// The end of what a program said before it failed.
+fn last_words(status: ExitStatus, text: &str) -> String {
+    const LINES: usize = 8;
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let tail = &lines[lines.len().saturating_sub(LINES)..];
+    if tail.is_empty() { status.to_string() } else { format!("{status}\n{}", tail.join("\n")) }
+}

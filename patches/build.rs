@@ -1,0 +1,43 @@
+//! Lists every file of every patch set, and the list of mitigations, so that they are part of the program. Runs again when a
+//! file of this folder is added, changed or removed, which is what cargo does where nothing else is said.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+fn main() -> io::Result<()> {
+    let variable = |name| env::var_os(name).map(PathBuf::from).ok_or_else(|| io::Error::other(name));
+    let here = variable("CARGO_MANIFEST_DIR")?;
+    let mut files = vec![("mitigations.toml".to_owned(), here.join("mitigations.toml"))];
+    for entry in fs::read_dir(&here)? {
+        let folder = entry?.path();
+        if folder.join("set.toml").is_file() {
+            list(&folder, &format!("{}/", name_of(&folder)?), &mut files)?;
+        }
+    }
+    files.sort();
+    let mut code = String::from("static FILES: &[(&str, &[u8])] = &[\n");
+    for (name, path) in files {
+        let _infallible = writeln!(code, "    ({name:?}, include_bytes!({:?})),", path.display().to_string());
+    }
+    code.push_str("];\n");
+    fs::write(variable("OUT_DIR")?.join("patches.rs"), code)
+}
+
+fn list(folder: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = format!("{name}{}", name_of(&entry.path())?);
+        if entry.file_type()?.is_dir() {
+            list(&entry.path(), &format!("{name}/"), files)?;
+        } else {
+            files.push((name, entry.path()));
+        }
+    }
+    Ok(())
+}
+
+fn name_of(path: &Path) -> io::Result<&str> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.ok_or_else(|| io::Error::other("a name below patches/ is not UTF-8"))
+}

@@ -1,0 +1,125 @@
+//! Writes a row of sets as an ordinary series of patches for one revision: one mail for each set, for `git am`,
+//! `git apply` and `patch -p1`.
+//!
+//! The bytes depend on the tree and on the sets alone: the same series comes out everywhere and always.
+
+use std::fmt::Write as _;
+
+use diffy::{DiffOptions, Hunk, Line, PatchFormatter};
+
+use crate::error::{Result, io_error};
+use crate::judgement::{Edits, FileEdit, Judgement, Status};
+use crate::series::Series;
+use crate::set::PatchSet;
+use crate::tree::Tree;
+
+/// Who the patches are by: nobody in particular.
+const AUTHOR: &str = "llama-warden <llama-warden@localhost>";
+/// When they were made. A date of their own would make equal series unequal.
+const DATE: &str = "Thu, 1 Jan 1970 00:00:00 +0000";
+/// The commit that a mail claims to be, and a date that tells mails from patches since git exists.
+const MAGIC: &str = "From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001";
+
+/// One patch of a series.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PatchFile {
+    /// Such as `0001-cuda-memory.patch`.
+    pub name: String,
+    /// The set in it.
+    pub set: String,
+    /// Its bytes.
+    pub content: Vec<u8>,
+    /// Whether it changes files whose lines end in CR and LF: `git am` keeps those only with `--keep-cr`.
+    pub crlf: bool,
+}
+
+/// The sets of a row that change something, one patch each, in order.
+///
+/// # Errors
+///
+/// A patch cannot be put into words, which no text file leads to.
+pub fn export(series: &Series, sets: &[&PatchSet], tree: &dyn Tree) -> Result<Vec<PatchFile>> {
+    let all: Vec<_> = series.edited().collect();
+    let total = all.len();
+    all.into_iter()
+        .enumerate()
+        .map(|(index, (judgement, edits))| {
+            let number = index + 1;
+            let title = sets.iter().find(|set| set.id == judgement.set).map_or("", |set| set.title.as_str());
+            let mut content = head(judgement, title, number, total, tree).into_bytes();
+            content.extend_from_slice(&body(edits)?);
+            content.extend_from_slice(
+                concat!("-- \nllama-warden ", env!("CARGO_PKG_VERSION"), "\n\n").as_bytes(),
+            );
+            let crlf = edits.0.iter().any(|edit| edit.after.windows(2).any(|pair| pair == b"\r\n"));
+            let name = format!("{number:04}-{}.patch", judgement.set);
+            Ok(PatchFile { name, set: judgement.set.clone(), content, crlf })
+        })
+        .collect()
+}
+
+fn head(judgement: &Judgement, title: &str, number: usize, total: usize, tree: &dyn Tree) -> String {
+    let one_line = title.split_whitespace().collect::<Vec<_>>().join(" ");
+    // Other letters would have to be encoded in a mail's head.
+    let plain: String = one_line.chars().map(|letter| if letter.is_ascii() { letter } else { '?' }).collect();
+    let of = if total > 1 { format!(" {number}/{total}") } else { String::new() };
+    let mut text = format!(
+        "{MAGIC}\nFrom: {AUTHOR}\nDate: {DATE}\nSubject: [PATCH{of}] {}: {plain}\nMIME-Version: 1.0\n\
+         Content-Type: text/plain; charset=UTF-8\nContent-Transfer-Encoding: 8bit\n\n",
+        judgement.set
+    );
+    let checked = match judgement.status {
+        Status::Verified => "verified",
+        _ => "not verified",
+    };
+    let _infallible = writeln!(text, "For llama.cpp, {} ({checked} there).", tree.revision());
+    for fix in &judgement.fixes {
+        let _infallible = writeln!(text, "Fix {}: {}.", fix.fix, fix.status);
+    }
+    if judgement.fixes.iter().any(|fix| fix.status == Status::Verified || fix.status == Status::Unverified) {
+        text.push_str("Each fix is off until its environment variable is set.\n");
+    }
+    text.push_str("---\n");
+    text
+}
+
+/// The diffstat and the diffs.
+fn body(edits: &Edits) -> Result<Vec<u8>> {
+    let mut stat = String::new();
+    let mut diffs = Vec::new();
+    let (mut added, mut removed) = (0, 0);
+    let mut files: Vec<&FileEdit> = edits.0.iter().collect();
+    files.sort_by(|left, right| left.path.cmp(&right.path));
+    for edit in files {
+        let mut options = DiffOptions::new();
+        let before = edit.before.as_deref().unwrap_or_default();
+        let old = if edit.before.is_some() { format!("a/{}", edit.path) } else { "/dev/null".to_owned() };
+        options.set_original_filename(old).set_modified_filename(format!("b/{}", edit.path));
+        let patch = options.create_patch_bytes(before, &edit.after);
+        let lines = || patch.hunks().iter().flat_map(Hunk::lines);
+        let plus = lines().filter(|line| matches!(line, Line::Insert(_))).count();
+        let minus = lines().filter(|line| matches!(line, Line::Delete(_))).count();
+        added += plus;
+        removed += minus;
+        let _infallible = writeln!(stat, " {} | {}", edit.path, plus + minus);
+        diffs.extend_from_slice(format!("diff --git a/{0} b/{0}\n", edit.path).as_bytes());
+        if edit.before.is_none() {
+            diffs.extend_from_slice(b"new file mode 100644\n");
+        }
+        // With the blank before an empty line: mail programs and older patch programs lose it otherwise.
+        PatchFormatter::new()
+            .suppress_blank_empty(false)
+            .write_patch_into(&patch, &mut diffs)
+            .map_err(io_error("writing", &edit.path))?;
+    }
+    let count = edits.0.len();
+    let files = if count == 1 { "file" } else { "files" };
+    let _infallible =
+        writeln!(stat, " {count} {files} changed, {added} insertions(+), {removed} deletions(-)\n");
+    let mut all = stat.into_bytes();
+    all.extend_from_slice(&diffs);
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests;

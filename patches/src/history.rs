@@ -1,0 +1,268 @@
+//! Sets over many revisions: which hold where, and since when one does not.
+//!
+//! Every revision is judged, none is inferred from its neighbours: a patch can stop being verified and be so again. That
+//! is affordable because equal contents are judged once, and upstream rarely touches the files in question.
+
+use serde::Serialize;
+
+use crate::error::Result;
+use crate::judge::Judge;
+use crate::judgement::{Judgement, Status};
+use crate::set::PatchSet;
+use crate::tree::Tree;
+
+/// What was found for one patch at one revision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// Such as `b8827`.
+    pub revision: String,
+    /// The set with the fix, such as `cuda-memory/graph-cache-cap`; the set alone where it has no fixes or only sets
+    /// were asked for.
+    pub patch: String,
+    /// What was found.
+    pub status: Status,
+    /// Why, in one line; empty when verified.
+    pub reason: String,
+}
+
+/// What one row is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Grain {
+    /// A fix of a set.
+    #[default]
+    Fixes,
+    /// A whole set.
+    Sets,
+}
+
+/// The same answer for the same patch at several revisions in a row. Where in a file it was found is no part of it: that
+/// changes with every line that upstream adds above.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Run {
+    /// The oldest revision.
+    pub first: String,
+    /// The newest.
+    pub last: String,
+    /// How many they are.
+    pub revisions: usize,
+    /// As in [`Row`].
+    pub patch: String,
+    /// As in [`Row`].
+    pub status: Status,
+    /// As in [`Row`], without the line.
+    pub reason: String,
+}
+
+/// Where a patch stops being verified.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Stop {
+    /// As in [`Row`].
+    pub patch: String,
+    /// The last revision at which it was verified before it stopped; none: it never was.
+    pub last_verified: Option<String>,
+    /// The first one after that at which it was not; none: it holds to the end.
+    pub first: Option<Row>,
+    /// The first one after that at which it was verified again.
+    pub again: Option<String>,
+}
+
+/// Judges sets in one tree.
+///
+/// # Errors
+///
+/// A file of the tree is there and cannot be read.
+pub fn check(
+    sets: &[&PatchSet],
+    tree: &dyn Tree,
+    revision: &str,
+    grain: Grain,
+    judge: &Judge,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for set in sets {
+        rows.extend(rows_of(&*judge.judge(set, tree)?, revision, grain));
+    }
+    Ok(rows)
+}
+
+/// Equal answers in a row as one, patch by patch in the order of their first rows.
+pub fn runs(rows: &[Row]) -> Vec<Run> {
+    let mut all: Vec<Run> = Vec::new();
+    for patch in patches(rows) {
+        let start = all.len();
+        for row in rows.iter().filter(|row| row.patch == patch) {
+            match all[start..].last_mut() {
+                Some(run) if run.status == row.status && run.reason == without_line(&row.reason) => {
+                    run.last.clone_from(&row.revision);
+                    run.revisions += 1;
+                }
+                _ => all.push(Run {
+                    first: row.revision.clone(),
+                    last: row.revision.clone(),
+                    revisions: 1,
+                    patch: row.patch.clone(),
+                    status: row.status,
+                    reason: without_line(&row.reason),
+                }),
+            }
+        }
+    }
+    all
+}
+
+/// Where each patch stops, rows being oldest first.
+pub fn stops(rows: &[Row]) -> Vec<Stop> {
+    let stop = |patch: &str| {
+        let rows: Vec<&Row> = rows.iter().filter(|row| row.patch == patch).collect();
+        let verified = |row: &&Row| row.status == Status::Verified;
+        // Before it applies for the first time, it did not stop.
+        let start = rows.iter().position(verified).unwrap_or(rows.len());
+        let end = rows[start..].iter().position(|row| !verified(row)).map(|place| start + place);
+        Stop {
+            patch: patch.to_owned(),
+            last_verified: rows[start..end.unwrap_or(rows.len())].last().map(|row| row.revision.clone()),
+            first: end.map(|end| rows[end].clone()),
+            again: end
+                .and_then(|end| rows[end..].iter().find(|row| verified(row)))
+                .map(|row| row.revision.clone()),
+        }
+    };
+    patches(rows).into_iter().map(stop).collect()
+}
+
+/// `file:12: text` as `file: text`.
+fn without_line(reason: &str) -> String {
+    let cut = || {
+        let (place, text) = reason.split_once(": ")?;
+        let (file, line) = place.rsplit_once(':')?;
+        let is_place =
+            !file.contains(' ') && !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit());
+        is_place.then(|| format!("{file}: {text}"))
+    };
+    cut().unwrap_or_else(|| reason.to_owned())
+}
+
+fn patches(rows: &[Row]) -> Vec<&str> {
+    let mut found: Vec<&str> = Vec::new();
+    for row in rows {
+        if !found.contains(&row.patch.as_str()) {
+            found.push(&row.patch);
+        }
+    }
+    found
+}
+
+fn rows_of(judgement: &Judgement, revision: &str, grain: Grain) -> Vec<Row> {
+    // The worst reason comes first.
+    let reason = |status: Status| match status {
+        Status::Verified => String::new(),
+        _ => judgement.reasons.first().map(ToString::to_string).unwrap_or_default(),
+    };
+    let row = |patch: String, status, reason| Row { revision: revision.to_owned(), patch, status, reason };
+    if grain == Grain::Sets || judgement.fixes.is_empty() {
+        return vec![row(judgement.set.clone(), judgement.status, reason(judgement.status))];
+    }
+    judgement
+        .fixes
+        .iter()
+        .map(|fix| {
+            let why = fix.reason.clone().unwrap_or_else(|| reason(fix.status));
+            row(format!("{}/{}", judgement.set, fix.fix), fix.status, why)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judgement::FixJudgement;
+
+    fn rows(patch: &str, statuses: &str) -> Vec<Row> {
+        let status = |letter| match letter {
+            'v' => Status::Verified,
+            'n' => Status::NotApplicable,
+            's' => Status::Superseded,
+            'u' => Status::Unverified,
+            _ => Status::Refused,
+        };
+        let row = |(index, letter)| {
+            let status = status(letter);
+            let reason = if status == Status::Verified { String::new() } else { "because".into() };
+            Row { revision: format!("b{}", index + 1), patch: patch.into(), status, reason }
+        };
+        statuses.chars().enumerate().map(row).collect()
+    }
+
+    #[test]
+    fn equal_answers_in_a_row_are_one_run() {
+        let rows = [rows("s/a", "nnvvr"), rows("s/b", "vvvvv")].concat();
+        let runs: Vec<String> = runs(&rows)
+            .iter()
+            .map(|run| format!("{} {}..{} {} {}", run.patch, run.first, run.last, run.revisions, run.status))
+            .collect();
+        assert_eq!(
+            runs,
+            [
+                "s/a b1..b2 2 not-applicable",
+                "s/a b3..b4 2 verified",
+                "s/a b5..b5 1 refused",
+                "s/b b1..b5 5 verified"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_line_of_a_reason_does_not_part_a_run() {
+        let mut rows = rows("p", "uuu");
+        for (row, reason) in
+            rows.iter_mut().zip(["a/b.cu:7: seam `x`: new", "a/b.cu:9: seam `x`: new", "c.cu:9: seam"])
+        {
+            row.reason = reason.into();
+        }
+        let runs: Vec<(usize, String)> =
+            runs(&rows).into_iter().map(|run| (run.revisions, run.reason)).collect();
+        assert_eq!(runs, [(2, "a/b.cu: seam `x`: new".to_owned()), (1, "c.cu: seam".to_owned())]);
+        assert_eq!(without_line("it is for b1..b2: this is b3"), "it is for b1..b2: this is b3");
+    }
+
+    #[test]
+    fn a_patch_stops_where_it_is_first_not_verified_after_it_was_and_may_come_back() {
+        let stop = |statuses: &str| {
+            let stop = stops(&rows("p", statuses)).remove(0);
+            (stop.last_verified, stop.first.map(|row| row.revision), stop.again)
+        };
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(stop("nnvvuurv"), (some("b4"), some("b5"), some("b8")));
+        assert_eq!(stop("vrvrv"), (some("b1"), some("b2"), some("b3")), "a search by halves would miss this");
+        assert_eq!(stop("vvs"), (some("b2"), some("b3"), None));
+        assert_eq!(stop("nvv"), (some("b3"), None, None));
+        assert_eq!(stop("rru"), (None, None, None));
+    }
+
+    #[test]
+    fn a_set_has_a_row_for_each_fix_or_one_for_all() {
+        let fix = |fix: &str, status, reason: Option<&str>| FixJudgement {
+            fix: fix.into(),
+            status,
+            reason: reason.map(str::to_owned),
+        };
+        let judgement = Judgement {
+            set: "s".into(),
+            status: Status::Verified,
+            reasons: Vec::new(),
+            fixes: vec![fix("a", Status::Verified, None), fix("b", Status::NotApplicable, Some("no graphs"))],
+            edits: None,
+            seams: Vec::new(),
+        };
+        let rows = rows_of(&judgement, "b7", Grain::Fixes);
+        let told = |row: &Row| format!("{} {} {} {}", row.revision, row.patch, row.status, row.reason);
+        assert_eq!(
+            rows.iter().map(told).collect::<Vec<_>>(),
+            ["b7 s/a verified ", "b7 s/b not-applicable no graphs"]
+        );
+        assert_eq!(
+            rows_of(&judgement, "b7", Grain::Sets).iter().map(told).collect::<Vec<_>>(),
+            ["b7 s verified "]
+        );
+    }
+}

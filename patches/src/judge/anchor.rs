@@ -1,0 +1,159 @@
+//! Finds an anchor, and the line beside it where a statement may stand.
+
+use regex::bytes::Regex;
+
+use crate::scan::{BOM, Source};
+use crate::set::At;
+
+/// Words whose statement does not end where the next one begins.
+const CONTROL: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
+
+/// Where a line goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    /// The beginning of a line.
+    pub(super) at: usize,
+    /// A byte of the line that it stands beside.
+    pub(super) beside: usize,
+}
+
+/// All places of an anchor in a range of the code. Runs of white space compare equal, and it begins and ends where a
+/// word does.
+pub(super) fn find(source: &Source, anchor: &str, start: usize, end: usize) -> Vec<(usize, usize)> {
+    let Some(pattern) = pattern(anchor) else { return Vec::new() };
+    let code = source.code().as_bytes().get(start..end).unwrap_or_default();
+    pattern.find_iter(code).map(|found| (start + found.start(), start + found.end())).collect()
+}
+
+/// As [`find`], but in comments, strings and dead text only.
+pub(super) fn find_outside_of_code(source: &Source, anchor: &str, start: usize, end: usize) -> Option<usize> {
+    let raw = source.raw().get(start..end)?;
+    pattern(anchor)?.find(raw).map(|found| start + found.start())
+}
+
+fn pattern(anchor: &str) -> Option<Regex> {
+    let words: Vec<String> = anchor.split_ascii_whitespace().map(regex::escape).collect();
+    let is_word = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
+    let trimmed = anchor.trim().as_bytes();
+    let first = if is_word(trimmed.first()) { r"\b" } else { "" };
+    let last = if is_word(trimmed.last()) { r"\b" } else { "" };
+    Regex::new(&format!("(?-u){first}{}{last}", words.join(r"\s+"))).ok()
+}
+
+/// The line before or after an anchor, if a statement may stand there; else why not.
+pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize) -> Result<Spot, String> {
+    let (from, to) = anchor;
+    if let Some(directive) = source.directives().iter().find(|range| range.start <= from && from < range.end)
+    {
+        if directive.start != from {
+            return Err("the anchor stands inside of a preprocessor line, where no code runs".to_owned());
+        }
+        let at = match at {
+            At::After => {
+                source.next_line(directive.end.saturating_sub(1)).ok_or_else(|| NO_END.to_owned())?
+            }
+            _ => source.line_start(directive.start),
+        };
+        return free(source, at).map(|()| Spot { at, beside: from });
+    }
+    let structure = source.structure();
+    if structure.get(from..to) != source.code().as_bytes().get(from..to) {
+        return Err(
+            "the anchor stands in an alternative of a conditional whose braces do not add up".to_owned()
+        );
+    }
+    let boundary = last_boundary(structure, start, from).map_or(start, |place| place + 1);
+    let lead = structure.get(boundary..from).unwrap_or_default();
+    if let Some(word) = CONTROL.iter().find(|word| has_word(lead, word)) {
+        return Err(format!("the anchor belongs to an `{word}` before it: a line beside it would not"));
+    }
+    if closes_more(lead) {
+        return Err(
+            "the anchor belongs to what stands in parentheses before it: a line beside it would not".into()
+        );
+    }
+    let spot = if at == At::After {
+        let next = source.next_line(to.saturating_sub(1)).ok_or_else(|| NO_END.to_owned())?;
+        let tail = structure.get(to.saturating_sub(1)..next).unwrap_or_default().trim_ascii_end();
+        let inner =
+            tail.split_last().map(|(_, inner)| inner.get(1..).unwrap_or_default()).unwrap_or_default();
+        if inner.iter().any(|byte| matches!(byte, b';' | b'{' | b'}')) {
+            return Err("behind the anchor another statement stands on the same line".to_owned());
+        }
+        if !matches!(tail.last(), Some(b';' | b'{' | b'}' | b':')) {
+            return Err("the anchor's statement goes on in the next line".to_owned());
+        }
+        Spot { at: next, beside: from }
+    } else {
+        let line = source.line_start(from);
+        if last_boundary(structure, line, from).is_some() {
+            return Err("before the anchor another statement stands on the same line".to_owned());
+        }
+        if structure.get(boundary..line).unwrap_or_default().iter().any(|byte| !byte.is_ascii_whitespace()) {
+            return Err("the anchor's statement begins on a line before it".to_owned());
+        }
+        Spot { at: line, beside: from }
+    };
+    if in_parentheses(structure.get(start..spot.at).unwrap_or_default()) {
+        return Err("the line beside the anchor is inside of parentheses".to_owned());
+    }
+    free(source, spot.at).map(|()| spot)
+}
+
+/// Whether a line that begins here is code: not within a comment of several lines, and not before the mark that begins
+/// some files.
+pub(super) fn free(source: &Source, at: usize) -> Result<(), String> {
+    if source.comments().iter().any(|comment| comment.start < at && at < comment.end) {
+        return Err("the line beside it would be part of a comment".to_owned());
+    }
+    if at == 0 && source.raw().starts_with(BOM) {
+        return Err("the line would come before the byte order mark of the file".to_owned());
+    }
+    Ok(())
+}
+
+const NO_END: &str = "the anchor's line is the file's last and has no line end";
+
+/// The last place in a range where a statement ends or a label does; `::` is neither.
+fn last_boundary(text: &[u8], start: usize, end: usize) -> Option<usize> {
+    (start..end).rev().find(|at| match text.get(*at) {
+        Some(b';' | b'{' | b'}') => true,
+        Some(b':') => {
+            text.get(at + 1) != Some(&b':') && at.checked_sub(1).and_then(|at| text.get(at)) != Some(&b':')
+        }
+        _ => false,
+    })
+}
+
+/// Whether a parenthesis is closed here that was opened before.
+fn closes_more(text: &[u8]) -> bool {
+    let mut depth = 0usize;
+    text.iter().any(|byte| {
+        match byte {
+            b'(' => depth += 1,
+            b')' if depth == 0 => return true,
+            b')' => depth -= 1,
+            _ => {}
+        }
+        false
+    })
+}
+
+fn has_word(text: &[u8], word: &str) -> bool {
+    text.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').any(|part| part == word.as_bytes())
+}
+
+/// Whether what is open innermost at the end of this text is a parenthesis or bracket.
+fn in_parentheses(text: &[u8]) -> bool {
+    let mut open = Vec::new();
+    for byte in text {
+        match byte {
+            b'(' | b'[' | b'{' => open.push(*byte),
+            b')' | b']' | b'}' => {
+                open.pop();
+            }
+            _ => {}
+        }
+    }
+    open.last().is_some_and(|byte| *byte != b'{')
+}

@@ -1,0 +1,76 @@
+//! Judges thousands of trees, equal contents once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sha2::{Digest, Sha256};
+
+use super::hooks::beside;
+use super::judge;
+use crate::error::Result;
+use crate::judgement::Judgement;
+use crate::set::PatchSet;
+use crate::tree::Tree;
+
+/// Judges many trees, equal contents once. For the sets of one catalogue.
+///
+/// Edits are left out of what it remembers and gives: they hold whole files.
+#[derive(Debug, Default)]
+pub struct Judge {
+    known: Mutex<HashMap<[u8; 32], Arc<Judgement>>>,
+}
+
+impl Judge {
+    /// As [`judge`], without edits, remembered by the contents of all files that the set looks at.
+    ///
+    /// # Errors
+    ///
+    /// A file of the tree is there and cannot be read.
+    pub fn judge(&self, set: &PatchSet, tree: &dyn Tree) -> Result<Arc<Judgement>> {
+        let key = key(set, tree)?;
+        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = key.and_then(|key| lock().get(&key).cloned()) {
+            return Ok(known);
+        }
+        let mut judgement = judge(set, tree)?;
+        judgement.edits = None;
+        let judgement = Arc::new(judgement);
+        if let Some(key) = key {
+            lock().insert(key, Arc::clone(&judgement));
+        }
+        Ok(judgement)
+    }
+
+    /// How many different trees it has judged, counted once for each set.
+    #[cfg(test)]
+    pub(super) fn judged(&self) -> usize {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+/// What names everything that the judgement depends on. None for a set with diffs: these go by the revision too.
+fn key(set: &PatchSet, tree: &dyn Tree) -> Result<Option<[u8; 32]>> {
+    if !set.diffs.is_empty() {
+        return Ok(None);
+    }
+    let mut hash = Sha256::new();
+    hash.update(set.id.as_bytes());
+    for path in paths(set) {
+        let id = tree.content_id(&path)?;
+        hash.update(b"\0");
+        hash.update(path.as_bytes());
+        hash.update(b"\0");
+        hash.update(id.as_deref().unwrap_or("none").as_bytes());
+    }
+    Ok(Some(hash.finalize().into()))
+}
+
+/// Every path that judging a set may look at.
+fn paths(set: &PatchSet) -> BTreeSet<String> {
+    let mut all: BTreeSet<String> = super::place::files(set).into_iter().map(str::to_owned).collect();
+    for sidecar in &set.sidecars {
+        let files = set.hook(&sidecar.beside).map(|hook| hook.files.as_slice()).unwrap_or_default();
+        all.extend(files.iter().map(|file| beside(file, &sidecar.file)));
+    }
+    all
+}

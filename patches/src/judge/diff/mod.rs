@@ -1,0 +1,192 @@
+//! The escape hatch: a user's plain `.patch`, for the revisions that it names, and placed strictly.
+//!
+//! Every line of context and every removed line must stand where the patch says it stands. There is no fuzz, no
+//! offset and no merge: a patch that does not fit exactly is refused with the line that differs.
+
+use diffy::Line;
+
+use crate::error::Result;
+use crate::judgement::{Edits, FileEdit, Reason, Status};
+use crate::revision::Revision;
+use crate::set::Diff;
+use crate::set::diff::{FileDiff, build_number, parse};
+use crate::tree::{Overlay, Tree};
+
+/// What a diff would do to a tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Placed {
+    /// What keeps it from being verified, or from being applied at all.
+    pub(super) reasons: Vec<Reason>,
+    /// What would change; none when it is refused or not for this revision.
+    pub(super) edits: Option<Edits>,
+}
+
+/// Places a diff into a tree. Reads, and writes nothing.
+///
+/// # Errors
+///
+/// A file of the tree is there and cannot be read.
+pub(super) fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
+    let reason = |status, file: Option<&str>, line, text: String| Reason {
+        status,
+        part: format!("diff `{}`", diff.file),
+        fix: None,
+        file: file.map(str::to_owned),
+        line,
+        text,
+    };
+    let mut reasons = Vec::new();
+    match in_range(diff, &tree.revision()) {
+        Range::Inside => {}
+        Range::Outside(why) => {
+            return Ok(Placed { reasons: vec![reason(Status::NotApplicable, None, None, why)], edits: None });
+        }
+        Range::Unknown(why) => reasons.push(reason(Status::Unverified, None, None, why)),
+    }
+    let files = match parse(&diff.content) {
+        Ok(files) => files,
+        Err(why) => {
+            return Ok(Placed { reasons: vec![reason(Status::Refused, None, None, why)], edits: None });
+        }
+    };
+    // A diff may hold one file twice: the second time it is the file as it became.
+    let mut overlay = Overlay::new(tree);
+    let mut edits: Vec<FileEdit> = Vec::new();
+    for file in files {
+        let before = overlay.read(&file.path)?;
+        match strictly(&file, before.as_deref()) {
+            Ok(after) => {
+                overlay.put(file.path.clone(), after.clone());
+                match edits.iter_mut().find(|edit| edit.path == file.path) {
+                    Some(edit) => edit.after = after,
+                    None => edits.push(FileEdit { path: file.path, before, after, inserted: Vec::new() }),
+                }
+            }
+            Err((line, why)) => {
+                let refused = reason(Status::Refused, Some(&file.path), line, why);
+                return Ok(Placed { reasons: vec![refused], edits: None });
+            }
+        }
+    }
+    Ok(Placed { reasons, edits: Some(Edits(edits)) })
+}
+
+/// The file after the diff; or the line at which it does not fit, and why.
+fn strictly(
+    file: &FileDiff<'_>,
+    before: Option<&[u8]>,
+) -> std::result::Result<Vec<u8>, (Option<usize>, String)> {
+    let before = match (before, file.creates) {
+        (Some(_), true) => {
+            return Err((None, "the diff creates this file, which is there already".to_owned()));
+        }
+        (None, false) => return Err((None, "there is no such file".to_owned())),
+        (before, _) => before.unwrap_or_default(),
+    };
+    let lines: Vec<&[u8]> = before.split_inclusive(|byte| *byte == b'\n').collect();
+    let mut after = Vec::with_capacity(before.len());
+    let mut next = 0;
+    for hunk in file.text.hunks() {
+        let range = hunk.old_range();
+        // A hunk without old lines names the line after which it goes.
+        let start = if range.is_empty() { range.start() } else { range.start().saturating_sub(1) };
+        let kept = lines.get(next..start).ok_or_else(|| {
+            (Some(range.start()), format!("the file has {} lines, the diff expects more", lines.len()))
+        })?;
+        after.extend(kept.iter().copied().flatten());
+        next = start;
+        for line in hunk.lines() {
+            let (old, new) = match line {
+                Line::Context(text) => (Some(*text), Some(*text)),
+                Line::Delete(text) => (Some(*text), None),
+                Line::Insert(text) => (None, Some(*text)),
+            };
+            if let Some(old) = old {
+                let found = lines.get(next).copied();
+                if found != Some(old) {
+                    return Err((Some(next + 1), mismatch(old, found)));
+                }
+                next += 1;
+            }
+            after.extend_from_slice(new.unwrap_or_default());
+        }
+        // Text without a newline can only be the last of a file.
+        if after.last().is_some_and(|last| *last != b'\n') && next < lines.len() {
+            return Err((Some(next), "the diff ends the file here, and the file goes on".to_owned()));
+        }
+    }
+    after.extend(lines.get(next..).unwrap_or_default().iter().copied().flatten());
+    Ok(after)
+}
+
+fn mismatch(expected: &[u8], found: Option<&[u8]>) -> String {
+    let Some(found) = found else { return format!("expected {}, the file ends before", quoted(expected)) };
+    if expected.trim_ascii_end() == found.trim_ascii_end() {
+        return format!(
+            "expected {}, found the same text with another end of line or other blanks after it",
+            quoted(expected)
+        );
+    }
+    format!("expected {}, found {}", quoted(expected), quoted(found))
+}
+
+/// A line, short enough for a message.
+fn quoted(line: &[u8]) -> String {
+    const SHOWN: usize = 60;
+    let text = String::from_utf8_lossy(line);
+    let text = text.trim();
+    let cut: String = text.chars().take(SHOWN).collect();
+    if cut.len() == text.len() { format!("`{text}`") } else { format!("`{cut}…`") }
+}
+
+enum Range {
+    Inside,
+    Outside(String),
+    Unknown(String),
+}
+
+/// Whether a diff is meant for a revision. Named commits speak first; a commit that is not named may still be within
+/// the builds.
+fn in_range(diff: &Diff, revision: &Revision) -> Range {
+    let builds = diff.first.is_some() || diff.last.is_some();
+    if diff.commits.is_empty() && !builds {
+        return Range::Unknown("it does not say which builds or commits it is for".to_owned());
+    }
+    if let Some(commit) = revision.commit.as_deref().filter(|_| !diff.commits.is_empty()) {
+        if diff.commits.iter().any(|named| same_commit(named, commit)) {
+            return Range::Inside;
+        }
+        if !builds {
+            return Range::Outside(format!("it is not for commit {}", revision.short_commit()));
+        }
+    } else if !builds {
+        return Range::Unknown(
+            "it is for certain commits, and this tree does not say which one it is".to_owned(),
+        );
+    }
+    let name = |bound: &Option<String>| bound.clone().unwrap_or_default();
+    let span = format!("{}..{}", name(&diff.first), name(&diff.last));
+    let Some(number) = revision.build_number else {
+        return Range::Unknown(format!("it is for {span}, and this tree does not say which build it is"));
+    };
+    let first = diff.first.as_deref().and_then(build_number).unwrap_or(0);
+    let last = diff.last.as_deref().and_then(build_number).unwrap_or(u32::MAX);
+    if (first..=last).contains(&number) {
+        Range::Inside
+    } else {
+        Range::Outside(format!("it is for {span}, this is b{number}"))
+    }
+}
+
+/// Whether two commits, either of which may be shortened, are the same.
+fn same_commit(left: &str, right: &str) -> bool {
+    let length = left.len().min(right.len());
+    length >= 7
+        && left
+            .get(..length)
+            .zip(right.get(..length))
+            .is_some_and(|(left, right)| left.eq_ignore_ascii_case(right))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! Puts lines into files, and edits of one file together.
+
+use std::collections::BTreeMap;
+
+use crate::judgement::{Edits, FileEdit, Inserted};
+use crate::marker::marker;
+
+/// Lines of one hook and their place.
+#[derive(Clone, Debug)]
+pub(super) struct Insertion {
+    /// Where in the file as it is: the beginning of a line.
+    pub(super) at: usize,
+    /// It belongs to what is above, so it comes before what belongs to what is below.
+    pub(super) after: bool,
+    /// The lines, without indentation and mark.
+    pub(super) lines: Vec<String>,
+    /// Blanks at the beginning.
+    pub(super) indent: Vec<u8>,
+    /// `\n` or `\r\n`.
+    pub(super) end: &'static [u8],
+    /// The hook's id.
+    pub(super) hook: String,
+}
+
+/// The file with all insertions; those at one place in the order of the set.
+pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<Insertion>) -> FileEdit {
+    insertions.sort_by_key(|insertion| (insertion.at, !insertion.after));
+    let mut after = Vec::with_capacity(raw.len() + 256 * insertions.len());
+    let mut inserted = Vec::new();
+    let mut line = 1;
+    let mut done = 0;
+    for insertion in insertions {
+        let kept = raw.get(done..insertion.at).unwrap_or_default();
+        line += kept.split(|byte| *byte == b'\n').count() - 1;
+        after.extend_from_slice(kept);
+        done = insertion.at;
+        for text in &insertion.lines {
+            let text = format!(
+                "{}{text} {}",
+                String::from_utf8_lossy(&insertion.indent),
+                marker(set, &insertion.hook)
+            );
+            after.extend_from_slice(text.as_bytes());
+            after.extend_from_slice(insertion.end);
+            inserted.push(Inserted { line, text, hook: insertion.hook.clone() });
+            line += 1;
+        }
+    }
+    after.extend_from_slice(raw.get(done..).unwrap_or_default());
+    FileEdit { path: path.to_owned(), before: Some(raw.to_vec()), after, inserted }
+}
+
+/// Edits one after the other as one.
+#[derive(Debug, Default)]
+pub(super) struct Merged(BTreeMap<String, FileEdit>);
+
+impl Merged {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds edits to the files as the ones before left them.
+    pub(super) fn add(&mut self, edits: Edits) {
+        for edit in edits.0 {
+            match self.0.get_mut(&edit.path) {
+                Some(known) => {
+                    known.after = edit.after;
+                    known.inserted = edit.inserted;
+                }
+                None => {
+                    self.0.insert(edit.path.clone(), edit);
+                }
+            }
+        }
+    }
+
+    /// Sorted by path.
+    pub(super) fn into_edits(self) -> Edits {
+        Edits(self.0.into_values().collect())
+    }
+}

@@ -1,0 +1,317 @@
+//! Places hooks and sidecars: exactly once, or not at all and with a reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use super::anchor::{self, Spot};
+use super::edit::{Insertion, insert};
+use super::place::{File, Place, Reader, lines};
+use crate::error::Result;
+use crate::judgement::{FileEdit, Reason, Status};
+use crate::scan::{Found, Macro, Source, met};
+use crate::set::{At, Hook, PatchSet, Sidecar};
+
+/// The hooks that have a place.
+#[derive(Default)]
+pub(super) struct Placed {
+    set: String,
+    /// By path: the file and what goes into it.
+    files: BTreeMap<String, (Rc<Source>, Vec<Insertion>)>,
+    /// The file of each hook that has one, placed or not.
+    paths: BTreeMap<String, String>,
+    /// The hooks whose lines have their place.
+    ids: BTreeSet<String>,
+}
+
+impl Placed {
+    /// Whether a hook's lines have their place.
+    pub(super) fn has(&self, hook: &str) -> bool {
+        self.ids.contains(hook)
+    }
+
+    pub(super) fn into_edits(self) -> Vec<FileEdit> {
+        let set = self.set;
+        self.files
+            .into_iter()
+            .map(|(path, (source, insertions))| insert(&set, &path, source.raw(), insertions))
+            .collect()
+    }
+}
+
+/// Finds the place of every hook.
+pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<Reason>)> {
+    let mut placed = Placed { set: set.id.clone(), ..Placed::default() };
+    let mut reasons = Vec::new();
+    for hook in &set.hooks {
+        let refused = |file: Option<&File>, line: Option<usize>, text: String| Reason {
+            status: Status::Refused,
+            part: format!("hook `{}`", hook.id),
+            fix: None,
+            file: file.map(|file| file.path.clone()),
+            line,
+            text,
+        };
+        let (file, found) = match reader.place(&hook.files, hook.container.as_ref())? {
+            Place::Whole(file) => (file, None),
+            Place::In(file, found) => match found.as_slice() {
+                [one] => (file, Some(one.clone())),
+                several => {
+                    let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
+                    let text =
+                        format!("expected once, found {} times{}, in {}", at.len(), what(hook), lines(&at));
+                    reasons.push(refused(Some(&file), at.first().copied(), text));
+                    placed.paths.insert(hook.id.clone(), file.path);
+                    continue;
+                }
+            },
+            Place::NoFile => {
+                let hint = match &hook.container {
+                    Some(container) => reader.elsewhere(set, None, container)?,
+                    None => String::new(),
+                };
+                let text = format!("none of its files exists: {}{hint}", hook.files.join(", "));
+                reasons.push(refused(None, None, text));
+                continue;
+            }
+            Place::NoContainer(_) if hook.optional => continue,
+            Place::NoContainer(file) => {
+                let hint = match &hook.container {
+                    Some(container) => reader.elsewhere(set, Some(&file.path), container)?,
+                    None => String::new(),
+                };
+                reasons.push(refused(Some(&file), None, format!("not found{}{hint}", what(hook))));
+                placed.paths.insert(hook.id.clone(), file.path);
+                continue;
+            }
+            Place::Unsure(file, line, why) => {
+                reasons.push(refused(Some(&file), Some(line), why));
+                placed.paths.insert(hook.id.clone(), file.path);
+                continue;
+            }
+        };
+        if let (Some(when), Some(found)) = (&hook.when, &found)
+            && !when.0.is_match(file.source.code().get(found.start..found.end).unwrap_or_default())
+        {
+            continue;
+        }
+        placed.paths.insert(hook.id.clone(), file.path.clone());
+        if let Some(line) = already(set, &file.source) {
+            let text = format!("a line of the set `{}` is here already: take it out first", set.id);
+            reasons.push(refused(Some(&file), Some(line), text));
+            continue;
+        }
+        match spot(hook, &file.source, found.as_ref()) {
+            Ok(spot) => {
+                if let Some((line, text)) = undecided(set, hook, &file.source, spot) {
+                    reasons.push(Reason {
+                        status: Status::Unverified,
+                        ..refused(Some(&file), Some(line), text)
+                    });
+                }
+                let insertion = Insertion {
+                    at: spot.at,
+                    after: hook.at == At::After,
+                    lines: hook.insert.clone(),
+                    indent: indent(&file.source, spot.beside),
+                    end: line_end(&file.source, spot.beside),
+                    hook: hook.id.clone(),
+                };
+                let entry = placed.files.entry(file.path).or_insert_with(|| (file.source, Vec::new()));
+                entry.1.push(insertion);
+                placed.ids.insert(hook.id.clone());
+            }
+            Err((line, text)) => reasons.push(refused(Some(&file), line, text)),
+        }
+    }
+    Ok((placed, reasons))
+}
+
+/// ``: function `f` `` for a hook with a container.
+fn what(hook: &Hook) -> String {
+    hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
+}
+
+/// Why nobody knows whether the lines are compiled: they stand within a conditional, and no seam of their container says that
+/// somebody looked at it.
+fn undecided(set: &PatchSet, hook: &Hook, source: &Source, spot: Spot) -> Option<(usize, String)> {
+    let looked_at = |container| set.seams.iter().any(|seam| &seam.container == container);
+    if hook.container.as_ref().is_some_and(looked_at) {
+        return None;
+    }
+    let condition = source.conditions(spot.beside).last()?;
+    let text = format!(
+        "the line beside it is only compiled under `{condition}`, and no seam{} says that somebody looked at that",
+        what(hook)
+    );
+    Some((source.line(spot.beside), text))
+}
+
+/// The line of a mark of this set.
+fn already(set: &PatchSet, source: &Source) -> Option<usize> {
+    source.comments().iter().find_map(|comment| {
+        let text = std::str::from_utf8(source.raw().get(comment.clone())?).ok()?;
+        let (of, _) = crate::marker::marked(text)?;
+        (of == set.id).then(|| source.line(comment.start))
+    })
+}
+
+/// The one place of a hook in a file; else the line to look at, and why there is none.
+fn spot(
+    hook: &Hook,
+    source: &Source,
+    found: Option<&Found>,
+) -> std::result::Result<Spot, (Option<usize>, String)> {
+    let inside = hook.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
+    let anchor = match (&hook.anchor, found) {
+        (Some(anchor), _) => anchor,
+        (None, Some(found)) => {
+            let at = source.line_start(found.start);
+            let line = Some(source.line(found.start));
+            let lead = source.raw().get(at..found.start).unwrap_or_default();
+            if lead.iter().any(|byte| !byte.is_ascii_whitespace()) {
+                return Err((
+                    line,
+                    format!("something stands before{} on its first line", inside.replace(" in", "")),
+                ));
+            }
+            if source.leaves_alternative(found.start, found.end) {
+                let text = format!(
+                    "the line before{} would only be there in one alternative of a conditional",
+                    inside.replace(" in", "")
+                );
+                return Err((line, text));
+            }
+            anchor::free(source, at).map_err(|why| (line, why))?;
+            return Ok(Spot { at, beside: found.start });
+        }
+        (None, None) => return Err((None, "it has neither container nor anchor".to_owned())),
+    };
+    let (start, end) = found.map_or((0, source.code().len()), |found| (found.start, found.end));
+    let places = anchor::find(source, anchor, start, end);
+    match places.as_slice() {
+        [one] => anchor::spot(source, hook.at, *one, start).map_err(|why| {
+            (Some(source.line(one.0)), format!("the anchor `{anchor}`{inside} is no place for a line: {why}"))
+        }),
+        [] => {
+            let mut hints = vec![format!("the anchor `{anchor}` is expected once{inside}, found: none")];
+            let mut line = found.map(|found| source.line(found.start));
+            let other: Vec<usize> = anchor::find(source, anchor, 0, source.code().len())
+                .into_iter()
+                .map(|(at, _)| source.line(at))
+                .collect();
+            if let Some(at) = anchor::find_outside_of_code(source, anchor, start, end) {
+                let number = source.line(at);
+                hints.push(format!("in line {number} it is a comment, a string or never compiled"));
+                line = Some(number);
+            } else if !other.is_empty() {
+                hints.push(format!("elsewhere in this file it is in {}", lines(&other)));
+            }
+            let word = longest_word(anchor);
+            let near: Vec<usize> =
+                anchor::find(source, word, start, end).into_iter().map(|(at, _)| source.line(at)).collect();
+            if !word.is_empty() && !near.is_empty() {
+                hints.push(format!("`{word}` is in {}", lines(&near)));
+            }
+            Err((line, hints.join("; ")))
+        }
+        several => {
+            let at: Vec<usize> = several.iter().map(|(at, _)| source.line(*at)).collect();
+            let text = format!(
+                "the anchor `{anchor}` is expected once{inside}, found: {}, in {}: make the anchor longer, or add a hook",
+                at.len(),
+                lines(&at)
+            );
+            Err((at.last().copied(), text))
+        }
+    }
+}
+
+fn longest_word(anchor: &str) -> &str {
+    let is_part = |sign: char| sign.is_ascii_alphanumeric() || sign == '_';
+    anchor.split(|sign| !is_part(sign)).max_by_key(|word| word.len()).unwrap_or_default()
+}
+
+fn indent(source: &Source, beside: usize) -> Vec<u8> {
+    let line = source.raw().get(source.line_start(beside)..).unwrap_or_default();
+    line.iter().copied().take_while(|byte| matches!(byte, b' ' | b'\t')).collect()
+}
+
+fn line_end(source: &Source, beside: usize) -> &'static [u8] {
+    let end = source.next_line(beside).unwrap_or(source.raw().len());
+    let line = source.raw().get(..end).unwrap_or_default();
+    if line.ends_with(b"\r\n") { b"\r\n" } else { b"\n" }
+}
+
+/// The path of a file in the folder of another one.
+pub(super) fn beside(path: &str, file: &str) -> String {
+    match path.rsplit_once('/') {
+        Some((folder, _)) => format!("{folder}/{file}"),
+        None => file.to_owned(),
+    }
+}
+
+/// Our source files beside the files of their hooks, with the macros that probes define.
+pub(super) fn sidecars(
+    set: &PatchSet,
+    reader: &Reader<'_>,
+    placed: &Placed,
+    defines: &[String],
+) -> Result<(Vec<FileEdit>, Vec<Reason>)> {
+    let mut edits = Vec::new();
+    let mut reasons = Vec::new();
+    for sidecar in &set.sidecars {
+        // Without a file the hook itself is the reason.
+        let Some(hook) = placed.paths.get(&sidecar.beside) else { continue };
+        let path = beside(hook, &sidecar.file);
+        if reader.tree().read(&path)?.is_some() {
+            reasons.push(Reason {
+                status: Status::Refused,
+                part: format!("sidecar `{}`", sidecar.file),
+                fix: None,
+                file: Some(path),
+                line: None,
+                text: "a file of this name is there already".to_owned(),
+            });
+            continue;
+        }
+        reasons.extend(stops(set, sidecar, defines));
+        let after = rendered(&set.id, &sidecar.content, defines);
+        edits.push(FileEdit { path, before: None, after, inserted: Vec::new() });
+    }
+    Ok((edits, reasons))
+}
+
+/// The `#error` lines of a sidecar that a compiler would meet in this tree: said now, and not after minutes of compiling. What
+/// the probes define is known; what the compiler knows is not.
+fn stops(set: &PatchSet, sidecar: &Sidecar, defines: &[String]) -> Vec<Reason> {
+    let known = |name: &str| {
+        let is = |define: &String| define == name;
+        if defines.iter().any(is) {
+            Macro::Is(1)
+        } else if set.probes.iter().filter_map(|probe| probe.define.as_ref()).any(is) {
+            Macro::Undefined
+        } else {
+            Macro::Unknown
+        }
+    };
+    let reason = |line, said| Reason {
+        status: Status::Refused,
+        part: format!("sidecar `{}`", sidecar.file),
+        fix: None,
+        file: None,
+        line: None,
+        text: format!("it does not compile with what the probes find here: its line {line} says: {said}"),
+    };
+    let source = Source::new(sidecar.content.clone());
+    met(&source, &known).into_iter().map(|met| reason(met.line, met.text)).collect()
+}
+
+/// A sidecar as it is copied.
+fn rendered(set: &str, content: &[u8], defines: &[String]) -> Vec<u8> {
+    let defines: String = defines.iter().flat_map(|define| ["#define ", define, " 1\n"]).collect();
+    let head = format!(
+        "// llama-warden {set}: what its probes found in this tree\n{defines}\
+         // llama-warden {set}: end of what its probes found\n"
+    );
+    [head.as_bytes(), content].concat()
+}

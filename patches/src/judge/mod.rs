@@ -1,0 +1,81 @@
+//! Finds out whether a set can be had in a tree, and what it would change there.
+//!
+//! ```text
+//!  hooks    ── container once, anchor once, between two statements ──> edits   else refused
+//!  probes   ── counted, but for what a placed hook guards ───────────> defines else what the probe says
+//!  sidecars ── no #error is met with these defines ──────────────────> edits   else refused
+//!  seams    ── fingerprint known ────────────────────────────────────>         else unverified
+//! ```
+//!
+//! A set that is not applicable or superseded is so whatever its hooks find: nothing is to be placed then.
+
+mod anchor;
+mod cache;
+mod diff;
+mod edit;
+mod hooks;
+mod place;
+mod probes;
+mod seams;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use cache::Judge;
+pub use seams::fingerprint;
+
+use place::Reader;
+
+use crate::error::Result;
+use crate::judgement::{Edits, Judgement, Status};
+use crate::set::PatchSet;
+use crate::tree::{Overlay, Tree};
+
+/// Judges a set in a tree. Reads, and changes nothing.
+///
+/// A tree that holds lines of this set already is refused: they are to be taken out first. Lines of other sets are as
+/// if they were not there, except that they stay.
+///
+/// # Errors
+///
+/// A file of the tree is there and cannot be read.
+pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
+    let mut diffs = edit::Merged::default();
+    let mut reasons = Vec::new();
+    let mut below = Overlay::new(tree);
+    let mut outside = Vec::new();
+    for one in &set.diffs {
+        let placed = diff::place(one, &below)?;
+        let (not_meant, other): (Vec<_>, Vec<_>) =
+            placed.reasons.into_iter().partition(|reason| reason.status == Status::NotApplicable);
+        outside.extend(not_meant);
+        reasons.extend(other);
+        if let Some(edits) = placed.edits {
+            below.add(&edits);
+            diffs.add(edits);
+        }
+    }
+    // One of several diffs for other revisions is no news; a set that consists of such is not applicable.
+    if set.hooks.is_empty() && outside.len() == set.diffs.len() {
+        reasons.extend(outside);
+    }
+    // What is known of upstream is known of upstream as it is; hooks go into what the diffs leave.
+    let plain = Reader::new(tree);
+    let patched = Reader::new(&below);
+    let reader = if diffs.is_empty() { &plain } else { &patched };
+    let (placed, unplaced) = hooks::place(set, reader)?;
+    let (defines, found) = probes::ask(set, &plain, &placed)?;
+    reasons.extend(found);
+    let (seams, found) = seams::look(set, &plain)?;
+    reasons.extend(found);
+    reasons.extend(unplaced);
+    let (sidecars, found) = hooks::sidecars(set, reader, &placed, &defines)?;
+    reasons.extend(found);
+    let (status, fixes) = status::of(set, &mut reasons);
+    let edits = matches!(status, Status::Verified | Status::Unverified).then(|| {
+        diffs.add(Edits(placed.into_edits()));
+        diffs.add(Edits(sidecars));
+        diffs.into_edits()
+    });
+    Ok(Judgement { set: set.id.clone(), status, reasons, fixes, edits, seams })
+}

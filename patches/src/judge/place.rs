@@ -1,0 +1,160 @@
+//! Goes from the names in a set to places in a tree, and says what is there instead where that fails.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use crate::error::Result;
+use crate::scan::Container;
+use crate::scan::{Finding, Found, Source};
+use crate::set::PatchSet;
+use crate::tree::Tree;
+
+/// Names that are at least this alike are worth mentioning; 1.0 is the same.
+const ALIKE: f64 = 0.88;
+/// Names that are mentioned at most.
+const SHOWN: usize = 3;
+/// What is left to do when a container is in none of the files.
+const LOOK: &str = "look where it went: a new file belongs into `files`, a new name into `container`";
+
+/// Reads and looks through each file once.
+pub(super) struct Reader<'a> {
+    tree: &'a dyn Tree,
+    files: RefCell<BTreeMap<String, Option<Rc<Source>>>>,
+}
+
+/// A file of the tree.
+#[derive(Clone)]
+pub(super) struct File {
+    pub(super) path: String,
+    pub(super) source: Rc<Source>,
+}
+
+/// Where something is, or why not.
+pub(super) enum Place {
+    /// The whole file.
+    Whole(File),
+    /// The definitions of the container: at least one.
+    In(File, Vec<Found>),
+    /// None of the files exists.
+    NoFile,
+    /// The file exists, the container does not.
+    NoContainer(File),
+    /// Nothing certain can be said, from this line on.
+    Unsure(File, usize, String),
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(tree: &'a dyn Tree) -> Self {
+        Self { tree, files: RefCell::default() }
+    }
+
+    pub(super) fn tree(&self) -> &dyn Tree {
+        self.tree
+    }
+
+    pub(super) fn file(&self, path: &str) -> Result<Option<File>> {
+        let known = self.files.borrow().get(path).cloned();
+        let source = if let Some(source) = known {
+            source
+        } else {
+            let source = self.tree.read(path)?.map(|raw| Rc::new(Source::new(raw)));
+            self.files.borrow_mut().insert(path.to_owned(), source.clone());
+            source
+        };
+        Ok(source.map(|source| File { path: path.to_owned(), source }))
+    }
+
+    /// The first of these files that exists, and the container in it.
+    pub(super) fn place(&self, files: &[String], container: Option<&Container>) -> Result<Place> {
+        let mut first = None;
+        for path in files {
+            first = self.file(path)?;
+            if first.is_some() {
+                break;
+            }
+        }
+        let Some(file) = first else { return Ok(Place::NoFile) };
+        let Some(container) = container else { return Ok(Place::Whole(file)) };
+        Ok(match file.source.find(container) {
+            Finding::All(found) if found.is_empty() => Place::NoContainer(file),
+            Finding::All(found) => Place::In(file, found),
+            Finding::Unsure { line, why } => Place::Unsure(file, line, why),
+        })
+    }
+
+    /// Where else a container that was looked for in `path` could be, as the end of a sentence; may be empty.
+    pub(super) fn elsewhere(
+        &self,
+        set: &PatchSet,
+        path: Option<&str>,
+        container: &Container,
+    ) -> Result<String> {
+        let mut hints = Vec::new();
+        for other in files(set) {
+            if Some(other) == path {
+                continue;
+            }
+            let Some(file) = self.file(other)? else { continue };
+            if let Finding::All(found) = file.source.find(container)
+                && let Some(first) = found.first()
+            {
+                hints.push(format!(
+                    "it is in {other}:{}: name that file first",
+                    file.source.line(first.start)
+                ));
+            }
+        }
+        if let Some(file) = path.map(|path| self.file(path)).transpose()?.flatten() {
+            let alike = alike(&file.source, container);
+            if !alike.is_empty() {
+                hints.push(format!("similar names there: {}", alike.join(", ")));
+            }
+        }
+        if !hints.iter().any(|hint| hint.starts_with("it is in ")) {
+            hints.push(LOOK.to_owned());
+        }
+        // Each has a `; ` before it.
+        hints.insert(0, String::new());
+        Ok(hints.join("; "))
+    }
+}
+
+/// Every file that a set names, sorted.
+pub(super) fn files(set: &PatchSet) -> BTreeSet<&str> {
+    let hooks = set.hooks.iter().flat_map(|hook| &hook.files);
+    let probes = set.probes.iter().flat_map(|probe| &probe.files);
+    let seams = set.seams.iter().flat_map(|seam| &seam.files);
+    hooks.chain(probes).chain(seams).map(String::as_str).collect()
+}
+
+/// Names of the same kind that are much like the one that is not there, best first.
+fn alike(source: &Source, container: &Container) -> Vec<String> {
+    let last = |name: &str| name.rsplit("::").next().unwrap_or(name).to_owned();
+    let wanted = last(&container.name);
+    let mut names: Vec<(f64, String, usize)> = source
+        .names(container.kind)
+        .map(|(name, line)| {
+            let own = last(&name);
+            let inside =
+                wanted.len() > 3 && own.len() > 3 && (own.contains(&wanted) || wanted.contains(&own));
+            let score = if inside { 1.0 } else { strsim::jaro_winkler(&own, &wanted) };
+            (score, name, line)
+        })
+        .filter(|(score, ..)| *score >= ALIKE)
+        .collect();
+    names.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.2.cmp(&b.2)));
+    names.into_iter().take(SHOWN).map(|(_, name, line)| format!("`{name}` in line {line}")).collect()
+}
+
+/// Some lines, as in `lines 3, 7 and 9`.
+pub(super) fn lines(numbers: &[usize]) -> String {
+    match numbers {
+        [] => "no line".to_owned(),
+        [one] => format!("line {one}"),
+        [first @ .., last] => {
+            let first: Vec<String> = first.iter().take(8).map(ToString::to_string).collect();
+            format!("lines {} and {last}", first.join(", "))
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Counts what probes ask for.
+
+use super::hooks::Placed;
+use super::place::{Place, Reader, lines};
+use crate::error::Result;
+use crate::judgement::{Reason, Status};
+use crate::scan::Container;
+use crate::scan::Finding;
+use crate::set::{OnFail, PatchSet, Probe};
+
+/// Lines that are mentioned at most.
+const SHOWN: usize = 4;
+
+/// The macros of the probes that hold, and what those that do not hold mean. `placed`: the hooks that have their places.
+pub(super) fn ask(
+    set: &PatchSet,
+    reader: &Reader<'_>,
+    placed: &Placed,
+) -> Result<(Vec<String>, Vec<Reason>)> {
+    let mut defines = Vec::new();
+    let mut reasons = Vec::new();
+    for probe in &set.probes {
+        match one(set, probe, reader, placed)? {
+            None => defines.extend(probe.define.clone()),
+            Some(reason) if probe.on_fail != OnFail::Ignore => reasons.push(reason),
+            Some(_) => {}
+        }
+    }
+    Ok((defines, reasons))
+}
+
+/// What is left out where a probe counts: what it names, and what is guarded in this tree.
+fn outside<'a>(set: &'a PatchSet, probe: &'a Probe, placed: &Placed) -> Vec<&'a Container> {
+    let guards = probe.guarded.iter().filter(|hook| placed.has(hook)).filter_map(|hook| set.hook(hook));
+    let mut all: Vec<&Container> =
+        probe.outside.iter().chain(guards.filter_map(|hook| hook.container.as_ref())).collect();
+    all.dedup();
+    all
+}
+
+fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> Result<Option<Reason>> {
+    let reason = |status, file: Option<String>, line, text| {
+        Some(Reason {
+            status,
+            part: format!("probe `{}`", probe.id),
+            fix: probe.fix.clone(),
+            file,
+            line,
+            text,
+        })
+    };
+    let failed = match probe.on_fail {
+        OnFail::NotApplicable => Status::NotApplicable,
+        OnFail::Superseded => Status::Superseded,
+        OnFail::Refused | OnFail::Ignore => Status::Refused,
+    };
+    let (least, most) = probe.bounds();
+    let holds = |count: usize| (least..=most).contains(&count);
+    let expected = match (least, most) {
+        (_, 0) => "not to be there".to_owned(),
+        (least, most) if least == most => format!("{} exactly", times(least)),
+        (least, usize::MAX) => format!("at least {}", times(least)),
+        (0, most) => format!("at most {}", times(most)),
+        (least, most) => format!("{least} to {}", times(most)),
+    };
+    let mut inside = probe.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
+    let outside = outside(set, probe, placed);
+    if !outside.is_empty() {
+        let names: Vec<&str> = outside.iter().map(|container| container.name.as_str()).collect();
+        inside = format!(" outside of {}", names.join(", "));
+    }
+    let expected = format!("`{}` is expected {expected}{inside}", probe.pattern);
+    let (file, found) = match reader.place(&probe.files, probe.container.as_ref())? {
+        Place::Whole(file) => (file, None),
+        Place::In(file, found) => match found.as_slice() {
+            [one] => (file, Some(one.clone())),
+            several => {
+                let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
+                let text = format!("{expected}; there are {} of that, in {}", at.len(), lines(&at));
+                return Ok(reason(Status::Refused, Some(file.path), at.first().copied(), text));
+            }
+        },
+        Place::Unsure(file, line, why) => {
+            return Ok(reason(Status::Refused, Some(file.path), Some(line), format!("{expected}; {why}")));
+        }
+        Place::NoFile | Place::NoContainer(_) if holds(0) => return Ok(None),
+        Place::NoFile => {
+            let text =
+                format!("{expected}; none of its files exists: {}; {}", probe.files.join(", "), probe.why);
+            return Ok(reason(failed, None, None, text));
+        }
+        Place::NoContainer(file) => {
+            let hint = match &probe.container {
+                Some(container) => reader.elsewhere(set, Some(&file.path), container)?,
+                None => String::new(),
+            };
+            let text = format!("{expected}, which is not there{hint}; {}", probe.why);
+            return Ok(reason(failed, Some(file.path), None, text));
+        }
+    };
+    let code = file.source.code();
+    let (start, end) = found.as_ref().map_or((0, code.len()), |found| (found.start, found.end));
+    let text = code.get(start..end).unwrap_or_default();
+    if let Some(finds) = probe.finds.as_ref().filter(|finds| !finds.0.is_match(code)) {
+        let text = format!("it can find nothing here: `{finds}` is not in the file any more; {}", probe.why);
+        return Ok(reason(failed, Some(file.path), None, text));
+    }
+    let mut left_out: Vec<std::ops::Range<usize>> = Vec::new();
+    for container in outside {
+        match file.source.find(container) {
+            Finding::All(found) => left_out.extend(found.iter().map(|found| found.start..found.end)),
+            Finding::Unsure { line, why } => {
+                return Ok(reason(
+                    Status::Refused,
+                    Some(file.path),
+                    Some(line),
+                    format!("{expected}; {why}"),
+                ));
+            }
+        }
+    }
+    let matches = probe.pattern.0.find_iter(text).map(|found| start + found.start());
+    let at: Vec<usize> = matches
+        .filter(|place| !left_out.iter().any(|range| range.contains(place)))
+        .map(|place| file.source.line(place))
+        .collect();
+    if holds(at.len()) {
+        return Ok(None);
+    }
+    let found_at = match at.len() {
+        0 => "found: none".to_owned(),
+        count if count > SHOWN => {
+            format!("found: {count}, first in line {}", at.first().copied().unwrap_or(0))
+        }
+        count => format!("found: {count}, in {}", lines(&at)),
+    };
+    let line = at.last().copied().or(found.map(|found| file.source.line(found.start)));
+    Ok(reason(failed, Some(file.path.clone()), line, format!("{expected}; {found_at}; {}", probe.why)))
+}
+
+fn times(count: usize) -> String {
+    match count {
+        1 => "once".to_owned(),
+        2 => "twice".to_owned(),
+        count => format!("{count} times"),
+    }
+}

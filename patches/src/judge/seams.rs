@@ -1,0 +1,199 @@
+//! Compares the containers that a set leans on with the versions that somebody looked at.
+
+use std::collections::HashMap;
+
+use super::place::{Place, Reader, lines};
+use crate::error::Result;
+use crate::judgement::{Reason, SeamSeen, Status};
+use crate::scan::normal::{Piece, hash, pieces};
+use crate::set::fingerprints::{ABSENT, Known};
+use crate::set::{PatchSet, Seam};
+use crate::tree::Tree;
+
+/// New pieces that are shown at most.
+const SHOWN: usize = 3;
+/// Characters of a piece that are shown at most.
+const LENGTH: usize = 64;
+
+/// The set's seams as they are in a tree, in the set's order.
+///
+/// # Errors
+///
+/// A file of the tree is there and cannot be read.
+pub fn fingerprint(set: &PatchSet, tree: &dyn Tree) -> Result<Vec<SeamSeen>> {
+    look(set, &Reader::new(tree)).map(|(seen, _)| seen)
+}
+
+/// The seams, and what is not known of them.
+pub(super) fn look(set: &PatchSet, reader: &Reader<'_>) -> Result<(Vec<SeamSeen>, Vec<Reason>)> {
+    let mut all = Vec::new();
+    let mut reasons = Vec::new();
+    for seam in &set.seams {
+        let (seen, reason) = one(set, seam, reader)?;
+        all.extend(seen);
+        reasons.extend(reason);
+    }
+    Ok((all, reasons))
+}
+
+fn one(set: &PatchSet, seam: &Seam, reader: &Reader<'_>) -> Result<(Option<SeamSeen>, Option<Reason>)> {
+    let known = set.fingerprints.of(&seam.id);
+    let reason = |status, file: Option<&str>, line, text| {
+        Some(Reason {
+            status,
+            part: format!("seam `{}`", seam.id),
+            fix: None,
+            file: file.map(str::to_owned),
+            line,
+            text,
+        })
+    };
+    let label =
+        |hash: &str| known.iter().find(|version| version.hash == hash).map(|version| version.label.clone());
+    let absent = |file: Option<&str>| SeamSeen {
+        seam: seam.id.clone(),
+        file: file.map(str::to_owned),
+        lines: None,
+        hash: ABSENT.to_owned(),
+        statements: Vec::new(),
+        known: label(ABSENT).or_else(|| seam.optional.then(|| ABSENT.to_owned())),
+    };
+    let (file, found) = match reader.place(&seam.files, Some(&seam.container))? {
+        Place::In(file, found) => (file, found),
+        Place::NoFile => {
+            let seen = absent(None);
+            let missing = if seen.known.is_some() {
+                None
+            } else {
+                let hint = reader.elsewhere(set, None, &seam.container)?;
+                let text = format!(
+                    "none of the files of {} exists: {}{hint}",
+                    seam.container,
+                    seam.files.join(", ")
+                );
+                reason(Status::Unverified, None, None, text)
+            };
+            return Ok((Some(seen), missing));
+        }
+        Place::NoContainer(file) => {
+            let seen = absent(Some(&file.path));
+            let missing = if seen.known.is_some() {
+                None
+            } else {
+                let hint = reader.elsewhere(set, Some(&file.path), &seam.container)?;
+                let text = format!("{} is not there{hint}", seam.container);
+                reason(Status::Unverified, Some(&file.path), None, text)
+            };
+            return Ok((Some(seen), missing));
+        }
+        Place::Unsure(file, line, why) => {
+            return Ok((None, reason(Status::Refused, Some(&file.path), Some(line), why)));
+        }
+        Place::Whole(_) => return Ok((None, None)),
+    };
+    let source = &file.source;
+    let starts: Vec<usize> = found.iter().map(|found| source.line(found.start)).collect();
+    if found.len() > 1 && !seam.overloads {
+        let text = format!(
+            "one {} is expected, there are {}, in {}: qualify its name, or say `overloads = true`",
+            seam.container,
+            found.len(),
+            lines(&starts)
+        );
+        return Ok((None, reason(Status::Refused, Some(&file.path), starts.first().copied(), text)));
+    }
+    let pieces: Vec<Piece> = found.iter().flat_map(|found| pieces(source, found)).collect();
+    let hash = hash(source, &found);
+    let span =
+        found.first().map(|found| (source.line(found.start), source.line(found.end.saturating_sub(1))));
+    let seen = SeamSeen {
+        seam: seam.id.clone(),
+        file: Some(file.path.clone()),
+        lines: span,
+        known: label(&hash),
+        hash,
+        statements: pieces.iter().map(|piece| piece.hash.clone()).collect(),
+    };
+    if seen.known.is_some() {
+        return Ok((Some(seen), None));
+    }
+    let (line, change) = difference(&pieces, known);
+    let condition = found.first().and_then(|found| source.conditions(found.start).last());
+    let condition = condition.map(|text| format!(", only compiled under `{text}`")).unwrap_or_default();
+    let text = format!(
+        "{} is a version that nobody has looked at ({}{condition}){change}",
+        seam.container, seen.hash
+    );
+    let unknown = reason(Status::Unverified, Some(&file.path), line.or(span.map(|(first, _)| first)), text);
+    Ok((Some(seen), unknown))
+}
+
+/// What is new against the nearest known version: the line of the first new piece, and the end of a sentence.
+fn difference(pieces: &[Piece], known: &[Known]) -> (Option<usize>, String) {
+    let common = |version: &Known| {
+        let mut left = counted(&version.statements);
+        pieces.iter().filter(|piece| take(&mut left, &piece.hash)).count()
+    };
+    // Of several equally near ones the newest, which is the last.
+    let nearest = known.iter().filter(|version| !version.statements.is_empty()).max_by(|a, b| {
+        // The share of both together, so that a long version is not near to everything.
+        let share = |version: &Known| (2 * common(version), version.statements.len() + pieces.len());
+        let ((a, all_a), (b, all_b)) = (share(a), share(b));
+        (a * all_b).cmp(&(b * all_a))
+    });
+    let Some(nearest) = nearest else {
+        return (None, "; no version is known that it could be compared with".to_owned());
+    };
+    let mut left = counted(&nearest.statements);
+    let new: Vec<&Piece> = pieces.iter().filter(|piece| !take(&mut left, &piece.hash)).collect();
+    let gone: usize = left.values().sum();
+    let shown: Vec<String> = new
+        .iter()
+        .take(SHOWN)
+        .map(|piece| format!("line {} `{}`", piece.line, shortened(&piece.text)))
+        .collect();
+    let more = match new.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let new_text =
+        if new.is_empty() { "nothing new".to_owned() } else { format!("new: {}{more}", shown.join(", ")) };
+    let gone_text = match gone {
+        0 if new.is_empty() => "the same pieces in another order".to_owned(),
+        gone => format!("{gone} of its {} pieces gone", nearest.statements.len()),
+    };
+    let origin: Vec<&str> = [nearest.source.as_str(), nearest.commit.as_str()]
+        .into_iter()
+        .filter(|text| !text.is_empty())
+        .collect();
+    let origin = if origin.is_empty() { String::new() } else { format!(" ({})", origin.join(" ")) };
+    let text = format!("; against {}{origin}: {new_text}; {gone_text}", nearest.label);
+    (new.first().map(|piece| piece.line), text)
+}
+
+fn counted(hashes: &[String]) -> HashMap<&str, usize> {
+    let mut counts = HashMap::new();
+    for hash in hashes {
+        *counts.entry(hash.as_str()).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn take(left: &mut HashMap<&str, usize>, hash: &str) -> bool {
+    match left.get_mut(hash) {
+        Some(count) if *count > 0 => {
+            *count -= 1;
+            true
+        }
+        _ => false,
+    }
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= LENGTH {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(LENGTH).collect();
+    short.push('…');
+    short
+}

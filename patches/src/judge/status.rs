@@ -1,0 +1,53 @@
+//! Makes one status of many reasons.
+
+use crate::judgement::{FixJudgement, Reason, Status};
+use crate::set::PatchSet;
+
+/// The set's status and that of its fixes. Sorts the reasons, those that decide first.
+pub(super) fn of(set: &PatchSet, reasons: &mut [Reason]) -> (Status, Vec<FixJudgement>) {
+    let of_set: Vec<&Reason> = reasons.iter().filter(|reason| reason.fix.is_none()).collect();
+    let mut status = worst(&of_set);
+    let own: Vec<(Status, Option<String>)> = set
+        .fixes
+        .iter()
+        .map(|fix| {
+            let about: Vec<&Reason> =
+                reasons.iter().filter(|reason| reason.fix.as_deref() == Some(&fix.id)).collect();
+            let status = worst(&about);
+            let why = about.iter().find(|reason| reason.status == status).map(ToString::to_string);
+            (status, why)
+        })
+        .collect();
+    // No fix is left to apply it for.
+    if !own.is_empty() && !is_final(status) && own.iter().all(|(status, _)| *status != Status::Verified) {
+        status = own.iter().map(|(status, _)| *status).max().unwrap_or(status);
+    }
+    let set_why = of_set.iter().find(|reason| reason.status == status).map(ToString::to_string);
+    let fixes = set
+        .fixes
+        .iter()
+        .zip(own)
+        .map(|(fix, (own, why))| {
+            let (status, reason) = if own == Status::Verified || is_final(status) {
+                (status, set_why.clone())
+            } else {
+                (own, why)
+            };
+            FixJudgement { fix: fix.id.clone(), status, reason }
+        })
+        .collect();
+    reasons.sort_by_key(|reason| {
+        (reason.fix.is_some(), reason.status != status, std::cmp::Reverse(reason.status))
+    });
+    (status, fixes)
+}
+
+/// There is nothing to do, so that nothing else matters.
+fn is_final(status: Status) -> bool {
+    matches!(status, Status::NotApplicable | Status::Superseded)
+}
+
+fn worst(reasons: &[&Reason]) -> Status {
+    let all = || reasons.iter().map(|reason| reason.status);
+    all().filter(|status| is_final(*status)).max().or_else(|| all().max()).unwrap_or(Status::Verified)
+}

@@ -1,0 +1,276 @@
+//! Which known leaks look like what was seen, and what of their cures has not been tried yet.
+//!
+//! ```text
+//!  Seen (memory that grows, who pays, build, backend, command) ──┐
+//!                                                                 ├──> Advice, the likeliest first
+//!  signs of each leak in patches/mitigations.toml ────────────────┘
+//! ```
+//!
+//! Pure. A build or a backend that is known and does not have a leak rules it out; one that is not known makes it less
+//! likely. A cure that is in place rules out the leaks that it ends, and is never advised again.
+
+use serde::Serialize;
+
+use super::catalogue::Catalogue;
+use super::entry::{Action, Memory, Mitigation};
+use super::leak::{Leak, Sign};
+use super::load::build_number;
+
+/// What was seen of one server.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// Memories that leak, or may.
+    pub grows: Vec<Memory>,
+    /// Memories that were read and do not.
+    pub still: Vec<Memory>,
+    /// The unit of work that pays, by its name in JSON: `image`, `request`, …; `None` if nothing could be blamed.
+    pub unit: Option<String>,
+    /// Whether there were images in the requests.
+    pub images: bool,
+    /// Number of the llama.cpp build, if known.
+    pub build: Option<u32>,
+    /// What it computes on, such as `cuda`, if known.
+    pub backend: Option<String>,
+    /// Arguments of the server.
+    pub args: Vec<String>,
+    /// Names of the variables that it gets.
+    pub variables: Vec<String>,
+    /// Mitigations that it runs with, by id.
+    pub mitigations: Vec<String>,
+}
+
+/// A leak that it looks like.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// The leak.
+    pub leak: String,
+    /// What it is, in a line.
+    pub title: String,
+    /// How likely, 0 to 1.
+    pub confidence: f64,
+    /// Mitigations to try, best first.
+    pub mitigations: Vec<String>,
+    /// Other things to do, in words.
+    pub others: Vec<String>,
+    /// Where it was reported.
+    pub references: Vec<String>,
+}
+
+/// Mitigations in the sentence: the best of them are enough to begin with.
+const TOLD: usize = 3;
+/// Without a blamed unit a leak that each request pays for stays likely: the load has one shape, and requests are in it.
+const ANY_REQUEST: f64 = 0.85;
+/// Less so for a leak that has nothing to do with images, where there are images.
+const NOT_BY_IMAGE: f64 = 0.6;
+/// A leak that needs another unit is then less likely.
+const UNIT_UNKNOWN: f64 = 0.5;
+/// A memory grows that the leak does not explain.
+const UNEXPLAINED: f64 = 0.6;
+/// The same where the build is not known and the leak has a first build.
+const BUILD_UNKNOWN: f64 = 0.8;
+/// And where it has a last one: most people run newer builds than those that were fixed.
+const MAYBE_FIXED: f64 = 0.3;
+/// The same for a backend.
+const BACKEND_UNKNOWN: f64 = 0.8;
+/// And for one that is not the commonest.
+const RARE_BACKEND: f64 = 0.4;
+
+impl Advice {
+    /// How likely, in a word.
+    fn likelihood(&self) -> &'static str {
+        match self.confidence {
+            0.7.. => "likely",
+            0.4.. => "possible",
+            _ => "a guess",
+        }
+    }
+
+    /// All of it in one sentence.
+    pub fn sentence(&self) -> String {
+        let tries: Vec<String> = self.mitigations.iter().take(TOLD).map(|id| format!("`{id}`")).collect();
+        let tries = (!tries.is_empty()).then(|| format!(": try {}", tries.join(" or ")));
+        let others = self.others.iter().map(|other| format!("; {other}"));
+        let see = self.references.first().map(|reference| format!(", see {reference}"));
+        let rest: String = tries.into_iter().chain(others).chain(see).collect();
+        format!("{} (`{}`, {}){rest}", self.title, self.leak, self.likelihood())
+    }
+}
+
+impl Catalogue {
+    /// The leaks that what was seen looks like, the likeliest first.
+    pub fn advise(&self, seen: &Seen) -> Vec<Advice> {
+        if seen.grows.is_empty() {
+            return Vec::new();
+        }
+        let mut all: Vec<Advice> =
+            self.leaks().iter().filter_map(|leak| self.match_leak(leak, seen)).collect();
+        all.sort_by(|a, b| b.confidence.total_cmp(&a.confidence));
+        all
+    }
+
+    fn match_leak(&self, leak: &Leak, seen: &Seen) -> Option<Advice> {
+        let best = leak.signs.iter().filter_map(|sign| self.match_sign(leak, sign, seen));
+        let confidence = best.max_by(f64::total_cmp)?;
+        let mut advice = Advice {
+            leak: leak.id.clone(),
+            title: leak.title.clone(),
+            confidence: (confidence * 100.0).round() / 100.0,
+            mitigations: Vec::new(),
+            others: Vec::new(),
+            references: leak.references.clone(),
+        };
+        for cure in &leak.cures {
+            if let Some(id) = &cure.mitigation {
+                // A program with other patch sets may lack it.
+                let Some(entry) = self.mitigation(id) else { continue };
+                let fits = seen.backend.as_ref().is_none_or(|backend| entry.is_for(backend));
+                if fits && !applied(entry, seen) {
+                    advice.mitigations.push(id.clone());
+                }
+            } else if let Some(build) = &cure.upgrade {
+                let has = seen.build.zip(build_number(build)).is_some_and(|(own, first)| own >= first);
+                if !has {
+                    advice.others.push(cure.to_string());
+                }
+            } else if cure.advice.is_some() {
+                advice.others.push(cure.to_string());
+            }
+        }
+        Some(advice)
+    }
+
+    /// How likely the leak is by one of its signs; `None` if it is not.
+    fn match_sign(&self, leak: &Leak, sign: &Sign, seen: &Seen) -> Option<f64> {
+        let (first, last) = (build_number(&leak.first), build_number(&leak.last));
+        let excluded = !sign.grows.iter().all(|memory| seen.grows.contains(memory))
+            || sign.still.iter().any(|memory| seen.grows.contains(memory))
+            || seen.backend.as_ref().is_some_and(|backend| !leak.is_for(backend))
+            || seen.build.is_some_and(|build| {
+                first.is_some_and(|first| build < first) || last.is_some_and(|last| build > last)
+            })
+            || sign.unless.iter().filter_map(|id| self.mitigation(id)).any(|entry| applied(entry, seen))
+            || !(sign.flags.is_empty() || sign.flags.iter().any(|flag| seen.args.contains(flag)));
+        if excluded {
+            return None;
+        }
+        let mut confidence = sign.confidence;
+        match &seen.unit {
+            Some(unit) if !sign.units.is_empty() && !sign.units.contains(unit) => return None,
+            None if !sign.units.is_empty() => confidence *= shapeless(sign, seen.images)?,
+            Some(_) | None => {}
+        }
+        if seen.grows.iter().any(|memory| !sign.grows.contains(memory)) {
+            confidence *= UNEXPLAINED;
+        }
+        confidence *= match (seen.build, first, last) {
+            (None, _, Some(_)) => MAYBE_FIXED,
+            (None, Some(_), None) => BUILD_UNKNOWN,
+            _ => 1.0,
+        };
+        if seen.backend.is_none() && !leak.backends.is_empty() {
+            confidence *= if leak.is_for("cuda") { BACKEND_UNKNOWN } else { RARE_BACKEND };
+        }
+        Some(confidence)
+    }
+}
+
+/// How likely a sign with units is while nothing can be blamed; `None` for a leak by images where there were none.
+fn shapeless(sign: &Sign, images: bool) -> Option<f64> {
+    let has = |name: &str| sign.units.iter().any(|unit| unit == name);
+    match (has("image"), has("request")) {
+        (true, false) if !images => None,
+        (true, _) if images => Some(1.0),
+        (_, true) => Some(if images { NOT_BY_IMAGE } else { ANY_REQUEST }),
+        _ => Some(UNIT_UNKNOWN),
+    }
+}
+
+/// Whether a server runs with a mitigation, however it was told to.
+fn applied(entry: &Mitigation, seen: &Seen) -> bool {
+    let variable = |name: &String| seen.variables.contains(name);
+    let listed = seen.mitigations.contains(&entry.id);
+    listed
+        || match &entry.action {
+            Action::Patch { variable: name, .. } => name.as_ref().is_some_and(variable),
+            Action::Variable { name, .. } => variable(name),
+            Action::Flags { flags } => flags.iter().any(|flag| {
+                flag.variables.iter().any(variable) || seen.args.iter().any(|word| flag.names.contains(word))
+            }),
+            Action::Unset { .. } | Action::BuildOption { .. } => false,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn images() -> Seen {
+        Seen {
+            grows: vec![Memory::Host, Memory::Vram],
+            unit: Some("image".to_owned()),
+            build: Some(8827),
+            backend: Some("cuda".to_owned()),
+            ..Seen::default()
+        }
+    }
+
+    fn advise(seen: &Seen) -> Vec<Advice> {
+        Catalogue::embedded().unwrap().advise(seen)
+    }
+
+    #[test]
+    fn growth_per_image_with_graphs_on_is_the_graph_cache() {
+        let told = advise(&images());
+        assert_eq!(told[0].leak, "cuda-graph-map-unbounded", "{told:?}");
+        assert_eq!(told[0].likelihood(), "likely");
+        assert_eq!(told[0].mitigations[..2], ["graph-cache-cap", "no-cuda-graphs"]);
+        let sentence = told[0].sentence();
+        assert!(sentence.contains("try `graph-cache-cap` or `no-cuda-graphs`"), "{sentence}");
+        assert!(sentence.contains("see ggml-org/llama.cpp#"), "{sentence}");
+        let newer = advise(&Seen { build: Some(10_587), ..images() });
+        assert_eq!(newer[0].leak, "cuda-graph-window", "{newer:?}");
+    }
+
+    #[test]
+    fn what_is_already_in_place_is_not_advised_and_rules_its_leak_out() {
+        for seen in [
+            Seen { variables: vec!["GGML_CUDA_DISABLE_GRAPHS".to_owned()], ..images() },
+            Seen { mitigations: vec!["graph-cache-cap".to_owned()], ..images() },
+        ] {
+            let told = advise(&seen);
+            assert!(!told.iter().any(|advice| advice.leak.starts_with("cuda-graph")), "{told:?}");
+        }
+        let cached = Seen { grows: vec![Memory::Host], still: vec![Memory::Vram], ..Seen::default() };
+        assert!(advise(&cached).iter().any(|advice| advice.leak == "prompt-cache-ram"));
+        let bounded = Seen { args: vec!["-cram".to_owned(), "512".to_owned()], ..cached };
+        assert!(!advise(&bounded).iter().any(|advice| advice.leak == "prompt-cache-ram"));
+    }
+
+    #[test]
+    fn a_build_or_a_backend_without_the_leak_rules_it_out_and_an_unknown_one_makes_it_less_likely() {
+        let cpu = advise(&Seen { backend: Some("cpu".to_owned()), grows: vec![Memory::Host], ..images() });
+        assert!(!cpu.iter().any(|advice| advice.leak.contains("cuda")), "{cpu:?}");
+        let known = advise(&images())[0].confidence;
+        let unknown = advise(&Seen { build: None, backend: None, unit: None, ..images() });
+        let same = unknown.iter().find(|advice| advice.leak == "cuda-graph-map-unbounded").unwrap();
+        assert!(same.confidence < known && same.confidence > 0.0, "{unknown:?}");
+        assert!(advise(&Seen { grows: Vec::new(), ..images() }).is_empty());
+        let blind = |images| {
+            let told = advise(&Seen {
+                images,
+                unit: None,
+                grows: vec![Memory::Host],
+                still: vec![Memory::Vram],
+                ..Seen::default()
+            });
+            told.into_iter().map(|advice| (advice.leak, advice.confidence)).collect::<Vec<_>>()
+        };
+        let of = |all: &[(String, f64)], leak: &str| {
+            all.iter().find(|(own, _)| own == leak).map(|(_, sure)| *sure)
+        };
+        let (without, with) = (blind(false), blind(true));
+        assert!(of(&with, "prompt-cache-ram") < of(&without, "prompt-cache-ram"), "{with:?}");
+        assert!(of(&with, "cuda-graph-window") > of(&without, "cuda-graph-window"), "{with:?}");
+        assert_eq!(of(&without, "mtmd-chunk-leak"), None, "no image, no leak by images");
+    }
+}

@@ -1,0 +1,202 @@
+//! Whether a build does what a mitigation asks of it.
+
+use std::path::{Path, PathBuf};
+
+use super::entry::Action;
+use super::load::build_number;
+use super::resolve::{Effect, Need};
+use crate::binary::{Presence, find_text};
+use crate::error::Result;
+
+/// What is known about the llama-server that a model runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuildFacts {
+    /// Its file.
+    pub binary: PathBuf,
+    /// Its number, as llama.cpp counts; `None` if unknown.
+    pub number: Option<u32>,
+    /// What its provenance says; `None` for a binary that we did not build.
+    pub provenance: Option<ProvenanceFacts>,
+}
+
+/// What the provenance of a build of ours says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProvenanceFacts {
+    /// The build's id.
+    pub id: String,
+    /// What it computes on, such as `cuda`.
+    pub backend: String,
+    /// The fixes that are in it; `None` if it does not say, and then the binary is searched.
+    pub fixes: Option<Vec<String>>,
+    /// cmake options, `NAME` and value, later ones winning.
+    pub options: Vec<(String, String)>,
+}
+
+impl ProvenanceFacts {
+    /// The value of a cmake option, if it was given.
+    fn option(&self, name: &str) -> Option<&str> {
+        self.options.iter().rev().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// How a mitigation and a build go together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// The build does it.
+    Fits,
+    /// It is set, and this should be known.
+    Note(String),
+    /// It is for another backend: nothing of it is set.
+    LeftOut(String),
+    /// The build lacks what it needs.
+    Missing {
+        /// What.
+        message: String,
+        /// The cure.
+        hint: String,
+    },
+}
+
+impl BuildFacts {
+    /// A binary that somebody else built; `version` is what it says to `--version`.
+    pub fn of_binary(binary: &Path, version: &str) -> Self {
+        Self { binary: binary.to_owned(), number: number_in(version), provenance: None }
+    }
+
+    /// How messages name it.
+    fn name(&self) -> String {
+        match &self.provenance {
+            Some(provenance) => format!("build {}", provenance.id),
+            None => self.binary.display().to_string(),
+        }
+    }
+}
+
+/// llama-server says `version: 8827 (abcdef)`, newer ones `version: 1.2.3 (build 8827, commit abcdef)`. Numbers below
+/// 1000 are those of builds that did not know their own.
+fn number_in(version: &str) -> Option<u32> {
+    let line = version.lines().find_map(|line| line.trim().strip_prefix("version:"))?.trim();
+    let digits = line.split_once("(build ").map_or(line, |(_, rest)| rest);
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().ok().filter(|number| *number >= 1000)
+}
+
+impl Effect {
+    /// Whether a build does what this asks of it. Reads the binary where its provenance does not say.
+    pub fn fit(&self, build: &BuildFacts) -> Fit {
+        let (name, who) = (&self.name, build.name());
+        if let Some(provenance) =
+            build.provenance.as_ref().filter(|provenance| !self.mitigation.is_for(&provenance.backend))
+        {
+            let backends = self.mitigation.backends.join(", ");
+            return Fit::LeftOut(format!(
+                "mitigation {name} is for {backends}, and {who} computes on {}: it is left out",
+                provenance.backend
+            ));
+        }
+        match &self.need {
+            Some(Need::Fix { set, fix, marker }) => self.fit_of_fix(build, set, fix, marker),
+            Some(Need::Option { name: option, value }) => self.fit_of_option(build, option, value),
+            None => self.fit_of_number(build),
+        }
+    }
+
+    fn fit_of_fix(&self, build: &BuildFacts, set: &str, fix: &str, marker: &str) -> Fit {
+        let (name, who) = (&self.name, build.name());
+        let needs = format!("mitigation {name} needs a llama-server built with the patch set {set}");
+        let hint = format!(
+            "run `llama-warden build`, which applies {set} where it fits; `llama-warden patches show {set}` says more"
+        );
+        let fixes = build.provenance.as_ref().and_then(|provenance| provenance.fixes.as_deref());
+        if fixes.is_some_and(|fixes| fixes.iter().any(|own| own == fix)) {
+            return Fit::Fits;
+        }
+        if marker.is_empty() && fixes.is_none() {
+            return Fit::Note(format!("{needs}; whether {who} is one cannot be told"));
+        }
+        // The binary is searched even if the provenance does not list the fix: the source may have been patched before.
+        let found = if marker.is_empty() { Ok(Presence::No) } else { find_text(&build.binary, marker) };
+        match (found, fixes) {
+            (Ok(Presence::Yes), _) => Fit::Fits,
+            (_, Some([])) => Fit::Missing { message: format!("{needs}; {who} has none"), hint },
+            (_, Some(fixes)) => {
+                let has = fixes.join(", ");
+                Fit::Missing { message: format!("{needs} and its fix {fix}; {who} has {has}"), hint }
+            }
+            (found, None) => unproven(found, &needs, &who, marker, hint),
+        }
+    }
+
+    fn fit_of_option(&self, build: &BuildFacts, option: &str, value: &str) -> Fit {
+        let (name, who) = (&self.name, build.name());
+        let needs = format!("mitigation {name} needs a llama-server built with -D{option}={value}");
+        let Some(provenance) = &build.provenance else {
+            return Fit::Note(format!("{needs}; whether {who} is one cannot be told"));
+        };
+        let hint = format!("run `llama-warden build -D{option}={value}`");
+        match provenance.option(option) {
+            Some(own) if normal(own) == normal(value) => Fit::Fits,
+            Some(own) => Fit::Missing { message: format!("{needs}; {who} has -D{option}={own}"), hint },
+            None => Fit::Missing { message: format!("{needs}; {who} was built without it"), hint },
+        }
+    }
+
+    /// Forks count their builds otherwise: a number is a reason to warn, never to refuse.
+    fn fit_of_number(&self, build: &BuildFacts) -> Fit {
+        let (entry, who) = (&self.mitigation, build.name());
+        let Some(number) = build.number else { return Fit::Fits };
+        let consequence = match entry.action {
+            Action::Flags { .. } => "llama-server may refuse to start",
+            _ => "it may have no effect",
+        };
+        if build_number(&entry.first).is_some_and(|first| number < first) {
+            let first = &entry.first;
+            return Fit::Note(format!(
+                "mitigation {} is understood from {first} on, and {who} says that it is b{number}: {consequence}",
+                self.name
+            ));
+        }
+        if build_number(&entry.last).is_some_and(|last| number > last) {
+            let last = &entry.last;
+            return Fit::Note(format!(
+                "mitigation {} is understood up to {last}, and {who} says that it is b{number}: {consequence}",
+                self.name
+            ));
+        }
+        Fit::Fits
+    }
+}
+
+/// What is said about a binary without provenance in which the text was not found.
+fn unproven(found: Result<Presence>, needs: &str, who: &str, marker: &str, hint: String) -> Fit {
+    match found {
+        Ok(Presence::Script) => Fit::Note(format!("{needs}; {who} is a script, so that cannot be checked")),
+        Err(error) => Fit::Note(format!("{needs}; {who} cannot be searched for it: {error}")),
+        Ok(_) => Fit::Missing {
+            message: format!("{needs}; the text `{marker}` is neither in {who} nor in a library beside it"),
+            hint,
+        },
+    }
+}
+
+/// cmake has many words for on and off.
+fn normal(value: &str) -> String {
+    match value.to_ascii_uppercase().as_str() {
+        "ON" | "1" | "YES" | "TRUE" | "Y" => "ON".to_owned(),
+        "OFF" | "0" | "NO" | "FALSE" | "N" => "OFF".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_tells_its_number_in_either_form() {
+        assert_eq!(number_in("load...\nversion: 8827 (abc)\nbuilt with"), Some(8827));
+        assert_eq!(number_in("version: 1.2.3 (build 10587, commit abc)"), Some(10587));
+        assert_eq!(number_in("version: 1 (unknown)"), None);
+        assert_eq!(number_in("hello"), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! The one list.
+
+use std::sync::Arc;
+
+use super::entry::{Action, Memory, Mitigation, Part};
+use super::item::part_name;
+use super::leak::Leak;
+use super::load::{self, Pair};
+use super::value::ValueSpec;
+use crate::embedded::embedded_file;
+use crate::error::{Error, Result};
+use crate::set::{self, Fix, VariableKind};
+
+/// Everything that can be done, and what it is for. Ids are unique over mitigations and leaks.
+#[derive(Clone, Debug)]
+pub struct Catalogue {
+    mitigations: Vec<Arc<Mitigation>>,
+    leaks: Vec<Leak>,
+    pub(super) pairs: Vec<Pair>,
+}
+
+impl Catalogue {
+    /// The curated list: the fixes of the curated patch sets, and what needs no patch.
+    ///
+    /// # Errors
+    ///
+    /// A curated file is broken, which the tests of this crate rule out.
+    pub fn embedded() -> Result<Self> {
+        let patches = set::Catalogue::embedded()?;
+        let text = embedded_file("mitigations.toml").and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let fixes = patches.sets().iter().flat_map(|set| set.fixes.iter().map(|fix| (set.id.as_str(), fix)));
+        Self::assemble(load::FILE, text.unwrap_or_default(), fixes)
+    }
+
+    /// Puts a list together from the text of a file and fixes with the ids of their sets.
+    pub(super) fn assemble<'a>(
+        file: &str,
+        text: &str,
+        fixes: impl Iterator<Item = (&'a str, &'a Fix)>,
+    ) -> Result<Self> {
+        let loaded = load::load(file, text)?;
+        let mut all: Vec<Mitigation> = fixes.map(|(set, fix)| of_fix(set, fix)).collect();
+        all.extend(loaded.mitigations);
+        for leak in &loaded.leaks {
+            for one in leak.cures.iter().filter_map(|cure| cure.mitigation.as_ref()) {
+                // A cure may be missing: a program with other patch sets is no broken program.
+                let Some(found) = all.iter_mut().find(|entry| entry.id == *one) else { continue };
+                found.cures.push(leak.id.clone());
+                if matches!(found.action, Action::Patch { .. }) {
+                    let new = leak.memory.iter().filter(|memory| !found.memory.contains(memory));
+                    let new: Vec<Memory> = new.copied().collect();
+                    found.memory.extend(new);
+                } else {
+                    found.symptoms.push(leak.symptom.clone());
+                }
+            }
+        }
+        let mut ids: Vec<&str> = all.iter().map(|entry| entry.id.as_str()).collect();
+        ids.extend(loaded.leaks.iter().map(|leak| leak.id.as_str()));
+        ids.sort_unstable();
+        if let Some((twice, _)) = ids.iter().zip(ids.iter().skip(1)).find(|(one, next)| one == next) {
+            return Err(Error::Set {
+                file: file.to_owned(),
+                line: None,
+                key: format!("id `{twice}`"),
+                why: "is given twice".to_owned(),
+            });
+        }
+        Ok(Self {
+            mitigations: all.into_iter().map(Arc::new).collect(),
+            leaks: loaded.leaks,
+            pairs: loaded.pairs,
+        })
+    }
+
+    /// All mitigations, the fixes of patch sets first.
+    pub fn mitigations(&self) -> &[Arc<Mitigation>] {
+        &self.mitigations
+    }
+
+    /// All leaks.
+    pub fn leaks(&self) -> &[Leak] {
+        &self.leaks
+    }
+
+    /// The mitigation of this id.
+    pub fn mitigation(&self, id: &str) -> Option<&Arc<Mitigation>> {
+        self.mitigations.iter().find(|entry| entry.id == id)
+    }
+
+    /// The leak of this id.
+    pub fn leak(&self, id: &str) -> Option<&Leak> {
+        self.leaks.iter().find(|leak| leak.id == id)
+    }
+
+    /// The id of a mitigation that is most like this text, or of a leak if `leaks`.
+    pub fn nearest(&self, text: &str, leaks: bool) -> Option<&str> {
+        let leaks = self.leaks.iter().filter(|_| leaks).map(|leak| leak.id.as_str());
+        let all = self.mitigations.iter().map(|entry| entry.id.as_str()).chain(leaks);
+        all.map(|id| (strsim::jaro_winkler(text, id), id))
+            .max_by(|a, b| a.0.total_cmp(&b.0))
+            .map(|(_, id)| id)
+    }
+}
+
+fn of_fix(set: &str, fix: &Fix) -> Mitigation {
+    let first = fix.variables.first();
+    // A report's file is chosen for each process: nothing is set here.
+    let own = first.filter(|variable| variable.kind != VariableKind::Path);
+    let parts = fix.variables.iter().skip(1).filter(|variable| variable.kind != VariableKind::Path);
+    let mut text = first.map(|variable| variable.text.clone()).unwrap_or_default();
+    if first.is_some_and(|variable| variable.kind == VariableKind::Path) {
+        text.push_str(" llama-warden chooses the file, one for each process.");
+    }
+    Mitigation {
+        id: fix.id.clone(),
+        title: fix.title.clone(),
+        text: text.trim().to_owned(),
+        action: Action::Patch {
+            set: set.to_owned(),
+            variable: own.map(|variable| variable.name.clone()),
+            marker: fix.marker.clone(),
+        },
+        value: own.and_then(ValueSpec::of),
+        parts: parts
+            .map(|variable| Part {
+                name: part_name(&fix.id, &variable.name),
+                variable: variable.name.clone(),
+                value: ValueSpec::of(variable),
+                text: variable.text.clone(),
+            })
+            .collect(),
+        memory: Vec::new(),
+        backends: fix.affects.backends.clone(),
+        first: fix.affects.first.clone(),
+        last: fix.affects.last.clone(),
+        cost: fix.cost.clone(),
+        risk: fix.risk.clone(),
+        confidence: String::new(),
+        evidence: fix.evidence.clone(),
+        references: fix.references.clone(),
+        upstream: Some(fix.upstream.clone()),
+        cures: Vec::new(),
+        symptoms: vec![fix.symptom.clone()],
+    }
+}

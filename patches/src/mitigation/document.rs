@@ -1,0 +1,189 @@
+//! The list as Markdown: the reference part of `docs/mitigations.md`.
+
+use std::fmt::Write as _;
+
+use super::catalogue::Catalogue;
+use super::entry::{Action, Memory, Mitigation};
+use super::leak::Leak;
+use crate::set::Evidence;
+
+/// The whole list as Markdown, the same text for the same list.
+pub fn markdown(catalogue: &Catalogue) -> String {
+    let mut text = String::from("## Leaks, and what looks like one\n\n");
+    text.push_str("| leak | memory | backends | builds | what helps |\n|---|---|---|---|---|\n");
+    for leak in catalogue.leaks() {
+        let cures: Vec<String> = leak.cures.iter().map(super::leak::Cure::short).collect();
+        line(
+            &mut text,
+            format_args!(
+                "| [`{id}`](#{id}): {} | {} | {} | {} | {} |",
+                leak.title,
+                memory(&leak.memory),
+                backends(&leak.backends),
+                builds(&leak.builds()),
+                cures.join(", "),
+                id = leak.id,
+            ),
+        );
+    }
+    text.push_str("\n## Mitigations\n\n| in `mitigations` | kind | memory | backends | what it does |\n|---|---|---|---|---|\n");
+    for entry in catalogue.mitigations() {
+        line(
+            &mut text,
+            format_args!(
+                "| [`{}`](#{}) | {} | {} | {} | {} |",
+                entry.usage(),
+                entry.id,
+                entry.action.kind(),
+                memory(&entry.memory),
+                backends(&entry.backends),
+                entry.title,
+            ),
+        );
+    }
+    text.push_str("\n## Each mitigation\n");
+    for entry in catalogue.mitigations() {
+        mitigation(&mut text, entry);
+    }
+    text.push_str("\n## Each leak\n");
+    for one in catalogue.leaks() {
+        leak(&mut text, one);
+    }
+    text
+}
+
+fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
+    let _infallible = writeln!(text, "{what}");
+}
+
+/// A point of a list, if there is something to say.
+fn point(text: &mut String, name: &str, what: &str) {
+    if !what.is_empty() {
+        line(text, format_args!("- {name}: {what}"));
+    }
+}
+
+/// With a capital at the beginning and a full stop at the end.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    let Some(first) = letters.next() else { return String::new() };
+    let stop = if text.ends_with('.') { "" } else { "." };
+    format!("{}{}{stop}", first.to_uppercase(), letters.as_str())
+}
+
+fn memory(all: &[Memory]) -> String {
+    all.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ")
+}
+
+fn backends(all: &[String]) -> String {
+    if all.is_empty() { "all".to_owned() } else { all.join(", ") }
+}
+
+fn builds(text: &str) -> &str {
+    if text.is_empty() { "see below" } else { text }
+}
+
+fn mitigation(text: &mut String, entry: &Mitigation) {
+    line(text, format_args!("\n### {}\n", entry.id));
+    line(text, format_args!("{}", sentence(&entry.title)));
+    line(text, format_args!("{}\n", sentence(&entry.text)));
+    point(text, "how", &entry.how());
+    point(text, "value", &entry.value.as_ref().map(value).unwrap_or_default());
+    for part in &entry.parts {
+        let takes = part.value.as_ref().map(|spec| format!(" = {}", value(spec))).unwrap_or_default();
+        point(
+            text,
+            &format!("`{}.{}`", entry.id, part.name),
+            &format!("{}{takes}. {}", part.variable, sentence(&part.text)),
+        );
+    }
+    point(text, "builds", &entry.builds());
+    point(text, "helps against", &entry.cures.join(", "));
+    if matches!(entry.action, Action::Patch { .. }) {
+        point(text, "symptom", &entry.symptoms.join(" "));
+    }
+    point(text, "cost", &entry.cost);
+    point(text, "risk", &entry.risk);
+    if let Some(upstream) = &entry.upstream {
+        let status = format!("{:?}", upstream.status).to_lowercase();
+        let all = [&status, &upstream.since, &upstream.how].into_iter().filter(|said| !said.is_empty());
+        let all: Vec<&str> = all.map(String::as_str).collect();
+        point(text, "upstream", &all.join("; "));
+    }
+    evidence(text, &entry.evidence);
+    point(text, "confidence", &entry.confidence);
+    point(text, "references", &entry.references.join(", "));
+}
+
+fn leak(text: &mut String, leak: &Leak) {
+    line(text, format_args!("\n### {}\n", leak.id));
+    line(text, format_args!("{} {}\n", sentence(&leak.title), sentence(&leak.symptom)));
+    let range = [leak.builds(), leak.range.clone()].into_iter().filter(|part| !part.is_empty());
+    point(text, "builds", &range.collect::<Vec<_>>().join("; "));
+    point(text, "upstream", &leak.upstream);
+    for cure in &leak.cures {
+        point(text, "helps", &cure.to_string());
+    }
+    point(text, "how to tell", &leak.detect);
+    for sign in &leak.signs {
+        point(text, "fingerprint", &sign.to_string());
+    }
+    evidence(text, &leak.evidence);
+    point(text, "confidence", &leak.confidence);
+    point(text, "references", &leak.references.join(", "));
+}
+
+fn evidence(text: &mut String, all: &[Evidence]) {
+    for one in all {
+        point(text, "seen", &one.to_line());
+    }
+}
+
+fn value(spec: &super::value::ValueSpec) -> String {
+    let default = spec.default.as_ref().map(|value| format!("; default {value}")).unwrap_or_default();
+    format!("{}{default}", spec.takes())
+}
+
+impl Evidence {
+    /// All of it in one line.
+    pub fn to_line(&self) -> String {
+        let mut text = self.effect.clone();
+        let with: Vec<&str> = [&self.hardware, &self.build, &self.command]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .map(String::as_str)
+            .collect();
+        if !with.is_empty() {
+            let _infallible = write!(text, " ({})", with.join("; "));
+        }
+        text
+    }
+}
+
+impl Mitigation {
+    /// What it sets, gives or needs, in one line.
+    pub fn how(&self) -> String {
+        match &self.action {
+            Action::Patch { set, variable: Some(name), .. } => {
+                format!("patch set {set}; the variable {name}")
+            }
+            Action::Patch { set, variable: None, .. } => format!("patch set {set}"),
+            Action::Variable { name, fixed, presence } => {
+                let value = fixed.as_deref().unwrap_or("VALUE");
+                let presence = if *presence { "; it acts by being present, whatever its value" } else { "" };
+                format!("the variable {name}={value}{presence}")
+            }
+            Action::Unset { names, .. } => {
+                format!("removes {} from what the process inherits", names.join(", "))
+            }
+            Action::Flags { flags } => {
+                let all = flags.iter().map(|flag| {
+                    let value = flag.value.as_deref().map(|value| value.replace("{}", "VALUE"));
+                    std::iter::once(flag.write.clone()).chain(value).collect::<Vec<_>>().join(" ")
+                });
+                format!("llama-server's `{}`", all.collect::<Vec<_>>().join(" "))
+            }
+            Action::BuildOption { name, setting } => format!("a build with -D{name}={setting}"),
+        }
+    }
+}

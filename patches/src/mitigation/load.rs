@@ -1,0 +1,233 @@
+//! Reads `patches/mitigations.toml` and says what is wrong with it: file, line, key.
+
+use serde::Deserialize;
+
+use super::entry::{Action, Flag, Memory, Mitigation};
+use super::leak::{Leak, UNITS};
+use super::value::{ValueKind, ValueSpec};
+use crate::error::{Error, Result};
+use crate::set::Evidence;
+
+/// The file, as messages name it.
+pub(super) const FILE: &str = "patches/mitigations.toml";
+
+/// The version of the format that is read.
+const SCHEMA: u32 = 1;
+
+/// The whole file.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) mitigations: Vec<Mitigation>,
+    pub(super) pairs: Vec<Pair>,
+    pub(super) leaks: Vec<Leak>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    schema: u32,
+    #[serde(default)]
+    mitigation: Vec<toml::Spanned<RawMitigation>>,
+    #[serde(default)]
+    pair: Vec<Pair>,
+    #[serde(default)]
+    leak: Vec<toml::Spanned<Leak>>,
+}
+
+/// Two mitigations of which one leaves the other nothing to do.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pair {
+    pub(super) ids: [String; 2],
+    pub(super) why: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawMitigation {
+    id: String,
+    title: String,
+    text: String,
+    #[serde(default)]
+    memory: Vec<Memory>,
+    #[serde(default)]
+    backends: Vec<String>,
+    #[serde(default)]
+    first: String,
+    #[serde(default)]
+    last: String,
+    cost: String,
+    #[serde(default)]
+    risk: String,
+    confidence: String,
+    references: Vec<String>,
+    #[serde(default)]
+    evidence: Vec<Evidence>,
+    set: Option<RawSet>,
+    unset: Option<RawUnset>,
+    flags: Option<Vec<Flag>>,
+    option: Option<RawOption>,
+    value: Option<ValueSpec>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSet {
+    name: String,
+    value: Option<String>,
+    #[serde(default)]
+    presence: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawUnset {
+    names: Vec<String>,
+    #[serde(default)]
+    flags: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawOption {
+    name: String,
+    value: String,
+}
+
+/// Reads the text of the file. `file` is its name in messages.
+pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
+    let wrong = |at: Option<usize>, key: &str, why: String| Error::Set {
+        file: file.to_owned(),
+        line: at.and_then(|byte| text.get(..byte)).map(|before| before.matches('\n').count() + 1),
+        key: key.to_owned(),
+        why,
+    };
+    let raw: Raw = toml::from_str(text)
+        .map_err(|error| wrong(error.span().map(|span| span.start), "", error.message().to_owned()))?;
+    if raw.schema != SCHEMA {
+        return Err(wrong(None, "schema", format!("is {}, and this program reads {SCHEMA}", raw.schema)));
+    }
+    let mut mitigations = Vec::new();
+    for one in raw.mitigation {
+        let at = one.span().start;
+        let one = one.into_inner();
+        let key = format!("mitigation `{}`", one.id);
+        mitigations.push(mitigation(one).map_err(|why| wrong(Some(at), &key, why))?);
+    }
+    let mut leaks = Vec::new();
+    for one in raw.leak {
+        let at = one.span().start;
+        let leak = one.into_inner();
+        let key = format!("leak `{}`", leak.id);
+        builds(&leak.first, &leak.last).map_err(|why| wrong(Some(at), &key, why))?;
+        if !is_id(&leak.id) {
+            return Err(wrong(Some(at), &key, "an id has small letters, digits and dashes".to_owned()));
+        }
+        if !leak.cures.iter().all(super::leak::Cure::is_one_thing) {
+            let why =
+                "each cure says exactly one of mitigation, upgrade, restart, monitor, advice".to_owned();
+            return Err(wrong(Some(at), &key, why));
+        }
+        signs(&leak).map_err(|why| wrong(Some(at), &key, why))?;
+        leaks.push(leak);
+    }
+    Ok(Loaded { mitigations, pairs: raw.pair, leaks })
+}
+
+/// Ids of mitigations are checked with those of the patch sets, in the catalogue.
+fn signs(leak: &Leak) -> std::result::Result<(), String> {
+    for sign in &leak.signs {
+        if sign.grows.is_empty() || sign.still.iter().any(|memory| sign.grows.contains(memory)) {
+            return Err("a sign says which memory `grows`, and names none of it in `still`".to_owned());
+        }
+        if let Some(unit) = sign.units.iter().find(|unit| !UNITS.contains(&unit.as_str())) {
+            return Err(format!("`{unit}` is no unit of work: they are {}", UNITS.join(", ")));
+        }
+        if !(0.0..=1.0).contains(&sign.confidence) {
+            return Err("the `confidence` of a sign goes from 0 to 1".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
+    if !is_id(&raw.id) {
+        return Err("an id has small letters, digits and dashes".to_owned());
+    }
+    builds(&raw.first, &raw.last)?;
+    let takes_value = raw.value.is_some();
+    let action = match (raw.set, raw.unset, raw.flags, raw.option) {
+        (Some(set), None, None, None) if set.value.is_some() == takes_value => {
+            return Err("`set.value` is fixed, or there is a `value` to be given: one of them".to_owned());
+        }
+        (Some(set), None, None, None) => {
+            Action::Variable { name: set.name, fixed: set.value, presence: set.presence }
+        }
+        (None, Some(unset), None, None) if !takes_value => {
+            Action::Unset { names: unset.names, flags: unset.flags }
+        }
+        (None, None, Some(flags), None) => {
+            let given = flags.iter().filter(|flag| flag.value.as_deref() == Some("{}")).count();
+            if flags.is_empty() || (given > 0) != takes_value {
+                return Err("a `value` belongs to flags with `value = \"{}\"`, and they to it".to_owned());
+            }
+            if flags.iter().any(|flag| !flag.names.contains(&flag.write)) {
+                return Err("a flag's `names` have the one that is written, too".to_owned());
+            }
+            Action::Flags { flags }
+        }
+        (None, None, None, Some(option)) if !takes_value => {
+            Action::BuildOption { name: option.name, setting: option.value }
+        }
+        _ => return Err("it has exactly one of `set`, `unset`, `flags`, `option`".to_owned()),
+    };
+    if let Some(value) = &raw.value {
+        if (value.kind == ValueKind::Choice) == value.choices.is_empty() {
+            return Err("`choices` belong to the type `choice`".to_owned());
+        }
+        if let Some(default) = &value.default {
+            value.check(&default.to_string()).map_err(|why| format!("its default: {why}"))?;
+        }
+    }
+    Ok(Mitigation {
+        id: raw.id,
+        title: raw.title,
+        text: raw.text,
+        action,
+        value: raw.value,
+        parts: Vec::new(),
+        memory: raw.memory,
+        backends: raw.backends,
+        first: raw.first,
+        last: raw.last,
+        cost: raw.cost,
+        risk: raw.risk,
+        confidence: raw.confidence,
+        evidence: raw.evidence,
+        references: raw.references,
+        upstream: None,
+        cures: Vec::new(),
+        symptoms: Vec::new(),
+    })
+}
+
+fn is_id(id: &str) -> bool {
+    !id.is_empty()
+        && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+fn builds(first: &str, last: &str) -> std::result::Result<(), String> {
+    let number = |text: &str| match text {
+        "" => Ok(None),
+        text => build_number(text).map(Some).ok_or_else(|| format!("`{text}` is no build like `b8832`")),
+    };
+    match (number(first)?, number(last)?) {
+        (Some(first), Some(last)) if last < first => Err(format!("b{last} comes before b{first}")),
+        _ => Ok(()),
+    }
+}
+
+/// `b8832` is 8832.
+pub(super) fn build_number(text: &str) -> Option<u32> {
+    text.strip_prefix('b')?.parse().ok()
+}

@@ -1,0 +1,321 @@
+//! The list as it is shipped, and resolving with invented fixes.
+
+use super::*;
+use crate::set::{Affects, Fix, Upstream, Value, Variable, VariableKind};
+
+fn variable(name: &str, kind: VariableKind, default: Option<i64>) -> Variable {
+    Variable {
+        name: name.to_owned(),
+        kind,
+        default: default.map(Value::Integer),
+        min: (kind == VariableKind::Integer).then_some(1.0),
+        max: (kind == VariableKind::Integer).then_some(1000.0),
+        unit: "graphs".to_owned(),
+        text: "does things.".to_owned(),
+    }
+}
+
+fn fix(id: &str, variables: Vec<Variable>) -> Fix {
+    Fix {
+        id: id.to_owned(),
+        title: "a cap".to_owned(),
+        symptom: "it grows".to_owned(),
+        references: Vec::new(),
+        affects: Affects { backends: vec!["cuda".into(), "hip".into()], ..Affects::default() },
+        risk: String::new(),
+        cost: String::new(),
+        marker: format!("llama-warden fix {id}"),
+        upstream: Upstream::default(),
+        variables,
+        evidence: Vec::new(),
+    }
+}
+
+/// The shipped file with two invented fixes in place of the curated ones.
+fn catalogue() -> Catalogue {
+    let fixes = [
+        fix(
+            "graph-cache-cap",
+            vec![
+                variable("LLAMA_WARDEN_GRAPH_CACHE_CAP", VariableKind::Integer, Some(16)),
+                variable("LLAMA_WARDEN_GRAPH_IDLE_TRIM_S", VariableKind::Integer, Some(30)),
+            ],
+        ),
+        fix("report", vec![variable("LLAMA_WARDEN_REPORT", VariableKind::Path, None)]),
+    ];
+    let text = include_str!("../../mitigations.toml");
+    Catalogue::assemble("m.toml", text, fixes.iter().map(|fix| ("cuda-memory", fix))).unwrap()
+}
+
+fn resolve(list: &[&str]) -> Resolution {
+    catalogue().resolve(&list.iter().map(|&item| item.to_owned()).collect::<Vec<_>>())
+}
+
+/// The only finding, as one text.
+fn told(list: &[&str]) -> String {
+    let findings = resolve(list).findings;
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    let level = if findings[0].error { "error" } else { "warning" };
+    let hint = findings[0].hint.clone().unwrap_or_default();
+    format!("{level} at {}: {} | {hint}", findings[0].item, findings[0].message)
+}
+
+#[test]
+fn the_shipped_list_is_sound_and_every_cure_is_in_it() {
+    let all = Catalogue::embedded().unwrap();
+    for leak in all.leaks() {
+        for id in leak.cures.iter().filter_map(|cure| cure.mitigation.as_ref()) {
+            assert!(all.mitigation(id).is_some(), "leak {}: its cure {id} is nowhere", leak.id);
+        }
+        assert!(leak.symptom.ends_with('.') && !leak.confidence.is_empty(), "leak {}", leak.id);
+    }
+    for id in all.pairs.iter().flat_map(|pair| &pair.ids) {
+        assert!(all.mitigation(id).is_some(), "a pair names {id}, which is nowhere");
+    }
+    for entry in all.mitigations() {
+        assert!(
+            !entry.title.is_empty() && !entry.cost.is_empty() && !entry.symptoms.is_empty(),
+            "{}",
+            entry.id
+        );
+        let mut parts: Vec<&str> = entry.parts.iter().map(|part| part.name.as_str()).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        assert_eq!(parts.len(), entry.parts.len(), "{}: two parts have one name", entry.id);
+    }
+}
+
+#[test]
+fn each_kind_of_mitigation_comes_to_what_it_says() {
+    let done = resolve(&[
+        "graph-cache-cap=64",
+        "graph-cache-cap.idle-trim=7",
+        "no-pinned-memory",
+        "malloc-arenas",
+        "no-concurrent-streams",
+        "cache-ram=512",
+        "kv-f16",
+        "build-one-copy",
+        "report",
+    ]);
+    assert_eq!(done.findings, []);
+    let set: Vec<(&str, &str)> =
+        done.effects.iter().flat_map(|one| &one.set).map(|(a, b)| (&**a, &**b)).collect();
+    assert_eq!(
+        set,
+        [
+            ("LLAMA_WARDEN_GRAPH_CACHE_CAP", "64"),
+            ("LLAMA_WARDEN_GRAPH_IDLE_TRIM_S", "7"),
+            ("GGML_CUDA_NO_PINNED", "1"),
+            ("MALLOC_ARENA_MAX", "2"),
+        ]
+    );
+    assert_eq!(done.effects[4].unset, ["GGML_CUDA_GRAPH_OPT"]);
+    let words: Vec<&str> =
+        done.effects.iter().flat_map(|one| &one.flags).flat_map(|flag| &flag.words).map(|w| &**w).collect();
+    assert_eq!(words, ["--cache-ram", "512", "--cache-type-k", "f16", "--cache-type-v", "f16"]);
+    let option = Need::Option { name: "GGML_SCHED_MAX_COPIES".into(), value: "1".into() };
+    assert_eq!(done.effects[7].need, Some(option));
+    assert!(
+        done.effects[8].set.is_empty() && done.effects[8].need.is_some(),
+        "each process has a report of its own"
+    );
+    let set = |list: &[&str]| resolve(list).effects.into_iter().flat_map(|one| one.set).collect::<Vec<_>>();
+    let pair = |name: &str, value: &str| (format!("LLAMA_WARDEN_GRAPH_{name}"), value.to_owned());
+    let both = [pair("CACHE_CAP", "16"), pair("IDLE_TRIM_S", "30")];
+    assert_eq!(set(&["graph-cache-cap"]), both, "a fix that is switched on has all its defaults");
+    assert_eq!(set(&["graph-cache-cap=5", "graph-cache-cap.idle-trim=off"]), [pair("CACHE_CAP", "5")]);
+}
+
+#[test]
+fn what_is_wrong_with_an_item_names_the_range_the_unit_and_the_nearest() {
+    assert_eq!(
+        told(&["graph-cache-cup=4"]),
+        "error at 0: there is no mitigation `graph-cache-cup` | the nearest is `graph-cache-cap`; \
+         `llama-warden mitigations list` shows all"
+    );
+    assert_eq!(
+        told(&["cuda-graph-window"]),
+        "error at 0: `cuda-graph-window` is a leak, not a mitigation | what helps against it: graph-cache-cap, \
+         no-cuda-graphs, build-no-cuda-graphs, build-no-hip-graphs"
+    );
+    let range = "a whole number from 1 to 1000 (graphs)";
+    assert_eq!(
+        told(&["graph-cache-cap=0"]),
+        format!("error at 0: `graph-cache-cap`: `0` is out of range: it is {range} | ")
+    );
+    assert_eq!(
+        told(&["graph-cache-cap=many"]),
+        format!("error at 0: `graph-cache-cap`: `many` is not {range} | ")
+    );
+    assert_eq!(
+        told(&["cache-ram"]),
+        "error at 0: `cache-ram` needs a value: `cache-ram=VALUE`, where VALUE is a whole number from 0 to 16777216 \
+         (MiB) | "
+    );
+    assert_eq!(told(&["no-cuda-graphs=1"]), "error at 0: `no-cuda-graphs` takes no value | ");
+    assert_eq!(
+        told(&["split-mode=layer"]),
+        "error at 0: `split-mode`: `layer` is not one of `none`, `row`, `tensor` | "
+    );
+    assert_eq!(
+        told(&["graph-cache-cap", "graph-cache-cap.trim=1"]),
+        "error at 1: `graph-cache-cap` has no part `trim` | there is `graph-cache-cap.idle-trim`"
+    );
+    assert_eq!(told(&["no-mmap.x"]), "error at 0: `no-mmap` has no part `x` | it has no parts");
+}
+
+#[test]
+fn twice_contradicting_and_pointless_are_told_apart() {
+    assert_eq!(
+        told(&["no-mmap", "cache-ram=1", "cache-ram=2"]),
+        "error at 2: `cache-ram` is given twice | keep one of them"
+    );
+    assert_eq!(
+        told(&["graph-cache-cap", "no-cuda-graphs"]),
+        "warning at 1: `no-cuda-graphs` and `graph-cache-cap`: without graphs there is no graph cache: the cap has \
+         nothing to do | keep one of them"
+    );
+    assert_eq!(
+        told(&["graph-cache-cap.idle-trim=5"]),
+        "warning at 0: `graph-cache-cap.idle-trim` is given without `graph-cache-cap`, which stays off | add \
+         `graph-cache-cap` to the list, if it was meant"
+    );
+    let text = "schema = 1\n\
+        [[mitigation]]\nid = \"a\"\ntitle = \"a\"\ntext = \"\"\ncost = \"\"\nconfidence = \"\"\nreferences = []\nunset = { names = [\"X\"] }\n\
+        [[mitigation]]\nid = \"b\"\ntitle = \"b\"\ntext = \"\"\ncost = \"\"\nconfidence = \"\"\nreferences = []\nset = { name = \"X\", value = \"1\" }\n";
+    let two = Catalogue::assemble("m.toml", text, std::iter::empty()).unwrap();
+    for list in [["a", "b"], ["b", "a"]] {
+        let done = two.resolve(&list.map(str::to_owned));
+        assert_eq!(done.findings.len(), 1);
+        let message = format!("`{}` and `{}` contradict each other: both decide about X", list[0], list[1]);
+        assert_eq!((done.findings[0].error, &done.findings[0].message), (true, &message));
+    }
+}
+
+#[test]
+fn a_broken_file_names_file_line_and_entry() {
+    let broken = |text: &str| {
+        Catalogue::assemble("m.toml", &format!("schema = 1\n{text}"), std::iter::empty())
+            .unwrap_err()
+            .to_string()
+    };
+    let entry = "[[mitigation]]\nid = \"a\"\ntitle = \"a\"\ntext = \"\"\ncost = \"\"\nconfidence = \"\"\nreferences = []\n";
+    assert!(broken("[[mitigation]]\nname = 1\n").starts_with("m.toml:3: unknown field `name`"));
+    let error = broken(entry);
+    assert_eq!(error, "m.toml:2: `mitigation `a``: it has exactly one of `set`, `unset`, `flags`, `option`");
+    let set = format!("{entry}set = {{ name = \"X\" }}\n");
+    assert!(broken(&set).contains("one of them"), "neither a fixed nor a given value");
+    let leak = "[[leak]]\nid = \"l\"\ntitle = \"\"\nkind = \"leak\"\nmemory = []\nsymptom = \"\"\nreferences = []\nconfidence = \"\"\n";
+    assert!(
+        broken(&format!("{leak}cures = [{{ restart = true, upgrade = \"b1\" }}]")).contains("exactly one of")
+    );
+    assert!(
+        broken(&format!("{leak}cures = []\nfirst = \"b20\"\nlast = \"b10\""))
+            .contains("b10 comes before b20")
+    );
+    let twice = format!("{entry}unset = {{ names = [\"X\"] }}\n{entry}unset = {{ names = [\"X\"] }}\n");
+    assert_eq!(broken(&twice), "m.toml: `id `a``: is given twice");
+}
+
+fn build(provenance: Option<ProvenanceFacts>, content: &str) -> (tempfile::TempDir, BuildFacts) {
+    let dir = tempfile::tempdir().unwrap();
+    let binary = dir.path().join("llama-server");
+    std::fs::write(&binary, content).unwrap();
+    (dir, BuildFacts { binary, number: Some(8827), provenance })
+}
+
+fn provenance(backend: &str, fixes: Option<&[&str]>) -> ProvenanceFacts {
+    ProvenanceFacts {
+        id: "1234".to_owned(),
+        backend: backend.to_owned(),
+        fixes: fixes.map(|all| all.iter().map(|&fix| fix.to_owned()).collect()),
+        options: vec![
+            ("GGML_CUDA_GRAPHS".to_owned(), "ON".to_owned()),
+            ("GGML_CUDA_GRAPHS".to_owned(), "0".to_owned()),
+        ],
+    }
+}
+
+fn fit(item: &str, build: &BuildFacts) -> Fit {
+    resolve(&[item]).effects[0].fit(build)
+}
+
+#[test]
+fn a_build_without_the_fix_is_told_with_the_command_that_makes_one() {
+    let (_dir, plain) = build(Some(provenance("cuda", Some(&[]))), "nothing");
+    let Fit::Missing { message, hint } = fit("graph-cache-cap", &plain) else { panic!() };
+    assert_eq!(
+        message,
+        "mitigation graph-cache-cap needs a llama-server built with the patch set cuda-memory; build 1234 has none"
+    );
+    assert!(hint.starts_with("run `llama-warden build`"), "{hint}");
+    let (_dir, other) = build(Some(provenance("cuda", Some(&["report"]))), "nothing");
+    let Fit::Missing { message, .. } = fit("graph-cache-cap", &other) else { panic!() };
+    assert!(message.ends_with("and its fix graph-cache-cap; build 1234 has report"), "{message}");
+    let (_dir, with) = build(Some(provenance("cuda", Some(&["graph-cache-cap"]))), "nothing");
+    assert_eq!(fit("graph-cache-cap", &with), Fit::Fits);
+    let (_dir, silent) = build(Some(provenance("cuda", None)), "..llama-warden fix graph-cache-cap..");
+    assert_eq!(fit("graph-cache-cap", &silent), Fit::Fits, "the binary says what the provenance do not");
+}
+
+#[test]
+fn a_binary_of_somebody_else_is_searched_for_the_fix() {
+    let (_dir, plain) = build(None, "\u{7f}ELF nothing");
+    let Fit::Missing { message, .. } = fit("graph-cache-cap", &plain) else { panic!() };
+    assert!(message.contains("the text `llama-warden fix graph-cache-cap` is neither in /"), "{message}");
+    let (_dir, with) = build(None, "\u{7f}ELF llama-warden fix graph-cache-cap");
+    assert_eq!(fit("graph-cache-cap", &with), Fit::Fits);
+    let (_dir, script) = build(None, "#!/bin/sh\nexec x\n");
+    assert!(matches!(fit("graph-cache-cap", &script), Fit::Note(note) if note.contains("is a script")));
+    assert!(matches!(fit("build-one-copy", &plain), Fit::Note(note) if note.ends_with("cannot be told")));
+}
+
+#[test]
+fn options_backends_and_numbers_of_a_build_are_judged() {
+    let (_dir, cuda) = build(Some(provenance("cuda", None)), "");
+    assert_eq!(
+        fit("build-no-cuda-graphs", &cuda),
+        Fit::Fits,
+        "the last of a repeated option counts, 0 is OFF"
+    );
+    let Fit::Missing { message, hint } = fit("build-one-copy", &cuda) else { panic!() };
+    assert_eq!(
+        message,
+        "mitigation build-one-copy needs a llama-server built with -DGGML_SCHED_MAX_COPIES=1; build 1234 was built \
+         without it"
+    );
+    assert_eq!(hint, "run `llama-warden build -DGGML_SCHED_MAX_COPIES=1`");
+    let (_dir, cpu) = build(Some(provenance("cpu", Some(&[]))), "");
+    assert_eq!(
+        fit("graph-cache-cap", &cpu),
+        Fit::LeftOut(
+            "mitigation graph-cache-cap is for cuda, hip, and build 1234 computes on cpu: it is left out"
+                .to_owned()
+        )
+    );
+    assert_eq!(fit("cache-ram=1", &cpu), Fit::Fits);
+    let early = fit("checkpoint-min-step=1", &cuda);
+    assert!(
+        matches!(&early, Fit::Note(note) if note.contains("from b9310 on") && note.contains("may refuse to start"))
+    );
+    let (_dir, mut late) = build(Some(provenance("cuda", None)), "");
+    late.number = Some(10528);
+    assert!(matches!(fit("cublas-workspace=:16:8", &late), Fit::Note(note) if note.contains("up to b10527")));
+}
+
+#[test]
+fn the_documentation_is_made_from_the_list() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/mitigations.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, reference) =
+        text.split_once("<!-- from here on: `llama-warden mitigations list --markdown` -->\n\n").unwrap();
+    let wanted = markdown(&Catalogue::embedded().unwrap());
+    if reference != wanted {
+        let differs = reference.lines().zip(wanted.lines()).position(|(is, should)| is != should);
+        panic!(
+            "docs/mitigations.md differs from the list at line {differs:?} of its reference; put the output of \
+             `llama-warden mitigations list --markdown` in its place"
+        );
+    }
+}

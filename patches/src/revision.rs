@@ -1,0 +1,33 @@
+//! Which llama.cpp a tree is.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Upstream abbreviates commits to nine digits.
+const SHORT: usize = 9;
+
+/// What a tree believes it is. Both parts may be unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revision {
+    /// The commit as far as it was given, up to 40 hexadecimal digits.
+    pub commit: Option<String>,
+    /// Upstream's build number, as in the tag `b9976`.
+    pub build_number: Option<u32>,
+}
+
+impl Revision {
+    /// The commit in nine digits, or `unknown`.
+    pub fn short_commit(&self) -> &str {
+        self.commit.as_deref().map_or("unknown", |commit| commit.get(..SHORT).unwrap_or(commit))
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.build_number {
+            Some(number) => write!(f, "build {number}, commit {}", self.short_commit()),
+            None => write!(f, "build unknown, commit {}", self.short_commit()),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Blanks what is no code: comments, the insides of strings and characters, and lines that hooks of ours placed.
+//!
+//! The result has the length of the input, byte for byte, and its line ends, so that a place in one is a place in the
+//! other. It is ASCII: other bytes outside of comments and strings become `?`.
+//!
+//! What is known of C++: both kinds of comments, a line comment that a backslash continues, strings with escapes and
+//! prefixes, raw strings, characters, digit separators as in `5'000'000`. A string or character that its line does not
+//! close ends with the line, as in `#error don't`. The name behind `#include` is kept, since it is looked for.
+
+use std::ops::Range;
+
+use crate::marker::{self, PREFIX};
+
+/// Longest delimiter of a raw string that the standard allows.
+const RAW_DELIMITER: usize = 16;
+
+/// What some editors begin a file with.
+pub(crate) const BOM: &[u8] = b"\xef\xbb\xbf";
+
+/// A text and what in it is no code.
+#[derive(Clone, Debug)]
+pub(super) struct Masked {
+    /// As long as the input.
+    pub(super) code: Vec<u8>,
+    /// Where comments and lines of ours are, in order.
+    pub(super) comments: Vec<Range<usize>>,
+    /// Preprocessor lines with their continuations, without the last line's end, in order.
+    pub(super) directives: Vec<Range<usize>>,
+}
+
+struct Masker<'a> {
+    raw: &'a [u8],
+    out: Masked,
+    at: usize,
+    /// Only blanks so far on this line.
+    fresh: bool,
+    /// Where this line begins.
+    line: usize,
+    /// Where the preprocessor line that we are in begins.
+    directive: Option<usize>,
+    /// That line is an `#include`.
+    include: bool,
+}
+
+pub(super) fn mask(raw: &[u8]) -> Masked {
+    let code = raw.iter().map(|&byte| if byte.is_ascii() { byte } else { b'?' }).collect();
+    let out = Masked { code, comments: Vec::new(), directives: Vec::new() };
+    let mut masker = Masker { raw, out, at: 0, fresh: true, line: 0, directive: None, include: false };
+    if raw.starts_with(BOM) {
+        masker.blank(0..BOM.len());
+        masker.at = BOM.len();
+    }
+    masker.run();
+    masker.out
+}
+
+impl Masker<'_> {
+    fn run(&mut self) {
+        while let Some(&byte) = self.raw.get(self.at) {
+            match byte {
+                b'\\' if splice(self.raw, self.at) > 0 => {
+                    // The next line is part of this one.
+                    self.at += splice(self.raw, self.at);
+                    self.line = self.at;
+                }
+                b'\n' => self.end_of_line(),
+                b'/' if self.spliced_peek().0 == Some(b'/') => self.line_comment(),
+                b'/' if self.spliced_peek().0 == Some(b'*') => self.block_comment(),
+                b'"' if self.include => self.skip_quoted(byte, false),
+                b'"' | b'\'' => self.skip_quoted(byte, true),
+                b'#' if self.fresh => self.begin_directive(),
+                b'0'..=b'9' => self.number(),
+                _ if is_word(byte) => self.word(),
+                _ => {
+                    self.fresh &= byte.is_ascii_whitespace();
+                    self.at += 1;
+                }
+            }
+        }
+        self.end_directive();
+    }
+
+    fn peek(&self, ahead: usize) -> Option<u8> {
+        self.raw.get(self.at + ahead).copied()
+    }
+
+    /// The next byte behind what continues a line, and where it is.
+    fn spliced_peek(&self) -> (Option<u8>, usize) {
+        let mut at = self.at + 1;
+        while splice(self.raw, at) > 0 {
+            at += splice(self.raw, at);
+        }
+        (self.raw.get(at).copied(), at)
+    }
+
+    fn end_of_line(&mut self) {
+        self.end_directive();
+        self.at += 1;
+        self.fresh = true;
+        self.line = self.at;
+    }
+
+    fn begin_directive(&mut self) {
+        // A `#` at the beginning of a line that continues a directive is not another one.
+        if self.directive.is_none() {
+            self.directive = Some(self.at);
+            let rest = self.raw.get(self.at + 1..).unwrap_or_default();
+            let rest = rest.trim_ascii_start();
+            self.include = rest.starts_with(b"include") || rest.starts_with(b"import");
+        }
+        self.fresh = false;
+        self.at += 1;
+    }
+
+    fn end_directive(&mut self) {
+        if let Some(start) = self.directive.take() {
+            self.out.directives.push(start..self.at);
+        }
+        self.include = false;
+    }
+
+    /// Blanks all but the line ends, and what separates words stays separated.
+    fn blank(&mut self, range: Range<usize>) {
+        for byte in self.out.code.get_mut(range).unwrap_or_default() {
+            if !matches!(byte, b'\n' | b'\r') {
+                *byte = b' ';
+            }
+        }
+    }
+
+    fn line_comment(&mut self) {
+        let start = self.at;
+        let mut end = start;
+        loop {
+            end += self
+                .raw
+                .get(end..)
+                .and_then(|rest| rest.iter().position(|&byte| byte == b'\n'))
+                .unwrap_or(self.raw.len() - end);
+            if end < self.raw.len() && continued(self.raw, end) {
+                end += 1;
+            } else {
+                break;
+            }
+        }
+        let text = self.raw.get(start..end).unwrap_or_default();
+        let ours = text.starts_with(PREFIX.as_bytes())
+            && std::str::from_utf8(text).is_ok_and(|text| marker::marked(text).is_some());
+        let from = if ours { self.line } else { start };
+        if ours {
+            // A whole line that we placed: a directive on it is ours as well.
+            self.directive = self.directive.filter(|directive| *directive < from);
+        }
+        self.blank(from..end);
+        self.out.comments.push(from..end);
+        self.at = end;
+    }
+
+    fn block_comment(&mut self) {
+        let start = self.at;
+        let end = self.end_of_block(self.spliced_peek().1 + 1);
+        self.blank(start..end);
+        self.out.comments.push(start..end);
+        self.at = end;
+        if let Some(last) =
+            self.raw.get(start..end).unwrap_or_default().iter().rposition(|&byte| byte == b'\n')
+        {
+            self.line = start + last + 1;
+        }
+    }
+
+    /// Behind the end of a comment whose inside begins here.
+    fn end_of_block(&self, mut at: usize) -> usize {
+        while let Some(byte) = self.raw.get(at) {
+            at += 1;
+            if *byte == b'*' {
+                let mut next = at;
+                while splice(self.raw, next) > 0 {
+                    next += splice(self.raw, next);
+                }
+                if self.raw.get(next) == Some(&b'/') {
+                    return next + 1;
+                }
+            }
+        }
+        self.raw.len()
+    }
+
+    /// Goes behind a string or a character, and blanks its inside.
+    fn skip_quoted(&mut self, quote: u8, inside: bool) {
+        let start = self.at + 1;
+        let mut end = start;
+        loop {
+            match self.raw.get(end) {
+                None | Some(b'\n') => break,
+                Some(b'\\') if splice(self.raw, end) > 0 => end += splice(self.raw, end),
+                Some(b'\\') => match self.raw.get(end + 1..) {
+                    Some([_, ..]) => end += 2,
+                    _ => end += 1,
+                },
+                Some(&byte) if byte == quote => break,
+                Some(_) => end += 1,
+            }
+        }
+        let end = end.min(self.raw.len());
+        if inside {
+            self.blank(start..end);
+        }
+        self.fresh = false;
+        self.at = if self.raw.get(end) == Some(&quote) { end + 1 } else { end };
+        self.move_line(start, end);
+    }
+
+    fn move_line(&mut self, start: usize, end: usize) {
+        if let Some(last) =
+            self.raw.get(start..end).unwrap_or_default().iter().rposition(|&byte| byte == b'\n')
+        {
+            self.line = start + last + 1;
+        }
+    }
+
+    fn number(&mut self) {
+        self.fresh = false;
+        self.at += 1;
+        while let Some(byte) = self.peek(0) {
+            match byte {
+                b'\'' if self.peek(1).is_some_and(is_word) => self.at += 2,
+                b'+' | b'-' if matches!(self.raw.get(self.at - 1), Some(b'e' | b'E' | b'p' | b'P')) => {
+                    self.at += 1;
+                }
+                b'.' => self.at += 1,
+                _ if is_word(byte) => self.at += 1,
+                _ => break,
+            }
+        }
+    }
+
+    fn word(&mut self) {
+        self.fresh = false;
+        let start = self.at;
+        while self.peek(0).is_some_and(is_word) {
+            self.at += 1;
+        }
+        let word = self.raw.get(start..self.at).unwrap_or_default();
+        if self.peek(0) == Some(b'"') && matches!(word, b"R" | b"LR" | b"uR" | b"UR" | b"u8R") {
+            self.raw_string();
+        }
+    }
+
+    fn raw_string(&mut self) {
+        let inside = self.at + 1;
+        let rest = self.raw.get(inside..).unwrap_or_default();
+        let delimiter = rest.iter().take(RAW_DELIMITER + 1).position(|&byte| byte == b'(');
+        // Not a raw string after all: an ordinary one.
+        let Some(delimiter) = delimiter.and_then(|length| rest.get(..length)) else { return };
+        if delimiter.iter().any(|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\\' | b')')) {
+            return;
+        }
+        let mut closing = vec![b')'];
+        closing.extend_from_slice(delimiter);
+        closing.push(b'"');
+        let body = inside + delimiter.len() + 1;
+        let end = find(self.raw.get(body..).unwrap_or_default(), &closing)
+            .map_or(self.raw.len(), |length| body + length + closing.len() - 1);
+        self.blank(inside..end);
+        self.move_line(inside, end);
+        self.at = (end + 1).min(self.raw.len());
+    }
+}
+
+/// Whether the line that ends here goes on in the next one.
+pub(super) fn continued(raw: &[u8], newline: usize) -> bool {
+    // Compilers pass over blanks behind the backslash.
+    let line = raw.get(..newline).unwrap_or_default();
+    let last = line.iter().rev().find(|byte| !matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
+    last == Some(&b'\\')
+}
+
+/// The length of a backslash with the end of its line, which compilers take out before they look at anything else; 0: none
+/// begins here. They pass over blanks between the two.
+fn splice(raw: &[u8], at: usize) -> usize {
+    let Some((b'\\', rest)) = raw.get(at..).and_then(<[u8]>::split_first) else { return 0 };
+    let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c)).count();
+    if rest.get(blanks) == Some(&b'\n') { blanks + 2 } else { 0 }
+}
+
+/// A text with lines that are continued as one.
+pub(super) fn spliced(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut at = 0;
+    while let Some(byte) = text.get(at) {
+        match splice(text, at) {
+            0 => {
+                out.push(*byte);
+                at += 1;
+            }
+            length => at += length,
+        }
+    }
+    out
+}
+
+/// Part of an identifier or a number.
+pub(super) fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
+}
+
+fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    text.windows(what.len()).position(|window| window == what)
+}

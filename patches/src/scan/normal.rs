@@ -1,0 +1,140 @@
+//! The text of a container without comments and layout, and its hash.
+//!
+//! A container within a conditional begins with the directives that lead to it: what is only compiled when somebody's macro
+//! says so is another version than what always is.
+//!
+//! Hashed is: for a function the text from its (qualified) name, for a struct from the word `struct`, to the closing
+//! brace; comments removed; every run of white space one blank; none at the ends. The first 16 hexadecimal digits of the
+//! sha256 of that. What stands before a function's name (`static`, the return type) is not part of it, as in the
+//! published tables of upstream's history. Lines that hooks of ours placed are not part of it either, so that an applied
+//! tree has the fingerprints of the plain one.
+
+use std::ops::Range;
+
+use sha2::{Digest, Sha256};
+
+use super::{Found, Source};
+
+/// What is hashed, in the words that stand in every `fingerprints.json`.
+pub(crate) const NORMALISATION: &str = "strip // and /* */ comments, collapse white space, sha256[:16] of name..closing brace (struct: from that word), behind the directives of the conditionals around it";
+
+/// Hexadecimal digits of a container's hash.
+pub(crate) const DIGITS: usize = 16;
+/// Hexadecimal digits of a piece's hash.
+pub(crate) const PIECE_DIGITS: usize = 8;
+
+/// One statement, head or preprocessor line of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The line on which it begins, from 1.
+    pub(crate) line: usize,
+    /// Its text on one line.
+    pub(crate) text: String,
+    /// 8 hexadecimal digits.
+    pub(crate) hash: String,
+}
+
+/// The hash of some containers, one after the other.
+pub(crate) fn hash(source: &Source, found: &[Found]) -> String {
+    let text = |found: &Found| {
+        let conditions: Vec<u8> = source
+            .conditions(found.start)
+            .flat_map(|condition| [condition.as_bytes(), b" "].concat())
+            .collect();
+        [conditions, normal(source, found.name..found.end)].concat()
+    };
+    let texts: Vec<Vec<u8>> = found.iter().map(text).collect();
+    digits(&texts.join(&b' '), DIGITS)
+}
+
+/// The pieces of a container.
+pub(crate) fn pieces(source: &Source, found: &Found) -> Vec<Piece> {
+    let code = source.code().as_bytes();
+    let range = found.name..found.end;
+    let mut cuts: Vec<usize> = Vec::new();
+    for (at, byte) in code.iter().enumerate().take(range.end).skip(range.start) {
+        if matches!(byte, b';' | b'{' | b'}') {
+            cuts.push(at + 1);
+        }
+    }
+    for directive in source.directives() {
+        if directive.start >= range.start && directive.end <= range.end {
+            // What a macro says is one piece with its name.
+            cuts.retain(|cut| *cut <= directive.start || *cut >= directive.end);
+            cuts.extend([directive.start, directive.end]);
+        }
+    }
+    cuts.push(range.end);
+    cuts.sort_unstable();
+    let mut pieces = Vec::new();
+    let mut start = range.start;
+    for cut in cuts {
+        let text = normal(source, start..cut);
+        // A brace alone says nothing.
+        if !matches!(text.as_slice(), b"" | b"{" | b"}" | b";") {
+            let first = first_of(source, start..cut);
+            pieces.push(Piece {
+                line: source.line(first),
+                hash: digits(&text, PIECE_DIGITS),
+                text: String::from_utf8_lossy(&text).into_owned(),
+            });
+        }
+        start = cut;
+    }
+    pieces
+}
+
+/// The text of a range without comments, with white space collapsed.
+fn normal(source: &Source, range: Range<usize>) -> Vec<u8> {
+    let mut text = Vec::with_capacity(range.len());
+    for at in code_ranges(source, range) {
+        for &byte in source.raw().get(at).unwrap_or_default() {
+            if !is_blank(byte) {
+                text.push(byte);
+            } else if text.last().is_some_and(|last| *last != b' ') {
+                text.push(b' ');
+            }
+        }
+    }
+    if text.last() == Some(&b' ') {
+        text.pop();
+    }
+    text
+}
+
+/// As Python's and most regular expressions' `\s`.
+fn is_blank(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || byte == 0x0b
+}
+
+fn first_of(source: &Source, range: Range<usize>) -> usize {
+    let start = range.start;
+    code_ranges(source, range)
+        .flatten()
+        .find(|at| source.raw().get(*at).is_some_and(|byte| !is_blank(*byte)))
+        .unwrap_or(start)
+}
+
+/// What is left of a range when comments are taken out.
+fn code_ranges(source: &Source, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let comments = source.comments();
+    let first = comments.partition_point(|comment| comment.end <= range.start);
+    let inside = comments.get(first..).unwrap_or_default().iter().take_while({
+        let end = range.end;
+        move |comment| comment.start < end
+    });
+    let mut ranges = Vec::new();
+    let mut at = range.start;
+    for comment in inside {
+        ranges.push(at..comment.start.max(at));
+        at = comment.end.min(range.end).max(at);
+    }
+    ranges.push(at..range.end);
+    ranges.into_iter()
+}
+
+fn digits(text: &[u8], count: usize) -> String {
+    let mut hash = hex::encode(Sha256::digest(text));
+    hash.truncate(count);
+    hash
+}

@@ -1,0 +1,169 @@
+//! Walks the braces of a text and names what they enclose.
+
+use super::container::ContainerKind;
+use super::header::{Opens, classify};
+
+/// Scopes inside of scopes; more is no source code.
+const DEEPEST: usize = 300;
+
+/// A function or a struct.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    pub(super) kind: ContainerKind,
+    /// Its name with those of the scopes around it.
+    pub(super) path: Vec<String>,
+    /// The first byte of its head.
+    pub(super) start: usize,
+    /// Where its name, or the word `struct`, begins.
+    pub(super) name: usize,
+    /// The opening brace.
+    pub(super) open: usize,
+    /// Behind the closing brace.
+    pub(super) end: usize,
+}
+
+/// What a walk found.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    pub(super) items: Vec<Item>,
+    /// Where the braces are found to be out of balance.
+    pub(super) trouble: Option<(usize, &'static str)>,
+}
+
+struct Frame {
+    /// How many names it added to the path.
+    names: usize,
+    /// The item that its closing brace ends.
+    item: Option<usize>,
+    open: usize,
+}
+
+pub(super) fn walk(text: &str) -> Walk {
+    let bytes = text.as_bytes();
+    let mut walk = Walk::default();
+    let mut path: Vec<String> = Vec::new();
+    let mut frames: Vec<Frame> = Vec::new();
+    let mut head = 0;
+    let mut parens = 0usize;
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        at += 1;
+        match byte {
+            b'(' => parens += 1,
+            b')' => parens = parens.saturating_sub(1),
+            b';' if parens == 0 => head = at,
+            b'{' => {
+                let open = at - 1;
+                let opens = if parens > 0 {
+                    Opens::Member
+                } else {
+                    classify(text.get(head..open).unwrap_or_default())
+                };
+                let (kind, name, place) = match opens {
+                    Opens::Scope { name } => {
+                        if frames.len() >= DEEPEST {
+                            walk.trouble = Some((open, "scopes are nested too deep"));
+                            return walk;
+                        }
+                        frames.push(Frame { names: name.len(), item: None, open });
+                        path.extend(name);
+                        head = at;
+                        continue;
+                    }
+                    Opens::Struct { name, at } => (ContainerKind::Struct, name, at),
+                    Opens::Function { name, at } => (ContainerKind::Function, name, at),
+                    Opens::Member | Opens::Other => {
+                        let Some(end) = closing(bytes, open) else {
+                            walk.trouble = walk.trouble.or(Some((open, "nothing closes this brace")));
+                            return walk;
+                        };
+                        at = end;
+                        if opens == Opens::Other {
+                            head = at;
+                        }
+                        continue;
+                    }
+                };
+                let blanks =
+                    bytes.get(head..open).unwrap_or_default().iter().take_while(|b| b.is_ascii_whitespace());
+                let start = skip_labels(text, head + blanks.count(), open);
+                let mut full = path.clone();
+                full.extend(name.iter().cloned());
+                let item = Item { kind, path: full, start, name: head + place, open, end: 0 };
+                if kind == ContainerKind::Struct {
+                    if frames.len() >= DEEPEST {
+                        walk.trouble = Some((open, "scopes are nested too deep"));
+                        return walk;
+                    }
+                    frames.push(Frame { names: name.len(), item: Some(walk.items.len()), open });
+                    path.extend(name);
+                    walk.items.push(item);
+                } else {
+                    let Some(end) = closing(bytes, open) else {
+                        walk.trouble = walk.trouble.or(Some((open, "nothing closes this brace")));
+                        return walk;
+                    };
+                    walk.items.push(Item { end, ..item });
+                    at = end;
+                }
+                head = at;
+            }
+            b'}' => {
+                head = at;
+                parens = 0;
+                match frames.pop() {
+                    Some(frame) => {
+                        path.truncate(path.len() - frame.names);
+                        if let Some(item) = frame.item.and_then(|item| walk.items.get_mut(item)) {
+                            item.end = at;
+                        }
+                    }
+                    None => {
+                        walk.trouble =
+                            walk.trouble.or(Some((at - 1, "nothing opened what this brace closes")));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    if let Some(frame) = frames.last() {
+        walk.trouble = walk.trouble.or(Some((frame.open, "nothing closes this brace")));
+    }
+    walk.items.retain(|item| item.end > 0);
+    walk
+}
+
+/// Behind the brace that closes the one at `open`.
+fn closing(bytes: &[u8], open: usize) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, &byte) in bytes.iter().enumerate().skip(open) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(at + 1);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Behind `public:` and the like.
+fn skip_labels(text: &str, mut start: usize, end: usize) -> usize {
+    loop {
+        let head = text.get(start..end).unwrap_or_default();
+        let label = ["public", "private", "protected"].into_iter().find_map(|label| {
+            let tail = head.strip_prefix(label)?.trim_start();
+            let tail = tail.strip_prefix(':').filter(|tail| !tail.starts_with(':'))?;
+            Some(end - tail.trim_start().len())
+        });
+        match label {
+            Some(behind) => start = behind,
+            None => return start,
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The sets that there are: those that are part of this program, and the user's own.
+
+use std::path::Path;
+use std::{fs, io};
+
+use super::fix::Fix;
+use super::{Origin, PatchSet, load};
+use crate::embedded;
+use crate::error::{Error, Result, io_error};
+
+/// The sets that there are. Set ids are unique in it, and fix ids too.
+#[derive(Clone, Debug, Default)]
+pub struct Catalogue {
+    sets: Vec<PatchSet>,
+}
+
+impl Catalogue {
+    /// The curated sets, sorted by id.
+    ///
+    /// # Errors
+    ///
+    /// A curated set is broken, which the tests of this crate rule out.
+    pub fn embedded() -> Result<Self> {
+        let mut catalogue = Self::default();
+        for (path, _) in embedded::files() {
+            let Some(id) = path.strip_suffix("/set.toml").filter(|id| !id.contains('/')) else { continue };
+            let read = |file: &str| Ok(embedded::embedded_file(&format!("{id}/{file}")).map(<[u8]>::to_vec));
+            catalogue.add(load::set(id, &format!("patches/{id}"), Origin::Embedded, &read)?)?;
+        }
+        Ok(catalogue)
+    }
+
+    /// With the user's own: `folder` is one set or a folder of sets.
+    ///
+    /// # Errors
+    ///
+    /// A set is broken, there is none, or an id is taken.
+    pub fn with_folder(mut self, folder: &Path) -> Result<Self> {
+        // So that `.` and the like have a name.
+        let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::Set {
+                file: folder.display().to_string(),
+                line: None,
+                key: String::new(),
+                why: "there is no such folder".to_owned(),
+            },
+            _ => io_error("reading", folder)(error),
+        })?;
+        let mut sets = Vec::new();
+        if folder.join(load::SET).is_file() {
+            sets.push(folder.clone());
+        } else {
+            for entry in fs::read_dir(&folder).map_err(io_error("reading", &folder))? {
+                let path = entry.map_err(io_error("reading", &folder))?.path();
+                if path.join(load::SET).is_file() {
+                    sets.push(path);
+                }
+            }
+            sets.sort();
+        }
+        if sets.is_empty() {
+            return Err(Error::Set {
+                file: folder.display().to_string(),
+                line: None,
+                key: String::new(),
+                why: format!("there is no {} in it, nor in a folder in it", load::SET),
+            });
+        }
+        for path in sets {
+            let id = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            let read = |file: &str| {
+                let file = path.join(file);
+                match fs::read(&file) {
+                    Ok(content) => Ok(Some(content)),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                    Err(error) => Err(io_error("reading", file)(error)),
+                }
+            };
+            self.add(load::set(&id, &path.display().to_string(), Origin::Folder(path.clone()), &read)?)?;
+        }
+        Ok(self)
+    }
+
+    fn add(&mut self, set: PatchSet) -> Result<()> {
+        let taken = |what: &str, id: &str, other: &PatchSet| {
+            Err(Error::Set {
+                file: match &set.origin {
+                    Origin::Embedded => format!("patches/{}/{}", set.id, load::SET),
+                    Origin::Folder(path) => path.join(load::SET).display().to_string(),
+                },
+                line: None,
+                key: String::new(),
+                why: format!(
+                    "the {what} `{id}` is taken by the set `{}` ({}): rename it",
+                    other.id, other.origin
+                ),
+            })
+        };
+        if let Some(other) = self.set(&set.id) {
+            return taken("id", &set.id, other);
+        }
+        for fix in &set.fixes {
+            if let Some((other, _)) = self.fix(&fix.id) {
+                return taken("fix", &fix.id, other);
+            }
+        }
+        self.sets.push(set);
+        Ok(())
+    }
+
+    /// All sets, the curated ones first.
+    pub fn sets(&self) -> &[PatchSet] {
+        &self.sets
+    }
+
+    /// The set of this id.
+    pub fn set(&self, id: &str) -> Option<&PatchSet> {
+        self.sets.iter().find(|set| set.id == id)
+    }
+
+    /// The fix of this id with the set that it belongs to.
+    pub fn fix(&self, id: &str) -> Option<(&PatchSet, &Fix)> {
+        self.sets.iter().find_map(|set| set.fix(id).map(|fix| (set, fix)))
+    }
+
+    /// The set of this id.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn require(&self, id: &str) -> Result<&PatchSet> {
+        self.set(id).ok_or_else(|| Error::NoSuchSet {
+            id: id.to_owned(),
+            known: self.sets.iter().map(|set| set.id.clone()).collect(),
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! Whether a fix, and its variables, are sound.
+
+use std::collections::BTreeSet;
+
+use super::Checked;
+use super::words::{backends, build, fault, id, said, with};
+use crate::set::load::position::Step::{self, Item, Key};
+use crate::set::{Fix, UpstreamStatus, Value, Variable, VariableKind};
+
+pub(super) fn check_fix<'a>(fix: &'a Fix, at: &[Step], variables: &mut BTreeSet<&'a str>) -> Checked {
+    id(&fix.id, &with(at, &[Key("id")]))?;
+    said(&fix.title, &with(at, &[Key("title")]))?;
+    said(&fix.symptom, &with(at, &[Key("symptom")]))?;
+    backends(&fix.affects.backends, &with(at, &[Key("affects"), Key("backends")]))?;
+    for (key, bound) in [("first", &fix.affects.first), ("last", &fix.affects.last)] {
+        if !bound.is_empty() {
+            build(bound, &with(at, &[Key("affects"), Key(key)]))?;
+        }
+    }
+    if fix.upstream.status == UpstreamStatus::Superseded && fix.upstream.since.is_empty() {
+        return fault(
+            &with(at, &[Key("upstream"), Key("since")]),
+            "say since when it is superseded".to_owned(),
+        );
+    }
+    for (number, variable) in fix.variables.iter().enumerate() {
+        let at = with(at, &[Key("variable"), Item(number)]);
+        check_variable(variable, &at)?;
+        if !variables.insert(&variable.name) {
+            return fault(&with(&at, &[Key("name")]), format!("{} is set by two variables", variable.name));
+        }
+    }
+    Ok(())
+}
+
+fn check_variable(variable: &Variable, at: &[Step]) -> Checked {
+    let good = variable.name.starts_with(|sign: char| sign.is_ascii_uppercase())
+        && variable
+            .name
+            .bytes()
+            .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
+    if !good {
+        return fault(
+            &with(at, &[Key("name")]),
+            format!("`{}` is not the name of an environment variable: [A-Z][A-Z0-9_]*", variable.name),
+        );
+    }
+    let is_number = matches!(variable.kind, VariableKind::Integer | VariableKind::Number);
+    for (key, bound) in [("min", variable.min), ("max", variable.max)] {
+        if bound.is_some() && !is_number {
+            return fault(&with(at, &[Key(key)]), "only a number has bounds".to_owned());
+        }
+        if bound.is_some_and(|bound| !bound.is_finite()) {
+            return fault(&with(at, &[Key(key)]), "this is no number".to_owned());
+        }
+    }
+    if let (Some(min), Some(max)) = (variable.min, variable.max)
+        && min > max
+    {
+        return fault(&with(at, &[Key("min")]), format!("at least {min} and at most {max} is impossible"));
+    }
+    let Some(default) = &variable.default else { return Ok(()) };
+    let default_at = with(at, &[Key("default")]);
+    #[expect(clippy::cast_precision_loss, reason = "compared with bounds that are written by hand")]
+    let number = match (variable.kind, default) {
+        (VariableKind::Integer | VariableKind::Number, Value::Integer(number)) => Some(*number as f64),
+        (VariableKind::Number, Value::Number(number)) if number.is_finite() => Some(*number),
+        (VariableKind::Flag, Value::Flag(_)) | (VariableKind::Path, Value::Text(_)) => None,
+        (kind, _) => return fault(&default_at, format!("`{default}` is no {kind:?}").to_lowercase()),
+    };
+    if let Some(number) = number
+        && (variable.min.is_some_and(|min| number < min) || variable.max.is_some_and(|max| number > max))
+    {
+        return fault(&default_at, format!("{number} is outside of `min` and `max`"));
+    }
+    Ok(())
+}

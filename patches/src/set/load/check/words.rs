@@ -1,0 +1,116 @@
+//! Names, paths and ids: what may be written.
+
+use std::collections::BTreeSet;
+
+use super::Checked;
+use crate::scan::Container;
+use crate::set::load::position::Step::{self, Item, Key};
+
+/// The names of backends, as in ggml's cmake options.
+const BACKENDS: [&str; 11] =
+    ["blas", "cann", "cpu", "cuda", "hip", "metal", "musa", "opencl", "rpc", "sycl", "vulkan"];
+
+pub(super) fn files(files: &[String], at: &[Step]) -> Checked {
+    let at = with(at, &[Key("files")]);
+    if files.is_empty() {
+        return fault(&at, "name at least one file".to_owned());
+    }
+    for (number, file) in files.iter().enumerate() {
+        if !is_inside(file) {
+            return fault(
+                &with(&at, &[Item(number)]),
+                format!("`{file}` is not a path below llama.cpp's root, such as ggml/src/ggml.c"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A path from the root of a tree, with nothing that leads out of it.
+pub(super) fn is_inside(path: &str) -> bool {
+    !path.contains(['\\', '\0', ':'])
+        && path.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.eq_ignore_ascii_case(".git"))
+}
+
+pub(super) fn container(container: &Container, at: &[Step]) -> Checked {
+    let good = container.name.split("::").all(|part| {
+        let part = part.strip_prefix('~').unwrap_or(part);
+        let word = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        part.starts_with("operator") || (word(part) && part.starts_with(|sign: char| !sign.is_ascii_digit()))
+    });
+    if good && container.name.is_ascii() {
+        return Ok(());
+    }
+    fault(
+        &with(at, &[Key("container"), Key("name")]),
+        format!("`{}` is not a name such as f, a::b or a::~a", container.name),
+    )
+}
+
+pub(super) fn file_name(name: &str, at: &[Step]) -> Checked {
+    let good = name.starts_with(|sign: char| sign.is_ascii_alphanumeric())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if good { Ok(()) } else { fault(at, format!("`{name}` is not the name of a file in the set's folder")) }
+}
+
+pub(super) fn id(id: &str, at: &[Step]) -> Checked {
+    word(id, "-", at)
+}
+
+pub(super) fn word(id: &str, also: &str, at: &[Step]) -> Checked {
+    let good = !id.is_empty()
+        && id.bytes().all(|byte| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || also.as_bytes().contains(&byte)
+        });
+    if good {
+        return Ok(());
+    }
+    fault(
+        at,
+        format!(
+            "`{id}` is not an id: lower-case letters, digits and {}",
+            if also == "-" { "-" } else { "- _" }
+        ),
+    )
+}
+
+pub(super) fn said(text: &str, at: &[Step]) -> Checked {
+    if text.trim().is_empty() { fault(at, "this says nothing".to_owned()) } else { Ok(()) }
+}
+
+pub(super) fn backends(names: &[String], at: &[Step]) -> Checked {
+    for (number, name) in names.iter().enumerate() {
+        if !BACKENDS.contains(&name.as_str()) {
+            return fault(
+                &with(at, &[Item(number)]),
+                format!("`{name}` is not a backend; there are {}", BACKENDS.join(", ")),
+            );
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn build(text: &str, at: &[Step]) -> Checked {
+    let good = text.strip_prefix('b').is_some_and(|number| {
+        (1..=9).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
+    });
+    if good { Ok(()) } else { fault(at, format!("`{text}` is not a build such as b4881")) }
+}
+
+pub(super) fn unique<'a>(key: &'static str, of: &'static str, ids: impl Iterator<Item = &'a str>) -> Checked {
+    let mut seen = BTreeSet::new();
+    for (number, id) in ids.enumerate() {
+        if !seen.insert(id) {
+            return fault(&[Key(key), Item(number), Key(of)], format!("there is another {key} `{id}`"));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn with(at: &[Step], more: &[Step]) -> Vec<Step> {
+    [at, more].concat()
+}
+
+pub(super) fn fault(at: &[Step], why: String) -> Checked {
+    Err((at.to_vec(), why))
+}

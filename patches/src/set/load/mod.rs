@@ -1,0 +1,91 @@
+//! Reads a set's files and says exactly what is wrong with them: file, line and key.
+
+mod check;
+pub(crate) mod known;
+mod position;
+#[cfg(test)]
+mod tests;
+
+use position::{Document, Step, newlines};
+
+use super::fingerprints::Fingerprints;
+use super::{Origin, PatchSet, Stated};
+use crate::error::{Error, Result};
+
+/// The file that makes a folder a set.
+pub(super) const SET: &str = "set.toml";
+/// The file with the known versions of its seams.
+pub(super) const FINGERPRINTS: &str = "fingerprints.json";
+
+/// The version of the format.
+const SCHEMA: u32 = 1;
+
+/// A fault: where in the document, and what.
+type Fault = (Vec<Step>, String);
+
+/// Reads one set. `folder` is its folder's name, `shown` how its folder is called in errors, `read` gives its files.
+pub(super) fn set(
+    folder: &str,
+    shown: &str,
+    origin: Origin,
+    read: &dyn Fn(&str) -> Result<Option<Vec<u8>>>,
+) -> Result<PatchSet> {
+    let name = |file: &str| format!("{shown}/{file}");
+    let missing = |file: &str| Error::Set {
+        file: name(file),
+        line: None,
+        key: String::new(),
+        why: "this file is missing".to_owned(),
+    };
+    let text = read(SET)?.ok_or_else(|| missing(SET))?;
+    let text = String::from_utf8(text).map_err(|error| Error::Set {
+        file: name(SET),
+        line: Some(1 + newlines(error.as_bytes(), error.utf8_error().valid_up_to())),
+        key: String::new(),
+        why: "this is not UTF-8".to_owned(),
+    })?;
+    let file = name(SET);
+    let document = Document::parse(&file, &text)?;
+    let stated: Stated = document.read()?;
+    let mut set = PatchSet {
+        id: stated.id,
+        title: stated.title,
+        backends: stated.backends,
+        first: stated.first,
+        sidecars: stated.sidecars,
+        hooks: stated.hooks,
+        probes: stated.probes,
+        seams: stated.seams,
+        fixes: stated.fixes,
+        diffs: stated.diffs,
+        fingerprints: Fingerprints::default(),
+        origin,
+    };
+    let fault = |(path, why): Fault| document.fault(&path, why);
+    if stated.schema != SCHEMA {
+        let why = format!("this is schema {}, known is {SCHEMA}", stated.schema);
+        return Err(fault((vec![Step::Key("schema")], why)));
+    }
+    check::set(&set, folder).map_err(fault)?;
+    let content = |key: &'static str, number: usize, file: &str| {
+        read(file)?.ok_or_else(|| {
+            let path = vec![Step::Key(key), Step::Item(number), Step::Key("file")];
+            document.fault(&path, format!("there is no file {file} beside this one"))
+        })
+    };
+    for (number, sidecar) in set.sidecars.iter_mut().enumerate() {
+        sidecar.content = content("sidecar", number, &sidecar.file)?;
+    }
+    for (number, diff) in set.diffs.iter_mut().enumerate() {
+        diff.content = content("diff", number, &diff.file)?;
+        super::diff::validate(diff).map_err(|why| {
+            document.fault(&[Step::Key("diff"), Step::Item(number), Step::Key("file")], why)
+        })?;
+    }
+    set.fingerprints = match read(FINGERPRINTS)? {
+        Some(text) => known::parse(&name(FINGERPRINTS), &text, &set.seams)?,
+        None if set.seams.is_empty() => Fingerprints::default(),
+        None => return Err(missing(FINGERPRINTS)),
+    };
+    Ok(set)
+}

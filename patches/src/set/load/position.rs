@@ -1,0 +1,166 @@
+//! Where in a TOML document something stands, so that an error can say so.
+
+use std::ops::Range;
+
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::error::{Error, Result};
+
+/// A step on the way to a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Into a table.
+    Key(&'static str),
+    /// Into an array, from 0.
+    Item(usize),
+}
+
+/// A TOML text that is well-formed.
+#[derive(Debug)]
+pub(super) struct Document<'a> {
+    file: &'a str,
+    text: &'a str,
+    root: DeTable<'a>,
+}
+
+impl<'a> Document<'a> {
+    pub(super) fn parse(file: &'a str, text: &'a str) -> Result<Self> {
+        match DeTable::parse(text) {
+            Ok(root) => Ok(Self { file, text, root: root.into_inner() }),
+            Err(error) => Err(Error::Set {
+                file: file.to_owned(),
+                line: error.span().map(|span| line(text, span.start)),
+                key: String::new(),
+                why: error.message().to_owned(),
+            }),
+        }
+    }
+
+    /// Makes a value of the whole document.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
+        toml::from_str(self.text).map_err(|error| {
+            let span = error.span().unwrap_or(0..0);
+            Error::Set {
+                file: self.file.to_owned(),
+                line: Some(line(self.text, span.start)),
+                key: self.key_at(&span),
+                why: super::super::one_line(error.message()),
+            }
+        })
+    }
+
+    /// The error for a value that is well-formed and wrong. A key that is not there stands for the table around it.
+    pub(super) fn fault(&self, path: &[Step], why: String) -> Error {
+        let mut key = String::new();
+        let mut start = None;
+        let mut table = Some(&self.root);
+        let mut value: Option<&DeValue<'_>> = None;
+        for step in path {
+            let next = match step {
+                Step::Key(name) => {
+                    if !key.is_empty() {
+                        key.push('.');
+                    }
+                    key.push_str(name);
+                    table.and_then(|table| entry(table, name))
+                }
+                Step::Item(number) => {
+                    let next = value
+                        .and_then(DeValue::as_array)
+                        .and_then(|array| array.get(*number))
+                        .map(|item| (item.span().start, item.get_ref()));
+                    key.push_str(&label(*number, next.map(|(_, value)| value)));
+                    next
+                }
+            };
+            start = next.map(|(start, _)| start).or(start);
+            value = next.map(|(_, value)| value);
+            table = value.and_then(DeValue::as_table);
+        }
+        Error::Set { file: self.file.to_owned(), line: start.map(|start| line(self.text, start)), key, why }
+    }
+
+    /// The innermost key whose value, or whose own name, holds this place.
+    fn key_at(&self, span: &Range<usize>) -> String {
+        let mut key = String::new();
+        table_key(&self.root, span, &mut key);
+        key
+    }
+}
+
+fn entry<'t, 'a>(table: &'t DeTable<'a>, name: &str) -> Option<(usize, &'t DeValue<'a>)> {
+    table
+        .iter()
+        .find(|(key, _)| key.get_ref().as_ref() == name)
+        .map(|(key, value)| (key.span().start, value.get_ref()))
+}
+
+/// How an item of an array is called: by its id where it has one, else by its number from 1.
+fn label(number: usize, value: Option<&DeValue<'_>>) -> String {
+    let id = value
+        .and_then(DeValue::as_table)
+        .and_then(|table| ["id", "name"].into_iter().find_map(|key| table.get(key)?.get_ref().as_str()));
+    match id {
+        Some(id) => format!("[{id}]"),
+        None => format!("[{}]", number + 1),
+    }
+}
+
+fn table_key(table: &DeTable<'_>, span: &Range<usize>, path: &mut String) {
+    for (key, value) in table {
+        if holds(&key.span(), span) || reach(value).is_some_and(|reach| holds(&reach, span)) {
+            if !path.is_empty() {
+                path.push('.');
+            }
+            path.push_str(key.get_ref());
+            if !holds(&key.span(), span) {
+                value_key(value.get_ref(), span, path);
+            }
+            return;
+        }
+    }
+}
+
+fn value_key(value: &DeValue<'_>, span: &Range<usize>, path: &mut String) {
+    if let Some(table) = value.as_table() {
+        table_key(table, span, path);
+    } else if let Some(array) = value.as_array() {
+        let item =
+            array.iter().enumerate().find(|(_, item)| reach(item).is_some_and(|reach| holds(&reach, span)));
+        if let Some((number, item)) = item {
+            path.push_str(&label(number, Some(item.get_ref())));
+            value_key(item.get_ref(), span, path);
+        }
+    }
+}
+
+/// From a value's first to its last byte; the span of a `[[table]]` itself is its head only.
+fn reach(value: &Spanned<DeValue<'_>>) -> Option<Range<usize>> {
+    let own = value.span();
+    let inner: Vec<Range<usize>> = match value.get_ref() {
+        DeValue::Table(table) => {
+            table.iter().filter_map(|(key, value)| Some(key.span().start..reach(value)?.end)).collect()
+        }
+        DeValue::Array(array) => array.iter().filter_map(reach).collect(),
+        _ => Vec::new(),
+    };
+    let start = inner.iter().map(|range| range.start).chain([own.start]).min()?;
+    let end = inner.iter().map(|range| range.end).chain([own.end]).max()?;
+    Some(start..end)
+}
+
+fn holds(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
+}
+
+/// The number of the line, from 1.
+fn line(text: &str, at: usize) -> usize {
+    1 + newlines(text.as_bytes(), at)
+}
+
+/// How many lines end before this place.
+pub(super) fn newlines(text: &[u8], end: usize) -> usize {
+    text.iter().take(end).filter(|byte| **byte == b'\n').count()
+}

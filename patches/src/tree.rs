@@ -1,0 +1,146 @@
+//! Where the files of a llama.cpp come from: a folder, an archive, a commit, or one of these with edits on top.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Result, io_error};
+use crate::judgement::Edits;
+use crate::revision::Revision;
+
+/// A llama.cpp that can be read. Paths are relative to its root, with `/` between their parts.
+pub trait Tree: Send + Sync {
+    /// A file's content; `None` when there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// The file is there and cannot be read.
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>>;
+
+    /// A name for a file's content that is the same for the same content; `None` when there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// The file is there and cannot be read.
+    fn content_id(&self, path: &str) -> Result<Option<String>> {
+        Ok(self.read(path)?.map(|content| sha256(&content)))
+    }
+
+    /// What it believes it is.
+    fn revision(&self) -> Revision;
+}
+
+pub(crate) fn sha256(content: &[u8]) -> String {
+    hex::encode(Sha256::digest(content))
+}
+
+/// A llama.cpp in a folder.
+#[derive(Clone, Debug)]
+pub struct FolderTree {
+    root: PathBuf,
+    revision: Revision,
+}
+
+impl FolderTree {
+    /// The llama.cpp whose root is this folder.
+    pub fn new(root: impl Into<PathBuf>, revision: Revision) -> Self {
+        Self { root: root.into(), revision }
+    }
+
+    /// Its folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+}
+
+impl Tree for FolderTree {
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        let file = self.root.join(path);
+        // Reading a pipe would wait for ever for somebody who writes.
+        let content =
+            fs::metadata(&file).and_then(|facts| facts.is_file().then(|| fs::read(&file)).transpose());
+        match content {
+            Ok(content) => Ok(content),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Ok(None)
+            }
+            Err(error) => Err(io_error("reading", file)(error)),
+        }
+    }
+
+    fn revision(&self) -> Revision {
+        self.revision.clone()
+    }
+}
+
+/// A tree as it looks after some edits: what a later set of several sees.
+pub struct Overlay<'a> {
+    below: &'a dyn Tree,
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl<'a> Overlay<'a> {
+    /// A tree without edits so far.
+    pub fn new(below: &'a dyn Tree) -> Self {
+        Self { below, files: BTreeMap::new() }
+    }
+
+    /// Puts edits on top.
+    pub fn add(&mut self, edits: &Edits) {
+        for edit in &edits.0 {
+            self.put(edit.path.clone(), edit.after.clone());
+        }
+    }
+
+    /// Puts one file on top.
+    pub fn put(&mut self, path: String, content: Vec<u8>) {
+        self.files.insert(path, content);
+    }
+}
+
+impl Tree for Overlay<'_> {
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        match self.files.get(path) {
+            Some(content) => Ok(Some(content.clone())),
+            None => self.below.read(path),
+        }
+    }
+
+    fn content_id(&self, path: &str) -> Result<Option<String>> {
+        match self.files.get(path) {
+            Some(content) => Ok(Some(sha256(content))),
+            None => self.below.content_id(path),
+        }
+    }
+
+    fn revision(&self) -> Revision {
+        self.below.revision()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_are_read_and_links_to_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("file"), "text").unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        std::os::unix::fs::symlink("file", path("link")).unwrap();
+        std::os::unix::fs::symlink("nowhere", path("broken")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap();
+        assert!(made.success());
+        let tree = FolderTree::new(folder.path(), Revision::default());
+        for name in ["file", "link"] {
+            assert_eq!(tree.read(name).unwrap().as_deref(), Some(&b"text"[..]), "{name}");
+        }
+        for name in ["folder", "broken", "pipe", "none", "file/below"] {
+            assert_eq!(tree.read(name).unwrap(), None, "{name}");
+        }
+    }
+}

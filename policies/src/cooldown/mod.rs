@@ -1,0 +1,317 @@
+//! When a policy may not recycle: too soon after the last time, or when recycling has proved no cure.
+//!
+//! | held | because | until |
+//! |---|---|---|
+//! | too soon | the last recycle was a moment ago, measured by an interval and by the time that a load takes | time passes |
+//! | futile | the process after a recycle was as big as the one before, several times | an operator restarts the model |
+//! | growth | it was recycled because of growth several times in a few hours | an operator restarts the model |
+//! | driver | memory did not come back when the process had exited | it comes back, or an operator restarts the model |
+//!
+//! Each memory is counted by itself: where recycling does not help VRAM it may still help the host.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::recycle::{Action, Decision, Reason, RecyclePolicy};
+use crate::sample::MemoryKind;
+use crate::units::ByteSize;
+use crate::units::span;
+
+/// A rule that keeps recycles apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pause {
+    /// `policy.min_interval`.
+    #[default]
+    MinInterval,
+    /// `policy.min_interval_hard`.
+    MinIntervalHard,
+    /// A multiple of the time that a load takes.
+    LoadTime,
+}
+
+impl Pause {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::MinInterval => "`policy.min_interval`",
+            Self::MinIntervalHard => "`policy.min_interval_hard`",
+            Self::LoadTime => "the time that a load takes",
+        }
+    }
+}
+
+/// Why a recycle that is due does not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Held {
+    /// The last one was too recent; this much time is missing.
+    TooSoon {
+        /// Time until it is allowed, in whole seconds, rounded up.
+        seconds_left: u64,
+        /// Which rule says so.
+        #[serde(default)]
+        rule: Pause,
+    },
+    /// A drain for this was given up, because requests were still running at its deadline and the machine has memory.
+    LongRequests {
+        /// Time until the next drain, in whole seconds, rounded up.
+        seconds_left: u64,
+    },
+    /// Recycling did not help this many times in a row, so the policy is off until an operator acts.
+    Futile {
+        /// Recycles in a row that did not help.
+        recycles: u32,
+        /// The memory that did not come down.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        series: Option<MemoryKind>,
+    },
+    /// It was recycled because of growth this many times within a few hours, so growth recycles nothing any more until
+    /// an operator acts. Budgets hold as before.
+    GrowthGoesOn {
+        /// Recycles because of growth.
+        recycles: u32,
+        /// Within so many seconds.
+        seconds: u64,
+    },
+    /// Memory did not come back when the process had exited, so it is not the process that leaks.
+    DriverLeak {
+        /// Which memory.
+        series: MemoryKind,
+        /// Bytes that are missing.
+        bytes: u64,
+    },
+    /// Something that the next process needs is not there, so that this one would be stopped for nothing.
+    CannotStart,
+}
+
+impl std::fmt::Display for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::TooSoon { seconds_left, rule } => write!(
+                f,
+                "the last recycle was too recent: {seconds_left} s to wait by {}; the machine itself is not short of memory",
+                rule.words()
+            ),
+            Self::LongRequests { seconds_left } => write!(
+                f,
+                "requests were still running at the drain deadline, and the machine has memory, so it serves on: the next \
+                 drain is in {seconds_left} s"
+            ),
+            Self::Futile { recycles, series } => {
+                let (memory, off, cure) = match series {
+                    Some(MemoryKind::Vram(gpu)) => (
+                        format!("VRAM on GPU {}", gpu.0),
+                        "recycling because of it",
+                        "raise the budget, give it less context or fewer layers on the GPU",
+                    ),
+                    Some(MemoryKind::Host) | None => {
+                        ("memory".to_owned(), "recycling by policy", "raise the budget, lower --cache-ram")
+                    }
+                };
+                write!(
+                    f,
+                    "the last {recycles} recycles did not bring {memory} down, so {off} is off: {cure} or change the \
+                     build, then `llama-warden restart` switches it on again"
+                )
+            }
+            Self::GrowthGoesOn { recycles, seconds } => write!(
+                f,
+                "{recycles} recycles because of growth within {} did not cure it, so growth recycles nothing any more; \
+                 budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden restart` \
+                 switches it on again",
+                span(Duration::from_secs(*seconds))
+            ),
+            Self::CannotStart => f.write_str(
+                "something that the next process needs is missing, so the running one is kept; it is replaced when that is there",
+            ),
+            Self::DriverLeak { series, bytes } => {
+                let (what, cure) = match series {
+                    MemoryKind::Host => {
+                        ("host memory".to_owned(), "another process or a kernel driver holds it: look there")
+                    }
+                    MemoryKind::Vram(gpu) => (
+                        format!("VRAM on GPU {}", gpu.0),
+                        "another process or the driver holds it: look at `nvidia-smi`, and reset the GPU or update the driver",
+                    ),
+                };
+                write!(
+                    f,
+                    "{} of {what} did not come back when the process had exited, so restarts do not help: {cure}",
+                    ByteSize(*bytes)
+                )
+            }
+        }
+    }
+}
+
+/// What the cooldown has to know about the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ask {
+    /// Time since the caller's epoch.
+    pub now: Duration,
+    /// From spawn to ready, as it was the last time; `None` if not known.
+    pub load_time: Option<Duration>,
+    /// The generation's own random number in `[0, 1)`.
+    pub unit: f64,
+}
+
+/// What is remembered about recycles of one model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cooldown {
+    last: Option<Duration>,
+    /// Recycles in a row that did not help, memory by memory.
+    futile: Vec<(MemoryKind, u32)>,
+    /// The latest recycles because of growth.
+    growth: Vec<Duration>,
+    growth_off: Option<Held>,
+    /// Exits in a row after which memory was missing, and how much after the last.
+    unreturned: Vec<(MemoryKind, u32, u64)>,
+}
+
+impl Cooldown {
+    /// Whether a recycle for this decision may happen now.
+    ///
+    /// # Errors
+    ///
+    /// What holds it back.
+    pub fn check(&self, decision: &Decision, ask: &Ask, policy: &RecyclePolicy) -> Result<(), Held> {
+        if let Some(held) = decision.reason.and_then(|reason| self.bars(reason, decision.series, policy)) {
+            return Err(held);
+        }
+        // The pause is for policies that do not help, not for a machine that is about to run out of memory.
+        if decision.threat || decision.action == Action::KillNow {
+            return Ok(());
+        }
+        let (interval, rule) = interval(decision.action, ask, policy);
+        let allowed = self.last.map_or(Duration::ZERO, |last| last.saturating_add(interval));
+        if ask.now < allowed {
+            let left = allowed.saturating_sub(ask.now);
+            let seconds_left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+            return Err(Held::TooSoon { seconds_left, rule });
+        }
+        Ok(())
+    }
+
+    /// What bars a recycle for this reason until an operator acts, if something does: not the time since the last one.
+    pub fn bars(&self, reason: Reason, series: Option<MemoryKind>, policy: &RecyclePolicy) -> Option<Held> {
+        if !reason.is_memory() {
+            return None;
+        }
+        self.no_cure(reason, series.unwrap_or(MemoryKind::Host), policy).err()
+    }
+
+    fn no_cure(&self, reason: Reason, series: MemoryKind, policy: &RecyclePolicy) -> Result<(), Held> {
+        let missing = self.unreturned.iter().find(|(of, exits, _)| {
+            *of == series && policy.levels.unreturned_exits > 0 && *exits >= policy.levels.unreturned_exits
+        });
+        if let Some((series, _, bytes)) = missing {
+            return Err(Held::DriverLeak { series: *series, bytes: *bytes });
+        }
+        let futile = self.futile.iter().find(|(of, _)| *of == series).map_or(0, |(_, count)| *count);
+        if policy.common.max_futile > 0 && futile >= policy.common.max_futile {
+            return Err(Held::Futile { recycles: futile, series: Some(series) });
+        }
+        if reason == Reason::Growth
+            && let Some(held) = self.growth_off
+        {
+            return Err(held);
+        }
+        Ok(())
+    }
+
+    /// A recycle by policy began. Returns what this switches off, if it does.
+    pub fn began(&mut self, now: Duration, reason: Reason, policy: &RecyclePolicy) -> Option<Held> {
+        self.last = Some(now);
+        if reason != Reason::Growth || policy.common.growth_recycles == 0 {
+            return None;
+        }
+        self.growth.retain(|at| now.saturating_sub(*at) < policy.common.growth_window);
+        self.growth.push(now);
+        let recycles = u32::try_from(self.growth.len()).unwrap_or(u32::MAX);
+        if recycles < policy.common.growth_recycles {
+            return None;
+        }
+        let held = Held::GrowthGoesOn { recycles, seconds: policy.common.growth_window.as_secs() };
+        self.growth_off = Some(held);
+        Some(held)
+    }
+
+    /// The generation that followed a recycle because of `series` has settled. Returns what this switches off, if it does.
+    pub fn ended(&mut self, series: MemoryKind, helped: bool, policy: &RecyclePolicy) -> Option<Held> {
+        let before = self.futile.iter().find(|(of, _)| *of == series).map_or(0, |(_, count)| *count);
+        let recycles = if helped { 0 } else { before.saturating_add(1) };
+        self.futile.retain(|(of, _)| *of != series);
+        self.futile.push((series, recycles));
+        (policy.common.max_futile > 0 && recycles == policy.common.max_futile)
+            .then_some(Held::Futile { recycles, series: Some(series) })
+    }
+
+    /// A process has exited and its memory had time to come back; `missing` is [`unreturned`]'s answer. Returns what this
+    /// switches off, if it does.
+    pub fn exited(
+        &mut self,
+        series: MemoryKind,
+        missing: Option<u64>,
+        policy: &RecyclePolicy,
+    ) -> Option<Held> {
+        let before = self.unreturned.iter().find(|(of, ..)| *of == series).map_or(0, |(_, exits, _)| *exits);
+        self.unreturned.retain(|(of, ..)| *of != series);
+        let bytes =
+            missing.filter(|bytes| policy.levels.unreturned.0 > 0 && *bytes >= policy.levels.unreturned.0)?;
+        let exits = before.saturating_add(1);
+        self.unreturned.push((series, exits, bytes));
+        (policy.levels.unreturned_exits > 0 && exits == policy.levels.unreturned_exits)
+            .then_some(Held::DriverLeak { series, bytes })
+    }
+
+    /// An operator restarted the model: the policy starts afresh. The interval since the last recycle stays.
+    pub fn reset(&mut self) {
+        *self = Self { last: self.last, ..Self::default() };
+    }
+}
+
+/// Least time between two recycles, and by which rule. What is urgent never waits longer than what is not.
+fn interval(action: Action, ask: &Ask, policy: &RecyclePolicy) -> (Duration, Pause) {
+    let (plain, rule) = if action >= Action::DrainNow {
+        if policy.common.min_interval < policy.common.min_interval_hard {
+            (policy.common.min_interval, Pause::MinInterval)
+        } else {
+            (policy.common.min_interval_hard, Pause::MinIntervalHard)
+        }
+    } else {
+        let loads = ask.load_time.unwrap_or_default().as_secs_f64() * policy.common.load_factor.max(0.0);
+        let loads = Duration::try_from_secs_f64(loads).unwrap_or(Duration::MAX);
+        if loads > policy.common.min_interval {
+            (loads, Pause::LoadTime)
+        } else {
+            (policy.common.min_interval, Pause::MinInterval)
+        }
+    };
+    let jitter = policy.common.jitter.clamp(0.0, 1.0) * (2.0 * ask.unit.clamp(0.0, 1.0) - 1.0);
+    (Duration::try_from_secs_f64(plain.as_secs_f64() * (1.0 + jitter)).unwrap_or(plain), rule)
+}
+
+/// Whether a recycle helped: the next generation holds clearly less, and is under the budget that called for it.
+///
+/// `fresh` is what the old generation held when it was young. Where that is known, three quarters of what had grown since
+/// have to be gone: most of a process may be weights, of which none goes. Otherwise a tenth has to: less could be noise of
+/// the allocator.
+pub fn helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) -> bool {
+    let most = match fresh.filter(|fresh| *fresh < before) {
+        Some(fresh) => fresh.saturating_add((before - fresh) / 4),
+        None => before.saturating_sub(before / 10),
+    };
+    after <= most && budget.is_none_or(|budget| after < budget)
+}
+
+/// Bytes that did not come back: the memory was free before the process was made and is not free after its exit. `None`
+/// if nothing is missing, or if it is less than a quarter of what the process held at its end: the rest of a machine
+/// breathes, and one big process's exit drowns that.
+pub fn unreturned(free_before_spawn: u64, free_after_exit: u64, held_at_end: u64) -> Option<u64> {
+    let missing = free_before_spawn.saturating_sub(free_after_exit);
+    (missing > 0 && missing >= held_at_end / 4).then_some(missing)
+}

@@ -1,0 +1,176 @@
+//! What holds a recycle back, and until when.
+
+use super::*;
+use crate::defaults::{Levels, Recycle};
+use crate::sample::GpuIndex;
+
+fn policy() -> RecyclePolicy {
+    let defaults = crate::defaults();
+    let common = Recycle {
+        min_interval: Duration::from_secs(600),
+        min_interval_hard: Duration::from_secs(60),
+        load_factor: 20.0,
+        jitter: 0.0,
+        max_futile: 3,
+        growth_recycles: 3,
+        growth_window: Duration::from_secs(6 * 3600),
+        ..defaults.recycle
+    };
+    let levels = Levels { unreturned: ByteSize(1000), unreturned_exits: 2, ..defaults.levels };
+    RecyclePolicy { levels, ..RecyclePolicy::new(&common) }
+}
+
+fn with(change: impl FnOnce(&mut Recycle)) -> RecyclePolicy {
+    let mut changed = policy();
+    change(&mut changed.common);
+    changed
+}
+
+const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
+
+fn wish(action: Action, reason: Reason, series: MemoryKind) -> Decision {
+    Decision { action, reason: Some(reason), due: true, series: Some(series), ..Decision::OBSERVE }
+}
+
+fn soft() -> Decision {
+    wish(Action::RecycleWhenQuiet, Reason::HostSoft, MemoryKind::Host)
+}
+
+fn hard() -> Decision {
+    wish(Action::DrainNow, Reason::HostHard, MemoryKind::Host)
+}
+
+fn at(seconds: u64) -> Ask {
+    Ask { now: Duration::from_secs(seconds), ..Ask::default() }
+}
+
+#[test]
+fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
+    let mut cooldown = Cooldown::default();
+    assert_eq!(cooldown.check(&soft(), &at(5), &policy()), Ok(()));
+    assert_eq!(cooldown.began(Duration::from_secs(5), Reason::HostSoft, &policy()), None);
+    assert_eq!(
+        cooldown.check(&soft(), &at(6), &policy()),
+        Err(Held::TooSoon { seconds_left: 599, rule: Pause::MinInterval })
+    );
+    assert_eq!(cooldown.check(&hard(), &at(65), &policy()), Ok(()));
+    assert_eq!(cooldown.check(&soft(), &at(605), &policy()), Ok(()));
+}
+
+#[test]
+fn a_machine_that_is_short_waits_for_no_pause_and_what_is_urgent_never_waits_longer() {
+    let mut cooldown = Cooldown::default();
+    cooldown.began(Duration::ZERO, Reason::HostHard, &policy());
+    let held = Held::TooSoon { seconds_left: 59, rule: Pause::MinIntervalHard };
+    assert_eq!(cooldown.check(&hard(), &at(1), &policy()), Err(held));
+    assert!(held.to_string().contains("`policy.min_interval_hard`"), "{held}");
+    assert_eq!(cooldown.check(&Decision { threat: true, ..hard() }, &at(1), &policy()), Ok(()));
+    let end = wish(Action::KillNow, Reason::MemoryExhausted, MemoryKind::Host);
+    assert_eq!(cooldown.check(&end, &at(1), &policy()), Ok(()));
+    let short = with(|common| common.min_interval = Duration::from_secs(10));
+    assert_eq!(cooldown.check(&hard(), &at(10), &short), Ok(()), "ten seconds were asked for");
+}
+
+#[test]
+fn a_model_that_loads_slowly_is_recycled_rarely() {
+    let mut cooldown = Cooldown::default();
+    cooldown.began(Duration::ZERO, Reason::HostSoft, &policy());
+    let ask = Ask { load_time: Some(Duration::from_secs(120)), ..at(2399) };
+    assert_eq!(
+        cooldown.check(&soft(), &ask, &policy()),
+        Err(Held::TooSoon { seconds_left: 1, rule: Pause::LoadTime })
+    );
+    assert_eq!(cooldown.check(&hard(), &ask, &policy()), Ok(()));
+}
+
+#[test]
+fn intervals_vary_by_the_jitter_both_ways() {
+    let mut cooldown = Cooldown::default();
+    cooldown.began(Duration::ZERO, Reason::HostSoft, &policy());
+    let policy = with(|common| common.jitter = 0.1);
+    let ask = |seconds, unit| Ask { unit, ..at(seconds) };
+    assert_eq!(cooldown.check(&soft(), &ask(540, 0.0), &policy), Ok(()));
+    assert_eq!(
+        cooldown.check(&soft(), &ask(540, 0.5), &policy),
+        Err(Held::TooSoon { seconds_left: 60, rule: Pause::MinInterval })
+    );
+    assert_eq!(
+        cooldown.check(&soft(), &ask(640, 0.999), &policy),
+        Err(Held::TooSoon { seconds_left: 20, rule: Pause::MinInterval })
+    );
+}
+
+#[test]
+fn futile_recycles_switch_the_policy_off_once_and_a_useful_one_starts_the_count_again() {
+    let mut cooldown = Cooldown::default();
+    let off = Held::Futile { recycles: 3, series: Some(MemoryKind::Host) };
+    for (helped, expected) in
+        [(false, None), (false, None), (true, None), (false, None), (false, None), (false, Some(off))]
+    {
+        assert_eq!(cooldown.ended(MemoryKind::Host, helped, &policy()), expected);
+    }
+    assert_eq!(cooldown.check(&hard(), &at(9999), &policy()), Err(off));
+    cooldown.reset();
+    assert_eq!(cooldown.check(&hard(), &at(9999), &policy()), Ok(()));
+}
+
+#[test]
+fn what_does_not_help_one_memory_may_help_another_and_illness_is_not_about_memory() {
+    let mut cooldown = Cooldown::default();
+    for _ in 0..3 {
+        cooldown.ended(VRAM, false, &policy());
+    }
+    cooldown.check(&wish(Action::DrainNow, Reason::VramHard, VRAM), &at(0), &policy()).unwrap_err();
+    assert_eq!(cooldown.check(&hard(), &at(0), &policy()), Ok(()));
+    let fault = wish(Action::DrainNow, Reason::DeviceFault, VRAM);
+    assert_eq!(cooldown.check(&fault, &at(0), &policy()), Ok(()));
+}
+
+#[test]
+fn growth_that_comes_back_three_times_in_six_hours_recycles_nothing_more_but_budgets_do() {
+    let mut cooldown = Cooldown::default();
+    let hours = |n: u64| Duration::from_secs(n * 3600);
+    assert_eq!(cooldown.began(hours(0), Reason::Growth, &policy()), None);
+    assert_eq!(cooldown.began(hours(7), Reason::Growth, &policy()), None, "the first is out of the window");
+    assert_eq!(cooldown.began(hours(8), Reason::Growth, &policy()), None);
+    let off = Held::GrowthGoesOn { recycles: 3, seconds: 6 * 3600 };
+    assert_eq!(cooldown.began(hours(9), Reason::Growth, &policy()), Some(off));
+    let growth = wish(Action::RecycleWhenQuiet, Reason::Growth, MemoryKind::Host);
+    assert_eq!(cooldown.check(&growth, &at(100 * 3600), &policy()), Err(off));
+    assert_eq!(cooldown.check(&soft(), &at(100 * 3600), &policy()), Ok(()));
+    assert!(off.to_string().contains("within 6 h"), "{off}");
+}
+
+#[test]
+fn memory_that_stays_away_after_the_exit_is_the_drivers_and_no_reason_to_restart() {
+    let mut cooldown = Cooldown::default();
+    assert_eq!(cooldown.exited(VRAM, Some(2000), &policy()), None, "once may be somebody else");
+    let leak = Held::DriverLeak { series: VRAM, bytes: 4000 };
+    assert_eq!(cooldown.exited(VRAM, Some(4000), &policy()), Some(leak));
+    let vram = wish(Action::DrainNow, Reason::VramHard, VRAM);
+    assert_eq!(cooldown.check(&vram, &at(0), &policy()), Err(leak));
+    assert_eq!(cooldown.check(&hard(), &at(0), &policy()), Ok(()));
+    assert!(leak.to_string().contains("GPU 0"), "{leak}");
+    assert_eq!(cooldown.exited(VRAM, None, &policy()), None);
+    assert_eq!(cooldown.check(&vram, &at(0), &policy()), Ok(()), "it came back");
+}
+
+#[test]
+fn a_little_noise_after_an_exit_is_not_missing_memory() {
+    assert_eq!(unreturned(10_000, 9_500, 8_000), None);
+    assert_eq!(unreturned(10_000, 4_000, 8_000), Some(6_000));
+    assert_eq!(unreturned(10_000, 12_000, 8_000), None);
+    assert_eq!(unreturned(10_000, 10_000, 0), None);
+}
+
+#[test]
+fn a_recycle_helped_when_memory_is_clearly_lower_and_under_the_budget() {
+    assert!(helped(1000, 100, None, Some(900)));
+    assert!(!helped(1000, 950, None, None));
+    assert!(!helped(1000, 500, None, Some(400)));
+    assert!(helped(1000, 900, None, None));
+    // Weights are most of it.
+    assert!(helped(3300, 2978, Some(2970), Some(3250)), "all that had grown is gone");
+    assert!(!helped(3300, 3100, Some(2970), None), "a third of it is left");
+    assert!(!helped(1000, 950, Some(1000), None), "it had not grown: then the tenth counts");
+}

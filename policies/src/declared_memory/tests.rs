@@ -1,0 +1,154 @@
+//! What is read from flags, variables and the log.
+
+//! What a server is told to keep, read from its arguments, its environment and its log.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+fn declared(args: &str) -> DeclaredMemory {
+    DeclaredMemory::declared(&words(args), &BTreeMap::new(), Some(11_100))
+}
+
+#[test]
+fn without_a_flag_the_default_of_the_build_counts() {
+    let bytes = |build| DeclaredMemory::declared(&[], &BTreeMap::new(), build).bytes();
+    assert_eq!(bytes(Some(11_100)), 8192 * MIB);
+    assert_eq!(bytes(Some(6723)), 8192 * MIB);
+    assert_eq!(bytes(Some(6722)), 0, "older than the prompt cache");
+    assert_eq!(bytes(None), 8192 * MIB);
+    assert_eq!(bytes(Some(1)), 8192 * MIB, "a shallow source calls itself build 1");
+}
+
+#[test]
+fn a_flag_beats_a_variable_and_the_last_flag_beats_the_others() {
+    let env = BTreeMap::from([("LLAMA_ARG_CACHE_RAM".to_owned(), "100".to_owned())]);
+    let bytes = |args: &str| DeclaredMemory::declared(&words(args), &env, None).bytes();
+    assert_eq!(bytes("-m x"), 100 * MIB);
+    assert_eq!(bytes("-cram 200 --cache_ram 300"), 300 * MIB);
+    assert_eq!(bytes("--cache-ram 0"), 0);
+    assert_eq!(bytes("--cache-ram many"), 100 * MIB, "llama-server will not start with it");
+}
+
+#[test]
+fn a_cache_without_a_bound_is_reckoned_with_half_of_what_is_available() {
+    let mut keeps = declared("--cache-ram -1");
+    assert_eq!(keeps.bytes(), 8192 * MIB);
+    keeps.available(3000);
+    assert_eq!(keeps.bytes(), 1500);
+    assert!(keeps.words()[0].contains("half"), "{:?}", keeps.words());
+}
+
+#[test]
+fn checkpoints_count_once_their_size_is_known() {
+    let mut keeps = declared("--cache-ram 0 -np 2 --ctx-checkpoints 8");
+    assert_eq!(keeps.bytes(), 0);
+    assert!(keeps.words()[1].contains("not known"), "{:?}", keeps.words());
+    let line = "slot update_slots: id  1 | task 7 | created context checkpoint 3 of 8 (pos_min = 0, pos_max = 99, n_tokens = 100, size = 62.500 MiB)";
+    let size = 62 * MIB + MIB / 2;
+    let learned = Learned::Checkpoint { slot: Some(1), count: 3, of: 8, bytes: size };
+    assert_eq!(keeps.learn(line), Some(learned));
+    assert_eq!(keeps.bytes(), 2 * 8 * size);
+    assert_eq!(keeps.measured(), Some(3 * size));
+    assert_eq!(keeps.unmeasured(), 0);
+}
+
+#[test]
+fn lines_of_the_real_server_are_read_with_what_stands_before_them() {
+    for (line, learned) in [
+        (
+            "srv        update:  - cache state: 12 prompts, 418.355 MiB (limits: 8192.000 MiB, 8192 tokens, 163840 est)",
+            Learned::CacheState { bytes: 438_677_012 },
+        ),
+        (
+            "0.01.234.567 W srv    load_model: prompt cache is enabled, size limit: 8192 MiB",
+            Learned::CacheLimit { bytes: Some(8192 * MIB) },
+        ),
+        (
+            "srv    load_model: prompt cache is enabled, size limit: no limit",
+            Learned::CacheLimit { bytes: None },
+        ),
+        ("srv load_model: prompt cache is disabled - use `--cache-ram N` to enable it", Learned::CacheOff),
+        (
+            "srv  alloc:  - cache size limit reduced to 12.000 MiB",
+            Learned::CacheLimit { bytes: Some(12 * MIB) },
+        ),
+        (
+            "0.00.424.534 I slot create_check: id  1 | task 0 | created context checkpoint 1 of 32 (pos_min = 0, pos_max = 289, n_tokens = 290, size = 0.500 MiB)",
+            Learned::Checkpoint { slot: Some(1), count: 1, of: 32, bytes: MIB / 2 },
+        ),
+        (
+            "0.00.650.223 I slot process_sing: id  1 | task -1 | saving idle slot to prompt cache",
+            Learned::SlotSaved { slot: 1 },
+        ),
+        (
+            "srv load_model: context checkpoints enabled, max = 32, min spacing = 8192",
+            Learned::Checkpoints { of: 32 },
+        ),
+        ("context checkpoints disabled", Learned::Checkpoints { of: 0 }),
+        (
+            "srv  load_model: initializing, n_slots = 4, n_ctx_slot = 2048, kv_unified = 'true'",
+            Learned::Slots { slots: 4 },
+        ),
+    ] {
+        assert_eq!(read(line), Some(learned), "{line}");
+    }
+    for line in [
+        "",
+        "saving idle slot to prompt cache",
+        "srv  update_slots: all slots are idle",
+        "cache state: ",
+        "cache state: 12 prompts, lots",
+        "created context checkpoint",
+        "slot x: id 0 | erasing old context checkpoint (pos_min = 1, pos_max = 2, n_tokens = 3, size = 1.000 MiB)",
+    ] {
+        assert_eq!(read(line), None, "{line}");
+    }
+}
+
+#[test]
+fn the_log_beats_what_was_declared_and_a_measured_cache_is_not_allowed_for_twice() {
+    let mut keeps = declared("");
+    keeps.learn("srv load_model: prompt cache is enabled, size limit: 512 MiB");
+    assert_eq!((keeps.bytes(), keeps.unmeasured(), keeps.measured()), (512 * MIB, 512 * MIB, None));
+    keeps.learn("cache state: 2 prompts, 100.000 MiB (limits: 512.000 MiB, 8192 tokens, 9000 est)");
+    assert_eq!((keeps.unmeasured(), keeps.measured()), (0, Some(100 * MIB)));
+    assert!(keeps.words()[1].contains("holds 100.0 MiB"), "{:?}", keeps.words());
+}
+
+#[test]
+fn checkpoints_that_move_to_the_cache_are_counted_there_only() {
+    let mut keeps = declared("");
+    keeps.learn("slot create_check: id  1 | task 0 | created context checkpoint 2 of 32 (size = 10.000 MiB)");
+    assert_eq!(keeps.measured(), Some(20 * MIB));
+    keeps.learn("slot process_sing: id  1 | task -1 | saving idle slot to prompt cache");
+    keeps.learn("srv        update:  - cache state: 1 prompts, 30.000 MiB (limits: 64.000 MiB, 2048 tokens, 4092 est)");
+    assert_eq!(keeps.measured(), Some(30 * MIB));
+}
+
+#[test]
+fn nothing_is_kept_by_a_server_that_keeps_nothing() {
+    assert_eq!((DeclaredMemory::NONE.bytes(), DeclaredMemory::NONE.measured()), (0, None));
+    assert_eq!(declared("--cache-ram 0 --ctx-checkpoints 0").words().len(), 2);
+}
+
+proptest! {
+    #[test]
+    fn no_line_makes_it_panic_and_only_marked_lines_teach(line in "\\PC{0,200}") {
+        let mut keeps = declared("");
+        let before = keeps.clone();
+        if keeps.learn(&line).is_none() {
+            prop_assert_eq!(keeps, before);
+        }
+    }
+
+    #[test]
+    fn marked_lines_with_anything_behind_do_not_panic(mark in 0usize..5, rest in "\\PC{0,60}") {
+        let marks = ["cache state: ", "created context checkpoint ", "size limit: ", "n_slots = ", "reduced to "];
+        let _ = read(&format!("{}{rest}", marks[mark]));
+    }
+}

@@ -1,0 +1,40 @@
+//! Words with which a configuration says how a model is run.
+
+use serde::{Deserialize, Serialize};
+
+/// How one generation is replaced by the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Replace {
+    /// Drain, stop, start; requests queue meanwhile. Needs no extra memory.
+    Sequential,
+    /// Start the next generation, switch, then drain the old one. Needs memory for both.
+    Overlap,
+    /// Overlap where host memory allows and no GPU could be short of memory, else sequential.
+    Auto,
+}
+
+/// What a process listens on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Socket {
+    /// A Unix socket, unless the binary is known not to take one; then a port.
+    #[default]
+    Auto,
+    /// A Unix socket in a private directory: nobody but us can reach the process.
+    Unix,
+    /// A free port of 127.0.0.1: any user of the machine can reach the process.
+    Tcp,
+}
+
+/// How a client's leaving ends its work where the answer is no stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cancel {
+    /// By the fix, where the build has it.
+    Auto,
+    /// By streams that the gateway puts together.
+    Assemble,
+    /// Not at all.
+    Off,
+}

@@ -1,0 +1,373 @@
+//! Which llama-server a model runs, and whether it is one.
+//!
+//! A binary is tried once: `BINARY --version` has to answer like llama.cpp does, within a deadline. That costs 10 ms and
+//! turns "it exits with code 127" at the first request into an error of the configuration.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_builder::Measured;
+use warden_patches::mitigation::BuildFacts;
+use warden_policies::ModelName;
+use warden_policies::modes::Cancel;
+use warden_supervisor::Command;
+
+use super::arguments;
+use super::cancel;
+use super::judge::with_ours;
+use super::mitigations::{Judge, Mitigated, Mitigations};
+use super::server_facts::{self, Known, Unmeasured, unix_sockets_in};
+use crate::config::machine::{Machine, is_executable};
+use crate::config::problem::{Place, Problem, Problems};
+use crate::config::resolve::Resolved;
+
+/// What llama-server takes for `--alias`.
+const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
+
+/// What a model says about its binary.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Choice {
+    /// This file.
+    Path(PathBuf),
+    /// This name in PATH.
+    InPath(PathBuf),
+    /// This build of the store.
+    Build(String),
+    /// Nothing: the newest build of the store, else the `llama-server` in PATH.
+    Newest,
+}
+
+/// Finds builds by id or prefix; with `None`, the newest.
+pub(crate) type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<StoreBuild>, String> + Sync);
+
+/// A build of the store.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StoreBuild {
+    /// What mitigations have to know of it.
+    pub(crate) facts: BuildFacts,
+    /// How it behaves.
+    pub(crate) measured: Measured,
+}
+
+/// A llama-server, with what its provenance says if it is a build of the store.
+#[derive(Clone, Debug, PartialEq)]
+enum Found {
+    Built(StoreBuild),
+    Foreign(PathBuf),
+}
+
+impl Found {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Built(build) => &build.facts.binary,
+            Self::Foreign(path) => path,
+        }
+    }
+
+    /// What is known of how it behaves: by its provenance, by what was measured before, or by its own word.
+    async fn behaves(&self, cache: &Path, version: &str, timeout: Duration) -> Known {
+        match self {
+            Self::Built(build) => Known { measured: build.measured, unmeasured: None },
+            Self::Foreign(path) => {
+                let mut known = Known::remembered(cache, path, version);
+                if known.measured.unix_sockets.is_none() {
+                    known.measured.unix_sockets =
+                        help(path, timeout).await.and_then(|text| unix_sockets_in(&text));
+                }
+                known
+            }
+        }
+    }
+
+    /// `version`: what it says to `--version`.
+    fn facts(self, version: &str) -> BuildFacts {
+        match self {
+            Self::Built(build) => build.facts,
+            Self::Foreign(path) => BuildFacts::of_binary(&path, version),
+        }
+    }
+}
+
+/// Fills in the binaries of all models, tries each of them once, and holds the models' mitigations against them.
+pub(crate) async fn fill(
+    resolved: &mut Resolved,
+    machine: &Machine,
+    builds: FindBuild<'_>,
+) -> Result<(), Problems> {
+    let mut problems = Vec::new();
+    let mut known: HashMap<Choice, Option<(BuildFacts, Known)>> = HashMap::new();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut unmeasured: Vec<Unmeasured> = Vec::new();
+    let mut judge = Judge::default();
+    let timeout = resolved.child.version_timeout;
+    let drop_in = resolved.fleet.any_name;
+    let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
+    let models = models.zip(&resolved.cancel);
+    for ((((spec, (choice, place)), mitigations), cancel), build) in models.zip(&mut resolved.builds) {
+        if !known.contains_key(choice) {
+            let tried = match find(choice, place, machine, builds) {
+                Ok(found) => match try_version(found.path(), timeout, place, machine).await {
+                    Ok(version) => {
+                        let behaves = found.behaves(&resolved.dirs.cache, &version, timeout).await;
+                        Ok((found.facts(&version), behaves))
+                    }
+                    Err(problem) => Err(problem),
+                },
+                Err(problem) => Err(problem),
+            };
+            let facts = tried.map_err(|problem| problems.push(problem)).ok();
+            known.insert(choice.clone(), facts);
+        }
+        if let Some(Some((facts, behaves))) = known.get(choice) {
+            let name = spec.name.as_str();
+            let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
+            spec.command.binary.clone_from(&facts.binary);
+            *build = Some(facts.clone());
+            let name = spec.name.clone();
+            put(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
+            spec.facts = server_facts::of(behaves.measured, &spec.command, cores);
+            unmeasured.extend(behaves.unmeasured.clone().filter(|new| !unmeasured.contains(new)));
+        }
+    }
+    resolved.unmeasured = unmeasured;
+    if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+}
+
+/// Puts arguments and variables into a command.
+fn put(
+    own: &mut Command,
+    name: &ModelName,
+    command: Mitigated,
+    mitigations: &Mitigations,
+    facts: &BuildFacts,
+    cancel: Cancel,
+    drop_in: bool,
+) {
+    (own.args, own.env, own.env_remove) = (command.args, command.env, with_ours(command.env_remove, drop_in));
+    own.env.extend(cancel::variable(cancel, facts, mitigations, &own.env));
+    let is_named = own.env.iter().any(|(name, _)| name == ALIAS_VARIABLE)
+        || (std::env::var_os(ALIAS_VARIABLE).is_some()
+            && own.env_remove.iter().all(|name| name != ALIAS_VARIABLE));
+    // In the place of a llama-server everything is as the user started it.
+    arguments::put_alias(&mut own.args, name.as_str(), is_named || drop_in);
+}
+
+/// A model's command with other mitigations than the configured ones.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Alternative {
+    /// The command.
+    pub(crate) command: Command,
+    /// What is to be known about the list: what is left out, what overrules it, what has nothing to do.
+    pub(crate) notes: Vec<String>,
+    /// What each item comes to, in words.
+    pub(crate) told: Vec<String>,
+}
+
+impl Resolved {
+    /// The command of model number `model` with this list of mitigations; what is wrong, if it cannot be used. The binaries
+    /// are filled in.
+    pub(crate) fn alternative(
+        &self,
+        model: usize,
+        list: &[String],
+        judge: &mut Judge,
+    ) -> Result<Alternative, String> {
+        let all = self.fleet.models.get(model).zip(self.mitigations.get(model)).zip(self.cancel.get(model));
+        let Some(((spec, configured), cancel)) = all else { return Err("there is no such model".to_owned()) };
+        let Some(Some(facts)) = self.builds.get(model) else {
+            return Err("its llama-server is not known".to_owned());
+        };
+        let (mitigations, mut notes) = configured.with(list)?;
+        let (mut problems, mut warnings) = (Vec::new(), Vec::new());
+        let name = spec.name.as_str();
+        let done = judge.judge(name, &mitigations, facts, &mut problems, &mut warnings);
+        let prefix = format!("model `{name}`: ");
+        let bare = |problem: Problem| {
+            problem.message.strip_prefix(&prefix).map_or(problem.message.clone(), str::to_owned)
+        };
+        if let Some(problem) = problems.into_iter().next() {
+            let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
+            return Err(format!("{}{hint}", bare(problem)));
+        }
+        notes.extend(warnings.into_iter().map(bare));
+        let mut command = spec.command.clone();
+        put(&mut command, &spec.name, done, &mitigations, facts, *cancel, self.fleet.any_name);
+        Ok(Alternative { command, notes, told: mitigations.told() })
+    }
+}
+
+fn find(choice: &Choice, place: &Place, machine: &Machine, builds: FindBuild<'_>) -> Result<Found, Problem> {
+    let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
+    let store = |id: Option<&str>| builds(id).map_err(|error| Problem::new(place.clone(), error));
+    match choice {
+        Choice::Path(path) => Ok(Found::Foreign(path.clone())),
+        Choice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
+            Some(path) => Ok(Found::Foreign(path)),
+            None => fail(
+                format!("there is no program `{}` in PATH", name.display()),
+                "give the path of a llama-server, or build one with `llama-warden build`",
+            ),
+        },
+        Choice::Build(id) => match store(Some(id))? {
+            Some(build) => Ok(Found::Built(build)),
+            None => fail(
+                format!("there is no build `{id}` in the store"),
+                "`llama-warden builds list` shows them",
+            ),
+        },
+        Choice::Newest => match (store(None)?, machine.find_in_path("llama-server")) {
+            (Some(build), _) => Ok(Found::Built(build)),
+            (None, Some(path)) => Ok(Found::Foreign(path)),
+            (None, None) => fail(
+                "there is no llama-server: no build in the store, and none in PATH".to_owned(),
+                "build one with `llama-warden build`, or set `binary`",
+            ),
+        },
+    }
+}
+
+/// What it says to `--version`, if it is a llama-server.
+async fn try_version(
+    path: &Path,
+    timeout: Duration,
+    place: &Place,
+    machine: &Machine,
+) -> Result<String, Problem> {
+    let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
+    let shown = path.display();
+    let hint = "give the path of a llama-server, or build one with `llama-warden build`";
+    if !path.exists() {
+        return fail(format!("there is no file {shown}"), hint);
+    }
+    if !is_executable(path) {
+        return fail(format!("{shown} is not an executable file"), "`chmod +x` it, or choose another file");
+    }
+    if path.canonicalize().ok() == machine.exe {
+        return fail(format!("{shown} is llama-warden itself, not a llama-server"), hint);
+    }
+    match tokio::time::timeout(timeout, ask(path, "--version")).await {
+        Err(_) => {
+            fail(format!("{shown} --version did not answer within {timeout:?}"), "is it a llama-server?")
+        }
+        Ok(Err(error)) => fail(format!("{shown} cannot be run: {error}"), hint),
+        Ok(Ok(text)) => {
+            if is_llama(&text) {
+                return Ok(text);
+            }
+            let said = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing").trim();
+            if text.contains("error while loading shared libraries") {
+                return fail(
+                    format!("{shown} cannot start: {said}"),
+                    "install the library, or build with `llama-warden build`",
+                );
+            }
+            fail(format!("{shown} is not a llama-server: `--version` said `{said}`"), hint)
+        }
+    }
+}
+
+/// What a program says to one flag, on both outputs.
+///
+/// One that was just written may be "busy" for a moment: a child that another thread forks at that time holds a copy of the
+/// open file until it runs its own program. So that error is waited out, for at most [`BUSY`].
+pub(in crate::config) async fn ask(path: &Path, flag: &str) -> io::Result<String> {
+    let given_up = Instant::now() + BUSY;
+    loop {
+        let mut command = tokio::process::Command::new(path);
+        command.arg(flag).stdin(Stdio::null()).kill_on_drop(true);
+        match command.output().await {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < given_up => {
+                tokio::time::sleep(BUSY_POLL).await;
+            }
+            Err(error) => return Err(error),
+            Ok(output) => {
+                let text = [output.stdout, output.stderr].concat();
+                return Ok(String::from_utf8_lossy(&text).into_owned());
+            }
+        }
+    }
+}
+
+/// A child runs its own program within milliseconds of the fork; whoever copies a program takes a second.
+const BUSY: Duration = Duration::from_secs(2);
+const BUSY_POLL: Duration = Duration::from_millis(5);
+
+/// What it says to `--help`; `None` if it says nothing in time.
+async fn help(path: &Path, timeout: Duration) -> Option<String> {
+    tokio::time::timeout(timeout, ask(path, "--help")).await.ok()?.ok()
+}
+
+/// llama.cpp prints `version: 1234 (abcdef)` and `built with ...`.
+fn is_llama(version: &str) -> bool {
+    version.lines().any(|line| line.trim_start().starts_with("version:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn script(dir: &Path, name: &str, body: &str) -> PathBuf {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    async fn tried(path: &Path, timeout: Duration) -> Result<(), String> {
+        let found = try_version(path, timeout, &Place::Nowhere, &Machine::read()).await;
+        found
+            .map(drop)
+            .map_err(|problem| format!("{} | {}", problem.message, problem.hint.unwrap_or_default()))
+    }
+
+    #[tokio::test]
+    async fn a_binary_counts_when_it_answers_like_llama_cpp() {
+        let dir = tempfile::tempdir().unwrap();
+        let wait = Duration::from_secs(20);
+        let good = script(dir.path(), "good", "echo 'version: 1 (abc)' >&2");
+        assert_eq!(tried(&good, wait).await, Ok(()));
+        let other = script(dir.path(), "other", "echo hello");
+        assert!(
+            tried(&other, wait).await.unwrap_err().contains("not a llama-server: `--version` said `hello`")
+        );
+        let slow = script(dir.path(), "slow", "exec sleep 60");
+        assert!(tried(&slow, Duration::from_millis(50)).await.unwrap_err().contains("did not answer"));
+        let missing = tried(&dir.path().join("missing"), wait).await.unwrap_err();
+        assert!(missing.contains("there is no file") && missing.contains("llama-warden build"), "{missing}");
+        std::fs::write(dir.path().join("text"), "x").unwrap();
+        assert!(tried(&dir.path().join("text"), wait).await.unwrap_err().contains("not an executable file"));
+    }
+
+    #[tokio::test]
+    async fn a_binary_that_is_being_written_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = script(dir.path(), "new", "echo 'version: 1 (abc)'");
+        let writer = std::fs::File::options().append(true).open(&path).unwrap();
+        // Polled in this order: the first attempt is made while the file is open, the next ones when it is closed.
+        let (told, ()) = tokio::join!(biased; ask(&path, "--version"), async { drop(writer) });
+        assert_eq!(told.unwrap(), "version: 1 (abc)\n");
+    }
+
+    #[test]
+    fn with_no_choice_the_newest_build_comes_before_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let in_path = script(dir.path(), "llama-server", "");
+        let mut machine = Machine::read();
+        machine.env = vec![("PATH".into(), dir.path().into())];
+        let find = |built: Option<StoreBuild>| {
+            find(&Choice::Newest, &Place::Nowhere, &machine, &move |_| Ok(built.clone())).unwrap()
+        };
+        let facts = BuildFacts { binary: "/store/x".into(), number: None, provenance: None };
+        let built = StoreBuild { facts, measured: Measured::default() };
+        assert_eq!(find(Some(built.clone())), Found::Built(built));
+        assert_eq!(find(None), Found::Foreign(in_path.clone()));
+        machine.exe = in_path.canonicalize().ok();
+        let error = super::find(&Choice::Newest, &Place::Nowhere, &machine, &|_| Ok(None)).unwrap_err();
+        assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
+    }
+}

@@ -1,0 +1,380 @@
+//! From what was written to what each crate is told: paths are made absolute, budgets become bytes, names are checked
+//! against each other. It reads facts about files but starts nothing; [`binary`] tries the binaries.
+
+pub(crate) mod arguments;
+pub(crate) mod binary;
+mod cancel;
+mod contradictions;
+pub(crate) mod dirs;
+mod doors;
+pub(crate) mod flags;
+mod judge;
+pub(crate) mod keys;
+pub(crate) mod mitigations;
+mod places;
+pub(crate) mod server_facts;
+pub(crate) mod store;
+mod tls;
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use warden_gateway::{KeySpec, ModelRules};
+use warden_patches::mitigation::BuildFacts;
+use warden_policies::modes::Cancel;
+use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults};
+use warden_supervisor::private_dir::ADMIN_SOCKET;
+use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, SharedBudgets, Watch};
+
+use self::binary::Choice;
+use self::dirs::Dirs;
+use self::judge::with_ours;
+use self::mitigations::{Mitigated, Mitigations};
+use self::server_facts::Unmeasured;
+use crate::advice::{Server, Servers};
+use crate::config::machine::Machine;
+use crate::config::problem::{Place, Problem, Problems};
+use crate::config::settings::Model;
+use crate::config::source::layers::Loaded;
+
+/// What the parts of the program are told.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    /// The public listener.
+    pub(crate) server: defaults::Server,
+    /// The connection to a backend.
+    pub(crate) upstream: defaults::Upstream,
+    /// Our own log.
+    pub(crate) log: defaults::Log,
+    /// Experiments.
+    pub(crate) diagnose: defaults::Diagnose,
+    /// The children.
+    pub(crate) child: defaults::Child,
+    /// Where things are kept.
+    pub(crate) dirs: Dirs,
+    /// Unix socket of the admin routes.
+    pub(crate) admin_socket: PathBuf,
+    /// TCP address of the admin routes.
+    pub(crate) admin_address: Option<SocketAddr>,
+    /// The fleet, but for the binaries: [`binary`] finds them by `choices`.
+    pub(crate) fleet: FleetConfig,
+    /// What is changed in requests, in the order of the models.
+    pub(crate) rules: Vec<Arc<ModelRules>>,
+    /// Which binary each model wants, in the order of the models.
+    pub(crate) choices: Vec<(Choice, Place)>,
+    /// The mitigations of each model, in the order of the models.
+    pub(crate) mitigations: Vec<Mitigations>,
+    /// What is known about the llama-server of each model, in the order of the models; [`binary`] finds it out.
+    pub(crate) builds: Vec<Option<BuildFacts>>,
+    /// Binaries that we did not build and that nothing was measured of yet; [`binary`] finds them.
+    pub(crate) unmeasured: Vec<Unmeasured>,
+    /// The API keys, where they are asked for.
+    pub(crate) keys: Option<Vec<KeySpec>>,
+    /// By which host names we may be reached; never `Auto`.
+    pub(crate) names: Names,
+    /// The file of the access log, if it has one of its own.
+    pub(crate) access_log: Option<PathBuf>,
+    /// Where requests are recorded, in the order of the models.
+    pub(crate) record_requests: Vec<Option<PathBuf>>,
+    /// How work for clients that left is ended, in the order of the models.
+    pub(crate) cancel: Vec<Cancel>,
+    /// What is allowed and probably not meant.
+    pub(crate) warnings: Vec<Problem>,
+}
+
+impl Resolved {
+    /// How each model's server is started, for advice.
+    pub(crate) fn servers(&self, machine: &Machine) -> Servers {
+        let inherited: Vec<String> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
+        let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
+        models
+            .map(|((spec, facts), mitigations)| {
+                let server = Server::of(spec, facts.as_ref(), mitigations, &inherited);
+                (spec.name.as_str().to_owned(), server)
+            })
+            .collect()
+    }
+}
+
+/// How a model's server would be started here, as far as that can be told without starting anything.
+pub(crate) struct Launch {
+    /// Its arguments.
+    pub(crate) args: Vec<String>,
+    /// Variables to set.
+    pub(crate) env: Vec<(String, String)>,
+    /// Variables to keep away.
+    pub(crate) env_remove: Vec<String>,
+    /// Its mitigations.
+    pub(crate) mitigations: Vec<String>,
+    /// What the provenance of its build says, if it is one of the store.
+    pub(crate) facts: Option<BuildFacts>,
+}
+
+impl Loaded {
+    /// How a model's server would be started. Its files need not be there.
+    pub(crate) fn launch(&self, machine: &Machine, name: &str, model: &Model) -> Result<Launch, Problems> {
+        let mut resolver = Resolver::new(self, machine);
+        let mitigations = resolver.mitigations(name, model, model.args.clone());
+        let (choice, _) = resolver.choice(name, model);
+        if !resolver.problems.is_empty() {
+            return Err(Problems(resolver.problems));
+        }
+        let data = self.dirs(machine)?.data;
+        let built = match &choice {
+            Choice::Build(id) => store::find(&data, Some(id)),
+            Choice::Newest => store::find(&data, None),
+            Choice::Path(_) | Choice::InPath(_) => Ok(None),
+        };
+        let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
+        // A damaged store is told by what starts a server; here it only means that less is known.
+        Ok(Launch {
+            args,
+            env,
+            env_remove,
+            mitigations: mitigations.ids(),
+            facts: built.ok().flatten().map(|build| build.facts),
+        })
+    }
+}
+
+/// Resolves a configuration. `any_name`: the one model answers to every name.
+pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Resolved, Problems> {
+    let mut resolver = Resolver { any_name, ..Resolver::new(loaded, machine) };
+    let dirs = loaded.dirs(machine)?;
+    let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rules = Vec::new();
+    for (name, model, _) in &loaded.models {
+        rules.push(Arc::new(resolver.rules(name, model)));
+        let (spec, choice, own) = resolver.model(name, model);
+        models.push(spec);
+        choices.push(choice);
+        mitigations.push(own);
+    }
+    resolver.names();
+    resolver.check_runtime_dir(&dirs, &models);
+    resolver.check_state_dir(&dirs);
+    let server = resolver.server();
+    resolver.log_level();
+    let keys = resolver.keys(&models);
+    resolver.check_origins();
+    let names = resolver.host_names();
+    resolver.check_contradictions(&models);
+    let settings = &loaded.settings;
+    resolver.warnings.extend(loaded.internal.iter().map(|(key, place)| {
+        let message = format!(
+            "`{key}` replaces a number that is compiled in: it is for tests, and may change without notice"
+        );
+        Problem::new(place.clone(), message).hint("leave it out")
+    }));
+    let admin_address = resolver.admin_address();
+    let access_log = resolver.file(&settings.log.access);
+    let admin_socket = settings
+        .admin
+        .socket
+        .as_ref()
+        .map_or_else(|| dirs.runtime.join(ADMIN_SOCKET), |path| resolver.absolute(path));
+    let fleet = FleetConfig {
+        models,
+        any_name,
+        shared: resolver.shared(),
+        growth: settings.growth.clone(),
+        health: settings.health.clone(),
+        runtime_dir: dirs.runtime.clone(),
+        state_dir: dirs.state.clone(),
+        watch: Watch { sensors: settings.sensors, child: settings.child },
+    };
+    let Resolver { problems, warnings, .. } = resolver;
+    if !problems.is_empty() {
+        return Err(Problems(problems));
+    }
+    Ok(Resolved {
+        server,
+        upstream: settings.upstream.clone(),
+        log: settings.log.clone(),
+        diagnose: settings.diagnose.clone(),
+        child: settings.child,
+        dirs,
+        admin_socket,
+        admin_address,
+        fleet,
+        rules,
+        choices,
+        keys,
+        names,
+        access_log,
+        builds: vec![None; mitigations.len()],
+        unmeasured: Vec::new(),
+        record_requests: loaded
+            .models
+            .iter()
+            .map(|(_, model, _)| model.record_requests.as_ref().map(|path| loaded.absolute(machine, path)))
+            .collect(),
+        cancel: loaded.models.iter().map(|(_, model, _)| model.run.cancel).collect(),
+        mitigations,
+        warnings,
+    })
+}
+
+/// A resolution under way.
+pub(in crate::config) struct Resolver<'a> {
+    pub(in crate::config) loaded: &'a Loaded,
+    pub(in crate::config) machine: &'a Machine,
+    pub(in crate::config) any_name: bool,
+    pub(in crate::config) problems: Vec<Problem>,
+    pub(in crate::config) warnings: Vec<Problem>,
+}
+
+impl<'a> Resolver<'a> {
+    /// Nothing found yet.
+    pub(in crate::config) fn new(loaded: &'a Loaded, machine: &'a Machine) -> Self {
+        Self { loaded, machine, any_name: false, problems: Vec::new(), warnings: Vec::new() }
+    }
+}
+
+impl Resolver<'_> {
+    pub(in crate::config) fn place(&self, path: &[&str]) -> Place {
+        let path: Vec<String> = path.iter().map(|&key| key.to_owned()).collect();
+        self.loaded.place(&path)
+    }
+
+    pub(in crate::config) fn absolute(&self, path: &Path) -> PathBuf {
+        self.loaded.absolute(self.machine, path)
+    }
+
+    fn admin_address(&mut self) -> Option<SocketAddr> {
+        let text = self.loaded.settings.admin.address.as_deref()?;
+        let place = self.place(&["admin", "address"]);
+        let Some(address) = text.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
+            let problem = Problem::new(place, format!("`admin.address`: `{text}` is no address with a port"));
+            self.problems.push(problem.hint("write it like `127.0.0.1:9090`"));
+            return None;
+        };
+        if !address.ip().is_loopback() {
+            let message = format!(
+                "`admin.address`: `{text}` can be reached from other machines, and admin routes ask for no key"
+            );
+            self.problems
+                .push(Problem::new(place, message).hint("use a loopback address like `127.0.0.1:9090`"));
+        }
+        Some(address)
+    }
+
+    fn shared(&self) -> SharedBudgets {
+        let shared = self.loaded.settings.shared;
+        let host = |limit: Option<MemoryLimit>| limit?.resolve(self.machine.memory);
+        SharedBudgets {
+            host_soft: host(shared.host.soft),
+            host_hard: host(shared.host.hard),
+            vram_soft: shared.vram.soft,
+            vram_hard: shared.vram.hard,
+        }
+    }
+
+    fn log_level(&mut self) {
+        if let Err(problem) = crate::logging::filter(&self.loaded.settings.log.level) {
+            let place = self.place(&["log", "level"]);
+            self.problems.push(Problem::new(place, format!("`log.level`: {problem}")));
+        }
+    }
+
+    /// Two models must not share a name or an alias.
+    fn names(&mut self) {
+        let mut owners: HashMap<String, String> = HashMap::new();
+        for (name, model, _) in &self.loaded.models {
+            let keys = std::iter::once((name, false)).chain(model.aliases.iter().map(|alias| (alias, true)));
+            for (key, is_alias) in keys {
+                let place = if is_alias {
+                    self.place(&["models", name, "aliases"])
+                } else {
+                    self.place(&["models", name])
+                };
+                if key.is_empty() {
+                    self.problems
+                        .push(Problem::new(place, format!("model `{name}`: a name must not be empty")));
+                } else if let Some(other) = owners.insert(key.clone(), name.clone()) {
+                    let who = if other == *name {
+                        "twice by this model".to_owned()
+                    } else {
+                        format!("by model `{other}`, too")
+                    };
+                    let problem =
+                        Problem::new(place, format!("model `{name}`: the name `{key}` is used {who}"));
+                    self.problems.push(problem.hint("every name and alias must be unique"));
+                }
+            }
+        }
+    }
+
+    fn model(&mut self, name: &str, model: &Model) -> (ModelSpec, (Choice, Place), Mitigations) {
+        let mut args = model.args.clone();
+        if let Some(file) = &model.model {
+            if arguments::model(&args).is_some() {
+                let place = self.place(&["models", name, "model"]);
+                let problem = Problem::new(
+                    place,
+                    format!("model `{name}`: the file is given in `model` and again in `args`"),
+                );
+                self.problems.push(problem.hint("keep one of them"));
+            }
+            args.splice(0..0, ["-m".to_owned(), self.absolute(file).to_string_lossy().into_owned()]);
+        }
+        let mitigations = self.mitigations(name, model, args);
+        // Without those that are not for the build; that is known when the binary is.
+        let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
+        let directory = model.directory.as_ref().map(|path| self.absolute(path));
+        self.check_directory(name, directory.as_deref());
+        self.check_file(name, model, &args, directory.as_deref());
+        self.check_listening(name, model, &args);
+        let recycle = model.policy.recycle(Some(self.machine.memory));
+        let policy = &model.policy.common;
+        let spec = ModelSpec {
+            name: ModelName::new(name),
+            aliases: model.aliases.clone(),
+            command: Command {
+                binary: PathBuf::new(),
+                args,
+                env,
+                env_remove: with_ours(env_remove, self.any_name),
+                directory,
+            },
+            run: model.run,
+            queue: model.queue,
+            max_in_flight: model.max_in_flight,
+            lifecycle: model.lifecycle,
+            recycle,
+            oom_score_adj: self.loaded.settings.child.oom_score_adj,
+            facts: ServerFacts::default(),
+            admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
+            quarantine: model.quarantine,
+        };
+        (spec, self.choice(name, model), mitigations)
+    }
+
+    fn choice(&mut self, name: &str, model: &Model) -> (Choice, Place) {
+        match (&model.binary, &model.build) {
+            (Some(_), Some(_)) => {
+                let place = self.place(&["models", name, "build"]);
+                let problem = Problem::new(
+                    place.clone(),
+                    format!("model `{name}`: both `binary` and `build` say what to run"),
+                );
+                self.problems.push(problem.hint("keep one of them"));
+                (Choice::Newest, place)
+            }
+            // A bare word is looked for in PATH, as a shell would.
+            (Some(binary), None) if binary.components().count() == 1 && !binary.is_absolute() => {
+                let beside = self.absolute(binary);
+                let choice =
+                    if beside.is_file() { Choice::Path(beside) } else { Choice::InPath(binary.clone()) };
+                (choice, self.place(&["models", name, "binary"]))
+            }
+            (Some(binary), None) => {
+                (Choice::Path(self.absolute(binary)), self.place(&["models", name, "binary"]))
+            }
+            (None, Some(build)) => (Choice::Build(build.clone()), self.place(&["models", name, "build"])),
+            (None, None) => (Choice::Newest, self.place(&["models", name])),
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Finds builds of llama-server in the store, for models that name one by id or take the newest.
+
+use std::path::Path;
+
+use warden_builder::{Error, Store};
+
+use super::binary::{self, StoreBuild};
+use crate::config::machine::Machine;
+use crate::config::problem::Problems;
+use crate::config::resolve::Resolved;
+
+/// Finds and tries the binaries of all models, builds of the store among them.
+pub(crate) async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Problems> {
+    let data = resolved.dirs.data.clone();
+    binary::fill(resolved, machine, &|id| find(&data, id)).await
+}
+
+/// A build: by id or the beginning of one, or the newest. `Ok(None)` if there is none; an error if the beginning fits
+/// several, or the build is damaged.
+pub(crate) fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
+    let store = Store::new(data_dir);
+    let found = match id {
+        Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)),
+        None => match store.newest() {
+            Ok(Some(build)) => Ok(build),
+            Ok(None) => return Ok(None),
+            Err(error) => Err(error),
+        },
+    };
+    let build = found.and_then(|provenance| {
+        let facts = provenance.facts(&store.binary(&provenance.id)?);
+        Ok(StoreBuild { facts, measured: provenance.verified.measured })
+    });
+    match build {
+        Ok(build) => Ok(Some(build)),
+        Err(Error::NoSuchBuild { .. }) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_store_has_no_build_by_any_name() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(find(dir.path(), None), Ok(None));
+        assert_eq!(find(dir.path(), Some("abc")), Ok(None));
+    }
+}

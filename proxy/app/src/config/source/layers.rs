@@ -1,0 +1,313 @@
+//! The layers of a configuration, and what they come to: defaults, then the file, then the environment, then flags.
+//!
+//! figment merges; this module only prepares the layers and remembers them, so that every value can be traced to where
+//! it was written.
+
+use std::path::{Path, PathBuf};
+
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+use warden_policies::defaults::TEXT;
+
+use super::tree::{Kind, Node};
+use super::variables;
+use crate::config::problem::{Place, Problem, Problems};
+use crate::config::schema::compiled_in;
+use crate::config::schema::validate::validate;
+use crate::config::settings::{Model, Settings};
+
+/// Prefix of environment variables. Sections and keys are separated by two underscores.
+pub(crate) const ENV_PREFIX: &str = "LLAMA_WARDEN_";
+
+/// Where settings may come from, lowest first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources {
+    /// The configuration file.
+    pub(crate) file: Option<PathBuf>,
+    /// All environment variables; those that are not ours are passed over.
+    pub(crate) env: Vec<(String, String)>,
+    /// Settings from flags.
+    pub(crate) flags: Vec<FlagSetting>,
+}
+
+/// One setting from a flag.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FlagSetting {
+    /// Where it was written, for people: `flag --port`.
+    pub(crate) flag: String,
+    /// What it sets.
+    pub(crate) path: Vec<String>,
+    /// To what.
+    pub(crate) value: Node,
+}
+
+impl FlagSetting {
+    /// Text of a flag; the schema decides its type.
+    pub(crate) fn raw(flag: &str, path: &[&str], value: impl Into<String>) -> Self {
+        Self {
+            flag: format!("flag {flag}"),
+            path: path.iter().map(|&key| key.to_owned()).collect(),
+            value: Node::new(Kind::Raw(value.into())),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Origin {
+    Default,
+    File { path: PathBuf, text: String },
+    Env(String),
+    Flag(String),
+}
+
+/// One place where settings were written.
+#[derive(Clone, Debug)]
+pub(in crate::config) struct Layer {
+    origin: Origin,
+    /// What was written.
+    pub(in crate::config) tree: Node,
+}
+
+impl Layer {
+    /// What one environment variable sets.
+    pub(in crate::config) fn of_variable(name: String, path: &[String], value: String) -> Self {
+        let mut tree = Node::table();
+        tree.set(path, Node::new(Kind::Raw(value)));
+        Self { origin: Origin::Env(name), tree }
+    }
+
+    /// Where a byte of it is.
+    pub(in crate::config) fn place(&self, byte: Option<usize>) -> Place {
+        match &self.origin {
+            Origin::Default => Place::Default,
+            Origin::File { path, text } => Place::in_file(path, text, byte),
+            Origin::Env(name) => Place::Env(name.clone()),
+            Origin::Flag(flag) => Place::Flag(flag.clone()),
+        }
+    }
+}
+
+impl Provider for Layer {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.place(None).to_string())
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        Ok(Map::from([(Profile::Default, self.tree.to_dict())]))
+    }
+}
+
+/// A table without a place of its own.
+pub(in crate::config) struct Plain(pub(in crate::config) Dict);
+
+impl Provider for Plain {
+    fn metadata(&self) -> Metadata {
+        Metadata::named("merged")
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        Ok(Map::from([(Profile::Default, self.0.clone())]))
+    }
+}
+
+/// A configuration whose keys and values are right by themselves. What they mean is checked by
+/// [`crate::config::resolve`].
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    /// Everything but the models.
+    pub(crate) settings: Settings,
+    /// What holds for all models.
+    pub(crate) defaults: Model,
+    /// The models in the order of the file, and as one table each.
+    pub(crate) models: Vec<(String, Model, Dict)>,
+    /// The configuration file.
+    pub(crate) file: Option<PathBuf>,
+    /// All of it, merged, for display.
+    pub(crate) merged: Dict,
+    /// The compiled-in numbers that are set, and where.
+    pub(crate) internal: Vec<(String, Place)>,
+    layers: Vec<Layer>,
+}
+
+impl Loaded {
+    /// Where the value under a path comes from. For a model, that may be the section for all models.
+    pub(crate) fn place(&self, path: &[String]) -> Place {
+        place(&self.layers, path).unwrap_or(Place::Nowhere)
+    }
+
+    /// The merged value under a path.
+    pub(in crate::config) fn value(&self, path: &[String]) -> Option<&Value> {
+        let (first, rest) = path.split_first()?;
+        rest.iter().try_fold(self.merged.get(first)?, |value, key| value.as_dict()?.get(key))
+    }
+
+    /// Where an item of the list under a path was written: its own line, in a list over several.
+    pub(crate) fn item_place(&self, path: &[String], index: usize) -> Place {
+        let item = |path: &[String]| {
+            self.layers.iter().rev().find_map(|layer| {
+                let Kind::List(items) = &layer.tree.find(path)?.kind else { return None };
+                let span = items.get(index).and_then(|item| item.span.as_ref());
+                Some(layer.place(Some(span?.start)))
+            })
+        };
+        let found = if written(&self.layers, path).is_some() { item(path) } else { item(&inherited(path)) };
+        found.unwrap_or_else(|| self.place(path))
+    }
+}
+
+fn place(layers: &[Layer], path: &[String]) -> Option<Place> {
+    written(layers, path).or_else(|| written(layers, &inherited(path)))
+}
+
+/// The path in the section for all models, for one of a model; nothing for others.
+fn inherited(path: &[String]) -> Vec<String> {
+    match path {
+        [models, _, rest @ ..] if models == "models" && !rest.is_empty() => {
+            std::iter::once("defaults".to_owned()).chain(rest.to_vec()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Where the value under a path was written last.
+pub(in crate::config) fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
+    layers.iter().rev().find_map(|layer| {
+        let node = layer.tree.find(path)?;
+        let (last, parent) = path.split_last()?;
+        let key = layer.tree.find(parent)?.entry(last)?.key_span.as_ref().map(|span| span.start);
+        Some(layer.place(key.or(node.span.as_ref().map(|span| span.start))))
+    })
+}
+
+/// Reads all layers and merges them.
+pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
+    let mut layers = vec![defaults_layer()?];
+    if let Some(path) = &sources.file {
+        layers.push(file_layer(path)?);
+    }
+    let flags: Vec<Layer> = sources.flags.into_iter().map(flag_layer).collect();
+    let (variables, mut problems) = variables::layers(sources.env, &[layers.as_slice(), &flags]);
+    layers.extend(variables);
+    layers.extend(flags);
+    let mut internal = Vec::new();
+    // The first are the defaults, which are more than what a configuration may set.
+    for layer in layers.iter_mut().skip(1) {
+        let mut tree = layer.tree.clone();
+        problems.extend(validate(&mut tree, &|byte| layer.place(byte)));
+        let taken = compiled_in::take(&mut tree);
+        internal.extend(taken.into_iter().map(|(key, byte)| (key, layer.place(byte))));
+        layer.tree = tree;
+    }
+    if !problems.is_empty() {
+        return Err(Problems(problems));
+    }
+    Ok(Loaded { internal, ..merge(layers, sources.file)? })
+}
+
+fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> {
+    let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
+    let problem = |error: figment::Error, under: &[&str]| problem(&layers, &error, under);
+    let settings: Settings = merged.extract().map_err(|error| problem(error, &[]))?;
+    let all: Dict = merged.extract().map_err(|error| problem(error, &[]))?;
+    let defaults = Figment::from(Plain(settings.defaults.clone()))
+        .extract()
+        .map_err(|error| problem(error, &["defaults"]))?;
+    let mut models = Vec::new();
+    for name in names_in_order(&layers) {
+        let own = settings.models.get(&name).cloned().unwrap_or_default();
+        let mut beneath = settings.defaults.clone();
+        for list in ["args", "mitigations"] {
+            if own.contains_key(list) {
+                beneath.remove(list);
+            }
+        }
+        // One way to say which binary: a model's own choice replaces the other way in the defaults.
+        if own.contains_key("binary") || own.contains_key("build") {
+            beneath.remove("binary");
+            beneath.remove("build");
+        }
+        let figment = Figment::from(Plain(beneath)).merge(Plain(own));
+        let model = figment.extract().map_err(|error| problem(error, &["models", &name]))?;
+        let table = figment.extract().map_err(|error| problem(error, &["models", &name]))?;
+        models.push((name, model, table));
+    }
+    Ok(Loaded { settings, defaults, models, file, merged: all, internal: Vec::new(), layers })
+}
+
+fn names_in_order(layers: &[Layer]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for layer in layers {
+        let Some(Kind::Table(entries)) = layer.tree.entry("models").map(|entry| &entry.value.kind) else {
+            continue;
+        };
+        for entry in entries {
+            if !names.contains(&entry.key) {
+                names.push(entry.key.clone());
+            }
+        }
+    }
+    names
+}
+
+/// What the schema let through and the types did not take; a number too large for its type, for one.
+pub(in crate::config) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> Problems {
+    let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
+    let place = place(layers, &path).unwrap_or(Place::Nowhere);
+    let what = match &error.kind {
+        figment::error::Kind::InvalidValue(figment::error::Actual::Signed(number), _) => {
+            format!("`{number}` is too large")
+        }
+        figment::error::Kind::InvalidValue(figment::error::Actual::Unsigned(number), _) => {
+            format!("`{number}` is too large")
+        }
+        kind => kind.to_string(),
+    };
+    Problem::new(place, format!("`{}`: {what}", crate::config::problem::dotted(&path))).into()
+}
+
+/// The compiled-in defaults in the shape of a configuration file: sections about models go under `[defaults]`.
+fn defaults_layer() -> Result<Layer, Problems> {
+    let document = toml_edit::Document::parse(TEXT)
+        .map_err(|error| Problem::new(Place::Default, format!("the compiled-in defaults: {error}")))?;
+    let mut tree = Node::table();
+    let source = Node::from(document.as_item());
+    let Kind::Table(entries) = source.kind else { return Ok(Layer { origin: Origin::Default, tree }) };
+    for entry in entries {
+        let (Some(home), Kind::Table(keys)) = (compiled_in::home(&entry.key), entry.value.kind) else {
+            continue;
+        };
+        for key in keys {
+            let path: Vec<String> = home.iter().cloned().chain([key.key]).collect();
+            tree.set(&path, key.value);
+        }
+    }
+    Ok(Layer { origin: Origin::Default, tree })
+}
+
+/// The layer of a file.
+pub(in crate::config) fn file_layer(path: &Path) -> Result<Layer, Problems> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Problem::new(
+            Place::File { path: path.to_owned(), line: 0 },
+            format!("the configuration file cannot be read: {error}"),
+        )
+        .hint("check the path given with --config")
+    })?;
+    let document = toml_edit::Document::parse(text.clone()).map_err(|error| {
+        let byte = error.span().map(|span| span.start);
+        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        Problem::new(Place::in_file(path, &text, byte), format!("this is not TOML: {message}"))
+    })?;
+    let tree = Node::from(document.as_item());
+    Ok(Layer { origin: Origin::File { path: path.to_owned(), text }, tree })
+}
+
+fn flag_layer(setting: FlagSetting) -> Layer {
+    let mut tree = Node::table();
+    tree.set(&setting.path, setting.value);
+    Layer { origin: Origin::Flag(setting.flag), tree }
+}
+
+#[cfg(test)]
+#[path = "layers_tests.rs"]
+mod tests;

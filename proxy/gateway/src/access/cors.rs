@@ -1,0 +1,185 @@
+//! Which web pages may call, and what is sent to their browsers about it (the CORS protocol of the Fetch standard).
+//!
+//! What a backend says about it is replaced, so that there is one answer whoever gives it. With `mirror` and without keys
+//! it is llama-server's own, to the letter. Otherwise browsers learn what is really served, and are never asked to send
+//! cookies or passwords by themselves: a key is something that a page has to know.
+
+use std::time::Duration;
+
+use http::header::{
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
+    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
+    ACCESS_CONTROL_REQUEST_HEADERS, HeaderMap, HeaderName, HeaderValue, ORIGIN, VARY,
+};
+use warden_policies::Origins;
+
+use crate::protocol::headers;
+
+const REQUEST_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-request-private-network");
+const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
+
+/// The headers in which a server answers a browser.
+static ANSWERS: [HeaderName; 7] = [
+    ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_ALLOW_CREDENTIALS,
+    ACCESS_CONTROL_ALLOW_METHODS,
+    ACCESS_CONTROL_ALLOW_HEADERS,
+    ACCESS_CONTROL_EXPOSE_HEADERS,
+    ACCESS_CONTROL_MAX_AGE,
+    ALLOW_PRIVATE_NETWORK,
+];
+
+/// What scripts may read beyond the few headers that they always may.
+const EXPOSED: HeaderValue =
+    HeaderValue::from_static("x-request-id, retry-after, retry-after-ms, x-warden-executed");
+/// What llama-server has routes for.
+const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");
+/// What clients send, for a browser that does not say what it wants to send.
+const HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
+
+/// What is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cors {
+    /// Whose pages may call.
+    pub origins: Origins,
+    /// How long browsers may keep the answer to a preflight.
+    pub max_age: Duration,
+    /// Keys are asked for.
+    pub with_keys: bool,
+}
+
+impl Default for Cors {
+    fn default() -> Self {
+        Self { origins: Origins::Mirror, max_age: Duration::ZERO, with_keys: false }
+    }
+}
+
+impl Cors {
+    /// Answers as llama-server does.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.origins == Origins::Mirror && !self.with_keys
+    }
+
+    fn allows(&self, origin: &HeaderValue) -> bool {
+        match &self.origins {
+            Origins::Mirror => true,
+            origins => origin.to_str().is_ok_and(|origin| origins.allow(origin)),
+        }
+    }
+
+    /// Marks an answer of ours, or one of a backend after [`strip`].
+    pub(crate) fn mark(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
+        if self.origins == Origins::Off {
+            return;
+        }
+        // A cache must not give the answer for one page to another.
+        headers.append(VARY, HeaderValue::from_static("Origin"));
+        if let Some(origin) = origin.filter(|origin| self.allows(origin)) {
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+        }
+    }
+
+    /// The answer to a preflight, to be marked as any other. A page that may not call learns nothing.
+    pub(crate) fn preflight(&self, asked: &HeaderMap) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        if self.is_plain() {
+            headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
+        } else if asked.get(ORIGIN).is_some_and(|origin| self.allows(origin)) {
+            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+            // A `*` would not stand for Authorization.
+            let wanted = asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(HEADERS);
+            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted);
+            headers.append(VARY, HeaderValue::from_static("Access-Control-Request-Headers"));
+            if matches!(self.origins, Origins::Only(_)) && asked.contains_key(REQUEST_PRIVATE_NETWORK) {
+                headers.insert(ALLOW_PRIVATE_NETWORK, HeaderValue::from_static("true"));
+            }
+        } else {
+            return headers;
+        }
+        if !self.max_age.is_zero() {
+            headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from(self.max_age.as_secs()));
+        }
+        headers
+    }
+}
+
+/// Removes what a backend says to browsers.
+pub(crate) fn strip(headers: &mut HeaderMap) {
+    headers::sweep(headers, |name| ANSWERS.contains(name));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cors(origins: &[&str], with_keys: bool) -> Cors {
+        Cors { origins: Origins::parse(origins).unwrap(), max_age: Duration::from_secs(600), with_keys }
+    }
+
+    fn asking(origin: &'static str) -> HeaderMap {
+        let fields = [
+            (ORIGIN, origin),
+            (ACCESS_CONTROL_REQUEST_HEADERS, "authorization,x-stainless-lang"),
+            (REQUEST_PRIVATE_NETWORK, "true"),
+        ];
+        fields.into_iter().map(|(name, value)| (name, HeaderValue::from_static(value))).collect()
+    }
+
+    fn answer(cors: &Cors, origin: &'static str) -> HeaderMap {
+        let asked = asking(origin);
+        let mut headers = cors.preflight(&asked);
+        cors.mark(asked.get(ORIGIN), &mut headers);
+        headers
+    }
+
+    fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
+        headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    #[test]
+    fn mirrored_without_keys_it_is_llama_servers_own_answer() {
+        let headers = answer(&cors(&["mirror"], false), "https://any.example");
+        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_ORIGIN), "https://any.example");
+        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_CREDENTIALS), "true");
+        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_METHODS), "GET, POST");
+        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_HEADERS), "*");
+        assert_eq!(text(&headers, &ACCESS_CONTROL_MAX_AGE), "600");
+        assert_eq!(text(&headers, &VARY), "Origin");
+    }
+
+    #[test]
+    fn with_keys_nothing_is_sent_by_a_browser_on_its_own() {
+        let headers = answer(&cors(&["mirror"], true), "https://any.example");
+        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_ORIGIN), "https://any.example");
+        assert!(!headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS));
+        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_HEADERS), "authorization,x-stainless-lang");
+        assert!(!headers.contains_key(ALLOW_PRIVATE_NETWORK));
+    }
+
+    #[test]
+    fn with_a_list_others_learn_nothing() {
+        let cors = cors(&["https://app.example"], false);
+        let headers = answer(&cors, "https://app.example");
+        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_ORIGIN), "https://app.example");
+        assert_eq!(text(&headers, &ALLOW_PRIVATE_NETWORK), "true");
+        let headers = answer(&cors, "https://evil.example");
+        assert_eq!(headers.keys().collect::<Vec<_>>(), [VARY]);
+        let mut headers = HeaderMap::new();
+        cors.mark(None, &mut headers);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), [VARY], "also for those who do not ask");
+    }
+
+    #[test]
+    fn off_is_off_and_what_a_backend_says_goes() {
+        assert!(answer(&cors(&["off"], true), "https://any.example").is_empty());
+        let mut headers = answer(&cors(&["mirror"], false), "https://any.example");
+        headers.insert("content-type", HeaderValue::from_static("x"));
+        strip(&mut headers);
+        let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["content-type", "vary"]);
+    }
+}

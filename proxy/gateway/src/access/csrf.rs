@@ -1,0 +1,89 @@
+//! Requests that a browser sends for a page of another origin without asking first, because they look like a form: it only
+//! hides their answers. llama-server reads a body of any type, so what they ask for would be done. Where `cors` lets only
+//! some pages call they are refused, by what the browser itself says of them; with `"mirror"` every page may call anyway.
+//!
+//! ```text
+//!   POST and the like --Sec-Fetch-Site: same-origin, none--> pass
+//!      |  another --> is its Origin one of `cors`? --> pass, or refused
+//!      |  none (a browser that speaks plain HTTP to an address, or no browser)
+//!      +---- no Origin, one of `cors`, or the host that the request names --> pass; else refused
+//! ```
+
+use http::header::{HeaderName, HeaderValue, ORIGIN};
+use http::request::Parts;
+use warden_policies::Origins;
+
+use crate::access::host_check;
+use crate::refusal::Refusal;
+
+/// What no page can write itself.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Refuses what a page that may not call has sent.
+pub(crate) fn check(origins: &Origins, parts: &Parts) -> Result<(), Refusal> {
+    if *origins == Origins::Mirror || parts.method.is_safe() {
+        return Ok(());
+    }
+    let origin = parts.headers.get(ORIGIN);
+    let is_known =
+        || origin.and_then(|origin| origin.to_str().ok()).is_some_and(|origin| origins.allow(origin));
+    let is_ours = match parts.headers.get(SEC_FETCH_SITE).map(HeaderValue::as_bytes) {
+        Some(site) => matches!(site, b"same-origin" | b"none"),
+        None => origin.is_none_or(|origin| is_of_host(origin, parts)),
+    };
+    if is_ours || is_known() { Ok(()) } else { Err(Refusal::Origin) }
+}
+
+/// Whether the page came from the host that the request is for.
+fn is_of_host(origin: &HeaderValue, parts: &Parts) -> bool {
+    let host = host_check::named(parts);
+    let page = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|page| page.1.as_bytes());
+    page.zip(host).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Request;
+
+    fn passes(cors: &[&str], method: &str, fields: &[(&str, &str)]) -> bool {
+        let mut request = Request::builder().method(method).uri("/completion").header("host", "h:8080");
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        check(&Origins::parse(cors).unwrap(), &parts).is_ok()
+    }
+
+    #[test]
+    fn what_a_page_that_may_not_call_sends_unasked_is_refused() {
+        let evil = ("origin", "https://evil.example");
+        let listed = ("origin", "https://app.example");
+        let own = ("origin", "http://h:8080");
+        let site = |site| ("sec-fetch-site", site);
+        for cors in [&["https://app.example"][..], &["off"]] {
+            let is_list = cors != ["off"];
+            for (fields, passed) in [
+                (&[][..], true),
+                (&[evil], false),
+                (&[("origin", "null")], false),
+                (&[own], true),
+                (&[("origin", "http://h:8081")], false),
+                (&[listed], is_list),
+                (&[listed, site("cross-site")], is_list),
+                (&[evil, site("cross-site")], false),
+                (&[evil, site("same-site")], false),
+                (&[site("cross-site")], false),
+                // Behind a proxy that gives us another host than the browser's.
+                (&[("origin", "https://llm.example"), site("same-origin")], true),
+                (&[site("none")], true),
+            ] {
+                for method in ["POST", "PUT", "DELETE"] {
+                    assert_eq!(passes(cors, method, fields), passed, "{cors:?} {method} {fields:?}");
+                }
+                assert!(passes(cors, "GET", fields) && passes(cors, "OPTIONS", fields));
+            }
+        }
+        assert!(passes(&["mirror"], "POST", &[evil, site("cross-site")]));
+    }
+}

@@ -1,0 +1,31 @@
+//! Whom a request is for, by the host that its client named, and whether that is us: see [`warden_policies::Names`].
+
+use http::Version;
+use http::header::{HOST, HeaderValue};
+use http::request::Parts;
+use http::uri::Authority;
+use warden_policies::Names;
+
+use crate::refusal::Refusal;
+
+/// Whom a request is for, as its client wrote it. RFC 9112 section 3.2.2: an absolute target counts, whatever `Host` says;
+/// that they agree was checked before.
+pub(crate) fn named(parts: &Parts) -> Option<&[u8]> {
+    match parts.uri.authority() {
+        Some(authority) => Some(authority.as_str().as_bytes()),
+        None => parts.headers.get(HOST).map(HeaderValue::as_bytes),
+    }
+}
+
+/// Refuses a request for a name that is not ours. A client that names nobody is no browser.
+pub(crate) fn check(names: &Names, parts: &Parts) -> Result<(), Refusal> {
+    if *names == Names::Any {
+        return Ok(());
+    }
+    match named(parts).and_then(|host| Authority::try_from(host).ok()) {
+        Some(host) if names.allow(host.host()) => Ok(()),
+        Some(host) => Err(Refusal::Name(host.host().to_owned())),
+        None if parts.version < Version::HTTP_11 && !parts.headers.contains_key(HOST) => Ok(()),
+        None => Err(Refusal::Host),
+    }
+}

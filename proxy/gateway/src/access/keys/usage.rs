@@ -1,0 +1,149 @@
+//! What a key has used: its rates, its requests under way, its counts. It outlives the reload of the file that the key
+//! stands in.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::Work;
+use warden_policies::rate::{Nanos, Rate, nanos};
+
+use super::Key;
+use crate::body::budget::Share;
+
+/// What a token is worth of a text that nobody counted: about that of English with today's vocabularies.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// What a key has used.
+#[derive(Debug)]
+pub(super) struct Usage {
+    /// Moments are counted from here.
+    base: Instant,
+    requests_until: AtomicU64,
+    tokens_until: AtomicU64,
+    running: AtomicUsize,
+    pub(super) requests: AtomicU64,
+    pub(super) prompt_tokens: AtomicU64,
+    pub(super) output_tokens: AtomicU64,
+    /// What is held of its bodies.
+    pub(super) held: Arc<Share>,
+    rejected: [AtomicU64; Limit::ALL.len()],
+}
+
+/// What a request with a right key can be refused for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// Requests in a time.
+    Rate,
+    /// Tokens in a time.
+    Tokens,
+    /// Requests at a time.
+    Concurrency,
+    /// A model that is not the key's to use.
+    Model,
+}
+
+impl Limit {
+    /// All of them.
+    pub(crate) const ALL: [Self; 4] = [Self::Rate, Self::Tokens, Self::Concurrency, Self::Model];
+
+    /// Label for metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::Tokens => "tokens",
+            Self::Concurrency => "concurrency",
+            Self::Model => "model",
+        }
+    }
+}
+
+impl Usage {
+    pub(super) fn new() -> Self {
+        Self {
+            base: Instant::now(),
+            requests_until: AtomicU64::new(0),
+            tokens_until: AtomicU64::new(0),
+            running: AtomicUsize::new(0),
+            requests: AtomicU64::new(0),
+            prompt_tokens: AtomicU64::new(0),
+            output_tokens: AtomicU64::new(0),
+            held: Arc::default(),
+            rejected: Default::default(),
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        nanos(self.base.elapsed())
+    }
+
+    /// Takes one request.
+    pub(super) fn take(&self, rate: Rate) -> Result<(), Duration> {
+        let now = self.now();
+        let mut used = self.requests_until.load(Relaxed);
+        loop {
+            let next = rate.take(used, now)?;
+            match self.requests_until.compare_exchange_weak(used, next, Relaxed, Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(changed) => used = changed,
+            }
+        }
+    }
+
+    /// Whether tokens are left.
+    pub(super) fn has_tokens(&self, rate: Rate) -> Result<(), Duration> {
+        rate.check(self.tokens_until.load(Relaxed), self.now())
+    }
+
+    fn charge(&self, rate: Rate, tokens: u64) {
+        let now = self.now();
+        let charged = |used| Some(rate.charge(used, now, tokens));
+        // Never refused: the closure always has an answer.
+        let _before = self.tokens_until.fetch_update(Relaxed, Relaxed, charged);
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.running.load(Relaxed)
+    }
+
+    pub(super) fn reject(&self, limit: Limit) {
+        self.rejected[limit as usize].fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn rejected(&self, limit: Limit) -> u64 {
+        self.rejected[limit as usize].load(Relaxed)
+    }
+}
+
+/// A key's request under way: its place among those at a time. It lives as long as the exchange.
+#[derive(Debug)]
+pub(crate) struct Pass(Arc<Key>);
+
+impl Pass {
+    /// Takes a place; `None` if all are taken.
+    pub(super) fn try_new(key: &Arc<Key>) -> Option<Self> {
+        let most = key.spec.concurrency.unwrap_or(usize::MAX);
+        let one_more = |running| (running < most).then_some(running + 1);
+        key.usage.running.fetch_update(Relaxed, Relaxed, one_more).ok()?;
+        Some(Self(key.clone()))
+    }
+
+    /// The request has ended after this work, and with bytes of text whose tokens no answer has counted.
+    pub(crate) fn done(self, work: Work, untold: u64) {
+        let usage = &self.0.usage;
+        usage.requests.fetch_add(1, Relaxed);
+        usage.prompt_tokens.fetch_add(work.prompt_tokens, Relaxed);
+        usage.output_tokens.fetch_add(work.output_tokens, Relaxed);
+        if let Some(rate) = self.0.spec.tokens {
+            let told = work.prompt_tokens.saturating_add(work.output_tokens);
+            usage.charge(rate, told.saturating_add(untold / BYTES_PER_TOKEN));
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.0.usage.running.fetch_sub(1, Relaxed);
+    }
+}

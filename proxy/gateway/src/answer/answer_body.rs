@@ -1,0 +1,92 @@
+//! The body of any answer: our own words, or a backend's answer on its way ([`Relay`]).
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::answer::flight::Flight;
+use crate::answer::relay::Relay;
+use crate::observe::Outcome;
+use crate::protocol::conn_state::Busy;
+
+/// Our own words go out in portions of this size: with the last one the exchange is over for us, and the clock of an idle
+/// connection runs. What is put together can be large, and a slow client needs its time for it.
+const PORTION: usize = 64 * 1024;
+
+/// The body of any answer.
+pub(crate) struct AnswerBody {
+    kind: Kind,
+    _busy: Option<Busy>,
+}
+
+enum Kind {
+    /// Our own words.
+    Fixed { bytes: Option<Bytes>, flight: Option<Box<Flight>>, outcome: Outcome },
+    /// A backend's.
+    Relay(Box<Relay>),
+}
+
+impl AnswerBody {
+    /// Our own words.
+    pub(crate) fn fixed(bytes: Bytes, flight: Flight, outcome: Outcome, busy: Busy) -> Self {
+        let bytes = (!bytes.is_empty()).then_some(bytes);
+        Self { kind: Kind::Fixed { bytes, flight: Some(Box::new(flight)), outcome }, _busy: Some(busy) }
+    }
+
+    /// A backend's answer.
+    pub(crate) fn relay(relay: Relay, busy: Busy) -> Self {
+        Self { kind: Kind::Relay(Box::new(relay)), _busy: Some(busy) }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match &mut self.kind {
+            Kind::Fixed { bytes, flight, .. } => {
+                let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(PORTION)));
+                if bytes.as_ref().is_some_and(Bytes::is_empty) {
+                    *bytes = None;
+                }
+                if let (Some(portion), Some(flight)) = (&portion, flight) {
+                    flight.passed(portion.len());
+                }
+                Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
+            }
+            Kind::Relay(relay) => relay.poll(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Fixed { bytes, .. } => bytes.is_none(),
+            Kind::Relay(relay) => relay.is_over(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Fixed { bytes, .. } => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Kind::Relay(relay) => relay.size_hint(),
+        }
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        if let Kind::Fixed { flight: Some(flight), outcome, .. } = &mut self.kind {
+            // A client that leaves before our own few bytes is of no interest.
+            flight.finish(*outcome);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Whether a request's answer can be put together from a stream, and the request that asks for that stream: the same
+//! bytes with `"stream":true` spliced in.
+//!
+//! A request whose stream lacks a part of the answer passes as it is: see docs/cancellation.md, where each rule below has its
+//! reason.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use super::Kind;
+use crate::body::intake::Intake;
+use crate::body::json_index::JsonIndex;
+use crate::body::splice::{self, Edit};
+use crate::refusal::Refusal;
+
+/// What of a body decides.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Asked {
+    stream: Option<Value>,
+    stream_options: Option<IgnoredAny>,
+    // A stream holds back what may be the beginning of a stop word, and never sends it if the limit comes first.
+    stop: Option<Value>,
+    stop_sequences: Option<Value>,
+    // Lines cut off afterwards were streamed before.
+    n_indent: Option<Value>,
+    // A chat stream leaves out the probabilities of tokens that are no text.
+    logprobs: Option<Value>,
+    top_logprobs: Option<Value>,
+    n_probs: Option<Value>,
+    // A stream reports one token for each piece of text, and a piece may take several.
+    return_tokens: Option<Value>,
+    // The last event has only these.
+    response_fields: Option<IgnoredAny>,
+    // Holds the raw text, which is in no stream.
+    verbose: Option<Value>,
+    // The answer then begins with the end of the prompt, a stream does not.
+    continue_final_message: Option<IgnoredAny>,
+    messages: Option<Vec<Message>>,
+    input: Option<Input>,
+    reasoning_format: Option<Value>,
+    // What breaks off in the middle of a prescribed form is raw text without a stream, and nothing in one.
+    response_format: Option<Value>,
+    json_schema: Option<IgnoredAny>,
+    grammar: Option<Value>,
+    tool_choice: Option<Value>,
+    text: Option<Value>,
+    n: Option<Value>,
+    n_cmpl: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Message {
+    role: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Items(Vec<Message>),
+    Other(IgnoredAny),
+}
+
+/// Turns a request whose answer can be put together, of this kind, into one for a stream. Says whose dialect it is, if it was
+/// turned.
+pub(crate) async fn ask(kind: Kind, intake: &mut Intake) -> Result<Option<Kind>, Refusal> {
+    if !intake.take_all().await? || intake.is_stream() {
+        return Ok(None);
+    }
+    let asked = intake.json().and_then(|body| streamed(kind, &body));
+    Ok(asked.filter(|body| intake.replace(body)).map(|_| kind))
+}
+
+/// The body that asks for a stream; `None` if this one passes as it is.
+fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
+    let asked: Asked = serde_json::from_slice(body).ok()?;
+    if !can_be_told(kind, &asked) {
+        return None;
+    }
+    if !matches!(asked.stream, None | Some(Value::Bool(false))) {
+        return None;
+    }
+    let index = JsonIndex::of([body], &["stream"]).ok()?;
+    if index.count == 0 {
+        // An empty object is for llama-server to refuse.
+        return None;
+    }
+    let mut insert = String::new();
+    let mut edits = Vec::new();
+    // `"stream":null` says the same as none, and is replaced like `false`.
+    match index.named(0).last() {
+        Some(stream) => edits.push(Edit { range: stream.value.clone(), text: "true".to_owned() }),
+        None => insert.push_str("\"stream\":true,"),
+    }
+    if kind == Kind::Chat {
+        insert.push_str("\"stream_options\":{\"include_usage\":true},");
+    }
+    let begin = index.open + 1;
+    edits.push(Edit { range: begin..begin, text: insert });
+    Some(splice::apply(VecDeque::from([body.clone()]), edits))
+}
+
+fn can_be_told(kind: Kind, asked: &Asked) -> bool {
+    let is_text = matches!(kind, Kind::Text | Kind::Native);
+    let on = |value: &Option<Value>| match value {
+        None | Some(Value::Bool(false)) => false,
+        Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+        Some(Value::Array(all)) => !all.is_empty(),
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(_) => true,
+    };
+    let is_plain = |format: Option<&Value>| is_text || format.is_none_or(|format| format["type"] == "text");
+    let is_one = |value: &Option<Value>| value.as_ref().is_none_or(|value| value.as_u64() == Some(1));
+    let begun = |messages: &[Message]| {
+        messages.last().is_some_and(|last| last.role.as_deref().is_some_and(|role| role == "assistant"))
+    };
+    let is_begun = match (&asked.messages, &asked.input) {
+        (Some(messages), _) => begun(messages),
+        (None, Some(Input::Items(items))) => begun(items),
+        (None, _) => false,
+    };
+    !is_begun
+        && !on(&asked.stop)
+        && !on(&asked.stop_sequences)
+        && !on(&asked.n_indent)
+        && !on(&asked.return_tokens)
+        && !on(&asked.verbose)
+        && (is_text || !(on(&asked.logprobs) || on(&asked.top_logprobs) || on(&asked.n_probs)))
+        && (is_text || kind == Kind::Chat || (is_one(&asked.n) && is_one(&asked.n_cmpl)))
+        && (is_text || !(asked.json_schema.is_some() || on(&asked.grammar)))
+        && !is_forced(asked.tool_choice.as_ref())
+        && is_plain(asked.response_format.as_ref())
+        && is_plain(asked.text.as_ref().and_then(|text| text.get("format")))
+        && asked.response_fields.is_none()
+        && asked.continue_final_message.is_none()
+        && asked.stream_options.is_none()
+        && asked.reasoning_format.as_ref().is_none_or(|format| format != "deepseek-legacy")
+}
+
+/// Whether a tool has to be called.
+fn is_forced(choice: Option<&Value>) -> bool {
+    let word = choice.map(|choice| choice.get("type").unwrap_or(choice));
+    word.is_some_and(|word| word != "auto" && word != "none")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(kind: Kind, body: &str) -> Option<String> {
+        let pieces: Vec<Bytes> = streamed(kind, &Bytes::copy_from_slice(body.as_bytes()))?.into();
+        Some(String::from_utf8(pieces.concat()).unwrap())
+    }
+
+    #[test]
+    fn only_the_word_stream_changes() {
+        for (kind, body, wanted) in [
+            (Kind::Native, r#"{"prompt":"a"}"#, r#"{"stream":true,"prompt":"a"}"#),
+            (
+                Kind::Native,
+                "{ \"prompt\" : \"\\\"stream\\\":false\", \"stream\" :\tfalse }",
+                "{ \"prompt\" : \"\\\"stream\\\":false\", \"stream\" :\ttrue }",
+            ),
+            (
+                Kind::Text,
+                r#"{"x":{"stream":false},"str\u0065am":false,"y":1.50e3}"#,
+                r#"{"x":{"stream":false},"str\u0065am":true,"y":1.50e3}"#,
+            ),
+            (Kind::Messages, r#"{"stream":null,"messages":[]}"#, r#"{"stream":true,"messages":[]}"#),
+            (
+                Kind::Chat,
+                r#"{"stream":false,"messages":[]}"#,
+                r#"{"stream_options":{"include_usage":true},"stream":true,"messages":[]}"#,
+            ),
+            (
+                Kind::Chat,
+                r#"{"messages":[{"role":"user"}]}"#,
+                r#"{"stream":true,"stream_options":{"include_usage":true},"messages":[{"role":"user"}]}"#,
+            ),
+        ] {
+            assert_eq!(asked(kind, body).as_deref(), Some(wanted), "{body}");
+            let full: Value = serde_json::from_str(wanted).unwrap();
+            assert_eq!(full.get("stream"), Some(&Value::Bool(true)), "{wanted}");
+        }
+    }
+
+    #[test]
+    fn what_a_stream_does_not_tell_passes_as_it_is() {
+        for body in [
+            r#"{"stream":true}"#,
+            r#"{"stream":1}"#,
+            "{}",
+            "[]",
+            "{",
+            "",
+            r#"{"stream":false,"stream":false}"#,
+            r#"{"stop":["x"]}"#,
+            r#"{"stop":"x"}"#,
+            r#"{"stop_sequences":["x"]}"#,
+            r#"{"logprobs":true}"#,
+            r#"{"n_probs":1}"#,
+            r#"{"response_fields":["content"]}"#,
+            r#"{"return_tokens":true}"#,
+            r#"{"verbose":true}"#,
+            r#"{"continue_final_message":true}"#,
+            r#"{"stream_options":{}}"#,
+            r#"{"messages":[{"role":"user"},{"role":"assistant","content":[]}]}"#,
+            r#"{"response_format":{"type":"json_object"}}"#,
+            r#"{"text":{"format":{"type":"json_schema"}}}"#,
+            r#"{"grammar":"root ::= \"a\""}"#,
+            r#"{"json_schema":{}}"#,
+            r#"{"tool_choice":"required"}"#,
+            r#"{"tool_choice":{"type":"any"}}"#,
+            r#"{"input":[{"role":"assistant"}]}"#,
+            r#"{"reasoning_format":"deepseek-legacy"}"#,
+        ] {
+            assert_eq!(asked(Kind::Chat, body), None, "{body}");
+        }
+        assert!(asked(Kind::Native, r#"{"n_probs":3,"stop":[],"return_tokens":false}"#).is_some());
+        assert!(asked(Kind::Native, r#"{"grammar":"x","json_schema":{}}"#).is_some());
+        assert!(asked(Kind::Chat, r#"{"input":"x","logprobs":false,"n":2}"#).is_some());
+        assert!(asked(Kind::Chat, r#"{"text":{},"response_format":{"type":"text"}}"#).is_some());
+        assert!(asked(Kind::Messages, r#"{"tool_choice":{"type":"auto"}}"#).is_some());
+        assert!(asked(Kind::Chat, r#"{"tool_choice":"none"}"#).is_some());
+        assert!(asked(Kind::Messages, r#"{"n":2}"#).is_none());
+    }
+}

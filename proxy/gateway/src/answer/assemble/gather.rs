@@ -1,0 +1,165 @@
+//! The way of one request whose answer is put together: asked for as a stream before it is sent, read to its end before
+//! anything goes to the client. Dropping the future, which is what happens when the client leaves, closes the backend's
+//! connection at once, and llama-server ends a stream whose connection is closed.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout_at};
+use warden_policies::defaults::Upstream;
+use warden_policies::{ModelName, Work};
+
+use super::{Assembly, Fault, Kind};
+use crate::answer::flight::Flight;
+use crate::answer::meter::Meter;
+use crate::backend::attempts::{Backend, Relayed};
+use crate::backend::backends::BackendLease;
+use crate::backend::upstream_conn::UpstreamConn;
+use crate::body::sent::Sent;
+use crate::protocol::{headers, wire};
+use crate::refusal::Refusal;
+
+/// Says to proxies that a stream must not be held.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// The work that a stream has reported so far. It is counted once, also when its client leaves in the middle.
+struct Tally<'a> {
+    meter: Meter,
+    events: u64,
+    counted: bool,
+    lease: Arc<dyn BackendLease>,
+    sent: Arc<Sent>,
+    work: &'a mut Work,
+}
+
+impl Tally<'_> {
+    /// The stream is over. Gives what it reported, to say how it went.
+    fn end(mut self, whole: bool) -> Meter {
+        self.count(whole);
+        std::mem::take(&mut self.meter)
+    }
+
+    fn count(&mut self, whole: bool) {
+        if !std::mem::replace(&mut self.counted, true) {
+            let (images, audio) = self.sent.media();
+            *self.work = Work { images, audio, ..self.meter.work((!whole).then_some(self.events)) };
+            self.lease.add_work(*self.work);
+        }
+    }
+}
+
+impl Drop for Tally<'_> {
+    fn drop(&mut self) {
+        self.count(false);
+    }
+}
+
+/// The next piece of the stream.
+async fn next(conn: &mut UpstreamConn, incoming: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
+    // The connection moves only while it is asked.
+    poll_fn(|context| conn.poll_piece(incoming, context)).await
+}
+
+/// Reads a stream to its end: status, head and body of the answer that was put together from it.
+pub(crate) async fn gather(
+    kind: Kind,
+    relayed: Relayed,
+    flight: &mut Flight,
+    request_id: &HeaderValue,
+    config: &Upstream,
+) -> Result<(StatusCode, HeaderMap, Bytes), Refusal> {
+    let Relayed { response, backend } = relayed;
+    let Backend { lease, mut revoked, mut conn, sent, deadline, .. } = backend;
+    let (mut parts, mut incoming) = response.into_parts();
+    let model = flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
+    let mut tally = Tally {
+        meter: Meter::new(config.tail_bytes.in_memory()),
+        events: 0,
+        counted: false,
+        lease: lease.clone(),
+        sent: sent.clone(),
+        work: &mut flight.record.work,
+    };
+    let mut assembly = Assembly::new(kind, config.assembled_bytes.in_memory());
+    lease.note_progress(0);
+    lease.note_answered(true, true);
+    let read = {
+        let mut reading = pin!(async {
+            loop {
+                lease.note_waiting(Instant::now());
+                let Some(piece) = next(&mut conn, &mut incoming).await else { break };
+                let piece = piece.map_err(|error| {
+                    tracing::debug!(%error, "a backend's answer broke off");
+                    if let Some(print) = sent.whole_print() {
+                        lease.broke(print);
+                    }
+                    lease.doubt();
+                    Refusal::Died { model: model.clone() }
+                })?;
+                lease.note_progress(piece.len());
+                tally.meter.feed(&piece);
+                let fed = assembly.feed(&piece);
+                lease.note_events(assembly.events().saturating_sub(tally.events));
+                tally.events = assembly.events();
+                if let Err(fault) = fed {
+                    return Ok(Some(fault));
+                }
+            }
+            Ok(None)
+        });
+        tokio::select! {
+            biased;
+            read = timeout_at(deadline, &mut reading) => read.unwrap_or_else(|_| {
+                Err(Refusal::TimedOut { model: model.clone(), after: config.exchange_timeout })
+            }),
+            () = &mut revoked => Err(Refusal::Revoked { model: model.clone() }),
+        }
+    };
+    // The backend is done, or is given up.
+    drop((incoming, conn));
+    let meter = tally.end(matches!(read, Ok(None)));
+    if let Err(Refusal::Revoked { .. }) = read
+        && let Some(print) = sent.whole_print()
+    {
+        lease.lost(print);
+    }
+    if read.is_ok() {
+        lease.answered(sent.print());
+    }
+    flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
+    let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };
+    let (status, body) = read.and_then(|fault| match fault {
+        None => assembly.finish().map(|body| (parts.status, body)).map_err(|fault| match fault {
+            Fault::Strange(why) => strange(why),
+            _ => strange("it cannot be put together"),
+        }),
+        Some(Fault::Told(status, body)) => Ok((status, body)),
+        Some(Fault::Strange(why)) => Err(strange(why)),
+        Some(Fault::TooLarge) => Err(strange(&format!(
+            "it is larger than {} bytes (`upstream.assembled_bytes`), so it can only be had as a stream",
+            config.assembled_bytes.0
+        ))),
+    })?;
+    lease.note_outcome(&meter.outcome(status.as_u16()));
+    drop(lease);
+    let version = parts.version;
+    headers::to_client(&mut parts.headers, request_id, true);
+    wire::sign(&mut parts.headers, version);
+    for name in [CACHE_CONTROL, ACCEL_BUFFERING] {
+        parts.headers.remove(name);
+    }
+    parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
+    Ok((status, parts.headers, body))
+}
+
+/// Whether the answer is a stream.
+pub(crate) fn is_events(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map(|value| value.as_bytes().to_ascii_lowercase());
+    kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"))
+}

@@ -1,0 +1,208 @@
+//! Answers that are no streams, put together from streams, for a llama-server that does not notice when the client of
+//! such a request leaves (`cancel = "assemble"`): of a stream it notices at once.
+//!
+//! ```text
+//!   request, no stream --[ does a stream have all of its answer? ]-- no --> passes as it is
+//!           | yes: "stream":true spliced in
+//!           v
+//!   llama-server --> refuses --> passes as it is, with its status
+//!           | events, read as they come, none kept
+//!           v
+//!   whole --> the object that llama-server would have sent
+//!           | error event --> its status and error, as without a stream
+//!           | cut, too large, not understood --> 502
+//! ```
+//!
+//! It never touches a request that asks for a stream, and no model without the rule. What differs, and what was
+//! compared: docs/cancellation.md.
+
+mod ask;
+mod chat;
+mod events;
+mod gather;
+mod messages;
+mod numbers;
+mod responses;
+mod text;
+
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::{Map, Value};
+
+pub(crate) use self::ask::ask;
+use self::events::{Event, Lines};
+pub(crate) use self::gather::{gather, is_events};
+use self::numbers::Veil;
+use crate::route::Shape;
+
+/// Whose dialect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// OpenAI's chat.
+    Chat,
+    /// OpenAI's completions.
+    Text,
+    /// llama-server's own.
+    Native,
+    /// OpenAI's responses.
+    Responses,
+    /// Anthropic's.
+    Messages,
+}
+
+impl Kind {
+    /// Of a route that generates text.
+    pub(crate) fn of(shape: Shape) -> Option<Self> {
+        Some(match shape {
+            Shape::Chat => Self::Chat,
+            Shape::Completion => Self::Text,
+            Shape::Native => Self::Native,
+            Shape::Responses => Self::Responses,
+            Shape::Messages => Self::Messages,
+            Shape::ChatCount | Shape::ResponsesCount | Shape::MessagesCount => return None,
+        })
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, PartialEq)]
+enum Fault {
+    /// The backend reported an error in its stream.
+    Told(StatusCode, Bytes),
+    /// The stream is not what we know.
+    Strange(&'static str),
+    /// More than may be held.
+    TooLarge,
+}
+
+/// A stream being put together.
+#[derive(Debug)]
+struct Assembly {
+    lines: Lines,
+    parts: Parts,
+    veil: Veil,
+    events: u64,
+    held: usize,
+    limit: usize,
+}
+
+#[derive(Debug)]
+enum Parts {
+    Chat(chat::Chat),
+    Text(text::Text),
+    Responses(responses::Responses),
+    Messages(messages::Messages),
+}
+
+impl Assembly {
+    /// Holds at most about `limit` bytes.
+    pub(crate) fn new(kind: Kind, limit: usize) -> Self {
+        let parts = match kind {
+            Kind::Chat => Parts::Chat(chat::Chat::default()),
+            Kind::Text => Parts::Text(text::Text::new(true)),
+            Kind::Native => Parts::Text(text::Text::new(false)),
+            Kind::Responses => Parts::Responses(responses::Responses::default()),
+            Kind::Messages => Parts::Messages(messages::Messages::default()),
+        };
+        Self { lines: Lines::default(), parts, veil: Veil::new(), events: 0, held: 0, limit }
+    }
+
+    /// Reads the next piece of the stream.
+    pub(crate) fn feed(&mut self, piece: &[u8]) -> Result<(), Fault> {
+        let Self { lines, parts, veil, events, held, limit } = self;
+        lines.feed(piece, |event| {
+            *events += 1;
+            let grown = parts.event(&event, veil)?;
+            *held = held.saturating_add(grown);
+            if *held > *limit { Err(Fault::TooLarge) } else { Ok(()) }
+        })?;
+        if lines.held() > *limit { Err(Fault::TooLarge) } else { Ok(()) }
+    }
+
+    /// Events so far.
+    pub(crate) fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// The answer, once the stream has ended.
+    pub(crate) fn finish(self) -> Result<Bytes, Fault> {
+        let answer = match self.parts {
+            Parts::Chat(chat) => chat.finish(),
+            Parts::Text(text) => text.finish(),
+            Parts::Responses(responses) => responses.finish(),
+            Parts::Messages(messages) => messages.finish(),
+        };
+        let answer = answer.ok_or(Fault::Strange("it ended before its last event"))?;
+        Ok(Bytes::from(self.veil.take_off(&answer.to_string())))
+    }
+}
+
+impl Parts {
+    /// Takes an event; returns how many bytes more are held, about.
+    fn event(&mut self, event: &Event<'_>, veil: &Veil) -> Result<usize, Fault> {
+        // Of several answers, all but the first begin with a `null`.
+        if matches!(event.data, "[DONE]" | "null") {
+            return Ok(0);
+        }
+        let Ok(Value::Object(mut data)) = serde_json::from_str(&veil.put_on(event.data)) else {
+            return Err(Fault::Strange("an event is no JSON object"));
+        };
+        if event.name == "error" {
+            // Anthropic's dialect has the error bare where llama-server says it.
+            let error = data.remove("error").unwrap_or(Value::Object(data));
+            return Err(told(error, veil));
+        }
+        if let Some(error) = data.remove("error") {
+            return Err(told(error, veil));
+        }
+        let size = event.data.len();
+        match self {
+            Self::Chat(chat) => chat.event(data, size),
+            Self::Text(text) => text.event(data, size),
+            Self::Responses(responses) => Ok(responses.event(data, size)),
+            Self::Messages(messages) => Ok(messages.event(data)),
+        }
+    }
+}
+
+/// An error in a stream, as it would have been said instead of an answer.
+fn told(error: Value, veil: &Veil) -> Fault {
+    let status = error["code"].as_u64().and_then(|code| StatusCode::from_u16(u16::try_from(code).ok()?).ok());
+    let status = status.filter(|status| status.is_client_error() || status.is_server_error());
+    let body = Map::from_iter([("error".to_owned(), error)]);
+    Fault::Told(
+        status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+        Bytes::from(veil.take_off(&Value::Object(body).to_string())),
+    )
+}
+
+/// The fields in this order, then whatever else there is.
+fn ordered(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, Value> {
+    let mut all = Map::new();
+    for name in order {
+        if let Some(value) = fields.shift_remove(*name) {
+            all.insert((*name).to_owned(), value);
+        }
+    }
+    all.append(&mut fields);
+    all
+}
+
+/// Appends a text value; says by how much.
+fn append(to: &mut String, value: &Value) -> usize {
+    let text = value.as_str().unwrap_or_default();
+    to.push_str(text);
+    text.len()
+}
+
+/// `index`, which counts the answers to one request.
+fn index(fields: &Map<String, Value>) -> u64 {
+    fields.get("index").and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// The event of a debugging server is of a stream; its settings say so.
+fn no_stream(settings: Option<&mut Value>) {
+    if let Some(stream) = settings.and_then(|settings| settings.get_mut("stream")) {
+        *stream = Value::Bool(false);
+    }
+}

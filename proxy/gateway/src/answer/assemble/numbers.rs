@@ -1,0 +1,81 @@
+//! Numbers with a fraction, through a parser and out again with the digits that llama-server gave them: while they are in
+//! the parser's hands they are texts with a mark that nobody can guess. Pure.
+
+use crate::body::spelling::Spelling;
+
+/// The mark of one answer.
+#[derive(Debug)]
+pub(super) struct Veil(String);
+
+impl Veil {
+    pub(super) fn new() -> Self {
+        Self(format!("{:032x}:", rand::random::<u128>()))
+    }
+
+    /// Makes texts of the fractions in valid JSON.
+    pub(super) fn put_on(&self, json: &str) -> String {
+        let bytes = json.as_bytes();
+        let mut all = String::with_capacity(json.len() + 64);
+        let (mut at, mut told) = (0, 0);
+        let mut text = Spelling::new();
+        while at < bytes.len() {
+            match bytes[at] {
+                b'"' => {
+                    text.begin(0);
+                    at = text.read(bytes, at + 1).0;
+                }
+                b'-' | b'0'..=b'9' => {
+                    let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E');
+                    let length = bytes[at..].iter().position(|byte| !is_part(byte));
+                    let end = length.map_or(bytes.len(), |length| at + length);
+                    if bytes[at..end].iter().any(|byte| matches!(byte, b'.' | b'e' | b'E')) {
+                        all.push_str(&json[told..at]);
+                        all.push('"');
+                        all.push_str(&self.0);
+                        all.push_str(&json[at..end]);
+                        all.push('"');
+                        told = end;
+                    }
+                    at = end;
+                }
+                _ => at += 1,
+            }
+        }
+        all.push_str(&json[told..]);
+        all
+    }
+
+    /// Makes numbers of them again.
+    pub(super) fn take_off(&self, json: &str) -> String {
+        let mark = format!("\"{}", self.0);
+        let mut all = String::with_capacity(json.len());
+        let mut parts = json.split(mark.as_str());
+        all.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            let (number, rest) = part.split_once('"').unwrap_or((part, ""));
+            all.push_str(number);
+            all.push_str(rest);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_come_out_as_they_went_in() {
+        let veil = Veil::new();
+        for json in [
+            r#"{"a":-1.4600032567977905,"b":[1.0e-05,2,-3],"c":"1.5 \"2.5\" -","d":0.0}"#,
+            "1.10",
+            "[]",
+            r#"{"ü1.5":1e5}"#,
+        ] {
+            let veiled = veil.put_on(json);
+            let value: serde_json::Value = serde_json::from_str(&veiled).unwrap();
+            assert_eq!(veil.take_off(&value.to_string()), json);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The record of a request on its way, which is reported once, however the request ends.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::{Method, Version};
+use tokio::time::Instant;
+use warden_policies::Work;
+
+use crate::access::keys::Pass;
+use crate::observe::{Gauges, Observer, Outcome, Record};
+
+/// A request on its way. Whoever drops it without [`Flight::finish`] was dropped by the client's leaving.
+pub(crate) struct Flight {
+    pub(crate) record: Record,
+    /// The key's place among its requests at a time.
+    pub(crate) pass: Option<Pass>,
+    /// Bytes of prompt and answer whose tokens nobody has counted.
+    pub(crate) untold: u64,
+    started: Instant,
+    observer: Arc<dyn Observer>,
+    gauges: Arc<Gauges>,
+    told: bool,
+}
+
+impl Flight {
+    pub(crate) fn begin(
+        observer: Arc<dyn Observer>,
+        gauges: Arc<Gauges>,
+        request_id: String,
+        peer: IpAddr,
+        method: Method,
+        protocol: Version,
+        route: &'static str,
+    ) -> Self {
+        gauges.in_flight.fetch_add(1, Ordering::Relaxed);
+        let record = Record {
+            request_id,
+            peer,
+            method,
+            protocol,
+            key: None,
+            route,
+            model: None,
+            generation: None,
+            status: 0,
+            outcome: Outcome::ClientGone,
+            stream: false,
+            queued: Duration::ZERO,
+            first_byte: None,
+            total: Duration::ZERO,
+            bytes_in: 0,
+            bytes_out: 0,
+            work: Work::default(),
+            retries: 0,
+        };
+        Self { record, pass: None, untold: 0, started: Instant::now(), observer, gauges, told: false }
+    }
+
+    /// Counts bytes of the answer passed on.
+    pub(crate) fn passed(&mut self, bytes: usize) {
+        self.record.bytes_out += bytes as u64;
+        if self.record.first_byte.is_none() {
+            self.record.first_byte = Some(self.started.elapsed());
+        }
+    }
+
+    /// Reports to the observer, once.
+    pub(crate) fn finish(&mut self, outcome: Outcome) {
+        if !std::mem::replace(&mut self.told, true) {
+            self.record.outcome = outcome;
+            self.record.total = self.started.elapsed();
+            self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
+            if let Some(pass) = self.pass.take() {
+                pass.done(self.record.work, self.untold);
+            }
+            self.observer.request_done(&self.record);
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.finish(Outcome::ClientGone);
+    }
+}

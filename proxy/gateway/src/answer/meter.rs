@@ -1,0 +1,411 @@
+//! Reads from an answer as it passes how much work it was and how it went: the objects `usage`, `timings` and `error`, in a
+//! JSON body and in the events of a stream alike. It may give up (an object larger than its bound), it never delays or changes a byte.
+//!
+//! A field given several times counts with its last value: a stream repeats its counters as they grow. The answer to an
+//! array of prompts repeats them per prompt and is therefore undercounted.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Deserializer;
+use warden_policies::Work;
+use warden_supervisor::Outcome;
+
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
+static TIMINGS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"timings\""));
+static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
+
+/// llama-server's words for a failure of its own to compute, in lower case: what `llama_decode` returned, and what became
+/// of an image or a recording. Everything else that it answers with a 500 may be the client's mistake. A message begins
+/// with them: further on it may quote what a client wrote.
+const COMPUTE_ERRORS: [&str; 4] =
+    ["compute error", "invalid input batch", "failed to decode", "failed to process mtmd chunk"];
+
+/// Longest of the names, and the byte before it.
+const SEAM: usize = 10;
+
+/// The counters of one answer.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    limit: usize,
+    carry: Vec<u8>,
+    /// The byte before what is searched next.
+    before: Option<u8>,
+    usage: Usage,
+    timings: Timings,
+    compute_error: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Usage {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    prompt_tokens_details: Option<Details>,
+    input_tokens_details: Option<Details>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    cached_tokens: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Timings {
+    cache_n: Option<u64>,
+    prompt_n: Option<u64>,
+    prompt_ms: Option<f64>,
+    predicted_n: Option<u64>,
+    predicted_ms: Option<f64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Failure {
+    message: String,
+}
+
+impl Meter {
+    /// Keeps at most `limit` bytes of an answer.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
+    /// Reads the next piece.
+    pub(crate) fn feed(&mut self, piece: &[u8]) {
+        let mut carry = std::mem::take(&mut self.carry);
+        let room = self.limit.saturating_sub(carry.len()).max(SEAM).min(piece.len());
+        if carry.is_empty() {
+            let from = self.keep_from(piece);
+            carry.extend_from_slice(&piece[from..]);
+        } else {
+            // An object, or its name, began in an earlier piece.
+            let last = carry.last().copied();
+            carry.extend_from_slice(&piece[..room]);
+            let from = self.keep_from(&carry);
+            if room == piece.len() {
+                carry.drain(..from);
+            } else {
+                carry.clear();
+                self.before = last;
+                let from = self.keep_from(piece);
+                carry.extend_from_slice(&piece[from..]);
+            }
+        }
+        self.carry = carry;
+    }
+
+    /// Reads `bytes` and says from where on they are needed again: from an object that is not complete, else from what
+    /// may be the beginning of a name.
+    fn keep_from(&mut self, bytes: &[u8]) -> usize {
+        let seam = bytes.len().saturating_sub(SEAM);
+        let from = match self.search(bytes) {
+            Some(from) if bytes.len() - from <= self.limit => from.min(seam),
+            _ => seam,
+        };
+        if from > 0 {
+            self.before = Some(bytes[from - 1]);
+        }
+        from
+    }
+
+    /// The work, as far as the answer reports it. `events` is the number of events of a stream: where it was cut before its
+    /// counters came, each event stands for one token, as llama-server sends them.
+    pub(crate) fn work(&self, events: Option<u64>) -> Work {
+        let cached = |details: &Option<Details>| details.as_ref().map_or(0, |details| details.cached_tokens);
+        let usage = &self.usage;
+        let prompt = self
+            .timings
+            .prompt_n
+            .or_else(|| Some(usage.prompt_tokens?.saturating_sub(cached(&usage.prompt_tokens_details))))
+            .or_else(|| Some(usage.input_tokens?.saturating_sub(cached(&usage.input_tokens_details))));
+        let told = self.timings.predicted_n.or(usage.completion_tokens).or(usage.output_tokens);
+        Work {
+            requests: 1,
+            prompt_tokens: prompt.unwrap_or(0),
+            output_tokens: told.unwrap_or(0).max(events.unwrap_or(0)),
+            images: 0,
+            audio: 0,
+        }
+    }
+
+    /// Whether the answer reports any work. A client can ask for one that does not (`response_fields`).
+    pub(crate) fn is_told(&self) -> bool {
+        let (usage, timings) = (&self.usage, &self.timings);
+        let told = [timings.prompt_n, timings.predicted_n, usage.prompt_tokens, usage.completion_tokens];
+        told.into_iter().chain([usage.input_tokens, usage.output_tokens]).any(|told| told.is_some())
+    }
+
+    /// How the answer with this status ended for its backend.
+    pub(crate) fn outcome(&self, status: u16) -> Outcome {
+        let (usage, timings) = (&self.usage, &self.timings);
+        let all = timings.prompt_n.map(|new| new.saturating_add(timings.cache_n.unwrap_or(0)));
+        // Anthropic's counter leaves out what was cached, the others do not.
+        let input = || Some(usage.input_tokens?.saturating_add(usage.cache_read_input_tokens.unwrap_or(0)));
+        Outcome {
+            status: Some(status),
+            // Whatever the refusal of a request says, nothing was computed.
+            compute_error: self.compute_error && !(400..500).contains(&status),
+            prompt: all.or(usage.prompt_tokens).or_else(input),
+            decode: timings.predicted_n.zip(timings.predicted_ms),
+            prefill: timings.prompt_n.zip(timings.prompt_ms),
+        }
+    }
+
+    /// Reads all complete objects in `bytes`; where an incomplete one begins, if there is one.
+    fn search(&mut self, bytes: &[u8]) -> Option<usize> {
+        let usage = self.find(&USAGE, bytes, |meter, new: Usage| {
+            let old = &mut meter.usage;
+            old.prompt_tokens = new.prompt_tokens.or(old.prompt_tokens);
+            old.completion_tokens = new.completion_tokens.or(old.completion_tokens);
+            old.input_tokens = new.input_tokens.or(old.input_tokens);
+            old.output_tokens = new.output_tokens.or(old.output_tokens);
+            old.cache_read_input_tokens = new.cache_read_input_tokens.or(old.cache_read_input_tokens);
+            old.prompt_tokens_details = new.prompt_tokens_details.or(old.prompt_tokens_details.take());
+            old.input_tokens_details = new.input_tokens_details.or(old.input_tokens_details.take());
+        });
+        let timings = self.find(&TIMINGS, bytes, |meter, new: Timings| {
+            let old = &mut meter.timings;
+            old.cache_n = new.cache_n.or(old.cache_n);
+            old.prompt_n = new.prompt_n.or(old.prompt_n);
+            old.prompt_ms = new.prompt_ms.or(old.prompt_ms);
+            old.predicted_n = new.predicted_n.or(old.predicted_n);
+            old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
+        });
+        let error = self.find(&ERROR, bytes, |meter, failure: Failure| {
+            let message = failure.message.to_ascii_lowercase();
+            meter.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.starts_with(words));
+        });
+        [usage, timings, error].into_iter().flatten().min()
+    }
+
+    fn find<T: DeserializeOwned>(
+        &mut self,
+        name: &Finder<'_>,
+        bytes: &[u8],
+        mut read: impl FnMut(&mut Self, T),
+    ) -> Option<usize> {
+        for at in name.find_iter(bytes) {
+            // In generated text the quotes are escaped.
+            let before = if at == 0 { self.before } else { Some(bytes[at - 1]) };
+            if before == Some(b'\\') {
+                continue;
+            }
+            match object(&bytes[at + name.needle().len()..]) {
+                Object::Whole(object) => read(self, object),
+                Object::Incomplete => return Some(at.saturating_sub(1)),
+                Object::None => {}
+            }
+        }
+        None
+    }
+}
+
+enum Object<T> {
+    Whole(T),
+    Incomplete,
+    /// None, or one that cannot be read.
+    None,
+}
+
+/// The object after a name: `: {...}`.
+fn object<T: DeserializeOwned>(bytes: &[u8]) -> Object<T> {
+    let rest = bytes.trim_ascii_start();
+    let rest = match rest.split_first() {
+        Some((b':', rest)) => rest.trim_ascii_start(),
+        Some(_) => return Object::None,
+        None => return Object::Incomplete,
+    };
+    match rest.first() {
+        Some(b'{') => {}
+        Some(_) => return Object::None,
+        None => return Object::Incomplete,
+    }
+    match Deserializer::from_slice(rest).into_iter().next() {
+        Some(Ok(object)) => Object::Whole(object),
+        // A number that breaks off is not always an end to the parser, but a mistake.
+        Some(Err(error)) if error.is_eof() || !is_whole(rest) => Object::Incomplete,
+        _ => Object::None,
+    }
+}
+
+/// Whether the end of the object that begins here is here, too.
+fn is_whole(bytes: &[u8]) -> bool {
+    let (mut depth, mut text, mut escaped) = (0_u32, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            b'{' if !text => depth += 1,
+            b'}' if !text => {
+                depth -= 1;
+                if depth == 0 {
+                    return true;
+                }
+            }
+            _ => {}
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(body: &str) -> (u64, u64) {
+        let mut whole = Meter::new(512);
+        whole.feed(body.as_bytes());
+        let answer = whole.work(None);
+        for size in [1, 2, 3, 7, 50] {
+            let mut meter = Meter::new(512);
+            for piece in body.as_bytes().chunks(size) {
+                meter.feed(piece);
+                assert!(meter.carry.len() <= 512);
+            }
+            assert_eq!(meter.work(None), answer, "pieces of {size}");
+        }
+        (answer.prompt_tokens, answer.output_tokens)
+    }
+
+    #[test]
+    fn counters_are_read_in_every_dialect() {
+        for (body, expected) in [
+            (
+                r#"{"choices":[],"usage":{"completion_tokens":7,"prompt_tokens":20,"prompt_tokens_details":{"cached_tokens":5}}}"#,
+                (15, 7),
+            ),
+            (
+                r#"{"usage":{"completion_tokens":7,"prompt_tokens":20},"timings":{"cache_n":18,"prompt_n":2,"predicted_n":7,"x":{"y":"}"}}}"#,
+                (2, 7),
+            ),
+            (r#"{"object":"list","usage":{"prompt_tokens":4,"total_tokens":4},"data":[[0.1,0.2]]}"#, (4, 0)),
+            (
+                "data: {\"message\":{\"usage\": {\"input_tokens\":9,\"output_tokens\":0}}}\n\ndata: {\"usage\":{\"output_tokens\":30}}\n\n",
+                (9, 30),
+            ),
+            (
+                r#"{"response":{"usage":{"input_tokens":9,"output_tokens":3,"input_tokens_details":{"cached_tokens":9}}}}"#,
+                (0, 3),
+            ),
+            (r#"{"content":"\"usage\":{\"prompt_tokens\":99}","usage":null}"#, (0, 0)),
+            (r#"{"usage":"none","timings":3}"#, (0, 0)),
+            // Embeddings and rerank: the counters stand in front of the data or behind it.
+            (
+                r#"{"model":"m","object":"list","data":[{"embedding":[0.5]}],"usage":{"prompt_tokens":6,"total_tokens":6}}"#,
+                (6, 0),
+            ),
+            (
+                r#"{"object":"list","usage":{"prompt_tokens":8,"total_tokens":8},"results":[{"index":0,"relevance_score":0.5}]}"#,
+                (8, 0),
+            ),
+            (r#"[{"index":0,"score":0.5}]"#, (0, 0)),
+            (r#"[{"index":0,"embedding":[[0.1,0.2]]}]"#, (0, 0)),
+            // Infill and completions in llama-server's own dialect.
+            (
+                r#"{"content":"x","tokens_predicted":4,"tokens_evaluated":9,"timings":{"cache_n":0,"prompt_n":9,"predicted_n":4}}"#,
+                (9, 4),
+            ),
+            // A transcription.
+            (
+                r#"{"text":"x","usage":{"type":"tokens","input_tokens":40,"output_tokens":6,"total_tokens":46,"input_tokens_details":{"cached_tokens":0}}}"#,
+                (40, 6),
+            ),
+            // Streams that end without `[DONE]`.
+            (
+                "event: message_start\ndata: {\"message\":{\"usage\":{\"cache_read_input_tokens\":3,\"input_tokens\":5,\"output_tokens\":0}}}\n\nevent: message_delta\ndata: {\"usage\":{\"output_tokens\":7}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+                (5, 7),
+            ),
+            (
+                "event: response.completed\ndata: {\"response\":{\"usage\":{\"input_tokens\":5,\"output_tokens\":7,\"total_tokens\":12}}}\n\n",
+                (5, 7),
+            ),
+            ("no json", (0, 0)),
+        ] {
+            assert_eq!(work(body), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn failures_to_compute_are_told_from_mistakes_of_clients() {
+        for (body, failed) in [
+            (r#"{"error":{"code":500,"message":"Compute error.","type":"server_error"}}"#, true),
+            (
+                "data: {\"choices\":[]}\n\ndata: {\"error\":{\"code\":500,\"message\":\"Invalid input batch.\"}}\n\n",
+                true,
+            ),
+            (
+                "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"failed to process mtmd chunk\"}}\n\n",
+                true,
+            ),
+            (r#"{"error":{"code":500,"message":"Failed to parse tools: x","type":"server_error"}}"#, false),
+            (r#"{"error":{"code":500,"message":"Context size has been exceeded."}}"#, false),
+            (r#"{"content":"{\"error\":{\"message\":\"Compute error.\"}}"}"#, false),
+            (r#"{"error":{"code":500,"message":"parse error: last read: 'Compute error.'"}}"#, false),
+            (r#"{"error":"Compute error."}"#, false),
+            (r#"{"message":"Compute error."}"#, false),
+        ] {
+            for size in [1, 2, 5, 1000] {
+                let mut meter = Meter::new(512);
+                body.as_bytes().chunks(size).for_each(|piece| meter.feed(piece));
+                assert_eq!(meter.outcome(500).compute_error, failed, "{body} in pieces of {size}");
+                assert!(!meter.outcome(400).compute_error, "{body}: a request that was refused");
+            }
+        }
+    }
+
+    #[test]
+    fn the_prompt_is_told_with_its_cached_part_and_the_speed_of_decoding_beside_it() {
+        for (body, prompt, decode, prefill) in [
+            (
+                r#"{"usage":{"prompt_tokens":20},"timings":{"cache_n":18,"prompt_n":2,"prompt_ms":9.5,"predicted_n":7,"predicted_ms":35.5}}"#,
+                Some(20),
+                Some((7, 35.5)),
+                Some((2, 9.5)),
+            ),
+            (
+                r#"{"usage":{"completion_tokens":7,"prompt_tokens":20,"prompt_tokens_details":{"cached_tokens":5}}}"#,
+                Some(20),
+                None,
+                None,
+            ),
+            (
+                r#"{"usage":{"input_tokens":9,"cache_read_input_tokens":30,"output_tokens":0}}"#,
+                Some(39),
+                None,
+                None,
+            ),
+            (r#"{"object":"list"}"#, None, None, None),
+        ] {
+            let mut meter = Meter::new(512);
+            meter.feed(body.as_bytes());
+            let wanted = Outcome { status: Some(200), compute_error: false, prompt, decode, prefill };
+            assert_eq!(meter.outcome(200), wanted, "{body}");
+        }
+    }
+
+    #[test]
+    fn an_object_that_never_ends_is_given_up_and_later_ones_count() {
+        let mut meter = Meter::new(100);
+        meter.feed(br#"{"usage":{"#);
+        for _ in 0..100 {
+            meter.feed(&[b' '; 1000]);
+            assert!(meter.carry.len() <= 100);
+        }
+        meter.feed(br#""timings":{"prompt_n":1,"predicted_n":2}"#);
+        assert_eq!(meter.work(None).output_tokens, 2);
+    }
+
+    #[test]
+    fn a_cut_stream_counts_its_events() {
+        assert_eq!(Meter::new(100).work(Some(12)).output_tokens, 12);
+    }
+}

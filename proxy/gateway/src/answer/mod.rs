@@ -1,0 +1,7 @@
+//! The way back: whole events, counted work, answers put together from streams, and the record of it all.
+
+pub(crate) mod answer_body;
+pub(crate) mod assemble;
+pub(crate) mod flight;
+pub(crate) mod meter;
+pub(crate) mod relay;

@@ -1,0 +1,331 @@
+//! The body of an answer on its way to the client. The lease, the backend's connection and the record live in it and end
+//! with it, however it ends.
+//!
+//! ```text
+//!   Passing --end--> done: work counted, connection kept if it may be, lease given back
+//!      | backend died, stalled, was stopped, took too long
+//!      |---- event stream --> error event, then a proper end (without [DONE])
+//!      |---- anything else -> the client's connection breaks off, so that the cut is seen
+//!      | dropped (client left)
+//!      +---> connection closed at once, lease given back
+//! ```
+//!
+//! It asks for the next piece only when the client has taken the last one, so a slow reader stalls its own backend.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep_until};
+use warden_policies::Work;
+
+use crate::answer::flight::Flight;
+use crate::answer::meter::Meter;
+use crate::backend::attempts::Backend;
+use crate::backend::backends::{BackendLease, BoxFuture};
+use crate::backend::pool::Pool;
+use crate::backend::upstream_conn::UpstreamConn;
+use crate::body::sent::Sent;
+use crate::observe::Outcome;
+use crate::protocol::sse::Events;
+use crate::refusal::{Dialect, stream_error};
+
+/// Numbers and manner of a relay.
+pub(crate) struct RelayTerms {
+    /// Count the work that the answer reports.
+    pub(crate) tail_bytes: Option<usize>,
+    /// The answer is text that was generated.
+    pub(crate) generates: bool,
+    /// For an event stream: bytes held of an incomplete event, and the longest silence.
+    pub(crate) events: Option<(usize, Duration)>,
+    /// How errors are spelled.
+    pub(crate) dialect: Dialect,
+    /// The connection may carry another request afterwards.
+    pub(crate) reusable: bool,
+}
+
+/// A backend's answer.
+pub(crate) struct Relay {
+    incoming: Incoming,
+    flight: Flight,
+    lease: Option<Arc<dyn BackendLease>>,
+    revoked: BoxFuture<'static, ()>,
+    conn: Option<UpstreamConn>,
+    pool: Arc<Pool>,
+    sent: Arc<Sent>,
+    meter: Option<Meter>,
+    generates: bool,
+    events: Option<Events>,
+    silence: Option<Duration>,
+    /// Since when the next piece is awaited; `None` while the client is at work on the last one. So a client that does
+    /// not read is never taken for the backend's silence.
+    waiting: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+    deadline: Instant,
+    dialect: Dialect,
+    reusable: bool,
+    ended: bool,
+    last_words: Option<Bytes>,
+    /// How the client's connection is broken off once it has what was passed before.
+    breaking: Option<io::Error>,
+}
+
+impl Relay {
+    pub(crate) fn new(incoming: Incoming, flight: Flight, backend: Backend, terms: &RelayTerms) -> Self {
+        let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
+        let mut relay = Self {
+            incoming,
+            flight,
+            revoked,
+            lease: Some(lease),
+            conn: Some(conn),
+            pool,
+            sent,
+            meter: terms.tail_bytes.map(Meter::new),
+            generates: terms.generates,
+            events: terms.events.map(|(limit, _)| Events::new(limit)),
+            silence: terms.events.map(|(_, silence)| silence),
+            waiting: None,
+            timer: None,
+            deadline,
+            dialect: terms.dialect,
+            reusable: terms.reusable,
+            ended: false,
+            last_words: None,
+            breaking: None,
+        };
+        if relay.incoming.is_end_stream() {
+            relay.end(Outcome::Ok);
+        } else if !relay.sent.is_whole()
+            && let Some(conn) = &mut relay.conn
+        {
+            // We are polled only while the client reads; the rest of its request must not wait for that.
+            conn.detach(relay.pool.tracker());
+        }
+        relay
+    }
+
+    /// Whether nothing more comes.
+    pub(super) fn is_over(&self) -> bool {
+        self.ended && self.last_words.is_none() && self.breaking.is_none()
+    }
+
+    /// A stream that is cut gets more bytes than its backend meant to send.
+    pub(super) fn size_hint(&self) -> SizeHint {
+        if self.ended || self.events.is_some() { SizeHint::new() } else { self.incoming.size_hint() }
+    }
+
+    pub(super) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        loop {
+            if let Some(words) = self.last_words.take() {
+                return Poll::Ready(Some(Ok(Frame::data(words))));
+            }
+            if let Some(error) = self.breaking.take() {
+                return Poll::Ready(Some(Err(error)));
+            }
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            // The connection is dropped only when the answer has ended, so a missing one means that nothing is left.
+            let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
+            let piece = match conn.poll_piece(&mut self.incoming, context) {
+                Poll::Ready(Some(Ok(piece))) => self.piece(piece),
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::debug!(%error, "a backend's answer broke off");
+                    // A request that is still being sent may have failed instead, which is no fault of the backend's.
+                    let cut = match self.sent.fault() {
+                        Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
+                        None => {
+                            self.cut(Outcome::UpstreamDied, "its process ended in the middle of the answer")
+                        }
+                    };
+                    if let Err(error) = cut {
+                        return self.break_off(error, context);
+                    }
+                    continue;
+                }
+                Poll::Ready(None) => {
+                    self.last_words =
+                        self.events.as_mut().map(Events::finish).filter(|rest| !rest.is_empty());
+                    self.end(Outcome::Ok);
+                    continue;
+                }
+                Poll::Pending => match self.overdue(context) {
+                    None => return Poll::Pending,
+                    Some((outcome, why)) => {
+                        if let Err(error) = self.cut(outcome, why) {
+                            return self.break_off(error, context);
+                        }
+                        continue;
+                    }
+                },
+            };
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+        }
+    }
+
+    /// The error comes with the next poll: hyper throws away what it has not sent yet when it meets one, and it sends
+    /// before it polls again.
+    fn break_off<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
+        self.breaking = Some(error);
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// A piece came: what of it may pass now.
+    fn piece(&mut self, piece: Bytes) -> Bytes {
+        if let Some(lease) = &self.lease {
+            lease.note_progress(piece.len());
+        }
+        self.waiting = None;
+        if let Some(meter) = &mut self.meter {
+            meter.feed(&piece);
+        }
+        let piece = match &mut self.events {
+            Some(events) => {
+                let before = events.seen();
+                let piece = events.pass(piece);
+                if let Some(lease) = &self.lease {
+                    lease.note_events(events.seen() - before);
+                }
+                piece
+            }
+            None => piece,
+        };
+        if !piece.is_empty() {
+            self.flight.passed(piece.len());
+        }
+        // A body of known length ends with its last byte: the client's side may never ask for more.
+        if self.events.is_none() && self.incoming.is_end_stream() {
+            self.end(Outcome::Ok);
+        }
+        piece
+    }
+
+    /// Nothing came: whether that has lasted too long, or has no end to wait for.
+    fn overdue(&mut self, context: &mut Context<'_>) -> Option<(Outcome, &'static str)> {
+        if self.revoked.as_mut().poll(context).is_ready() {
+            return Some((Outcome::Revoked, "its process was stopped in the middle of the answer"));
+        }
+        let due = match self.silence {
+            Some(silence) => {
+                let since = *self.waiting.get_or_insert_with(Instant::now);
+                if let Some(lease) = &self.lease {
+                    lease.note_waiting(since);
+                }
+                // Before the first sign of a stream that is kept open by comments, or of its first token, a prompt may be
+                // evaluated: how long that may take is judged by what it takes elsewhere.
+                let told = self.events.as_ref().is_some_and(Events::has_spoken);
+                if told { (since + silence).min(self.deadline) } else { self.deadline }
+            }
+            None => self.deadline,
+        };
+        // The timer is set anew only when it has fired too early, not for every piece; and once the stream has spoken, when it
+        // was set before that for the end of everything.
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        if timer.deadline() > due {
+            timer.as_mut().reset(due);
+        }
+        while timer.as_mut().poll(context).is_ready() {
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Some((Outcome::TimedOut, "the answer took longer than `upstream.exchange_timeout`"));
+            }
+            if now >= due {
+                return Some((
+                    Outcome::UpstreamStalled,
+                    "nothing came for longer than `upstream.stream_idle`",
+                ));
+            }
+            timer.as_mut().reset(due);
+        }
+        None
+    }
+
+    /// The answer cannot go on. An event stream gets an error event; everything else breaks off.
+    fn cut(&mut self, outcome: Outcome, why: &str) -> io::Result<()> {
+        self.reusable = false;
+        if let Some(events) = &mut self.events {
+            let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
+            let message = format!("model `{model}`: {why}");
+            let end = stream_error(&message, self.dialect, events.seen());
+            let words = format!("{}{end}", events.cut());
+            self.flight.passed(words.len());
+            self.last_words = Some(Bytes::from(words));
+        }
+        let in_band = self.last_words.is_some();
+        self.end(outcome);
+        if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
+    }
+
+    /// Counts, gives everything back, reports. Only the first call does anything.
+    fn end(&mut self, outcome: Outcome) {
+        self.ended = true;
+        let Some(lease) = self.lease.take() else { return };
+        if outcome == Outcome::UpstreamDied {
+            if let Some(print) = self.sent.whole_print() {
+                lease.broke(print);
+            }
+            lease.doubt();
+        }
+        if outcome == Outcome::Revoked
+            && let Some(print) = self.sent.whole_print()
+        {
+            lease.lost(print);
+        }
+        if outcome == Outcome::Ok {
+            lease.answered(self.sent.print());
+        }
+        // The connection first: once the lease is back, its generation may be stopped.
+        if let Some(conn) = self.conn.take()
+            && outcome == Outcome::Ok
+            && self.reusable
+            && self.sent.is_whole()
+        {
+            self.pool.put(conn, lease.facts());
+        }
+        self.revoked = Box::pin(std::future::pending());
+        let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let record = &mut self.flight.record;
+        record.bytes_in = bytes_in;
+        if let Some(meter) = &self.meter
+            && outcome == Outcome::Ok
+        {
+            // Only a whole answer says how its backend fares; one that was cut shows in other ways.
+            lease.note_outcome(&meter.outcome(record.status));
+        }
+        if let Some(meter) = &self.meter
+            && (200..300).contains(&record.status)
+        {
+            let told = meter.is_told();
+            let events = self.events.as_ref().map(Events::seen);
+            let seen = (outcome != Outcome::Ok || !told).then_some(events.unwrap_or(0));
+            let (images, audio) = self.sent.media();
+            record.work = Work { images, audio, ..meter.work(seen) };
+            lease.add_work(record.work);
+            if !told && events.is_none() {
+                let prompt = if images + audio > 0 { 0 } else { bytes_in };
+                self.flight.untold = prompt + if self.generates { self.flight.record.bytes_out } else { 0 };
+            }
+        }
+        drop(lease);
+        self.flight.finish(outcome);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.reusable = false;
+        self.end(Outcome::ClientGone);
+    }
+}

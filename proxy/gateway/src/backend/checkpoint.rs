@@ -1,0 +1,73 @@
+//! The last look at a body that is streamed: what it is known only when its last piece is here. That piece is held back
+//! until it may pass, and llama-server begins with nothing before it has it.
+//!
+//! ```text
+//!   pieces ... last piece --> [ nothing known against it? ] --yes--> passes
+//!                                | suspect: waits to be alone -----> passes
+//!                                | refused, or its process ends ---> the body fails, and the backend never has it whole
+//! ```
+
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
+
+use tokio_util::task::TaskTracker;
+use warden_policies::quarantine::{Fingerprint, Standing};
+use warden_supervisor::Alone;
+
+use crate::backend::backends::{BackendLease, BoxFuture};
+use crate::refusal::BodyFault;
+
+/// Where a streamed body is looked at.
+pub(crate) struct Checkpoint {
+    /// Not the lease itself: a body must not keep one longer than its exchange does.
+    lease: Weak<dyn BackendLease>,
+    tracker: TaskTracker,
+    waiting: Option<BoxFuture<'static, Alone>>,
+}
+
+impl Checkpoint {
+    pub(crate) fn new(lease: &Arc<dyn BackendLease>, tracker: TaskTracker) -> Self {
+        Self { lease: Arc::downgrade(lease), tracker, waiting: None }
+    }
+
+    /// Whether the end of this body may pass.
+    pub(crate) fn poll(
+        &mut self,
+        print: Fingerprint,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BodyFault>> {
+        if self.waiting.is_none() {
+            let Some(lease) = self.lease.upgrade() else { return Poll::Ready(Err(BodyFault::Stopped)) };
+            match lease.standing(print) {
+                Standing::Clear => return Poll::Ready(Ok(())),
+                Standing::Refused { .. } => return Poll::Ready(Err(BodyFault::Quarantined)),
+                Standing::Suspect => self.waiting = Some(lease.alone(print)),
+            }
+        }
+        let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(())) };
+        let alone = ready!(waiting.as_mut().poll(context));
+        self.waiting = None;
+        Poll::Ready(match alone {
+            Alone::Granted => {
+                if let Some(lease) = self.lease.upgrade() {
+                    let_others_in_later(&lease, print, &self.tracker);
+                }
+                Ok(())
+            }
+            Alone::InCompany => Ok(()),
+            Alone::Refused(_) => Err(BodyFault::Quarantined),
+            Alone::Gone => Err(BodyFault::Stopped),
+        })
+    }
+}
+
+/// A suspect that runs for long is joined by others.
+pub(crate) fn let_others_in_later(lease: &Arc<dyn BackendLease>, print: Fingerprint, tracker: &TaskTracker) {
+    let (lone, after) = (Arc::downgrade(lease), lease.alone_for(print));
+    drop(tracker.spawn(async move {
+        tokio::time::sleep(after).await;
+        if let Some(lease) = lone.upgrade() {
+            lease.join();
+        }
+    }));
+}

@@ -1,0 +1,114 @@
+//! What goes to a backend, once or several times.
+
+use std::sync::Arc;
+
+use http::header::{CONTENT_LENGTH, HeaderValue};
+use http::request::Parts;
+use http::{Method, Request};
+
+use crate::backend::request_body::RequestBody;
+use crate::body::intake::Intake;
+use crate::body::sent::Sent;
+use crate::refusal::Refusal;
+use crate::route::target;
+
+/// What goes to a backend.
+pub(crate) struct Message {
+    head: Request<()>,
+    body: Outgoing,
+    /// It asks for a stream.
+    streams: bool,
+}
+
+#[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
+enum Outgoing {
+    /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
+    Again(Intake),
+    /// Sent once, unless it comes back unsent.
+    Once(Option<RequestBody>, Arc<Sent>),
+}
+
+/// RFC 9110 section 9.2.1. The other safe methods are answered by us.
+fn executes_nothing(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+impl Message {
+    /// A request with its body, as far as that was taken in. A body of at most `replay_bytes` may be kept to be sent again.
+    pub(crate) fn new(
+        parts: Parts,
+        intake: Intake,
+        generates: bool,
+        replay_bytes: usize,
+    ) -> Result<Self, Refusal> {
+        let mut head = Request::new(());
+        *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
+        let is_safe = executes_nothing(&parts.method);
+        // Whether that proves anything is looked at when it has failed: each attempt may meet another build.
+        let provable = is_safe || (generates && intake.is_stream());
+        *head.headers_mut() = parts.headers;
+        if !is_safe && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
+            // Without it, llama-server would wait for a body until the connection ends.
+            head.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
+        }
+        *head.method_mut() = parts.method;
+        let streams = intake.is_stream();
+        let body = if provable && intake.is_whole() && intake.len() <= replay_bytes as u64 {
+            Outgoing::Again(intake)
+        } else {
+            let sent = intake.sent.clone();
+            Outgoing::Once(Some(RequestBody::once(intake)), sent)
+        };
+        Ok(Self { head, body, streams })
+    }
+
+    /// A request to send. One that is sent once is given away by the first call.
+    pub(super) fn request(&mut self) -> Request<RequestBody> {
+        let (headers, body) = match &mut self.body {
+            Outgoing::Again(intake) => {
+                let (pieces, sent) = intake.again();
+                (self.head.headers().clone(), RequestBody::again(pieces, sent))
+            }
+            Outgoing::Once(body, sent) => {
+                let body = body.take().unwrap_or_else(|| RequestBody::nothing(sent.clone()));
+                (std::mem::take(self.head.headers_mut()), body)
+            }
+        };
+        let mut request = Request::new(body);
+        *request.method_mut() = self.head.method().clone();
+        *request.uri_mut() = self.head.uri().clone();
+        *request.headers_mut() = headers;
+        request
+    }
+
+    /// Takes back what was not sent.
+    pub(super) fn put_back(&mut self, request: Request<RequestBody>) {
+        if let Outgoing::Once(kept, _) = &mut self.body {
+            let (parts, body) = request.into_parts();
+            *self.head.headers_mut() = parts.headers;
+            *kept = Some(body);
+        }
+    }
+
+    /// Whether the request executes nothing.
+    pub(super) fn is_safe(&self) -> bool {
+        executes_nothing(self.head.method())
+    }
+
+    /// Whether all of its body is held, to be sent again.
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self.body, Outgoing::Again(_))
+    }
+
+    /// Whether it asks for a stream.
+    pub(super) fn streams(&self) -> bool {
+        self.streams
+    }
+
+    pub(super) fn sent(&self) -> Arc<Sent> {
+        match &self.body {
+            Outgoing::Again(intake) => intake.sent.clone(),
+            Outgoing::Once(_, sent) => sent.clone(),
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The way to a backend: leases, connections, attempts. A request is sent again only with proof that nothing was executed.
+
+pub(crate) mod attempts;
+pub(crate) mod backends;
+pub(crate) mod checkpoint;
+pub(crate) mod conn_waker;
+pub(crate) mod line_limits;
+pub(crate) mod message;
+pub(crate) mod pool;
+pub(crate) mod request_body;
+pub(crate) mod upstream;
+pub(crate) mod upstream_conn;

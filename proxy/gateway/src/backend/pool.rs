@@ -1,0 +1,181 @@
+//! Connections to one generation: made, kept while idle, and closed at once when an exchange is given up.
+//!
+//! ```text
+//!   checkout --> [ an idle one, fresh and open? ] --yes--> UpstreamConn
+//!                      | no                                 |  exchange ended clean: put back
+//!                      v                                    |  anything else: dropped = closed
+//!                   connect --> refused: proof that nothing was sent
+//! ```
+//!
+//! A connection belongs to the thread whose runtime knows its socket, so each thread has a shelf of its own. Idle
+//! connections are not polled: whether one was closed meanwhile is seen when it is taken, and by the sweeper, which runs
+//! while there are any.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::TaskTracker;
+use warden_policies::ServerFacts;
+use warden_supervisor::Endpoint;
+
+use crate::backend::upstream_conn::UpstreamConn;
+use crate::workers;
+
+/// The idle connections of one generation.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    shelves: Box<[Mutex<Shelf>]>,
+    kept: AtomicUsize,
+    limits: PoolLimits,
+    tracker: TaskTracker,
+}
+
+/// Numbers of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolLimits {
+    /// Time to connect.
+    pub(crate) connect: Duration,
+    /// An idle connection is not used again after this.
+    pub(crate) idle: Duration,
+    /// Idle connections kept, on all threads together, if the backend can serve them all at a time.
+    pub(crate) kept: usize,
+    /// The same where it is not known how many it can serve.
+    pub(crate) kept_unknown: usize,
+    /// Bytes in a response head.
+    pub(crate) head: usize,
+}
+
+impl PoolLimits {
+    /// Idle connections that may be kept. In a llama-server with a fixed number of threads for connections an idle one
+    /// holds a thread: half of them are left to those who connect, the supervisor's probes among them.
+    fn allowed(&self, facts: ServerFacts) -> usize {
+        match facts.http_threads {
+            Some(threads) if threads < ServerFacts::THREADS_ON_DEMAND => self.kept.min(threads as usize / 2),
+            Some(_) => self.kept,
+            None => self.kept.min(self.kept_unknown),
+        }
+    }
+}
+
+/// The idle connections of one thread, oldest first.
+#[derive(Debug, Default)]
+struct Shelf {
+    idle: Vec<Idle>,
+    swept: bool,
+}
+
+#[derive(Debug)]
+struct Idle {
+    conn: UpstreamConn,
+    since: Instant,
+}
+
+impl Pool {
+    /// For so many threads.
+    pub(crate) fn new(threads: usize, limits: PoolLimits, tracker: TaskTracker) -> Self {
+        let shelves = (0..threads.max(1)).map(|_| Mutex::default()).collect();
+        Self { shelves, kept: AtomicUsize::new(0), limits, tracker }
+    }
+
+    fn shelf(&self) -> &Mutex<Shelf> {
+        &self.shelves[workers::number() % self.shelves.len()]
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Shelf) -> T) -> T {
+        act(&mut self.shelf().lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// An idle connection, if a good one is left.
+    pub(crate) fn reuse(&self) -> Option<UpstreamConn> {
+        loop {
+            let Idle { mut conn, since } = self.with(|shelf| shelf.idle.pop())?;
+            self.kept.fetch_sub(1, Ordering::Relaxed);
+            if since.elapsed() >= self.limits.idle {
+                // The others are older still.
+                self.prune();
+                return None;
+            }
+            if conn.settle() {
+                return Some(conn);
+            }
+        }
+    }
+
+    /// A new connection.
+    pub(crate) async fn connect(&self, endpoint: &Endpoint) -> io::Result<UpstreamConn> {
+        timeout(self.limits.connect, UpstreamConn::connect(endpoint, self.limits.head))
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// Keeps a connection whose last answer was read to its end.
+    pub(crate) fn put(self: &Arc<Self>, mut conn: UpstreamConn, facts: ServerFacts) {
+        if !conn.settle() {
+            return;
+        }
+        if self.kept.fetch_add(1, Ordering::Relaxed) >= self.limits.allowed(facts) {
+            self.kept.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let swept = self.with(|shelf| {
+            shelf.idle.push(Idle { conn, since: Instant::now() });
+            std::mem::replace(&mut shelf.swept, true)
+        });
+        if !swept {
+            drop(self.tracker.spawn(sweep(Arc::downgrade(self), self.limits.idle)));
+        }
+    }
+
+    /// Closes what is too old or was closed by the backend. False if nothing is left.
+    fn prune(&self) -> bool {
+        let (gone, left) = self.with(|shelf| {
+            let gone: Vec<Idle> = shelf
+                .idle
+                .extract_if(.., |idle| idle.since.elapsed() >= self.limits.idle || !idle.conn.settle())
+                .collect();
+            (gone, !shelf.idle.is_empty())
+        });
+        self.kept.fetch_sub(gone.len(), Ordering::Relaxed);
+        left
+    }
+
+    /// What a task needs that drives a connection by itself.
+    pub(crate) fn tracker(&self) -> &TaskTracker {
+        &self.tracker
+    }
+}
+
+/// Prunes one thread's shelf until it is empty, or the pool is gone.
+async fn sweep(pool: Weak<Pool>, every: Duration) {
+    loop {
+        sleep(every).await;
+        let Some(pool) = pool.upgrade() else { return };
+        if !pool.prune() {
+            let done = pool.with(|shelf| {
+                shelf.swept = !shelf.idle.is_empty();
+                !shelf.swept
+            });
+            if done {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_connections_leave_threads_to_others() {
+        let second = Duration::from_secs(1);
+        let limits = PoolLimits { connect: second, idle: second, kept: 64, kept_unknown: 2, head: 8192 };
+        let of = |http_threads| limits.allowed(ServerFacts { http_threads, ..ServerFacts::default() });
+        assert_eq!(of(None), 2);
+        assert_eq!((of(Some(1)), of(Some(6)), of(Some(500))), (0, 3, 64));
+        assert_eq!(of(Some(ServerFacts::THREADS_ON_DEMAND)), 64);
+    }
+}

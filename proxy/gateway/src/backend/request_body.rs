@@ -1,0 +1,245 @@
+//! The body of a request on its way to the backend: the pieces that were held, then the rest as it arrives. It counts,
+//! keeps the limits, and notes why it failed, because the connection that carries it can only say *that* it failed.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::backend::checkpoint::Checkpoint;
+use crate::body::fingerprint::parts;
+use crate::body::intake::{Intake, Passing};
+use crate::body::sent::Sent;
+use crate::refusal::BodyFault;
+
+/// The body.
+pub(crate) struct RequestBody {
+    from: From,
+    sent: Arc<Sent>,
+}
+
+enum From {
+    Nothing,
+    Again(VecDeque<Bytes>),
+    Live(Box<Live>),
+}
+
+struct Live {
+    body: Passing,
+    /// Since when the client lets us wait, and until when it may.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    checkpoint: Option<Checkpoint>,
+    /// The last piece, while it is not known whether it may pass.
+    last: Option<Bytes>,
+}
+
+impl RequestBody {
+    /// No body.
+    pub(crate) fn nothing(sent: Arc<Sent>) -> Self {
+        Self::new(From::Nothing, sent)
+    }
+
+    /// A body of which every piece is held elsewhere.
+    pub(crate) fn again(pieces: VecDeque<Bytes>, sent: Arc<Sent>) -> Self {
+        Self::new(From::Again(pieces), sent)
+    }
+
+    /// What of a body is here, then the rest as it comes.
+    pub(crate) fn once(intake: Intake) -> Self {
+        let sent = intake.sent.clone();
+        let live = |body| Box::new(Live { body, waiting: None, checkpoint: None, last: None });
+        Self::new(intake.pass().map_or(From::Nothing, |body| From::Live(live(body))), sent)
+    }
+
+    /// Where it is looked at when its end is here, if that is still to come.
+    pub(crate) fn stop_at(&mut self, checkpoint: impl FnOnce() -> Checkpoint) {
+        if let From::Live(live) = &mut self.from
+            && live.body.rest.is_some()
+        {
+            live.checkpoint = Some(checkpoint());
+        }
+    }
+
+    fn new(from: From, sent: Arc<Sent>) -> Self {
+        let body = Self { from, sent };
+        if body.ended() {
+            // A connection never asks for the pieces of a body that has none.
+            body.sent.note_end(true);
+        }
+        body
+    }
+
+    fn end_copy(&mut self) {
+        if let From::Live(live) = &mut self.from
+            && let Some(copy) = live.body.copy.take()
+        {
+            copy.end();
+        }
+    }
+
+    fn ended(&self) -> bool {
+        match &self.from {
+            From::Nothing => true,
+            From::Again(pieces) => pieces.is_empty(),
+            From::Live(live) => {
+                live.body.held.len() == 0
+                    && live.last.is_none()
+                    && live.checkpoint.is_none()
+                    && live.body.rest.as_ref().is_none_or(is_done)
+            }
+        }
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyFault;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
+        let this = &mut *self;
+        let item = match &mut this.from {
+            From::Nothing => None,
+            From::Again(pieces) => pieces.pop_front().map(Ok),
+            From::Live(live) => match live.body.held.pop() {
+                Some(piece) => Some(Ok(piece)),
+                None => ready!(live.poll_rest(context, &this.sent)),
+            },
+        };
+        match item {
+            Some(Ok(piece)) => {
+                if this.ended() {
+                    this.sent.note_end(true);
+                    this.end_copy();
+                }
+                Poll::Ready(Some(Ok(Frame::data(piece))))
+            }
+            Some(Err(fault)) => {
+                this.sent.note_fault(fault);
+                this.from = From::Nothing;
+                Poll::Ready(Some(Err(fault)))
+            }
+            None => {
+                this.sent.note_end(this.sent.fault().is_none());
+                this.end_copy();
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.from {
+            From::Nothing => SizeHint::with_exact(0),
+            From::Again(pieces) => SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum()),
+            From::Live(live) => {
+                match live.body.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact()) {
+                    Some(rest) => {
+                        let last = live.last.as_ref().map_or(0, Bytes::len) as u64;
+                        SizeHint::with_exact(live.body.held.len() + last + rest)
+                    }
+                    None => SizeHint::new(),
+                }
+            }
+        }
+    }
+}
+
+/// Whether nothing more can come. Over HTTP/2 the end of a stream may be a frame of its own, behind the last byte that was
+/// declared.
+fn is_done(rest: &Incoming) -> bool {
+    rest.is_end_stream() || rest.size_hint().exact() == Some(0)
+}
+
+impl Live {
+    fn poll_rest(
+        &mut self,
+        context: &mut Context<'_>,
+        sent: &Sent,
+    ) -> Poll<Option<Result<Bytes, BodyFault>>> {
+        if self.last.is_some() {
+            return self.poll_last(context, sent);
+        }
+        let Some(rest) = &mut self.body.rest else { return Poll::Ready(None) };
+        loop {
+            let frame = match Pin::new(&mut *rest).poll_frame(context) {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => {
+                    let left = self.body.limits.rate.left();
+                    let start = || (Instant::now(), Box::pin(sleep(left)));
+                    let (_, until) = self.waiting.get_or_insert_with(start);
+                    ready!(until.as_mut().poll(context));
+                    return Poll::Ready(Some(Err(BodyFault::TooSlow)));
+                }
+            };
+            let waited = self.waiting.take().map_or(Duration::ZERO, |(since, _)| since.elapsed());
+            let piece = match frame {
+                None => {
+                    // The end of what comes in chunks is known only behind its last piece.
+                    self.last = Some(Bytes::new());
+                    return self.poll_last(context, sent);
+                }
+                Some(Err(_)) => return Poll::Ready(Some(Err(BodyFault::Broken))),
+                // Trailers of a request mean nothing to llama-server.
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(piece) => piece,
+                    Err(_) => continue,
+                },
+            };
+            self.body.limits.rate.came(waited, piece.len());
+            let total = sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
+            if total > self.body.limits.bytes {
+                return Poll::Ready(Some(Err(BodyFault::TooLarge)));
+            }
+            for part in parts(&piece) {
+                if let Some(scanner) = &mut self.body.scanner {
+                    scanner.feed(part);
+                }
+                self.body.printer.add(part);
+            }
+            if let Some(scanner) = &self.body.scanner {
+                if self.body.one_model && scanner.models() > 1 {
+                    return Poll::Ready(Some(Err(BodyFault::TwoModels)));
+                }
+                sent.note_media(scanner.images(), scanner.audio());
+            }
+            self.body.copy = self.body.copy.take().and_then(|mut copy| copy.add(&piece).then_some(copy));
+            if self.body.rest.as_ref().is_none_or(is_done) {
+                self.last = Some(piece);
+                return self.poll_last(context, sent);
+            }
+            return Poll::Ready(Some(Ok(piece)));
+        }
+    }
+
+    /// The last piece, if it may pass; an empty one is the end.
+    fn poll_last(
+        &mut self,
+        context: &mut Context<'_>,
+        sent: &Sent,
+    ) -> Poll<Option<Result<Bytes, BodyFault>>> {
+        let print = self.body.printer.finish();
+        if sent.bytes.load(Ordering::Relaxed) > 0 {
+            sent.seal(print);
+        }
+        if let Some(checkpoint) = &mut self.checkpoint
+            && let Err(fault) = ready!(checkpoint.poll(print, context))
+        {
+            return Poll::Ready(Some(Err(fault)));
+        }
+        self.checkpoint = None;
+        Poll::Ready(self.last.take().filter(|piece| !piece.is_empty()).map(Ok))
+    }
+}

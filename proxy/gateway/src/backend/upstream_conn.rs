@@ -1,0 +1,341 @@
+//! One connection to a backend. It has no task of its own: it moves only while whoever waits for its answer polls it, so
+//! that an answer costs no change of tasks, and what has arrived meanwhile is passed on in one piece.
+//!
+//! ```text
+//!   send  --polls--> request out, head in
+//!   poll_piece -----> as much of the body as is here (never waits for more)
+//!   settle ---------> idle, fit for another request? Then nobody polls it until it is used again
+//!   detach ---------> a task of its own, for an answer that comes before its request was sent whole: the rest of the
+//!                     request must go on while the client reads nothing
+//! ```
+//!
+//! Dropping it closes it at once, which is how llama-server learns that its client has left.
+
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Builder, Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::sleep;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use warden_supervisor::Endpoint;
+
+use crate::backend::conn_waker::ConnWaker;
+use crate::backend::request_body::RequestBody;
+
+/// A server takes a connection off its backlog within microseconds, unless the machine is busy.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
+
+/// Frames of an answer that are here at the same time are joined up to this size.
+const JOINED: usize = 64 * 1024;
+
+/// A frame of this size passes as it is: copying it would cost more than handing it over by itself.
+const LARGE: usize = 8 * 1024;
+
+/// In one turn a connection that is due again and again without an answer is looked at so often; then others have their
+/// turn.
+const LOOKS: usize = 3;
+
+/// One connection.
+pub(crate) struct UpstreamConn {
+    sender: SendRequest<RequestBody>,
+    /// `None` once it has ended, or has a task of its own.
+    connection: Option<Box<Connection<TokioIo<Socket>, RequestBody>>>,
+    task: Option<AbortOnDropHandle<()>>,
+    conn_waker: Arc<ConnWaker>,
+    /// Of `conn_waker`.
+    waker: Waker,
+    /// Met behind pieces that were passed on first.
+    failure: Option<hyper::Error>,
+}
+
+impl std::fmt::Debug for UpstreamConn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UpstreamConn").field("conn_waker", &self.conn_waker).finish_non_exhaustive()
+    }
+}
+
+/// Why a request has no answer.
+pub(crate) enum SendError {
+    /// It was handed back: not a byte of it was sent.
+    Unsent(Box<Request<RequestBody>>),
+    /// It may have been received, and no byte of an answer came.
+    Sent(hyper::Error),
+    /// An answer began, and broke off in its head.
+    Begun(hyper::Error),
+}
+
+impl UpstreamConn {
+    /// Connects. `head`: bytes in a response head.
+    pub(crate) async fn connect(endpoint: &Endpoint, head: usize) -> io::Result<Self> {
+        let stream = open(endpoint).await?;
+        let conn_waker = ConnWaker::new();
+        let socket = Socket { stream, conn_waker: conn_waker.clone() };
+        let (sender, connection) = Builder::new()
+            .max_buf_size(head)
+            .handshake(TokioIo::new(socket))
+            .await
+            .map_err(io::Error::other)?;
+        let waker = Waker::from(conn_waker.clone());
+        let connection = Some(Box::new(connection));
+        Ok(Self { sender, connection, task: None, conn_waker, waker, failure: None })
+    }
+
+    /// Sends a request and waits for the head of its answer. Dropping the future and then the link closes the
+    /// connection.
+    pub(crate) async fn send(
+        &mut self,
+        request: Request<RequestBody>,
+    ) -> Result<Response<Incoming>, SendError> {
+        self.conn_waker.listen();
+        let mut answer = pin!(self.sender.try_send_request(request));
+        let result = std::future::poll_fn(|context| {
+            self.conn_waker.enter(context.waker());
+            let mut result = Poll::Pending;
+            for _ in 0..LOOKS {
+                let moved = self.drive();
+                // Only the connection answers; the waker is for the runtime, which may want us to pause.
+                result = answer.as_mut().poll(&mut Context::from_waker(&self.waker));
+                if result.is_ready() || !(moved && self.conn_waker.is_due()) {
+                    break;
+                }
+            }
+            if self.conn_waker.leave() && result.is_pending() {
+                context.waker().wake_by_ref();
+            }
+            result
+        });
+        result.await.map_err(|mut error| match error.take_message() {
+            Some(request) => SendError::Unsent(Box::new(request)),
+            None if self.conn_waker.has_heard() => SendError::Begun(error.into_error()),
+            None => SendError::Sent(error.into_error()),
+        })
+    }
+
+    /// What is here of the body of the answer, in one piece; `None` at its end.
+    pub(crate) fn poll_piece(
+        &mut self,
+        body: &mut Incoming,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, hyper::Error>>> {
+        if let Some(failure) = self.failure.take() {
+            return Poll::Ready(Some(Err(failure)));
+        }
+        if self.task.is_some() {
+            return poll_data(body, context);
+        }
+        self.conn_waker.enter(context.waker());
+        let piece = self.gather(body);
+        if self.conn_waker.leave() && piece.is_pending() {
+            context.waker().wake_by_ref();
+        }
+        piece
+    }
+
+    /// The whole body of an answer, up to `limit` bytes; `None` if there are more, or it breaks off.
+    pub(crate) async fn all(&mut self, mut body: Incoming, limit: usize) -> Option<Vec<u8>> {
+        let mut all = Vec::new();
+        while let Some(piece) = std::future::poll_fn(|context| self.poll_piece(&mut body, context)).await {
+            let piece = piece.ok()?;
+            if all.len() + piece.len() > limit {
+                return None;
+            }
+            all.extend_from_slice(&piece);
+        }
+        Some(all)
+    }
+
+    fn gather(&mut self, body: &mut Incoming) -> Poll<Option<Result<Bytes, hyper::Error>>> {
+        let mut first: Option<Bytes> = None;
+        let mut joined = BytesMut::new();
+        let mut looks = 0;
+        loop {
+            self.drive();
+            // Only the connection fills the body, and it was just asked: nobody needs to be woken for it.
+            match poll_data(body, &mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(Some(Ok(piece))) => {
+                    match first.take() {
+                        None if !joined.is_empty() => joined.extend_from_slice(&piece),
+                        None if piece.len() >= LARGE || body.is_end_stream() => {
+                            return Poll::Ready(Some(Ok(piece)));
+                        }
+                        None => first = Some(piece),
+                        Some(first) => {
+                            joined.reserve((first.len() + piece.len()).max(LARGE / 2));
+                            joined.extend_from_slice(&first);
+                            joined.extend_from_slice(&piece);
+                        }
+                    }
+                    if joined.len() >= JOINED || body.is_end_stream() {
+                        break;
+                    }
+                }
+                Poll::Pending => {
+                    looks += 1;
+                    if looks >= LOOKS || !self.conn_waker.is_due() {
+                        break;
+                    }
+                }
+                Poll::Ready(None) if first.is_none() && joined.is_empty() => return Poll::Ready(None),
+                Poll::Ready(Some(Err(error))) if first.is_none() && joined.is_empty() => {
+                    return Poll::Ready(Some(Err(error)));
+                }
+                Poll::Ready(end) => {
+                    self.failure = end.and_then(Result::err);
+                    break;
+                }
+            }
+        }
+        match first {
+            Some(first) => Poll::Ready(Some(Ok(first))),
+            None if joined.is_empty() => Poll::Pending,
+            None => Poll::Ready(Some(Ok(joined.freeze()))),
+        }
+    }
+
+    /// Lets the connection do what it can do now. True if there was anything to look at.
+    fn drive(&mut self) -> bool {
+        let Some(connection) = &mut self.connection else { return false };
+        if !self.conn_waker.take() {
+            return false;
+        }
+        if let Poll::Ready(result) = Pin::new(connection).poll(&mut Context::from_waker(&self.waker)) {
+            if let Err(error) = result {
+                tracing::debug!(%error, "a connection to a backend ended");
+            }
+            // A request that it had not taken yet comes back by this.
+            self.connection = None;
+        }
+        true
+    }
+
+    /// Whether it can take another request: its last answer was read to its end, and it is still open as far as is known.
+    /// Nobody is woken for it from now on.
+    pub(crate) fn settle(&mut self) -> bool {
+        self.conn_waker.enter_alone();
+        for _ in 0..LOOKS {
+            if !self.drive() {
+                break;
+            }
+        }
+        self.conn_waker.leave();
+        self.connection.is_some() && self.sender.is_ready()
+    }
+
+    /// Gives it a task of its own. It takes no other request afterwards.
+    pub(crate) fn detach(&mut self, tracker: &TaskTracker) {
+        let Some(connection) = self.connection.take() else { return };
+        let task = tracker.spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to a backend ended");
+            }
+        });
+        self.task = Some(AbortOnDropHandle::new(task));
+    }
+}
+
+/// The next data of a body; trailers are dropped, as no client of llama-server expects any.
+fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, hyper::Error>>> {
+    loop {
+        match std::task::ready!(Pin::new(&mut *body).poll_frame(context)) {
+            Some(Ok(frame)) => {
+                if let Ok(piece) = frame.into_data() {
+                    return Poll::Ready(Some(Ok(piece)));
+                }
+            }
+            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+            None => return Poll::Ready(None),
+        }
+    }
+}
+
+/// Connects. A Unix socket whose backlog is full (llama-server's has 128 places) says so at once instead of letting the
+/// caller wait: that is no refusal.
+async fn open(endpoint: &Endpoint) -> io::Result<Stream> {
+    match endpoint {
+        Endpoint::Unix(path) => loop {
+            match UnixStream::connect(path).await {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_PAUSE).await,
+                done => return done.map(Stream::Unix),
+            }
+        },
+        Endpoint::Tcp(address) => {
+            let stream = TcpStream::connect(address).await?;
+            // Without it, an answer to a small request waits 40 ms for an acknowledgement.
+            stream.set_nodelay(true)?;
+            Ok(Stream::Tcp(stream))
+        }
+    }
+}
+
+/// Either kind of socket.
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// A socket that notes when something came.
+struct Socket {
+    stream: Stream,
+    conn_waker: Arc<ConnWaker>,
+}
+
+/// Calls a function of the socket that it is.
+macro_rules! either {
+    ($socket:expr, $stream:ident => $call:expr) => {
+        match &mut $socket.get_mut().stream {
+            Stream::Unix($stream) => $call,
+            Stream::Tcp($stream) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = either!(self.as_mut(), stream => Pin::new(stream).poll_read(context, buffer));
+        if buffer.filled().len() > before {
+            self.conn_waker.hear();
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self, stream => Pin::new(stream).poll_write(context, bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, stream => Pin::new(stream).poll_write_vectored(context, slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => Pin::new(stream).poll_flush(context))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => Pin::new(stream).poll_shutdown(context))
+    }
+}

@@ -1,0 +1,90 @@
+//! How slowly a request body may come: a client begins with as much time as it may be silent, spends it by letting us
+//! wait, and earns it back with every byte. So a pause is forgiven, and a trickle is
+//! not. Nor may all the waiting together take longer than a deadline, however fair the pace. Pure: no clock.
+
+use std::time::Duration;
+
+/// The time that a client has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BodyRate {
+    left: Duration,
+    most: Duration,
+    /// Bytes per second; 0: every byte earns all of it back.
+    rate: u64,
+    /// What it may let us wait in all from now on.
+    whole: Duration,
+}
+
+impl BodyRate {
+    /// At the beginning of a body: `most` is the longest silence, `whole` the longest time for all of it.
+    pub(crate) fn new(most: Duration, rate: u64, whole: Duration) -> Self {
+        Self { left: most, most, rate, whole }
+    }
+
+    /// How long the next piece may take.
+    pub(crate) fn left(&self) -> Duration {
+        self.left.min(self.whole)
+    }
+
+    /// A piece came after so much waiting.
+    pub(crate) fn came(&mut self, waited: Duration, bytes: usize) {
+        let nanos = (bytes as u64).saturating_mul(1_000_000_000).checked_div(self.rate);
+        let earned = nanos.map_or(self.most, Duration::from_nanos);
+        self.whole = self.whole.saturating_sub(waited);
+        self.left = self.left.saturating_sub(waited).saturating_add(earned).min(self.most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_trickle_runs_out_and_a_fair_pace_does_not() {
+        let mut trickle = BodyRate::new(SECOND * 30, 1024, SECOND * 100_000);
+        let mut pieces = 0;
+        while trickle.left() > SECOND {
+            trickle.came(SECOND, 1);
+            pieces += 1;
+        }
+        assert!((29..=30).contains(&pieces), "{pieces}");
+        let mut fair = BodyRate::new(SECOND * 30, 1024, SECOND * 100_000);
+        for _ in 0..10_000 {
+            fair.came(SECOND, 1024);
+        }
+        assert_eq!(fair.left(), SECOND * 30);
+    }
+
+    #[test]
+    fn a_pause_is_forgiven_when_the_rest_comes_fast() {
+        let mut pace = BodyRate::new(SECOND * 30, 1024, SECOND * 100_000);
+        pace.came(SECOND * 29, 1400);
+        assert!(pace.left() > SECOND * 2);
+        pace.came(SECOND / 100, 100_000);
+        assert_eq!(pace.left(), SECOND * 30);
+        // Never more than at the beginning, and never less than nothing.
+        pace.came(SECOND * 100, 0);
+        assert_eq!(pace.left(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_fair_pace_has_an_end_too() {
+        let mut slow = BodyRate::new(SECOND * 30, 1024, SECOND * 600);
+        for passed in 0..600 {
+            assert_eq!(slow.left(), (SECOND * 30).min(SECOND * (600 - passed)));
+            slow.came(SECOND, 1024);
+        }
+        assert_eq!(slow.left(), Duration::ZERO);
+    }
+
+    #[test]
+    fn without_a_rate_only_silence_counts() {
+        let mut pace = BodyRate::new(SECOND * 30, 0, SECOND * 100_000);
+        for _ in 0..100 {
+            pace.came(SECOND * 29, 1);
+        }
+        assert_eq!(pace.left(), SECOND * 30);
+    }
+}

@@ -1,0 +1,189 @@
+//! Fingerprints of requests: a hash under a key that is drawn anew for each instance, fed as a body passes, so that no
+//! body is held for it. Who does not know the key learns nothing of a request by its fingerprint.
+//!
+//! What counts as the same request: the same method, path and bytes of body, as the client sent them.
+//!
+//! `HighwayHash` makes a fingerprint. What of a body lies behind its first 64 KiB reaches `HighwayHash` as 128 bits of XXH3
+//! only, which reads it five times as fast: of the time that a body of some MB takes, which is merely passed on,
+//! `HighwayHash` alone was a fifth. XXH3 works under a secret of its own, and its result is never shown, so that nobody can
+//! learn the secret from fingerprints, nor make two bodies without it that are taken for one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use highway::{HighwayHash, HighwayHasher, Key};
+use http::Method;
+use twox_hash::xxhash3_128::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
+use warden_policies::quarantine::Fingerprint;
+
+/// Bytes of a body that `HighwayHash` itself reads.
+const SHORT: usize = 64 * 1024;
+
+type Secret = [u8; DEFAULT_SECRET_LENGTH];
+
+type Xxh3 = RawHasher<Secret>;
+
+/// What XXH3 reads before the bytes of a body: of fewer than 241 bytes it makes a hash without its secret.
+type Lead = [u8; 256];
+
+/// The key of an instance.
+#[derive(Clone)]
+pub(crate) struct PrintKey {
+    key: [u64; 4],
+    /// XXH3 behind its lead. There always is one: it may refuse the length of its secret, which is a constant.
+    xxh3: Option<Arc<Xxh3>>,
+}
+
+impl PrintKey {
+    /// A new one.
+    pub(crate) fn new() -> Self {
+        Self::of(rand::random(), rand::random(), &rand::random())
+    }
+
+    fn of(key: [u64; 4], secret: Secret, lead: &Lead) -> Self {
+        let behind_its_lead = |secret| {
+            let mut xxh3 = RawHasher::new(secret);
+            xxh3.write(lead);
+            Arc::new(xxh3)
+        };
+        Self { key, xxh3: SecretBuffer::new(0, secret).ok().map(behind_its_lead) }
+    }
+
+    /// The beginning of a request's fingerprint.
+    pub(crate) fn begin(&self, method: &Method, path: &str) -> Printer {
+        let mut highway = HighwayHasher::new(Key(self.key));
+        highway.append(method.as_str().as_bytes());
+        highway.append(path.as_bytes());
+        // Neither has a zero byte, so no path can be taken for the beginning of a body.
+        highway.append(&[0]);
+        Printer { highway, read: 0, rest: self.xxh3.clone().map_or(Rest::Refused, Rest::None) }
+    }
+}
+
+/// Bytes that stay in the processor's cache while they are read twice.
+const CACHED: usize = 16 * 1024;
+
+/// A piece in parts, each to be read by the scanner and then by the printer: a piece may be larger than the cache.
+pub(crate) fn parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
+    piece.chunks(CACHED)
+}
+
+/// A fingerprint in the making.
+pub(crate) struct Printer {
+    highway: HighwayHasher,
+    /// Bytes of the body that `highway` has read, at most `SHORT` but where it reads all of them.
+    read: usize,
+    rest: Rest,
+}
+
+/// Who reads what lies behind the first bytes.
+enum Rest {
+    /// There is nothing behind them so far.
+    None(Arc<Xxh3>),
+    /// XXH3. Few bodies are that long, and for all others this is a pointer.
+    Long(Box<Xxh3>),
+    /// There is no XXH3: `HighwayHash` reads all.
+    Refused,
+}
+
+impl fmt::Debug for Printer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Its state would show the key.
+        f.debug_struct("Printer").finish_non_exhaustive()
+    }
+}
+
+impl Printer {
+    /// The next piece of the body.
+    pub(crate) fn add(&mut self, piece: &[u8]) {
+        let (first, behind) = piece.split_at(piece.len().min(SHORT.saturating_sub(self.read)));
+        self.highway.append(first);
+        self.read += first.len();
+        if behind.is_empty() {
+            return;
+        }
+        if let Rest::None(xxh3) = &self.rest {
+            self.rest = Rest::Long(Box::new(Xxh3::clone(xxh3)));
+        }
+        match &mut self.rest {
+            Rest::Long(xxh3) => xxh3.write(behind),
+            Rest::None(_) | Rest::Refused => self.highway.append(behind),
+        }
+    }
+
+    /// The fingerprint of all that was added.
+    pub(crate) fn finish(&self) -> Fingerprint {
+        // A copy ends: more may be added to this one.
+        let mut highway = self.highway.clone();
+        if let Rest::Long(xxh3) = &self.rest {
+            highway.append(&xxh3.finish_128().to_le_bytes());
+        }
+        let [low, high] = highway.finalize128();
+        Fingerprint(u128::from(high) << 64 | u128::from(low))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: Secret = [7; DEFAULT_SECRET_LENGTH];
+
+    fn key() -> PrintKey {
+        PrintKey::of([1, 2, 3, 4], SECRET, &[9; 256])
+    }
+
+    fn of(key: &PrintKey, method: &Method, path: &str, pieces: &[&[u8]]) -> Fingerprint {
+        let mut printer = key.begin(method, path);
+        for piece in pieces {
+            printer.add(piece);
+        }
+        printer.finish()
+    }
+
+    #[test]
+    fn the_same_request_is_known_in_whatever_pieces_it_comes_and_no_other_is_taken_for_it() {
+        let key = key();
+        let post = |path, pieces: &[&[u8]]| of(&key, &Method::POST, path, pieces);
+        let body = b"{\"prompt\":\"a long one\"}";
+        let whole = post("/v1/chat/completions", &[body]);
+        for cut in 0..body.len() {
+            let (one, two) = body.split_at(cut);
+            assert_eq!(post("/v1/chat/completions", &[one, b"", two]), whole, "{cut}");
+        }
+        assert_ne!(post("/v1/completions", &[body]), whole);
+        assert_ne!(post("/a", &[b"b"]), post("/ab", &[b""]));
+        assert_ne!(of(&key, &Method::PUT, "/a", &[b"b"]), post("/a", &[b"b"]));
+        let other = PrintKey::of([1, 2, 3, 5], SECRET, &[9; 256]);
+        assert_ne!(of(&other, &Method::POST, "/a", &[b"b"]), post("/a", &[b"b"]), "another key");
+    }
+
+    #[test]
+    fn a_long_body_too_and_a_change_of_any_byte_of_it() {
+        let key = key();
+        assert!(key.xxh3.is_some(), "what lies behind the first bytes is read by XXH3");
+        let post = |pieces: &[&[u8]]| of(&key, &Method::POST, "/", pieces);
+        let body: Vec<u8> = (0..=250).cycle().take(SHORT + 5000).collect();
+        let whole = post(&[&body]);
+        for cut in [1, SHORT - 1, SHORT, SHORT + 1, SHORT + 240, SHORT + 4999] {
+            let (one, two) = body.split_at(cut);
+            assert_eq!(post(&[one, two]), whole, "{cut}");
+        }
+        for at in (0..body.len()).step_by(977).chain(SHORT - 2..SHORT + 300) {
+            let mut other = body.clone();
+            other[at] ^= 1;
+            assert_ne!(post(&[&other]), whole, "{at}");
+        }
+        for len in [SHORT - 1, SHORT, SHORT + 1, SHORT + 4999] {
+            assert_ne!(post(&[&body[..len]]), whole, "{len}");
+        }
+        let other = PrintKey::of([1, 2, 3, 4], [8; DEFAULT_SECRET_LENGTH], &[9; 256]);
+        assert_ne!(of(&other, &Method::POST, "/", &[&body]), whole, "another secret");
+    }
+
+    #[test]
+    fn two_keys_are_never_alike() {
+        let print = |key: PrintKey| of(&key, &Method::POST, "/", &[b"body"]);
+        assert_ne!(print(PrintKey::new()), print(PrintKey::new()));
+    }
+}

@@ -1,0 +1,376 @@
+//! Takes in as much of a request body as is needed before a backend is asked for: small bodies whole, because
+//! llama-server begins only when it has everything, and a body held whole can be sent again; large ones until their
+//! model is known.
+//!
+//! ```text
+//!   head -> [ model from the query, or any name will do, and the body is large? ] --yes--> streamed from the start
+//!                  | no
+//!                  v
+//!           pieces are held and scanned -- whole, or model known and large --> the rest is streamed
+//!                  | limit, silence, no budget
+//!                  v
+//!               refused
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use http_body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout};
+
+use crate::body::budget::{Budget, Held};
+use crate::body::fingerprint::{Printer, parts};
+use crate::body::limits::Limits;
+use crate::body::multipart::Multipart;
+use crate::body::request_copy::RequestCopy;
+use crate::body::scan::{Model, Scanner};
+use crate::body::sent::Sent;
+use crate::body::splice::Edit;
+use crate::body::texts::Texts;
+use crate::config::GatewayConfig;
+use crate::refusal::{BodyFault, Refusal};
+
+/// A body being taken in.
+pub(crate) struct Intake {
+    held: Held,
+    rest: Option<Incoming>,
+    finder: Finder,
+    limits: Limits,
+    /// The backend must see no other model than the one that was put in.
+    one_model: bool,
+    pub(crate) sent: Arc<Sent>,
+    /// The copy of what is still to pass, where somebody records it.
+    copy: Option<RequestCopy>,
+    printer: Printer,
+}
+
+/// A body that is sent once, as it passes: what of it is here, and what is still to come.
+pub(crate) struct Passing {
+    pub(crate) held: Held,
+    pub(crate) rest: Option<Incoming>,
+    /// Goes on counting images and audio clips.
+    pub(crate) scanner: Option<Scanner>,
+    pub(crate) limits: Limits,
+    /// The model was replaced, and the backend would take a later one.
+    pub(crate) one_model: bool,
+    /// A copy for whoever records; the held pieces are in it.
+    pub(crate) copy: Option<RequestCopy>,
+    pub(crate) printer: Printer,
+}
+
+enum Finder {
+    Json(Scanner),
+    Form(Multipart),
+}
+
+/// What the body says about its model.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// This name.
+    Model(String),
+    /// None, and the body is in order or there is none.
+    Nothing,
+    /// None, because this is no JSON object.
+    NotJson,
+    /// There is one that is not a text.
+    NotText,
+}
+
+impl Intake {
+    /// Begins with a request's body; `Err` if it declares more bytes than allowed. Reads nothing yet, so that a client
+    /// which waits for `100 Continue` does not go on before the limits were checked.
+    pub(crate) fn begin(
+        headers: &HeaderMap,
+        body: Incoming,
+        budget: Budget,
+        limits: Limits,
+        printer: Printer,
+    ) -> Result<Self, Refusal> {
+        if body.size_hint().lower() > limits.bytes {
+            return Err(limits.refusal(BodyFault::TooLarge));
+        }
+        let form = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(Multipart::of);
+        Ok(Self {
+            held: Held::new(budget),
+            rest: (!body.is_end_stream()).then_some(body),
+            finder: form.map_or_else(|| Finder::Json(Scanner::new()), Finder::Form),
+            limits,
+            one_model: false,
+            sent: Arc::default(),
+            copy: None,
+            printer,
+        })
+    }
+
+    /// Takes in what is needed. With `search`, all of the body until the model is known.
+    pub(crate) async fn take(&mut self, search: bool, config: &GatewayConfig) -> Result<(), Refusal> {
+        let small = config.upstream.replay_bytes.0;
+        let declared = self.rest.as_ref().and_then(|rest| rest.size_hint().exact());
+        let may_be_small = declared.is_none_or(|declared| declared <= small);
+        loop {
+            let searching = search && !self.settled();
+            if self.rest.is_none() || !(searching || (may_be_small && self.held.len() < small)) {
+                return Ok(());
+            }
+            if searching && self.held.len() >= config.server.model_scan_bytes.0 {
+                return Err(Refusal::ModelTooFar { limit: config.server.model_scan_bytes.in_memory() });
+            }
+            let Some(piece) = self.timely().await? else { return Ok(()) };
+            if let Err(piece) = self.held.push(piece) {
+                if searching && !self.settled() {
+                    return Err(Refusal::Busy);
+                }
+                self.held.push_unreserved(piece);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes in one piece more while waiting for a backend, so that a client's leaving is noticed behind its unread
+    /// bytes. Resolves only if the body fails; it rests when there is nothing more to take or half of the budget is used up:
+    /// those who wait must not turn away those who come.
+    pub(crate) async fn ahead(&mut self) -> Refusal {
+        while self.rest.is_some() {
+            match self.next().await {
+                Err(fault) => return self.limits.refusal(fault),
+                Ok(None) => break,
+                Ok(Some(piece)) => {
+                    if let Err(piece) = self.held.push_ahead(piece) {
+                        self.held.push_unreserved(piece);
+                        break;
+                    }
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Takes in all of the body, as long as the common budget has room. False if it has not.
+    pub(crate) async fn take_all(&mut self) -> Result<bool, Refusal> {
+        while self.rest.is_some() {
+            let Some(piece) = self.timely().await? else { break };
+            if let Err(piece) = self.held.push(piece) {
+                self.held.push_unreserved(piece);
+                return Ok(self.rest.is_none());
+            }
+        }
+        Ok(true)
+    }
+
+    /// The next piece, if it comes in time.
+    async fn timely(&mut self) -> Result<Option<Bytes>, Refusal> {
+        let since = Instant::now();
+        let piece = timeout(self.limits.rate.left(), self.next()).await;
+        let piece = piece.map_err(|_| Refusal::BodyTooSlow)?;
+        let piece = piece.map_err(|fault| self.limits.refusal(fault))?;
+        self.limits.rate.came(since.elapsed(), piece.as_ref().map_or(0, Bytes::len));
+        Ok(piece)
+    }
+
+    /// Whether the length of the body is known: it is here, or was declared.
+    pub(crate) fn is_measured(&self) -> bool {
+        self.rest.as_ref().is_none_or(|rest| rest.size_hint().exact().is_some())
+    }
+
+    /// Bytes of the body that may be text, at most; `None` for a form.
+    pub(crate) fn text_bytes(&self) -> Option<u64> {
+        let Finder::Json(scanner) = &self.finder else { return None };
+        let rest = self.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact());
+        // Of unknown length: at least what is here already.
+        let all = self.held.len().saturating_add(rest.unwrap_or(0));
+        Some(all.saturating_sub(scanner.media_bytes()))
+    }
+
+    /// The prompt's texts, if the whole body is here and can be read.
+    pub(crate) fn texts(&self) -> Option<Texts> {
+        let Finder::Json(scanner) = &self.finder else { return None };
+        if self.rest.is_some() || !scanner.is_complete_object() {
+            return None;
+        }
+        Texts::of(&self.held.again().iter().fold(Vec::new(), |mut all, piece| {
+            all.extend_from_slice(piece);
+            all
+        }))
+    }
+
+    /// The next piece; `None` at the end. Dropping the future loses nothing.
+    async fn next(&mut self) -> Result<Option<Bytes>, BodyFault> {
+        while let Some(rest) = &mut self.rest {
+            let Some(frame) = rest.frame().await else {
+                self.rest = None;
+                self.seal();
+                break;
+            };
+            let Ok(piece) = frame.map_err(|_| BodyFault::Broken)?.into_data() else { continue };
+            let is_last = rest.is_end_stream();
+            let total = self.sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
+            if total > self.limits.bytes {
+                return Err(BodyFault::TooLarge);
+            }
+            for part in parts(&piece) {
+                match &mut self.finder {
+                    Finder::Json(scanner) => scanner.feed(part),
+                    Finder::Form(form) => form.feed(part),
+                }
+                self.printer.add(part);
+            }
+            if is_last {
+                self.rest = None;
+                self.seal();
+            }
+            return Ok(Some(piece));
+        }
+        Ok(None)
+    }
+
+    fn seal(&self) {
+        if self.sent.bytes.load(Ordering::Relaxed) > 0 {
+            self.sent.seal(self.printer.finish());
+        }
+    }
+
+    fn settled(&self) -> bool {
+        match &self.finder {
+            Finder::Json(scanner) => scanner.settled(),
+            Finder::Form(form) => form.settled(),
+        }
+    }
+
+    /// What the part taken in says about the model.
+    pub(crate) fn named(&self) -> Named {
+        match &self.finder {
+            Finder::Form(form) => form.model().map_or(Named::Nothing, |name| Named::Model(name.to_owned())),
+            Finder::Json(scanner) => match scanner.model() {
+                Model::Named(name) => Named::Model(name.clone()),
+                Model::NotText => Named::NotText,
+                Model::Absent
+                    if scanner.is_complete_object() || self.sent.bytes.load(Ordering::Relaxed) == 0 =>
+                {
+                    Named::Nothing
+                }
+                Model::Absent => Named::NotJson,
+            },
+        }
+    }
+
+    /// Whether the body is a form.
+    pub(crate) fn is_form(&self) -> bool {
+        matches!(self.finder, Finder::Form(_))
+    }
+
+    /// Whether exactly one `model` was seen, and it is a text.
+    pub(crate) fn names_once(&self) -> bool {
+        matches!(&self.finder, Finder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
+    }
+
+    /// The part of the body that is here.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = &Bytes> {
+        self.held.pieces()
+    }
+
+    /// Changes the part of the body that is here.
+    pub(crate) fn edit(&mut self, edits: Vec<Edit>) -> Result<(), Refusal> {
+        if self.held.edit(edits) { Ok(()) } else { Err(Refusal::Busy) }
+    }
+
+    /// Puts another model in the place of the one that was found, if one was; a second one in what is still to come ends
+    /// the request.
+    pub(crate) fn rename(&mut self, model: &str) -> Result<(), Refusal> {
+        let (range, text) = match &self.finder {
+            Finder::Json(scanner) => (scanner.model_value(), serde_json::Value::from(model).to_string()),
+            Finder::Form(form) => (form.model_value(), model.to_owned()),
+        };
+        let Some(range) = range else { return Ok(()) };
+        self.one_model = true;
+        self.edit(vec![Edit { range, text }])
+    }
+
+    /// Whether the client has sent everything.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    /// Whether the body, all of it, asks for a stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.is_whole() && matches!(&self.finder, Finder::Json(scanner) if scanner.is_stream())
+    }
+
+    /// All of a JSON body, if all of it is here.
+    pub(crate) fn json(&self) -> Option<Bytes> {
+        let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
+        whole.then(|| {
+            let mut pieces = self.held.again();
+            match pieces.len() {
+                1 => pieces.pop_front().unwrap_or_default(),
+                _ => Vec::from(pieces).concat().into(),
+            }
+        })
+    }
+
+    /// Sends this body instead of the one that came. False if the common budget has no room for it.
+    pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
+        let mut scanner = Scanner::new();
+        let mut held = self.held.anew();
+        for piece in body {
+            scanner.feed(piece);
+            if held.push(piece.clone()).is_err() {
+                return false;
+            }
+        }
+        self.held = held;
+        self.finder = Finder::Json(scanner);
+        true
+    }
+
+    /// A copy of all that goes to the backend goes to whoever records.
+    pub(crate) fn record(&mut self, mut copy: RequestCopy) {
+        if !self.held.again().iter().all(|piece| copy.add(piece)) {
+            return;
+        }
+        if self.rest.is_none() {
+            copy.end();
+        } else {
+            self.copy = Some(copy);
+        }
+    }
+
+    /// Bytes taken in.
+    pub(crate) fn len(&self) -> u64 {
+        self.held.len()
+    }
+
+    /// The pieces to send while they are kept, to be sent again if need be.
+    pub(crate) fn again(&mut self) -> (VecDeque<Bytes>, Arc<Sent>) {
+        self.count_media();
+        self.sent = Arc::new(Sent::again(&self.sent));
+        (self.held.again(), self.sent.clone())
+    }
+
+    /// The body to send, once; `None` if there is none.
+    pub(crate) fn pass(self) -> Option<Passing> {
+        self.count_media();
+        if self.held.len() == 0 && self.rest.is_none() {
+            return None;
+        }
+        let scanner = match self.finder {
+            Finder::Json(scanner) => Some(scanner),
+            Finder::Form(_) => None,
+        };
+        let Self { held, rest, limits, one_model, copy, printer, .. } = self;
+        Some(Passing { held, rest, scanner, limits, one_model, copy, printer })
+    }
+
+    fn count_media(&self) {
+        match &self.finder {
+            Finder::Json(scanner) => self.sent.note_media(scanner.images(), scanner.audio()),
+            // llama-server takes forms for one thing only: a recording to be transcribed.
+            Finder::Form(_) => self.sent.note_media(0, 1),
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The walk through the pieces of a body that draws its index: one pass, no copy of more than a short word.
+//!
+//! ```text
+//!   depth 1   members of the object: key -> colon -> value -> after; those wanted are noted at their comma
+//!   deeper    only in a wanted list, by `messages`
+//! ```
+
+use super::messages::Messages;
+use super::{JsonIndex, Kind, MOST, Member, Place, Slot};
+use crate::body::spelling::Spelling;
+use crate::refusal::Unreadable;
+
+/// Longest raw spelling of a word that is compared: `developer` with every letter escaped takes 54 bytes.
+const SPELLING: usize = 72;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lex {
+    Between,
+    Text,
+    Word,
+    /// Behind the end.
+    Over,
+}
+
+pub(super) struct Walk<'w> {
+    wanted: &'w [&'w str],
+    lex: Lex,
+    /// Bytes of all pieces before this one.
+    before: u64,
+    depth: u32,
+    /// Of the token that is being read.
+    start: u64,
+    raw: Spelling,
+    raw_limit: usize,
+    slot: Slot,
+    comma: Option<u64>,
+    key: Option<(usize, u64)>,
+    /// The member whose value has ended, until its comma is known.
+    pending: Option<Member>,
+    value: u64,
+    /// The wanted list that is being read.
+    list: Option<Messages>,
+    index: JsonIndex,
+    is_object: Option<bool>,
+    closed: bool,
+    fault: Option<Unreadable>,
+}
+
+impl<'w> Walk<'w> {
+    pub(super) fn new(wanted: &'w [&'w str]) -> Self {
+        let longest = wanted.iter().map(|name| name.len() * 6).max().unwrap_or(0);
+        Self {
+            wanted,
+            lex: Lex::Between,
+            before: 0,
+            depth: 0,
+            start: 0,
+            raw: Spelling::new(),
+            raw_limit: longest.max(SPELLING),
+            slot: Slot::Key,
+            comma: None,
+            key: None,
+            pending: None,
+            value: 0,
+            list: None,
+            index: JsonIndex::default(),
+            is_object: None,
+            closed: false,
+            fault: None,
+        }
+    }
+
+    pub(super) fn finish(self) -> Result<JsonIndex, Unreadable> {
+        match self.fault {
+            Some(fault) => Err(fault),
+            None if self.closed => Ok(self.index),
+            None => Err(Unreadable::NotObject),
+        }
+    }
+
+    pub(super) fn feed(&mut self, piece: &[u8]) {
+        let mut at = 0;
+        while at < piece.len() && self.fault.is_none() {
+            at = match self.lex {
+                Lex::Between => self.between(piece, at),
+                Lex::Text => {
+                    let (at, ended) = self.raw.read(piece, at);
+                    if ended {
+                        self.lex = Lex::Between;
+                        self.text_ends(self.before + at as u64);
+                    }
+                    at
+                }
+                Lex::Word => self.word(piece, at),
+                Lex::Over => piece.len(),
+            };
+        }
+        self.before += piece.len() as u64;
+    }
+
+    fn begin(&mut self, at: usize, lex: Lex) {
+        self.start = self.before + at as u64;
+        self.raw.begin(self.raw_limit);
+        self.lex = lex;
+    }
+
+    fn word(&mut self, piece: &[u8], at: usize) -> usize {
+        let rest = &piece[at..];
+        let ends = |byte: &u8| {
+            matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | b',' | b']' | b'}' | b':' | b'"' | b'[' | b'{')
+        };
+        let end = rest.iter().position(ends).unwrap_or(rest.len());
+        self.raw.keep(&rest[..end]);
+        if end < rest.len() {
+            self.lex = Lex::Between;
+            self.word_ends(self.before + (at + end) as u64);
+        }
+        at + end
+    }
+
+    fn between(&mut self, piece: &[u8], at: usize) -> usize {
+        let byte = piece[at];
+        if matches!(byte, b' ' | b'\t' | b'\r' | b'\n') {
+            return at + 1;
+        }
+        let here = self.before + at as u64;
+        if self.is_object.is_none() {
+            // A byte order mark, as llama-server's parser skips it.
+            if matches!((here, byte), (0, 0xEF) | (1, 0xBB) | (2, 0xBF)) {
+                return at + 1;
+            }
+            self.is_object = Some(byte == b'{');
+            self.index.open = here;
+            self.depth = 1;
+            if byte != b'{' {
+                self.fault = Some(Unreadable::NotObject);
+            }
+            return at + 1;
+        }
+        if self.closed {
+            if byte == 0 {
+                // llama-server's parser takes it for the end.
+                self.lex = Lex::Over;
+            } else {
+                self.fault = Some(Unreadable::NotObject);
+            }
+            return at + 1;
+        }
+        match byte {
+            b'"' => self.begin(at + 1, Lex::Text),
+            b'{' | b'[' => self.opens(here, byte),
+            b'}' | b']' => self.closes(here),
+            b':' => self.colon(),
+            b',' => self.comma(here),
+            _ => {
+                self.begin(at, Lex::Word);
+                return at;
+            }
+        }
+        at + 1
+    }
+
+    fn opens(&mut self, here: u64, byte: u8) {
+        if self.depth == 1 {
+            if self.slot == Slot::Value {
+                self.value = here;
+                self.list = (byte == b'[' && self.key.is_some()).then(Messages::default);
+            }
+        } else if let Some(list) = &mut self.list {
+            list.opens(self.depth, here, byte);
+        }
+        self.depth += 1;
+    }
+
+    fn closes(&mut self, here: u64) {
+        self.depth -= 1;
+        match self.depth {
+            0 => {
+                self.closed = true;
+                self.index.close = here;
+                self.member_ends(None);
+            }
+            1 if self.slot == Slot::Value => {
+                let kind = self.list.take().map_or(Kind::Object, |list| Kind::List(list.finish()));
+                self.value_ends(here + 1, kind);
+            }
+            2 => {
+                if let Some(Err(fault)) = self.list.as_mut().map(|list| list.element_ends(here + 1)) {
+                    self.fault = Some(fault);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn colon(&mut self) {
+        if self.depth > 1 {
+            if let Some(list) = &mut self.list {
+                list.colon(self.depth);
+            }
+        } else if self.slot == Slot::Colon {
+            self.slot = Slot::Value;
+        }
+    }
+
+    fn comma(&mut self, here: u64) {
+        if self.depth > 1 {
+            if let Some(list) = &mut self.list {
+                list.comma(self.depth, here);
+            }
+            return;
+        }
+        self.member_ends(Some(here));
+        self.comma = Some(here);
+        self.slot = Slot::Key;
+    }
+
+    fn text_ends(&mut self, end: u64) {
+        let start = self.start - 1;
+        if self.depth > 1 {
+            if let Some(list) = &mut self.list {
+                list.text(self.depth, start, &self.raw);
+            }
+            return;
+        }
+        match self.slot {
+            Slot::Key => {
+                self.slot = Slot::Colon;
+                self.index.count += 1;
+                let found = self.wanted.iter().position(|wanted| self.raw.spells(wanted));
+                self.key = found.map(|name| (name, start));
+            }
+            Slot::Value => {
+                self.value = start;
+                self.value_ends(end, Kind::Text);
+            }
+            Slot::Colon | Slot::After => {}
+        }
+    }
+
+    fn word_ends(&mut self, end: u64) {
+        if self.depth > 1 {
+            if let Some(list) = &mut self.list {
+                list.word(self.depth, self.start);
+            }
+        } else if self.slot == Slot::Value {
+            self.value = self.start;
+            let word = String::from_utf8_lossy(self.raw.raw().unwrap_or_default()).into_owned();
+            self.value_ends(end, Kind::Word(word));
+        }
+    }
+
+    fn value_ends(&mut self, end: u64, kind: Kind) {
+        self.slot = Slot::After;
+        let Some((name, start)) = self.key.take() else { return };
+        self.pending = Some(Member {
+            name,
+            place: Place {
+                index: self.index.count - 1,
+                range: start..end,
+                comma_before: self.comma,
+                comma_after: None,
+            },
+            value: self.value..end,
+            kind,
+        });
+    }
+
+    fn member_ends(&mut self, comma: Option<u64>) {
+        let Some(mut member) = self.pending.take() else { return };
+        if self.index.members.len() >= MOST {
+            self.fault = Some(Unreadable::Repeats);
+            return;
+        }
+        member.place.comma_after = comma;
+        self.index.members.push(member);
+    }
+}

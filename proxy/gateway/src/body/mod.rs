@@ -1,0 +1,15 @@
+//! Request bodies: taken in as far as needed, read as they pass, changed in place, held under one budget.
+
+pub(crate) mod body_rate;
+pub(crate) mod budget;
+pub(crate) mod fingerprint;
+pub(crate) mod intake;
+pub(crate) mod json_index;
+pub(crate) mod limits;
+pub(crate) mod multipart;
+pub(crate) mod request_copy;
+pub(crate) mod scan;
+pub(crate) mod sent;
+pub(crate) mod spelling;
+pub(crate) mod splice;
+pub(crate) mod texts;

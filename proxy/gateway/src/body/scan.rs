@@ -1,0 +1,328 @@
+//! Reads a JSON body as it passes, in pieces of any size: which model it names, whether it asks for a stream, and how
+//! many images and audio clips it holds. It never changes, copies or delays the body, and never judges its syntax: the backend does.
+//!
+//! What it finds agrees with a full parser on every valid body:
+//! - `model` and `stream` count only as keys of the outermost object, in any spelling (`"mod\u0065l"`).
+//! - The first `model` wins. Only we read it (a backend serves one model, whatever the body says), so a second one
+//!   cannot be understood differently by somebody else.
+//! - `stream` counts as true only if it occurs once and is the literal `true`, because "this is a stream" is part of
+//!   the proof that a request may be sent again.
+//! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, which is how OpenAI
+//!   chat, OpenAI responses and Anthropic messages spell one. An audio clip is `input_audio` there.
+
+use std::ops::Range;
+
+use crate::body::spelling::Spelling;
+
+/// Longest raw spelling that is compared: `input_image` with every letter escaped takes 66 bytes.
+const SPELLING: usize = 72;
+/// Longest raw model name that is read; no file system or registry has longer ones.
+const NAME: usize = 4096;
+
+/// The first byte that can begin or end a value inside another value, as far as that matters here. Many bytes at a time:
+/// comparisons without branches become vector instructions.
+fn structural(bytes: &[u8]) -> Option<usize> {
+    const AT_A_TIME: usize = 32;
+    // `[` and `]` differ from `{` and `}` in one bit.
+    let is_one = |byte: u8| byte == b'"' || byte | 0x20 == b'{' || byte | 0x20 == b'}';
+    let mut at = 0;
+    for some in bytes.chunks(AT_A_TIME) {
+        if some.iter().fold(false, |any, byte| any | is_one(*byte)) {
+            return some.iter().position(|byte| is_one(*byte)).map(|n| at + n);
+        }
+        at += some.len();
+    }
+    None
+}
+
+/// What the body says about its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Model {
+    /// Not seen yet; at the end of the body: not there.
+    Absent,
+    /// This name.
+    Named(String),
+    /// There is a `model`, but it is not a string.
+    NotText,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lex {
+    /// Between tokens.
+    Between,
+    /// In a string.
+    Text,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Key,
+    Colon,
+    Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Model,
+    Stream,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TypeKey {
+    No,
+    Seen,
+    Colon,
+}
+
+impl TypeKey {
+    /// After a colon.
+    fn colon(self) -> Self {
+        if self == Self::Seen { Self::Colon } else { Self::No }
+    }
+}
+
+/// The scanner. Feed it the body in order.
+#[derive(Debug)]
+pub(crate) struct Scanner {
+    lex: Lex,
+    depth: u32,
+    slot: Slot,
+    key: Key,
+    type_key: TypeKey,
+    data_key: TypeKey,
+    raw: Spelling,
+    object: Option<bool>,
+    closed: bool,
+    model: Model,
+    streams: u32,
+    stream_true: bool,
+    images: u32,
+    audio: u32,
+    media_bytes: u64,
+    /// Bytes of the pieces before this one.
+    before: u64,
+    /// How often `model` is a key of the outermost object.
+    models: u32,
+    /// Where the first model stands, with its quotes.
+    model_value: Range<u64>,
+}
+
+impl Scanner {
+    pub(crate) fn new() -> Self {
+        Self {
+            lex: Lex::Between,
+            depth: 0,
+            slot: Slot::Key,
+            key: Key::Other,
+            type_key: TypeKey::No,
+            data_key: TypeKey::No,
+            raw: Spelling::new(),
+            object: None,
+            closed: false,
+            model: Model::Absent,
+            streams: 0,
+            stream_true: false,
+            images: 0,
+            audio: 0,
+            media_bytes: 0,
+            before: 0,
+            models: 0,
+            model_value: 0..0,
+        }
+    }
+
+    /// The model, as far as it is known.
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// How many models the body has named so far.
+    pub(crate) fn models(&self) -> u32 {
+        self.models
+    }
+
+    /// Where the model's text stands in the body, with its quotes.
+    pub(crate) fn model_value(&self) -> Option<Range<u64>> {
+        matches!(self.model, Model::Named(_)).then(|| self.model_value.clone())
+    }
+
+    /// Whether nothing that follows can name the model: it was found, the object ended, or this is no object.
+    pub(crate) fn settled(&self) -> bool {
+        self.model != Model::Absent || self.closed || self.object == Some(false)
+    }
+
+    /// Whether the body is an object that was seen to its end.
+    pub(crate) fn is_complete_object(&self) -> bool {
+        self.closed && self.object == Some(true)
+    }
+
+    /// Whether the body asks for a stream. Final once the whole body was fed.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.is_complete_object() && self.streams == 1 && self.stream_true
+    }
+
+    /// Images seen so far.
+    pub(crate) fn images(&self) -> u32 {
+        self.images
+    }
+
+    /// Audio clips seen so far.
+    pub(crate) fn audio(&self) -> u32 {
+        self.audio
+    }
+
+    /// Bytes of strings that hold an image or a recording: `data:` URLs, and values of keys named `data`.
+    pub(crate) fn media_bytes(&self) -> u64 {
+        self.media_bytes
+    }
+
+    /// Reads the next piece.
+    pub(crate) fn feed(&mut self, piece: &[u8]) {
+        let mut at = 0;
+        while at < piece.len() && !self.closed && self.object != Some(false) {
+            at = match self.lex {
+                Lex::Text => {
+                    let (at, ended) = self.raw.read(piece, at);
+                    if ended {
+                        self.lex = Lex::Between;
+                        self.text_ends(self.before + at as u64);
+                    }
+                    at
+                }
+                Lex::Between => self.between(piece, at),
+            };
+        }
+        self.before += piece.len() as u64;
+    }
+
+    fn between(&mut self, piece: &[u8], mut at: usize) -> usize {
+        if self.depth > 1 && self.type_key == TypeKey::No && self.data_key == TypeKey::No {
+            // Numbers, literals, commas: nothing in there counts.
+            match structural(&piece[at..]) {
+                Some(skipped) => at += skipped,
+                None => return piece.len(),
+            }
+        }
+        let byte = piece[at];
+        if matches!(byte, b' ' | b'\t' | b'\r' | b'\n') {
+            return at + 1;
+        }
+        if self.object.is_none() {
+            // A byte order mark is skipped, as llama-server's parser does.
+            if matches!((self.before + at as u64, byte), (0, 0xEF) | (1, 0xBB) | (2, 0xBF)) {
+                return at + 1;
+            }
+            self.object = Some(byte == b'{');
+            if byte == b'{' {
+                self.depth = 1;
+            }
+            return at + 1;
+        }
+        match byte {
+            b'"' => {
+                let is_name = self.depth == 1 && self.slot == Slot::Value && self.key == Key::Model;
+                self.raw.begin(if is_name { NAME } else { SPELLING });
+                self.lex = Lex::Text;
+                return at + 1;
+            }
+            b'{' | b'[' => {
+                self.value_begins(false);
+                self.depth += 1;
+            }
+            b'}' | b']' => {
+                self.depth = self.depth.saturating_sub(1);
+                self.closed = self.depth == 0;
+            }
+            b':' => {
+                if self.depth == 1 && self.slot == Slot::Colon {
+                    self.slot = Slot::Value;
+                }
+                self.type_key = self.type_key.colon();
+                self.data_key = self.data_key.colon();
+                return at + 1;
+            }
+            b',' => {
+                if self.depth == 1 {
+                    self.slot = Slot::Key;
+                    self.key = Key::Other;
+                }
+            }
+            first => self.value_begins(first == b't'),
+        }
+        self.type_key = TypeKey::No;
+        self.data_key = TypeKey::No;
+        at + 1
+    }
+
+    /// A value of the outermost object begins that is not a string. Later bytes of a literal or number do not count.
+    fn value_begins(&mut self, is_true: bool) {
+        if self.depth == 1 && self.slot == Slot::Value {
+            match self.key {
+                Key::Model if self.model == Model::Absent => self.model = Model::NotText,
+                Key::Stream => {
+                    self.streams += 1;
+                    self.stream_true = is_true;
+                }
+                Key::Model | Key::Other => {}
+            }
+            self.key = Key::Other;
+        }
+    }
+
+    fn text_ends(&mut self, end: u64) {
+        let of_type = std::mem::replace(&mut self.type_key, TypeKey::No) == TypeKey::Colon;
+        let of_data = std::mem::replace(&mut self.data_key, TypeKey::No) == TypeKey::Colon;
+        if of_data || self.raw.is_media() {
+            self.media_bytes = self.media_bytes.saturating_add(self.raw.length());
+        }
+        if self.depth == 1 && self.slot == Slot::Value {
+            match self.key {
+                Key::Model if self.model == Model::Absent => {
+                    self.model = match self.raw.decoded() {
+                        Some(name) => Model::Named(name),
+                        None => Model::NotText,
+                    };
+                    self.model_value = end - self.raw.length() - 2..end;
+                }
+                Key::Stream => {
+                    self.streams += 1;
+                    self.stream_true = false;
+                }
+                Key::Model | Key::Other => {}
+            }
+            self.key = Key::Other;
+            if !of_type {
+                return;
+            }
+        }
+        if of_type {
+            if ["image_url", "input_image", "image"].iter().any(|word| self.raw.spells(word)) {
+                self.images = self.images.saturating_add(1);
+            } else if self.raw.spells("input_audio") {
+                self.audio = self.audio.saturating_add(1);
+            }
+            return;
+        }
+        if self.raw.spells("type") {
+            self.type_key = TypeKey::Seen;
+        } else if self.raw.spells("data") {
+            self.data_key = TypeKey::Seen;
+        }
+        if self.depth == 1 && self.slot == Slot::Key {
+            self.slot = Slot::Colon;
+            self.key = if self.raw.spells("model") {
+                self.models = self.models.saturating_add(1);
+                Key::Model
+            } else if self.raw.spells("stream") {
+                Key::Stream
+            } else {
+                Key::Other
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "scan_tests.rs"]
+mod tests;

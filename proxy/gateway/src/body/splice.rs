@@ -1,0 +1,84 @@
+//! Changes a JSON body by replacing ranges of its bytes, so that everything else stays as the client spelled it: unknown
+//! fields, the form of numbers, order, white space. The body stays a list of pieces and is never joined.
+//!
+//! ```text
+//!   pieces --walk once--> `index`: where the wanted members of the outermost object are
+//!                            | rules (`rules::plan`)
+//!                            v
+//!                         Edits: range -> new bytes
+//!                            | apply
+//!                            v
+//!                         pieces, old and new
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::body::json_index::Place;
+
+/// Replace these bytes by those.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Edit {
+    pub(crate) range: Range<u64>,
+    pub(crate) text: String,
+}
+
+/// What to cut out so that these places are gone and the commas between the others are right. `count` is the number of all.
+pub(crate) fn removals(places: &[&Place], count: u32) -> Vec<Range<u64>> {
+    // Those at the end take the comma in front of them along, all others the one behind.
+    let mut tail = places.len();
+    while tail > 0 && u64::from(places[tail - 1].index) + (places.len() - tail) as u64 + 1 == u64::from(count)
+    {
+        tail -= 1;
+    }
+    let front = places[..tail].iter().filter_map(|place| Some(place.range.start..place.comma_after? + 1));
+    let mut cut: Vec<Range<u64>> = front.collect();
+    if let (Some(first), Some(last)) = (places.get(tail), places.last()) {
+        cut.push(first.comma_before.unwrap_or(first.range.start)..last.range.end);
+    }
+    cut
+}
+
+/// Carries edits out. They must not overlap.
+pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<Edit>) -> VecDeque<Bytes> {
+    edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
+    let mut edits = edits.into_iter().peekable();
+    let mut out = VecDeque::with_capacity(pieces.len() + 2 * edits.len());
+    let (mut at, mut skip_to) = (0_u64, 0_u64);
+    for mut piece in pieces {
+        while !piece.is_empty() {
+            let end = at + piece.len() as u64;
+            if at < skip_to {
+                let skipped = piece.split_to(offset(skip_to.min(end) - at));
+                at += skipped.len() as u64;
+                continue;
+            }
+            if let Some(edit) = edits.next_if(|edit| edit.range.start < end) {
+                let kept = piece.split_to(offset(edit.range.start.saturating_sub(at)));
+                at += kept.len() as u64;
+                if !kept.is_empty() {
+                    out.push_back(kept);
+                }
+                if !edit.text.is_empty() {
+                    out.push_back(Bytes::from(edit.text));
+                }
+                skip_to = edit.range.end;
+            } else {
+                at = end;
+                out.push_back(std::mem::take(&mut piece));
+            }
+        }
+    }
+    out
+}
+
+/// Within one piece, which has a length that fits.
+fn offset(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+#[path = "splice_tests.rs"]
+mod tests;

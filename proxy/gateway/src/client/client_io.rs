@@ -1,0 +1,259 @@
+//! A client's connection as hyper sees it, and the little that we must know about it: since when it is idle or in the
+//! middle of a request head, and whether it must linger. It also puts words into the answers that hyper gives by itself
+//! to an unreadable head, which have none.
+
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+use crate::client::tls::ClientStream;
+use crate::protocol::LEAST_BUFFER;
+use crate::protocol::conn_state::{ConnState, Phase};
+use crate::refusal::{HeadLimits, unreadable_head};
+
+/// How soon a client's leaving is noticed behind bytes that nobody reads yet.
+const LEFT_LOOK: Duration = Duration::from_millis(50);
+
+/// The socket.
+pub(crate) struct ClientIo {
+    stream: ClientStream,
+    state: Arc<ConnState>,
+    limits: HeadLimits,
+    /// Bytes that were read already.
+    before: Bytes,
+    /// Our own words, instead of what hyper is writing.
+    instead: Bytes,
+    /// hyper has bytes that it has not asked to be followed by others: it would not see the client leave.
+    unread: bool,
+    /// When to look for that.
+    look: Option<Pin<Box<Sleep>>>,
+    /// The client did not take all of the last write.
+    blocked: bool,
+}
+
+impl ClientIo {
+    /// For HTTP/1: with a reader beside hyper.
+    pub(crate) fn http1(
+        stream: ClientStream,
+        before: Bytes,
+        state: Arc<ConnState>,
+        limits: HeadLimits,
+    ) -> Self {
+        state.read_heads(limits.bytes.max(LEAST_BUFFER));
+        Self::http2(stream, before, state, limits)
+    }
+
+    /// For HTTP/2, whose framing has no two readings.
+    pub(crate) fn http2(
+        stream: ClientStream,
+        before: Bytes,
+        state: Arc<ConnState>,
+        limits: HeadLimits,
+    ) -> Self {
+        let (instead, unread, look, blocked) = (Bytes::new(), false, None, false);
+        Self { stream, state, limits, before, instead, unread, look, blocked }
+    }
+
+    /// Answers and closes, outside of hyper.
+    pub(crate) async fn refuse(self, status: u16, linger: Duration) {
+        if let Some(answer) = unreadable_head(status, &self.limits) {
+            self.say(&answer, linger).await;
+        }
+    }
+
+    /// Answers with these bytes and closes, outside of hyper.
+    pub(crate) async fn say(mut self, answer: &str, linger: Duration) {
+        let write = timeout(linger, self.stream.write_all(answer.as_bytes())).await;
+        if matches!(write, Ok(Ok(()))) {
+            drain(&mut self.stream, linger).await;
+        }
+    }
+
+    /// Closes. If the client may still be sending, reads on for a while: closing with unread bytes resets the
+    /// connection, and the reset may overtake the answer.
+    pub(crate) async fn close(mut self, linger: Duration) {
+        if self.state.lingers() {
+            drain(&mut self.stream, linger).await;
+        } else if self.stream.says_goodbye() {
+            // Whether it arrives or not, the connection is over.
+            let _over = timeout(linger, self.stream.shutdown()).await;
+        }
+    }
+
+    /// Looks from time to time whether the client has left, while hyper has bytes enough not to look itself.
+    fn poll_left(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if !self.unread {
+            return Ok(());
+        }
+        if !matches!(self.state.phase(), Phase::Busy(_)) {
+            self.look = None;
+            return Ok(());
+        }
+        let look = self.look.get_or_insert_with(|| Box::pin(sleep(LEFT_LOOK)));
+        while look.as_mut().poll(context).is_ready() {
+            if has_left(self.stream.tcp()) {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            look.as_mut().reset(Instant::now() + LEFT_LOOK);
+        }
+        Ok(())
+    }
+
+    fn wrote<T>(&mut self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_pending() != self.blocked {
+            self.blocked = result.is_pending();
+            self.state.blocked(self.blocked);
+        }
+        result
+    }
+}
+
+/// Whether the client has closed its side or vanished, whatever of it is still unread.
+fn has_left(stream: &TcpStream) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut files = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut files, Some(&now)), Ok(1..)) && files[0].revents().intersects(gone)
+}
+
+/// Makes the close of a connection throw away what is unsent: a client that takes nothing would keep it in the kernel
+/// for minutes.
+fn reset(stream: &TcpStream) {
+    if let Err(error) = stream.set_zero_linger() {
+        tracing::debug!(%error, "cannot reset a connection");
+    }
+}
+
+async fn drain(stream: &mut ClientStream, linger: Duration) {
+    let reading = async {
+        stream.shutdown().await?;
+        let mut sink = vec![0; 16 * 1024];
+        while stream.read(&mut sink).await? > 0 {}
+        io::Result::Ok(())
+    };
+    // However it ends, the connection is over.
+    let _over = timeout(linger, reading).await;
+}
+
+/// Whether a head has this, in whatever case.
+fn has(head: &[u8], words: &[u8]) -> bool {
+    head.windows(words.len()).any(|window| window.eq_ignore_ascii_case(words))
+}
+
+/// The status of an answer that hyper made by itself to an unreadable head: nothing but a head, with a length of 0 and
+/// without the request id that every answer of ours carries.
+fn status_of_wordless(state: &ConnState, bytes: &[u8]) -> Option<u16> {
+    let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
+    let is_ours = matches!(state.phase(), Phase::Busy(_)) || has(rest, b"x-request-id");
+    let is_head = rest.ends_with(b"\r\n\r\n") && has(rest, b"content-length: 0\r\n");
+    if is_ours || !is_head {
+        return None;
+    }
+    let tail: u16 = std::str::from_utf8(rest.get(..2)?).ok()?.parse().ok()?;
+    Some(400 + tail)
+}
+
+impl ClientIo {
+    /// Whether `bytes` is swallowed because our own words go out instead.
+    fn replaces(&mut self, bytes: &[u8]) -> bool {
+        let answer =
+            status_of_wordless(&self.state, bytes).and_then(|status| unreadable_head(status, &self.limits));
+        if let Some(answer) = answer {
+            self.instead = Bytes::from(answer);
+            self.state.must_linger();
+            return true;
+        }
+        false
+    }
+
+    fn poll_instead(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.instead.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.instead))?;
+            self.instead.advance(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let start = buffer.filled().len();
+        if self.before.is_empty() {
+            self.unread = false;
+            ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        } else {
+            let now = self.before.len().min(buffer.remaining());
+            buffer.put_slice(&self.before.split_to(now));
+        }
+        self.unread = true;
+        self.state.came(&buffer.filled()[start..]);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_instead(context))?;
+        if self.replaces(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let result = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.wrote(result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_instead(context))?;
+        if let [only] = slices
+            && self.replaces(only)
+        {
+            return Poll::Ready(Ok(only.len()));
+        }
+        let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.wrote(result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_instead(context))?;
+        self.poll_left(context)?;
+        let result = Pin::new(&mut self.stream).poll_flush(context);
+        self.wrote(result)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_instead(context))?;
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+impl Drop for ClientIo {
+    fn drop(&mut self) {
+        if self.state.is_aborted() {
+            reset(self.stream.tcp());
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! One client connection, from its first byte to its close: hyper reads and writes, this task watches the clock.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1::Builder;
+use hyper::service::Service;
+use hyper_util::rt::TokioIo;
+use tokio::time::{Instant, sleep_until};
+
+use crate::answer::answer_body::AnswerBody;
+use crate::backend::backends::BoxFuture;
+use crate::body::budget::Peer;
+use crate::client::client_io::ClientIo;
+use crate::config::GatewayConfig;
+use crate::exchange::{self, dropin};
+use crate::limits::Limit;
+use crate::protocol::LEAST_BUFFER;
+use crate::protocol::conn_state::{ConnState, Phase};
+use crate::shared::Shared;
+
+/// The clock is looked at no more often, whatever is configured.
+pub(crate) const LEAST_LOOK: Duration = Duration::from_millis(10);
+
+/// hyper takes so many fields by itself.
+const HYPERS_HEADERS: usize = 100;
+
+struct PerRequest {
+    shared: Arc<Shared>,
+    state: Arc<ConnState>,
+    peer: Peer,
+}
+
+impl Service<Request<Incoming>> for PerRequest {
+    type Response = Response<AnswerBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        // The future itself is boxed: one around it would hold it twice, and be copied as a whole for each request.
+        Box::pin(exchange::answer(self.shared.clone(), self.state.clone(), self.peer.clone(), request))
+    }
+}
+
+/// Why the watch ended a connection.
+enum End {
+    /// hyper is done with it.
+    Done(hyper::Result<()>),
+    /// The request head did not arrive in time.
+    SlowHead,
+    /// Its client does not take what waits for it.
+    Stuck(Limit),
+}
+
+/// Serves a connection to its end.
+pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer, io: ClientIo) {
+    let of_all = shared.clone();
+    let config = &of_all.config;
+    let (stop, gauges) = (shared.stop.clone(), shared.gauges.clone());
+    let limited = &gauges.limited;
+    let title_case = dropin::is(&shared);
+    let ip = peer.ip;
+    let service = PerRequest { shared, state: state.clone(), peer };
+    let mut builder = Builder::new();
+    if config.server.header_count != HYPERS_HEADERS {
+        // Any other number costs it an allocation for each request.
+        builder.max_headers(config.server.header_count);
+    }
+    let mut connection = builder
+        .max_buf_size(config.server.header_bytes.in_memory().max(LEAST_BUFFER))
+        // In its place, as llama-server writes them: some programs compare names with their case.
+        .title_case_headers(title_case)
+        // The times of a head and of an idle connection differ, and hyper has one for both.
+        .header_read_timeout(None)
+        .serve_connection(TokioIo::new(io), service);
+    let look = config
+        .server
+        .header_timeout
+        .min(config.server.keep_alive)
+        .min(config.server.send_timeout)
+        .max(LEAST_LOOK);
+    let watch = sleep_until(Instant::now() + look);
+    tokio::pin!(watch);
+    let (mut stopping, mut closing) = (false, false);
+    let end = loop {
+        tokio::select! {
+            result = poll_fn(|context| connection.poll_without_shutdown(context)) => break End::Done(result),
+            () = stop.cancelled(), if !stopping => {
+                stopping = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            () = &mut watch => {
+                let now = Instant::now();
+                let due = due(&state, config);
+                // Looked at often enough for a head that begins between two looks.
+                watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
+                match due.filter(|due| due.at <= now).map(|due| due.limit) {
+                    None => {}
+                    Some(Limit::HeadTime) => break End::SlowHead,
+                    Some(Limit::KeepAlive) if !closing => {
+                        closing = true;
+                        limited.note(Limit::KeepAlive);
+                        watch.as_mut().reset(now + look);
+                        Pin::new(&mut connection).graceful_shutdown();
+                    }
+                    // Asked before, and still not closed: its client does not take the rest of an answer.
+                    Some(Limit::KeepAlive) => break End::Stuck(Limit::Overdue),
+                    Some(limit) => break End::Stuck(limit),
+                }
+            }
+        }
+    };
+    let io = connection.into_parts().io.into_inner();
+    match end {
+        End::Done(result) => {
+            if let Err(error) = result {
+                tracing::debug!(%error, peer = %ip, "a client's connection ended");
+                if error.is_parse_too_large() {
+                    limited.note(Limit::HeadSize);
+                } else if error.is_parse() {
+                    limited.note(Limit::HeadInvalid);
+                }
+            }
+            io.close(config.server.linger).await;
+        }
+        End::SlowHead => {
+            limited.note(Limit::HeadTime);
+            io.refuse(408, config.server.linger).await;
+        }
+        End::Stuck(limit) => {
+            limited.note(limit);
+            state.abort();
+            tracing::debug!(peer = %ip, limit = limit.as_str(), "a client that does not read was cut");
+        }
+    }
+}
+
+/// What ends a connection, or a stream of one, and when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    pub(crate) at: Instant,
+    pub(crate) limit: Limit,
+}
+
+/// Which clock runs, and when it runs out.
+pub(crate) fn due(state: &ConnState, config: &GatewayConfig) -> Option<Due> {
+    let phase = match state.phase() {
+        Phase::Idle(since) => Some(Due { at: since + config.server.keep_alive, limit: Limit::KeepAlive }),
+        Phase::Head(since) => Some(Due { at: since + config.server.header_timeout, limit: Limit::HeadTime }),
+        Phase::Busy(until) => until.map(|at| Due { at, limit: Limit::Overdue }),
+    };
+    let stuck = state.blocked_since();
+    let stuck = stuck.map(|since| Due { at: since + config.server.send_timeout, limit: Limit::SendTime });
+    [phase, stuck].into_iter().flatten().min_by_key(|due| due.at)
+}

@@ -1,0 +1,335 @@
+//! HTTP/2 connections: the same service and the same promises as over HTTP/1.1, for each stream.
+//!
+//! ```text
+//!   connection task: frames, pings, windows, clocks of the connection
+//!      |  one task per stream: exchange -> head -> body, polled only when the stream has a window to send into
+//!      |     reset by the client ---------> exchange dropped: lease back, backend's connection closed
+//!      |     no window for `send_timeout` -> reset by us
+//!      |  more resets in `reset_window` than allowed --> GOAWAY; running streams end, no new ones
+//!      |  stop ---------------------------------------> GOAWAY; the same
+//!      +-- ends with the last stream
+//! ```
+//!
+//! What is malformed (fields of a connection, a body that is longer or shorter than declared) is reset by the library
+//! before or while we see it.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{CONNECTION, COOKIE, HeaderMap, HeaderValue};
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::rt::Executor;
+use hyper::server::conn::http2::Builder;
+use hyper::service::Service;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use warden_policies::defaults::Server;
+
+use crate::answer::answer_body::AnswerBody;
+use crate::backend::backends::BoxFuture;
+use crate::body::budget::Peer;
+use crate::client::client_io::ClientIo;
+use crate::client::connection::{LEAST_LOOK, due};
+use crate::config::{narrow, window};
+use crate::exchange;
+use crate::limits::Limit;
+use crate::protocol::conn_state::ConnState;
+use crate::shared::Shared;
+
+tokio::task_local! {
+    /// The stream that a task serves.
+    static STREAM: Arc<Stream>;
+}
+
+/// One stream.
+struct Stream {
+    conn: Arc<ConnState>,
+    /// Its answer was given to the end.
+    whole: AtomicBool,
+}
+
+/// The streams of one connection.
+struct Streams {
+    counts: Mutex<Counts>,
+    /// The client gives up too much.
+    calm: Notify,
+}
+
+struct Counts {
+    open: usize,
+    idle_since: Instant,
+    resets: usize,
+    resets_since: Instant,
+}
+
+impl Streams {
+    fn new() -> Arc<Self> {
+        let now = Instant::now();
+        let counts = Counts { open: 0, idle_since: now, resets: 0, resets_since: now };
+        Arc::new(Self { counts: Mutex::new(counts), calm: Notify::new() })
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Counts) -> T) -> T {
+        act(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn begin(&self) {
+        self.with(|counts| counts.open += 1);
+    }
+
+    fn end(&self) {
+        self.with(|counts| {
+            counts.open -= 1;
+            counts.idle_since = Instant::now();
+        });
+    }
+
+    /// Since when there is no stream.
+    fn idle(&self) -> Option<Instant> {
+        self.with(|counts| (counts.open == 0).then_some(counts.idle_since))
+    }
+
+    /// The client has given up a request.
+    fn given_up(&self, limits: &Server) {
+        let too_many = self.with(|counts| {
+            if counts.resets_since.elapsed() > limits.h2_reset_window {
+                (counts.resets, counts.resets_since) = (0, Instant::now());
+            }
+            counts.resets += 1;
+            counts.resets > limits.h2_resets
+        });
+        if too_many {
+            self.calm.notify_one();
+        }
+    }
+}
+
+/// Runs what the library makes of each stream.
+#[derive(Clone)]
+struct Spawner {
+    shared: Arc<Shared>,
+    streams: Arc<Streams>,
+    tasks: TaskTracker,
+    gone: CancellationToken,
+}
+
+impl<F> Executor<F> for Spawner
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, future: F) {
+        let stream = Arc::new(Stream { conn: ConnState::new(), whole: AtomicBool::new(false) });
+        let Self { shared, streams, gone, .. } = self.clone();
+        streams.begin();
+        // On the heap once, instead of in each of the futures around it.
+        let future = Box::pin(future);
+        self.tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                () = STREAM.scope(stream.clone(), future) => {
+                    if !stream.whole.load(Ordering::Relaxed) {
+                        streams.given_up(&shared.config.server);
+                    }
+                }
+                limit = overdue(&stream.conn, &shared) => shared.gauges.limited.note(limit),
+                () = gone.cancelled() => {}
+            }
+            streams.end();
+        });
+    }
+}
+
+/// Resolves when a stream has lasted too long: its client opens no window.
+async fn overdue(state: &ConnState, shared: &Shared) -> Limit {
+    let config = &shared.config;
+    let look = config.server.send_timeout.max(LEAST_LOOK);
+    let mut next = Instant::now() + look;
+    loop {
+        sleep_until(next).await;
+        let now = Instant::now();
+        let busy = due(state, config).filter(|due| !matches!(due.limit, Limit::KeepAlive | Limit::HeadTime));
+        next = match busy {
+            Some(due) if due.at <= now => return due.limit,
+            Some(due) => due.at.min(now + look),
+            None => now + look,
+        };
+    }
+}
+
+struct PerStream {
+    shared: Arc<Shared>,
+    peer: Peer,
+}
+
+impl Service<Request<Incoming>> for PerStream {
+    type Response = Response<StreamBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        let (shared, peer) = (self.shared.clone(), self.peer.clone());
+        Box::pin(async move {
+            let stream = STREAM.with(Arc::clone);
+            join_cookies(request.headers_mut());
+            let Ok(answer) = exchange::answer(shared, stream.conn.clone(), peer, request).await;
+            let mut answer = answer.map(|body| StreamBody { body, stream });
+            // RFC 9113 section 8.2.2: a stream is not a connection.
+            answer.headers_mut().remove(CONNECTION);
+            Ok(answer)
+        })
+    }
+}
+
+/// RFC 9113 section 8.2.3: cookies come in pieces, and go on in one.
+fn join_cookies(headers: &mut HeaderMap) {
+    let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if pieces.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+/// The body of an answer, which notes since when its client does not take it.
+struct StreamBody {
+    body: AnswerBody,
+    stream: Arc<Stream>,
+}
+
+impl Body for StreamBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        self.stream.conn.blocked(false);
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        // The next one is asked for when there is a window for it.
+        self.stream.conn.blocked(matches!(frame, Poll::Ready(Some(Ok(_)))));
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for StreamBody {
+    fn drop(&mut self) {
+        if self.body.is_end_stream() {
+            self.stream.whole.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Serves a connection to its end.
+pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientIo, Arc<ConnState>)) {
+    let (config, stop) = (&shared.config, shared.stop.clone());
+    let limits = &config.server;
+    let streams = Streams::new();
+    let (tasks, gone) = (TaskTracker::new(), CancellationToken::new());
+    let end_streams = gone.clone().drop_guard();
+    let spawner = Spawner { shared: shared.clone(), streams: streams.clone(), tasks: tasks.clone(), gone };
+    let mut builder = Builder::new(spawner);
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits.h2_streams)
+        .initial_stream_window_size(window(limits.h2_stream_window))
+        .initial_connection_window_size(window(limits.h2_connection_window))
+        .max_send_buf_size(limits.h2_send_buffer.in_memory())
+        .max_header_list_size(narrow(config.server.header_bytes))
+        .max_pending_accept_reset_streams(limits.h2_pending_resets)
+        .max_local_error_reset_streams(limits.h2_local_resets)
+        .keep_alive_interval(limits.h2_ping)
+        .keep_alive_timeout(limits.h2_ping_timeout);
+    let ip = peer.ip;
+    let service = PerStream { shared: shared.clone(), peer };
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
+    let look = config.server.keep_alive.min(config.server.send_timeout).max(LEAST_LOOK);
+    let mut watch = pin!(sleep_until(Instant::now() + look));
+    // Asked to end: by the stop, for silence, for a flood.
+    let (mut stopping, mut closing) = (false, false);
+    let limit = loop {
+        tokio::select! {
+            result = &mut connection => break result.err().and_then(|error| {
+                tracing::debug!(%error, peer = %ip, "a client's HTTP/2 connection ended");
+                why(&error)
+            }),
+            () = stop.cancelled(), if !stopping => {
+                stopping = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = streams.calm.notified(), if !closing => {
+                closing = true;
+                shared.gauges.limited.note(Limit::H2Resets);
+                tracing::debug!(peer = %ip, "a client gives up requests as fast as it sends them");
+                connection.as_mut().graceful_shutdown();
+            }
+            () = &mut watch => {
+                let now = Instant::now();
+                watch.as_mut().reset(now + look);
+                let overdue = |since: Option<Instant>, limit| since.is_some_and(|since| since + limit <= now);
+                if overdue(state.blocked_since(), config.server.send_timeout) {
+                    state.abort();
+                    break Some(Limit::SendTime);
+                }
+                if overdue(streams.idle(), config.server.keep_alive) {
+                    if closing || stopping {
+                        state.abort();
+                        break Some(Limit::Overdue);
+                    }
+                    closing = true;
+                    shared.gauges.limited.note(Limit::KeepAlive);
+                    connection.as_mut().graceful_shutdown();
+                } else if let Some(since) = streams.idle() {
+                    watch.as_mut().reset((since + config.server.keep_alive).min(now + look));
+                }
+            }
+        }
+    };
+    if let Some(limit) = limit {
+        shared.gauges.limited.note(limit);
+    }
+    drop(end_streams);
+    tasks.close();
+    tasks.wait().await;
+}
+
+/// Which limit ended a connection, if one did.
+fn why(error: &hyper::Error) -> Option<Limit> {
+    if error.is_timeout() {
+        return Some(Limit::H2Ping);
+    }
+    let mut source = error.source();
+    while let Some(error) = source {
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            let ours = error.is_library() || (error.is_go_away() && !error.is_remote());
+            return match error.reason() {
+                Some(h2::Reason::ENHANCE_YOUR_CALM) if ours => Some(Limit::H2Resets),
+                Some(h2::Reason::NO_ERROR) | None => None,
+                Some(_) if ours => Some(Limit::H2Invalid),
+                Some(_) => None,
+            };
+        }
+        source = error.source();
+    }
+    None
+}

@@ -1,0 +1,126 @@
+//! The listening sockets: one for each host that is named. All of them lead to the same place; who is accepted here is
+//! counted and served elsewhere.
+
+use std::io;
+use std::net::SocketAddr;
+use std::task::Poll;
+
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+
+use crate::client::error::GatewayError;
+
+/// All sockets, at least one.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    listeners: Vec<TcpListener>,
+    addresses: Vec<SocketAddr>,
+    /// The one that is looked at first, so that a busy one does not keep the others waiting.
+    next: usize,
+}
+
+impl Listener {
+    /// Opens a socket for each of `hosts`, which are names or addresses with commas between them; one is the rule. With
+    /// port 0 the system chooses one at the first host, and the others get the same.
+    ///
+    /// # Errors
+    /// One of them cannot be opened; then none is.
+    pub(crate) async fn open(hosts: &str, mut port: u16) -> Result<Self, GatewayError> {
+        let mut all = Self { listeners: Vec::new(), addresses: Vec::new(), next: 0 };
+        for host in hosts.split(',') {
+            let (listener, address) = open_one(host, port).await?;
+            port = address.port();
+            all.listeners.push(listener);
+            all.addresses.push(address);
+        }
+        Ok(all)
+    }
+
+    /// Their addresses, in the order of the hosts, with the port that was chosen.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// The next connection at any of them. Cancel safe: a connection is taken only when it is returned.
+    pub(crate) async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        std::future::poll_fn(|context| {
+            let all = self.listeners.len();
+            for number in (0..all).map(|turn| (self.next + turn) % all) {
+                if let Poll::Ready(accepted) = self.listeners[number].poll_accept(context) {
+                    self.next = (number + 1) % all;
+                    return Poll::Ready(accepted);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+async fn open_one(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), GatewayError> {
+    let host = host.trim().trim_start_matches('[').trim_end_matches(']');
+    let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
+    let mut addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(unresolved)?.collect();
+    // `localhost` means both ::1 and 127.0.0.1; clients that name an address name the latter.
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
+    for address in addresses {
+        match TcpListener::bind(address).await {
+            Ok(listener) => {
+                let address = listener.local_addr().unwrap_or(address);
+                return Ok((listener, address));
+            }
+            Err(source) => failure = not_bound(address, source),
+        }
+    }
+    Err(failure)
+}
+
+fn not_bound(address: SocketAddr, source: io::Error) -> GatewayError {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => GatewayError::InUse { address },
+        io::ErrorKind::AddrNotAvailable => GatewayError::NotOurs { address },
+        io::ErrorKind::PermissionDenied => GatewayError::NotPermitted { address },
+        _ => GatewayError::Listen { address, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_hosts_share_a_port_and_none_waits_behind_another() {
+        let mut listener = Listener::open("127.0.0.1, 127.0.0.2", 0).await.unwrap();
+        let [first, second] = *listener.addresses() else { panic!("{:?}", listener.addresses()) };
+        assert_eq!(
+            (first.ip().to_string().as_str(), second.ip().to_string().as_str()),
+            ("127.0.0.1", "127.0.0.2")
+        );
+        assert_eq!(first.port(), second.port());
+        // Three wait at the first and one at the second: it is the second to be taken.
+        let mut waiting = Vec::new();
+        for address in [first, first, first, second] {
+            waiting.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut taken = Vec::new();
+        for _ in 0..4 {
+            taken.push(listener.accept().await.unwrap().0.local_addr().unwrap());
+        }
+        assert!(taken[..2].contains(&second), "{taken:?}");
+        assert_eq!(taken.iter().filter(|address| **address == first).count(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_host_that_cannot_be_had_is_named_and_nothing_listens() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let error = Listener::open("127.0.0.2,127.0.0.1", port).await.unwrap_err();
+        assert!(
+            matches!(error, GatewayError::InUse { address } if address == taken.local_addr().unwrap()),
+            "{error}"
+        );
+        TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+        let error = Listener::open("127.0.0.1,", 0).await.unwrap_err();
+        assert!(matches!(error, GatewayError::Resolve { .. }), "{error}");
+    }
+}

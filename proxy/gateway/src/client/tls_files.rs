@@ -1,0 +1,308 @@
+//! Certificate and key: read at the start, read again when the files change. A pair that is bad is reported and never
+//! taken; the one in use stays.
+//!
+//! ```text
+//!   load --bad--> error, with its cure: no start
+//!     | good
+//!     v
+//!   in use <---- good ---- look: files changed? ---- bad --> reported once, the old one stays
+//! ```
+//!
+//! It knows no authorities: whether clients trust the certificate is between them and its issuer.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::ProducesTickets;
+use webpki::{EndEntityCert, KeyUsage};
+
+use crate::clock;
+use crate::config::TlsFiles;
+
+/// Far beyond the end of every certificate: RFC 5280 section 4.1.2.5 has none after the year 9999.
+const BEYOND: Duration = Duration::from_secs(253_402_300_800);
+
+/// What is wrong with the files.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// Only one of the two is set.
+    #[error("`server.tls_cert` and `server.tls_key` belong together; set both, or none for no TLS")]
+    OneOnly,
+    /// A file cannot be read.
+    #[error("the TLS {what} {path} cannot be read: {source}", path = .path.display())]
+    Read {
+        /// `certificate` or `key`.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file holds nothing of its kind.
+    #[error("{path} holds no {what} in PEM; it should have a line `-----BEGIN {begin}-----`", path = .path.display())]
+    Nothing {
+        /// `certificate` or `private key`.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What its first line says.
+        begin: &'static str,
+    },
+    /// A file is no PEM.
+    #[error("{path} is not valid PEM: {reason}", path = .path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The key is another's.
+    #[error("the key {key} does not belong to the certificate {cert}; the first certificate of the file must be the server's own", key = .key.display(), cert = .cert.display())]
+    Mismatch {
+        /// The key.
+        key: PathBuf,
+        /// The certificate.
+        cert: PathBuf,
+    },
+    /// The key is of a kind that is not supported, or broken.
+    #[error("the key {key} or the certificate {cert} cannot be used: {reason}; ECDSA (P-256, P-384), Ed25519 and RSA from 2048 bits work", key = .key.display(), cert = .cert.display())]
+    Unusable {
+        /// The key.
+        key: PathBuf,
+        /// The certificate.
+        cert: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// It was valid once.
+    #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = ago(*.since))]
+    Expired {
+        /// The certificate.
+        cert: PathBuf,
+        /// Since when, seconds.
+        since: u64,
+    },
+    /// It will be valid.
+    #[error("the certificate {cert} is not valid yet, for another {} s; is the clock right?", .seconds, cert = .cert.display())]
+    NotYet {
+        /// The certificate.
+        cert: PathBuf,
+        /// For how long, seconds.
+        seconds: u64,
+    },
+}
+
+fn ago(since: u64) -> String {
+    match since {
+        0..3600 => format!("{} minutes ago", since / 60),
+        3600..172_800 => format!("{} hours ago", since / 3600),
+        _ => format!("{} days ago", since / 86_400),
+    }
+}
+
+/// What is known of a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// Its end, seconds since 1970; 0 if that could not be read.
+    pub not_after: u64,
+}
+
+impl Certificate {
+    /// How long it is still valid; `None` if that is not known.
+    pub fn left(self) -> Option<Duration> {
+        let end = Some(self.not_after).filter(|end| *end > 0)?;
+        Some(Duration::from_secs(end.saturating_sub(clock::unix_seconds())))
+    }
+}
+
+/// A pair that can be used.
+struct Pair {
+    serve: Arc<ServerConfig>,
+    /// Without HTTP/2: for connections that get one short answer.
+    refuse: Arc<ServerConfig>,
+    certificate: Certificate,
+}
+
+/// The certificate in use. Cheap to ask; looking at the files blocks for the time of two reads.
+pub struct Tls {
+    files: TlsFiles,
+    h2: bool,
+    now: ArcSwap<Pair>,
+    tickets: Arc<dyn ProducesTickets>,
+    seen: Mutex<Stamps>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// Reads both files and checks that they can be used now. With `h2`, clients may choose HTTP/2.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, holds no certificate or no key, or the two do not belong together.
+    pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
+        // Before they are read: a change during the reading is then seen at the next look.
+        let seen = Mutex::new(Stamps::of(&files));
+        let tickets = ring::Ticketer::new().map_err(|error| unusable(&files, &error))?;
+        let pair = Pair::read(&files, h2, &tickets)?;
+        Ok(Self { files, h2, now: ArcSwap::from_pointee(pair), tickets, seen })
+    }
+
+    /// The files.
+    pub fn files(&self) -> &TlsFiles {
+        &self.files
+    }
+
+    /// What is known of the certificate in use.
+    pub fn certificate(&self) -> Certificate {
+        self.now.load().certificate
+    }
+
+    /// Looks whether the files have changed, and takes the new pair if it is good. `None`: nothing has changed since the
+    /// last look. Blocks.
+    pub fn look(&self) -> Option<Result<Certificate, TlsError>> {
+        let stamps = Stamps::of(&self.files);
+        let before =
+            std::mem::replace(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner), stamps);
+        (before != stamps).then(|| self.read())
+    }
+
+    /// Reads the files, whether they have changed or not. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::load`]. The pair in use stays.
+    pub fn read(&self) -> Result<Certificate, TlsError> {
+        let pair = Pair::read(&self.files, self.h2, &self.tickets)?;
+        let certificate = pair.certificate;
+        self.now.store(Arc::new(pair));
+        Ok(certificate)
+    }
+
+    /// For a connection that is served.
+    pub(crate) fn serve(&self) -> Arc<ServerConfig> {
+        self.now.load().serve.clone()
+    }
+
+    /// For a connection that is refused.
+    pub(crate) fn refuse(&self) -> Arc<ServerConfig> {
+        self.now.load().refuse.clone()
+    }
+}
+
+/// What shows that a file was written or replaced: a renewal renames a new file into place, or turns a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamps([Option<(SystemTime, u64, u64)>; 2]);
+
+impl Stamps {
+    fn of(files: &TlsFiles) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        let stamp = |path: &Path| {
+            let facts = std::fs::metadata(path).ok()?;
+            Some((facts.modified().ok()?, facts.len(), facts.ino()))
+        };
+        Self([stamp(&files.cert), stamp(&files.key)])
+    }
+}
+
+impl Pair {
+    fn read(files: &TlsFiles, h2: bool, tickets: &Arc<dyn ProducesTickets>) -> Result<Self, TlsError> {
+        if files.cert.as_os_str().is_empty() || files.key.as_os_str().is_empty() {
+            return Err(TlsError::OneOnly);
+        }
+        let chain = certificates(&files.cert)?;
+        let key = private_key(&files.key)?;
+        let certificate = check_time(files, &chain)?;
+        let provider = Arc::new(ring::default_provider());
+        let mut serve = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unusable(files, &error))?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .map_err(|error| unusable(files, &error))?;
+        // A client that comes back needs no signature of us, and we need no memory for it.
+        serve.ticketer = tickets.clone();
+        let mut refuse = serve.clone();
+        refuse.alpn_protocols = vec![b"http/1.1".to_vec()];
+        serve.alpn_protocols.clone_from(&refuse.alpn_protocols);
+        if h2 {
+            serve.alpn_protocols.insert(0, b"h2".to_vec());
+        }
+        Ok(Self { serve: Arc::new(serve), refuse: Arc::new(refuse), certificate })
+    }
+}
+
+fn unusable(files: &TlsFiles, error: &rustls::Error) -> TlsError {
+    let (key, cert) = (files.key.clone(), files.cert.clone());
+    match error {
+        rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch) => {
+            TlsError::Mismatch { key, cert }
+        }
+        error => TlsError::Unusable { key, cert, reason: error.to_string() },
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    const WHAT: &str = "certificate";
+    let text = read(path, WHAT)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let all = all.map_err(|error| TlsError::Pem { path: path.to_owned(), reason: error.to_string() })?;
+    if all.is_empty() {
+        return Err(TlsError::Nothing { what: WHAT, path: path.to_owned(), begin: "CERTIFICATE" });
+    }
+    Ok(all)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let text = read(path, "key")?;
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
+        pem::Error::NoItemsFound => {
+            TlsError::Nothing { what: "private key", path: path.to_owned(), begin: "PRIVATE KEY" }
+        }
+        error => TlsError::Pem { path: path.to_owned(), reason: error.to_string() },
+    })
+}
+
+fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read { what, path: path.to_owned(), source })
+}
+
+/// Whether the certificate is valid now, and until when.
+fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<Certificate, TlsError> {
+    let at = |time| {
+        let own = EndEntityCert::try_from(chain.first()?).ok()?;
+        let usage = KeyUsage::server_auth();
+        // Without an authority it is never found good; but its time is looked at first.
+        own.verify_for_usage(webpki::ALL_VERIFICATION_ALGS, &[], &[], time, usage, None, None).err()
+    };
+    let (now, cert) = (clock::unix_seconds(), files.cert.clone());
+    match at(UnixTime::since_unix_epoch(Duration::from_secs(now))) {
+        Some(webpki::Error::CertExpired { not_after, .. }) => {
+            return Err(TlsError::Expired { cert, since: now.saturating_sub(not_after.as_secs()) });
+        }
+        Some(webpki::Error::CertNotValidYet { not_before, .. }) => {
+            return Err(TlsError::NotYet { cert, seconds: not_before.as_secs().saturating_sub(now) });
+        }
+        _ => {}
+    }
+    let not_after = match at(UnixTime::since_unix_epoch(BEYOND)) {
+        Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
+        _ => 0,
+    };
+    Ok(Certificate { not_after })
+}
+
+#[cfg(test)]
+#[path = "tls_files_tests.rs"]
+mod tests;

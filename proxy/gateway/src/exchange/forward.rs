@@ -1,0 +1,215 @@
+//! The way of a request to a backend, stage by stage: its body is taken in, its model known, the rules of that model applied,
+//! a lease waited for, the request sent.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Method, StatusCode};
+use tokio::time::Instant;
+use warden_policies::ModelName;
+use warden_policies::dispatch::LeaseKind;
+use warden_policies::quarantine::Standing;
+use warden_supervisor::ResolveError;
+
+use super::{Answered, Asked, ClientBody, Exchange, Refused, prompt_size};
+use crate::access::keys::{self, Access};
+use crate::answer::assemble::{self, Kind};
+use crate::backend::attempts::{Attempts, Relayed};
+use crate::backend::backends::{BackendLease, Backends};
+use crate::backend::line_limits::fits_lines;
+use crate::backend::message::Message;
+use crate::backend::upstream::Upstream;
+use crate::body::intake::{Intake, Named};
+use crate::body::limits::Limits;
+use crate::body::request_copy::RequestCopy;
+use crate::protocol::{headers, query, wire};
+use crate::refusal::Refusal;
+use crate::route::target::ModelPath;
+use crate::route::{self, Effect, Route};
+use crate::rules;
+
+/// A backend has promised to take the request.
+struct Leased {
+    model: ModelName,
+    lease: Arc<dyn BackendLease>,
+    /// Tokens of the prompt, where admission wants to know.
+    tokens: Option<u64>,
+    assemble: Option<Kind>,
+    sets: Option<(String, Bytes)>,
+}
+
+/// Brings a request that was let in to a backend, until its answer begins.
+pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Answered, Refused> {
+    let Asked { mut parts, body, named, held, access } = asked;
+    let shared = exchange.shared.clone();
+    let limits = Limits::of(&shared.config, exchange.route.size);
+    let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
+    let budget = shared.budget.of(held, access.held());
+    let unread = ClientBody::unread(&body);
+    let mut intake = Intake::begin(&parts.headers, body, budget, limits, printer)
+        .map_err(|refusal| unread.refused(refusal))?;
+    let is_plain = named.is_none();
+    let named = named_in_target(&access, &*shared.upstream.backends, named, &mut parts)
+        .map_err(|refusal| unread.refused(refusal))?;
+    let leased = lease(exchange, &access, named, is_plain, &limits, &mut parts, &mut intake).await;
+    let rest = ClientBody::behind(&intake);
+    let Leased { model, lease, tokens, assemble, sets } = leased.map_err(|refusal| rest.refused(refusal))?;
+    let mut attempts = Attempts {
+        upstream: &shared.upstream,
+        record: &mut exchange.flight.record,
+        model: &model,
+        kind: exchange.route.kind,
+        tokens,
+        limits: &limits,
+    };
+    if let Some(recorder) = exchange.live.recorders.get(&model).filter(|_| attempts.kind == LeaseKind::Slot) {
+        intake.record(RequestCopy::new(recorder.clone(), &parts.method, parts.uri.path()));
+    }
+    if exchange.route.effect == Effect::Pauses {
+        lease.note_pause();
+    }
+    let is_page = parts.method == Method::GET && parts.uri.path() == "/";
+    let message = Message::new(
+        parts,
+        intake,
+        exchange.route.generates,
+        shared.config.upstream.replay_bytes.in_memory(),
+    )
+    .map_err(|refusal| rest.refused(refusal))?;
+    let deadline = Instant::now() + shared.config.upstream.exchange_timeout;
+    exchange.conn.bound(deadline + shared.config.server.keep_alive);
+    let relayed = attempts.run(lease, message, deadline).await;
+    let relayed = relayed.and_then(|relayed| check(relayed, model, is_page));
+    let relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
+    Ok(Answered { relayed, rest, assemble, sets })
+}
+
+/// Whether the answer can be passed on.
+fn check(relayed: Relayed, model: ModelName, is_page: bool) -> Result<Relayed, Refusal> {
+    // Its connection ends here with it.
+    wire::check_answer(relayed.response.status(), relayed.response.headers())
+        .map_err(|why| Refusal::Garbled { model, why: why.to_owned() })?;
+    if is_page && relayed.response.status() == StatusCode::NOT_FOUND {
+        // llama-server's own answer says no more than that.
+        return Err(Refusal::NoPage);
+    }
+    Ok(relayed)
+}
+
+/// Takes in the body as far as needed, makes head and body what the backend is to get, and waits for a lease.
+async fn lease(
+    exchange: &mut Exchange,
+    access: &Access,
+    named: Option<ModelName>,
+    is_plain: bool,
+    limits: &Limits,
+    parts: &mut Parts,
+    intake: &mut Intake,
+) -> Result<Leased, Refusal> {
+    let (shared, live, route) = (exchange.shared.clone(), exchange.live.clone(), exchange.route);
+    let upstream = &shared.upstream;
+    let backends = &*upstream.backends;
+    let rules = |model: &ModelName| live.models.get(model).filter(|_| is_plain);
+    let named = match named {
+        // With `any_name`, every name means the only model, so that a large body need not be searched for one.
+        None if exchange.drop_in => Some(access.resolve(backends, Some(""))?),
+        named => named,
+    };
+    let renamed = named.as_ref().and_then(rules).is_some_and(|rules| rules.upstream_model.is_some());
+    let taken = intake.take(named.is_none() || renamed, &shared.config).await;
+    exchange.flight.record.bytes_in = intake.len();
+    taken?;
+    let model = match named {
+        Some(model) => model,
+        None => named_in_body(access, backends, &route, intake)?,
+    };
+    exchange.flight.record.model = Some(model.clone());
+    if let Some(rules) = rules(&model) {
+        rules::apply(&model, rules, route.shape, parts, intake).await?;
+    }
+
+    wire::sign(&mut parts.headers, parts.version);
+    let conversation = headers::conversation(&parts.headers).filter(|_| exchange.drop_in);
+    headers::to_backend(&mut parts.headers, &exchange.request_id);
+    headers::set_conversation(&mut parts.headers, conversation);
+    if access.has_key() {
+        keys::strip(&mut parts.headers);
+    }
+    // Before a backend is waited for, and as it would go there.
+    fits_lines(parts)?;
+    turn_away(upstream, &model, intake)?;
+    let tokens = prompt_size::of(upstream, route.kind, &model, &parts.headers, intake).await?;
+    let kind = rules(&model).filter(|rules| rules.assemble).and(route.shape).and_then(Kind::of);
+    let assemble = match kind {
+        Some(kind) => assemble::ask(kind, intake).await?,
+        None => None,
+    };
+    turn_away(upstream, &model, intake)?;
+    let sets = if route.effect == Effect::Sets && intake.take_all().await? {
+        intake.json().map(|body| (route::plain(parts.uri.path()).into_owned(), body))
+    } else {
+        None
+    };
+    let record = &mut exchange.flight.record;
+    let mut attempts = Attempts { upstream, record, model: &model, kind: route.kind, tokens, limits };
+    let lease = attempts.lease(intake).await?;
+    Ok(Leased { model, lease, tokens, assemble, sets })
+}
+
+/// The model that path or query name; the path loses it.
+fn named_in_target(
+    access: &Access,
+    backends: &dyn Backends,
+    named: Option<Result<ModelPath, Refusal>>,
+    parts: &mut Parts,
+) -> Result<Option<ModelName>, Refusal> {
+    match named {
+        Some(Ok(named)) => {
+            parts.uri = named.target.into();
+            access.resolve_path(backends, &named.name).map(Some)
+        }
+        // Who asks may know of these only.
+        Some(Err(Refusal::Upstream { .. })) => Err(Refusal::Upstream { known: access.known(backends) }),
+        Some(Err(refusal)) => Err(refusal),
+        None => {
+            let asked = parts.uri.query().and_then(|query| query::parameter(query, "model"));
+            asked.map(|name| access.resolve(backends, Some(&name))).transpose()
+        }
+    }
+}
+
+/// The model that the body names, or the only one.
+fn named_in_body(
+    access: &Access,
+    backends: &dyn Backends,
+    route: &Route,
+    intake: &Intake,
+) -> Result<ModelName, Refusal> {
+    let named = intake.named();
+    if let Named::Model(name) = &named {
+        return access.resolve(backends, Some(name));
+    }
+    // The only model takes whatever comes and answers itself; with several, the reason must be ours.
+    access.resolve(backends, None).map_err(|refusal| match (named, refusal) {
+        // Nobody can be asked whether there is such a route.
+        (_, Refusal::Resolve(ResolveError::Missing { .. })) if route.name == route::UNKNOWN => {
+            Refusal::NoRoute
+        }
+        (Named::NotJson, Refusal::Resolve(ResolveError::Missing { known })) => Refusal::NotJson { known },
+        (Named::NotText, Refusal::Resolve(ResolveError::Missing { known })) => {
+            Refusal::ModelNotText { known }
+        }
+        (_, refusal) => refusal,
+    })
+}
+
+/// Refuses a request that is known to kill its server, once all of it is here.
+fn turn_away(upstream: &Upstream, model: &ModelName, intake: &Intake) -> Result<(), Refusal> {
+    match intake.sent.print() {
+        Some(print) if matches!(upstream.backends.standing(model, print), Standing::Refused { .. }) => {
+            Err(upstream.quarantined(model, print, false))
+        }
+        _ => Ok(()),
+    }
+}

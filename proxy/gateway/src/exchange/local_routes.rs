@@ -1,0 +1,146 @@
+//! The routes that are ours: health, the models and their processes.
+//! What is listed is what `shown` says: a client sees the models that it may use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
+use http::request::Parts;
+use serde_json::{Value, json};
+use warden_supervisor::{FleetView, ModelView, ResolveError};
+
+use super::{ClientBody, Exchange, Refused, dropin};
+use crate::access::keys::Access;
+use crate::clock;
+use crate::refusal::Refusal;
+use crate::route::{LocalRoute, target};
+
+/// Whether a model is listed.
+type Shown<'a> = &'a dyn Fn(&ModelView) -> bool;
+
+/// Headers and body of an answer: with status 308 if it has a `Location`, else 200.
+pub(super) type Words = (HeaderMap, Bytes);
+
+/// The answer to a request that is for us.
+pub(super) fn answer(
+    exchange: &Exchange,
+    access: &Access,
+    parts: &Parts,
+    local: &LocalRoute,
+) -> Result<Words, Refused> {
+    let shared = &exchange.shared;
+    let backends = &*shared.upstream.backends;
+    let shown = |model: &ModelView| access.shows(&model.name);
+    let answer = match local {
+        LocalRoute::Health if shared.stop.is_cancelled() => Err(Refusal::ShuttingDown),
+        LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(Refusal::Loading),
+        LocalRoute::Health => health(&backends.view()),
+        LocalRoute::Models => Ok(models(&backends.view(), shared.started, &shown)),
+        LocalRoute::Running => Ok(running(&backends.view(), &shown)),
+        LocalRoute::Bare(name) => access.resolve_path(backends, name).map(|_| {
+            redirect(&format!("{}{}", shared.config.server.api_prefix, target::with_slash(&parts.uri)))
+        }),
+        LocalRoute::Model(name) => access.resolve(backends, Some(name)).and_then(|resolved| {
+            model(&backends.view(), resolved.as_str(), shared.started).ok_or_else(|| {
+                ResolveError::Unknown { name: name.clone(), known: access.known(backends) }.into()
+            })
+        }),
+        LocalRoute::Preflight => Ok((exchange.live.cors.preflight(&parts.headers), Bytes::new())),
+        LocalRoute::Forbidden => Err(Refusal::Method(parts.method.clone())),
+    };
+    let rest = match local {
+        // A client may send through its tunnel before it knows that there is none: nothing behind is a request.
+        LocalRoute::Forbidden => ClientBody::Unframed,
+        _ => ClientBody::Over,
+    };
+    answer.map_err(|refusal| rest.refused(refusal))
+}
+
+fn words(body: &Value) -> Words {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
+    (headers, Bytes::from(body.to_string()))
+}
+
+/// `/health`: we can take requests. Not while every model turns its callers away, because no process of it starts: then
+/// another instance would serve them better. A model that is loaded by its first request, that loads, or that is being
+/// replaced lets its callers wait, and so is well.
+fn health(view: &FleetView) -> Result<Words, Refusal> {
+    let refusing = |model: &ModelView| {
+        model.outage.as_ref().filter(|outage| outage.refusing).map(|outage| outage.next_start_unix_ms)
+    };
+    let starts: Option<Vec<u64>> = view.models.iter().map(refusing).collect();
+    let Some(next) = starts.and_then(|starts| starts.into_iter().min()) else {
+        return Ok(words(&json!({ "status": "ok" })));
+    };
+    let left = next.saturating_sub(clock::unix_ms());
+    Err(Refusal::Down { after: Duration::from_secs(left.div_ceil(1000).max(1)) })
+}
+
+/// `/v1/models`: every configured model that is shown, whatever its state.
+fn models(view: &Arc<FleetView>, created: u64, shown: Shown<'_>) -> Words {
+    let models = || view.models.iter().filter(|model| shown(model));
+    let data: Vec<Value> = models().map(|model| one(model, created)).collect();
+    let ollama: Vec<Value> = models().map(ollama).collect();
+    words(&json!({ "models": ollama, "object": "list", "data": data }))
+}
+
+/// `/running`: the processes of the models that are shown.
+fn running(view: &Arc<FleetView>, shown: Shown<'_>) -> Words {
+    let processes = view.models.iter().filter(|model| shown(model)).flat_map(|model| {
+        model.backends.iter().filter(|backend| backend.pid.is_some()).map(|backend| {
+            json!({
+                "model": model.name,
+                "state": backend.phase,
+                "replica": backend.replica,
+                "generation": backend.generation,
+                "in_flight": backend.in_flight,
+                "slots": backend.slots,
+                "waiting": model.waiting,
+                "ready_seconds": backend.ready_for.map(|time| time.as_secs()),
+            })
+        })
+    });
+    words(&json!({ "running": processes.collect::<Vec<_>>() }))
+}
+
+/// The same target with a slash at its end.
+fn redirect(location: &str) -> Words {
+    let mut headers = HeaderMap::new();
+    if let Ok(location) = HeaderValue::from_str(location) {
+        headers.insert(LOCATION, location);
+    }
+    (headers, Bytes::new())
+}
+
+/// `/v1/models/{id}`, by name or alias.
+fn model(view: &Arc<FleetView>, name: &str, created: u64) -> Option<Words> {
+    view.models.iter().find(|model| model.name.as_str() == name).map(|model| words(&one(model, created)))
+}
+
+/// As llama-server lists a model, and with its state as llama-server's router does.
+fn one(model: &ModelView, created: u64) -> Value {
+    let mut entry = json!({
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "llamacpp",
+        "aliases": model.aliases,
+        "status": { "value": model.state.as_str() },
+    });
+    if let Some(n_ctx) = model.n_ctx {
+        entry["meta"] = json!({ "n_ctx": n_ctx });
+    }
+    if let Some(modalities) = model.modalities {
+        entry["modalities"] = json!(modalities);
+    }
+    entry
+}
+
+/// The second list of llama-server's `/v1/models`, for clients of Ollama's kind.
+fn ollama(model: &ModelView) -> Value {
+    let takes_more = model.modalities.is_some_and(|all| all.vision || all.audio || all.video);
+    let capabilities: &[&str] = if takes_more { &["completion", "multimodal"] } else { &["completion"] };
+    json!({ "name": model.name, "model": model.name, "type": "model", "capabilities": capabilities })
+}

@@ -1,0 +1,141 @@
+//! How many tokens a request's prompt has, as far as admission wants to know: nothing where it is off, an upper bound from
+//! the size of the body where that fits in any case, and the backend's own count only where it may not fit.
+//!
+//! ```text
+//!   [ admission on? ] --no--> not looked at
+//!        | yes
+//!   bytes of text --> [ fits for sure? ] --yes--> the bound
+//!                          | no
+//!                     body taken in whole --> texts --> `/tokenize` of the backend --> its count
+//!                                                            | no answer in time, or too large
+//!                                                            v
+//!                                                        the bound
+//! ```
+//!
+//! Images and recordings are no text: their base64 says nothing about tokens. The count leaves out what a chat template
+//! adds, some tokens per message, which is far below the reserve that admission keeps.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, StatusCode, Uri};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::json;
+use tokio::time::timeout;
+use warden_policies::ModelName;
+use warden_policies::dispatch::LeaseKind;
+use warden_policies::quarantine::{Fingerprint, Standing};
+use warden_supervisor::{Size, Weighed};
+
+use crate::backend::attempts::connect;
+use crate::backend::request_body::RequestBody;
+use crate::backend::upstream::Upstream;
+use crate::backend::upstream_conn::SendError;
+use crate::body::intake::Intake;
+use crate::body::sent::Sent;
+use crate::body::texts::{TEXT, Texts};
+use crate::refusal::Refusal;
+
+/// A tokenizer takes about a second for that many bytes; a backend that takes longer is busy with something else.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Bytes of an answer per byte of text: a token has at most six digits and a comma, and a byte is at most one token.
+const ANSWER_PER_BYTE: usize = 8;
+
+#[derive(Deserialize)]
+struct Counted {
+    tokens: Vec<IgnoredAny>,
+}
+
+/// Tokens of the prompt of a request of this kind, if somebody wants to know. May take in the rest of the body.
+pub(super) async fn of(
+    upstream: &Upstream,
+    kind: LeaseKind,
+    model: &ModelName,
+    headers: &HeaderMap,
+    intake: &mut Intake,
+) -> Result<Option<u64>, Refusal> {
+    let backends = &upstream.backends;
+    if kind != LeaseKind::Slot {
+        return Ok(None);
+    }
+    for last in [false, true] {
+        let Some(bytes) = intake.text_bytes() else { return Ok(None) };
+        match backends.weigh(model, Size::Bytes(bytes)) {
+            Weighed::Unasked => return Ok(None),
+            Weighed::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
+            Weighed::Unclear { tokens } if last || intake.is_whole() => {
+                // Taken apart, a body is many times as large: one that is too long to be counted stays whole.
+                // And who is suspected of killing its server is tried alone first: counting runs beside others.
+                let print = intake.sent.print();
+                let suspect = print.is_some_and(|print| backends.standing(model, print) != Standing::Clear);
+                let countable = bytes <= TEXT as u64 && !suspect;
+                let counted = match countable.then(|| intake.texts()).flatten() {
+                    Some(texts) => {
+                        // Rare and large: not a part of every request's future.
+                        let counting = Box::pin(count(upstream, model, headers, texts, print));
+                        timeout(PATIENCE, counting).await.ok().flatten()
+                    }
+                    None => None,
+                };
+                return Ok(Some(counted.unwrap_or(tokens)));
+            }
+            // What is still to come may be an image, or, in chunks, a text of any length.
+            Weighed::Fits { .. } | Weighed::Unclear { .. } => {
+                if !intake.take_all().await? {
+                    return Ok(None);
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The backend's own count of some texts, for the request that they are of. A tokenizer can die of a text as well as a
+/// computation can.
+async fn count(
+    upstream: &Upstream,
+    model: &ModelName,
+    headers: &HeaderMap,
+    texts: Texts,
+    print: Option<Fingerprint>,
+) -> Option<u64> {
+    let lease = upstream.backends.lease(model, LeaseKind::Aux, None).await.ok()?;
+    let pool = upstream.pool(&*lease);
+    let length = texts.text.len();
+    let body = Bytes::from(json!({ "content": texts.text }).to_string());
+    let mut request = Request::new(RequestBody::again(VecDeque::from([body]), Arc::new(Sent::default())));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = Uri::from_static("/tokenize");
+    let fields = request.headers_mut();
+    fields.insert(HOST, HeaderValue::from_static("localhost"));
+    fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    for key in [AUTHORIZATION, HeaderName::from_static("x-api-key")] {
+        if let Some(value) = headers.get(&key) {
+            fields.insert(key, value.clone());
+        }
+    }
+    let mut conn = connect(&*lease, &pool).await.ok()?;
+    let response = match conn.send(request).await {
+        Ok(response) => response,
+        Err(error) => {
+            if let (SendError::Sent(_) | SendError::Begun(_), Some(print)) = (error, print) {
+                lease.broke(print);
+            }
+            lease.doubt();
+            return None;
+        }
+    };
+    if response.status() != StatusCode::OK {
+        tracing::debug!(%model, status = %response.status(), "the backend does not count tokens");
+        return None;
+    }
+    let limit = length.saturating_mul(ANSWER_PER_BYTE).saturating_add(1024);
+    let answer = conn.all(response.into_body(), limit).await?;
+    let counted: Counted = serde_json::from_slice(&answer).ok()?;
+    Some((counted.tokens.len() as u64).saturating_add(texts.tokens))
+}

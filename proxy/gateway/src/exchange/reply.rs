@@ -1,0 +1,121 @@
+//! How an exchange ends: with a backend's answer, with words of ours, or with a refusal.
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HeaderMap, HeaderValue, LOCATION};
+use http::{Method, Response, StatusCode};
+use tokio::time::Instant;
+use warden_policies::dispatch::LeaseKind;
+
+use super::local_routes::Words;
+use super::{Answered, ClientBody, Exchange, Refused};
+use crate::access::cors;
+use crate::answer::answer_body::AnswerBody;
+use crate::answer::assemble;
+use crate::answer::relay::{Relay, RelayTerms};
+use crate::backend::attempts::Relayed;
+use crate::observe::Outcome;
+use crate::protocol::conn_state::Busy;
+use crate::protocol::{headers, wire};
+
+/// Gives the client the backend's answer: as it comes, or put together.
+pub(super) async fn deliver(mut exchange: Exchange, answered: Answered, busy: Busy) -> Response<AnswerBody> {
+    let is_events = assemble::is_events(answered.relayed.response.headers());
+    // What is no stream is a refusal.
+    let Some(kind) = answered.assemble.filter(|_| is_events) else {
+        return relay(exchange, answered, is_events, busy);
+    };
+    let Answered { relayed, rest, .. } = answered;
+    let Exchange { shared, flight, request_id, .. } = &mut exchange;
+    // Rare and large: not a part of every request's future.
+    let gathered =
+        Box::pin(assemble::gather(kind, relayed, flight, request_id, &shared.config.upstream)).await;
+    match gathered {
+        Ok((status, headers, body)) => reply(exchange, status, headers, body, Outcome::Ok, busy),
+        Err(refusal) => refuse(exchange, &rest.refused(refusal), busy),
+    }
+}
+
+fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy) -> Response<AnswerBody> {
+    let Answered { relayed: Relayed { response, backend }, rest, sets, .. } = answered;
+    let (mut parts, incoming) = response.into_parts();
+    let version = parts.version;
+    let (config, route) = (&exchange.shared.config.upstream, exchange.route);
+    let record = &mut exchange.flight.record;
+    let has_body = record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
+    headers::to_client(&mut parts.headers, &exchange.request_id, has_body);
+    // Where we stand in its place and nothing is configured, llama-server's own word stands.
+    let cors = &exchange.live.cors;
+    if !(exchange.drop_in && cors.is_plain()) {
+        cors::strip(&mut parts.headers);
+        cors.mark(exchange.origin.as_ref(), &mut parts.headers);
+    }
+    wire::sign(&mut parts.headers, version);
+    record.status = parts.status.as_u16();
+    record.stream = is_events;
+    if is_events && route.watches() && record.method == Method::GET {
+        backend.lease.watches();
+    }
+    backend.lease.note_progress(0);
+    backend.lease.note_answered(is_events, parts.status.is_success());
+    if let Some((path, body)) = sets.filter(|_| parts.status.is_success()) {
+        backend.lease.note_setting(&path, body);
+    }
+    let terms = RelayTerms {
+        tail_bytes: (route.kind == LeaseKind::Slot).then(|| config.tail_bytes.in_memory()),
+        generates: route.generates,
+        events: is_events.then(|| (config.event_bytes.in_memory(), config.stream_idle)),
+        dialect: route.dialect,
+        // llama-server closes after a stream and after an error, whatever its headers promise.
+        reusable: !is_events && parts.status.as_u16() < 400,
+    };
+    if !backend.sent.is_whole() {
+        exchange.conn.must_linger();
+        if rest != ClientBody::Over {
+            parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+    let relay = Relay::new(incoming, exchange.flight, backend, &terms);
+    let mut answer = Response::new(AnswerBody::relay(relay, busy));
+    *answer.status_mut() = parts.status;
+    *answer.headers_mut() = parts.headers;
+    answer
+}
+
+/// An answer of ours.
+pub(super) fn words(exchange: Exchange, (headers, body): Words, busy: Busy) -> Response<AnswerBody> {
+    let status = if headers.contains_key(LOCATION) { StatusCode::PERMANENT_REDIRECT } else { StatusCode::OK };
+    reply(exchange, status, headers, body, Outcome::Ok, busy)
+}
+
+pub(super) fn refuse(exchange: Exchange, refused: &Refused, busy: Busy) -> Response<AnswerBody> {
+    let Refused { refusal, rest } = refused;
+    let request_id = &exchange.flight.record.request_id;
+    tracing::debug!(request_id, refusal = refusal.to_string(), "refused");
+    let answer = refusal.answer(exchange.route.dialect, exchange.shared.config.server.retry_after);
+    let mut headers: HeaderMap = answer.headers.into_iter().collect();
+    if *rest != ClientBody::Over {
+        exchange.conn.must_linger();
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    reply(exchange, answer.status, headers, answer.body, refusal.outcome(), busy)
+}
+
+fn reply(
+    exchange: Exchange,
+    status: StatusCode,
+    mut headers: HeaderMap,
+    body: Bytes,
+    outcome: Outcome,
+    busy: Busy,
+) -> Response<AnswerBody> {
+    let Exchange { shared, live, conn, request_id, origin, mut flight, .. } = exchange;
+    headers.insert(headers::REQUEST_ID, request_id);
+    live.cors.mark(origin.as_ref(), &mut headers);
+    flight.record.status = status.as_u16();
+    // Our own words are few: who has not taken them by then does not read.
+    conn.bound(Instant::now() + shared.config.server.send_timeout);
+    let mut answer = Response::new(AnswerBody::fixed(body, flight, outcome, busy));
+    *answer.status_mut() = status;
+    *answer.headers_mut() = headers;
+    answer
+}

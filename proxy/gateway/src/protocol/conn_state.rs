@@ -1,0 +1,139 @@
+//! Where a client's connection is, as its task, its requests and its socket report it to each other: since when it is idle or
+//! in a request head, until when an answer must be over, and how it is to be closed.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::time::Instant;
+
+use crate::protocol::raw_head::{Heads, Seen};
+
+/// Where a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Between requests, since then.
+    Idle(Instant),
+    /// In a request head, whose first byte came then.
+    Head(Instant),
+    /// A request is being answered; it must be over by then, if there is a bound.
+    Busy(Option<Instant>),
+}
+
+/// What the task of a connection, its requests and its socket report to each other.
+#[derive(Debug)]
+pub(crate) struct ConnState {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    phase: Phase,
+    linger: bool,
+    ended: bool,
+    /// Since when the client takes nothing of what waits for it.
+    blocked: Option<Instant>,
+    /// The connection ends without regard to what is unsent.
+    abort: bool,
+    /// Reads beside hyper, where hyper reads HTTP/1.
+    heads: Option<Heads>,
+}
+
+impl ConnState {
+    pub(crate) fn new() -> Arc<Self> {
+        let inner = Inner {
+            phase: Phase::Idle(Instant::now()),
+            linger: false,
+            ended: false,
+            blocked: None,
+            abort: false,
+            heads: None,
+        };
+        Arc::new(Self { inner: Mutex::new(inner) })
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
+        act(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.with(|inner| inner.phase)
+    }
+
+    /// A request head is complete.
+    pub(crate) fn begin(self: &Arc<Self>) -> Busy {
+        self.with(|inner| inner.phase = Phase::Busy(None));
+        Busy(self.clone())
+    }
+
+    /// The running request must be over by `until`.
+    pub(crate) fn bound(&self, until: Instant) {
+        self.with(|inner| inner.phase = Phase::Busy(Some(until)));
+    }
+
+    /// The client may still be sending when we close: its bytes must be read, or it never sees its answer.
+    pub(crate) fn must_linger(&self) {
+        self.with(|inner| inner.linger = true);
+    }
+
+    /// The client does, or does not, keep waiting what is to be sent.
+    pub(crate) fn blocked(&self, blocked: bool) {
+        self.with(|inner| {
+            if blocked != inner.blocked.is_some() {
+                inner.blocked = blocked.then(Instant::now);
+            }
+        });
+    }
+
+    /// Since when the client takes nothing.
+    pub(crate) fn blocked_since(&self) -> Option<Instant> {
+        self.with(|inner| inner.blocked)
+    }
+
+    /// The connection is over: what is unsent goes nowhere, and the kernel must not try for minutes.
+    pub(crate) fn abort(&self) {
+        self.with(|inner| inner.abort = true);
+    }
+
+    /// What the raw head of the request that begins was found to be, if anybody read it.
+    pub(crate) fn next_head(&self) -> Option<Seen> {
+        self.with(|inner| inner.heads.as_mut().map(Heads::next))
+    }
+
+    /// Reads the connection's heads beside hyper, of at most so many bytes.
+    pub(crate) fn read_heads(&self, limit: usize) {
+        self.with(|inner| inner.heads = Some(Heads::new(limit)));
+    }
+
+    /// Whether the client may still be sending what must be read before the connection is closed.
+    pub(crate) fn lingers(&self) -> bool {
+        self.with(|inner| inner.linger && !inner.ended)
+    }
+
+    /// Whether what is unsent goes nowhere.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.with(|inner| inner.abort)
+    }
+
+    /// These bytes came; none is the end.
+    pub(crate) fn came(&self, bytes: &[u8]) {
+        self.with(|inner| {
+            match inner.phase {
+                _ if bytes.is_empty() => inner.ended = true,
+                Phase::Idle(_) => inner.phase = Phase::Head(Instant::now()),
+                Phase::Head(_) | Phase::Busy(_) => {}
+            }
+            if let Some(heads) = &mut inner.heads {
+                heads.feed(bytes);
+            }
+        });
+    }
+}
+
+/// A request is being answered. Lives in the answer's body.
+#[derive(Debug)]
+pub(crate) struct Busy(Arc<ConnState>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.with(|inner| inner.phase = Phase::Idle(Instant::now()));
+    }
+}

@@ -1,0 +1,71 @@
+//! Percent-encoded text in a request target: the `model` of a query, the id in a path.
+
+use std::borrow::Cow;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+/// What is encoded in the value of a query.
+const IN_A_VALUE: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
+/// The first value of `name` in a query, decoded as a form is: `+` is a space. `None` if it is absent or not UTF-8.
+pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
+    query.split('&').find_map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decode(key, true)? == name).then(|| decode(value, true)).flatten()
+    })
+}
+
+/// A path segment or several, decoded; slashes may be spelled either way.
+pub(crate) fn path(text: &str) -> Option<String> {
+    decode(text, false)
+}
+
+/// The key of a pair, decoded as a form is.
+pub(crate) fn decoded_key(text: &str) -> Option<String> {
+    decode(text, true)
+}
+
+/// A text as the value of a query: everything but letters, digits and `-._~/` becomes `%XX`.
+pub(crate) fn encode(text: &str) -> String {
+    utf8_percent_encode(text, IN_A_VALUE).to_string()
+}
+
+/// Whether each `%` begins a byte. The library leaves one that does not as it is.
+pub(crate) fn is_encoded(text: &[u8]) -> bool {
+    memchr::memchr_iter(b'%', text)
+        .all(|at| text.get(at + 1..at + 3).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)))
+}
+
+fn decode(text: &str, plus_is_space: bool) -> Option<String> {
+    if !is_encoded(text.as_bytes()) {
+        return None;
+    }
+    let text = if plus_is_space { Cow::Owned(text.replace('+', " ")) } else { Cow::Borrowed(text) };
+    Some(percent_decode_str(&text).decode_utf8().ok()?.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_of_a_query_is_decoded() {
+        for (query, model) in [
+            ("model=a", Some("a")),
+            ("x=1&model=org%2Fb+c&model=second", Some("org/b c")),
+            ("mod%65l=a", Some("a")),
+            ("model=", Some("")),
+            ("model", Some("")),
+            ("models=a", None),
+            ("model=%zz", None),
+            ("model=%+1", None),
+            ("model=%ff", None),
+            ("model=%f", None),
+            ("", None),
+        ] {
+            assert_eq!(parameter(query, "model").as_deref(), model, "{query}");
+        }
+        assert_eq!(path("org/a%2Bb+c").as_deref(), Some("org/a+b+c"));
+    }
+}

@@ -1,0 +1,282 @@
+//! Reads the raw bytes of an HTTP/1 connection beside hyper, for what hyper's parsed heads no longer show: that a request
+//! had both a length and a coding, two lengths, a bare LF, a fragment. It never changes or delays a byte and serves
+//! nothing: hyper alone reads messages, this reader only says which of them must be refused.
+//!
+//! ```text
+//!   Head --complete--> [ sound? ] --no--> Lost: whatever hyper makes of the rest is refused
+//!    ^                     | yes: noted, in order; how long is its body?
+//!    |     none            |
+//!    +---------------------+--- length -----> Skip(n) ----------------------------> Head
+//!    |                     +--- chunked ----> Size -> Extension -> Skip(n) -> Size
+//!    |                                          | 0
+//!    +---------- empty line -- Trailer <--------+
+//! ```
+//!
+//! Two readers that count differently are how requests are smuggled. So each request that hyper hands over must have its
+//! note here, and hyper must have seen the same framing; otherwise the connection ends with a 400.
+
+use std::collections::VecDeque;
+
+use memchr::memmem;
+
+use crate::protocol::fault::WireFault;
+use crate::protocol::query;
+
+/// How long a request's body is, as its head says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// There is none.
+    None,
+    /// As many bytes.
+    Length(u64),
+    /// In chunks.
+    Chunked,
+}
+
+/// What one head was found to be.
+pub(crate) type Seen = Result<Framing, WireFault>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Head,
+    /// In a body of known length, or in a chunk, with its line end.
+    Skip {
+        left: u64,
+        chunked: bool,
+    },
+    Size {
+        value: u64,
+        digits: u8,
+    },
+    Extension {
+        value: u64,
+        cr: bool,
+    },
+    Trailer {
+        empty: bool,
+        cr: bool,
+    },
+    Lost,
+}
+
+/// The reader of one connection.
+#[derive(Debug)]
+pub(crate) struct Heads {
+    at: At,
+    /// A head that is not complete.
+    carry: Vec<u8>,
+    limit: usize,
+    seen: VecDeque<Seen>,
+}
+
+impl Heads {
+    /// Keeps at most `limit` bytes of an incomplete head; hyper refuses a longer one.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { at: At::Head, carry: Vec::new(), limit, seen: VecDeque::new() }
+    }
+
+    /// Reads no further: the connection speaks something else.
+    pub(crate) fn stop(&mut self) {
+        self.at = At::Lost;
+        self.carry = Vec::new();
+    }
+
+    /// What the next request's head was; a fault if it was not seen.
+    pub(crate) fn next(&mut self) -> Seen {
+        self.seen.pop_front().unwrap_or(Err(WireFault::Unseen))
+    }
+
+    /// Reads the next bytes.
+    pub(crate) fn feed(&mut self, piece: &[u8]) {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            rest = match self.at {
+                At::Lost => return,
+                At::Head => self.head(rest),
+                At::Skip { left, chunked } => {
+                    let now = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
+                    let left = left - now as u64;
+                    self.at = match (left, chunked) {
+                        (0, true) => At::Size { value: 0, digits: 0 },
+                        (0, false) => At::Head,
+                        _ => At::Skip { left, chunked },
+                    };
+                    &rest[now..]
+                }
+                At::Size { .. } | At::Extension { .. } | At::Trailer { .. } => {
+                    self.at = self.at.after(rest[0]);
+                    &rest[1..]
+                }
+            };
+        }
+    }
+
+    fn head<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
+        if self.carry.is_empty() {
+            // Empty lines before a request are skipped (RFC 9112 section 2.2).
+            let skip = piece.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+            let piece = &piece[skip..];
+            if let Some(end) = head_end(piece, 0) {
+                self.note(&piece[..end]);
+                return &piece[end..];
+            }
+            self.keep(piece);
+            return &[];
+        }
+        let before = self.carry.len();
+        let room = self.limit.saturating_sub(before).min(piece.len());
+        self.carry.extend_from_slice(&piece[..room]);
+        let Some(end) = head_end(&self.carry, before.saturating_sub(3)) else {
+            if room < piece.len() {
+                self.stop();
+            }
+            return &[];
+        };
+        let whole = std::mem::take(&mut self.carry);
+        self.note(&whole[..end]);
+        &piece[end.saturating_sub(before)..]
+    }
+
+    fn keep(&mut self, piece: &[u8]) {
+        if piece.len() > self.limit {
+            self.stop();
+        } else {
+            self.carry.extend_from_slice(piece);
+        }
+    }
+
+    fn note(&mut self, head: &[u8]) {
+        let seen = judge(head);
+        self.at = match seen {
+            Ok(Framing::None | Framing::Length(0)) => At::Head,
+            Ok(Framing::Length(left)) => At::Skip { left, chunked: false },
+            Ok(Framing::Chunked) => At::Size { value: 0, digits: 0 },
+            Err(_) => At::Lost,
+        };
+        self.seen.push_back(seen);
+    }
+}
+
+impl At {
+    /// After one byte of the framing of chunks, as hyper takes it.
+    fn after(self, byte: u8) -> Self {
+        match self {
+            Self::Size { value, digits } => match (byte as char).to_digit(16) {
+                Some(digit) if value <= u64::MAX >> 4 => {
+                    Self::Size { value: (value << 4) | u64::from(digit), digits: digits.saturating_add(1) }
+                }
+                None if digits > 0 => match byte {
+                    b'\r' => Self::Extension { value, cr: true },
+                    b';' | b' ' | b'\t' => Self::Extension { value, cr: false },
+                    _ => Self::Lost,
+                },
+                _ => Self::Lost,
+            },
+            Self::Extension { value, cr } => match (byte, cr) {
+                (b'\n', true) if value == 0 => Self::Trailer { empty: true, cr: false },
+                // The chunk and its CRLF.
+                (b'\n', true) => {
+                    value.checked_add(2).map_or(Self::Lost, |left| Self::Skip { left, chunked: true })
+                }
+                (_, true) | (b'\n', false) => Self::Lost,
+                (byte, false) => Self::Extension { value, cr: byte == b'\r' },
+            },
+            Self::Trailer { empty, cr } => match (byte, cr) {
+                (b'\n', true) if empty => Self::Head,
+                (b'\n', true) => Self::Trailer { empty: true, cr: false },
+                (_, true) | (b'\n', false) => Self::Lost,
+                (b'\r', false) => Self::Trailer { empty, cr: true },
+                (_, false) => Self::Trailer { empty: false, cr: false },
+            },
+            other => other,
+        }
+    }
+}
+
+/// Where the first empty line that begins behind `from` ends: there hyper ends a head, with or without CRs.
+fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
+    memchr::memchr_iter(b'\n', &bytes[from..]).map(|at| from + at).find_map(|at| match &bytes[at + 1..] {
+        [b'\n', ..] => Some(at + 2),
+        [b'\r', b'\n', ..] => Some(at + 3),
+        _ => None,
+    })
+}
+
+/// Judges a head up to and with its empty line.
+fn judge(head: &[u8]) -> Seen {
+    let mut lines = head.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r\n"));
+    let first = lines.next().flatten().ok_or(WireFault::BareLf)?;
+    request_line(first)?;
+    let (mut length, mut chunked) = (None, false);
+    for line in lines {
+        let line = line.ok_or(WireFault::BareLf)?;
+        if line.is_empty() {
+            break;
+        }
+        let colon = memchr::memchr(b':', line).ok_or(WireFault::Field)?;
+        // A tab is valid white space too, but not to everybody, and nobody needs it.
+        let (name, value) = (&line[..colon], spaces_off(&line[colon + 1..]));
+        if name.eq_ignore_ascii_case(b"content-length") {
+            if length.is_some() {
+                return Err(WireFault::TwoLengths);
+            }
+            length = Some(number(value).ok_or(WireFault::Length)?);
+        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            if chunked || !value.eq_ignore_ascii_case(b"chunked") {
+                return Err(WireFault::Coding);
+            }
+            chunked = true;
+        }
+    }
+    match (length, chunked) {
+        (Some(_), true) => Err(WireFault::LengthAndCoding),
+        (Some(length), false) => Ok(Framing::Length(length)),
+        (None, true) => Ok(Framing::Chunked),
+        (None, false) => Ok(Framing::None),
+    }
+}
+
+/// `METHOD SP target SP HTTP/1.x`, with nothing else in it.
+fn request_line(line: &[u8]) -> Result<(), WireFault> {
+    let mut words = line.split(|byte| *byte == b' ');
+    let (Some(method), Some(target), Some(version), None) =
+        (words.next(), words.next(), words.next(), words.next())
+    else {
+        return Err(WireFault::RequestLine);
+    };
+    if !version.starts_with(b"HTTP/1.") {
+        return Err(WireFault::RequestLine);
+    }
+    // Methods are case-sensitive (RFC 9110 section 9.1); nobody defines one with other characters.
+    if method.is_empty()
+        || !method.iter().all(|byte| byte.is_ascii_uppercase() || matches!(byte, b'-' | b'_'))
+    {
+        return Err(WireFault::Method);
+    }
+    // hyper cuts a fragment off without a word, and lets bytes beyond ASCII pass.
+    let is_plain = target.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'#');
+    if is_plain && is_well_encoded(target) { Ok(()) } else { Err(WireFault::Target) }
+}
+
+/// Whether each `%` of the path begins a byte, and none is NUL, which ends a text for some readers and not for others. A
+/// query is for the application to read.
+pub(crate) fn is_well_encoded(target: &[u8]) -> bool {
+    let path = &target[..memchr::memchr(b'?', target).unwrap_or(target.len())];
+    query::is_encoded(path) && memmem::find(path, b"%00").is_none()
+}
+
+fn spaces_off(mut value: &[u8]) -> &[u8] {
+    while let [b' ', rest @ ..] | [rest @ .., b' '] = value {
+        value = rest;
+    }
+    value
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    let plain = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(digits).ok().filter(|_| plain)?.parse().ok()
+}
+
+#[cfg(test)]
+#[path = "raw_head_tests.rs"]
+mod tests;

@@ -1,0 +1,167 @@
+//! What HTTP demands of somebody between a client and a server (RFC 9110, RFC 9112), and hyper leaves to us: which
+//! messages must be refused because two readers could understand them differently, and how we sign what we pass on.
+//! It never reads a socket: `raw_head` does that.
+//!
+//! | duty | where |
+//! |---|---|
+//! | one length or one coding, never both, never two; no bare LF; no fragment | `raw_head`, here |
+//! | exactly one valid `Host`, the same as an absolute target's | here |
+//! | `Expect`: only `100-continue`, and never passed on | here; `headers` |
+//! | `Via`, and the refusal of our own | here |
+//! | fields of one connection, both ways | `headers` |
+//! | `CONNECT`, `TRACE` | `route` |
+//! | the length of an answer | here |
+
+use std::sync::LazyLock;
+
+use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING, VIA};
+use http::request::Parts;
+use http::uri::Scheme;
+use http::{Method, StatusCode, Version};
+use http_body::Body;
+
+use crate::protocol::fault::WireFault;
+use crate::protocol::raw_head::{Framing, Seen, is_well_encoded};
+
+/// Judges a request's head; `seen` is what the reader beside hyper made of the same bytes, where there are such.
+pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<Seen>) -> Result<(), WireFault> {
+    if let Some(seen) = seen {
+        // Two readers of one connection: what they do not agree on goes nowhere.
+        let agreed = match seen? {
+            Framing::None => body.is_end_stream(),
+            Framing::Length(length) => body.size_hint().exact() == Some(length),
+            Framing::Chunked => body.size_hint().exact().is_none(),
+        };
+        if !agreed {
+            return Err(WireFault::Unseen);
+        }
+    }
+    check_target(parts)?;
+    let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    if parts.version >= Version::HTTP_11 && !parts.headers.get_all(EXPECT).iter().all(is_asked) {
+        return Err(WireFault::Expectation);
+    }
+    if is_loop(&parts.headers) {
+        return Err(WireFault::Loop);
+    }
+    Ok(())
+}
+
+/// RFC 9112 sections 3.2 and 3.3; for HTTP/2 RFC 9113 section 8.3.1.
+fn check_target(parts: &Parts) -> Result<(), WireFault> {
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() || (host.is_none() && is_nameless(parts)) {
+        return Err(WireFault::HostCount);
+    }
+    if !host.is_none_or(|host| is_host(host.as_bytes())) {
+        return Err(WireFault::Host);
+    }
+    if parts.method == Method::CONNECT {
+        return Ok(());
+    }
+    let uri = &parts.uri;
+    let is_form = match uri.path() {
+        "*" => parts.method == Method::OPTIONS && uri.query().is_none(),
+        path => path.starts_with('/'),
+    };
+    // For HTTP/1 `raw_head` has said so; over HTTP/2 nobody has.
+    if !is_form || !uri.path().is_ascii() || !is_well_encoded(uri.path().as_bytes()) {
+        return Err(WireFault::Target);
+    }
+    let Some(authority) = uri.authority() else { return Ok(()) };
+    let Some(scheme) = uri.scheme().filter(|scheme| **scheme == Scheme::HTTP || **scheme == Scheme::HTTPS)
+    else {
+        return Err(WireFault::Target);
+    };
+    if !is_host(authority.as_str().as_bytes()) {
+        return Err(WireFault::Host);
+    }
+    let same = |host: &HeaderValue| {
+        let port: &[u8] = if *scheme == Scheme::HTTPS { b":443" } else { b":80" };
+        let plain = |name| <[u8]>::strip_suffix(name, port).unwrap_or(name).to_ascii_lowercase();
+        plain(host.as_bytes()) == plain(authority.as_str().as_bytes())
+    };
+    if host.is_none_or(same) { Ok(()) } else { Err(WireFault::HostDiffers) }
+}
+
+/// Whether nothing but a `Host` could say whom the request is for.
+fn is_nameless(parts: &Parts) -> bool {
+    match parts.version {
+        Version::HTTP_11 => true,
+        Version::HTTP_2 => parts.uri.authority().is_none(),
+        _ => false,
+    }
+}
+
+/// `host [":" port]`. A comma is valid there by the letter (RFC 3986), but is how two `Host` headers look when joined.
+fn is_host(bytes: &[u8]) -> bool {
+    let (host, port) = match bytes.iter().rposition(|byte| *byte == b':') {
+        Some(at) if !bytes[at..].contains(&b']') => (&bytes[..at], &bytes[at + 1..]),
+        _ => (bytes, &[][..]),
+    };
+    let is_name = match host.strip_prefix(b"[") {
+        Some(inner) => inner.strip_suffix(b"]").is_some_and(|inner| {
+            !inner.is_empty()
+                && inner.iter().all(|byte| byte.is_ascii_alphanumeric() || b":.-_~%".contains(byte))
+        }),
+        None => host.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+;=".contains(byte)),
+    };
+    !host.is_empty() && is_name && port.iter().all(u8::is_ascii_digit)
+}
+
+/// Our name in `Via`: each process has its own, so that two of us may stand in a chain.
+static PSEUDONYM: LazyLock<String> =
+    LazyLock::new(|| format!("llama-warden-{:012x}", rand::random::<u64>() >> 16));
+
+/// How we sign a message that came as HTTP/1.0, HTTP/1.1, HTTP/2.
+static SIGNATURES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
+    ["1.0", "1.1", "2"].map(|version| {
+        HeaderValue::from_str(&format!("{version} {}", *PSEUDONYM))
+            .unwrap_or_else(|_| HeaderValue::from_static("1.1 llama-warden"))
+    })
+});
+
+/// Signs a message that came in this version (RFC 9110 section 7.6.3).
+pub(crate) fn sign(headers: &mut HeaderMap, version: Version) {
+    let [old, usual, two] = &*SIGNATURES;
+    let signature = match version {
+        Version::HTTP_10 => old,
+        Version::HTTP_2 => two,
+        _ => usual,
+    };
+    headers.append(VIA, signature.clone());
+}
+
+/// Whether the message was here before.
+fn is_loop(headers: &HeaderMap) -> bool {
+    let name = PSEUDONYM.as_bytes();
+    headers.get_all(VIA).iter().any(|via| memchr::memmem::find(via.as_bytes(), name).is_some())
+}
+
+/// Why a backend's answer cannot be passed on: its end could be seen in two places, or it switches to another protocol,
+/// which nobody asked for (RFC 9112 section 6.3). Then its connection is closed, too.
+pub(crate) fn check_answer(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
+    if status.is_informational() {
+        return Err("it switched protocols");
+    }
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let length = lengths.next();
+    if lengths.next().is_some() || length.is_some_and(|length| length.as_bytes().contains(&b',')) {
+        return Err("it has more than one Content-Length");
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next() {
+        if length.is_some() {
+            return Err("it has both Content-Length and Transfer-Encoding");
+        }
+        if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+            return Err("it has a Transfer-Encoding other than chunked");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

@@ -1,0 +1,373 @@
+//! Every error that a client can get from us, and how it is spelled: the only place that maps errors to HTTP.
+//!
+//! The shape is llama-server's, `{"error":{"code":503,"message":"...","type":"unavailable_error"}}`, with `param` where one
+//! is at fault, `details` where there is more to see, and `source` so that nobody mistakes us for the model. On
+//! Anthropic's routes it is Anthropic's. `x-warden-executed` says whether a client may safely send again. A stream that
+//! cannot go on ends with an event in the shape that its clients look for.
+
+mod fault;
+mod spelling;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use serde_json::{Value, json};
+use warden_policies::quarantine::Fingerprint;
+use warden_policies::{ModelName, Rate};
+use warden_supervisor::{Denied, Failure, ResolveError};
+
+use crate::observe::Outcome;
+use crate::protocol::fault::WireFault;
+use crate::protocol::headers::EXECUTED;
+
+pub(crate) use self::fault::{BodyFault, Unreadable};
+pub(crate) use self::spelling::{Dialect, HeadLimits, not_tls, stream_error, unreadable_head};
+use self::spelling::{anthropic_error, anthropic_kind, openai_error};
+
+/// The wait in milliseconds: the openai clients prefer it to the whole seconds of `Retry-After`.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
+/// Why a request gets no answer from a backend.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("the request needs exactly one Host header")]
+    Host,
+    #[error(
+        "this server is not reached by the name `{0}`; if it is meant to be, add it to `server.names`, else use its address"
+    )]
+    Name(String),
+    #[error(
+        "a web page of an origin that may not call has sent this request; if it is meant to, add its origin to `server.cors`"
+    )]
+    Origin,
+    #[error(transparent)]
+    Wire(#[from] WireFault),
+    #[error(
+        "the request head is larger than {limit} bytes (`server.header_bytes`); send fewer or smaller headers"
+    )]
+    HeadTooLarge { limit: usize },
+    #[error(
+        "the request target is too long: llama-server takes {limit} bytes in the first line of a request; send parameters in the body"
+    )]
+    TargetTooLong { limit: usize },
+    #[error(
+        "one header of the request is too long: llama-server takes {limit} bytes in a line; send a shorter one"
+    )]
+    LineTooLong { limit: usize },
+    #[error("the method {0} is not served")]
+    Method(http::Method),
+    #[error("the request body is larger than {limit} bytes, the limit `{key}`")]
+    BodyTooLarge { limit: u64, key: &'static str },
+    #[error(
+        "the request body did not arrive in time: nothing came for longer than `server.body_timeout`, or less than `server.body_rate`, or all of it took longer than `server.body_deadline`"
+    )]
+    BodyTooSlow,
+    #[error("the request body broke off")]
+    BodyBroken,
+    #[error(
+        "too many large requests are being received at the moment (`server.buffered_bytes`); send again soon"
+    )]
+    Busy,
+    #[error(
+        "no `model` was found in the first {limit} bytes of the body (`server.model_scan_bytes`): put `model` first, or name the model in the query as `?model=NAME`"
+    )]
+    ModelTooFar { limit: usize },
+    #[error("the body is not a JSON object, so no model could be read from it; name one in the query as `?model=NAME` ({})", models(.known))]
+    NotJson { known: Vec<String> },
+    #[error("`model` must be a string ({})", models(.known))]
+    ModelNotText { known: Vec<String> },
+    #[error("the body names `model` twice, and it is not clear which one is meant")]
+    TwoModels,
+    #[error("model `{model}` has rules for requests (`models.\"{model}\".request`), which cannot be applied: {}", unreadable(*.why))]
+    Unreadable { model: ModelName, why: Unreadable },
+    #[error(
+        "File Not Found: this is no route of llama-server, and the request names no model to be asked for it"
+    )]
+    NoRoute,
+    #[error(
+        "File Not Found: this llama-server was built without its web page; `llama-warden build --plan` says how to build one \
+         that has it"
+    )]
+    NoPage,
+    #[error("File Not Found: all routes are under `{0}` (`server.api_prefix`)")]
+    NoPrefix(String),
+    #[error("no model's name stands behind `/upstream/` ({})", models(.known))]
+    Upstream { known: Vec<String> },
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    #[error("model `{model}`: {denied}")]
+    Denied { model: ModelName, denied: Denied },
+    #[error(
+        "model `{model}`: this request (fingerprint {print}) ended its server while nothing else ran there, so it is refused, for another {} s; change the request, or ask the operator to release it (`llama-warden quarantine release {print}`)", seconds(*.left)
+    )]
+    Quarantined { model: ModelName, print: Fingerprint, left: Duration, executed: bool },
+    #[error("model `{model}`: its process could not be reached in {attempts} attempts; nothing was executed")]
+    Unreachable { model: ModelName, attempts: u32 },
+    #[error("model `{model}`: its process ended before it answered; the request may have been executed")]
+    Died { model: ModelName },
+    #[error("model `{model}`: its answer cannot be passed on: {why}; the request may have been executed")]
+    Garbled { model: ModelName, why: String },
+    #[error(
+        "model `{model}`: its process was stopped before it answered; the request may have been executed"
+    )]
+    Revoked { model: ModelName },
+    #[error("model `{model}`: no answer within {} s (`upstream.exchange_timeout`)", .after.as_secs())]
+    TimedOut { model: ModelName, after: Duration },
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// As llama-server says it.
+    #[error("Loading model")]
+    Loading,
+    /// No model takes requests: what `/health` says then, to anybody, so without the reason.
+    #[error("no process of any model can be started at the moment; `llama-warden status` says why")]
+    Down { after: Duration },
+    #[error("Invalid API Key: none was sent; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
+    NoKey,
+    /// As llama-server says it.
+    #[error("Invalid API Key")]
+    WrongKey,
+    #[error("the key `{key}` has used up its {rate} {what}; send again in {} s", seconds(*.wait))]
+    KeySpent { key: Arc<str>, what: &'static str, rate: Rate, wait: Duration },
+    #[error(
+        "the key `{key}` has {most} requests under way, as many as it may; send again when one has ended"
+    )]
+    KeyBusy { key: Arc<str>, most: usize },
+    /// A model that exists, but not for this client, who gets the answer for a model that does not exist.
+    #[error(transparent)]
+    Hidden(Box<Refusal>),
+}
+
+/// Whole seconds, rounded up.
+fn seconds(time: Duration) -> u64 {
+    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
+}
+
+fn models(known: &[String]) -> String {
+    format!("the models are `{}`", known.join("`, `"))
+}
+
+fn unreadable(why: Unreadable) -> &'static str {
+    match why {
+        Unreadable::NotObject => "the body is not a JSON object",
+        Unreadable::Repeats => "the body repeats a parameter, or messages of the system, too often",
+    }
+}
+
+/// An error, ready to be sent.
+pub(crate) struct ErrorAnswer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+    pub(crate) body: Bytes,
+}
+
+impl Refusal {
+    /// Status and type, as llama-server pairs them.
+    fn class(&self) -> (StatusCode, &'static str) {
+        const INVALID: &str = "invalid_request_error";
+        const UNAVAILABLE: &str = "unavailable_error";
+        match self {
+            Self::Host
+            | Self::BodyBroken
+            | Self::TwoModels
+            | Self::Unreadable { .. }
+            | Self::ModelTooFar { .. }
+            | Self::NotJson { .. }
+            | Self::ModelNotText { .. }
+            | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
+            Self::Quarantined { .. } => (StatusCode::UNPROCESSABLE_ENTITY, INVALID),
+            Self::TargetTooLong { .. } => (StatusCode::URI_TOO_LONG, INVALID),
+            Self::Name(_) => (StatusCode::MISDIRECTED_REQUEST, INVALID),
+            Self::Origin => (StatusCode::FORBIDDEN, "permission_error"),
+            Self::Wire(fault) => (fault.status(), INVALID),
+            Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
+            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } => {
+                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID)
+            }
+            Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
+            Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
+            Self::NoRoute
+            | Self::NoPage
+            | Self::NoPrefix(_)
+            | Self::Upstream { .. }
+            | Self::Resolve(ResolveError::Unknown { .. })
+            | Self::Denied { denied: Denied::Removed, .. } => (StatusCode::NOT_FOUND, "not_found_error"),
+            Self::Hidden(told) => told.class(),
+            Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, "authentication_error"),
+            Self::KeySpent { .. } | Self::KeyBusy { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error")
+            }
+            Self::Busy
+            | Self::Denied { .. }
+            | Self::Unreachable { .. }
+            | Self::ShuttingDown
+            | Self::Down { .. }
+            | Self::Loading => (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE),
+            Self::Died { .. } | Self::Garbled { .. } | Self::Revoked { .. } => {
+                (StatusCode::BAD_GATEWAY, "server_error")
+            }
+            Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
+        }
+    }
+
+    /// Which parameter is at fault.
+    fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::TwoModels
+            | Self::ModelTooFar { .. }
+            | Self::NotJson { .. }
+            | Self::ModelNotText { .. }
+            | Self::Resolve(_) => Some("model"),
+            Self::Hidden(told) => told.param(),
+            _ => None,
+        }
+    }
+
+    /// A word for programs, where the status does not say it all.
+    fn code(&self) -> Option<&'static str> {
+        matches!(self, Self::Quarantined { .. }).then_some("request_quarantined")
+    }
+
+    /// Whether a backend may have executed the request.
+    fn may_have_executed(&self) -> bool {
+        matches!(
+            self,
+            Self::Quarantined { executed: true, .. }
+                | Self::Died { .. }
+                | Self::Garbled { .. }
+                | Self::Revoked { .. }
+                | Self::TimedOut { .. }
+        )
+    }
+
+    /// When to send again, for errors that pass by themselves.
+    fn retry_after(&self, soon: Duration) -> Option<Duration> {
+        match self {
+            Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(soon)),
+            Self::Denied { denied: Denied::Failed(_, after), .. } | Self::Down { after, .. } => Some(*after),
+            Self::Denied { denied: Denied::NoRoom(short), .. } => Some(short.retry_after),
+            Self::Denied { denied: Denied::Removed, .. } => None,
+            Self::KeySpent { wait, .. } => Some(*wait),
+            Self::KeyBusy { .. }
+            | Self::Busy
+            | Self::Denied { .. }
+            | Self::Unreachable { .. }
+            | Self::ShuttingDown
+            | Self::Loading => Some(soon),
+            _ => None,
+        }
+    }
+
+    /// More to see than fits a sentence.
+    fn details(&self) -> Option<Value> {
+        match self {
+            Self::Denied { denied: Denied::StartFailed(failure, _) | Denied::Failed(failure, _), .. } => {
+                let Failure { kind, lines, failures, .. } = failure;
+                Some(json!({ "kind": kind, "failures": failures, "lines": lines }))
+            }
+            Self::Quarantined { print, left, .. } => {
+                Some(json!({ "fingerprint": print, "refused_for_s": seconds(*left) }))
+            }
+            Self::Denied { denied: Denied::NoRoom(short), .. } => Some(json!({
+                "memory": short.series,
+                "prompt_tokens": short.tokens,
+                "needed_bytes": short.needed,
+                "left_bytes": short.have,
+                "bytes_per_token": short.bytes_per_token,
+            })),
+            _ => None,
+        }
+    }
+
+    /// How the request ended, for the record.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Host => Outcome::Rejected("host"),
+            Self::Name(_) => Outcome::Rejected("name"),
+            Self::Origin => Outcome::Rejected("origin"),
+            Self::Wire(fault) => Outcome::Rejected(fault.label()),
+            Self::Method(_) => Outcome::Rejected("method"),
+            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } => Outcome::Rejected("head_too_large"),
+            Self::TargetTooLong { .. } => Outcome::Rejected("target_too_long"),
+            Self::Quarantined { .. } => BodyFault::Quarantined.outcome(),
+            Self::BodyTooLarge { .. } => BodyFault::TooLarge.outcome(),
+            Self::BodyTooSlow => BodyFault::TooSlow.outcome(),
+            Self::BodyBroken => BodyFault::Broken.outcome(),
+            Self::Busy => Outcome::Rejected("buffers_full"),
+            Self::ModelTooFar { .. }
+            | Self::NotJson { .. }
+            | Self::ModelNotText { .. }
+            | Self::Resolve(ResolveError::Missing { .. }) => Outcome::Rejected("no_model"),
+            Self::Upstream { .. } | Self::Resolve(ResolveError::Unknown { .. }) => {
+                Outcome::Rejected("unknown_model")
+            }
+            Self::TwoModels => BodyFault::TwoModels.outcome(),
+            Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
+            Self::NoRoute | Self::NoPage | Self::NoPrefix(_) => Outcome::Rejected("unknown_route"),
+            Self::Denied { denied, .. } => Outcome::Denied(match denied {
+                Denied::QueueFull { .. } => "queue_full",
+                Denied::Deadline { .. } => "queue_deadline",
+                Denied::NoRoom(_) => "no_room",
+                Denied::StartFailed(..) => "start_failed",
+                Denied::Failed(..) => "failed",
+                Denied::ShuttingDown => "shutting_down",
+                Denied::Removed => "removed",
+            }),
+            Self::Unreachable { .. } => Outcome::Denied("unreachable"),
+            Self::Died { .. } => Outcome::UpstreamDied,
+            Self::Garbled { .. } => Outcome::UpstreamGarbled,
+            Self::Revoked { .. } => Outcome::Revoked,
+            Self::TimedOut { .. } => Outcome::TimedOut,
+            Self::ShuttingDown => Outcome::Denied("shutting_down"),
+            Self::Loading => Outcome::Denied("loading"),
+            Self::Down { .. } => Outcome::Denied("down"),
+            Self::NoKey => Outcome::Rejected("no_key"),
+            Self::WrongKey => Outcome::Rejected("wrong_key"),
+            Self::KeySpent { what: "tokens", .. } => Outcome::Rejected("key_tokens"),
+            Self::KeySpent { .. } => Outcome::Rejected("key_rate"),
+            Self::KeyBusy { .. } => Outcome::Rejected("key_concurrency"),
+            Self::Hidden(_) => Outcome::Rejected("key_model"),
+        }
+    }
+
+    /// The answer. `soon`: when to send again where no better time is known.
+    pub(crate) fn answer(&self, dialect: Dialect, soon: Duration) -> ErrorAnswer {
+        let (status, kind) = self.class();
+        let message = self.to_string();
+        let body = match dialect {
+            Dialect::Anthropic => anthropic_error(anthropic_kind(status), &message),
+            Dialect::OpenAi | Dialect::Responses => {
+                openai_error(status.as_u16(), kind, &message, self.param(), self.details())
+            }
+        };
+        let mut body = body;
+        if let Some(code) = self.code() {
+            body["error"]["code"] = json!(code);
+        }
+        let executed = if self.may_have_executed() { "maybe" } else { "no" };
+        let mut headers = vec![
+            (CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8")),
+            (EXECUTED, HeaderValue::from_static(executed)),
+        ];
+        if matches!(self, Self::Method(_)) {
+            headers.push((ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")));
+        }
+        if let Some(after) = self.retry_after(soon) {
+            headers.push((RETRY_AFTER, HeaderValue::from(seconds(after))));
+        }
+        if let Self::KeySpent { wait, .. } = self {
+            let whole = wait.as_nanos().div_ceil(1_000_000);
+            headers.push((RETRY_AFTER_MS, HeaderValue::from(u64::try_from(whole).unwrap_or(u64::MAX))));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            // RFC 9110 section 11.6.1: a 401 says how to do it right.
+            headers.push((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"llama-warden\"")));
+        }
+        ErrorAnswer { status, headers, body: Bytes::from(body.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

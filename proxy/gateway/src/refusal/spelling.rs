@@ -1,0 +1,128 @@
+//! How an error is spelled: as llama-server and `OpenAI` do, or as Anthropic does; as an answer, as the last event of a stream, or
+//! as raw bytes where there is no request to answer.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::seconds;
+use crate::protocol::headers::fresh_request_id;
+
+/// What answers name that are given without a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadLimits {
+    /// Bytes of a head.
+    pub(crate) bytes: usize,
+    /// Fields of a head.
+    pub(crate) count: usize,
+    /// When to send again.
+    pub(crate) retry_after: Duration,
+}
+
+/// How errors are spelled on a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// As llama-server does, which is `OpenAI`'s way with a number for `code`.
+    OpenAi,
+    /// The same, but events of a stream have types (`OpenAI`'s Responses API).
+    Responses,
+    /// Anthropic's way.
+    Anthropic,
+}
+
+/// Who speaks.
+const SOURCE: &str = "llama-warden";
+
+/// The event that ends a stream which cannot go on, after `seen` whole events. No `[DONE]` follows, so that nobody takes
+/// the answer for complete.
+pub(crate) fn stream_error(message: &str, dialect: Dialect, seen: u64) -> String {
+    match dialect {
+        Dialect::OpenAi => format!("data: {}\n\n", openai_error(502, "server_error", message, None, None)),
+        Dialect::Responses => format!("event: error\ndata: {}\n\n", responses_error(message, seen)),
+        Dialect::Anthropic => format!("event: error\ndata: {}\n\n", anthropic_error("api_error", message)),
+    }
+}
+
+/// The `error` event of the Responses API: flat, with its place in the stream.
+fn responses_error(message: &str, seen: u64) -> Value {
+    json!({
+        "type": "error", "code": "server_error", "message": message, "param": null, "sequence_number": seen,
+        "source": SOURCE,
+    })
+}
+
+/// An answer to a head that hyper does not let through to us, with a body that says what to do. `None` for a status
+/// that needs no words of ours.
+pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String> {
+    let HeadLimits { bytes, count, retry_after } = *limits;
+    let message = match status {
+        400 => "the request head is not valid HTTP/1.1".to_owned(),
+        408 => "the request head did not arrive in time (`server.header_timeout`)".to_owned(),
+        414 => "the request target is too long; send parameters in the body".to_owned(),
+        431 => format!(
+            "the request head is larger than {bytes} bytes (`server.header_bytes`) or has more than {count} fields (`server.header_count`); send fewer or smaller headers"
+        ),
+        503 => "too many connections (`server.connections`, `server.connections_per_peer`); send again soon"
+            .to_owned(),
+        _ => return None,
+    };
+    raw_answer(status, &message, retry_after)
+}
+
+/// An answer without TLS to a client that began without it where TLS is spoken.
+pub(crate) fn not_tls() -> String {
+    raw_answer(400, "this port speaks TLS: use https:// in the address", Duration::ZERO).unwrap_or_default()
+}
+
+/// A whole answer as it goes over the wire; the connection is closed behind it.
+fn raw_answer(status: u16, message: &str, retry_after: Duration) -> Option<String> {
+    let kind = if status == 503 { "unavailable_error" } else { "invalid_request_error" };
+    let reason = StatusCode::from_u16(status).ok()?.canonical_reason()?;
+    let retry =
+        if status == 503 { format!("retry-after: {}\r\n", seconds(retry_after)) } else { String::new() };
+    let body = openai_error(status, kind, message, None, None).to_string();
+    // There is no request to take one from; the client can still quote it, and the log has it.
+    let id = fresh_request_id();
+    let id = id.to_str().unwrap_or_default();
+    tracing::debug!(request_id = id, status, message, "refused without a request");
+    Some(format!(
+        "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json; charset=utf-8\r\nx-warden-executed: no\r\nx-request-id: {id}\r\n{retry}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    ))
+}
+
+pub(super) fn openai_error(
+    code: u16,
+    kind: &str,
+    message: &str,
+    param: Option<&str>,
+    details: Option<Value>,
+) -> Value {
+    let mut error = json!({ "code": code, "message": message, "type": kind, "source": SOURCE });
+    if let Some(param) = param {
+        error["param"] = json!(param);
+    }
+    if let Some(details) = details {
+        error["details"] = details;
+    }
+    json!({ "error": error })
+}
+
+pub(super) fn anthropic_error(kind: &str, message: &str) -> Value {
+    json!({ "type": "error", "error": { "type": kind, "message": message, "source": SOURCE } })
+}
+
+/// Anthropic's own names for what a status means.
+pub(super) fn anthropic_kind(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        400..=499 => "invalid_request_error",
+        _ => "api_error",
+    }
+}

@@ -1,0 +1,167 @@
+//! The one table of paths. It follows llama-server's own (`tools/server/server.cpp`), whose only event streams without a slot
+//! are answers to `GET` (`/v1/stream`, `/models/sse`), which may be sent again like any `GET`; it has no websockets.
+
+use warden_policies::dispatch::LeaseKind;
+
+use super::{BodySize, Effect, LocalRoute, Route, Shape, UNKNOWN};
+use crate::refusal::Dialect;
+
+/// The label of streams of generations that go on without a client.
+pub(super) const STREAM: &str = "stream";
+
+/// A path, and what a request for it means.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) path: &'static str,
+    /// What a `POST` means; if it needs no slot, other methods mean the same.
+    post: Route,
+    /// What of us answers a `GET` here.
+    local: Option<Local>,
+}
+
+/// What of us answers a `GET`.
+#[derive(Clone, Copy, Debug)]
+enum Local {
+    Health,
+    Models,
+    Running,
+}
+
+/// What is none of llama-server's routes, as far as we know them.
+const NONE: Route = Route {
+    name: UNKNOWN,
+    kind: LeaseKind::Aux,
+    generates: false,
+    dialect: Dialect::OpenAi,
+    size: BodySize::Prompt,
+    shape: None,
+    effect: Effect::None,
+};
+
+/// All of them. What is asked most stands first.
+pub(super) static ROWS: [Row; 46] = [
+    generating("/v1/chat/completions", "chat", Shape::Chat),
+    generating("/chat/completions", "chat", Shape::Chat),
+    // Of older ones: the same under Ollama's name.
+    generating("/api/chat", "chat", Shape::Chat),
+    generating("/v1/completions", "completions", Shape::Completion),
+    generating("/completions", "completions", Shape::Native),
+    generating("/completion", "completions", Shape::Native),
+    generating("/v1/responses", "responses", Shape::Responses).spelled(Dialect::Responses),
+    generating("/responses", "responses", Shape::Responses).spelled(Dialect::Responses),
+    generating("/v1/messages", "messages", Shape::Messages).spelled(Dialect::Anthropic),
+    generating("/infill", "infill", Shape::Native),
+    // Requests that occupy a slot, or the model, and answer at once. A transcription may be a stream, which only its form
+    // says: nothing is proved by its head.
+    evaluating("/v1/audio/transcriptions", "audio", BodySize::Audio),
+    evaluating("/audio/transcriptions", "audio", BodySize::Audio),
+    evaluating("/v1/embeddings", "embeddings", BodySize::Prompt),
+    evaluating("/embeddings", "embeddings", BodySize::Prompt),
+    evaluating("/embedding", "embeddings", BodySize::Prompt),
+    evaluating("/v1/rerank", "rerank", BodySize::Text),
+    evaluating("/v1/reranking", "rerank", BodySize::Text),
+    evaluating("/rerank", "rerank", BodySize::Text),
+    evaluating("/reranking", "rerank", BodySize::Text),
+    evaluating("/predict", "predict", BodySize::Prompt),
+    // Requests that are answered beside the slots.
+    counting("/v1/chat/completions/input_tokens", "input_tokens", Shape::ChatCount),
+    counting("/chat/completions/input_tokens", "input_tokens", Shape::ChatCount),
+    counting("/v1/responses/input_tokens", "input_tokens", Shape::ResponsesCount),
+    counting("/responses/input_tokens", "input_tokens", Shape::ResponsesCount),
+    counting("/v1/messages/count_tokens", "count_tokens", Shape::MessagesCount).spelled(Dialect::Anthropic),
+    counting("/apply-template", "apply_template", Shape::ChatCount),
+    beside("/v1/chat/completions/control", "control", BodySize::Control),
+    beside("/tokenize", "tokenize", BodySize::Text),
+    beside("/detokenize", "detokenize", BodySize::Text),
+    beside("/props", "props", BodySize::Control).doing(Effect::Sets),
+    beside("/metrics", "metrics", BodySize::Control),
+    beside("/slots", "slots", BodySize::Control).doing(Effect::Pauses),
+    beside("/lora-adapters", "lora_adapters", BodySize::Control).doing(Effect::Sets),
+    beside("/v1/stream", STREAM, BodySize::Control),
+    beside("/v1/streams/lookup", STREAM, BodySize::Control),
+    beside("/tools", "tools", BodySize::Text),
+    beside("/cors-proxy", "cors_proxy", BodySize::Text),
+    beside("/models", "router", BodySize::Control).answered_by(Local::Models),
+    beside("/models/load", "router", BodySize::Control),
+    beside("/models/unload", "router", BodySize::Control),
+    beside("/models/sse", "router", BodySize::Control),
+    beside("/", "ui", BodySize::Control),
+    // Ours alone.
+    beside("/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health),
+    beside("/v1/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health),
+    beside("/v1/models", UNKNOWN, BodySize::Prompt).answered_by(Local::Models),
+    beside("/running", UNKNOWN, BodySize::Prompt).answered_by(Local::Running),
+];
+
+/// Generates text, possibly as a stream.
+const fn generating(path: &'static str, name: &'static str, shape: Shape) -> Row {
+    row(path, Route { name, kind: LeaseKind::Slot, generates: true, shape: Some(shape), ..NONE })
+}
+
+/// Occupies a slot, or the model, and answers at once.
+const fn evaluating(path: &'static str, name: &'static str, size: BodySize) -> Row {
+    row(path, Route { name, kind: LeaseKind::Slot, size, ..NONE })
+}
+
+/// Counts what a route of this shape would take in, beside the slots.
+const fn counting(path: &'static str, name: &'static str, shape: Shape) -> Row {
+    row(path, Route { name, shape: Some(shape), ..NONE })
+}
+
+/// Is answered beside the slots.
+const fn beside(path: &'static str, name: &'static str, size: BodySize) -> Row {
+    row(path, Route { name, size, ..NONE })
+}
+
+const fn row(path: &'static str, post: Route) -> Row {
+    Row { path, post, local: None }
+}
+
+impl Row {
+    const fn spelled(self, dialect: Dialect) -> Self {
+        Self { post: Route { dialect, ..self.post }, ..self }
+    }
+
+    const fn doing(self, effect: Effect) -> Self {
+        Self { post: Route { effect, ..self.post }, ..self }
+    }
+
+    const fn answered_by(self, local: Local) -> Self {
+        Self { local: Some(local), ..self }
+    }
+
+    fn of(path: &str) -> Option<&'static Self> {
+        let path = if path.starts_with("/slots/") { "/slots" } else { path };
+        ROWS.iter().find(|row| row.path == path)
+    }
+}
+
+/// The route of a request for this path, which is decoded.
+pub(super) fn route(is_post: bool, path: &str) -> Route {
+    let Some(Row { post, .. }) = Row::of(path) else {
+        let is_anthropic = path.starts_with("/v1/messages/");
+        return Route { dialect: if is_anthropic { Dialect::Anthropic } else { NONE.dialect }, ..NONE };
+    };
+    match post.kind {
+        _ if is_post => *post,
+        LeaseKind::Slot => Route { dialect: post.dialect, ..NONE },
+        LeaseKind::Aux | LeaseKind::Watch => Route { shape: None, effect: Effect::None, ..*post },
+    }
+}
+
+/// What of us answers a `GET` for this path, which is decoded.
+pub(super) fn local(path: &str) -> Option<LocalRoute> {
+    match Row::of(path).and_then(|row| row.local) {
+        Some(Local::Health) => Some(LocalRoute::Health),
+        Some(Local::Models) => Some(LocalRoute::Models),
+        Some(Local::Running) => Some(LocalRoute::Running),
+        None => model_id(path).map(|id| LocalRoute::Model(id.to_owned())),
+    }
+}
+
+fn model_id(path: &str) -> Option<&str> {
+    path.strip_prefix("/v1/models/")
+        .or_else(|| path.strip_prefix("/models/"))
+        // llama-server's own event stream of that name must not be read as a model.
+        .filter(|id| !id.is_empty() && *id != "sse")
+}

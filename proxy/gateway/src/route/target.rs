@@ -1,0 +1,112 @@
+//! What a request target says about its model: the path `/upstream/<model>/...`, which passes what follows as it is, and
+//! the parameter `model` of a query. It changes targets only where it is asked to, and then nothing but the named part.
+//!
+//! ```text
+//!   /upstream/org/name/v1/chat/completions?x=1   ->  model `org/name`,  /v1/chat/completions?x=1
+//!   /upstream/org%2Fname/slots/0                 ->  model `org/name`,  /slots/0
+//! ```
+//!
+//! A name may have slashes, so the longest name or alias that matches whole segments is meant.
+
+use http::Uri;
+use http::uri::{InvalidUri, PathAndQuery};
+use warden_supervisor::FleetView;
+
+use crate::protocol::query;
+use crate::refusal::Refusal;
+
+/// Paths that name their model begin with this.
+const PREFIX: &str = "/upstream/";
+
+/// A path that names its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ModelPath {
+    /// The name or alias that was given.
+    pub(crate) name: String,
+    /// What the backend gets: path and query behind the name.
+    pub(crate) target: PathAndQuery,
+    /// There was nothing behind the name, not even a slash.
+    pub(crate) is_bare: bool,
+}
+
+/// Whether this is a path that names its model.
+pub(crate) fn is_upstream(path: &str) -> bool {
+    path.starts_with(PREFIX)
+}
+
+/// What a backend gets as its target: path and query. An absolute target may have no path, which means `/` (RFC 9110
+/// section 4.2.3), and yet a query. `OPTIONS *` and its like are answered by us.
+pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
+    let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    match target.as_bytes().first() {
+        Some(b'/') => Uri::try_from(target),
+        Some(b'?') => Uri::try_from(format!("/{target}")),
+        _ => Ok(Uri::from_static("/")),
+    }
+}
+
+/// The model that a path names, and what is left for the backend. With `any_name`, the first segment is a name if
+/// nothing else matches.
+pub(crate) fn upstream(uri: &Uri, fleet: &FleetView, any_name: bool) -> Result<ModelPath, Refusal> {
+    let raw = uri.path().strip_prefix(PREFIX).unwrap_or_default();
+    let names = || {
+        fleet.models.iter().flat_map(|model| {
+            std::iter::once(model.name.as_str()).chain(model.aliases.iter().map(String::as_str))
+        })
+    };
+    // Every letter may be spelled with three.
+    let longest = names().map(str::len).max().unwrap_or(0) * 3;
+    let ends = raw.match_indices('/').map(|(at, _)| at).chain(std::iter::once(raw.len()));
+    let found = ends
+        .take_while(|end| *end <= longest)
+        .filter_map(|end| Some((query::path(&raw[..end])?, end)))
+        .filter(|(name, _)| names().any(|known| known == name))
+        .last();
+    let first = || {
+        let end = raw.find('/').unwrap_or(raw.len());
+        query::path(&raw[..end]).filter(|name| any_name && !name.is_empty()).map(|name| (name, end))
+    };
+    let Some((name, end)) = found.or_else(first) else {
+        let known = fleet.models.iter().map(|model| model.name.to_string()).collect();
+        return Err(Refusal::Upstream { known });
+    };
+    let rest = &raw[end..];
+    let target = match (rest, uri.query()) {
+        ("", None) => "/".to_owned(),
+        ("", Some(query)) => format!("/?{query}"),
+        (rest, None) => rest.to_owned(),
+        (rest, Some(query)) => format!("{rest}?{query}"),
+    };
+    let target = PathAndQuery::try_from(target).map_err(|_| Refusal::Host)?;
+    Ok(ModelPath { name, target, is_bare: rest.is_empty() })
+}
+
+/// The same path with a slash at its end, for a browser whose relative links would miss otherwise.
+pub(crate) fn with_slash(uri: &Uri) -> String {
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    format!("{}/{query}", uri.path())
+}
+
+/// The target with another value for each `model` of its query; everything else stays as it is spelled.
+pub(crate) fn with_model(target: &PathAndQuery, model: &str) -> Option<PathAndQuery> {
+    let query = target.query()?;
+    let is_model = |pair: &str| {
+        query::decoded_key(pair.split_once('=').map_or(pair, |pair| pair.0)) == Some("model".to_owned())
+    };
+    if !query.split('&').any(is_model) {
+        return None;
+    }
+    let pairs = query.split('&').map(|pair| {
+        if is_model(pair) {
+            let key = pair.split_once('=').map_or(pair, |pair| pair.0);
+            format!("{key}={}", query::encode(model))
+        } else {
+            pair.to_owned()
+        }
+    });
+    PathAndQuery::try_from(format!("{}?{}", target.path(), pairs.collect::<Vec<_>>().join("&"))).ok()
+}
+
+#[cfg(test)]
+#[path = "target_tests.rs"]
+mod tests;

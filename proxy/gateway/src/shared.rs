@@ -1,0 +1,27 @@
+//! What all requests share.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::upstream::Upstream;
+use crate::body::budget::Budget;
+use crate::body::fingerprint::PrintKey;
+use crate::config::GatewayConfig;
+use crate::live::Control;
+use crate::observe::{Gauges, Observer};
+
+/// What all requests share.
+pub(crate) struct Shared {
+    pub(crate) config: Arc<GatewayConfig>,
+    pub(crate) upstream: Upstream,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) gauges: Arc<Gauges>,
+    pub(crate) budget: Budget,
+    pub(crate) live: Control,
+    pub(crate) stop: CancellationToken,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+    /// What requests are known by.
+    pub(crate) prints: PrintKey,
+}

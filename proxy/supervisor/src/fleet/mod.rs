@@ -1,0 +1,424 @@
+//! All models by name: the entry point of everything.
+
+mod roster;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Mutex, oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use warden_policies::dispatch::LeaseKind;
+use warden_policies::quarantine::{Fingerprint, Standing};
+use warden_policies::{ModelName, ServerFacts};
+
+use self::roster::{Handle, Roster};
+use crate::clock;
+use crate::error::{ControlError, Denied, FleetError, ResolveError};
+use crate::lease::Lease;
+use crate::lease::admit::{Size, Weighed};
+use crate::lease::queue::{Refusal, Shared};
+use crate::model::context::Context;
+use crate::model::{Control, Message, Model};
+use crate::process::host::Host;
+use crate::process::nursery::NurseryHandle;
+use crate::process::{World, directories};
+use crate::spec::{Common, FleetConfig, ModelSpec, Watch};
+use crate::sync::lock;
+use crate::view::FleetView;
+use crate::view::event::{ApplyReport, EventKind, EventTail, Journal};
+use crate::view::ledger::{Ledger, LedgerEntry};
+use crate::view::log::{LogRing, LogTail};
+
+/// Digits of a fingerprint that are enough to name it.
+const FINGERPRINT_SHOWN: usize = 8;
+
+/// All models. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    context: Arc<Context>,
+    roster: ArcSwap<Roster>,
+    tasks: TaskTracker,
+    ending: AtomicBool,
+    /// Held by whoever changes the roster.
+    change: Mutex<Change>,
+}
+
+#[derive(Debug)]
+struct Change {
+    config: FleetConfig,
+    /// Tasks of removed models, which may still have processes.
+    leaving: Vec<Arc<Handle>>,
+}
+
+impl Fleet {
+    /// Makes the directories, opens the ledger and starts a task for each model. Preloading begins in the background.
+    ///
+    /// # Errors
+    ///
+    /// A directory cannot be made or is somebody else's, the ledger cannot be opened, or names are taken twice.
+    pub async fn start(config: FleetConfig, nursery: NurseryHandle) -> Result<Self, FleetError> {
+        Self::start_in(config, Arc::new(Host::new(nursery))).await
+    }
+
+    pub(crate) async fn start_in(config: FleetConfig, world: Arc<dyn World>) -> Result<Self, FleetError> {
+        let config = absolute(config);
+        check(&config)?;
+        directories::prepare_runtime(&config.runtime_dir)?;
+        let ledger = Ledger::open(&config.state_dir)
+            .map_err(|(path, source)| FleetError::StateDir { path, source })?;
+        let journal = Arc::new(Journal::new(config.watch.child.events_kept));
+        let context = Context::new(world, journal, ledger, &config);
+        let empty = FleetConfig { models: Vec::new(), ..config.clone() };
+        let fleet = Self {
+            inner: Arc::new(Inner {
+                context: Arc::new(context),
+                roster: ArcSwap::from_pointee(Roster::default()),
+                tasks: TaskTracker::new(),
+                ending: AtomicBool::new(false),
+                change: Mutex::new(Change { config: empty, leaving: Vec::new() }),
+            }),
+        };
+        fleet.take_over(config).await?;
+        Ok(fleet)
+    }
+
+    /// The model that a client's name means: a name, an alias, or with `any_name` anything. Without a name, the only model.
+    ///
+    /// # Errors
+    ///
+    /// No model has that name, or none was named and there are several.
+    pub fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
+        self.inner.roster.load().resolve(name)
+    }
+
+    /// Whether every name means the only model.
+    pub fn takes_any_name(&self) -> bool {
+        self.inner.roster.load().takes_any_name()
+    }
+
+    /// Waits for the right to send one request to the model. Starts the model if need be.
+    ///
+    /// Callers of one kind are served in the order in which they came. Dropping the future gives up the place, or the
+    /// lease if it was granted meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The queue is full or took too long, the model does not start, was removed, or everything ends.
+    pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, Denied> {
+        self.lease_for(model, kind, None).await
+    }
+
+    /// The same for a prompt of so many tokens. Where the model's admission is enforced, it is granted only where it fits
+    /// into memory, waits for that, or is refused; where it only warns, that is told.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::lease`], or the prompt does not fit into memory.
+    pub async fn lease_for(
+        &self,
+        model: &ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Result<Lease, Denied> {
+        let shared = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.shared));
+        shared.ok_or(Denied::Removed)?.lease(kind, tokens).await
+    }
+
+    /// Whether a prompt of this size would find room now. Decides nothing: it tells whether counting its tokens
+    /// exactly is worth while.
+    pub fn weigh(&self, model: &ModelName, size: Size) -> Weighed {
+        let roster = self.inner.roster.load();
+        roster.get(model).map_or(Weighed::Unasked, |handle| handle.shared.weigh(size))
+    }
+
+    /// What is known against a request to a model.
+    pub fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing {
+        let roster = self.inner.roster.load();
+        roster.get(model).map_or(Standing::Clear, |handle| handle.shared.standing(request))
+    }
+
+    /// A request was refused because of what is known against it.
+    pub fn note_refusal(&self, model: &ModelName, request: Fingerprint) {
+        if let Some(handle) = self.inner.roster.load().get(model) {
+            handle.shared.note_refusal(request);
+        }
+    }
+
+    /// Releases requests that are suspected or refused: those of a model, those whose fingerprint begins so, or all.
+    /// Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// No model and no known request is meant by that.
+    pub fn release_requests(&self, which: Option<&str>) -> Result<usize, ResolveError> {
+        let roster = self.inner.roster.load();
+        let Some(which) = which else {
+            return Ok(roster.handles().map(|handle| handle.shared.release_requests(None)).sum());
+        };
+        // Where every name means the only model, one that is written like a fingerprint is one.
+        let named = roster.resolve(Some(which));
+        let is_model = named.as_ref().is_ok_and(|model| {
+            let handle = roster.get(model);
+            handle.is_some() && (model.as_str() == which || !roster.takes_any_name())
+        });
+        if is_model {
+            return named
+                .map(|model| roster.get(&model).map_or(0, |handle| handle.shared.release_requests(None)));
+        }
+        let begin = which.to_ascii_lowercase();
+        let is_print = begin.len() >= FINGERPRINT_SHOWN && begin.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_print {
+            return Ok(roster.handles().map(|handle| handle.shared.release_requests(Some(&begin))).sum());
+        }
+        let known = roster.handles().map(|handle| handle.shared.name().to_string()).collect();
+        Err(ResolveError::Unknown { name: which.to_owned(), known })
+    }
+
+    /// The fleet now: the last published picture, with the counts of this moment.
+    pub fn view(&self) -> Arc<FleetView> {
+        let mut view = FleetView::clone(&self.inner.context.publisher.view());
+        let roster = self.inner.roster.load();
+        for model in &mut view.models {
+            let Some(handle) = roster.get(&model.name) else { continue };
+            model.waiting = handle.shared.waiting();
+            model.quarantine = handle.shared.quarantine();
+            for backend in &mut model.backends {
+                let Some(generation) = backend.generation else { continue };
+                backend.in_flight = handle.shared.in_flight(generation);
+                backend.work = handle.shared.work(generation).unwrap_or(backend.work);
+            }
+        }
+        Arc::new(view)
+    }
+
+    /// The fleet at every change.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<FleetView>> {
+        self.inner.context.publisher.subscribe()
+    }
+
+    /// Replaces every process of a model, one after another. Resolves when the new ones serve and the old ones are gone.
+    /// Clears `failed`, the backoff and what holds the policy back. A replacement that is under way counts if its new
+    /// process is made after this call.
+    ///
+    /// # Errors
+    ///
+    /// There is no such model, its new process does not start, or another command came in between.
+    pub async fn restart(&self, model: &str) -> Result<Vec<LedgerEntry>, ControlError> {
+        let handle = self.handle(model)?;
+        let (reply, answer) = oneshot::channel();
+        handle.send(Control::Restart(reply));
+        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    }
+
+    /// Drains and stops a model; resolves when its processes are gone. The next request starts it again.
+    ///
+    /// # Errors
+    ///
+    /// There is no such model, or everything ends.
+    pub async fn drain(&self, model: &str) -> Result<(), ControlError> {
+        let handle = self.handle(model)?;
+        let (reply, answer) = oneshot::channel();
+        handle.send(Control::Drain(reply));
+        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    }
+
+    fn handle(&self, name: &str) -> Result<Arc<Handle>, ControlError> {
+        let roster = self.inner.roster.load();
+        let model = roster.resolve(Some(name))?;
+        roster.get(&model).cloned().ok_or(ControlError::ShuttingDown)
+    }
+
+    /// Takes over a new configuration. Only models whose command changed get new processes; other settings apply in
+    /// place. Nothing is taken over if anything in it is wrong.
+    ///
+    /// # Errors
+    ///
+    /// Names or aliases are taken twice, a socket would have too long a path, or everything ends. Nothing has changed then.
+    pub async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
+        let config = absolute(config);
+        check(&config)?;
+        let fleet = self.clone();
+        // In a task of its own: a caller that leaves must not leave half a configuration behind.
+        let task = self.inner.tasks.spawn(async move {
+            let report = fleet.take_over(config).await?;
+            fleet.inner.context.journal.tell(None, None, EventKind::ConfigApplied { report: report.clone() });
+            Ok(report)
+        });
+        task.await.unwrap_or(Err(FleetError::ShuttingDown))
+    }
+
+    /// So much is known now of the binary that a model runs: what was learned while it ran. Its processes go on, and their
+    /// leases know it at once. Nothing happens if the model runs another binary by now, or is gone.
+    pub async fn learn(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
+        let mut change = self.inner.change.lock().await;
+        for spec in &mut change.config.models {
+            if spec.name == *model && spec.command.binary == binary {
+                spec.facts = facts;
+            }
+        }
+        // Also one that leaves: its processes may still hold leases.
+        let roster = self.inner.roster.load_full();
+        for handle in roster.handles().chain(&change.leaving) {
+            if handle.shared.name() == model {
+                handle.send(Control::Learn(binary.to_owned(), facts));
+            }
+        }
+    }
+
+    async fn take_over(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
+        let inner = &self.inner;
+        let mut change = inner.change.lock().await;
+        if inner.ending.load(Ordering::SeqCst) {
+            return Err(FleetError::ShuttingDown);
+        }
+        let mut report = ApplyReport::default();
+        for (name, changed) in [
+            ("runtime_dir", config.runtime_dir != change.config.runtime_dir),
+            ("state_dir", config.state_dir != change.config.state_dir),
+            ("events_kept", config.watch.child.events_kept != change.config.watch.child.events_kept),
+            ("log_lines", config.watch.child.log_lines != change.config.watch.child.log_lines),
+        ] {
+            if changed {
+                report.needs_restart.push(name.to_owned());
+            }
+        }
+        *lock(&inner.context.common) = Common::from(&config);
+        let old = inner.roster.load_full();
+        let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
+        let mut handles = Vec::with_capacity(config.models.len());
+        inner.context.publisher.set_order(config.models.iter().map(|spec| spec.name.clone()).collect());
+        let gone: Vec<_> = old
+            .handles()
+            .filter(|handle| config.models.iter().all(|spec| spec.name != *handle.shared.name()))
+            .cloned()
+            .collect();
+        for handle in &gone {
+            inner.context.leaving.fetch_add(1, Ordering::SeqCst);
+            // What goes makes room for what comes.
+            handle.send(Control::Remove);
+        }
+        for spec in &config.models {
+            let (name, known) = (spec.name.clone(), old.get(&spec.name).cloned());
+            let handle = known.unwrap_or_else(|| self.launch(spec, config.watch, !gone.is_empty()));
+            match before(&name) {
+                None => report.added.push(name),
+                Some(before) if before == *spec => {
+                    if config.watch != change.config.watch {
+                        handle.apply(spec, config.watch).await;
+                    }
+                    report.unchanged.push(name);
+                }
+                Some(_) if handle.apply(spec, config.watch).await => report.restarted.push(name),
+                Some(_) => report.updated.push(name),
+            }
+            handles.push(handle);
+        }
+        // Callers find the new roster before the old models refuse, so that they are told that the model is unknown.
+        inner.roster.store(Arc::new(Roster::new(&config, handles)));
+        for handle in gone {
+            // Here and not by its task, so that nobody is let in after this call.
+            handle.shared.refuse(Some(Refusal::Removed));
+            handle.shared.dismiss(&Denied::Removed);
+            report.removed.push(handle.shared.name().clone());
+            change.leaving.push(handle);
+        }
+        change.leaving.retain(|handle| !handle.is_gone());
+        // What is not taken over stays to be told at the next reload.
+        let (runtime_dir, state_dir) = (change.config.runtime_dir.clone(), change.config.state_dir.clone());
+        change.config = FleetConfig { runtime_dir, state_dir, ..config };
+        Ok(report)
+    }
+
+    /// Starts the task of a model. With `after_others` its first process lets those of removed models go first.
+    fn launch(&self, spec: &ModelSpec, watch: Watch, after_others: bool) -> Arc<Handle> {
+        let context = &self.inner.context;
+        let journal = Arc::clone(&context.journal);
+        let shared = Arc::new(Shared::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
+        shared.set_admission(spec.admission.mode, spec.admission.policy.clone());
+        shared.set_quarantine(spec.quarantine);
+        let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
+        let (mut model, sender) =
+            Model::new(Arc::clone(context), Arc::clone(&shared), Arc::clone(&logs), spec.clone(), watch);
+        if after_others {
+            model.wait_for_room();
+        }
+        self.inner.tasks.spawn(model.run());
+        Arc::new(Handle { shared, logs, sender })
+    }
+
+    /// Ends everything: no new leases, running ones (and queued ones that a backend can take) go on until the deadline,
+    /// then TERM, the grace, KILL. All children are reaped when it returns.
+    pub async fn shutdown(&self, deadline: Duration) {
+        let until = clock::after(Instant::now(), deadline);
+        let inner = &self.inner;
+        inner.ending.store(true, Ordering::SeqCst);
+        // Whoever changes the roster now is waited for, so that no model starts after we have looked.
+        let change = inner.change.lock().await;
+        let roster = inner.roster.load_full();
+        for handle in roster.handles().chain(&change.leaving) {
+            handle.shared.refuse(Some(Refusal::ShuttingDown));
+            handle.send(Control::Shutdown(until));
+        }
+        inner.tasks.close();
+        drop(change);
+        inner.tasks.wait().await;
+    }
+
+    /// The output of a model's processes; `None` if there is no such model.
+    pub fn logs(&self, model: &str) -> Option<LogTail> {
+        Some(self.handle(model).ok()?.logs.tail())
+    }
+
+    /// What happened and what will.
+    pub fn events(&self) -> EventTail {
+        self.inner.context.journal.tail()
+    }
+
+    /// Where the ledger is.
+    pub fn ledger_path(&self) -> &Path {
+        self.inner.context.ledger.path()
+    }
+}
+
+/// With a runtime directory that means the same from wherever a child is started.
+fn absolute(mut config: FleetConfig) -> FleetConfig {
+    if let Ok(path) = std::path::absolute(&config.runtime_dir) {
+        config.runtime_dir = path;
+    }
+    config
+}
+
+/// What can be wrong with a configuration, whatever the machine.
+fn check(config: &FleetConfig) -> Result<(), FleetError> {
+    if let Some(spec) = config.models.iter().find(|spec| spec.run.replicas == 0) {
+        return Err(FleetError::NoReplicas(spec.name.clone()));
+    }
+    roster::check_names(config)?;
+    directories::check_sockets(config)
+}
+
+impl Handle {
+    fn send(&self, control: Control) {
+        // Fails only when the task has ended; then there is nothing to be controlled.
+        drop(self.sender.send(Message::Control(control)));
+    }
+
+    fn is_gone(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    async fn apply(&self, spec: &ModelSpec, watch: Watch) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.send(Control::Apply(Box::new(spec.clone()), watch, reply));
+        answer.await.unwrap_or(false)
+    }
+}

@@ -1,0 +1,202 @@
+//! The callers' side: asking for a lease, waiting for it, leaving.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use warden_policies::GenerationId;
+use warden_policies::dispatch::{Answer, Grant, LeaseKind, Ticket};
+
+use super::{Outbox, Shared, State, Waiter};
+use crate::clock;
+use crate::error::{Denied, NoRoom};
+use crate::lease::Lease;
+use crate::lease::admit::{Size, Weighed};
+use crate::sync::lock;
+use crate::view::event::EventKind;
+
+enum Asked {
+    Granted(Lease),
+    Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, limit: Limit },
+}
+
+/// How long a caller waits.
+#[derive(Clone, Copy)]
+struct Limit {
+    since: Instant,
+    wait: Duration,
+    /// For how long the clock had stood when the caller came.
+    stood: Duration,
+}
+
+impl Limit {
+    /// When it has passed, if the clock stands no longer than it has stood so far; `None` if it has passed.
+    fn ends(self, stood: Duration, now: Instant) -> Option<Instant> {
+        let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.stood)));
+        (end > now).then_some(end)
+    }
+}
+
+/// While the clock stands its end moves on, and is looked at this often.
+const STANDS: Duration = Duration::from_millis(100);
+
+/// What a place was when it was given up.
+enum Was {
+    /// In the queue.
+    InQueue,
+    /// Among those who wait for room in memory, and what was short.
+    WithoutRoom(NoRoom),
+    /// None any more: an answer is on its way or has been taken.
+    Gone,
+}
+
+/// A place in the queue. Dropping it gives it up.
+struct Place<'a> {
+    shared: &'a Arc<Shared>,
+    ticket: Ticket,
+}
+
+impl Place<'_> {
+    /// Gives up the place.
+    fn leave(&self) -> Was {
+        let mut state = lock(&self.shared.state);
+        let channel = state.waiters.remove(&self.ticket);
+        if state.dispatch.cancel(self.ticket) {
+            drop(state);
+            drop(channel);
+            return Was::InQueue;
+        }
+        let Some(short) = state.admit.leave(self.ticket) else { return Was::Gone };
+        // Nothing is kept for it any more.
+        let mut outbox = Outbox::default();
+        self.shared.settle(&mut state, Vec::new(), &mut outbox);
+        drop(state);
+        drop(channel);
+        self.shared.deliver(outbox);
+        Was::WithoutRoom(short)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Shared {
+    /// Waits for a lease. See [`crate::Fleet::lease`].
+    pub(crate) async fn lease(
+        self: &Arc<Self>,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Result<Lease, Denied> {
+        let asked = Instant::now();
+        let (ticket, mut answer, limit) = match self.ask(kind, tokens, asked)? {
+            Asked::Granted(lease) => return Ok(lease),
+            Asked::Queued { ticket, answer, limit } => (ticket, answer, limit),
+        };
+        let place = Place { shared: self, ticket };
+        let mut until = clock::after(asked, limit.wait);
+        loop {
+            if let Ok(answer) = tokio::time::timeout_at(until, &mut answer).await {
+                return answer.unwrap_or(Err(Denied::ShuttingDown));
+            }
+            let now = Instant::now();
+            let stood = lock(&self.state).stood();
+            match limit.ends(stood, now) {
+                Some(end) => until = end.max(clock::after(now, STANDS)),
+                None => break,
+            }
+        }
+        match place.leave() {
+            Was::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
+            Was::WithoutRoom(short) => Err(short.into()),
+            // Granted in this very moment: the answer is on its way.
+            Was::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
+        }
+    }
+
+    fn ask(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>, now: Instant) -> Result<Asked, Denied> {
+        let mut state = lock(&self.state);
+        let open = state.dispatch.any_open();
+        if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
+            return Err(refusal.denied());
+        }
+        let answer = match state.dispatch.request(kind) {
+            // Those who wait for room have their places, too: a newcomer does not push one of them out.
+            Answer::Queued(ticket) if state.waiting() > state.depth => {
+                state.dispatch.cancel(ticket);
+                Answer::Full { waiting: state.waiting() }
+            }
+            answer => answer,
+        };
+        match answer {
+            Answer::Granted(generation) => {
+                if let Some(tokens) = tokens.filter(|_| self.asks.load(Ordering::Relaxed)) {
+                    return self.weighed(state, generation, kind, tokens, now);
+                }
+                let cell = state.occupy(generation, kind);
+                drop(state);
+                match cell {
+                    Some(cell) => Ok(Asked::Granted(self.lease_on(cell, kind, Duration::ZERO))),
+                    // Cannot be: what is open has its entry.
+                    None => Err(Denied::ShuttingDown),
+                }
+            }
+            Answer::Queued(ticket) => {
+                let (sender, answer) = oneshot::channel();
+                state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens });
+                let limit = Limit { since: now, wait: state.wait, stood: state.stood() };
+                drop(state);
+                if !open {
+                    self.wake.notify_one();
+                }
+                Ok(Asked::Queued { ticket, answer, limit })
+            }
+            Answer::Full { waiting } => {
+                let depth = state.depth;
+                let first = !std::mem::replace(&mut state.full_told, true);
+                drop(state);
+                if first {
+                    self.journal.tell(Some(&self.name), None, EventKind::QueueFull { waiting });
+                }
+                Err(Denied::QueueFull { waiting, depth })
+            }
+        }
+    }
+
+    /// A prompt was granted a lease at once: whether it has room there. If not, it waits like everybody else.
+    fn weighed(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        generation: GenerationId,
+        kind: LeaseKind,
+        tokens: u64,
+        now: Instant,
+    ) -> Result<Asked, Denied> {
+        let (sender, mut answer) = oneshot::channel();
+        let ticket = state.dispatch.issue();
+        state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens: Some(tokens) });
+        let limit = Limit { since: now, wait: state.wait, stood: state.stood() };
+        let mut outbox = Outbox::default();
+        self.settle(&mut state, vec![Grant { ticket, generation, kind }], &mut outbox);
+        drop(state);
+        self.deliver(outbox);
+        match answer.try_recv() {
+            Ok(Ok(lease)) => Ok(Asked::Granted(lease)),
+            Ok(Err(denied)) => Err(denied),
+            Err(_) => Ok(Asked::Queued { ticket, answer, limit }),
+        }
+    }
+
+    /// Whether a prompt of this size would find room now. Costs one load where nobody wants to know.
+    pub(crate) fn weigh(&self, size: Size) -> Weighed {
+        if !self.asks.load(Ordering::Relaxed) {
+            return Weighed::Unasked;
+        }
+        let state = lock(&self.state);
+        state.admit.weigh(&state.dispatch, size)
+    }
+}

@@ -1,0 +1,64 @@
+//! What a process keeps on purpose: what its command line tells it to, and what it reports. For fleets and for single
+//! processes alike.
+
+use std::collections::BTreeMap;
+
+use warden_policies::declared_memory::DeclaredMemory;
+use warden_policies::health::Offload;
+use warden_policies::sample::{MemoryKind, Vram};
+use warden_sensors::Report;
+
+use crate::spec::Command;
+
+/// What it is told to keep, by its command line and environment.
+pub(crate) fn of(command: &Command, build: Option<u32>) -> DeclaredMemory {
+    let of_server = |name: &str| name.starts_with("LLAMA_");
+    let inherited = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| of_server(name))?;
+        Some((name, value.into_string().ok()?))
+    });
+    let mut env: BTreeMap<String, String> = inherited.collect();
+    env.extend(command.env.iter().cloned());
+    for name in &command.env_remove {
+        env.remove(name);
+    }
+    DeclaredMemory::declared(&command.args, &env, build)
+}
+
+/// Bytes of host memory that it may keep and that nobody measures.
+pub(crate) fn allowed(declared: &DeclaredMemory) -> u64 {
+    if declared.measured().is_some() { declared.unmeasured() } else { declared.bytes() }
+}
+
+/// Pools that were measured: the prompt cache by the log, those of the GPUs by the memory report.
+pub(crate) fn pools(
+    declared: &DeclaredMemory,
+    report: Option<&Report>,
+    vram: &[Vram],
+) -> Vec<(MemoryKind, u64)> {
+    let host = declared.measured().map(|bytes| (MemoryKind::Host, bytes));
+    host.into_iter().chain(report.iter().flat_map(|report| gpu_pools(report, vram))).collect()
+}
+
+/// The pools of the report by GPU. It counts devices as ggml does, which need not be our order: only where both know
+/// the same number of them is it clear which is which.
+fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(MemoryKind, u64)> {
+    let devices = report.by_device();
+    if devices.len() != vram.len() {
+        return Vec::new();
+    }
+    let pools = devices
+        .values()
+        .map(|totals| totals.counts.pool_bytes.saturating_add(totals.counts.cublas_workspace_bytes));
+    vram.iter().map(|vram| MemoryKind::Vram(vram.gpu)).zip(pools).collect()
+}
+
+/// Whether a line tells what the server keeps, or what it has on GPUs. Every line is asked, so the first question is a cheap one; a server with a
+/// full prompt cache lists hundreds of prompts at each request, of which none tells anything.
+pub(crate) fn is_telling(line: &str) -> bool {
+    if line.contains("offloaded ") {
+        return Offload::default().learn(line);
+    }
+    ["cache", "checkpoint", "n_slots"].iter().any(|word| line.contains(word))
+        && warden_policies::declared_memory::read(line).is_some()
+}

@@ -1,0 +1,127 @@
+//! What all models of a fleet share: the outside world, the journal, the ledger, the picture, the generation counter, who
+//! may replace a process now, and what is known of all their processes together.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::share::{Arbiter, Reach, ReplacementSlot, ReplacementSlotId};
+use warden_policies::{GenerationId, GpuIndex, MemoryKind, ModelName};
+
+use crate::memory::fleet_memory::FleetMemory;
+use crate::memory::leak_history::LeakHistory;
+use crate::process::{World, socket_name};
+use crate::spec::{Common, FleetConfig};
+use crate::sync::lock;
+use crate::view::event::Journal;
+use crate::view::ledger::Ledger;
+use crate::view::publish::Publisher;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) world: Arc<dyn World>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) ledger: Ledger,
+    pub(crate) publisher: Publisher,
+    pub(crate) runtime_dir: PathBuf,
+    /// Where recordings go.
+    pub(crate) traces: PathBuf,
+    pub(crate) fleet_memory: FleetMemory,
+    pub(crate) leak_history: LeakHistory,
+    /// What all models share of the configuration.
+    pub(crate) common: Mutex<Common>,
+    /// Memory that did not come back when a process had ended, in words, by GPU.
+    pub(crate) leaks: Mutex<BTreeMap<GpuIndex, String>>,
+    arbiter: Mutex<Arbiter>,
+    pub(crate) epoch: Instant,
+    generations: AtomicU64,
+    /// Models that were removed and still have processes.
+    pub(crate) leaving: AtomicUsize,
+}
+
+/// The right to replace a process now. Dropping it lets the next one go.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    context: Arc<Context>,
+    slot: ReplacementSlotId,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        lock(&self.context.arbiter).release(self.slot);
+    }
+}
+
+impl Context {
+    pub(crate) fn new(
+        world: Arc<dyn World>,
+        journal: Arc<Journal>,
+        ledger: Ledger,
+        config: &FleetConfig,
+    ) -> Self {
+        Self {
+            world,
+            journal,
+            ledger,
+            publisher: Publisher::default(),
+            runtime_dir: config.runtime_dir.clone(),
+            traces: config.state_dir.join("traces"),
+            fleet_memory: FleetMemory::default(),
+            leak_history: LeakHistory::open(&config.state_dir),
+            common: Mutex::new(Common::from(config)),
+            leaks: Mutex::default(),
+            arbiter: Mutex::new(Arbiter::new()),
+            epoch: Instant::now(),
+            generations: AtomicU64::new(0),
+            leaving: AtomicUsize::new(0),
+        }
+    }
+
+    /// The right to replace a replica that uses these GPUs; `None` while another replacement of the model or on one of
+    /// the GPUs is under way.
+    pub(crate) fn permit(
+        self: &Arc<Self>,
+        model: &ModelName,
+        replica: u32,
+        gpus: &[GpuIndex],
+        reach: Reach,
+    ) -> Option<Permit> {
+        match lock(&self.arbiter).request(model, replica, gpus, reach) {
+            ReplacementSlot::Granted(slot) => Some(Permit { context: Arc::clone(self), slot }),
+            ReplacementSlot::Wait { .. } => None,
+        }
+    }
+
+    /// The right to replace a replica at once, whoever is at it. Others wait for its end.
+    pub(crate) fn claim(self: &Arc<Self>, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> Permit {
+        let slot = lock(&self.arbiter).claim(model, replica, gpus);
+        Permit { context: Arc::clone(self), slot }
+    }
+
+    /// Whether a backend may be ended because this memory is almost gone: one at a time.
+    pub(crate) fn may_end(&self, series: MemoryKind) -> bool {
+        lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)
+    }
+
+    /// Time since the fleet started: the clock of all policies.
+    pub(crate) fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    pub(crate) fn next_generation(&self) -> GenerationId {
+        GenerationId(self.generations.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// The last generation made: every later one has a greater number.
+    pub(crate) fn last_generation(&self) -> GenerationId {
+        GenerationId(self.generations.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn socket(&self, model: &ModelName, generation: GenerationId) -> PathBuf {
+        socket_name::socket(&self.runtime_dir, model, generation)
+    }
+}

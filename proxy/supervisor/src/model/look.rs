@@ -1,0 +1,161 @@
+//! Looks at what processes need: before a healthy one is replaced, and while a start waits for a change.
+//!
+//! A look takes a helper, because a file system may hang. It is asked for like everything else, by looking at the state:
+//! whoever wants to replace a process finds a fresh look, or asks for one and is called again when it is there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::{Action, Decision, Reason};
+
+use super::recipe::{Recipe, recipe};
+use super::replace::because;
+use super::timers;
+use super::unit::{Role, UnitId};
+use super::{Message, Model};
+use crate::clock;
+use crate::error::Failure;
+use crate::process::needs::Sight;
+use crate::process::needs::missing::Missing;
+use crate::view::ledger::Mode;
+
+/// A look that is older than this says nothing about now.
+const FRESH: Duration = Duration::from_secs(2);
+
+impl Model {
+    /// Whether the process of a unit may be replaced: `Err` if it is healthy and the next one could not start, `None` while
+    /// that is being looked at. A process that is not healthy has nothing to lose.
+    pub(super) fn may_replace(&mut self, id: UnitId) -> Option<Result<(), Missing>> {
+        let unit = self.unit(id)?;
+        if unit.phase() != Phase::Ready {
+            return Some(Ok(()));
+        }
+        let made_of = recipe(&self.spec);
+        // The libraries of another binary say nothing about this one.
+        let same = unit.live.as_ref().filter(|live| live.made_of == made_of);
+        let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
+        // Each look serves one replacement: the next one may come because something was mended.
+        if let Some((at, of, sight)) = self.needs.seen.take()
+            && at.elapsed() <= FRESH
+            && of == made_of
+        {
+            return Some(match sight.missing.clone() {
+                Some(missing) => {
+                    self.needs.found = Some(sight);
+                    Err(missing)
+                }
+                None => Ok(()),
+            });
+        }
+        self.needs.wanted = true;
+        self.look(made_of, running);
+        None
+    }
+
+    fn look(&mut self, made_of: Recipe, running: Option<u32>) {
+        if std::mem::replace(&mut self.needs.looking, true) {
+            return;
+        }
+        let (world, outbox) = (Arc::clone(&self.context.world), self.outbox.clone());
+        let command = self.spec.command.clone();
+        self.helpers.spawn(async move {
+            let sight = world.look(command, running).await;
+            drop(outbox.send(Message::Looked(Box::new(made_of), sight)));
+        });
+    }
+
+    pub(super) fn looked(&mut self, made_of: Recipe, sight: Sight) {
+        self.needs.looking = false;
+        let other = |before: &Sight| before.stamps != sight.stamps;
+        if self.needs.kept.as_ref().is_some_and(|kept| other(kept) || sight.missing.is_none()) {
+            self.needs.kept = None;
+            self.timers.configuration = None;
+            self.note = None;
+            self.changed();
+        }
+        if made_of == recipe(&self.spec) {
+            for id in self.ids() {
+                let Some(unit) = self.unit_mut(id).filter(|unit| unit.waits_for_change()) else { continue };
+                if unit.sight.as_ref().is_some_and(other) {
+                    unit.sight = Some(sight.clone());
+                    self.step(id, Event::Changed);
+                }
+            }
+        }
+        if std::mem::take(&mut self.needs.wanted) {
+            self.needs.seen = Some((Instant::now(), made_of, sight));
+        }
+        if let Some((replica, reason)) = self.needs.asked.take()
+            && self.replacements.is_empty()
+            && self.end.is_none()
+        {
+            self.replace(replica, reason);
+        }
+        // Whoever asked for it looks again.
+        for id in self.ids() {
+            let live = self.live(id);
+            if live
+                .and_then(|live| live.wish.said)
+                .is_some_and(|(decision, _)| decision.action != Action::Observe)
+            {
+                self.judge(id);
+            }
+        }
+        self.steps += 1;
+    }
+
+    /// As long as something waits for a change it is looked for.
+    pub(super) fn watch_needs(&mut self) {
+        let waits = self.units.iter().any(|unit| unit.role == Role::Current && unit.waits_for_change());
+        if !waits && self.needs.kept.is_none() {
+            self.timers.look = None;
+        } else if self.timers.look.is_none() && !self.needs.looking {
+            self.timers.look = Some(clock::again(Instant::now(), self.spec.lifecycle.look_interval));
+        }
+    }
+
+    pub(super) fn fire_look(&mut self, now: Instant) {
+        if timers::take(&mut self.timers.look, now) {
+            let made_of = recipe(&self.spec);
+            let same = self.lives().find(|live| live.made_of == made_of);
+            let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
+            self.look(made_of, running);
+        }
+    }
+
+    /// A replacement does not begin, because the next process could not start: the present one goes on. The ledger and
+    /// whoever asked are told why, once for as long as it stays so.
+    pub(super) fn keep_the_old(&mut self, replica: u32, decision: &Decision, missing: &Missing) {
+        let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
+        let sight = self.needs.found.take();
+        let known = self.needs.kept.is_some() && self.needs.kept == sight;
+        self.needs.kept = sight;
+        if known && !asked {
+            return;
+        }
+        let message = format!("{}; the running process was kept", missing.message);
+        self.book(replica, decision, Mode::Sequential, Some(message.clone()), None);
+        let failure = Failure { kind: missing.kind, message, lines: Vec::new(), failures: 0 };
+        self.fail(replica, &failure);
+    }
+
+    /// The same for an operator or a new configuration. True if the replacement may begin.
+    pub(super) fn is_prepared(&mut self, id: UnitId, replica: u32, reason: Reason) -> bool {
+        match self.may_replace(id) {
+            Some(Ok(())) => true,
+            Some(Err(missing)) => {
+                self.keep_the_old(replica, &because(reason), &missing);
+                false
+            }
+            None => {
+                // These two ask again by themselves.
+                if !matches!(reason, Reason::Operator | Reason::Configuration) {
+                    self.needs.asked = Some((replica, reason));
+                }
+                false
+            }
+        }
+    }
+}

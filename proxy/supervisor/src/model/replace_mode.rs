@@ -1,0 +1,79 @@
+//! Which way a process is replaced: in sequence or by overlap, by what memory there is, and why, for people.
+
+use warden_policies::ByteSize;
+use warden_policies::lifecycle::Phase;
+use warden_policies::sample::HostMemory;
+use warden_policies::units::scale;
+
+use super::Model;
+use super::unit::Unit;
+use crate::spec::Replace;
+use crate::view::ledger::Mode;
+
+impl Model {
+    /// The way of replacing, and why, for people.
+    pub(super) fn choose(&self, unit: &Unit) -> (Mode, Option<String>) {
+        self.replace_mode(unit, || self.context.world.available())
+    }
+
+    /// Whether a replacement would overlap. Asked at every sample, so the memory that the sample found available counts;
+    /// only where it found none is it read again.
+    pub(super) fn would_overlap(&self, unit: &Unit) -> bool {
+        let sampled = unit.live.as_ref().and_then(|live| live.memory.totals).map(|totals| totals.available);
+        self.replace_mode(unit, || sampled.or_else(|| self.context.world.available())).0 == Mode::Overlap
+    }
+
+    fn replace_mode(&self, unit: &Unit, available: impl FnOnce() -> Option<u64>) -> (Mode, Option<String>) {
+        if unit.phase() != Phase::Ready {
+            return (Mode::Sequential, Some(format!("sequential: the process is {}", unit.phase())));
+        }
+        match self.spec.run.replace {
+            Replace::Sequential => (Mode::Sequential, Some("sequential: as configured".to_owned())),
+            Replace::Overlap => (Mode::Overlap, Some("overlap: as configured".to_owned())),
+            Replace::Auto => {
+                let (mode, note) = self.by_memory(unit, available);
+                (mode, Some(note))
+            }
+        }
+    }
+
+    fn by_memory(&self, unit: &Unit, available: impl FnOnce() -> Option<u64>) -> (Mode, String) {
+        let sequential = |why: String| (Mode::Sequential, format!("sequential: {why}"));
+        let Some(live) = &unit.live else { return sequential("nothing is known of its memory".to_owned()) };
+        let memory = &live.memory;
+        if let Some(no_vram) = memory.no_vram.as_ref().filter(|no_vram| !no_vram.is_normal) {
+            return sequential(format!("a GPU is present, and {}", no_vram.why));
+        }
+        let devices = memory.devices.as_ref().filter(|devices| !devices.readings.is_empty());
+        if devices.is_none() && self.context.world.has_gpu() {
+            return sequential("a GPU is present, and its memory might not hold two".to_owned());
+        }
+        let Some(available) = available() else {
+            return sequential("the available memory is unknown".to_owned());
+        };
+        let held = live.memory.host.map_or(0, HostMemory::charged);
+        let needed = scale(
+            held.max(self.spec.recycle.common.overlap_floor.0),
+            self.spec.recycle.common.overlap_headroom,
+        );
+        let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
+        let mut fits = available >= needed;
+        for vram in &memory.vram {
+            // The next one will hold as much at its peak, and this one and others take again what they gave back.
+            let all = &self.context.fleet_memory;
+            let needed =
+                scale(vram.bytes.max(all.peak(live.id, vram.gpu)), self.spec.recycle.common.overlap_headroom);
+            let reserved = all.reserved(None, vram.gpu);
+            let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
+            fits &= free.is_some_and(|free| free.saturating_sub(reserved) >= needed);
+            let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());
+            let reserved = match reserved {
+                0 => String::new(),
+                bytes => format!(", {} of it reserved for pools that were given back", ByteSize(bytes)),
+            };
+            words.push(format!("{free} free on GPU {}{reserved}, {} needed", vram.gpu.0, ByteSize(needed)));
+        }
+        let mode = if fits { Mode::Overlap } else { Mode::Sequential };
+        (mode, format!("{}: {}", mode.as_str(), words.join(", ")))
+    }
+}

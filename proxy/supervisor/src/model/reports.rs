@@ -1,0 +1,310 @@
+//! Handles what helpers report. A report about a generation that no unit has any more is ignored, except that a process
+//! that nobody wants is killed.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use warden_policies::GenerationId;
+use warden_policies::lifecycle::{Cause, Event, Phase};
+
+use super::spread::set_all;
+use super::timers;
+use super::unit::{Pending, Role, UnitId};
+use super::{Model, Report};
+use crate::clock;
+use crate::error::{FailureKind, SpawnError};
+use crate::memory::fleet_memory::Returned;
+use crate::process::failure::{self, End, OutOfMemory};
+use crate::process::group::Exit;
+use crate::process::{Ask, Health, Process, Props, discreet, report_file};
+use crate::view::event::EventKind;
+
+impl Model {
+    pub(super) fn take_report(&mut self, generation: GenerationId, report: Report) {
+        let Some(id) =
+            self.units.iter().find(|unit| unit.generation() == Some(generation)).map(|unit| unit.id)
+        else {
+            match report {
+                Report::Returned(returned) => self.returned(generation, &returned),
+                // Nobody wants it, but it has to be reaped.
+                Report::Spawned(Ok(process)) => {
+                    process.kill();
+                    self.await_exit(generation, process);
+                }
+                Report::Spawned(Err(_)) => self.context.fleet_memory.gone(generation),
+                Report::Exited(..) => self.dying.push(generation),
+                _ => {}
+            }
+            return;
+        };
+        match report {
+            Report::Spawned(Ok(process)) => self.spawned(id, generation, process),
+            Report::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
+            Report::Probed { sent, health, props, vram, unset } => {
+                for message in unset {
+                    self.tell(Some(generation), EventKind::SettingLost { message });
+                }
+                self.probed(id, sent, health, props, vram);
+            }
+            Report::Unset(messages) => {
+                for message in messages {
+                    self.tell(Some(generation), EventKind::SettingLost { message });
+                }
+            }
+            Report::Said(line) => self.said(id, &line),
+            Report::Looked(sight) => {
+                if let Some(unit) = self.unit_mut(id) {
+                    unit.sight = Some(sight);
+                }
+            }
+            Report::Exited(exit, why) => self.exited(id, generation, exit, why),
+            Report::Returned(returned) => self.returned(generation, &returned),
+            Report::Sampled { taken, sample } => self.sampled(id, &taken, &sample),
+        }
+    }
+
+    fn spawned(&mut self, id: UnitId, generation: GenerationId, process: Arc<dyn Process>) {
+        let Some(unit) = self.unit_mut(id) else { return };
+        let replica = unit.replica;
+        let starting = unit.phase() == Phase::Starting;
+        let Some(live) = &mut unit.live else { return };
+        live.process = Some(Arc::clone(&process));
+        // A generation is spawned once.
+        drop(live.cell.process.set(Arc::downgrade(&process)));
+        live.spawned = Instant::now();
+        match live.pending {
+            Some(Pending::Kill) => process.kill(),
+            Some(Pending::Terminate) => process.terminate(),
+            None => {}
+        }
+        if starting {
+            live.timers.probe = Some(Instant::now());
+        }
+        self.tell(Some(generation), EventKind::Starting { pid: process.pid(), replica });
+        self.changed();
+        self.await_exit(generation, process);
+    }
+
+    fn not_spawned(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
+        let never_ready = self.bury(id, generation);
+        self.context.fleet_memory.gone(generation);
+        // There never was anything to come back.
+        self.replacements.note_after_exit(generation, &[]);
+        // A stop that was asked for meanwhile has what it wanted.
+        let stopping = self.unit(id).is_some_and(|unit| unit.phase() == Phase::Stopping);
+        let event = if stopping { Event::Exited } else { Event::SpawnFailed };
+        self.ended(id, generation, event, never_ready, &End::NotSpawned(error), "not created");
+    }
+
+    fn said(&mut self, id: UnitId, line: &str) {
+        if let Some(live) = self.live_mut(id) {
+            live.memory.said(line);
+        }
+    }
+
+    /// What came back of the memory of a process that has ended is known now, as far as it ever will.
+    fn returned(&mut self, generation: GenerationId, returned: &Returned) {
+        self.dying.retain(|known| *known != generation);
+        self.context.fleet_memory.gone(generation);
+        self.replacements.note_after_exit(generation, &returned.gpus);
+        self.note_returned(returned);
+        self.changed();
+    }
+
+    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit, why: OutOfMemory) {
+        self.dying.push(generation);
+        let timed_out = self.live(id).is_some_and(|live| live.timed_out);
+        let never_ready = self.bury(id, generation);
+        let end =
+            if timed_out { End::TimedOut(self.spec.lifecycle.start_timeout) } else { End::Exited(exit, why) };
+        let felled = self.shared.was_felled(generation);
+        let event = |cause| if felled { Event::Felled } else { Event::Exited(cause) };
+        self.ended(id, generation, event, never_ready, &end, &exit.to_string());
+    }
+
+    /// Takes a dead generation out of everything that knows it. Returns whether it had never been ready.
+    fn bury(&mut self, id: UnitId, generation: GenerationId) -> bool {
+        let running = self.shared.close(generation);
+        self.replacements.note_closed(generation, running);
+        self.shared.forget(generation);
+        self.learn(id);
+        let never_ready = self.unit_mut(id).and_then(|unit| {
+            let live = unit.live.take()?;
+            live.cell.revoke();
+            drop(std::fs::remove_file(&live.socket));
+            report_file::remove(&live.socket);
+            Some(live.ready.is_none())
+        });
+        self.replacements.note_gone(generation, running);
+        self.changed();
+        never_ready == Some(true)
+    }
+
+    /// Remembers what a generation that has ended showed of its growth.
+    fn learn(&mut self, id: UnitId) {
+        let Some(live) = self.live(id) else { return };
+        let monitor = &live.memory.monitor;
+        let (found, growth, key) = (monitor.priors(), monitor.growth().to_vec(), live.memory.key.clone());
+        let (context, name, keep) =
+            (Arc::clone(&self.context), self.spec.name.clone(), self.watch.sensors.priors_kept);
+        if !growth.is_empty() {
+            self.writers
+                .spawn_blocking(move || context.leak_history.learn(&key, &name, &found, &growth, keep));
+        }
+    }
+
+    /// The machine says whether this end was asked for; only then is it known what to tell.
+    fn ended(
+        &mut self,
+        id: UnitId,
+        generation: GenerationId,
+        event: impl Fn(Cause) -> Event,
+        never_ready: bool,
+        end: &End<'_>,
+        exit: &str,
+    ) {
+        let now = self.context.now();
+        let Some(unit) = self.unit(id) else { return };
+        let mut after = unit.machine.clone();
+        after.step(event(Cause::MayPass), now, &self.spec.lifecycle);
+        let mut cause = Cause::MayPass;
+        if matches!(after.phase(), Phase::Backoff | Phase::Failed) {
+            // They go into events, the ledger and answers to clients.
+            let lines = discreet::lines(&self.logs.of(generation));
+            let failure = failure::judge(end, &lines, self.watch.child.failure_lines, after.failures());
+            cause = match failure.kind {
+                kind if never_ready && kind.is_permanent() => Cause::NeedsChange,
+                FailureKind::OutOfMemory
+                    if never_ready && self.context.fleet_memory.is_making_room(generation) =>
+                {
+                    Cause::Crowded
+                }
+                _ => Cause::MayPass,
+            };
+            self.crashes += 1;
+            if let Some(unit) = self.unit_mut(id) {
+                unit.failure = Some(failure.clone());
+                unit.start_failures += u32::from(never_ready && cause != Cause::Crowded);
+            }
+            self.tell(Some(generation), EventKind::Crashed { failure });
+        } else {
+            if let Some(unit) = self.unit_mut(id) {
+                unit.start_failures = 0;
+            }
+            self.tell(Some(generation), EventKind::Stopped { exit: exit.to_owned() });
+        }
+        self.step(id, event(cause));
+    }
+
+    pub(super) fn fire_probe(&mut self, id: UnitId, now: Instant) {
+        let timeout = self.spec.lifecycle.probe_timeout;
+        let (gpu_age, limit) = (self.watch.sensors.gpu_age, self.watch.sensors.read_limit);
+        let context = Arc::clone(&self.context);
+        let history = &context.leak_history;
+        let shared = Arc::clone(&self.shared);
+        let heard = self.logs.heard();
+        let Some(unit) = self.unit_mut(id) else { return };
+        let (starting, role) = (unit.phase() == Phase::Starting, unit.role);
+        let Some(live) = &mut unit.live else { return };
+        if !timers::take(&mut live.timers.probe, now) {
+            return;
+        }
+        let Some(process) = live.process.clone() else { return };
+        let generation = live.id;
+        live.heard.0 = heard;
+        // Whether it lost its GPU is known before the other one goes.
+        let reads = starting && role == Role::Successor && history.offload(&live.memory.key).is_some();
+        self.help(generation, async move {
+            let health = process.probe(timeout).await;
+            let (mut props, mut vram, mut unset) = (None, None, Vec::new());
+            if health == Health::Ready && starting {
+                props = Some(process.props(timeout).await);
+                // Before its gate opens: nobody is answered by a process that lacks them.
+                unset = set_all(process.as_ref(), &shared, timeout).await;
+                if reads {
+                    vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
+                }
+            }
+            Report::Probed { sent: now, health, props, vram, unset }
+        });
+    }
+
+    fn probed(&mut self, id: UnitId, sent: Instant, health: Health, props: Option<Props>, vram: Option<u64>) {
+        let timing = self.spec.lifecycle;
+        let Some(unit) = self.unit_mut(id) else { return };
+        let phase = unit.phase();
+        let Some(live) = &mut unit.live else { return };
+        let (now, generation) = (Instant::now(), live.id);
+        match phase {
+            Phase::Starting if health == Health::Ready => {
+                live.heard.1 = live.heard.0;
+                let turned_down = self.turns_down(id, vram);
+                if !turned_down {
+                    self.ready(id, props.unwrap_or_default());
+                }
+            }
+            Phase::Starting => live.timers.probe = Some(clock::again(now, timing.start_probe_interval)),
+            Phase::Ready | Phase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
+                live.timers.probe = Some(now);
+            }
+            Phase::Ready | Phase::Suspect => {
+                // While callers are kept out because of a doubt, every moment counts.
+                let doubted = live.doubted.is_some() && health == Health::Lost;
+                let pause = if doubted { timing.start_probe_interval } else { timing.probe_interval };
+                live.timers.probe = Some(clock::again(now, pause));
+                // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests.
+                if health != Health::Lost || live.cell.progressed_since(sent) {
+                    live.probes_lost = 0;
+                    live.doubted = None;
+                    if health != Health::Lost {
+                        live.heard.1 = live.heard.0;
+                        self.shared.lives(generation);
+                    }
+                    if phase == Phase::Suspect {
+                        self.step(id, Event::ProbesBack);
+                    }
+                } else {
+                    live.probes_lost += 1;
+                    if phase == Phase::Ready && live.probes_lost >= timing.probes_lost {
+                        self.step(id, Event::ProbesLost);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn ready(&mut self, id: UnitId, props: Props) {
+        let timing = self.spec.lifecycle;
+        let command = self.spec.command.clone();
+        let available = self.context.world.available();
+        let lines = self.generation(id).map(|generation| self.logs.of(generation));
+        let lines = lines.unwrap_or_default();
+        let Some(unit) = self.unit_mut(id) else { return };
+        unit.start_failures = 0;
+        unit.failure = None;
+        let Some(live) = &mut unit.live else { return };
+        let now = Instant::now();
+        live.ready = Some(now);
+        live.slots = props.slots;
+        let start = now.saturating_duration_since(live.spawned);
+        live.memory.ready(&command, &props, &lines, available);
+        live.health.ready(&command, &props, start);
+        if let Some(tokens) = props.n_ctx {
+            live.cell.pulses.set_context(tokens);
+        }
+        live.timers.probe = Some(clock::again(now, timing.probe_interval));
+        // At once: what a fresh process holds is what the next replacement will be compared with.
+        live.timers.sample = Some(now);
+        let (start_ms, generation) = (clock::millis(start), live.id);
+        let with = live.made_of.command().clone();
+        if self.experience.ready(start, &props, with) {
+            // What ended another build, or one with other arguments, may do no harm to this one.
+            self.shared.release_requests(None);
+        }
+        // The lease gate opens in here, before anybody is told.
+        self.step(id, Event::ProbeReady);
+        self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
+        self.judge_offload(id, false);
+    }
+}

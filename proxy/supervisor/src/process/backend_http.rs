@@ -1,0 +1,56 @@
+//! How the supervisor itself asks a backend: probes, properties, counters. Clients' requests never come this way.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::process::endpoint::Endpoint;
+
+/// Asks one backend.
+#[derive(Debug)]
+pub(crate) struct BackendHttp {
+    client: Option<reqwest::Client>,
+    /// Host and port in URLs; over a Unix socket the name means nothing.
+    at: String,
+    key: Option<String>,
+}
+
+impl BackendHttp {
+    /// No pool: llama-server closes an idle connection after 5 s, and probes are further apart than a pool would help.
+    pub(crate) fn new(endpoint: &Endpoint, key: Option<String>) -> Self {
+        let builder = reqwest::Client::builder();
+        let (builder, at) = match endpoint {
+            Endpoint::Unix(socket) => (builder.unix_socket(socket.as_path()), "backend".to_owned()),
+            Endpoint::Tcp(address) => (builder, address.to_string()),
+        };
+        let builder = builder
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .pool_max_idle_per_host(0);
+        let client = builder.build();
+        let client =
+            client.inspect_err(|error| tracing::error!(%error, "cannot make a client for probes")).ok();
+        Self { client, at, key }
+    }
+
+    /// The answer to a `POST` of JSON; `None` if there is none within the time.
+    pub(crate) async fn post(&self, path: &str, body: Bytes, timeout: Duration) -> Option<reqwest::Response> {
+        let mut request = self.client.as_ref()?.post(format!("http://{}{path}", self.at)).timeout(timeout);
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        let request = request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
+        request.send().await.inspect_err(|error| tracing::debug!(path, %error, "no answer")).ok()
+    }
+
+    /// The answer to a `GET`; `None` if there is none within the time.
+    pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
+        let mut request = self.client.as_ref()?.get(format!("http://{}{path}", self.at)).timeout(timeout);
+        // `/health` needs no key, and until the process is ready a stranger may answer on its port.
+        if let Some(key) = self.key.as_ref().filter(|_| path != "/health") {
+            request = request.bearer_auth(key);
+        }
+        request.send().await.inspect_err(|error| tracing::trace!(path, %error, "probe lost")).ok()
+    }
+}

@@ -1,0 +1,91 @@
+//! The directories that the fleet writes to: the private one for sockets, checked and cleaned.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use warden_policies::GenerationId;
+
+use crate::error::FleetError;
+use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker, socket};
+use crate::spec::FleetConfig;
+
+/// Makes the directory for sockets (mode 0700, ours) and removes what dead supervisors left in it.
+pub(crate) fn prepare_runtime(path: &Path) -> Result<(), FleetError> {
+    make_private(path).map_err(|source| FleetError::RuntimeDir { path: path.to_owned(), source })?;
+    sweep(path);
+    Ok(())
+}
+
+/// Makes a directory that only we can enter, or makes ours so.
+pub(crate) fn make_private(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    let metadata = fs::metadata(path)?;
+    if metadata.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
+    }
+    if metadata.permissions().mode() & 0o077 != 0 {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
+    }
+    // Whether we can write there is found out now, not at the first request.
+    let probe = path.join(format!(".probe-{}", std::process::id()));
+    fs::write(&probe, "")?;
+    fs::remove_file(probe)
+}
+
+/// Best effort: a socket or a report that stays behind is in nobody's way.
+fn sweep(path: &Path) {
+    let Ok(entries) = fs::read_dir(path) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        let name = entry.file_name();
+        let dead = |pid: u32| pid != std::process::id() && !Path::new(&format!("/proc/{pid}")).exists();
+        if name.to_str().and_then(maker).is_some_and(dead) {
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
+/// Whether every socket's path will fit, with generation numbers that a year of crash loops does not use up.
+pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
+    const LATE: GenerationId = GenerationId(99_999_999);
+    for model in &config.models {
+        let path = socket(&config.runtime_dir, &model.name, LATE);
+        let length = path.as_os_str().len();
+        if length > SOCKET_PATH_LIMIT {
+            return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_is_private_and_swept_of_what_the_dead_left() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("a/b");
+        fs::create_dir_all(&path).unwrap();
+        // Above the greatest process id that Linux gives.
+        let (stale, ours) =
+            (path.join("m-4999999-g1.sock"), path.join(format!("m-{}-g1.sock", std::process::id())));
+        let stale_report = crate::process::report_file::beside(&stale);
+        for file in [&stale, &stale_report, &ours] {
+            fs::write(file, "").unwrap();
+        }
+        prepare_runtime(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(!stale.exists() && !stale_report.exists() && ours.exists());
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_named() {
+        let parent = tempfile::tempdir().unwrap();
+        let file = parent.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = prepare_runtime(&file.join("run")).unwrap_err().to_string();
+        assert!(error.contains("file/run") && error.contains("runtime_dir"), "{error}");
+    }
+}

@@ -1,0 +1,354 @@
+//! Why a start failed, read from how the process ended and what it said. Pure: text in, a [`Failure`] out.
+//!
+//! The phrases are those of llama-server and the dynamic loader. The first kind that matches wins, so the order goes from
+//! causes to consequences: a model that does not fit also "fails to load".
+
+use crate::error::{Failure, FailureKind, SpawnError};
+use crate::process::group::Exit;
+
+/// How a start ended.
+#[derive(Debug)]
+pub(crate) enum End<'a> {
+    /// The process could not be created.
+    NotSpawned(&'a SpawnError),
+    /// It ended; if SIGKILL ended it, whether that was for lack of memory.
+    Exited(Exit, OutOfMemory),
+    /// It was not ready in time and was killed.
+    TimedOut(std::time::Duration),
+}
+
+/// What the kernel's counters say about a process that SIGKILL ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OutOfMemory {
+    /// They cannot be read.
+    #[default]
+    Unknown,
+    /// The kernel killed nobody for lack of memory.
+    No,
+    /// The kernel killed somebody of its control group, or of one around it.
+    Group,
+    /// The kernel killed somebody on this machine.
+    Machine,
+}
+
+const BAD_FLAG: &[&str] =
+    &["error: invalid argument", "error while handling argument", "error: unknown argument"];
+const NO_HTTPS: &[&str] = &["https is not supported", "built without libcurl", "built without ssl"];
+const NO_LIBRARY: &[&str] = &["error while loading shared libraries"];
+const ADDRESS: &[&str] = &["couldn't bind", "address already in use"];
+const NO_MEMORY: &[&str] = &[
+    "out of memory",
+    "insufficient memory",
+    "failed to allocate",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "unable to allocate",
+    "erroroutofdevicememory",
+    "erroroutofhostmemory",
+];
+const BAD_MODEL: &[&str] = &[
+    "failed to open gguf",
+    "invalid magic",
+    "failed to read magic",
+    "model is corrupted or incomplete",
+    "unknown model architecture",
+];
+/// What follows from many causes, some of which pass: no memory on a device, a network drive that is away.
+const NOT_LOADED: &[&str] = &[
+    "error loading model",
+    "failed to load model",
+    "failed to load multimodal model",
+    "failed to load lora adapter",
+];
+
+const ABORTED: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "what():", "cuda error"];
+
+/// The first of these lines that says that the process crashed, if one does. Said by a process that does not end, it may also be a
+/// text that a client sent: whoever acts on it asks whether the process still answers.
+pub(crate) fn crash_line(lines: &[String]) -> Option<String> {
+    lines.iter().find(|line| has(line, ABORTED)).map(|line| said(line))
+}
+
+fn has(line: &str, phrases: &[&str]) -> bool {
+    let line = line.to_ascii_lowercase();
+    phrases.iter().any(|phrase| line.contains(phrase))
+}
+
+/// Judges the end of a process that did not become ready, or that crashed.
+///
+/// `lines` are all its lines that are still known; `keep` of them, the last ones, are shown.
+pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32) -> Failure {
+    let (kind, message) = match end {
+        End::NotSpawned(error) => not_spawned(error),
+        End::TimedOut(after) => (
+            FailureKind::Timeout,
+            format!(
+                "it was not ready within {:.0} s: give it more time with `start_timeout`, or look at its output for \
+                 what it waits for",
+                after.as_secs_f64()
+            ),
+        ),
+        End::Exited(exit, why) => exited(*exit, *why, lines),
+    };
+    let lines = lines[lines.len().saturating_sub(keep)..].to_vec();
+    Failure { kind, message, lines, failures }
+}
+
+fn not_spawned(error: &SpawnError) -> (FailureKind, String) {
+    use FailureKind::{Exit, NotExecutable, OutOfMemory};
+    let errno = if let SpawnError::Exec { source, .. } = error { source.raw_os_error() } else { None };
+    let (kind, hint) = match (error, errno) {
+        (SpawnError::Directory { .. }, _) => (NotExecutable, "check the working directory"),
+        (_, Some(libc::ENOENT)) => {
+            (NotExecutable, "the file, or the loader it names, does not exist: check the path of the binary")
+        }
+        (_, Some(libc::EACCES | libc::EPERM)) => {
+            (NotExecutable, "make it executable (chmod +x) and its directories accessible")
+        }
+        (_, Some(libc::ENOEXEC)) => (NotExecutable, "it is not a program for this machine"),
+        (_, Some(libc::ENOTDIR | libc::EISDIR | libc::ELOOP)) => {
+            (NotExecutable, "check the path of the binary")
+        }
+        (_, Some(libc::ENOMEM)) => (OutOfMemory, "there is no memory for another process"),
+        (_, Some(libc::EAGAIN)) => (Exit, "this account may not have more processes (ulimit -u)"),
+        (_, Some(libc::EMFILE | libc::ENFILE)) => (Exit, "too many files are open (ulimit -n)"),
+        _ => (Exit, "it is tried again"),
+    };
+    (kind, format!("{error}; {hint}"))
+}
+
+fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, String) {
+    // The first match is the cause; later lines tell what followed from it.
+    let find = |phrases: &[&str]| lines.iter().find(|line| has(line, phrases)).map(|line| said(line));
+    if let Some(line) = find(NO_LIBRARY) {
+        let hint = "install the library or set `LD_LIBRARY_PATH` in the model's `env`";
+        return (FailureKind::MissingLibrary, format!("a shared library is missing ({line}): {hint}"));
+    }
+    if let Some(line) = find(NO_HTTPS) {
+        let hint = "build one that can (`llama-warden build --plan` says what is missing here), or fetch the file yourself \
+                    and give its path with -m";
+        return (FailureKind::BadModel, format!("this llama-server cannot fetch models ({line}): {hint}"));
+    }
+    if let Some(line) = find(BAD_FLAG) {
+        let hint = "correct the model's arguments; `llama-server --help` lists them";
+        return (FailureKind::BadFlag, format!("llama-server does not take an argument ({line}): {hint}"));
+    }
+    if let Some(line) = find(ADDRESS) {
+        return (
+            FailureKind::Address,
+            format!("it could not listen on its socket ({line}): check `runtime_dir`"),
+        );
+    }
+    if let Some(line) = find(NO_MEMORY) {
+        let hint = "use a smaller context (-c), fewer layers on the GPU (-ngl) or a smaller quantization";
+        return (FailureKind::OutOfMemory, format!("memory ran out ({line}): {hint}"));
+    }
+    if exit == Exit::Signal(libc::SIGKILL) {
+        return killed(exit, why);
+    }
+    if let Some(line) = find(BAD_MODEL) {
+        let hint = "check the path and that the file is a whole GGUF model that this llama-server knows";
+        return (FailureKind::BadModel, format!("the model could not be loaded ({line}): {hint}"));
+    }
+    if let Some(line) = find(NOT_LOADED) {
+        let hint = "its output may tell why; a file or memory that is missing may be there the next time";
+        return (FailureKind::NotLoaded, format!("the model could not be loaded ({line}): {hint}"));
+    }
+    match (exit, find(ABORTED)) {
+        (Exit::Signal(_), Some(line)) => (FailureKind::Signal, format!("it died of {exit} ({line})")),
+        (Exit::Signal(_), None) => {
+            (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why"))
+        }
+        _ => (FailureKind::Exit, format!("it ended by itself with {exit}; its last lines may tell why")),
+    }
+}
+
+fn killed(exit: Exit, why: OutOfMemory) -> (FailureKind, String) {
+    const LESS: &str = "use a smaller context or model";
+    match why {
+        OutOfMemory::Group => (
+            FailureKind::OutOfMemory,
+            format!(
+                "the kernel killed it for lack of memory in its control group ({exit}): {LESS}, or raise the group's limit"
+            ),
+        ),
+        OutOfMemory::Machine => (
+            FailureKind::OutOfMemory,
+            format!(
+                "it was killed with {exit} when the kernel was killing for lack of memory (`dmesg` names the process): {LESS}"
+            ),
+        ),
+        OutOfMemory::No => (
+            FailureKind::Signal,
+            format!(
+                "it was killed by a person or a program with {exit}; the kernel killed nobody for lack of memory"
+            ),
+        ),
+        OutOfMemory::Unknown => (
+            FailureKind::Signal,
+            format!(
+                "it was killed by somebody else with {exit}; whether by the kernel, for lack of memory, `dmesg` tells"
+            ),
+        ),
+    }
+}
+
+/// A line without llama-server's time stamp and level (`0.00.004.314 E `), cut to a readable length.
+fn said(line: &str) -> String {
+    const LONGEST: usize = 200;
+    let stamp = |word: &str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let mut rest = line.trim();
+    if let Some((first, after)) = rest.split_once(' ')
+        && stamp(first)
+    {
+        rest = after.trim_start();
+        if let Some((level, after)) = rest.split_once(' ')
+            && level.len() == 1
+        {
+            rest = after.trim_start();
+        }
+    }
+    if rest.chars().count() > LONGEST {
+        let cut: String = rest.chars().take(LONGEST).collect();
+        return format!("{cut}...");
+    }
+    rest.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn of(exit: Exit, text: &str) -> Failure {
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        judge(&End::Exited(exit, OutOfMemory::Unknown), &lines, 2, 1)
+    }
+
+    #[test]
+    fn what_llama_server_says_is_understood() {
+        for (code, text, kind, quoted) in [
+            (1, "error: invalid argument: --bogus", FailureKind::BadFlag, "--bogus"),
+            (
+                1,
+                "error while handling argument \"-c\": stoi\n\nusage:\n",
+                FailureKind::BadFlag,
+                "\"-c\": stoi",
+            ),
+            (
+                1,
+                "0.00.004.314 E gguf_init_from_file: failed to open GGUF file '/a.gguf' (No such file or directory)\n\
+                 0.00.004.780 E srv  llama_server: exiting due to model loading error",
+                FailureKind::BadModel,
+                "(gguf_init_from_file: failed to open GGUF file '/a.gguf'",
+            ),
+            (
+                1,
+                "0.00.004.453 E llama_model_load: error loading model: tensor 'x' data is not within the file bounds, \
+                 model is corrupted or incomplete",
+                FailureKind::BadModel,
+                "corrupted or incomplete",
+            ),
+            (
+                1,
+                "0.00.024.396 E ggml_aligned_malloc: insufficient memory (attempted to allocate 3128.00 MB)\n\
+                 0.00.024.685 E cmn  common_init_: failed to create context with model 'fat-kv.gguf'\n\
+                 0.00.024.698 E srv  load_model: failed to load model",
+                FailureKind::OutOfMemory,
+                "3128.00 MB",
+            ),
+            (1, "CUDA error: out of memory\n  failed to load model", FailureKind::OutOfMemory, "CUDA error"),
+            (
+                1,
+                "E srv  start: couldn't bind HTTP server socket, hostname: /x.sock",
+                FailureKind::Address,
+                "/x.sock",
+            ),
+            (
+                127,
+                "./llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared object file",
+                FailureKind::MissingLibrary,
+                "libcudart.so.12",
+            ),
+            (
+                1,
+                "error while handling argument \"-hf\": HTTPS is not supported. Please rebuild with one of:\n  -DLLAMA_OPENSSL=ON",
+                FailureKind::BadModel,
+                "llama-warden build --plan",
+            ),
+            (
+                1,
+                "common_load_model_from_hf: llama.cpp built without libcurl, downloading from Hugging Face not supported.",
+                FailureKind::BadModel,
+                "give its path with -m",
+            ),
+            (
+                1,
+                "E srv  load_model: failed to load model",
+                FailureKind::NotLoaded,
+                "may be there the next time",
+            ),
+            (7, "nothing of note", FailureKind::Exit, "exit code 7"),
+        ] {
+            let failure = of(Exit::Code(code), text);
+            assert_eq!(failure.kind, kind, "{text}");
+            assert!(failure.message.contains(quoted), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn a_death_by_signal_is_told_and_sigkill_means_lack_of_memory_only_where_the_kernel_counted_it() {
+        let of_kill = |why| judge(&End::Exited(Exit::Signal(9), why), &[], 2, 1);
+        for (why, kind, words) in [
+            (OutOfMemory::Unknown, FailureKind::Signal, "dmesg"),
+            (OutOfMemory::No, FailureKind::Signal, "by a person or a program"),
+            (OutOfMemory::Group, FailureKind::OutOfMemory, "control group"),
+            (OutOfMemory::Machine, FailureKind::OutOfMemory, "dmesg"),
+        ] {
+            let failure = of_kill(why);
+            assert_eq!(failure.kind, kind, "{why:?}");
+            assert!(
+                failure.message.contains(words) && failure.message.contains("SIGKILL"),
+                "{}",
+                failure.message
+            );
+        }
+        let failure = of(Exit::Signal(6), "GGML_ASSERT(n > 1) failed");
+        assert_eq!(failure.kind, FailureKind::Signal);
+        assert!(
+            failure.message.contains("SIGABRT") && failure.message.contains("n > 1"),
+            "{}",
+            failure.message
+        );
+    }
+
+    #[test]
+    fn the_last_lines_are_kept() {
+        assert_eq!(of(Exit::Code(1), "a\nb\nc").lines, ["b", "c"]);
+        assert_eq!(of(Exit::Code(1), "").lines, [""; 0]);
+    }
+
+    #[test]
+    fn a_binary_that_cannot_run_is_a_permanent_failure_with_a_hint() {
+        for (source, hint) in
+            [(libc::ENOENT, "does not exist"), (libc::EACCES, "chmod +x"), (libc::ENOEXEC, "not a program")]
+        {
+            let source = std::io::Error::from_raw_os_error(source);
+            let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
+            let failure = judge(&End::NotSpawned(&error), &[], 5, 1);
+            assert!(failure.kind.is_permanent());
+            assert!(
+                failure.message.contains(hint) && failure.message.contains("/bin/nope"),
+                "{}",
+                failure.message
+            );
+        }
+        let source = std::io::Error::from_raw_os_error(libc::EMFILE);
+        let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
+        assert!(!judge(&End::NotSpawned(&error), &[], 5, 1).kind.is_permanent(), "that may pass");
+        let failure = judge(&End::TimedOut(Duration::from_secs(900)), &[], 5, 1);
+        assert!(failure.message.contains("900 s"), "{}", failure.message);
+    }
+}

@@ -1,0 +1,133 @@
+//! A process group: its signals, its end, its reaping.
+//!
+//! A process id is safe to signal only while its process is not reaped, and a group only while its leader is not. So the
+//! signals and the reaping go through one lock, and the reaper kills what is left of the group while the leader is still
+//! a zombie.
+
+use std::sync::Mutex;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::sync::lock;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// With an exit code.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+    /// Somebody else reaped it.
+    Unknown,
+}
+
+impl Exit {
+    /// Whether it was ended by a signal that a process does not send itself: by an operator, a limit of time, or the kernel
+    /// for lack of memory. What it dies of by itself (an abort, a bad address) is none of these.
+    pub const fn is_from_outside(self) -> bool {
+        matches!(
+            self,
+            Self::Signal(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT)
+        )
+    }
+
+    /// Whether what it did may have ended it: a failure's exit code, a failed assertion, a fault. A clean exit was asked for.
+    pub(crate) const fn is_its_own(self) -> bool {
+        !self.is_from_outside() && !matches!(self, Self::Code(0) | Self::Unknown)
+    }
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(number) => match signal_name(*number) {
+                Some(name) => write!(f, "signal {number} ({name})"),
+                None => write!(f, "signal {number}"),
+            },
+            Self::Unknown => f.write_str("an unknown end"),
+        }
+    }
+}
+
+fn signal_name(number: i32) -> Option<&'static str> {
+    Some(match number {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGSYS => "SIGSYS",
+        _ => return None,
+    })
+}
+
+/// A process group and whether its leader is reaped. Dropping it before that kills the group.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(super) leader: Pid,
+    exit: Mutex<Option<Exit>>,
+}
+
+impl Group {
+    pub(crate) fn new(leader: Pid) -> Self {
+        Self { leader, exit: Mutex::new(None) }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.leader.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        let exit = lock(&self.exit);
+        if exit.is_none()
+            && let Err(error) = rustix::process::kill_process_group(self.leader, signal)
+        {
+            tracing::debug!(pid = self.id(), ?signal, %error, "cannot signal the process group");
+        }
+    }
+
+    /// Kills what is left of the group and reaps the leader, if it has ended.
+    pub(super) fn reap(&self) -> Option<Exit> {
+        let mut exit = lock(&self.exit);
+        if exit.is_none() {
+            let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            match rustix::process::waitid(WaitId::Pid(self.leader), look | WaitIdOptions::NOWAIT) {
+                Ok(None) => return None,
+                Ok(Some(_)) => {
+                    // Fails only if nobody is left.
+                    let _ = rustix::process::kill_process_group(self.leader, Signal::KILL);
+                    let status = rustix::process::waitid(WaitId::Pid(self.leader), look);
+                    *exit = Some(status.ok().flatten().map_or(Exit::Unknown, |status| {
+                        let signal = status.terminating_signal().map(Exit::Signal);
+                        signal.or(status.exit_status().map(Exit::Code)).unwrap_or(Exit::Unknown)
+                    }));
+                }
+                Err(error) => {
+                    tracing::warn!(pid = self.id(), %error, "a child was reaped by somebody else");
+                    *exit = Some(Exit::Unknown);
+                }
+            }
+        }
+        *exit
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.reap().is_none() {
+            self.signal(Signal::KILL);
+            // It may take a moment to die; then it stays a zombie until we end.
+            self.reap();
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! The real world: children of this host, asked over their sockets, read by the sensors.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::task::JoinSet;
+use warden_policies::health::Slots;
+use warden_sensors::gpu::{Baseline, Snapshot, Why};
+use warden_sensors::oom::Moved;
+use warden_sensors::{BackendMetrics, Listener, backend_metrics};
+
+use crate::clock;
+use crate::error::SpawnError;
+use crate::process::backend_http::BackendHttp;
+use crate::process::child::Child;
+use crate::process::endpoint::Endpoint;
+use crate::process::failure::OutOfMemory;
+use crate::process::gpus::GpuRoom;
+use crate::process::group::Exit;
+use crate::process::hints::{api_key, build_number, tells_metrics};
+use crate::process::needs::{self, Sight};
+use crate::process::nursery::NurseryHandle;
+use crate::process::population::{Birth, Population};
+use crate::process::report_file::Source;
+use crate::process::settings::Setting;
+use crate::process::{
+    Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World, backend_slots, directories, lines,
+};
+use crate::spec::{Command, SpawnRequest};
+use crate::sync::lock;
+use crate::view::log::Stream;
+
+/// This host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    nursery: NurseryHandle,
+    gpus: Arc<GpuRoom>,
+    population: Arc<Population>,
+}
+
+impl Host {
+    pub(crate) fn new(nursery: NurseryHandle) -> Self {
+        Self { nursery, gpus: Arc::default(), population: Arc::default() }
+    }
+}
+
+impl World for Host {
+    fn spawn(
+        &self,
+        request: SpawnRequest,
+        socket: PathBuf,
+        endpoint: Endpoint,
+        longest_line: usize,
+        sink: Sink,
+    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
+        Box::pin(async move {
+            let key = api_key(&request.command);
+            let report = Source::of(&request.command, &socket);
+            let tells = tells_metrics(&request.command);
+            restore_directory(&socket);
+            let birth = Birth::new(&self.population);
+            let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
+            let before = before.map(|(snapshot, _)| snapshot.baseline());
+            let child = self.nursery.spawn(request).await?;
+            let kills = Mutex::new(warden_sensors::OomKills::read(child.pid()));
+            let mut readers = JoinSet::new();
+            if let Some((stdout, stderr)) = child.take_output() {
+                let (to_out, to_err) = (Arc::clone(&sink), sink);
+                readers.spawn(lines::read(stdout, longest_line, move |line| to_out(Stream::Stdout, line)));
+                readers.spawn(lines::read(stderr, longest_line, move |line| to_err(Stream::Stderr, line)));
+            }
+            let http = BackendHttp::new(&endpoint, key);
+            let port = match endpoint {
+                Endpoint::Tcp(address) => Some(Port { address, told: AtomicBool::new(false) }),
+                Endpoint::Unix(_) => None,
+            };
+            let readers = tokio::sync::Mutex::new(readers);
+            let (gpus, gpu_here) = (Arc::clone(&self.gpus), self.has_gpu());
+            Ok(Arc::new(HostProcess {
+                child,
+                readers,
+                http,
+                port,
+                report,
+                tells,
+                gpus,
+                before,
+                birth,
+                kills,
+                gpu_here,
+            }) as Arc<dyn Process>)
+        })
+    }
+
+    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight> {
+        Box::pin(async move {
+            let look = tokio::task::spawn_blocking(move || needs::look(&command, running));
+            look.await.unwrap_or_default()
+        })
+    }
+
+    fn available(&self) -> Option<u64> {
+        let totals = warden_sensors::host_totals();
+        totals
+            .inspect_err(|error| tracing::warn!(%error, "memory unknown"))
+            .ok()
+            .map(|totals| totals.available)
+    }
+
+    fn free(&self, limit: Duration) -> BoxFuture<'_, FreeMemory> {
+        Box::pin(async move {
+            let Some((_, devices)) = self.gpus.look(Duration::ZERO, limit).await else {
+                return FreeMemory { host: self.available(), gpus: Vec::new() };
+            };
+            let free = |gpu| Some((gpu, devices.reading(gpu)?.free?));
+            FreeMemory { host: self.available(), gpus: devices.with_vram().filter_map(free).collect() }
+        })
+    }
+
+    fn minute(&self) -> Option<u16> {
+        clock::minute()
+    }
+
+    fn has_gpu(&self) -> bool {
+        let numbered = |directory: &str, prefix: &str| {
+            std::fs::read_dir(directory).is_ok_and(|entries| {
+                entries.filter_map(Result::ok).any(|entry| {
+                    let name = entry.file_name();
+                    let number = name.to_str().and_then(|name| name.strip_prefix(prefix));
+                    number.is_some_and(|number| number.parse::<u32>().is_ok())
+                })
+            })
+        };
+        numbered("/dev", "nvidia")
+            || ["/dev/kfd", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+            || numbered("/dev/dri", "renderD")
+    }
+}
+
+/// Makes the socket's directory again if it is gone: the end of a login session takes `/run/user/UID` away, and cleaners
+/// of `/tmp` know no mercy. Without it no process could ever start again.
+fn restore_directory(socket: &Path) {
+    let Some(directory) = socket.parent().filter(|directory| !directory.exists()) else { return };
+    tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
+    if let Err(error) = directories::make_private(directory) {
+        // The child says so too, in words that end in a failure which callers are told.
+        tracing::error!(directory = %directory.display(), %error, "cannot make the directory for sockets");
+    }
+}
+
+#[derive(Debug)]
+struct HostProcess {
+    child: Child,
+    readers: tokio::sync::Mutex<JoinSet<()>>,
+    http: BackendHttp,
+    /// Where it listens, if others can listen there, too.
+    port: Option<Port>,
+    report: Option<Source>,
+    /// It tells its own counters.
+    tells: bool,
+    gpus: Arc<GpuRoom>,
+    /// The GPUs before it was made.
+    before: Option<Baseline>,
+    birth: Birth,
+    /// The kernel's counters at the last reading.
+    kills: Mutex<warden_sensors::OomKills>,
+    /// The machine has a GPU, known to a sensor or not.
+    gpu_here: bool,
+}
+
+impl HostProcess {
+    /// Whether it is the one who answers where it was told to listen.
+    async fn listens(&self) -> bool {
+        match &self.port {
+            Some(port) => port.is_of(self.child.pid()).await,
+            None => true,
+        }
+    }
+
+    async fn metrics(&self, limit: Duration) -> Option<BackendMetrics> {
+        // It is asked with its key.
+        if !self.tells || !self.listens().await {
+            return None;
+        }
+        let answer = self.http.get("/metrics", limit).await?;
+        if answer.status() != reqwest::StatusCode::OK {
+            return None;
+        }
+        Some(backend_metrics::parse(&answer.text().await.ok()?))
+    }
+
+    async fn slots(&self, limit: Duration) -> Option<Slots> {
+        // It is asked with its key.
+        if !self.listens().await {
+            return None;
+        }
+        let answer = self.http.get("/slots", limit).await?;
+        if answer.status() != reqwest::StatusCode::OK {
+            return None;
+        }
+        backend_slots::read(&answer.json().await.ok()?)
+    }
+}
+
+/// A port that any program of this machine could have taken before the child.
+#[derive(Debug)]
+struct Port {
+    address: SocketAddr,
+    /// Whether it was already logged that somebody else listens on this port.
+    told: AtomicBool,
+}
+
+impl Port {
+    /// Whether the group listens there, and nobody else. What cannot be told is not held against it.
+    async fn is_of(&self, group: u32) -> bool {
+        let address = self.address;
+        // Some small reads of /proc: not for a runtime thread.
+        let looked = tokio::task::spawn_blocking(move || warden_sensors::listener(group, address)).await;
+        match looked {
+            Ok(Some(Listener::Other)) => {
+                if !self.told.swap(true, Ordering::Relaxed) {
+                    tracing::error!(
+                        pid = group,
+                        "another program listens on {address}, the port chosen for this process; no request goes there"
+                    );
+                }
+                false
+            }
+            Ok(Some(Listener::Nobody)) => false,
+            Ok(Some(Listener::Group) | None) | Err(_) => true,
+        }
+    }
+}
+
+/// The longest time that the rest of a dead child's output is waited for: only a process that left the group can still
+/// hold the pipe.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+impl Process for HostProcess {
+    fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    fn terminate(&self) {
+        self.child.terminate();
+    }
+
+    fn kill(&self) {
+        self.child.kill();
+    }
+
+    fn wait(&self) -> BoxFuture<'_, Exit> {
+        Box::pin(async {
+            let exit = self.child.wait().await;
+            let mut readers = self.readers.lock().await;
+            let rest = async { while readers.join_next().await.is_some() {} };
+            if tokio::time::timeout(LAST_WORDS, rest).await.is_err() {
+                readers.abort_all();
+            }
+            exit
+        })
+    }
+
+    fn is_running(&self) -> bool {
+        self.child.is_running()
+    }
+
+    fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
+        Box::pin(async move {
+            let health = match self.http.get("/health", timeout).await {
+                Some(answer) if answer.status() == reqwest::StatusCode::OK => Health::Ready,
+                Some(_) => Health::Loading,
+                None => Health::Lost,
+            };
+            // After the answer: the port cannot change hands while its listener lives.
+            if health != Health::Lost && !self.listens().await { Health::Lost } else { health }
+        })
+    }
+
+    fn props(&self, timeout: Duration) -> BoxFuture<'_, Props> {
+        Box::pin(async move {
+            let Some(answer) = self.http.get("/props", timeout).await else { return Props::default() };
+            let Ok(json) = answer.json::<serde_json::Value>().await else { return Props::default() };
+            let slots = json["total_slots"].as_u64().and_then(|slots| u32::try_from(slots).ok());
+            Props {
+                slots: slots.filter(|slots| *slots > 0),
+                n_ctx: json["default_generation_settings"]["n_ctx"].as_u64().or(json["n_ctx"].as_u64()),
+                modalities: serde_json::from_value(json["modalities"].clone()).ok(),
+                build: json["build_info"].as_str().and_then(build_number),
+                tells_slots: self.slots(timeout).await.is_some(),
+            }
+        })
+    }
+
+    fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move {
+            // It is sent with its key.
+            if !self.listens().await {
+                return Err("another program answers in its place".to_owned());
+            }
+            match self.http.post(&setting.path, setting.body, timeout).await {
+                Some(answer) if answer.status().is_success() => Ok(()),
+                Some(answer) => Err(format!("it answered {}", answer.status().as_u16())),
+                None => Err("it did not answer in time".to_owned()),
+            }
+        })
+    }
+
+    fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory> {
+        Box::pin(async move {
+            let before = lock(&self.kills).clone();
+            let compared = tokio::task::spawn_blocking(move || before.compare()).await;
+            match compared.ok().flatten() {
+                None => OutOfMemory::Unknown,
+                Some(Moved::Nowhere) => OutOfMemory::No,
+                Some(Moved::InGroup) => OutOfMemory::Group,
+                Some(Moved::OnMachine) => OutOfMemory::Machine,
+            }
+        })
+    }
+
+    fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
+        Box::pin(async move {
+            // So that what is compared at its end began some seconds before: others are killed, too.
+            let pid = self.child.pid();
+            if let Ok(now) = tokio::task::spawn_blocking(move || warden_sensors::OomKills::read(pid)).await {
+                *lock(&self.kills) = now;
+            }
+            // Both may have to wait for somebody: side by side.
+            let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
+            let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
+            let (seen, metrics, slots) = tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), metrics, slots);
+            let (pid, source) = (self.child.pid(), self.report.clone());
+            let (before, alone, gpu_here) = (self.before.clone(), self.birth.is_alone(), self.gpu_here);
+            let read = move || {
+                let host = warden_sensors::host_memory(pid);
+                let host = host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok();
+                let confirmed = ask.confirm.then(|| warden_sensors::host_confirmed(pid));
+                let confirmed = confirmed.and_then(|confirmed| {
+                    confirmed.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok()
+                });
+                let of = |snapshot: &Snapshot| match &before {
+                    Some(before) => snapshot.of_group_since(pid, before, alone),
+                    None => snapshot.of_group(pid),
+                };
+                let (vram, no_vram, devices) = match seen {
+                    None => {
+                        let why = NO_ANSWER.to_owned();
+                        (Vec::new(), Some(NoVram { why, is_normal: false }), None)
+                    }
+                    Some((snapshot, devices)) => {
+                        let vram = of(&snapshot);
+                        let no_vram = vram.unavailable.and_then(|why| no_vram(&why, gpu_here));
+                        (vram.readings, no_vram, Some(devices))
+                    }
+                };
+                Sample {
+                    host,
+                    confirmed: confirmed.map(warden_sensors::HostConfirmed::charged),
+                    vram,
+                    no_vram,
+                    devices,
+                    totals: warden_sensors::host_totals().ok(),
+                    group: warden_sensors::cgroup_memory(pid).ok().filter(|group| !group.path.is_empty()),
+                    report: source.and_then(|source| source.read(pid)),
+                    metrics,
+                    slots,
+                    standing: warden_sensors::standing(pid),
+                }
+            };
+            // Some small reads, and on a kernel without `children` files a walk over /proc: not for a runtime thread.
+            tokio::task::spawn_blocking(read).await.unwrap_or_default()
+        })
+    }
+}
+
+/// On a machine without any GPU there is nothing to know, and nothing to tell.
+fn no_vram(why: &Why, gpu_here: bool) -> Option<NoVram> {
+    let nothing = matches!(why, Why::NoDevice(_));
+    let is_normal = why.is_normal() && !nothing;
+    (gpu_here || !nothing).then(|| NoVram { why: why.sentence(), is_normal })
+}
+
+const NO_ANSWER: &str = "the VRAM policy is off because the driver does not answer";
+
+/// A baseline may be as old as this: what happened since the last look is the start of nobody that we know.
+const BASELINE_AGE: Duration = Duration::from_millis(50);
+/// A start does not wait longer for a driver.
+const BASELINE_LIMIT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+#[path = "host_tests.rs"]
+mod tests;

@@ -1,0 +1,209 @@
+//! The outside world as a model's task sees it: processes, their answers to probes, memory. A trait, so that the task can
+//! be tested with scripted processes and a paused clock; [`host::Host`] is the real one.
+//!
+//! | file | job |
+//! |---|---|
+//! | `nursery`, `spawn`, `child`, `group` | the main thread forks; a child's output, signals, end and reaping |
+//! | `host` | this machine: children, probes, readings |
+//! | `backend_http`, `backend_slots`, `hints` | how a backend is asked, and what its command says of that |
+//! | `endpoint`, `socket_name`, `directories`, `private_dir`, `report_file` | where a process listens and writes |
+//! | `lines`, `discreet`, `failure` | what it said, without secrets, and why it ended |
+//! | `needs` | what it needs to start |
+//! | `settings` | what clients have set in it |
+//! | `gpus`, `population` | the GPUs for all, and how many children there are |
+
+pub(crate) mod backend_http;
+pub(crate) mod backend_slots;
+pub(crate) mod child;
+pub(crate) mod directories;
+pub(crate) mod discreet;
+pub(crate) mod endpoint;
+pub(crate) mod failure;
+pub(crate) mod gpus;
+pub(crate) mod group;
+pub(crate) mod hints;
+pub(crate) mod host;
+pub(crate) mod lines;
+pub(crate) mod needs;
+pub mod nursery;
+pub(crate) mod population;
+pub mod private_dir;
+pub(crate) mod report_file;
+pub(crate) mod settings;
+pub(crate) mod socket_name;
+pub(crate) mod spawn;
+
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use warden_policies::health::Slots;
+use warden_policies::sample::{GpuIndex, HostMemory, Vram, VramSource};
+use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Report, Standing};
+
+use crate::error::SpawnError;
+use crate::process::endpoint::Endpoint;
+use crate::process::failure::OutOfMemory;
+use crate::process::gpus::Devices;
+use crate::process::group::Exit;
+use crate::process::needs::Sight;
+use crate::process::settings::Setting;
+use crate::spec::{Command, SpawnRequest};
+use crate::view::Modalities;
+use crate::view::log::Stream;
+
+/// Takes each line of a child's output.
+pub(crate) type Sink = Arc<dyn Fn(Stream, String) + Send + Sync>;
+
+/// What a probe found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    /// Ready for requests.
+    Ready,
+    /// It answers, and is not ready.
+    Loading,
+    /// No answer.
+    Lost,
+}
+
+/// What `/props` tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Props {
+    /// Requests that it evaluates at a time.
+    pub(crate) slots: Option<u32>,
+    /// Context length in tokens.
+    pub(crate) n_ctx: Option<u64>,
+    /// What it takes beside text.
+    pub(crate) modalities: Option<Modalities>,
+    /// llama.cpp's build number.
+    pub(crate) build: Option<u32>,
+    /// It answers questions about its slots.
+    pub(crate) tells_slots: bool,
+}
+
+/// How to read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    /// Host memory page by page, too: slow.
+    pub(crate) confirm: bool,
+    /// Readings of the GPUs may be as old as this.
+    pub(crate) gpu_age: Duration,
+    /// The longest time for a driver and for the backend's own counters.
+    pub(crate) limit: Duration,
+    /// Its own counters, too, where it tells them.
+    pub(crate) metrics: bool,
+    /// What it says of its slots, too.
+    pub(crate) slots: bool,
+}
+
+impl Ask {
+    /// For memory alone.
+    pub(crate) const fn brief(gpu_age: Duration, limit: Duration) -> Self {
+        Self { confirm: false, gpu_age, limit, metrics: false, slots: false }
+    }
+}
+
+/// What a reading found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sample {
+    /// Host memory of its group; `None` if it cannot be read.
+    pub(crate) host: Option<HostMemory>,
+    /// The same page by page, if it was asked for and can be read.
+    pub(crate) confirmed: Option<u64>,
+    /// VRAM of its group, GPU by GPU; those that are not known are not in it.
+    pub(crate) vram: Vec<Vram>,
+    /// Why VRAM is not known, if it is not.
+    pub(crate) no_vram: Option<NoVram>,
+    /// The GPUs; `None` if the driver did not answer.
+    pub(crate) devices: Option<Arc<Devices>>,
+    /// Memory of the host.
+    pub(crate) totals: Option<HostTotals>,
+    /// Its control group; `None` if it has none of version 2.
+    pub(crate) group: Option<CgroupMemory>,
+    /// Its report of its GPU memory; `None` if there is none.
+    pub(crate) report: Option<Report>,
+    /// Its own counters; `None` if it was not asked or does not tell them.
+    pub(crate) metrics: Option<BackendMetrics>,
+    /// What it says of its slots; `None` if it was not asked or does not tell.
+    pub(crate) slots: Option<Slots>,
+    /// Whether it can go on; `None` if that is not known.
+    pub(crate) standing: Option<Standing>,
+}
+
+impl Sample {
+    /// Bytes of VRAM over all GPUs; `None` where one of them is not known, or only estimated.
+    pub(crate) fn vram_held(&self) -> Option<u64> {
+        let known = self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal);
+        let exact = self.vram.iter().all(|vram| vram.source != VramSource::Estimate);
+        let held = self.vram.iter().map(|vram| vram.bytes).fold(0, u64::saturating_add);
+        (known && exact && self.devices.is_some()).then_some(held)
+    }
+}
+
+/// Why VRAM is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NoVram {
+    /// A whole sentence.
+    pub(crate) why: String,
+    /// It is on no GPU, so there is nothing to know.
+    pub(crate) is_normal: bool,
+}
+
+/// Memory that anybody could take at one moment; what is not known is not in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FreeMemory {
+    /// Of the host.
+    pub(crate) host: Option<u64>,
+    /// Of each GPU with memory of its own.
+    pub(crate) gpus: Vec<(GpuIndex, u64)>,
+}
+
+/// One child.
+pub(crate) trait Process: Send + Sync + Debug {
+    fn pid(&self) -> u32;
+    /// SIGTERM to the group.
+    fn terminate(&self);
+    /// SIGKILL to the group.
+    fn kill(&self);
+    /// Its end, after all its output went to the sink.
+    fn wait(&self) -> BoxFuture<'_, Exit>;
+    /// Whether it still runs, as the kernel knows it now.
+    fn is_running(&self) -> bool;
+    /// One probe, answered within the time given or lost. An answer by somebody else is none.
+    fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health>;
+    /// Its properties; `None` fields where it does not say.
+    fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
+    /// Sets again what a client had set in another one. What went wrong, in words without anything of it.
+    fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
+    /// Whether the kernel has killed somebody for lack of memory since the last reading of this one. Asked when SIGKILL
+    /// has ended it.
+    fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory>;
+    /// What it holds now.
+    fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
+}
+
+/// Where children come from.
+pub(crate) trait World: Send + Sync + Debug {
+    /// Creates a child that will listen on `endpoint`. `socket`: its path, or the one that it would have, which its other
+    /// files are named after.
+    fn spawn(
+        &self,
+        request: SpawnRequest,
+        socket: PathBuf,
+        endpoint: Endpoint,
+        longest_line: usize,
+        sink: Sink,
+    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
+    /// What a process made of this needs. `running` is one of the same binary.
+    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight>;
+    /// Memory that new processes can take, in bytes; `None` if it cannot be read.
+    fn available(&self) -> Option<u64>;
+    /// What anybody could take now, GPUs included, read within the limit.
+    fn free(&self, limit: Duration) -> BoxFuture<'_, FreeMemory>;
+    /// Whether the machine has a GPU, known to a sensor or not.
+    fn has_gpu(&self) -> bool;
+    /// Local time in minutes of the day.
+    fn minute(&self) -> Option<u16>;
+}

@@ -1,0 +1,188 @@
+//! Whether the libraries of a program are where its loader looks for them, before it is started. The programs that we start are
+//! those of a C library with `ld.so.cache`; of others nothing is concluded.
+//!
+//! Only what is sure is called missing: wherever any loader might look, it is looked for.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::FailureKind;
+use crate::process::needs::elf;
+use crate::process::needs::missing::Missing;
+use crate::spec::Command;
+
+/// Where the loader looks besides.
+const USUAL: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+/// What it knows of all other places.
+pub(crate) const CACHE: &str = "/etc/ld.so.cache";
+/// A cache is some hundred kilobytes; a larger one is not read.
+const LARGEST_CACHE: u64 = 64 << 20;
+/// Files of a program and its libraries that are looked at.
+const MOST: usize = 256;
+
+/// The first library that the binary of a command, or one of its libraries, names and that is nowhere.
+pub(crate) fn missing(command: &Command) -> Option<Missing> {
+    let binary = command.binary.is_absolute().then_some(command.binary.as_path())?;
+    let cache = fs::metadata(CACHE).ok().filter(|data| data.len() <= LARGEST_CACHE);
+    let cache = cache.and_then(|_| fs::read(CACHE).ok());
+    look(binary, &listed(command), cache.as_deref())
+}
+
+fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>) -> Option<Missing> {
+    let program = elf::read(binary)?;
+    let interpreter = program.interpreter.as_ref()?;
+    if !interpreter.exists() {
+        let message = format!(
+            "cannot run {}: its loader {} is not there: install it, or build the binary for this system",
+            binary.display(),
+            interpreter.display()
+        );
+        return Some(Missing { kind: FailureKind::NotExecutable, message });
+    }
+    let loader = interpreter.file_name()?.to_str()?;
+    // Another C library, or a system that keeps no such list: its places are not known.
+    let cache = cache.filter(|_| loader.starts_with("ld-linux") || loader.starts_with("ld64"))?;
+    let mut places: Vec<PathBuf> = listed.to_vec();
+    let mut seen = BTreeSet::new();
+    let mut next = vec![(binary.to_owned(), program)];
+    while let Some((path, elf)) = next.pop() {
+        for place in &elf.places {
+            places.push(expanded(place, &path)?);
+        }
+        for name in elf.needed {
+            if seen.len() >= MOST || !seen.insert(name.clone()) {
+                continue;
+            }
+            let Some(found) = find(&name, &places, cache) else {
+                let message = format!(
+                    "the shared library {name}, which {} needs, is in none of the places where it is looked for: install \
+                     it or put it back, or name its directory in `env.LD_LIBRARY_PATH`",
+                    path.display()
+                );
+                return Some(Missing { kind: FailureKind::MissingLibrary, message });
+            };
+            // What cannot be read says nothing.
+            next.extend(elf::read(&found).map(|elf| (found, elf)));
+        }
+    }
+    None
+}
+
+/// Where a library is.
+fn find(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
+    if name.contains('/') {
+        return Some(PathBuf::from(name)).filter(|path| path.exists());
+    }
+    let cached = cache.split(|byte| *byte == 0).filter_map(|text| {
+        let path = std::str::from_utf8(text).ok()?;
+        // The first path may have the list's binary part before it.
+        let path = path.get(path.find('/')?..)?;
+        (path.rsplit('/').next() == Some(name)).then(|| PathBuf::from(path))
+    });
+    let beside = places.iter().cloned().chain(USUAL.map(PathBuf::from)).map(|place| place.join(name));
+    beside.chain(cached).find(|path| path.exists())
+}
+
+/// `LD_LIBRARY_PATH` as the process will have it.
+fn listed(command: &Command) -> Vec<PathBuf> {
+    const NAME: &str = "LD_LIBRARY_PATH";
+    let own = command.env.iter().rfind(|(name, _)| name == NAME).map(|(_, value)| value.into());
+    let inherited = || std::env::var_os(NAME).filter(|_| !command.env_remove.iter().any(|name| name == NAME));
+    let value: std::ffi::OsString = own.or_else(inherited).unwrap_or_default();
+    std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
+}
+
+/// A place with `$ORIGIN` in it; `None` for what else a loader might put in.
+fn expanded(place: &str, of: &Path) -> Option<PathBuf> {
+    let real = fs::canonicalize(of).ok()?;
+    let folder = real.parent()?.to_str()?;
+    let text = place.replace("${ORIGIN}", folder).replace("$ORIGIN", folder);
+    (!text.contains('$')).then(|| PathBuf::from(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::needs::elf::tests::made;
+
+    /// A loader of the usual C library, which every file below names.
+    struct Home {
+        folder: tempfile::TempDir,
+        loader: String,
+    }
+
+    impl Home {
+        fn new(loader: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join(loader);
+            fs::write(&path, "").unwrap();
+            Self { loader: path.to_str().unwrap().to_owned(), folder }
+        }
+
+        fn at(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        fn file(&self, name: &str, needed: &[&str], runpath: &str) -> PathBuf {
+            let path = self.at(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, made(&self.loader, needed, runpath)).unwrap();
+            path
+        }
+    }
+
+    fn message(binary: &Path, listed: &[PathBuf], cache: &[u8]) -> Option<String> {
+        look(binary, listed, Some(cache)).map(|missing| missing.message)
+    }
+
+    #[test]
+    fn a_library_that_is_nowhere_is_missed_by_name_wherever_it_is_named() {
+        let home = Home::new("ld-linux-x86-64.so.2");
+        let binary = home.file("bin/server", &["libown.so.1"], "$ORIGIN/../lib");
+        let told = message(&binary, &[], b"").unwrap();
+        assert!(told.contains("libown.so.1, which") && told.contains("bin/server needs"), "{told}");
+        // Found by where the binary says, and then what it needs itself.
+        home.file("lib/libown.so.1", &["libdeep.so.2"], "");
+        let told = message(&binary, &[], b"").unwrap();
+        assert!(told.contains("libdeep.so.2, which") && told.contains("lib/libown.so.1 needs"), "{told}");
+        let deep = home.file("deep/libdeep.so.2", &["libown.so.1"], "");
+        let cache = format!("glibc-ld.so.cache1.1\u{1}\0libdeep.so.2\0{}\0", deep.display());
+        assert_eq!(message(&binary, &[], cache.as_bytes()), None, "in the loader's list");
+        assert_eq!(message(&binary, &[home.at("deep")], b""), None, "in LD_LIBRARY_PATH");
+        fs::remove_file(deep).unwrap();
+        assert!(message(&binary, &[], cache.as_bytes()).is_some(), "the list is older than the disk");
+    }
+
+    #[test]
+    fn what_is_not_sure_is_not_missed() {
+        let home = Home::new("ld-musl-x86_64.so.1");
+        let binary = home.file("server", &["libnowhere.so"], "");
+        assert_eq!(message(&binary, &[], b""), None, "another loader");
+        let home = Home::new("ld-linux-x86-64.so.2");
+        let binary = home.file("server", &["libnowhere.so"], "");
+        assert_eq!(look(&binary, &[], None), None, "no list");
+        let binary = home.file("server", &["libnowhere.so"], "/opt/$LIB");
+        assert_eq!(message(&binary, &[], b""), None, "a place that nobody knows here");
+        fs::write(home.at("script"), "#!/bin/sh\n").unwrap();
+        assert_eq!(message(&home.at("script"), &[], b""), None);
+    }
+
+    #[test]
+    fn a_loader_that_is_not_there_is_named() {
+        let home = Home::new("ld-linux-x86-64.so.2");
+        let binary = home.file("server", &[], "");
+        fs::remove_file(&home.loader).unwrap();
+        let missing = look(&binary, &[], None).unwrap();
+        assert_eq!(missing.kind, FailureKind::NotExecutable);
+        assert!(missing.message.contains(&home.loader), "{}", missing.message);
+    }
+
+    #[test]
+    fn programs_of_this_machine_miss_nothing() {
+        let cache = fs::read(CACHE).unwrap_or_default();
+        for program in ["/bin/sh", "/usr/bin/env", "/usr/bin/c++"] {
+            assert_eq!(message(Path::new(program), &[], &cache), None, "{program}");
+        }
+    }
+}

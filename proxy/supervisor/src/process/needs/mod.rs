@@ -1,0 +1,347 @@
+//! What a process needs to start: its binary with its loader and libraries, its model files, the libraries that its predecessor uses. Looked at before a
+//! healthy process is stopped for a new one, and again and again while a start waits for a change.
+//!
+//! Only what is sure is called missing: a wrong alarm would keep a leaking process in its place. Whatever else a start needs,
+//! the start itself tells.
+
+pub(crate) mod elf;
+pub(crate) mod libraries;
+pub(crate) mod missing;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+
+use crate::error::FailureKind;
+use crate::process::needs::missing::Missing;
+use crate::spec::Command;
+
+/// Flags of llama-server whose value is a file that has to be there.
+const FILES: &[&str] = &[
+    "-m",
+    "--model",
+    "-md",
+    "--model-draft",
+    "--spec-draft-model",
+    "-mm",
+    "--mmproj",
+    "-mv",
+    "--model-vocoder",
+    "--lora",
+    "--control-vector",
+    "--grammar-file",
+    "-jf",
+    "--json-schema-file",
+    "--chat-template-file",
+    "--api-key-file",
+    "--ssl-key-file",
+    "--ssl-cert-file",
+];
+/// Of these, files in llama.cpp's format.
+const MODELS: &[&str] = &[
+    "-m",
+    "--model",
+    "-md",
+    "--model-draft",
+    "--spec-draft-model",
+    "-mm",
+    "--mmproj",
+    "-mv",
+    "--model-vocoder",
+];
+/// With one of these `--model` names the place of a download.
+const DOWNLOADS: &[&str] =
+    &["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"];
+/// Variables of llama-server that name such files.
+const VARIABLES: &[&str] = &["LLAMA_ARG_MODEL", "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MODEL_DRAFT"];
+
+/// What a look found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sight {
+    /// What each file and directory was like. Two that differ mean that a start may go otherwise than before.
+    pub(crate) stamps: Vec<(PathBuf, Option<Stamp>)>,
+    /// The first thing without which no start can go well.
+    pub(crate) missing: Option<Missing>,
+}
+
+/// Tells one state of a file from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    inode: u64,
+    bytes: u64,
+    changed: (i64, i64),
+    modified: (i64, i64),
+}
+
+/// Looks. Some calls of the file system, which may hang where a network does: not for a runtime thread. `running` is a process
+/// of the same binary, whose libraries the next one will need, too.
+pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
+    let files = files(command);
+    let directories = directories(command);
+    let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
+    paths.extend(binary(command));
+    paths.extend(directories);
+    // Whoever installs a library brings it up to date.
+    paths.push(libraries::CACHE.into());
+    let stamps =
+        paths.into_iter().map(|path| (stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
+    let missing = missing_binary(command)
+        .or_else(|| libraries::missing(command))
+        .or_else(|| files.iter().find_map(missing_file))
+        .or_else(|| missing_library(running?));
+    Sight { stamps, missing }
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let data = fs::metadata(path).ok()?;
+    Some(Stamp {
+        inode: data.ino(),
+        // Directories say with their times what was put into them.
+        bytes: if data.is_dir() { 0 } else { data.len() },
+        changed: (data.ctime(), data.ctime_nsec()),
+        modified: (data.mtime(), data.mtime_nsec()),
+    })
+}
+
+struct Need {
+    path: PathBuf,
+    /// It has to begin like a model.
+    model: bool,
+}
+
+fn files(command: &Command) -> Vec<Need> {
+    let place = |value: &str| match &command.directory {
+        Some(directory) => directory.join(value),
+        None => PathBuf::from(value),
+    };
+    // llama-server takes `_` for `-` in its long flags.
+    let flag = |arg: &String| if arg.starts_with("--") { arg.replace('_', "-") } else { arg.clone() };
+    let args: Vec<String> = command.args.iter().map(flag).collect();
+    let downloads = args.iter().any(|arg| DOWNLOADS.contains(&arg.as_str()));
+    let mut needs = Vec::new();
+    for (index, arg) in args.iter().enumerate() {
+        let is_model = MODELS.contains(&arg.as_str());
+        let Some(value) = command.args.get(index + 1).filter(|_| FILES.contains(&arg.as_str())) else {
+            continue;
+        };
+        if downloads && is_model {
+            continue;
+        }
+        // `--lora` takes several, and newer ones with a scale behind a colon: what is not plain is not judged.
+        if matches!(arg.as_str(), "--lora" | "--control-vector") && value.contains([',', ':']) {
+            continue;
+        }
+        needs.extend(parts(value).iter().map(|value| Need { path: place(value), model: is_model }));
+    }
+    for name in VARIABLES {
+        let given = command.env.iter().rfind(|(key, _)| key == name).map(|(_, value)| value);
+        let stands = !downloads && !args.iter().any(|arg| DOWNLOADS.contains(&arg.as_str()));
+        if let Some(value) = given.filter(|value| !value.is_empty() && stands) {
+            needs.push(Need { path: place(value), model: true });
+        }
+    }
+    needs
+}
+
+/// All files of a model in parts (`x-00001-of-00003.gguf`), else the one.
+fn parts(value: &str) -> Vec<String> {
+    let split = || {
+        let stem = value.strip_suffix(".gguf")?;
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (prefix, first) = rest.rsplit_once('-')?;
+        let digits = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        let count = Some(count).filter(|count| digits(count) && digits(first))?;
+        let last: u32 = count.parse().ok().filter(|last| *last <= 1000)?;
+        Some((1..=last).map(|part| format!("{prefix}-{part:05}-of-{count}.gguf")).collect::<Vec<_>>())
+    };
+    split().unwrap_or_else(|| vec![value.to_owned()])
+}
+
+/// Where the binary is, if its path is written out.
+fn binary(command: &Command) -> Option<PathBuf> {
+    command.binary.is_absolute().then(|| command.binary.clone())
+}
+
+/// Where libraries are put: a new one there may be the one that was missing.
+fn directories(command: &Command) -> BTreeSet<PathBuf> {
+    let of_binary = binary(command).and_then(|path| path.parent().map(Path::to_owned));
+    let listed =
+        command.env.iter().rfind(|(name, _)| name == "LD_LIBRARY_PATH").map(|(_, value)| value.as_str());
+    let listed = listed.unwrap_or_default().split(':').filter(|part| !part.is_empty()).map(PathBuf::from);
+    of_binary.into_iter().chain(listed).collect()
+}
+
+fn missing_binary(command: &Command) -> Option<Missing> {
+    let path = binary(command)?;
+    let wrong = match fs::metadata(&path) {
+        Err(error) => format!("{error}: check the path of the binary, or build it again"),
+        Ok(data) if data.is_dir() => "it is a directory: check the path of the binary".to_owned(),
+        Ok(_) => {
+            let error = rustix::fs::access(&path, Access::EXEC_OK).err()?;
+            format!("{error}: make it executable (chmod +x) and its directories accessible")
+        }
+    };
+    let message = format!("cannot run {}: {wrong}", path.display());
+    Some(Missing { kind: FailureKind::NotExecutable, message })
+}
+
+fn missing_file(need: &Need) -> Option<Missing> {
+    let told = |why: String| {
+        let message = format!("cannot use {}: {why}", need.path.display());
+        Some(Missing { kind: FailureKind::BadModel, message })
+    };
+    match fs::metadata(&need.path) {
+        Err(error) => return told(format!("{error}: put the file back or correct its path")),
+        Ok(data) if data.is_dir() && need.model => {
+            return told("it is a directory: correct the path of the file".to_owned());
+        }
+        // A pipe must not be opened, and says nothing.
+        Ok(data) if !data.is_file() => return None,
+        Ok(_) => {}
+    }
+    let mut magic = [0; 4];
+    let read = File::open(&need.path).and_then(|mut file| file.read_exact(&mut magic));
+    match read {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            told(format!("{error}: make it readable for this account"))
+        }
+        Err(error) if need.model && error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            told("it is no whole GGUF model: copy it again".to_owned())
+        }
+        Ok(()) if need.model && magic != *b"GGUF" => told("it is no GGUF model: copy it again".to_owned()),
+        _ => None,
+    }
+}
+
+/// A library that the running process has mapped and that is gone, with no other version of it in its place.
+fn missing_library(running: u32) -> Option<Missing> {
+    let maps = fs::read_to_string(format!("/proc/{running}/maps")).ok()?;
+    let gone: BTreeSet<&str> = maps.lines().filter_map(deleted_library).collect();
+    let path = gone.into_iter().map(Path::new).find(|path| !has_successor(path))?;
+    let message = format!(
+        "the shared library {}, which the running process uses, is gone: put it back, or build the binary again",
+        path.display()
+    );
+    Some(Missing { kind: FailureKind::MissingLibrary, message })
+}
+
+/// `address perms offset dev inode path (deleted)`
+fn deleted_library(line: &str) -> Option<&str> {
+    let path = line.strip_suffix(" (deleted)")?;
+    let path = &path[path.find('/')?..];
+    let name = path.rsplit('/').next()?;
+    (Path::new(name).extension().is_some_and(|end| end == "so") || name.contains(".so.")).then_some(path)
+}
+
+/// Whether the directory has a file of that name or of another version: what an upgrade puts there.
+fn has_successor(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let Some(stem) = name.find(".so").map(|at| &name[..at + ".so".len()]) else { return true };
+    let Some(entries) = path.parent().and_then(|directory| fs::read_dir(directory).ok()) else {
+        return path.exists();
+    };
+    entries
+        .filter_map(Result::ok)
+        .any(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(stem)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(directory: &Path, args: &[&str]) -> Command {
+        use std::os::unix::fs::PermissionsExt as _;
+        let binary = directory.join("llama-server");
+        fs::write(&binary, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Command {
+            binary,
+            args,
+            env: Vec::new(),
+            env_remove: Vec::new(),
+            directory: Some(directory.to_owned()),
+        }
+    }
+
+    fn missing(command: &Command) -> Option<(FailureKind, String)> {
+        look(command, None).missing.map(|missing| (missing.kind, missing.message))
+    }
+
+    #[test]
+    fn each_file_that_a_start_needs_is_missed_by_name() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        fs::write(at("m-00001-of-00002.gguf"), "GGUF").unwrap();
+        let whole =
+            command(home.path(), &["--model", "m-00001-of-00002.gguf", "--mmproj", "p.gguf", "-c", "none"]);
+        let told = missing(&whole).unwrap().1;
+        assert!(told.contains("m-00002-of-00002.gguf"), "{told}");
+        fs::write(at("m-00002-of-00002.gguf"), "GGUF").unwrap();
+        let told = missing(&whole).unwrap().1;
+        assert!(told.contains("p.gguf") && told.contains("put the file back"), "{told}");
+        fs::write(at("p.gguf"), "<html>").unwrap();
+        assert!(missing(&whole).unwrap().1.contains("no GGUF model"));
+        fs::write(at("p.gguf"), "GGUF").unwrap();
+        assert_eq!(missing(&whole), None);
+        fs::remove_file(&whole.binary).unwrap();
+        assert_eq!(missing(&whole).unwrap().0, FailureKind::NotExecutable);
+    }
+
+    #[test]
+    fn a_library_that_only_the_next_binary_names_is_missed_before_it_is_started() {
+        let home = tempfile::tempdir().unwrap();
+        let command = command(home.path(), &[]);
+        let loader = home.path().join("ld-linux-x86-64.so.2");
+        fs::write(&loader, "").unwrap();
+        let program = elf::tests::made(loader.to_str().unwrap(), &["libnowhere-at-all.so.7"], "");
+        fs::write(&command.binary, program).unwrap();
+        let (kind, told) = missing(&command).unwrap();
+        assert_eq!(kind, FailureKind::MissingLibrary);
+        assert!(told.contains("libnowhere-at-all.so.7"), "{told}");
+        let found = home.path().join("libnowhere-at-all.so.7");
+        fs::write(&found, "").unwrap();
+        let place = home.path().to_str().unwrap().to_owned();
+        let listed = Command { env: vec![("LD_LIBRARY_PATH".to_owned(), place)], ..command };
+        assert_eq!(missing(&listed), None);
+    }
+
+    #[test]
+    fn what_is_downloaded_or_not_understood_is_not_missed() {
+        let home = tempfile::tempdir().unwrap();
+        for args in
+            [&["-hf", "org/model", "-m", "cache.gguf"][..], &["--lora", "a.gguf:0.5,b.gguf"], &["-c", "512"]]
+        {
+            assert_eq!(missing(&command(home.path(), args)), None, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn a_change_of_a_file_or_beside_the_binary_shows() {
+        let home = tempfile::tempdir().unwrap();
+        let command = command(home.path(), &["-m", "m.gguf"]);
+        let before = look(&command, None);
+        assert_eq!(before, look(&command, None), "nothing changed");
+        fs::write(home.path().join("m.gguf"), "GGUF").unwrap();
+        let with_model = look(&command, None);
+        assert!(with_model.stamps != before.stamps && with_model.missing.is_none());
+        fs::write(home.path().join("libggml.so"), "").unwrap();
+        assert_ne!(look(&command, None).stamps, with_model.stamps);
+    }
+
+    #[test]
+    fn a_library_that_was_upgraded_is_not_missed_and_one_that_is_gone_is() {
+        let home = tempfile::tempdir().unwrap();
+        let old = home.path().join("libggml.so.1.2");
+        let line = format!("7f00-7f01 r-xp 00000000 08:01 77 {} (deleted)", old.display());
+        assert_eq!(deleted_library(&line).map(PathBuf::from), Some(old.clone()));
+        assert_eq!(deleted_library("7f00-7f01 rw-p 00000000 00:01 9 /memfd:x (deleted)"), None);
+        assert!(!has_successor(&old));
+        fs::write(home.path().join("libggml.so.1.3"), "").unwrap();
+        assert!(has_successor(&old));
+    }
+}

@@ -1,0 +1,51 @@
+//! How the socket of a generation is named, and who made one: nothing else decides what a file in the private directory is.
+
+use std::path::{Path, PathBuf};
+
+use warden_policies::{GenerationId, ModelName};
+
+/// The longest path of a Unix socket on Linux: `sun_path` has 108 bytes, and one ends the text.
+pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
+
+/// The socket of a generation: a name that no other process ever had, because llama-server cannot listen on a socket file
+/// that exists. Our process id keeps runs apart that end without cleaning up.
+pub(crate) fn socket(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
+    const SHORT: usize = 12;
+    let last = model.as_str().rsplit('/').next().unwrap_or_default();
+    let tame = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
+    let short: String = last.chars().take(SHORT).map(tame).collect();
+    directory.join(format!("{short}-{}-{generation}.sock", std::process::id()))
+}
+
+/// The process id in the name of a socket that [`socket`] made, or of the memory report beside it.
+pub(crate) fn maker(file_name: &str) -> Option<u32> {
+    // A further process of a generation puts its id behind the name of the report.
+    let numbered = file_name.rsplit_once('.').filter(|(_, end)| end.parse::<u32>().is_ok());
+    let file_name =
+        numbered.map(|(name, _)| name).filter(|name| name.ends_with(".report")).unwrap_or(file_name);
+    let stem = file_name.strip_suffix(".sock").or_else(|| file_name.strip_suffix(".report"))?;
+    let mut parts = stem.rsplit('-');
+    parts.next()?.strip_prefix('g')?.parse::<u64>().ok()?;
+    parts.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_name_is_short_tame_and_tells_its_maker() {
+        let path = socket(Path::new("/run/w"), &ModelName::new("org/Some Long-Model.gguf"), GenerationId(12));
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert_eq!(name, format!("Some-Long-Mo-{}-g12.sock", std::process::id()));
+        assert_eq!(maker(name), Some(std::process::id()));
+        let report = crate::process::report_file::beside(&path);
+        let report = report.file_name().unwrap().to_str().unwrap();
+        assert_eq!(report, format!("Some-Long-Mo-{}-g12.report", std::process::id()));
+        assert_eq!(maker(report), Some(std::process::id()));
+        assert_eq!(maker(&format!("{report}.4711")), Some(std::process::id()));
+        assert_eq!(maker("a-1-g2.sock.4711"), None);
+        assert_eq!(maker("else.sock"), None);
+        assert_eq!(maker("a-1-g2.txt"), None);
+    }
+}

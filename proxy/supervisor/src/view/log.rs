@@ -1,0 +1,129 @@
+//! The output of the children: kept in a ring per model and sent to those who listen.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+use warden_policies::{GenerationId, ModelName, secrets};
+
+use crate::clock;
+use crate::sync::lock;
+
+/// Which output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// When it was read, RFC 3339.
+    pub at: String,
+    /// The model.
+    pub model: ModelName,
+    /// The process.
+    pub generation: GenerationId,
+    /// Where it came from.
+    pub stream: Stream,
+    /// The text, without the line end; a longer line than configured is cut.
+    pub text: String,
+}
+
+/// The lines so far and those to come.
+#[derive(Debug)]
+pub struct LogTail {
+    /// Those kept, oldest first.
+    pub lines: Vec<LogLine>,
+    /// The next ones, with none missing in between. A listener that is slower than the children misses some, and is told.
+    pub receiver: broadcast::Receiver<LogLine>,
+}
+
+/// The most lines that a slow listener may be behind, so that a long ring does not reserve memory for listeners.
+pub(crate) const LISTENERS_LAG: usize = 4096;
+
+/// The ring of one model.
+#[derive(Debug)]
+pub(crate) struct LogRing {
+    model: ModelName,
+    keep: usize,
+    lines: Mutex<Lines>,
+    sender: broadcast::Sender<LogLine>,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    kept: VecDeque<LogLine>,
+    /// Lines so far, those included that are not kept any more.
+    heard: u64,
+}
+
+impl LogRing {
+    /// A ring of `keep` lines, 1 or more.
+    pub(crate) fn new(model: ModelName, keep: usize) -> Self {
+        let keep = keep.max(1);
+        Self { model, keep, lines: Mutex::default(), sender: broadcast::Sender::new(keep.min(LISTENERS_LAG)) }
+    }
+
+    /// Keeps a line, sends it, and repeats it in our own log under the target `llama_server`, there without what looks like
+    /// a secret: that log goes to wherever logs are gathered.
+    pub(crate) fn push(&self, generation: GenerationId, stream: Stream, text: String) {
+        tracing::info!(target: "llama_server", model = %self.model, %generation, "{}", secrets::text(&text));
+        let line = LogLine { at: clock::wall(), model: self.model.clone(), generation, stream, text };
+        // Sent under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
+        let mut lines = lock(&self.lines);
+        if lines.kept.len() >= self.keep {
+            lines.kept.pop_front();
+        }
+        lines.kept.push_back(line.clone());
+        lines.heard += 1;
+        drop(self.sender.send(line));
+    }
+
+    pub(crate) fn tail(&self) -> LogTail {
+        let lines = lock(&self.lines);
+        LogTail { lines: lines.kept.iter().cloned().collect(), receiver: self.sender.subscribe() }
+    }
+
+    /// What one process said, as far as it is kept.
+    pub(crate) fn of(&self, generation: GenerationId) -> Vec<String> {
+        self.since(generation, 0)
+    }
+
+    /// Lines so far, of all processes.
+    pub(crate) fn heard(&self) -> u64 {
+        lock(&self.lines).heard
+    }
+
+    /// What one process said after the first so many lines of all, as far as it is kept.
+    pub(crate) fn since(&self, generation: GenerationId, heard: u64) -> Vec<String> {
+        let lines = lock(&self.lines);
+        let gone = lines.heard - lines.kept.len() as u64;
+        let skip = usize::try_from(heard.saturating_sub(gone)).unwrap_or(usize::MAX);
+        let new = lines.kept.iter().skip(skip).filter(|line| line.generation == generation);
+        new.map(|line| line.text.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_has_the_last_lines_and_then_the_new_ones_without_a_gap() {
+        let ring = LogRing::new(ModelName::new("m"), 2);
+        for text in ["a", "b", "c"] {
+            ring.push(GenerationId(1), Stream::Stderr, text.to_owned());
+        }
+        let mut tail = ring.tail();
+        ring.push(GenerationId(2), Stream::Stdout, "d".to_owned());
+        assert_eq!(tail.lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>(), ["b", "c"]);
+        assert_eq!(tail.receiver.try_recv().unwrap().text, "d");
+        assert_eq!(ring.of(GenerationId(1)), ["c"]);
+    }
+}

@@ -1,0 +1,277 @@
+//! What the supervisor shows: one immutable picture of the fleet, numbered, for status, metrics and `/v1/models`.
+//! Reading it decides nothing: whoever wants to send a request asks for a lease.
+
+pub mod event;
+pub mod ledger;
+pub mod log;
+pub(crate) mod publish;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use warden_policies::cooldown::Held;
+use warden_policies::growth::{Forecast, Growth};
+use warden_policies::lifecycle::Phase;
+use warden_policies::quarantine::Known;
+use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, Vram};
+use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
+use warden_sensors::{CgroupMemory, HostTotals, Report};
+
+use crate::error::Failure;
+
+/// The fleet at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FleetView {
+    /// Grows with every change.
+    pub number: u64,
+    /// The models, in configured order.
+    pub models: Vec<ModelView>,
+    /// The GPUs of this machine at the last reading; none where no driver tells.
+    #[serde(default)]
+    pub devices: Vec<DeviceView>,
+    /// The host's memory at the last reading of a process.
+    #[serde(default)]
+    pub host: Option<HostTotals>,
+}
+
+/// One GPU, as its driver tells. What the driver does not tell is absent, never 0.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceView {
+    /// Its number in all figures of VRAM.
+    pub gpu: GpuIndex,
+    /// Its name.
+    pub name: String,
+    /// Memory in all, in bytes.
+    #[serde(default)]
+    pub total: Option<u64>,
+    /// Memory in use by anybody, in bytes.
+    #[serde(default)]
+    pub used: Option<u64>,
+    /// Memory that can be had, in bytes.
+    #[serde(default)]
+    pub free: Option<u64>,
+    /// Degrees Celsius.
+    #[serde(default)]
+    pub temperature: Option<u32>,
+    /// The last Xid error (a fault of GPU or driver) that the driver told since we run.
+    #[serde(default)]
+    pub xid: Option<u64>,
+    /// Why growth of memory on it is not acted on any more, if it is not: memory stayed in use after a process had ended.
+    #[serde(default)]
+    pub leak: Option<String>,
+}
+
+/// The state of a model as clients know it (`status.value` in `/v1/models`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelState {
+    /// No process; the first request starts one.
+    Unloaded,
+    /// A process starts.
+    Loading,
+    /// Requests are served.
+    Loaded,
+    /// Requests wait: the only process is being replaced, stopped, or is suspect.
+    Draining,
+    /// It crashed and waits for its next start.
+    Backoff,
+    /// It cannot start before something changes: a flag, a file.
+    Failed,
+}
+
+impl ModelState {
+    /// The name in `/v1/models`, status and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unloaded => "unloaded",
+            Self::Loading => "loading",
+            Self::Loaded => "loaded",
+            Self::Draining => "draining",
+            Self::Backoff => "backoff",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelView {
+    /// Its name.
+    pub name: ModelName,
+    /// Other names.
+    pub aliases: Vec<String>,
+    /// Its state.
+    pub state: ModelState,
+    /// Callers waiting in the queue.
+    pub waiting: usize,
+    /// The bound of the queue.
+    pub queue_depth: usize,
+    /// Its processes, oldest first. While one replaces another there are two per replica.
+    pub backends: Vec<BackendView>,
+    /// Replacements so far, by reason.
+    pub recycles: Vec<(Reason, u64)>,
+    /// Unexpected ends so far.
+    pub crashes: u64,
+    /// A process of it was ready once since we run.
+    #[serde(default)]
+    pub was_ready: bool,
+    /// Context length in tokens that the last ready process reported.
+    pub n_ctx: Option<u64>,
+    /// What it takes beside text, as the last ready process reported; `None` if it did not say.
+    #[serde(default)]
+    pub modalities: Option<Modalities>,
+    /// What the policy says about the neediest backend, and what holds it back.
+    pub policy: Option<PolicyView>,
+    /// Why the last start failed, while that matters.
+    pub last_failure: Option<Failure>,
+    /// What is to be expected while it has no process because one has failed.
+    #[serde(default)]
+    pub outage: Option<Outage>,
+    /// Why a start or replacement chose its way (`sequential: a GPU is present`), for people.
+    pub replace_note: Option<String>,
+    /// Requests that may have killed its processes.
+    #[serde(default)]
+    pub quarantine: QuarantineView,
+}
+
+/// Requests that may have killed a process of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QuarantineView {
+    /// Those that are refused, then those that are suspected.
+    pub requests: Vec<Known>,
+    /// Requests that were put under refusal so far.
+    pub quarantined: u64,
+    /// Times that one of them was sent again and refused.
+    pub refusals: u64,
+}
+
+/// A model without a process, because one has failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outage {
+    /// Callers are turned away at once, because waiting would most likely be in vain; else they wait in the queue.
+    pub refusing: bool,
+    /// The next start, in milliseconds since 1970 (UTC).
+    pub next_start_unix_ms: u64,
+    /// The next start comes as soon as a file that it needs has changed, whatever `next_start_unix_ms` says.
+    pub watching: bool,
+    /// What an operator can do, in a sentence.
+    pub cure: String,
+}
+
+/// What a model takes beside text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Modalities {
+    /// Images.
+    pub vision: bool,
+    /// Recordings.
+    pub audio: bool,
+    /// Films.
+    pub video: bool,
+}
+
+/// A decision and its cooldown.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PolicyView {
+    /// The decision.
+    pub decision: Decision,
+    /// What holds it back; `None` if nothing does.
+    pub held: Option<Held>,
+}
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BackendView {
+    /// Which replica of the model, from 0.
+    pub replica: u32,
+    /// Which generation; `None` before the first start.
+    pub generation: Option<GenerationId>,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Its process id.
+    pub pid: Option<u32>,
+    /// Time since it became ready.
+    pub ready_for: Option<Duration>,
+    /// Leases held.
+    pub in_flight: u32,
+    /// Slots that it reported.
+    pub slots: Option<u32>,
+    /// Host memory at the last sample.
+    pub host: Option<HostMemory>,
+    /// Host memory when it had become ready.
+    pub host_at_ready: Option<HostMemory>,
+    /// Work since its spawn.
+    pub work: Work,
+    /// What it last reported about its GPU memory; `None` if it reports nothing, as a plain llama-server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
+    /// What its memory does.
+    #[serde(default)]
+    pub memory: MemoryView,
+    /// Signs of its health beside probes.
+    #[serde(default)]
+    pub health: HealthView,
+    /// What it lost on GPUs against the best process like it, in words; `None` if nothing is known to be missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degraded: Option<String>,
+    /// What the policy does next with it; `None` before it was judged.
+    #[serde(default)]
+    pub next: Option<PolicyView>,
+}
+
+/// What the memory of a process does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemoryView {
+    /// VRAM at the last sample, GPU by GPU; a GPU whose figure is not known is not in it.
+    #[serde(default)]
+    pub vram: Vec<Vram>,
+    /// Why VRAM is not known, so that nothing is decided by it; `None` if it is known or the machine has no GPU.
+    #[serde(default)]
+    pub vram_unknown: Option<String>,
+    /// The control group that it is in, as the kernel counts for it; shown, never judged. `None` if it has none of
+    /// version 2.
+    #[serde(default)]
+    pub group: Option<CgroupMemory>,
+    /// The picture of each series that was read.
+    #[serde(default)]
+    pub growth: Vec<Growth>,
+    /// What is left to each limit of a series that grows.
+    #[serde(default)]
+    pub forecasts: Vec<ForecastView>,
+    /// What the server is told to keep, in words, one pool each.
+    #[serde(default)]
+    pub allowance: Vec<String>,
+}
+
+/// What is left until a limit is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ForecastView {
+    /// Which memory.
+    pub series: MemoryKind,
+    /// The reason that reaching the limit will be: `host_soft`, `vram_hard`, …
+    pub reason: Reason,
+    /// The forecast.
+    #[serde(flatten)]
+    pub forecast: Forecast,
+}
+
+/// Signs of health beside probes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HealthView {
+    /// Answers in a row in which the server said that computing failed.
+    #[serde(default)]
+    pub compute_errors: u32,
+    /// Tokens per second and busy slot lately; `None` before enough was generated.
+    #[serde(default)]
+    pub decode_rate: Option<f64>,
+    /// The same when it was fresh.
+    #[serde(default)]
+    pub decode_baseline: Option<f64>,
+    /// For how long work has been in flight without any sign of progress.
+    #[serde(default)]
+    pub stalled_for: Option<Duration>,
+    /// How long that would be sound, by what its tokens and prompts took so far.
+    #[serde(default)]
+    pub stalled_limit: Option<Duration>,
+}
