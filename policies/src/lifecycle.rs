@@ -422,11 +422,6 @@ impl Machine {
         news.then_some(Effect::Alarm)
     }
 
-    /// Whether it has failed as often as the policy says that a person should know.
-    pub fn is_alarmed(&self) -> bool {
-        self.alarmed
-    }
-
     /// A long time in service pays off old failures.
     fn settle(&mut self, now: Duration, policy: &LifecyclePolicy) {
         if self.ready_since.take().is_some_and(|since| now.saturating_sub(since) >= policy.stable_after) {

@@ -26,12 +26,6 @@ impl ByteSize {
     pub fn in_memory(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
-
-    /// The size in MiB, for people and metrics.
-    #[expect(clippy::cast_precision_loss, reason = "a display figure: 52 bits of bytes are enough")]
-    pub fn as_mib(self) -> f64 {
-        self.0 as f64 / MIB as f64
-    }
 }
 
 impl fmt::Display for ByteSize {

@@ -14,7 +14,6 @@ use std::time::Duration;
 use crate::growth::Unit;
 use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Vram, VramSource, Work};
 
-pub mod catalogue;
 mod random;
 
 pub use random::SplitMix;
@@ -78,12 +77,8 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// None.
-    pub const SILENT: Self = Self { sigma: 0.0, phi: 0.0, spikes: 0.0, spike: 0.0 };
     /// A real heap: 6 MiB of correlated movement, and one reading in twenty with a peak of 80 MiB.
     pub const HEAP: Self = Self { sigma: 6.0 * MIB, phi: 0.7, spikes: 0.05, spike: 80.0 * MIB };
-    /// Slow drift that comes back: 15 MiB over a thousand requests.
-    pub const WANDER: Self = Self { sigma: 15.0 * MIB, phi: 0.999, spikes: 0.05, spike: 80.0 * MIB };
 }
 
 /// A leak.

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use warden_policies::growth::{GrowthPolicy, Monitor, Verdict};
+use warden_policies::growth::{GrowthPolicy, Monitor, Unit, Verdict};
 use warden_policies::units::ByteSize;
-use warden_policies::world::catalogue::leaking;
+use warden_policies::world::{Leak, World};
 use warden_policies::{MemoryKind, Sample, defaults};
 
 const MIB: f64 = 1_048_576.0;
@@ -19,7 +19,8 @@ fn turns(policy: &GrowthPolicy, samples: &[Sample]) -> Vec<(MemoryKind, u64, Ver
 }
 
 fn recording(seed: u64, mib: f64, requests: usize) -> Vec<Sample> {
-    leaking(seed, mib * MIB).run().take(requests).collect()
+    let leaks = vec![Leak::of(Unit::Request, mib * MIB)];
+    World { leaks, ..World::quiet(seed) }.run().take(requests).collect()
 }
 
 fn leaking_at(samples: &[Sample]) -> Option<u64> {

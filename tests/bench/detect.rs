@@ -6,9 +6,13 @@
 use tokio::time::Instant;
 use warden_policies::growth::{Monitor, Verdict};
 use warden_policies::world::World;
-use warden_policies::world::catalogue::{Harmless, leaking, leaking_now_and_then};
 use warden_policies::{MemoryKind, Sample, defaults};
 use warden_rig::{Context as _, Trouble};
+
+use catalogue::{Harmless, leaking, leaking_now_and_then};
+
+#[path = "../../policies/tests/catalogue/mod.rs"]
+mod catalogue;
 
 const MIB: f64 = 1_048_576.0;
 

@@ -13,8 +13,10 @@ use warden_builder::sample_model::sized::{Arch, Size, Sized, Sizes};
 use warden_rig::load::median;
 use warden_rig::real::{Undisturbed, llama_server, sample_model};
 use warden_rig::{Context as _, Home, Trouble};
-use warden_tracer_reader::{INTERVAL_VARIABLE, Snapshot, VARIABLE, write_library};
+use warden_tracer_reader::{Snapshot, VARIABLE, write_library};
 
+/// The variable for the bytes between samples on average.
+const INTERVAL_VARIABLE: &str = "LLAMA_WARDEN_TRACE_INTERVAL";
 /// Answers of each server.
 const ROUNDS: u64 = 40;
 const FLAGS: [&str; 8] = ["-t", "1", "-np", "1", "-c", "4096", "--cache-ram", "0"];

@@ -93,7 +93,7 @@ const ROOMS: [(&str, &[&str]); 2] = [
 ];
 
 /// How the names of files and folders end in which only tests are.
-const OF_TESTS: [&str; 4] = ["tests", "fuzzing", "plan_properties", "lib"];
+const OF_TESTS: [&str; 2] = ["tests", "lib"];
 
 #[test]
 fn the_rooms_of_a_crate_use_only_those_below_them() -> Outcome {

@@ -5,13 +5,12 @@ mod cuda;
 mod diagnose;
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 use warden_tracer_reader::{
-    INTERVAL_VARIABLE, Kind, Memory, Modules, Place, Snapshot, Symbols, VARIABLE, file_of, places,
-    write_library,
+    Kind, Memory, Modules, Place, Snapshot, Symbols, VARIABLE, places, write_library,
 };
 
 /// Bytes between samples, so that a few megabytes are some thousand samples.
@@ -32,7 +31,7 @@ impl Traced {
         let library = write_library(home.path())?;
         let mut child = Command::new(program)
             .env(VARIABLE, home.path())
-            .env(INTERVAL_VARIABLE, INTERVAL)
+            .env("LLAMA_WARDEN_TRACE_INTERVAL", INTERVAL)
             .env("LD_PRELOAD", library)
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
@@ -55,8 +54,13 @@ impl Traced {
         Ok(())
     }
 
+    /// What it publishes.
+    fn file(&self) -> PathBuf {
+        self.home.path().join(format!("{}.trace", self.child.id()))
+    }
+
     fn snapshot(&self) -> Result<Snapshot, Trouble> {
-        Ok(Snapshot::read(&file_of(self.home.path(), self.child.id()))?)
+        Ok(Snapshot::read(&self.file())?)
     }
 
     fn places(&self, before: Option<&Snapshot>) -> Result<Vec<Place>, Trouble> {
@@ -232,9 +236,7 @@ fn children_count_nothing_for_their_parent_and_new_programs_count_for_themselves
     let mut others = Vec::new();
     for entry in std::fs::read_dir(program.home.path())? {
         let path = entry?.path();
-        if path.extension().is_some_and(|end| end == "trace")
-            && path != file_of(program.home.path(), program.child.id())
-        {
+        if path.extension().is_some_and(|end| end == "trace") && path != program.file() {
             others.push(Snapshot::read(&path)?);
         }
     }

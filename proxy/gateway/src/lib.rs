@@ -55,6 +55,7 @@ mod workers;
 
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
+#[path = "../tests/fuzzing/mod.rs"]
 pub mod fuzzing;
 
 pub use access::cors::Cors;

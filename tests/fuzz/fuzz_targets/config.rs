@@ -23,7 +23,7 @@ mod out;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use config::layers::{Sources, load};
+use config::source::layers::{Sources, load};
 
 /// In memory where there is such a place.
 static FILE: LazyLock<PathBuf> = LazyLock::new(|| {

@@ -6,7 +6,7 @@ use super::*;
 use crate::body::splice;
 use crate::refusal::Unreadable;
 
-#[path = "plan_properties.rs"]
+#[path = "plan_property_tests.rs"]
 mod properties;
 
 fn ruled_in(text: &str, size: usize, rules: &ModelRules, shape: Shape) -> Result<String, Unreadable> {

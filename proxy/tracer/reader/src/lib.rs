@@ -37,8 +37,6 @@ pub use symbols::{Frame, Symbols};
 
 /// The variable that names the folder to publish in.
 pub const VARIABLE: &str = "LLAMA_WARDEN_TRACE";
-/// The variable for the bytes between samples on average.
-pub const INTERVAL_VARIABLE: &str = "LLAMA_WARDEN_TRACE_INTERVAL";
 
 /// The library; empty in a program that was built without it.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libwarden_tracer.so"));
@@ -59,9 +57,4 @@ pub fn write_library(folder: &Path) -> io::Result<PathBuf> {
     let path = folder.join("libwarden_tracer.so");
     std::fs::write(&path, LIBRARY)?;
     Ok(path)
-}
-
-/// The file that a process publishes in a folder.
-pub fn file_of(folder: &Path, pid: u32) -> PathBuf {
-    folder.join(format!("{pid}.trace"))
 }

@@ -4,24 +4,27 @@
 
 use std::time::Duration;
 
-use crate::growth::Unit;
-use crate::world::{Background, Leak, Load, Noise, SplitMix, World};
+use warden_policies::growth::Unit;
+use warden_policies::world::{Background, Leak, Load, Noise, SplitMix, World};
 
 const KIB: f64 = 1024.0;
 const MIB: f64 = 1024.0 * KIB;
 
+/// Slow drift that comes back: 15 MiB over a thousand requests.
+const WANDER: Noise = Noise { sigma: 15.0 * MIB, phi: 0.999, spikes: 0.05, spike: 80.0 * MIB };
+
 /// A world, and what its server is told to keep on the host.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Case {
+pub(crate) struct Case {
     /// The world.
-    pub world: World,
+    pub(crate) world: World,
     /// Bytes of declared pools.
-    pub declared: u64,
+    pub(crate) declared: u64,
 }
 
 /// A kind of world without a leak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Harmless {
+pub(crate) enum Harmless {
     /// A heap that moves, and peaks.
     Flat,
     /// Slow drift that comes back.
@@ -42,7 +45,7 @@ pub enum Harmless {
 
 impl Harmless {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Flat,
         Self::Wander,
         Self::Ratchet,
@@ -54,7 +57,7 @@ impl Harmless {
     ];
 
     /// The name in tables.
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Flat => "flat",
             Self::Wander => "wander",
@@ -68,13 +71,13 @@ impl Harmless {
     }
 
     /// One world of this kind, for runs of some ten thousand requests.
-    pub fn case(self, seed: u64) -> Case {
+    pub(crate) fn case(self, seed: u64) -> Case {
         let mut draw = SplitMix::new(seed ^ 0x5EED);
         let mut world = World::quiet(seed);
         let mut declared = 0;
         match self {
             Self::Flat => {}
-            Self::Wander => world.noise = Noise::WANDER,
+            Self::Wander => world.noise = WANDER,
             Self::Ratchet => {
                 let half = draw.between(20.0, 200.0);
                 // It adds as much again whenever the number of requests grows by a factor of e.
@@ -118,12 +121,12 @@ impl Harmless {
 }
 
 /// A leak of so many bytes per request, in the movement of a real heap.
-pub fn leaking(seed: u64, bytes_per_request: f64) -> World {
+pub(crate) fn leaking(seed: u64, bytes_per_request: f64) -> World {
     World { leaks: vec![Leak::of(Unit::Request, bytes_per_request)], ..World::quiet(seed) }
 }
 
 /// One request in ten leaks so many bytes.
-pub fn leaking_now_and_then(seed: u64, bytes: f64) -> World {
+pub(crate) fn leaking_now_and_then(seed: u64, bytes: f64) -> World {
     let leak = Leak { chance: 0.1, ..Leak::of(Unit::Request, bytes) };
     World { leaks: vec![leak], ..World::quiet(seed) }
 }
