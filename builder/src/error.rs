@@ -13,47 +13,27 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// The path of a source leads nowhere.
     #[error("there is no source at {path}")]
-    SourceMissing {
-        /// As given.
-        path: PathBuf,
-    },
+    SourceMissing { path: PathBuf },
     /// A file that is none of the known archives.
     #[error("{path} is not an archive that can be read: {why}")]
-    NotAnArchive {
-        /// The file.
-        path: PathBuf,
-        /// What it looks like instead.
-        why: String,
-    },
+    NotAnArchive { path: PathBuf, why: String },
     /// A readable source in which there is no llama.cpp.
     #[error("there is no llama.cpp in {path}; at its top are: {}", list(.top))]
     NoLlamaCpp {
-        /// The folder or archive.
         path: PathBuf,
         /// Names at its top level, so that a wrong file is recognised at once.
         top: Vec<String>,
     },
     /// An archive that would write, or point, outside of the folder it is unpacked into.
     #[error("{path} was not unpacked: its entry `{entry}` {why}")]
-    UnsafeArchive {
-        /// The archive.
-        path: PathBuf,
-        /// The entry's name.
-        entry: String,
-        /// What it does.
-        why: &'static str,
-    },
+    UnsafeArchive { path: PathBuf, entry: String, why: &'static str },
     /// More bytes or entries than a source has.
     #[error("{path} was not unpacked: it holds more than {limit}")]
-    ArchiveTooLarge {
-        /// The archive.
-        path: PathBuf,
-        /// The bound that it crosses.
-        limit: String,
-    },
+    ArchiveTooLarge { path: PathBuf, limit: String },
     /// A program that has to be there is not.
     #[error("not found: {program}")]
     MissingProgram {
@@ -64,14 +44,7 @@ pub enum Error {
     },
     /// A program that is there does not work.
     #[error("`{command}` failed while {doing}: {why}")]
-    Program {
-        /// The command, shortened.
-        command: String,
-        /// What it was for.
-        doing: String,
-        /// Its last words.
-        why: String,
-    },
+    Program { command: String, doing: String, why: String },
     /// Not enough room to build.
     #[error("{path} has {free} MiB free, a build takes {need} MiB")]
     Disk {
@@ -92,16 +65,10 @@ pub enum Error {
     },
     /// A cmake option that cannot be honoured.
     #[error("the cmake option `{option}` cannot be used: {why}")]
-    Option {
-        /// As given.
-        option: String,
-        /// The reason.
-        why: &'static str,
-    },
+    Option { option: String, why: &'static str },
     /// What makes code for a GPU is not whole.
     #[error("a build for {backend} cannot be made here: {missing}")]
     Toolkit {
-        /// The backend.
         backend: Backend,
         /// What is missing, and where it was looked for.
         missing: String,
@@ -111,9 +78,7 @@ pub enum Error {
     /// A backend or an architecture that does not exist, or not together.
     #[error("`{given}` cannot be built for: {why}")]
     Target {
-        /// As given.
         given: String,
-        /// The reason.
         why: String,
         /// What there is.
         cure: String,
@@ -123,10 +88,7 @@ pub enum Error {
     Patches(warden_patches::Error),
     /// The source is not any more what was planned with.
     #[error("{path} changed between the plan and the build")]
-    SourceChanged {
-        /// The source.
-        path: PathBuf,
-    },
+    SourceChanged { path: PathBuf },
     /// The binary lacks what the patches put into its source.
     #[error("the built llama-server lacks {}, although the source was patched", list(.fixes))]
     Markers {
@@ -140,7 +102,6 @@ pub enum Error {
         phase: &'static str,
         /// The first error, with a few lines.
         excerpt: String,
-        /// Where the whole output is.
         log: PathBuf,
         /// Whether the compiler was killed from outside, most likely for memory.
         killed: bool,
@@ -148,7 +109,6 @@ pub enum Error {
     /// The binary does not do what a llama-server does.
     #[error("the built llama-server failed the check `{check}`: {why}")]
     Verify {
-        /// Which of the checks.
         check: &'static str,
         /// The answer, or the process's last lines.
         why: String,
@@ -157,46 +117,23 @@ pub enum Error {
     },
     /// The pinned archive is not the one that arrived.
     #[error("{path} has the sha256 {found}, expected was {expected}")]
-    WrongHash {
-        /// The file.
-        path: PathBuf,
-        /// What it has.
-        found: String,
-        /// What was pinned.
-        expected: String,
-    },
+    WrongHash { path: PathBuf, found: String, expected: String },
     /// No build in the store has this id.
     #[error("there is no build `{id}` in {store}")]
     NoSuchBuild {
         /// The id or prefix, as given.
         id: String,
-        /// The store's folder.
         store: PathBuf,
     },
     /// More than one build in the store has this prefix.
     #[error("`{prefix}` is the beginning of {} builds: {}", .ids.len(), list(.ids))]
-    AmbiguousBuild {
-        /// As given.
-        prefix: String,
-        /// The candidates.
-        ids: Vec<BuildId>,
-    },
+    AmbiguousBuild { prefix: String, ids: Vec<BuildId> },
     /// A build's folder cannot be used.
     #[error("the build in {path} is damaged: {why}")]
-    DamagedBuild {
-        /// Its folder.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
+    DamagedBuild { path: PathBuf, why: String },
     /// In a build's folder is what no build of ours has.
     #[error("{path} was not removed: {why}, and no build of ours has that")]
-    ForeignInBuild {
-        /// Its folder.
-        path: PathBuf,
-        /// What is there.
-        why: String,
-    },
+    ForeignInBuild { path: PathBuf, why: String },
     /// Something about a repository.
     #[error(transparent)]
     Git(#[from] crate::git::fault::Fault),
@@ -205,9 +142,7 @@ pub enum Error {
     Io {
         /// What was being done, such as `reading`.
         doing: &'static str,
-        /// To which file or folder.
         path: PathBuf,
-        /// What the system said.
         source: io::Error,
     },
     /// The caller cancelled.

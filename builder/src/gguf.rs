@@ -183,7 +183,6 @@ impl Gguf {
         self
     }
 
-    /// Adds a vector.
     pub(crate) fn vector(&mut self, name: &str, data: Vec<f32>) -> &mut Self {
         self.held(name, vec![data.len() as u64], data)
     }

@@ -97,9 +97,7 @@ pub struct Plan {
 
 /// What a plan is made of, found by those who know where to look.
 pub(crate) struct Ingredients {
-    /// The source.
     pub(crate) source: Found,
-    /// The compilers.
     pub(crate) compilers: Compilers,
     /// The backend with its toolkit.
     pub(crate) chosen: Chosen,

@@ -20,6 +20,7 @@ pub enum Kind {
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// A patch set, or the list of mitigations, that cannot be used as it is written.
     #[error("{file}{}: {}{why}", at(*.line), key_of(.key))]
@@ -30,17 +31,11 @@ pub enum Error {
         line: Option<usize>,
         /// The key, such as `hook[2].anchor`; may be empty.
         key: String,
-        /// What is wrong.
         why: String,
     },
     /// No patch set has this id.
     #[error("there is no patch set `{id}`; there are: {}", list(.known))]
-    NoSuchSet {
-        /// As given.
-        id: String,
-        /// Those that there are.
-        known: Vec<String>,
-    },
+    NoSuchSet { id: String, known: Vec<String> },
     /// Patch sets that were asked for are not applied to this source.
     #[error("{}", refusals(.0))]
     Refused(Vec<Refusal>),
@@ -64,9 +59,7 @@ pub enum Error {
     Io {
         /// What was being done, such as `reading`.
         doing: &'static str,
-        /// To which file or folder.
         path: PathBuf,
-        /// What the system said.
         source: io::Error,
     },
 }

@@ -89,7 +89,6 @@ struct Generation {
     seeking_slots: u32,
     /// Leases without a slot that only read.
     readers: u32,
-    /// One lease is alone.
     alone: bool,
 }
 

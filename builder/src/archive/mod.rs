@@ -21,7 +21,6 @@ use crate::error::{Error, Result, io_error};
 pub(crate) struct Bounds {
     /// Bytes after decompression, entries that nobody wants included.
     pub(crate) bytes: u64,
-    /// Entries.
     pub(crate) entries: u64,
 }
 
@@ -30,7 +29,6 @@ impl Bounds {
     pub(crate) const SOURCE: Self = Self { bytes: 2 << 30, entries: 100_000 };
 }
 
-/// What an entry is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A file, with its content in [`Entry::data`].
@@ -38,7 +36,6 @@ pub(crate) enum Kind {
         /// Whether it may be run.
         executable: bool,
     },
-    /// A folder.
     Folder,
     /// A symbolic link to this target.
     Link(String),
@@ -48,7 +45,6 @@ pub(crate) enum Kind {
     Remark(String),
 }
 
-/// One entry of an archive.
 pub(crate) struct Entry<'a> {
     /// Relative, normal components only, separated by slashes.
     pub(crate) name: &'a str,

@@ -29,7 +29,6 @@ impl Log {
         Ok(Self { path, file: BufWriter::new(file), phase: String::new() })
     }
 
-    /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -3,7 +3,6 @@
 /// What ninja is told to begin its lines with.
 pub(super) const STATUS: &str = "[%f/%t] ";
 
-/// One step that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) done: u32,

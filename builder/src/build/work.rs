@@ -44,7 +44,6 @@ impl Work {
         self.folder.join("src")
     }
 
-    /// cmake's folder.
     pub(super) fn build(&self) -> PathBuf {
         self.folder.join("build")
     }

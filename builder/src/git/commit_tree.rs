@@ -21,7 +21,6 @@ const LARGEST_FILE: u64 = 64 << 20;
 pub struct CommitTree {
     repository: Arc<Repository>,
     commit: String,
-    /// The commit's own tree.
     top: Oid,
     located: Option<Located>,
     revision: Revision,

@@ -4,118 +4,60 @@ use crate::kind::Kind;
 
 /// Why something was not taken from a repository.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Fault {
     /// Neither a name, nor a URL, nor a path.
     #[error("`{text}` is no git source: {why}")]
     Source {
-        /// As given, without a password.
         text: String,
-        /// What is wrong with it.
         why: String,
         /// The names that the configuration knows.
         names: Vec<String>,
     },
     /// The server was not reached, or stopped answering.
     #[error("{host} could not be asked for {reference}: {why}")]
-    Unreachable {
-        /// The server.
-        host: String,
-        /// What was wanted.
-        reference: String,
-        /// What the network said.
-        why: String,
-    },
+    Unreachable { host: String, reference: String, why: String },
     /// The server was reached, and refused.
     #[error("{url} was refused: {why}")]
-    Refused {
-        /// The repository.
-        url: String,
-        /// The server's words.
-        why: String,
-    },
+    Refused { url: String, why: String },
     /// There is no `git` to ask a server with.
     #[error("git is not installed: it is what servers are asked with")]
     NoGit,
     /// The server sends more than a source can have.
     #[error("{url} sends more than {most} MiB, which is more than any llama.cpp: nothing of it was taken")]
-    TooLarge {
-        /// The repository.
-        url: String,
-        /// The bound.
-        most: u64,
-    },
+    TooLarge { url: String, most: u64 },
     /// The network is not to be used, and the cache does not have it.
     #[error("{reference} of {url} is not in the cache, and the network is not to be used")]
-    Offline {
-        /// The repository.
-        url: String,
-        /// What was wanted.
-        reference: String,
-    },
+    Offline { url: String, reference: String },
     /// No tag, branch or commit has this name.
     #[error("{repository} has no tag, branch or commit `{reference}`{}", alike(.similar))]
-    NoSuchReference {
-        /// The repository.
-        repository: String,
-        /// As given.
-        reference: String,
-        /// Names that look like it.
-        similar: Vec<String>,
-    },
+    NoSuchReference { repository: String, reference: String, similar: Vec<String> },
     /// A beginning of several commits, or of several of a server's branches and tags.
     #[error("`{reference}` is the beginning of several commits in {repository}")]
-    Ambiguous {
-        /// The repository.
-        repository: String,
-        /// As given.
-        reference: String,
-    },
+    Ambiguous { repository: String, reference: String },
     /// The repository was cloned without an object that is needed.
     #[error("{repository} lacks `{path}` of commit {commit}")]
     Missing {
-        /// The repository.
         repository: String,
         /// The file, relative to the repository's root.
         path: String,
-        /// The commit, whole.
         commit: String,
     },
     /// A tree that would write, or point, outside of the folder it is written into.
     #[error("commit {commit} was not written out: its entry `{entry}` {why}")]
-    Unsafe {
-        /// The commit, whole.
-        commit: String,
-        /// Its path in the repository.
-        entry: String,
-        /// What it does.
-        why: &'static str,
-    },
+    Unsafe { commit: String, entry: String, why: &'static str },
     /// A range that holds nothing, or that the history at hand does not reach.
     #[error("the range {from}..{to} of {repository} {why}")]
-    Range {
-        /// The repository.
-        repository: String,
-        /// Its beginning, as given.
-        from: String,
-        /// Its end, as given.
-        to: String,
-        /// What is wrong with it.
-        why: &'static str,
-    },
+    Range { repository: String, from: String, to: String, why: &'static str },
     /// A folder that is no repository, or that there is not.
     #[error("there is no git repository at {path}")]
-    NoRepository {
-        /// The folder.
-        path: String,
-    },
+    NoRepository { path: String },
     /// Anything else.
     #[error("{doing} {repository}: {why}")]
     Repository {
         /// What was being done, such as `opening`.
         doing: &'static str,
-        /// The repository.
         repository: String,
-        /// The reason.
         why: String,
     },
 }

@@ -40,7 +40,6 @@ const EMBEDDER: &str = "tools/ui/embed.cpp";
 /// In the recipe of a build with a stand-in for what is missing of `tools/ui`; raised when that changes.
 const STAND_IN: &str = "stand-in for tools/ui 1";
 
-/// What a source offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offers {
     /// Where its web page comes from.
@@ -56,14 +55,12 @@ pub(crate) struct Offers {
 /// Where a web page comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Page {
-    /// There is none.
     #[default]
     None,
     /// There is one, but for this file.
     Lacks(String),
     /// It is in the source, ready.
     Ready,
-    /// npm makes it.
     Npm,
 }
 
@@ -73,9 +70,7 @@ pub(crate) enum Fetches {
     /// It does not.
     #[default]
     Nothing,
-    /// libcurl.
     Curl,
-    /// OpenSSL.
     OpenSsl,
 }
 
@@ -96,13 +91,11 @@ pub struct Extras {
 pub(crate) struct Tools {
     /// What makes the page, or why it is not made.
     pub(crate) npm: std::result::Result<Npm, String>,
-    /// The machine's OpenSSL.
     pub(crate) openssl: Option<OpenSsl>,
     /// The machine's libcurl.
     pub(crate) curl: Option<Curl>,
 }
 
-/// The choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) words: Extras,

@@ -9,7 +9,6 @@ use crate::gguf::{Gguf, Value};
 use super::WIDTH;
 use super::noise::Noise;
 
-/// Channels of the encoder.
 const CHANNELS: u32 = 32;
 /// Width inside its FFN.
 const INNER: u32 = 64;

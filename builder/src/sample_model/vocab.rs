@@ -13,7 +13,6 @@ pub(crate) const WORDS: usize = 400;
 pub(crate) const FIRST_WORD: usize = 256;
 /// Ends a turn, and so the answer.
 pub(crate) const TURN_END: usize = FIRST_WORD + WORDS + 2;
-/// All tokens.
 pub(crate) const TOKENS: usize = FIRST_WORD + WORDS + CONTROL.len();
 
 /// Opens the text, opens a turn, ends a turn, fills a batch.
@@ -40,7 +39,6 @@ const USER_DEFINED: i32 = 4;
 pub(crate) enum Speaks {
     /// Text only: a base model.
     Text,
-    /// Turns.
     Turns,
     /// Turns, and calls of tools.
     Tools,

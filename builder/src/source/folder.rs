@@ -101,7 +101,6 @@ fn look(
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Item {
     File(PathBuf),
-    /// With its target.
     Link(PathBuf, PathBuf),
 }
 

@@ -14,7 +14,6 @@ const DIGITS: usize = 16;
 pub struct BuildId(String);
 
 impl BuildId {
-    /// From a hash.
     pub(crate) fn of_hash(hash: &[u8; 32]) -> Self {
         Self(hex::encode(&hash[..DIGITS / 2]))
     }

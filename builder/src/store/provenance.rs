@@ -114,7 +114,6 @@ pub struct Host {
 }
 
 impl Host {
-    /// This machine.
     pub(crate) fn here() -> Self {
         let system = rustix::system::uname();
         let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();

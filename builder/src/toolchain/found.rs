@@ -82,7 +82,6 @@ impl Toolkit {
 /// The backend of a build, ready to be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
-    /// Which one.
     pub(crate) backend: Backend,
     /// Why, in words; empty when it was asked for.
     pub(crate) why: String,

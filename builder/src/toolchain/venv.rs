@@ -54,7 +54,6 @@ impl Venv {
         Self { folder: cache.join("tools"), lock: cache.join("locks").join("tools.lock") }
     }
 
-    /// One of its programs.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.folder.join("bin").join(name)
     }

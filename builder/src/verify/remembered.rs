@@ -18,7 +18,6 @@ pub struct Remembered {
     folder: PathBuf,
 }
 
-/// One file in it.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     /// For people: where the binary was.

@@ -93,7 +93,6 @@ impl Server {
         Ok(Self { family, status: None, door, log })
     }
 
-    /// Where it listens.
     pub(super) fn door(&self) -> Door {
         self.door.clone()
     }
@@ -130,7 +129,6 @@ impl Server {
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     }
 
-    /// Ends it.
     pub(super) async fn stop(&mut self) {
         if self.status.is_none() {
             // What cannot be stopped is killed when this is dropped.

@@ -11,17 +11,13 @@ pub(super) trait Disk {
     fn write_new(&self, path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<()>;
     /// Puts a file in another's place.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Makes a folder.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
-    /// Removes an empty folder.
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes what happened in a folder survive a loss of power.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 }
 
-/// The real one.
 pub(super) struct RealDisk;
 
 impl Disk for RealDisk {

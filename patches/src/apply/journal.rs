@@ -24,12 +24,10 @@ pub(crate) const JOURNAL: &str = ".llama-warden-patches.json";
 /// Raised when older programs could no longer restore a tree with it.
 const SCHEMA: u32 = 1;
 
-/// What was applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Journal {
     schema: u32,
-    /// Who wrote it.
     writer: String,
     /// The applied sets, in order.
     pub(super) sets: Vec<AppliedSet>,

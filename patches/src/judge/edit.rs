@@ -18,7 +18,6 @@ pub(super) struct Insertion {
     pub(super) indent: Vec<u8>,
     /// `\n` or `\r\n`.
     pub(super) end: &'static [u8],
-    /// The hook's id.
     pub(super) hook: String,
 }
 

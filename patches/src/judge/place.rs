@@ -32,7 +32,6 @@ pub(super) struct File {
 
 /// Where something is, or why not.
 pub(super) enum Place {
-    /// The whole file.
     Whole(File),
     /// The definitions of the container: at least one.
     In(File, Vec<Found>),

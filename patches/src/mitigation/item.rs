@@ -1,6 +1,5 @@
 //! One item of a list as it is written: `id`, `id=value`, `id.part=value`.
 
-/// An item, split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item<'a> {
     /// Before the dot and the equals sign.

@@ -5,7 +5,6 @@
 pub(crate) enum Macro {
     /// Nothing.
     Unknown,
-    /// It is not defined.
     Undefined,
     /// It is defined as this number.
     Is(i64),

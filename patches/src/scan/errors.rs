@@ -11,7 +11,6 @@ use super::mask::spliced;
 pub(crate) struct Met {
     /// Its line, from 1.
     pub(crate) line: usize,
-    /// What it says.
     pub(crate) text: String,
 }
 

@@ -1,6 +1,5 @@
 //! What stands before an opening brace: the head of a function, of a struct, of a namespace, or something else.
 
-/// What a brace opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Opens {
     /// The body of a function of this name; the number is where the name begins in the head.

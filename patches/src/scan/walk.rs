@@ -16,13 +16,11 @@ pub(super) struct Item {
     pub(super) start: usize,
     /// Where its name, or the word `struct`, begins.
     pub(super) name: usize,
-    /// The opening brace.
     pub(super) open: usize,
     /// Behind the closing brace.
     pub(super) end: usize,
 }
 
-/// What a walk found.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     pub(super) items: Vec<Item>,

@@ -36,7 +36,6 @@ const OLDEST: u32 = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Origin {
-    /// llama-server's default.
     Default,
     /// The build is older than the feature.
     Older,

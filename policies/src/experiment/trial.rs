@@ -122,7 +122,6 @@ impl Cost {
     }
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
     pub(super) arm: Arm,

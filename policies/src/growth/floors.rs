@@ -42,7 +42,6 @@ impl Point {
     }
 }
 
-/// The floors of one scale.
 #[derive(Clone, Debug)]
 struct Scale {
     /// Steps to a floor.
@@ -81,7 +80,6 @@ impl Floors {
         self.scales.len()
     }
 
-    /// Forgets all floors.
     pub(super) fn clear(&mut self) {
         for scale in &mut self.scales {
             scale.open = 0;

@@ -34,7 +34,6 @@ struct Track {
     recent: VecDeque<Finding>,
 }
 
-/// Watches one series.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
     policy: GrowthPolicy,

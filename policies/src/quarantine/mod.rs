@@ -43,7 +43,6 @@ enum End {
     Stopped,
 }
 
-/// Who is on trial.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     request: Fingerprint,

@@ -126,7 +126,6 @@ impl Line {
         }
     }
 
-    /// Somebody's words.
     fn quoted(&mut self, name: &str, text: &str) {
         self.name(name);
         let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');

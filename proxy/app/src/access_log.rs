@@ -61,7 +61,6 @@ fn open(path: &Path) -> io::Result<File> {
 /// What is shown of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AccessLogView {
-    /// Its file.
     pub(crate) path: PathBuf,
     /// Lines that are missing in it.
     pub(crate) lost: u64,

@@ -18,7 +18,6 @@ const LEAST: f64 = 0.2;
 /// How a model's server was started.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Server {
-    /// Its arguments.
     pub(crate) args: Vec<String>,
     /// The names of the variables that it gets.
     pub(crate) variables: Vec<String>,
@@ -26,11 +25,9 @@ pub(crate) struct Server {
     pub(crate) build: Option<u32>,
     /// What it computes on, if known.
     pub(crate) backend: Option<String>,
-    /// Its mitigations.
     pub(crate) mitigations: Vec<String>,
 }
 
-/// Servers by model.
 pub(crate) type Servers = BTreeMap<String, Server>;
 
 impl Server {

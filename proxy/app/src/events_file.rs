@@ -41,7 +41,6 @@ impl EventsFile {
         Self { state: state.to_owned(), pid, most: MOST, failing: false }
     }
 
-    /// Appends an event.
     pub(crate) fn write(&mut self, event: &Event) {
         if matches!(event.kind, EventKind::RecycleDone { .. }) {
             return;

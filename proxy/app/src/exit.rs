@@ -41,12 +41,7 @@ pub(crate) enum Failure {
     Config(#[from] Problems),
     /// The command was used wrongly.
     #[error("{message}")]
-    Usage {
-        /// What is wrong.
-        message: String,
-        /// The cure.
-        hint: String,
-    },
+    Usage { message: String, hint: String },
     /// It was asked rightly and could not be done.
     #[error("{message}")]
     Failed {
@@ -57,18 +52,10 @@ pub(crate) enum Failure {
     },
     /// A patch set does not fit a source, or nobody has looked whether it does.
     #[error("{message}")]
-    Refused {
-        /// Which set, and why.
-        message: String,
-        /// The cure.
-        hint: String,
-    },
+    Refused { message: String, hint: String },
     /// The output says it all; only the exit code is left to give.
     #[error("exit code {code}")]
-    Told {
-        /// The code.
-        code: u8,
-    },
+    Told { code: u8 },
     /// Whoever read our output has left; there is nobody to tell.
     #[error("the output was closed")]
     Pipe,
@@ -90,7 +77,6 @@ impl Failure {
         Self::Failed { message: message.into(), hint: Some(hint.into()) }
     }
 
-    /// The exit code.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Usage { .. } => USAGE,

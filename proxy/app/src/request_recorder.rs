@@ -56,7 +56,6 @@ impl Recorders {
         Ok(())
     }
 
-    /// Who records, by model.
     pub(crate) fn of(&self, resolved: &Resolved) -> HashMap<ModelName, Arc<dyn Recorder>> {
         let models = resolved.fleet.models.iter().zip(&resolved.record_requests);
         let open = |path: &PathBuf| Some(Arc::clone(self.0.get(path)?) as Arc<dyn Recorder>);

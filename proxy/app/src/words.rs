@@ -82,7 +82,6 @@ pub(crate) fn time(seconds: f64) -> String {
     span(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default())
 }
 
-/// What an action is, in words.
 pub(crate) const fn action(action: Action) -> &'static str {
     match action {
         Action::Observe => "nothing",
@@ -92,7 +91,6 @@ pub(crate) const fn action(action: Action) -> &'static str {
     }
 }
 
-/// Why, in words.
 pub(crate) const fn reason(reason: Reason) -> &'static str {
     match reason {
         Reason::HostSoft => "host memory passed the soft budget",

@@ -19,7 +19,6 @@ pub(crate) struct Ask {
     pub(crate) path: String,
     /// JSON, or nothing.
     pub(crate) body: Option<Value>,
-    /// Images in it.
     pub(crate) images: u64,
     /// Audio clips in it.
     pub(crate) audio: u64,
@@ -45,7 +44,6 @@ pub(crate) struct Answer {
     pub(crate) output_ms: Option<f64>,
     /// From sending to the first token.
     pub(crate) first_token: Option<Duration>,
-    /// The text.
     pub(crate) text: String,
 }
 

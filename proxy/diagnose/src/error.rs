@@ -7,6 +7,7 @@ use warden_supervisor::Failure;
 
 /// Why there is no finding.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum DiagnoseError {
     /// The server did not get ready.
     #[error("the server did not start: {}", .0.message)]
@@ -14,9 +15,7 @@ pub enum DiagnoseError {
     /// The server has not what the workload needs.
     #[error("{workload}: {why}")]
     CannotDo {
-        /// The workload.
         workload: Workload,
-        /// Why, in words.
         why: String,
         /// All workloads of its kind, which need the same.
         kind: Kind,
@@ -26,16 +25,10 @@ pub enum DiagnoseError {
     Interrupted,
     /// No client could be made, or no picture be encoded: nothing that a server could be blamed for.
     #[error("{what}: {why}")]
-    Own {
-        /// What was being done.
-        what: &'static str,
-        /// What went wrong.
-        why: String,
-    },
+    Own { what: &'static str, why: String },
     /// A file of recorded requests cannot be used.
     #[error("{}: {what}", .path.display())]
     Recording {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it, and where.
         what: String,

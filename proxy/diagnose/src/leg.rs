@@ -422,7 +422,6 @@ async fn embeds(solo: &Solo, limit: Duration) -> Option<String> {
     }
 }
 
-/// Times of requests.
 #[derive(Debug, Default)]
 struct Times {
     first: Vec<Duration>,

@@ -11,7 +11,6 @@ use crate::config::GatewayConfig;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
 
-/// What all requests share.
 pub(crate) struct Shared {
     pub(crate) config: Arc<GatewayConfig>,
     pub(crate) upstream: Upstream,

@@ -14,7 +14,6 @@ use warden_policies::sample::HostMemory;
 use crate::SensorError;
 
 const KIB: u64 = 1024;
-/// Where it all is.
 pub(crate) const PROC: &str = "/proc";
 
 /// Host memory of the process group that `leader` leads.

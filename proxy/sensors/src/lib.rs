@@ -42,27 +42,15 @@ pub use totals::{HostTotals, host_totals};
 
 /// Why a number could not be read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum SensorError {
     /// The process is gone or has become a zombie: it holds no memory that could be read.
     #[error("cannot read the memory of process {pid}: it has ended")]
-    Ended {
-        /// Its process id.
-        pid: u32,
-    },
+    Ended { pid: u32 },
     /// `/proc` cannot be read or does not say what is needed.
     #[error("cannot read {what}: {source}; is /proc mounted, and with hidepid off for this user?")]
-    Proc {
-        /// What was read.
-        what: String,
-        /// Why not.
-        source: procfs::ProcError,
-    },
+    Proc { what: String, source: procfs::ProcError },
     /// The kernel does not tell this field.
     #[error("{what} has no field {field}: this kernel is too old (Linux 4.5 has it)")]
-    NoField {
-        /// The file.
-        what: String,
-        /// The missing field.
-        field: &'static str,
-    },
+    NoField { what: String, field: &'static str },
 }

@@ -58,33 +58,22 @@ impl FailureKind {
 
 /// Why the fleet cannot start or take a configuration.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum FleetError {
     /// The directory for the children's sockets.
     #[error("cannot make the private directory {} for the sockets of the backends: {source}; choose another with `runtime_dir`", path.display())]
-    RuntimeDir {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    RuntimeDir { path: PathBuf, source: io::Error },
     /// A socket's path would not fit into a Unix socket address.
     #[error("the socket path {} would have {length} bytes, and a Unix socket's path has at most {limit}: choose a shorter `runtime_dir`", path.display())]
     SocketPath {
         /// The longest path that would be needed.
         path: PathBuf,
-        /// Its bytes.
         length: usize,
-        /// The limit.
         limit: usize,
     },
     /// The directory of the ledger, or the ledger.
     #[error("cannot write the ledger {}: {source}; make its directory writable or choose another with `state_dir`", path.display())]
-    StateDir {
-        /// The file or directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    StateDir { path: PathBuf, source: io::Error },
     /// A name or alias means two models.
     #[error(
         "the name `{name}` means both the model `{first}` and the model `{second}`: rename one, or remove the alias"
@@ -107,11 +96,11 @@ pub enum FleetError {
 
 /// Why a name means no model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum ResolveError {
     /// Nothing has this name.
     #[error("there is no model `{name}`: {}", known_models(known))]
     Unknown {
-        /// The name given.
         name: String,
         /// The names of all models, in configured order.
         known: Vec<String>,
@@ -165,24 +154,17 @@ impl std::fmt::Display for NoRoom {
 
 /// Why a lease was not granted. In every case nothing was sent to any backend.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Denied {
     /// The queue is full.
     #[error("the queue is full: {waiting} of {depth} places are taken")]
-    QueueFull {
-        /// Callers waiting.
-        waiting: usize,
-        /// Places.
-        depth: usize,
-    },
+    QueueFull { waiting: usize, depth: usize },
     /// The prompt does not fit into the memory that is left.
     #[error("{0}")]
     NoRoom(NoRoom),
     /// The caller waited as long as it may.
     #[error("no backend was free within {:.1} s", waited.as_secs_f64())]
-    Deadline {
-        /// How long it waited.
-        waited: Duration,
-    },
+    Deadline { waited: Duration },
     /// The backend cannot be started at the moment; it is tried again after the given time.
     #[error("the backend does not start: {}", .0.message)]
     StartFailed(Failure, Option<Duration>),
@@ -200,26 +182,17 @@ pub enum Denied {
 
 /// Why an operator's command failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum ControlError {
     /// No such model.
     #[error(transparent)]
     Unknown(#[from] ResolveError),
     /// The new generation did not start.
     #[error("the new process of `{model}` did not start: {}", failure.message)]
-    StartFailed {
-        /// The model.
-        model: ModelName,
-        /// Why.
-        failure: Failure,
-    },
+    StartFailed { model: ModelName, failure: Failure },
     /// Another command came in between: a drain, a removal or the end.
     #[error("the restart of `{model}` was given up: {because}")]
-    GivenUp {
-        /// The model.
-        model: ModelName,
-        /// What came in between.
-        because: String,
-    },
+    GivenUp { model: ModelName, because: String },
     /// We are ending.
     #[error("the fleet is shutting down")]
     ShuttingDown,
@@ -227,37 +200,18 @@ pub enum ControlError {
 
 /// Why a process could not be created.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum SpawnError {
     /// The kernel refused.
     #[error("cannot run {}: {source}", binary.display())]
-    Exec {
-        /// The binary.
-        binary: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Exec { binary: PathBuf, source: io::Error },
     /// The working directory is missing.
     #[error("cannot run {} in the directory {}: {source}", binary.display(), directory.display())]
-    Directory {
-        /// The binary.
-        binary: PathBuf,
-        /// The directory.
-        directory: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Directory { binary: PathBuf, directory: PathBuf, source: io::Error },
     /// The process runs but cannot be watched; it was killed.
     #[error("cannot watch process {pid}: {source}")]
-    Watch {
-        /// Its process id.
-        pid: u32,
-        /// Why.
-        source: io::Error,
-    },
+    Watch { pid: u32, source: io::Error },
     /// The nursery's thread has ended.
     #[error("cannot run {}: the main thread no longer creates processes", binary.display())]
-    NurseryGone {
-        /// The binary.
-        binary: PathBuf,
-    },
+    NurseryGone { binary: PathBuf },
 }

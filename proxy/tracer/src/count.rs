@@ -138,7 +138,6 @@ pub(crate) fn kept(kind: Kind, handle: usize, entry: Entry) {
     }
 }
 
-/// Memory was mapped.
 pub(crate) fn mapped(list: List, start: usize, bytes: usize, site: u32) {
     let Some(_busy) = entered() else { return };
     add_range(list, start, bytes, site);

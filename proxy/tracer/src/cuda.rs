@@ -26,12 +26,17 @@ type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 #[derive(Clone, Copy)]
 enum Effect {
     /// Writes an address or handle to where the first argument points; the second is its size, where it has one.
-    Makes { function: u32, kind: Kind, sized: bool },
+    Makes {
+        function: u32,
+        kind: Kind,
+        sized: bool,
+    },
     /// Gives up the first argument, which is of one of these kinds.
     Ends(&'static [Kind]),
     /// Maps device memory at the first argument, as much as the second.
-    Maps { function: u32 },
-    /// Unmaps it.
+    Maps {
+        function: u32,
+    },
     Unmaps,
 }
 

@@ -31,7 +31,6 @@ const TAKEN: u64 = 1;
 /// What an allocation was counted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Its record.
     pub(crate) site: u32,
     /// The bytes that it stands for.
     pub(crate) bytes: u64,

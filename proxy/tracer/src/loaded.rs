@@ -6,7 +6,6 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::sys::{self, Dynamic, LoadedObject, Segment, Symbol};
 
-/// Bytes of a path.
 const PATH: usize = 4096;
 
 /// What is looked for, and what was found.

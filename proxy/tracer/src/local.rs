@@ -37,7 +37,6 @@ core::arch::global_asm!(
     ".popsection",
 );
 
-/// This thread's state.
 #[inline]
 pub(crate) fn local() -> &'static Local {
     let place: *const Local;

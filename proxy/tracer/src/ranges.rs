@@ -13,7 +13,6 @@ use crate::live::RANGES_AT;
 use crate::state::{self, private};
 use crate::sys;
 
-/// Ranges in a list.
 const RANGES: usize = 8192;
 /// Bytes of a list: lock, length, and three words for each range.
 const LIST: usize = 16 + RANGES * 24;
@@ -27,21 +26,17 @@ const YIELDS: u32 = 20_000;
 /// The same after that has happened.
 const FEWER_YIELDS: u32 = 4;
 
-/// Which list.
 #[derive(Clone, Copy)]
 pub(crate) enum List {
     /// Anonymous host memory.
     Host = 0,
-    /// Device memory.
     Device = 1,
 }
 
-/// One range.
 #[derive(Clone, Copy)]
 struct Range {
     start: u64,
     end: u64,
-    /// Its record.
     site: u32,
     /// Whether the mapping as such ends with it: of one that was taken apart only one part does.
     whole: bool,
@@ -232,7 +227,6 @@ pub(crate) fn leaving(list: List, start: usize, length: usize) -> Option<Leaving
 }
 
 impl Leaving {
-    /// It has ended.
     pub(crate) fn gone(self, mut gone: impl FnMut(u32, u64, u64)) {
         match Held::lock(self.list) {
             Some(held) => held.take(self.mark, &mut gone),

@@ -113,7 +113,6 @@ pub(crate) fn find_dlsym() -> *mut c_void {
     found
 }
 
-/// The real `dlsym`.
 pub(crate) fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let at = find_dlsym();
     // SAFETY: `find_dlsym` gives the C library's `dlsym` or our own stand-in of the same signature.

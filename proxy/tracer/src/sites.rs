@@ -68,7 +68,6 @@ pub(crate) fn add(site: u32, bytes: u64, count: u64, followed: bool) {
     }
 }
 
-/// Counts an end.
 pub(crate) fn remove(site: u32, bytes: u64, count: u64) {
     change(site as usize, record::LIVE_BYTES, bytes.wrapping_neg());
     change(site as usize, record::LIVE_COUNT, count.wrapping_neg());

@@ -10,7 +10,6 @@ use crate::layout::{FILE, header};
 
 /// The page with the switch; null before the start.
 static GATE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
-/// The published file.
 static FILE_AT: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 /// What only we need: the tables of what lives.
 static PRIVATE_AT: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());

@@ -25,13 +25,11 @@ use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
 
-/// The body of an answer.
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// What `GET /status` answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
-    /// The instance.
     pub(crate) instance: Instance,
     /// Budgets by model; models without one are left out.
     #[serde(default)]
@@ -46,11 +44,9 @@ pub(crate) struct Status {
     /// The access log, if it has a file of its own.
     #[serde(default)]
     pub(crate) access_log: Option<AccessLogView>,
-    /// The models.
     pub(crate) fleet: FleetView,
 }
 
-/// Programs by model.
 pub(crate) type Binaries = BTreeMap<String, Vec<PathBuf>>;
 
 /// The programs that the next process of each model will be.
@@ -86,15 +82,12 @@ impl From<&Advice> for AdviceView {
 /// What the configuration says that answers need: taken anew at each reload.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Told {
-    /// Budgets.
     pub(crate) budgets: Budgets,
     /// How the servers are started.
     pub(crate) servers: Servers,
-    /// Which programs they are.
     pub(crate) binaries: Binaries,
 }
 
-/// Budgets by model.
 pub(crate) type Budgets = BTreeMap<String, Budget>;
 
 /// The budgets of one model: bytes, a share like `"80%"`, or `"auto"`.
@@ -124,16 +117,11 @@ pub(crate) fn budgets(models: &[ModelSpec]) -> Budgets {
     all.filter(|(_, budget)| *budget != Budget::default()).collect()
 }
 
-/// One running llama-warden.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Instance {
-    /// Its process id.
     pub(crate) pid: u32,
-    /// Its version.
     pub(crate) version: String,
-    /// The public address.
     pub(crate) address: String,
-    /// The admin socket.
     pub(crate) admin_socket: String,
     /// When it started, RFC 3339.
     pub(crate) started_at: String,
@@ -150,9 +138,7 @@ pub(crate) struct Instance {
 /// What the answers are made of. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Admin {
-    /// The models.
     pub(crate) fleet: Fleet,
-    /// Numbers.
     pub(crate) metrics: Arc<Metrics>,
     /// Budgets and commands, as last configured.
     pub(crate) told: watch::Receiver<Told>,
@@ -160,16 +146,13 @@ pub(crate) struct Admin {
     pub(crate) gauges: Arc<Gauges>,
     /// What the gateway is told, and what keys have used.
     pub(crate) gateway: Control,
-    /// The access log.
     pub(crate) access: AccessLog,
-    /// Who we are.
     pub(crate) instance: Arc<Instance>,
     /// Ends answers that would go on for ever.
     pub(crate) stop: CancellationToken,
 }
 
 impl Admin {
-    /// Answers one request.
     pub(crate) async fn answer(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Body> {
         match route::route(method, path, query) {
             Ok(Route::Status) => json(StatusCode::OK, &self.status()),

@@ -73,7 +73,6 @@ struct GpuLabels {
 
 type Fraction = Gauge<f64, AtomicU64>;
 
-/// All of them.
 #[derive(Default)]
 pub(super) struct GrowthMetrics {
     vram: Family<VramLabels, Gauge>,

@@ -28,7 +28,6 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-/// The families.
 #[derive(Default)]
 pub(super) struct KeyMetrics {
     requests: Family<KeyLabel, Counter>,
@@ -38,7 +37,6 @@ pub(super) struct KeyMetrics {
 }
 
 impl KeyMetrics {
-    /// Makes them known.
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("key_requests", "Requests of an API key that ended", self.requests.clone());
         registry.register("key_in_flight", "Requests of an API key under way", self.in_flight.clone());

@@ -65,7 +65,6 @@ struct LimitLabel {
     limit: &'static str,
 }
 
-/// All of them.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: RequestMetrics,
@@ -102,7 +101,6 @@ fn gap_histogram() -> Histogram {
 }
 
 impl Metrics {
-    /// All at zero.
     pub(crate) fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("llama_warden"),
@@ -237,7 +235,6 @@ impl Metrics {
         self.keys.register(registry);
     }
 
-    /// A request ended.
     pub(crate) fn request_done(&self, record: &Record) {
         self.requests.done(record);
     }
@@ -282,7 +279,6 @@ impl Metrics {
         self.reports.count(view);
     }
 
-    /// The text for Prometheus.
     pub(crate) fn text(
         &self,
         view: &FleetView,

@@ -40,7 +40,6 @@ struct PlaceLabels {
 type Gauges = Family<DeviceLabels, Gauge>;
 type Counters = Family<DeviceLabels, Counter>;
 
-/// All of them.
 #[derive(Default)]
 pub(super) struct ReportMetrics {
     contexts: Gauges,

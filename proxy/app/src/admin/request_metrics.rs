@@ -100,7 +100,6 @@ impl Default for RequestMetrics {
 }
 
 impl RequestMetrics {
-    /// Makes them known.
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("requests", "Requests that ended", self.requests.clone());
         registry.register("request_outcomes", "Requests by how they ended", self.outcomes.clone());
@@ -129,7 +128,6 @@ impl RequestMetrics {
         registry.register("audio", "Recordings in requests", self.audio.clone());
     }
 
-    /// A request ended.
     pub(super) fn done(&self, record: &Record) {
         let key = (record.model.clone(), record.route, record.status, record.outcome.as_str());
         let known = self.counted.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();

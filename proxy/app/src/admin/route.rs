@@ -2,7 +2,6 @@
 
 use http::{HeaderMap, Method, header};
 
-/// What was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// `GET /status`
@@ -16,7 +15,6 @@ pub(crate) enum Route {
     },
     /// `GET /models/{name}/logs`
     Logs {
-        /// The model.
         model: String,
         /// Whether to wait for more.
         follow: bool,
@@ -34,7 +32,6 @@ pub(crate) enum Route {
 /// Why a request means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mismatch {
-    /// No such route.
     NotFound,
     /// The route exists for another method, which is given.
     Method(&'static str),

@@ -19,7 +19,6 @@ use super::answer::{Admin, error};
 use super::route::from_a_browser_page;
 use crate::exit::Failure;
 
-/// The listeners, bound.
 pub(crate) struct Listeners {
     path: PathBuf,
     /// Device and number of the socket's file.

@@ -86,7 +86,6 @@ pub(crate) fn request(source: Source, patches: Selection, build: &Build) -> Requ
     }
 }
 
-/// Runs it.
 pub(crate) fn run(args: BuildArgs) -> Result<(), Failure> {
     block_on(build(args))?
 }

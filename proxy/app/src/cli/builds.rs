@@ -58,7 +58,6 @@ pub(crate) enum BuildsCommand {
     },
 }
 
-/// Does it.
 pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
     match command {
         BuildsCommand::List { json, config } => list(&store(&config)?, json),

@@ -56,7 +56,6 @@ pub(crate) struct SchemaArgs {
     markdown: bool,
 }
 
-/// Answers.
 pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
     match command {
         ConfigCommand::Check(CheckArgs { file, mut config }) => {

@@ -86,7 +86,6 @@ pub(crate) struct EventsArgs {
     instance: InstanceArgs,
 }
 
-/// `status`
 pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
     if args.json {
@@ -98,7 +97,6 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     out::write(&secrets::text(&table(&status)))
 }
 
-/// `restart`
 pub(crate) fn restart(args: &ModelArgs) -> Result<(), Failure> {
     #[derive(serde::Deserialize)]
     struct Answer {
@@ -113,14 +111,12 @@ pub(crate) fn restart(args: &ModelArgs) -> Result<(), Failure> {
     out::line(&format!("{}: restarted", args.model))
 }
 
-/// `drain`
 pub(crate) fn drain(args: &ModelArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
     block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", &args.model, "drain"]))??;
     out::line(&format!("{}: drained and stopped; the next request starts it again", args.model))
 }
 
-/// `logs`
 pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
     // The instance hides what looks like a secret, unless it is asked not to.
@@ -135,7 +131,6 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {
     block_on(client.lines(&["models", &args.model, "logs"], &wishes, each))?
 }
 
-/// `events`
 pub(crate) fn events(args: &EventsArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
     let each = |line: &str, event: Option<Event>| match event {

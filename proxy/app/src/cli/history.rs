@@ -55,7 +55,6 @@ fn time(text: &str) -> Result<Timestamp, String> {
     })
 }
 
-/// Shows it.
 pub(crate) fn run(args: &HistoryArgs) -> Result<(), Failure> {
     let machine = Machine::read();
     let state = args.config.load(&machine, Vec::new())?.dirs(&machine)?.state;

@@ -37,7 +37,6 @@ pub(crate) struct CheckArgs {
     file: PathBuf,
 }
 
-/// Answers.
 pub(crate) fn run(command: KeysCommand) -> Result<(), Failure> {
     match command {
         KeysCommand::New(args) => new(&args),

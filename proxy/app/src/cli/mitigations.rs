@@ -55,7 +55,6 @@ impl From<MemoryArg> for Memory {
     }
 }
 
-/// Answers.
 pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
     let all = catalogue().map_err(Failure::failed)?;
     match command {
@@ -80,7 +79,6 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
     }
 }
 
-/// What was asked for.
 struct Chosen<'a> {
     mitigations: Vec<&'a Mitigation>,
     leaks: Vec<&'a Leak>,

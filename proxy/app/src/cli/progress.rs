@@ -58,7 +58,6 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// From now on.
     pub(crate) fn new() -> Self {
         Self { terminal: out::stderr_is_terminal(), started: Instant::now(), told: None, open: false }
     }

@@ -40,7 +40,6 @@ pub(crate) struct ReleaseArgs {
     instance: InstanceArgs,
 }
 
-/// `quarantine`
 pub(crate) fn run(command: &QuarantineCommand) -> Result<(), Failure> {
     match command {
         QuarantineCommand::List(args) => list(args),

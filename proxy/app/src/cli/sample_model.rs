@@ -107,7 +107,6 @@ impl Numbers {
     }
 }
 
-/// Writes the sample model.
 pub(crate) fn run(args: &SampleModelArgs) -> Result<(), Failure> {
     match args.arch.as_deref().and_then(Arch::from_name) {
         Some(arch) => of_size(args, arch),

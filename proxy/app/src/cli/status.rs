@@ -13,7 +13,6 @@ use crate::out;
 const HEAD: [&str; 11] =
     ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "RESTARTS", "AGE", "NOTE"];
 
-/// The whole text.
 pub(crate) fn table(status: &Status) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();

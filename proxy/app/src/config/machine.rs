@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 
 use warden_policies::ByteSize;
 
-/// The facts.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     /// Memory that we may use: the machine's, or the container's limit.
     pub(crate) memory: ByteSize,
-    /// Our user id.
     pub(crate) uid: u32,
     /// Our process id: part of the default runtime directory.
     pub(crate) pid: u32,
@@ -25,7 +23,6 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Reads them.
     pub(crate) fn read() -> Self {
         let info = rustix::system::sysinfo();
         let of_host = info.totalram.saturating_mul(u64::from(info.mem_unit));
@@ -73,7 +70,6 @@ impl Machine {
         self.xdg("XDG_STATE_HOME", ".local/state")
     }
 
-    /// Builds.
     pub(crate) fn data_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_DATA_HOME", ".local/share")
     }

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In the configuration file.
     File {
-        /// The file.
         path: PathBuf,
         /// The line, from 1; 0 if unknown.
         line: usize,
@@ -50,9 +48,7 @@ impl fmt::Display for Place {
 pub(crate) struct Problem {
     /// Where.
     pub(crate) place: Place,
-    /// What.
     pub(crate) message: String,
-    /// The cure.
     pub(crate) hint: Option<String>,
 }
 

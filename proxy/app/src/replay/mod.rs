@@ -44,11 +44,9 @@ pub(crate) struct Told {
 /// What the policy would have done.
 #[derive(Clone, Debug)]
 pub(crate) struct Act {
-    /// At which request.
     pub(crate) request: u64,
     /// When, since the spawn.
     pub(crate) at: Duration,
-    /// What.
     pub(crate) decision: Decision,
     /// What the cooldown had against it.
     pub(crate) held: Option<Held>,
@@ -96,7 +94,6 @@ struct Run<'a> {
     told_acts: Vec<(Action, Option<Reason>, Option<MemoryKind>, bool)>,
 }
 
-/// Replays one recording.
 pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
     let mut monitor = Monitor::new(&told.growth);
     // Recorded pools are measured: they are taken off, so nothing is left to allow for.

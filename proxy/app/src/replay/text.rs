@@ -9,7 +9,6 @@ use super::json::name;
 use super::{Act, Replayed, Told};
 use crate::words;
 
-/// The whole text.
 pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice]) -> String {
     let mut lines = vec![format!(
         "{trace}: {} readings, {} requests, {}",
@@ -124,7 +123,6 @@ fn blind(done: &Replayed) -> &'static str {
     }
 }
 
-/// One series at the end.
 fn end(facts: &SeriesFacts, growth: &Growth, said: &mut Vec<String>) -> Vec<String> {
     let held = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
     let since = match growth.verdict {

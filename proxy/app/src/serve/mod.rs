@@ -43,7 +43,6 @@ pub(crate) use signals::Signals;
 pub(crate) struct Plan {
     /// File and `--set`.
     pub(crate) config: ConfigArgs,
-    /// Other flags.
     pub(crate) flags: Vec<FlagSetting>,
     /// Drop-in: the one model answers to every name.
     pub(crate) any_name: bool,

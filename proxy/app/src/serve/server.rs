@@ -168,12 +168,10 @@ impl Server {
         self.admin_address
     }
 
-    /// The admin socket.
     pub(crate) fn admin_socket(&self) -> &Path {
         &self.resolved.admin_socket
     }
 
-    /// The models.
     pub(crate) fn fleet(&self) -> &Fleet {
         &self.fleet
     }

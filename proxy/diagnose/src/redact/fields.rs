@@ -95,7 +95,6 @@ pub(super) const NAMED: [&str; 11] = [
 /// Of those: where there is no request without one, so that another is made up for one that is not known.
 pub(super) const MUST: [&str; 2] = ["role", "type"];
 
-/// Words of the protocols.
 pub(super) const WORDS: [&str; 54] = [
     "user",
     "assistant",

@@ -71,7 +71,6 @@ impl Made {
         Value::Object(made)
     }
 
-    /// A JSON schema.
     pub(super) fn schema(&self, schema: &Value) -> Value {
         let fields = match schema {
             Value::Object(fields) => fields,

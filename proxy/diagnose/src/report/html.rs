@@ -13,7 +13,6 @@ use super::table::{name, rows};
 use super::words::interval;
 use super::{CureReport, LegReport, NotTried, Report};
 
-/// See [`Report::html`].
 pub(super) fn page(report: &Report) -> String {
     let findings: Vec<&Finding> = report.legs.iter().map(|leg| &leg.finding).collect();
     let mut text = String::from("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");

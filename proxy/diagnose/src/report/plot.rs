@@ -15,7 +15,6 @@ const RIGHT: f64 = 8.0;
 pub(super) struct Curve<'a> {
     /// A class for its colour.
     pub(super) class: &'a str,
-    /// What it is.
     pub(super) name: &'a str,
     pub(super) points: Vec<(u64, u64)>,
 }

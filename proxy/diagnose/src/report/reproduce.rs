@@ -33,7 +33,6 @@ const ROUND: &str = "@ROUND@";
 pub(crate) struct Request {
     /// Where it goes.
     path: String,
-    /// What it says.
     pub(crate) body: String,
 }
 

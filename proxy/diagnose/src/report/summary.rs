@@ -41,7 +41,6 @@ impl Outlook {
         }
     }
 
-    /// As a sentence.
     pub(super) const fn sentence(self) -> &'static str {
         match self {
             Self::Crashes => "The server crashes.",

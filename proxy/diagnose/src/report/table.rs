@@ -8,7 +8,6 @@ use super::words::{MIB, grows};
 use crate::experiment::Skipped;
 use crate::leg::Refused;
 
-/// The head of the table.
 pub(super) const HEAD: [&str; 9] = [
     "WORKLOAD",
     "REQUESTS",

@@ -6,7 +6,6 @@ use warden_policies::defaults::Diagnose;
 use super::text::Words;
 use crate::client::Answer;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Conversation {
     /// Which of those beside each other.
@@ -15,7 +14,6 @@ pub(super) struct Conversation {
     turns: u64,
     /// Turns of all conversations so far: no two say the same.
     said: u64,
-    /// Tokens so far.
     tokens: u64,
 }
 

@@ -23,20 +23,16 @@ pub(crate) struct AnswerBody {
 }
 
 enum Kind {
-    /// Our own words.
     Fixed { bytes: Option<Bytes>, flight: Option<Box<Flight>>, outcome: Outcome },
-    /// A backend's.
     Relay(Box<Relay>),
 }
 
 impl AnswerBody {
-    /// Our own words.
     pub(crate) fn fixed(bytes: Bytes, flight: Flight, outcome: Outcome, busy: Busy) -> Self {
         let bytes = (!bytes.is_empty()).then_some(bytes);
         Self { kind: Kind::Fixed { bytes, flight: Some(Box::new(flight)), outcome }, _busy: Some(busy) }
     }
 
-    /// A backend's answer.
     pub(crate) fn relay(relay: Relay, busy: Busy) -> Self {
         Self { kind: Kind::Relay(Box::new(relay)), _busy: Some(busy) }
     }

@@ -49,7 +49,6 @@ pub(crate) struct RelayTerms {
     pub(crate) reusable: bool,
 }
 
-/// A backend's answer.
 pub(crate) struct Relay {
     incoming: Incoming,
     flight: Flight,

@@ -38,7 +38,6 @@ pub(crate) trait Backends: Send + Sync + 'static {
     /// What is known against a request, and that one was refused for it.
     fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing;
     fn note_refusal(&self, model: &ModelName, request: Fingerprint);
-    /// What to list.
     fn view(&self) -> Arc<FleetView>;
 }
 

@@ -33,10 +33,8 @@ pub(crate) struct Pool {
     tracker: TaskTracker,
 }
 
-/// Numbers of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLimits {
-    /// Time to connect.
     pub(crate) connect: Duration,
     /// An idle connection is not used again after this.
     pub(crate) idle: Duration,
@@ -74,7 +72,6 @@ struct Idle {
 }
 
 impl Pool {
-    /// For so many threads.
     pub(crate) fn new(threads: usize, limits: PoolLimits, tracker: TaskTracker) -> Self {
         let shelves = (0..threads.max(1)).map(|_| Mutex::default()).collect();
         Self { shelves, kept: AtomicUsize::new(0), limits, tracker }

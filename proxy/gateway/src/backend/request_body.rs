@@ -19,7 +19,6 @@ use crate::body::intake::{Intake, Passing};
 use crate::body::sent::Sent;
 use crate::refusal::BodyFault;
 
-/// The body.
 pub(crate) struct RequestBody {
     from: From,
     sent: Arc<Sent>,
@@ -41,7 +40,6 @@ struct Live {
 }
 
 impl RequestBody {
-    /// No body.
     pub(crate) fn nothing(sent: Arc<Sent>) -> Self {
         Self::new(From::Nothing, sent)
     }

@@ -13,7 +13,6 @@ use crate::config::GatewayConfig;
 use crate::protocol::LEAST_BUFFER;
 use crate::refusal::Refusal;
 
-/// The way to the backends.
 pub(crate) struct Upstream {
     pub(crate) backends: Arc<dyn Backends>,
     pub(crate) config: Arc<GatewayConfig>,
@@ -23,7 +22,6 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// For so many threads.
     pub(crate) fn new(backends: Arc<dyn Backends>, config: Arc<GatewayConfig>, threads: usize) -> Self {
         Self { backends, config, tasks: TaskTracker::new(), threads }
     }

@@ -45,14 +45,12 @@ const LARGE: usize = 8 * 1024;
 /// turn.
 const LOOKS: usize = 3;
 
-/// One connection.
 pub(crate) struct UpstreamConn {
     sender: SendRequest<RequestBody>,
     /// `None` once it has ended, or has a task of its own.
     connection: Option<Box<Connection<TokioIo<Socket>, RequestBody>>>,
     task: Option<AbortOnDropHandle<()>>,
     conn_waker: Arc<ConnWaker>,
-    /// Of `conn_waker`.
     waker: Waker,
     /// Met behind pieces that were passed on first.
     failure: Option<hyper::Error>,

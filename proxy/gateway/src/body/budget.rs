@@ -112,7 +112,6 @@ impl Held {
         Self::new(self.budget.clone())
     }
 
-    /// Bytes held.
     pub(crate) fn len(&self) -> u64 {
         self.bytes
     }

@@ -35,7 +35,6 @@ pub(crate) struct PrintKey {
 }
 
 impl PrintKey {
-    /// A new one.
     pub(crate) fn new() -> Self {
         Self::of(rand::random(), rand::random(), &rand::random())
     }

@@ -72,7 +72,6 @@ enum Finder {
 /// What the body says about its model.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Named {
-    /// This name.
     Model(String),
     /// None, and the body is in order or there is none.
     Nothing,
@@ -340,7 +339,6 @@ impl Intake {
         }
     }
 
-    /// Bytes taken in.
     pub(crate) fn len(&self) -> u64 {
         self.held.len()
     }

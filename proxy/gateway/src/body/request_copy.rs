@@ -18,7 +18,6 @@ pub trait Recorder: Debug + Send + Sync {
 /// Bytes that holding a piece costs beside its own.
 const PIECE: usize = 64;
 
-/// The copy of one request.
 #[derive(Debug)]
 pub(crate) struct RequestCopy {
     recorder: Arc<dyn Recorder>,

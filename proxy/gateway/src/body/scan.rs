@@ -40,7 +40,6 @@ fn structural(bytes: &[u8]) -> Option<usize> {
 pub(crate) enum Model {
     /// Not seen yet; at the end of the body: not there.
     Absent,
-    /// This name.
     Named(String),
     /// There is a `model`, but it is not a string.
     NotText,
@@ -48,9 +47,7 @@ pub(crate) enum Model {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lex {
-    /// Between tokens.
     Between,
-    /// In a string.
     Text,
 }
 
@@ -162,7 +159,6 @@ impl Scanner {
         self.is_complete_object() && self.streams == 1 && self.stream_true
     }
 
-    /// Images seen so far.
     pub(crate) fn images(&self) -> u32 {
         self.images
     }

@@ -164,7 +164,6 @@ enum Sniffed {
     Other(Bytes),
     /// The preface was begun and not ended.
     Slow,
-    /// Nothing came.
     Idle,
     Gone,
 }

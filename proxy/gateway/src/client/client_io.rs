@@ -22,7 +22,6 @@ use crate::refusal::{HeadLimits, unreadable_head};
 /// How soon a client's leaving is noticed behind bytes that nobody reads yet.
 const LEFT_LOOK: Duration = Duration::from_millis(50);
 
-/// The socket.
 pub(crate) struct ClientIo {
     stream: ClientStream,
     state: Arc<ConnState>,

@@ -48,7 +48,6 @@ impl Service<Request<Incoming>> for PerRequest {
 
 /// Why the watch ended a connection.
 enum End {
-    /// hyper is done with it.
     Done(hyper::Result<()>),
     /// The request head did not arrive in time.
     SlowHead,

@@ -7,6 +7,7 @@ use crate::client::tls_files::TlsError;
 
 /// Why the gateway cannot listen.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum GatewayError {
     /// The host name means nothing.
     #[error(
@@ -49,18 +50,8 @@ pub enum GatewayError {
     Tls(#[from] TlsError),
     /// Anything else.
     #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
     /// No threads to serve with.
     #[error("cannot start {threads} threads to serve with: {source}; set fewer with `server.threads`")]
-    Threads {
-        /// How many.
-        threads: usize,
-        /// Why.
-        source: io::Error,
-    },
+    Threads { threads: usize, source: io::Error },
 }

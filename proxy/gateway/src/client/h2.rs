@@ -53,7 +53,6 @@ tokio::task_local! {
     static STREAM: Arc<Stream>;
 }
 
-/// One stream.
 struct Stream {
     conn: Arc<ConnState>,
     /// Its answer was given to the end.

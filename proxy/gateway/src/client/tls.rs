@@ -59,7 +59,6 @@ pub(crate) enum Entered {
     Failed(io::Error),
 }
 
-/// Shakes hands.
 pub(crate) async fn enter(config: Arc<ServerConfig>, stream: TcpStream, limit: Duration) -> Entered {
     let shake = async {
         let mut first = [0];

@@ -31,6 +31,7 @@ const BEYOND: Duration = Duration::from_secs(253_402_300_800);
 
 /// What is wrong with the files.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum TlsError {
     /// Only one of the two is set.
     #[error("`server.tls_cert` and `server.tls_key` belong together; set both, or none for no TLS")]
@@ -40,9 +41,7 @@ pub enum TlsError {
     Read {
         /// `certificate` or `key`.
         what: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// A file holds nothing of its kind.
@@ -50,41 +49,21 @@ pub enum TlsError {
     Nothing {
         /// `certificate` or `private key`.
         what: &'static str,
-        /// The file.
         path: PathBuf,
-        /// What its first line says.
         begin: &'static str,
     },
     /// A file is no PEM.
     #[error("{path} is not valid PEM: {reason}", path = .path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    Pem { path: PathBuf, reason: String },
     /// The key is another's.
     #[error("the key {key} does not belong to the certificate {cert}; the first certificate of the file must be the server's own", key = .key.display(), cert = .cert.display())]
-    Mismatch {
-        /// The key.
-        key: PathBuf,
-        /// The certificate.
-        cert: PathBuf,
-    },
+    Mismatch { key: PathBuf, cert: PathBuf },
     /// The key is of a kind that is not supported, or broken.
     #[error("the key {key} or the certificate {cert} cannot be used: {reason}; ECDSA (P-256, P-384), Ed25519 and RSA from 2048 bits work", key = .key.display(), cert = .cert.display())]
-    Unusable {
-        /// The key.
-        key: PathBuf,
-        /// The certificate.
-        cert: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    Unusable { key: PathBuf, cert: PathBuf, reason: String },
     /// It was valid once.
     #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = ago(*.since))]
     Expired {
-        /// The certificate.
         cert: PathBuf,
         /// Since when, seconds.
         since: u64,
@@ -92,7 +71,6 @@ pub enum TlsError {
     /// It will be valid.
     #[error("the certificate {cert} is not valid yet, for another {} s; is the clock right?", .seconds, cert = .cert.display())]
     NotYet {
-        /// The certificate.
         cert: PathBuf,
         /// For how long, seconds.
         seconds: u64,

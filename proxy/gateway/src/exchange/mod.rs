@@ -89,7 +89,6 @@ struct Received {
 enum Admitted {
     /// For us: headers and body of the answer.
     Here(Words),
-    /// For a backend.
     Forward(Asked),
 }
 

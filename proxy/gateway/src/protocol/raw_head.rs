@@ -25,11 +25,9 @@ use crate::protocol::query;
 /// How long a request's body is, as its head says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// There is none.
     None,
     /// As many bytes.
     Length(u64),
-    /// In chunks.
     Chunked,
 }
 

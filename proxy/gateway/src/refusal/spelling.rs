@@ -27,7 +27,6 @@ pub(crate) enum Dialect {
     OpenAi,
     /// The same, but events of a stream have types (`OpenAI`'s Responses API).
     Responses,
-    /// Anthropic's way.
     Anthropic,
 }
 

@@ -63,7 +63,6 @@ impl<'r> Plan<'r> {
         &self.wanted
     }
 
-    /// The edits.
     pub(crate) fn edits(&self, index: &JsonIndex) -> Vec<Edit> {
         let mut draft = Draft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
         if let Some((request, shape)) = self.request {

@@ -14,7 +14,6 @@ impl Baseline {
     }
 }
 
-/// One device then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Before {
     pub(super) gpu: GpuIndex,

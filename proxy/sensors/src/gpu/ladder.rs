@@ -67,7 +67,6 @@ pub(super) struct OnDevice<'a> {
 pub(super) struct Place {
     /// We have process ids of our own, so that the driver's may mean others or be kept from us.
     pub(super) contained: bool,
-    /// Windows owns the GPU.
     pub(super) windows: bool,
     /// No other backend of ours ran since the baseline.
     pub(super) alone: bool,

@@ -18,7 +18,6 @@ struct View {
     root: PathBuf,
     /// How many namespaces deep we are in it: 1 if our ids are its ids.
     depth: usize,
-    /// Our namespace.
     namespace: Option<PathBuf>,
 }
 

@@ -7,6 +7,7 @@ use warden_policies::GpuIndex;
 /// because …".
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Why {
     /// No device was found; the text says which driver is missing.
     #[error("no GPU is visible here: {0}")]
@@ -20,20 +21,10 @@ pub enum Why {
     Unified(GpuIndex),
     /// The driver gives no list of processes.
     #[error("the driver does not say which processes use {} ({reason})", named(*.gpu))]
-    NotListed {
-        /// Of which device.
-        gpu: GpuIndex,
-        /// What the driver said instead.
-        reason: String,
-    },
+    NotListed { gpu: GpuIndex, reason: String },
     /// The driver lists the backend, but not what it holds, or as 0 bytes, which no process on a GPU holds.
     #[error("the driver lists this backend on {} but not the bytes that it holds; {doubt}", named(*.gpu))]
-    NoBytes {
-        /// On which device.
-        gpu: GpuIndex,
-        /// Why there is no estimate.
-        doubt: Doubt,
-    },
+    NoBytes { gpu: GpuIndex, doubt: Doubt },
     /// The list of processes cannot be matched with ours.
     #[error(
         "the processes that the driver lists on {} cannot be told apart in a container with its own process ids; {doubt}",
@@ -47,12 +38,7 @@ pub enum Why {
     },
     /// The files that have the figures cannot be read.
     #[error("what the backend holds on {} cannot be read: {reason}", named(*.gpu))]
-    Unreadable {
-        /// On which device.
-        gpu: GpuIndex,
-        /// Which file, and why not.
-        reason: String,
-    },
+    Unreadable { gpu: GpuIndex, reason: String },
 }
 
 /// Why there is no estimate either.

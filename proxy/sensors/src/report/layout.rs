@@ -5,7 +5,6 @@ use super::{ContextReport, Settings};
 
 /// Bytes of the whole file.
 pub(super) const FILE_BYTES: usize = 16_384;
-/// Records in it.
 pub(super) const RECORDS: usize = 62;
 
 const HEADER_BYTES: usize = 128;
@@ -16,7 +15,6 @@ const VERSION: u32 = 1;
 /// Word of a record after the counts: when it was written.
 const UPDATED: usize = 20;
 
-/// The header's meaning.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) pid: u32,

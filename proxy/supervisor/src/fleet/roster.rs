@@ -20,11 +20,9 @@ pub(super) struct Handle {
     pub(super) sender: mpsc::UnboundedSender<Message>,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Roster {
     handles: Vec<Arc<Handle>>,
-    /// Names and aliases.
     by_name: HashMap<String, usize>,
     any_name: bool,
 }

@@ -33,7 +33,6 @@ pub(crate) struct Board {
 /// What is left in one process.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
-    /// Which process.
     pub(crate) generation: GenerationId,
     /// Tokens of its largest prompt when its memory was read.
     pub(crate) largest: u64,
@@ -50,7 +49,6 @@ pub(crate) struct Known {
 /// What is left in one memory of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Left {
-    /// Which memory.
     pub(crate) series: MemoryKind,
     /// Bytes until its limit; `None` if not known.
     pub(crate) now: Option<u64>,
@@ -302,7 +300,6 @@ impl Admit {
         self.waiting.push(Waiting { ticket, kind, tokens: short.tokens, action, short });
     }
 
-    /// How many wait.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }

@@ -58,7 +58,6 @@ pub struct Lease {
 const PLAIN: u8 = 0;
 /// It waits to be alone.
 const SEEKS: u8 = 1;
-/// It is alone.
 const ALONE: u8 = 2;
 /// It only watches.
 const WATCHES: u8 = 3;

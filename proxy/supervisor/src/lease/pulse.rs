@@ -32,7 +32,6 @@ pub trait Asked: Send + Sync {
     fn print(&self) -> Option<Fingerprint>;
 }
 
-/// One request.
 #[derive(Default)]
 pub(crate) struct Pulse {
     asked: Mutex<Option<Arc<dyn Asked>>>,
@@ -98,7 +97,6 @@ impl Pulses {
         pulse
     }
 
-    /// It has ended, however.
     pub(crate) fn end(&self, pulse: &Arc<Pulse>) {
         lock(&self.all).retain(|known| !Arc::ptr_eq(known, pulse));
         if pulse.is_awaited() && !pulse.has_begun() {

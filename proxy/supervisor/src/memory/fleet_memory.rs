@@ -32,7 +32,6 @@ enum Stage {
     Dead,
 }
 
-/// One generation's part.
 #[derive(Clone, Debug, Default)]
 struct Part {
     /// What anybody could have taken before it was made, with what our others held.
@@ -74,7 +73,6 @@ impl Returned {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct FleetMemory {
     parts: Mutex<BTreeMap<GenerationId, Part>>,

@@ -26,13 +26,11 @@ use crate::sync::lock;
 /// One kind of process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Known {
-    /// See [`key`].
     key: String,
     /// For people: keys tell nothing.
     model: ModelName,
     #[serde(default)]
     priors: Vec<Prior>,
-    /// What a diagnosis measured.
     #[serde(flatten)]
     measured: Learnt,
     /// What the best of them had on GPUs.
@@ -40,7 +38,6 @@ struct Known {
     offload: Option<Offload>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct LeakHistory {
     path: PathBuf,

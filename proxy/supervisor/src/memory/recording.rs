@@ -11,7 +11,6 @@ use warden_policies::{GenerationId, ModelName, trace};
 /// Names tried before a directory full of old recordings counts as an error.
 const NAMES: u32 = 10_000;
 
-/// One recording.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     path: PathBuf,
@@ -43,7 +42,6 @@ impl Recorder {
         }
     }
 
-    /// Appends a reading.
     pub(crate) fn write(&mut self, sample: &Sample) {
         let Some(file) = &mut self.file else { return };
         let mut line = trace::line(sample);

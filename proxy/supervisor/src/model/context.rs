@@ -20,7 +20,6 @@ use crate::view::event::Journal;
 use crate::view::ledger::Ledger;
 use crate::view::publish::Publisher;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) world: Arc<dyn World>,
@@ -28,7 +27,6 @@ pub(crate) struct Context {
     pub(crate) ledger: Ledger,
     pub(crate) publisher: Publisher,
     pub(crate) runtime_dir: PathBuf,
-    /// Where recordings go.
     pub(crate) traces: PathBuf,
     pub(crate) fleet_memory: FleetMemory,
     pub(crate) leak_history: LeakHistory,

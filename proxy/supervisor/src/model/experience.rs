@@ -10,7 +10,6 @@ use crate::process::Props;
 use crate::spec::Command;
 use crate::view::Modalities;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Experience {
     /// From spawn to ready, as it was the last time.

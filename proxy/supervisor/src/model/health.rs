@@ -21,7 +21,6 @@ const STALL_SHOWN: Duration = Duration::from_secs(10);
 /// The Xid of a GPU that has fallen off the bus, which is what a driver that lost it means.
 const OFF_THE_BUS: u64 = 79;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct HealthTracker {
     health: Health,

@@ -29,7 +29,6 @@ pub(crate) enum Message {
     Control(Control),
 }
 
-/// What helpers report.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// The process was created, or not.
@@ -60,7 +59,6 @@ pub(crate) enum Report {
     Sampled { taken: Taken, sample: Box<Sample> },
 }
 
-/// What operators want.
 #[derive(Debug)]
 pub(crate) enum Control {
     Restart(oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>),

@@ -98,7 +98,6 @@ use crate::spec::{ModelSpec, Watch};
 use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Model {
     context: Arc<Context>,

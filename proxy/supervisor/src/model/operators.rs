@@ -20,7 +20,6 @@ pub(super) struct Drain {
     pub(super) reply: oneshot::Sender<Result<(), ControlError>>,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Operators {
     pub(super) restarts: Vec<Restart>,

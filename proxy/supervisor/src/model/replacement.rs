@@ -146,7 +146,6 @@ impl Replacement {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Replacements {
     under_way: Vec<Replacement>,

@@ -22,7 +22,6 @@ use crate::process::needs::Sight;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnitId(pub(super) u64);
 
-/// What a unit is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Serves the replica.
@@ -33,7 +32,6 @@ pub(super) enum Role {
     Retiring,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Unit {
     pub(super) id: UnitId,

@@ -6,7 +6,6 @@ use bytes::Bytes;
 
 use crate::process::endpoint::Endpoint;
 
-/// Asks one backend.
 #[derive(Debug)]
 pub(crate) struct BackendHttp {
     client: Option<reqwest::Client>,

@@ -78,7 +78,6 @@ impl Devices {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct GpuRoom {
     gpus: Arc<OnceLock<Gpus>>,

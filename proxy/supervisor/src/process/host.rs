@@ -34,7 +34,6 @@ use crate::spec::{Command, SpawnRequest};
 use crate::sync::lock;
 use crate::view::log::Stream;
 
-/// This host.
 #[derive(Debug)]
 pub(crate) struct Host {
     nursery: NurseryHandle,

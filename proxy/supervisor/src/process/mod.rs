@@ -60,11 +60,9 @@ pub(crate) type Sink = Arc<dyn Fn(Stream, String) + Send + Sync>;
 /// What a probe found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
-    /// Ready for requests.
     Ready,
     /// It answers, and is not ready.
     Loading,
-    /// No answer.
     Lost,
 }
 
@@ -83,7 +81,6 @@ pub(crate) struct Props {
     pub(crate) tells_slots: bool,
 }
 
-/// How to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     /// Host memory page by page, too: slow.
@@ -118,7 +115,6 @@ pub(crate) struct Sample {
     pub(crate) no_vram: Option<NoVram>,
     /// The GPUs; `None` if the driver did not answer.
     pub(crate) devices: Option<Arc<Devices>>,
-    /// Memory of the host.
     pub(crate) totals: Option<HostTotals>,
     /// Its control group; `None` if it has none of version 2.
     pub(crate) group: Option<CgroupMemory>,
@@ -160,7 +156,6 @@ pub(crate) struct FreeMemory {
     pub(crate) gpus: Vec<(GpuIndex, u64)>,
 }
 
-/// One child.
 pub(crate) trait Process: Send + Sync + Debug {
     fn pid(&self) -> u32;
     /// SIGTERM to the group.

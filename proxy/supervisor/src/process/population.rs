@@ -10,7 +10,6 @@ pub(crate) struct Population {
     born: AtomicU64,
 }
 
-/// One of them.
 #[derive(Debug)]
 pub(crate) struct Birth {
     population: Arc<Population>,

@@ -12,9 +12,7 @@ use crate::sync::lock;
 /// One thing that was set.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// The route.
     pub(crate) path: String,
-    /// What was sent.
     pub(crate) body: Bytes,
 }
 
@@ -61,7 +59,6 @@ impl Settings {
         std::mem::take(&mut lock(&self.0).fresh)
     }
 
-    /// What is set now.
     pub(crate) fn all(&self) -> Vec<Setting> {
         lock(&self.0).all.clone()
     }

@@ -10,7 +10,6 @@ use warden_sensors::HostTotals;
 use crate::sync::lock;
 use crate::view::{DeviceView, FleetView, ModelView};
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     desk: Mutex<Desk>,
@@ -35,7 +34,6 @@ impl Publisher {
         self.publish(&mut desk);
     }
 
-    /// A model has changed.
     pub(crate) fn update(&self, view: ModelView) {
         let mut desk = lock(&self.desk);
         if desk.order.contains(&view.name) {

@@ -126,7 +126,6 @@ pub fn places(
     places
 }
 
-/// The tracer's own file.
 const OURSELVES: &str = "libwarden_tracer";
 
 /// Names of what everybody allocates through, which tell nothing.

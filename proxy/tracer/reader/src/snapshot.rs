@@ -12,21 +12,14 @@ use crate::layout::{
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum TraceError {
     /// The file cannot be read.
     #[error("cannot read the trace {}: {source}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Unreadable { path: PathBuf, source: io::Error },
     /// It is no trace, or one of another version.
     #[error("{} is no trace of this version", path.display())]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-    },
+    Foreign { path: PathBuf },
 }
 
 /// What the counts do not hold.

@@ -33,7 +33,6 @@ impl std::fmt::Display for Frame {
 /// A function of a file: where it begins and ends, and its name in the table.
 type Function = (u64, u64, Box<str>);
 
-/// One file's tables.
 #[derive(Debug, Default)]
 struct Table {
     /// Of each part that is loaded: where in the file, how long, at which address.

@@ -26,9 +26,7 @@ use crate::config::resolve::mitigations::{Judge, catalogue};
 /// What switches are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Memory that grows.
     Growth,
-    /// A server that crashes.
     Crash {
         /// Its last words are about what computes on a GPU.
         on_gpu: bool,
@@ -40,7 +38,6 @@ pub(super) enum Purpose {
 pub(super) struct Candidates {
     /// The cheapest and likeliest first.
     pub(super) switches: Vec<Switch>,
-    /// The rest.
     pub(super) not_tried: Vec<NotTried>,
     /// Pairs that cannot be used together, or of which one leaves the other nothing to do.
     pub(super) clashes: Vec<[usize; 2]>,

@@ -17,7 +17,6 @@ pub(super) struct Display {
 }
 
 impl Display {
-    /// For so many legs.
     pub(super) fn new(legs: usize) -> Self {
         Self { lines: Lines::new(), legs, begun: 0 }
     }

@@ -16,7 +16,6 @@ use crate::config::resolve::arguments;
 use crate::exit::Failure;
 use crate::out;
 
-/// Measures and judges.
 pub(super) async fn run(
     target: &Target,
     lab: &Lab,
@@ -121,7 +120,6 @@ pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<Learn
     Ok(learnt)
 }
 
-/// Tells what was found.
 pub(super) fn tell(report: &HeadroomReport) -> Result<(), Failure> {
     out::write(&out::table(&report.rows()))?;
     out::line("")?;

@@ -36,7 +36,6 @@ pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the page.
 pub(super) fn page(path: &Path, page: &str) -> Result<(), Failure> {
     std::fs::write(path, page)
         .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))

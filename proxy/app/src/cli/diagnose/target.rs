@@ -17,12 +17,9 @@ use crate::config::resolve::binary::Choice;
 use crate::exit::Failure;
 use crate::serve::Plan;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// The model's name.
     pub(crate) name: String,
-    /// What to start.
     pub(crate) spec: SoloSpec,
     /// What is known of its build, in words.
     pub(crate) server: String,
@@ -38,7 +35,6 @@ pub(crate) struct Target {
     pub(crate) runtime_dir: PathBuf,
     /// What is allowed and probably not meant.
     pub(crate) warnings: Vec<String>,
-    /// All that was resolved.
     pub(crate) resolved: Resolved,
     /// The model's place in it.
     pub(crate) index: usize,
@@ -92,7 +88,6 @@ impl Target {
         format!("{}: {}{known}{by}", self.name, self.spec.command.binary.display())
     }
 
-    /// For the report.
     pub(crate) fn about(&self, began: String, machine: &Machine) -> About {
         let about = About {
             warden: env!("CARGO_PKG_VERSION").to_owned(),

@@ -280,7 +280,6 @@ impl Tracing {
         }
     }
 
-    /// For programs.
     pub(super) fn legs(&self) -> &[LegTrace] {
         &self.legs
     }

@@ -44,7 +44,6 @@ pub(crate) enum PatchesCommand {
     Fingerprint(fingerprint::FingerprintArgs),
 }
 
-/// Does it.
 pub(crate) fn run(command: PatchesCommand) -> Result<(), Failure> {
     match command {
         PatchesCommand::List(args) => list::run(&args),

@@ -30,7 +30,6 @@ pub(crate) struct CheckArgs {
     config: ConfigArgs,
 }
 
-/// Answers.
 pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let CheckArgs { file, model, mut config } = args;
     config.config = file.or(config.config);

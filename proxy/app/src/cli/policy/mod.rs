@@ -20,7 +20,6 @@ pub(crate) enum PolicyCommand {
     Simulate(Box<simulate::SimulateArgs>),
 }
 
-/// Answers.
 pub(crate) fn run(command: PolicyCommand) -> Result<(), Failure> {
     match command {
         PolicyCommand::Replay(args) => replay::run(&args),

@@ -70,7 +70,6 @@ enum CacheRam {
     None,
 }
 
-/// Answers.
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let (told, server) = args.told()?;
     let recordings: Vec<(&Path, Vec<Sample>)> =

@@ -141,7 +141,6 @@ fn share(text: &str) -> Result<f64, String> {
     if (0.0..=1.0).contains(&number) { Ok(number) } else { Err("a number from 0 to 1 is needed".to_owned()) }
 }
 
-/// Answers.
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
     let scenario = args.scenario()?;
     let (policy, words) = args.policy()?;

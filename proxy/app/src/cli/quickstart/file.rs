@@ -11,15 +11,10 @@ use crate::exit::Failure;
 /// How the file begins.
 const HEAD: &str = "# Written by `llama-warden quickstart`";
 
-/// What is in the file.
 pub(super) struct ConfigFile {
-    /// Where it is.
     pub(super) path: PathBuf,
-    /// Port to listen on.
     pub(super) port: u16,
-    /// The llama-server.
     pub(super) binary: PathBuf,
-    /// The sample model.
     pub(super) model: PathBuf,
     /// The budget; none but during the demonstration.
     pub(super) hard: Option<ByteSize>,
@@ -48,7 +43,6 @@ impl ConfigFile {
         )
     }
 
-    /// Writes it, whole.
     pub(super) fn write(&self) -> Result<(), Failure> {
         let failed = |error| Failure::failed(format!("writing {}: {error}", self.path.display()));
         if let Some(folder) = self.path.parent() {

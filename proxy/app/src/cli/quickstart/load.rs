@@ -18,7 +18,6 @@ const WORDS: u64 = 150;
 /// What the clients saw.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Requests sent.
     pub(super) sent: u64,
     /// What went wrong, one text each.
     pub(super) failures: Vec<String>,
@@ -33,7 +32,6 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Starts them.
     pub(super) fn start(url: &str) -> Self {
         let stop = CancellationToken::new();
         let mut clients = JoinSet::new();

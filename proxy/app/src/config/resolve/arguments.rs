@@ -61,7 +61,6 @@ fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
     args.get(at + 1).map(String::as_str)
 }
 
-/// The model file.
 pub(crate) fn model(args: &[String]) -> Option<&str> {
     value_of(args, &MODEL)
 }
@@ -139,7 +138,6 @@ pub(crate) fn first_listening(args: &[String]) -> Option<(&'static str, Listenin
 
 /// Arguments for the child, and what was taken out of them: flag, value, meaning.
 pub(crate) struct Split {
-    /// What is left.
     pub(crate) args: Vec<String>,
     /// What was taken, in order.
     pub(crate) taken: Vec<(&'static str, String, Listening)>,

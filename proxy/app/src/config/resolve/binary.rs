@@ -31,7 +31,6 @@ const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
 /// What a model says about its binary.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Choice {
-    /// This file.
     Path(PathBuf),
     /// This name in PATH.
     InPath(PathBuf),
@@ -44,7 +43,6 @@ pub(crate) enum Choice {
 /// Finds builds by id or prefix; with `None`, the newest.
 pub(crate) type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<StoreBuild>, String> + Sync);
 
-/// A build of the store.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StoreBuild {
     /// What mitigations have to know of it.
@@ -159,7 +157,6 @@ fn put(
 /// A model's command with other mitigations than the configured ones.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Alternative {
-    /// The command.
     pub(crate) command: Command,
     /// What is to be known about the list: what is left out, what overrules it, what has nothing to do.
     pub(crate) notes: Vec<String>,

@@ -10,7 +10,6 @@ use warden_policies::modes::Cancel;
 
 use super::mitigations::Mitigations;
 
-/// The fix.
 const FIX: &str = "cancel-nonstream";
 /// What switches it on.
 pub(in crate::config) const VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";

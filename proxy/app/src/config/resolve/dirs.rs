@@ -17,7 +17,6 @@ pub(crate) struct Dirs {
     pub(crate) runtime: PathBuf,
     /// What was configured, or its default: somebody's.
     pub(crate) runtime_base: PathBuf,
-    /// Builds.
     pub(crate) data: PathBuf,
     /// What can be made again.
     pub(crate) cache: PathBuf,

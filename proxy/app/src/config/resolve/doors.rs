@@ -30,7 +30,6 @@ impl Resolver<'_> {
         !self.loaded.settings.server.keys.is_empty()
     }
 
-    /// The keys.
     pub(in crate::config) fn keys(&mut self, models: &[ModelSpec]) -> Option<Vec<KeySpec>> {
         let path = self.file(&self.loaded.settings.server.keys)?;
         let names: Vec<_> = models.iter().map(|model| (model.name.clone(), model.aliases.clone())).collect();

@@ -37,14 +37,12 @@ const LEAST_BYTES: usize = 16;
 /// How secret keys of well-known services begin; nobody names a key so, but people do mix up name and key.
 const SECRET_PREFIX: &str = "sk-";
 
-/// The file.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyFile {
     /// Its keys, in its order.
     pub(crate) keys: Vec<WrittenKey>,
 }
 
-/// One key as it is written.
 #[derive(Clone, Debug)]
 pub(crate) struct WrittenKey {
     /// Name and where it stands.

@@ -37,7 +37,6 @@ pub(crate) struct Mitigations {
 /// A command with mitigations in it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Mitigated {
-    /// Arguments.
     pub(crate) args: Vec<String>,
     /// Variables to set.
     pub(crate) env: Vec<(String, String)>,
@@ -70,7 +69,6 @@ impl Mitigations {
         Ok((all, notes))
     }
 
-    /// Their ids.
     pub(crate) fn ids(&self) -> Vec<String> {
         self.effects.iter().map(|(effect, _)| effect.mitigation.id.clone()).collect()
     }

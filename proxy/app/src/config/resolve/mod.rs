@@ -46,11 +46,8 @@ pub(crate) struct Resolved {
     pub(crate) server: defaults::Server,
     /// The connection to a backend.
     pub(crate) upstream: defaults::Upstream,
-    /// Our own log.
     pub(crate) log: defaults::Log,
-    /// Experiments.
     pub(crate) diagnose: defaults::Diagnose,
-    /// The children.
     pub(crate) child: defaults::Child,
     /// Where things are kept.
     pub(crate) dirs: Dirs,
@@ -100,13 +97,11 @@ impl Resolved {
 
 /// How a model's server would be started here, as far as that can be told without starting anything.
 pub(crate) struct Launch {
-    /// Its arguments.
     pub(crate) args: Vec<String>,
     /// Variables to set.
     pub(crate) env: Vec<(String, String)>,
     /// Variables to keep away.
     pub(crate) env_remove: Vec<String>,
-    /// Its mitigations.
     pub(crate) mitigations: Vec<String>,
     /// What the provenance of its build says, if it is one of the store.
     pub(crate) facts: Option<BuildFacts>,

@@ -13,7 +13,6 @@ use super::arguments;
 /// A binary that we did not build and that nothing was measured of yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unmeasured {
-    /// The binary.
     pub(crate) binary: PathBuf,
     /// What it is remembered by.
     pub(crate) identity: String,

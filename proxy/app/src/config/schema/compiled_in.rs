@@ -121,7 +121,6 @@ pub(in crate::config) fn refusal(place: Place, path: &[String], key: &str, bare:
     Some(Problem::new(place, message).hint(hint))
 }
 
-/// What `[internal]` takes.
 pub(in crate::config) fn internal() -> &'static Value {
     static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
         let sections = PARTS

@@ -28,7 +28,6 @@ const TABLES: [(&str, &[&str]); 18] = [
     ("models.\"name\".policy", &["models", "*", "policy"]),
 ];
 
-/// Ends a table.
 const END: &str = "<!-- end -->\n";
 
 /// All tables, one after the other.

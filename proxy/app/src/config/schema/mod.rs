@@ -151,7 +151,6 @@ impl<T: Section> JsonSchema for Of<T> {
     }
 }
 
-/// What one model takes.
 pub(crate) struct OneModel;
 
 impl JsonSchema for OneModel {
@@ -258,7 +257,6 @@ fn reason(key: &toml_edit::Key) -> String {
     lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// What a key takes.
 fn value_schema(takes: Takes, default: &toml_edit::Value) -> Map<String, Value> {
     let schema = match takes {
         Takes::Usual | Takes::Sources => usual(default),

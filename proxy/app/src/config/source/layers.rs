@@ -22,22 +22,17 @@ pub(crate) const ENV_PREFIX: &str = "LLAMA_WARDEN_";
 /// Where settings may come from, lowest first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
-    /// The configuration file.
     pub(crate) file: Option<PathBuf>,
     /// All environment variables; those that are not ours are passed over.
     pub(crate) env: Vec<(String, String)>,
-    /// Settings from flags.
     pub(crate) flags: Vec<FlagSetting>,
 }
 
-/// One setting from a flag.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FlagSetting {
     /// Where it was written, for people: `flag --port`.
     pub(crate) flag: String,
-    /// What it sets.
     pub(crate) path: Vec<String>,
-    /// To what.
     pub(crate) value: Node,
 }
 
@@ -64,7 +59,6 @@ enum Origin {
 #[derive(Clone, Debug)]
 pub(in crate::config) struct Layer {
     origin: Origin,
-    /// What was written.
     pub(in crate::config) tree: Node,
 }
 
@@ -120,7 +114,6 @@ pub(crate) struct Loaded {
     pub(crate) defaults: Model,
     /// The models in the order of the file, and as one table each.
     pub(crate) models: Vec<(String, Model, Dict)>,
-    /// The configuration file.
     pub(crate) file: Option<PathBuf>,
     /// All of it, merged, for display.
     pub(crate) merged: Dict,
@@ -284,7 +277,6 @@ fn defaults_layer() -> Result<Layer, Problems> {
     Ok(Layer { origin: Origin::Default, tree })
 }
 
-/// The layer of a file.
 pub(in crate::config) fn file_layer(path: &Path) -> Result<Layer, Problems> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         Problem::new(

@@ -12,18 +12,15 @@ use figment::value::{Dict, Value};
 pub(crate) struct Node {
     /// Where in its file; `None` for other sources.
     pub(crate) span: Option<Range<usize>>,
-    /// The value.
     pub(crate) kind: Kind,
 }
 
-/// What a value is.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kind {
     /// Keys and values, in the order they were written.
     Table(Vec<Entry>),
     /// Several values.
     List(Vec<Node>),
-    /// Text.
     Text(String),
     /// A whole number.
     Int(i64),
@@ -40,11 +37,9 @@ pub(crate) enum Kind {
 /// One key of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
-    /// The key.
     pub(crate) key: String,
     /// Where the key was written.
     pub(crate) key_span: Option<Range<usize>>,
-    /// Its value.
     pub(crate) value: Node,
 }
 
@@ -54,7 +49,6 @@ impl Node {
         Self { span: None, kind }
     }
 
-    /// An empty table.
     pub(crate) fn table() -> Self {
         Self::new(Kind::Table(Vec::new()))
     }

@@ -19,7 +19,6 @@ type Known<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
 /// Why a variable means nothing.
 #[derive(Debug, PartialEq, Eq)]
 struct Ambiguous {
-    /// As it was written.
     written: String,
     /// What it may mean.
     names: Vec<String>,

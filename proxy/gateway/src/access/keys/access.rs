@@ -28,7 +28,6 @@ impl Access {
         self.key.is_some()
     }
 
-    /// The name of the key.
     pub(crate) fn name(&self) -> Option<Arc<str>> {
         self.key.as_ref().map(|key| key.spec.name.clone())
     }

@@ -45,7 +45,6 @@ pub(crate) enum Limit {
 }
 
 impl Limit {
-    /// All of them.
     pub(crate) const ALL: [Self; 4] = [Self::Rate, Self::Tokens, Self::Concurrency, Self::Model];
 
     /// Label for metrics.
@@ -78,7 +77,6 @@ impl Usage {
         nanos(self.base.elapsed())
     }
 
-    /// Takes one request.
     pub(super) fn take(&self, rate: Rate) -> Result<(), Duration> {
         let now = self.now();
         let mut used = self.requests_until.load(Relaxed);

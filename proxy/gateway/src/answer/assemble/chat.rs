@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 
 use super::{Fault, append, index, no_stream, ordered};
 
-/// The chunks so far.
 #[derive(Debug, Default)]
 pub(super) struct Chat {
     choices: BTreeMap<u64, Choice>,

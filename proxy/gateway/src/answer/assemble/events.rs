@@ -1,15 +1,12 @@
 //! The events of a stream, one by one, out of pieces of any size. Pure.
 
-/// One event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Event<'a> {
     /// Its name, if it has one.
     pub(super) name: &'a str,
-    /// Its data.
     pub(super) data: &'a str,
 }
 
-/// The splitter.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     held: Vec<u8>,

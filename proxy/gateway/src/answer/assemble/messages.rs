@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 
 use super::append;
 
-/// The events so far.
 #[derive(Debug, Default)]
 pub(super) struct Messages {
     message: Option<Map<String, Value>>,

@@ -35,18 +35,14 @@ pub(crate) use self::gather::{gather, is_events};
 use self::numbers::Veil;
 use crate::route::Shape;
 
-/// Whose dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// OpenAI's chat.
     Chat,
     /// OpenAI's completions.
     Text,
     /// llama-server's own.
     Native,
-    /// OpenAI's responses.
     Responses,
-    /// Anthropic's.
     Messages,
 }
 
@@ -119,7 +115,6 @@ impl Assembly {
         if lines.held() > *limit { Err(Fault::TooLarge) } else { Ok(()) }
     }
 
-    /// Events so far.
     pub(crate) fn events(&self) -> u64 {
         self.events
     }

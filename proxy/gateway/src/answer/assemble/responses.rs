@@ -5,7 +5,6 @@ use serde_json::{Map, Value, json};
 
 use super::ordered;
 
-/// The events so far.
 #[derive(Debug, Default)]
 pub(super) struct Responses {
     response: Option<Value>,

@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 
 use super::{Fault, append, index, no_stream};
 
-/// The events so far.
 #[derive(Debug)]
 pub(super) struct Text {
     openai: bool,

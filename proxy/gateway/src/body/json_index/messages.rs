@@ -36,7 +36,6 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// The whole list.
     pub(super) fn finish(self) -> List {
         self.list
     }

@@ -51,10 +51,8 @@ pub(crate) enum Kind {
     Object,
 }
 
-/// A list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct List {
-    /// Elements.
     pub(crate) count: u32,
     /// Those that are messages of role `system` or `developer`.
     pub(crate) system: Vec<Message>,
@@ -102,7 +100,6 @@ impl JsonIndex {
         walk.finish()
     }
 
-    /// All members of one name.
     pub(crate) fn named(&self, name: usize) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(move |member| member.name == name)
     }

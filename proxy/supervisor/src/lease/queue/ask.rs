@@ -44,7 +44,6 @@ const STANDS: Duration = Duration::from_millis(100);
 
 /// What a place was when it was given up.
 enum Was {
-    /// In the queue.
     InQueue,
     /// Among those who wait for room in memory, and what was short.
     WithoutRoom(NoRoom),

@@ -44,7 +44,6 @@ pub(crate) mod ward;
 
 pub(crate) use refusal::Refusal;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Shared {
     name: ModelName,
@@ -189,7 +188,6 @@ impl Shared {
         Lease::new(Arc::clone(self), cell, kind, queued_for)
     }
 
-    /// A lease ends.
     pub(crate) fn release(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
         let mut state = lock(&self.state);
         let grants = state.dispatch.release(generation, kind);

@@ -53,7 +53,6 @@ pub(crate) struct Observed {
     pub(crate) changes: Option<Vec<VerdictChange>>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct MemoryTracker {
     /// How many readings were begun.
@@ -66,7 +65,6 @@ pub(crate) struct MemoryTracker {
     /// The last one that it wrote.
     pub(crate) report: Option<Report>,
     pub(crate) monitor: Monitor,
-    /// What prompts cost.
     pub(crate) cost: PromptCost,
     /// Tokens of the largest prompt at the last reading.
     pub(crate) largest_prompt: u64,

@@ -22,15 +22,11 @@ pub(super) struct Whole<'a> {
     pub(super) settings: &'a Settings,
     /// Memory that we may use.
     pub(super) memory: ByteSize,
-    /// The models.
     pub(super) models: Vec<One<'a>>,
 }
 
-/// One model.
 pub(super) struct One<'a> {
-    /// Its name.
     pub(super) name: &'a str,
-    /// What is configured.
     pub(super) model: &'a Model,
     /// What its processes are told to keep.
     pub(super) keeps: DeclaredMemory,
@@ -40,14 +36,11 @@ pub(super) struct One<'a> {
     pub(super) slots: Option<u32>,
 }
 
-/// What a rule found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     /// The key at which it is told.
     pub(super) path: Vec<String>,
-    /// What contradicts what.
     pub(super) message: String,
-    /// The cure.
     pub(super) hint: String,
     /// It cannot be meant.
     pub(super) fatal: bool,
@@ -83,7 +76,6 @@ const RULES: [Rule; 24] = [
     times::horizons_in_the_wrong_order,
 ];
 
-/// Everything that contradicts.
 pub(super) fn find(whole: &Whole<'_>) -> Vec<Found> {
     RULES.iter().flat_map(|rule| rule(whole)).collect()
 }
