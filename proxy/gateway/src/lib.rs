@@ -69,6 +69,7 @@ pub use gateway::{Bound, Gateway};
 pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
+pub use protocol::query::percent_decoded;
 pub use rules::{ModelRules, RequestRules, SystemMode, SystemPrompt};
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The admin routes: a method and a path become one value, or a reason why not. Pure.
 
 use http::{HeaderMap, Method, header};
+use warden_gateway::percent_decoded;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
@@ -90,20 +91,6 @@ pub(crate) fn from_a_browser_page(headers: &HeaderMap) -> bool {
     };
     let loopback = name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     !(loopback || name == "localhost")
-}
-
-fn percent_decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte == b'%' {
-            let pair = [rest.next()?, rest.next()?];
-            bytes.push(u8::from_str_radix(std::str::from_utf8(&pair).ok()?, 16).ok()?);
-        } else {
-            bytes.push(byte);
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
     })
 }
 
-/// A path segment or several, decoded; slashes may be spelled either way.
-pub(crate) fn path(text: &str) -> Option<String> {
+/// A path segment or several, decoded; slashes may be spelled either way. `None` if a `%` begins no byte, or it is not UTF-8.
+pub fn percent_decoded(text: &str) -> Option<String> {
     decode(text, false)
 }
 
@@ -66,6 +66,6 @@ mod tests {
         ] {
             assert_eq!(parameter(query, "model").as_deref(), model, "{query}");
         }
-        assert_eq!(path("org/a%2Bb+c").as_deref(), Some("org/a+b+c"));
+        assert_eq!(percent_decoded("org/a%2Bb+c").as_deref(), Some("org/a+b+c"));
     }
 }

@@ -73,6 +73,11 @@ impl Events {
         if self.torn { "\n\n" } else { "" }
     }
 
+    /// Whether a part of an event has passed, because it is too large to be held.
+    pub(crate) fn is_torn(&self) -> bool {
+        self.torn
+    }
+
     /// Whole events with data passed so far. Comments, which keep a stream open, are none.
     pub(crate) fn seen(&self) -> u64 {
         self.seen
@@ -106,10 +111,8 @@ impl Events {
 /// Where the last blank line of `bytes` ends, if it ends behind `from`. Lines end with `\n`, `\r\n` or `\r`.
 fn last_end(bytes: &[u8], from: usize) -> Option<usize> {
     let mut until = bytes.len();
-    while let Some(at) = memchr::memrchr2(b'\n', b'\r', &bytes[..until]) {
-        if at < from {
-            return None;
-        }
+    while let Some(at) = memchr::memrchr2(b'\n', b'\r', bytes.get(from..until)?) {
+        let at = from + at;
         if is_end(bytes, at) {
             return Some(at + 1);
         }

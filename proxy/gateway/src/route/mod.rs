@@ -114,7 +114,7 @@ impl LocalRoute {
 /// A path as llama-server looks for its handler: decoded. So no spelling is a way around slots, rules and budgets. One that
 /// cannot be decoded stays as it is.
 pub(crate) fn plain(path: &str) -> Cow<'_, str> {
-    let decoded = path.contains('%').then(|| query::path(path)).flatten();
+    let decoded = path.contains('%').then(|| query::percent_decoded(path)).flatten();
     decoded.map_or(Cow::Borrowed(path), Cow::Owned)
 }
 

@@ -59,12 +59,14 @@ pub(crate) fn upstream(uri: &Uri, fleet: &FleetView, any_name: bool) -> Result<M
     let ends = raw.match_indices('/').map(|(at, _)| at).chain(std::iter::once(raw.len()));
     let found = ends
         .take_while(|end| *end <= longest)
-        .filter_map(|end| Some((query::path(&raw[..end])?, end)))
+        .filter_map(|end| Some((query::percent_decoded(&raw[..end])?, end)))
         .filter(|(name, _)| names().any(|known| known == name))
         .last();
     let first = || {
         let end = raw.find('/').unwrap_or(raw.len());
-        query::path(&raw[..end]).filter(|name| any_name && !name.is_empty()).map(|name| (name, end))
+        query::percent_decoded(&raw[..end])
+            .filter(|name| any_name && !name.is_empty())
+            .map(|name| (name, end))
     };
     let Some((name, end)) = found.or_else(first) else {
         let known = fleet.models.iter().map(|model| model.name.to_string()).collect();

@@ -104,14 +104,14 @@ pub(crate) async fn gather(
                 })?;
                 lease.note_progress(piece.len());
                 tally.meter.feed(&piece);
-                let fed = assembly.feed(&piece);
+                let fed = assembly.feed(piece);
                 lease.note_events(assembly.events().saturating_sub(tally.events));
                 tally.events = assembly.events();
                 if let Err(fault) = fed {
                     return Ok(Some(fault));
                 }
             }
-            Ok(None)
+            Ok(assembly.end().err())
         });
         tokio::select! {
             biased;

@@ -30,9 +30,10 @@ use http::StatusCode;
 use serde_json::{Map, Value};
 
 pub(crate) use self::ask::ask;
-use self::events::{Event, Lines};
+use self::events::{Event, each};
 pub(crate) use self::gather::{gather, is_events};
 use self::numbers::Veil;
+use crate::protocol::sse::Events;
 use crate::route::Shape;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ enum Fault {
 /// A stream being put together.
 #[derive(Debug)]
 struct Assembly {
-    lines: Lines,
+    cutter: Events,
     parts: Parts,
     veil: Veil,
     events: u64,
@@ -100,19 +101,27 @@ impl Assembly {
             Kind::Responses => Parts::Responses(responses::Responses::default()),
             Kind::Messages => Parts::Messages(messages::Messages::default()),
         };
-        Self { lines: Lines::default(), parts, veil: Veil::new(), events: 0, held: 0, limit }
+        Self { cutter: Events::new(limit), parts, veil: Veil::new(), events: 0, held: 0, limit }
     }
 
     /// Reads the next piece of the stream.
-    pub(crate) fn feed(&mut self, piece: &[u8]) -> Result<(), Fault> {
-        let Self { lines, parts, veil, events, held, limit } = self;
-        lines.feed(piece, |event| {
-            *events += 1;
-            let grown = parts.event(&event, veil)?;
-            *held = held.saturating_add(grown);
-            if *held > *limit { Err(Fault::TooLarge) } else { Ok(()) }
-        })?;
-        if lines.held() > *limit { Err(Fault::TooLarge) } else { Ok(()) }
+    pub(crate) fn feed(&mut self, piece: Bytes) -> Result<(), Fault> {
+        let whole = self.cutter.pass(piece);
+        if self.cutter.is_torn() { Err(Fault::TooLarge) } else { self.take(&whole) }
+    }
+
+    /// The stream has ended: what is left of it is an event without the blank line.
+    pub(crate) fn end(&mut self) -> Result<(), Fault> {
+        let rest = self.cutter.finish();
+        self.take(&rest)
+    }
+
+    fn take(&mut self, whole: &[u8]) -> Result<(), Fault> {
+        each(whole, |event| {
+            self.events += 1;
+            self.held = self.held.saturating_add(self.parts.event(&event, &self.veil)?);
+            if self.held > self.limit { Err(Fault::TooLarge) } else { Ok(()) }
+        })
     }
 
     pub(crate) fn events(&self) -> u64 {
