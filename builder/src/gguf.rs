@@ -225,6 +225,7 @@ impl Gguf {
     }
 
     /// Bytes of all tensors, without metadata and padding.
+    #[cfg(test)]
     pub(crate) fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().map(Tensor::bytes).sum()
     }

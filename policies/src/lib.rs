@@ -27,6 +27,7 @@
 //! | [`quarantine`] | which requests are kept from a model because its server died of them |
 //! | [`rate`] | whether something may happen once more, and when again if not |
 //! | [`modes`] | nothing: it names the ways in which a model can be run |
+//! | [`phrases`] | nothing: it says what was decided, in words |
 //! | [`backoff`] | how long to wait after a crash |
 //! | [`mod@defaults`] | every default number of the product, each with its reason |
 
@@ -44,6 +45,7 @@ pub mod lifecycle;
 pub mod modes;
 pub mod names;
 pub mod origins;
+pub mod phrases;
 pub mod quarantine;
 pub mod rate;
 pub mod recycle;

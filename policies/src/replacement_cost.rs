@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::defaults::Moment;
 use crate::growth::Forecast;
-use crate::units::span;
+use crate::units::{exact, span};
 
 /// The numbers. Reasons: `defaults.toml`, section `[moment]`.
 pub type ReplacementCostPolicy = Moment;
@@ -99,10 +99,9 @@ pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&Forecast>
     Weighing { now, cost_now, cost_lull, cost_end, risk }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
 fn drain_seconds(load: &Load) -> f64 {
     match load.tokens_per_second {
-        Some(speed) if speed > 0.0 && speed.is_finite() => load.tokens as f64 / speed,
+        Some(speed) if speed > 0.0 && speed.is_finite() => exact(load.tokens) / speed,
         _ => 0.0,
     }
 }

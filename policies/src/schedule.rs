@@ -122,7 +122,7 @@ impl Windows {
     }
 
     /// Minutes until a window is open: 0 if one is.
-    pub fn opens_in(&self, minute: u16) -> u16 {
+    pub(crate) fn opens_in(&self, minute: u16) -> u16 {
         if self.open(minute) {
             return 0;
         }
@@ -135,7 +135,7 @@ impl Windows {
     }
 
     /// For how long one has been open, in whole minutes; `None` without windows, or while none is open.
-    pub fn open_for(&self, minute: u16) -> Option<Duration> {
+    pub(crate) fn open_for(&self, minute: u16) -> Option<Duration> {
         if self.is_always() || !self.open(minute) {
             return None;
         }
@@ -150,7 +150,7 @@ impl Windows {
 
     /// How long there will be no window after the one that is open now, counted from now: what waits past this one
     /// waits at least so long. Zero without windows, or while none is open.
-    pub fn next_after_this(&self, minute: u16) -> Duration {
+    pub(crate) fn next_after_this(&self, minute: u16) -> Duration {
         if self.is_always() || !self.open(minute) {
             return Duration::ZERO;
         }

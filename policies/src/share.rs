@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::ModelName;
 use crate::sample::{GpuIndex, MemoryKind};
+use crate::units::exact;
 
 /// Which of the two shared budgets is passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -76,9 +77,8 @@ pub fn first(series: MemoryKind, members: &[Member], budget: SharedBudget) -> Op
 
 /// Bytes that come back per second of waiting; one second is added, so that a replacement that costs nothing does not win
 /// with a trifle.
-#[expect(clippy::cast_precision_loss, reason = "a comparison of amounts of memory")]
 fn per_cost(gain: u64, member: &Member) -> f64 {
-    gain as f64 / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
+    exact(gain) / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
 }
 
 /// Names a slot for a replacement; never used again.

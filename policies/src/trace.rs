@@ -23,6 +23,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::sample::{Edge, GpuIndex, HostMemory, MemoryKind, Sample, Vram, VramSource, Work};
+use crate::units::{exact, whole};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -157,9 +158,8 @@ fn field_of(gpu: GpuIndex) -> String {
 }
 
 /// Whole multiples stay whole numbers.
-#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53 bytes")]
 fn scaled(bytes: u64, unit: u64) -> Value {
-    if bytes.is_multiple_of(unit) { json!(bytes / unit) } else { json!(bytes as f64 / unit as f64) }
+    if bytes.is_multiple_of(unit) { json!(bytes / unit) } else { json!(exact(bytes) / exact(unit)) }
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -187,18 +187,12 @@ fn known(fields: &Map<String, Value>, name: &str, unit: u64) -> Result<Option<u6
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "checked to be from 0 to 2^63"
-)]
 fn amount(value: &Value, unit: u64) -> Result<u64, &'static str> {
-    if let Some(whole) = value.as_u64() {
-        return whole.checked_mul(unit).ok_or("it is too large");
+    if let Some(number) = value.as_u64() {
+        return number.checked_mul(unit).ok_or("it is too large");
     }
-    let number = value.as_f64().ok_or("it is a number")? * unit as f64;
-    if (0.0..9.0e18).contains(&number) { Ok(number.round() as u64) } else { Err("it is a number from 0") }
+    let number = value.as_f64().ok_or("it is a number")? * exact(unit);
+    if (0.0..9.0e18).contains(&number) { Ok(whole(number.round())) } else { Err("it is a number from 0") }
 }
 
 fn count(fields: &Map<String, Value>, name: &str) -> Result<u64, String> {

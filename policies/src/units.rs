@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A number of bytes.
@@ -29,28 +30,50 @@ impl ByteSize {
 }
 
 impl fmt::Display for ByteSize {
-    #[expect(clippy::cast_precision_loss, reason = "a display figure with three digits")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-        let mut value = self.0 as f64;
-        let mut unit = 0;
-        while value >= 1024.0 && unit < units.len() - 1 {
-            value /= 1024.0;
-            unit += 1;
-        }
-        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", units[unit]) }
+        Amount(exact(self.0)).fmt(f)
     }
 }
 
+/// Bytes for people, also what was gained or lost: `4.4 MiB`, with `{:.2}` `4.42 MiB`, with `{:+}` a sign in front of what
+/// grows, too.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Amount(pub f64);
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let (mut value, mut unit) = (self.0, 0);
+        while value.abs() >= 1024.0 && unit < units.len() - 1 {
+            value /= 1024.0;
+            unit += 1;
+        }
+        let (digits, unit) = (if unit == 0 { 0 } else { f.precision().unwrap_or(1) }, units[unit]);
+        // Less than half a byte is nothing, not less than nothing.
+        let value = if self.0.abs() < 0.5 { 0.0 } else { value };
+        if f.sign_plus() {
+            write!(f, "{value:+.digits$} {unit}")
+        } else {
+            write!(f, "{value:.digits$} {unit}")
+        }
+    }
+}
+
+/// Bytes and counts as a number for arithmetic.
+#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53, which no memory and no counter reaches")]
+pub const fn exact(value: u64) -> f64 {
+    value as f64
+}
+
+/// The whole part of a number; what is below zero, or no number, becomes 0, and what is too large the largest number.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates at both ends")]
+pub const fn whole(value: f64) -> u64 {
+    value as u64
+}
+
 /// Bytes times a factor; a negative factor counts as 0, and what is too large becomes the largest number.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "a cast of a larger number saturates, and a byte more or less does not matter to a limit"
-)]
 pub fn scale(bytes: u64, factor: f64) -> u64 {
-    (bytes as f64 * factor.max(0.0)) as u64
+    whole(exact(bytes) * factor)
 }
 
 /// A time for people, in its two largest units: `2 d 3 h`, `11 h 20 min`, `45 s`, `100 ms`.
@@ -85,11 +108,6 @@ impl FromStr for ByteSize {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "checked to be finite, positive and under 2^63"
-)]
 fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -108,7 +126,7 @@ fn parse_bytes(text: &str) -> Option<u64> {
         _ => return None,
     };
     let bytes = number * factor;
-    (bytes.is_finite() && (0.0..9.2e18).contains(&bytes)).then_some(bytes as u64)
+    (bytes.is_finite() && (0.0..9.2e18).contains(&bytes)).then_some(whole(bytes))
 }
 
 impl Serialize for ByteSize {
@@ -119,25 +137,36 @@ impl Serialize for ByteSize {
 
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = ByteSize;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size like `12GiB`")
-            }
-            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<ByteSize, E> {
-                Ok(ByteSize(value))
-            }
-            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<ByteSize, E> {
-                u64::try_from(value)
-                    .map(ByteSize)
-                    .map_err(|_| E::custom(format!("`{value}` is not a size: it is negative")))
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ByteSize, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_any(Visitor)
+        deserializer.deserialize_any(Written { expected: "a size like `12GiB`", number: |bytes| bytes })
+    }
+}
+
+/// Reads a number of bytes, or a text that says it.
+struct Written<T> {
+    /// What is wanted, for a message that it is something else.
+    expected: &'static str,
+    number: fn(ByteSize) -> T,
+}
+
+impl<T: FromStr<Err = SizeError>> Visitor<'_> for Written<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<T, E> {
+        Ok((self.number)(ByteSize(value)))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<T, E> {
+        let bytes = u64::try_from(value)
+            .map_err(|_| E::custom(format!("`{value}` is not a size: it is negative")))?;
+        self.visit_u64(bytes)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
     }
 }
 
@@ -162,16 +191,10 @@ impl MemoryLimit {
     }
 
     /// The limit in bytes for a given total; `None` for [`MemoryLimit::Auto`], which a total alone does not tell.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "a share of at most 100 % of a u64; a byte more or less does not matter to a budget"
-    )]
     pub fn resolve(self, total: ByteSize) -> Option<ByteSize> {
         match self {
             Self::Bytes(bytes) => Some(bytes),
-            Self::Percent(percent) => Some(ByteSize((total.0 as f64 * percent / 100.0) as u64)),
+            Self::Percent(percent) => Some(ByteSize(whole(exact(total.0) * percent / 100.0))),
             Self::Auto => None,
         }
     }
@@ -216,25 +239,8 @@ impl Serialize for MemoryLimit {
 
 impl<'de> Deserialize<'de> for MemoryLimit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = MemoryLimit;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size like `12GiB`, a share like `80%`, or `auto`")
-            }
-            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<MemoryLimit, E> {
-                Ok(MemoryLimit::Bytes(ByteSize(value)))
-            }
-            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<MemoryLimit, E> {
-                let bytes = u64::try_from(value)
-                    .map_err(|_| E::custom(format!("`{value}` is not a size: it is negative")))?;
-                Ok(MemoryLimit::Bytes(ByteSize(bytes)))
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<MemoryLimit, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_any(Visitor)
+        let expected = "a size like `12GiB`, a share like `80%`, or `auto`";
+        deserializer.deserialize_any(Written { expected, number: MemoryLimit::Bytes })
     }
 }
 
@@ -291,6 +297,11 @@ mod tests {
     fn sizes_print_with_a_binary_unit() {
         assert_eq!(ByteSize(12 * 1024 * MIB).to_string(), "12.0 GiB");
         assert_eq!(ByteSize(900).to_string(), "900 B");
+        assert_eq!(
+            format!("{:.2} {:+} {}", Amount(4.5e6), Amount(2048.0), Amount(-0.4)),
+            "4.29 MiB +2.0 KiB 0 B"
+        );
+        assert_eq!(format!("{} {:+}", Amount(-2048.0), Amount(-900.0)), "-2.0 KiB -900 B");
     }
 
     #[test]

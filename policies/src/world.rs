@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::growth::Unit;
 use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Vram, VramSource, Work};
+use crate::units::{exact, whole};
 
 mod random;
 
@@ -253,7 +254,7 @@ impl Run {
         let (low, high) = load.prompt_tokens;
         // The square of a uniform number: most prompts are short, a few are long.
         let share = self.random.unit().powi(2);
-        let prompt = low + count(share * exact(high.saturating_sub(low)));
+        let prompt = low + whole((share * exact(high.saturating_sub(low))).round());
         let (low, high) = load.output_tokens;
         let output = low + self.random.below(high.saturating_sub(low) + 1);
         let images = u64::from(self.random.chance(load.images));
@@ -323,10 +324,10 @@ impl Run {
         let vram = self.world.vram.map(|fresh| {
             let leaks = self.world.vram_leaks.iter().zip(&self.generation.vram);
             let leaked: f64 = leaks.map(|(leak, bytes)| stepped(*bytes, leak.step)).sum();
-            let bytes = fresh + count(leaked);
+            let bytes = fresh + whole(leaked.round());
             Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process }
         });
-        let bytes = count(host);
+        let bytes = whole(host.round());
         Sample {
             at: Duration::from_secs_f64((self.clock - self.spawned).max(0.0)),
             edge: if busy { Edge::Tick } else { Edge::Idle },
@@ -371,16 +372,4 @@ impl Iterator for Run {
 /// Down to a multiple of `step`.
 fn stepped(bytes: f64, step: u64) -> f64 {
     if step == 0 { bytes } else { (bytes / exact(step)).floor() * exact(step) }
-}
-
-/// Whole bytes; never below zero.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates at both ends")]
-fn count(value: f64) -> u64 {
-    value.round() as u64
-}
-
-/// Bytes and counts stay far below 2^53, up to which this is exact.
-#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53")]
-fn exact(value: u64) -> f64 {
-    value as f64
 }

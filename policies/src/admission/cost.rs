@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::AdmissionPolicy;
 use crate::sample::{MemoryKind, Sample};
+use crate::units::{exact, whole};
 
 /// Readings that are looked back on for the figure before a prompt.
 const LOOK_BACK: usize = 32;
@@ -62,15 +63,6 @@ impl PromptCost {
     /// Knows nothing yet.
     pub fn new(policy: &AdmissionPolicy) -> Self {
         Self { policy: policy.clone(), largest: 0, learners: Vec::new(), told: Vec::new() }
-    }
-
-    /// A new generation begins: its memory and its largest prompt start afresh, what was learnt stays.
-    pub fn respawned(&mut self) {
-        self.largest = 0;
-        for learner in &mut self.learners {
-            learner.recent.clear();
-            learner.open = (0, 0);
-        }
     }
 
     /// Takes a reading in.
@@ -150,19 +142,12 @@ impl PromptCost {
     }
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "an estimate; a float beyond the range of u64 saturates, and is never negative"
-)]
 fn cost(bytes_per_token: f64, tokens: u64) -> u64 {
-    (bytes_per_token * tokens as f64).ceil() as u64
+    whole((bytes_per_token * exact(tokens)).ceil())
 }
 
 impl Learner {
     /// The largest prompt rose by `tokens` from `before`, and memory is now at `bytes`.
-    #[expect(clippy::cast_precision_loss, reason = "a ratio of amounts of memory and tokens")]
     fn step(&mut self, bytes: u64, tokens: u64, before: u64) {
         let quiet = self.recent.iter().rposition(|(_, idle)| *idle);
         let low = match quiet {
@@ -177,7 +162,7 @@ impl Learner {
         self.open.0 = self.open.0.saturating_add(high.saturating_sub(low));
         self.open.1 = self.open.1.saturating_add(tokens);
         if self.open.1 >= LEAST_TOKENS.max(before / LEAST_PART) {
-            self.evidence.push_back(self.open.0 as f64 / self.open.1 as f64);
+            self.evidence.push_back(exact(self.open.0) / exact(self.open.1));
             self.open = (0, 0);
             if self.evidence.len() > KEPT {
                 self.evidence.pop_front();

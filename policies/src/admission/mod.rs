@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use cost::{Price, PromptCost};
 
 use crate::sample::MemoryKind;
-use crate::units::ByteSize;
+use crate::units::{ByteSize, exact, whole};
 
 /// What is done about a prompt for which there is not enough memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -229,12 +229,6 @@ impl Replica {
 }
 
 /// Tokens of a prompt of so many bytes of text, where the backend was not asked; rounded up.
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "an estimate from the length of a request's body"
-)]
 pub fn estimate_tokens(policy: &AdmissionPolicy, bytes: u64) -> u64 {
-    (bytes as f64 / policy.bytes_per_token.max(0.1)).ceil() as u64
+    whole((exact(bytes) / policy.bytes_per_token.max(0.1)).ceil())
 }

@@ -79,19 +79,6 @@ fn a_busy_backend_that_is_never_idle_teaches_too() {
 }
 
 #[test]
-fn what_was_learnt_outlives_a_generation_and_its_high_water_mark_does_not() {
-    let mut cost = taught(10_000, &[500, 1000, 2000, 8000]);
-    cost.respawned();
-    cost.observe(&sample(500 * MIB, 0, 0));
-    cost.observe(&sample(900 * MIB, 500, 0));
-    assert_eq!(
-        cost.price(VRAM).map(|price| price.evidence),
-        Some(3),
-        "the first prompt proves nothing again"
-    );
-}
-
-#[test]
 fn a_price_told_by_a_diagnosis_holds_until_a_higher_one_is_learnt() {
     let mut cost = PromptCost::new(policy());
     cost.told(Price { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });

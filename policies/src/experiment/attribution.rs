@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::defaults::{self, defaults};
 use crate::growth::Verdict;
-use crate::growth::stats::{exact, median};
+use crate::growth::stats::median;
+use crate::units::exact;
 
 /// One moment of a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

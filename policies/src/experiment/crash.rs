@@ -20,7 +20,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::sequential::Does;
-use crate::growth::stats::exact;
+use crate::units::exact;
 
 /// The numbers. Reasons: `defaults.toml`, section `[diagnose.crash]`.
 pub type CrashPolicy = crate::defaults::Crash;

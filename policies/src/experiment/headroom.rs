@@ -23,7 +23,7 @@ use self::beyond::{beyond, hoarded};
 use crate::admission::Price;
 use crate::defaults;
 use crate::sample::MemoryKind;
-use crate::units::ByteSize;
+use crate::units::{ByteSize, exact, whole};
 
 /// What prompts of one length took of one memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,7 +127,7 @@ impl Curve {
     }
 
     /// Bytes for each token of a prompt that is a quarter longer than the longest that was measured.
-    pub fn end_slope(&self) -> f64 {
+    pub(crate) fn end_slope(&self) -> f64 {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let more = (longest / 4).max(1);
         (self.above_idle(longest + more) - self.above_idle(longest)) / exact(more)
@@ -155,11 +155,11 @@ impl Curve {
         let above = self.points.iter().find(|(tokens, _)| *tokens > self.ubatch)?;
         let tokens = exact(above.0 - below.0);
         let step = above.1 - below.1 - tokens * self.price().bytes_per_token;
-        (step > 0.0).then(|| whole(step))
+        (step > 0.0).then(|| rounded(step))
     }
 
     /// Bytes above idle that one prompt of this length takes.
-    pub fn above_idle(&self, tokens: u64) -> f64 {
+    pub(crate) fn above_idle(&self, tokens: u64) -> f64 {
         let mut before = (0, 0.0);
         for point in &self.points {
             if tokens <= point.0 {
@@ -181,7 +181,7 @@ impl Curve {
             // What further prompts take is in proportion to their length: their part of the cache that is looked at.
             bytes * exact(tokens) / exact(measured.max(1))
         });
-        self.idle.saturating_add(whole(self.above_idle(tokens) + others * more))
+        self.idle.saturating_add(rounded(self.above_idle(tokens) + others * more))
     }
 
     /// The most bytes that the process can hold: the longest prompt alone, or all slots full.
@@ -281,7 +281,7 @@ pub fn judge(
     // A smaller context makes prompts shorter, and what holds it smaller.
     let with = |context: u64| {
         let saved = context_token.unwrap_or(0.0) * exact(setup.context - context);
-        curve.worst_with(setup, context).saturating_sub(whole(saved))
+        curve.worst_with(setup, context).saturating_sub(rounded(saved))
     };
     while context >= step && with(context) > limit {
         context -= step;
@@ -385,16 +385,9 @@ fn previous_power_of_two(number: u64) -> u64 {
     number.checked_ilog2().map_or(0, |log| 1 << log)
 }
 
-/// Bytes and tokens as a number for arithmetic.
-#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53, which no memory reaches")]
-fn exact(value: u64) -> f64 {
-    value as f64
-}
-
-/// Whole bytes; never below zero.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates at both ends")]
-fn whole(value: f64) -> u64 {
-    value.round() as u64
+/// The nearest whole number of bytes; never below zero.
+fn rounded(value: f64) -> u64 {
+    whole(value.round())
 }
 
 #[cfg(test)]

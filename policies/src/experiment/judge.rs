@@ -4,9 +4,10 @@ use crate::defaults::Diagnose;
 use crate::experiment::{
     Attribution, Ended, Finding, Follows, Reading, SeriesFinding, Settles, Speed, Trace, Workload,
 };
-use crate::growth::stats::{exact, median};
+use crate::growth::stats::median;
 use crate::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slope};
 use crate::sample::{MemoryKind, Sample, Work};
+use crate::units::exact;
 use crate::units::scale;
 
 /// Whether a leg goes on.

@@ -117,7 +117,7 @@ impl Cost {
     }
 
     /// Whether more is lost than this share.
-    pub fn is_dear(&self, share: f64) -> bool {
+    pub(crate) fn is_dear(&self, share: f64) -> bool {
         self.lost() > share
     }
 }

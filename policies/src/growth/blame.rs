@@ -9,8 +9,9 @@
 //! Units that the load does not tell apart are named, never guessed between.
 
 use crate::growth::floors::Point;
-use crate::growth::stats::{exact, median, size};
+use crate::growth::stats::{median, size};
 use crate::growth::{Blame, GrowthPolicy, Unit};
+use crate::units::exact;
 
 /// The units, in the order in which they are named.
 const UNITS: [Unit; 6] =

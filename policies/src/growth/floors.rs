@@ -14,8 +14,8 @@
 use std::collections::VecDeque;
 
 use crate::growth::Unit;
-use crate::growth::stats::exact;
 use crate::sample::Work;
+use crate::units::exact;
 
 /// One reading of one series.
 #[derive(Clone, Copy, Debug, PartialEq)]

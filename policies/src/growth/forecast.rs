@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::growth::stats::exact;
 use crate::growth::{Forecast, Interval};
+use crate::units::exact;
 
 /// Requests per second, averaged with a half-life, so that the present counts most.
 #[derive(Clone, Copy, Debug, Default)]

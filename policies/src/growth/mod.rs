@@ -35,7 +35,8 @@ pub(crate) mod stats;
 mod stretches;
 
 pub use monitor::Monitor;
-pub use stretches::{Level, blame_of, slope};
+pub(crate) use stretches::blame_of;
+pub use stretches::{Level, slope};
 
 /// What a series says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -22,9 +22,10 @@ use std::time::Duration;
 use crate::growth::blame::{blame, time_pays};
 use crate::growth::floors::{Floors, Point};
 use crate::growth::shape::{Finding, Whole, examine, fell, whole};
-use crate::growth::stats::{self, exact};
+use crate::growth::stats;
 use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Prior, Unit, Verdict};
 use crate::sample::{MemoryKind, Sample};
+use crate::units::{self, exact};
 
 /// The tests of one scale.
 #[derive(Clone, Debug, Default)]
@@ -171,7 +172,7 @@ impl Watch {
             let mut levels: Vec<f64> = first.iter().map(|floor| floor.level).collect();
             self.baseline = stats::median(&mut levels);
             self.height = self.baseline.unwrap_or(f64::MAX);
-            self.growth.baseline = self.baseline.map(bytes);
+            self.growth.baseline = self.baseline.map(units::whole);
         }
         let Some(baseline) = self.baseline else { return };
         self.fill();
@@ -197,7 +198,7 @@ impl Watch {
     /// The least of the latest short floors, or the reading while there is none.
     fn floor(&self, level: f64) -> u64 {
         let latest = self.floors.of(0).iter().rev().take(self.policy.floor_steps);
-        bytes(latest.map(|floor| floor.level).fold(level, f64::min))
+        units::whole(latest.map(|floor| floor.level).fold(level, f64::min))
     }
 
     /// Whether the growth of the start is over: enough work, and memory no longer rises ever more slowly.
@@ -412,7 +413,7 @@ impl Watch {
         let slope = self.growth.slope.map_or(0.0, |slope| slope.value);
         let step = effect * self.policy.height_share;
         let expected = if slope > 0.0 { (step / slope * self.policy.calm_factor).min(1e6) } else { 0.0 };
-        self.policy.calm_requests.max(bytes(expected))
+        self.policy.calm_requests.max(units::whole(expected))
     }
 
     /// Who pays, from the longest stretch that has enough floors, or the next shorter one; hours also from all shorter ones, less
@@ -441,17 +442,11 @@ impl Watch {
         let slack = self.policy.allowance_slack.0;
         let allowed = if self.limited() { self.declared.saturating_add(slack) } else { 0 };
         let used = self.baseline.zip(self.growth.floor);
-        let used = used.map_or(0, |(baseline, floor)| bytes(exact(floor) - baseline));
+        let used = used.map_or(0, |(baseline, floor)| units::whole(exact(floor) - baseline));
         self.growth.fill = Fill { allowed, used };
     }
 }
 
 fn hours(at: Duration) -> f64 {
     at.as_secs_f64() / 3600.0
-}
-
-/// Whole bytes; never below zero.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates at both ends")]
-fn bytes(value: f64) -> u64 {
-    value as u64
 }

@@ -12,8 +12,9 @@
 use std::collections::VecDeque;
 
 use crate::growth::floors::Point;
-use crate::growth::stats::{self, Trend, exact, size};
+use crate::growth::stats::{self, Trend, size};
 use crate::growth::{GrowthPolicy, Interval, Unit};
+use crate::units::exact;
 
 /// What one test of a stretch found.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,12 +7,6 @@
 
 use crate::growth::Interval;
 
-/// Bytes and counts as a number for arithmetic.
-#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53, which no memory and no counter reaches")]
-pub(crate) fn exact(value: u64) -> f64 {
-    value as f64
-}
-
 /// A length as a number for arithmetic.
 pub(super) fn size(length: usize) -> f64 {
     u32::try_from(length).map_or(f64::MAX, f64::from)

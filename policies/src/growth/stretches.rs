@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use crate::growth::blame::blame;
 use crate::growth::floors::Point;
-use crate::growth::stats::{self, Trend, exact};
+use crate::growth::stats::{self, Trend};
 use crate::growth::{Blame, GrowthPolicy, Interval};
 use crate::sample::Work;
+use crate::units::exact;
 
 /// Points that a slope is taken from, at most: the cost grows with the square.
 const POINTS: usize = 160;
@@ -43,7 +44,7 @@ pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<Interval> {
 const MOST_AT_ONCE: usize = 8;
 
 /// Which unit of work pays for the growth of these processes, each with its readings in order.
-pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
+pub(crate) fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
     // A pool of a GPU grows by pieces that are larger than what one request takes: from reading to reading it mostly stands
     // still, and a fit that holds out against outliers would call the growth one. So no more points than it takes.
     let all: usize = processes.iter().map(Vec::len).sum();

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::recycle::{Action, Reason};
 use crate::sample::{GpuIndex, MemoryKind};
-use crate::units::span;
+use crate::units::{exact, span};
 pub use offload::{Lost, Offload};
 use patience::Pace;
 pub use patience::{Awaited, Basis, Gaps, Limit};
@@ -262,9 +262,8 @@ impl Health {
 
     /// Takes the speed of one answer in: tokens generated, the seconds that this took, and the requests in flight beside
     /// it, itself included.
-    #[expect(clippy::cast_precision_loss, reason = "tokens of one answer")]
     pub fn speed(&mut self, at: Duration, tokens: u64, seconds: f64, busy: u32) {
-        let speed = tokens as f64 / seconds;
+        let speed = exact(tokens) / seconds;
         if tokens == 0 || !speed.is_finite() || speed <= 0.0 {
             return;
         }
@@ -305,6 +304,6 @@ impl Health {
 /// Not fatal here: faults of one program (13, 31, 43, 45, 94), which NVML does not tie to a process; if it was ours,
 /// errors of the computation or an exit show it. Nor notes and corrected errors (63, 92, 154) and links (74), which
 /// traffic may route around.
-pub const fn is_fatal(xid: u64) -> bool {
+pub(crate) const fn is_fatal(xid: u64) -> bool {
     matches!(xid, 48 | 62 | 64 | 79 | 95 | 119 | 120 | 140)
 }

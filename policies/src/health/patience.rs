@@ -19,7 +19,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::HealthPolicy;
-use crate::units::span;
+use crate::units::{exact, span};
 
 /// What a server owes at one moment: requests that were sent whole and whose next word is the server's. A client that does
 /// not read, or is still sending, waits for nothing.
@@ -147,7 +147,7 @@ impl Pace {
         }
         // On average a new token stood in the middle of the new ones.
         let depth = all.max(new) - new / 2;
-        let price = ms / 1000.0 / real(new.max(LEAST_TOKENS)) / slowdown(depth, policy);
+        let price = ms / 1000.0 / exact(new.max(LEAST_TOKENS)) / slowdown(depth, policy);
         if self.prompts.len() == PROMPTS_KEPT {
             self.prompts.pop_front();
         }
@@ -201,7 +201,7 @@ impl Pace {
         let tokens =
             if told { awaited.prompt_tokens.min(policy.prefill_step) } else { awaited.prompt_tokens };
         let price = price * slowdown(awaited.largest_prompt, policy);
-        let seconds = (policy.prefill_factor * real(tokens.max(LEAST_TOKENS)) * price)
+        let seconds = (policy.prefill_factor * exact(tokens.max(LEAST_TOKENS)) * price)
             .max(policy.prefill_least.as_secs_f64());
         let basis = Basis::Prompt { tokens, token_ms: price * 1000.0, media };
         Limit { seconds: seconds + pictures + wake, basis }
@@ -216,17 +216,12 @@ fn between(gaps: Gaps, told: bool, policy: &HealthPolicy) -> Limit {
         return Limit { seconds, basis: Basis::Tokens { usual_ms: usual * 1000.0 } };
     }
     let token = gaps.middle.as_secs_f64();
-    let silent = (real(policy.silent_tokens) * token).max(policy.silent_least.as_secs_f64());
+    let silent = (exact(policy.silent_tokens) * token).max(policy.silent_least.as_secs_f64());
     let basis = Basis::Silent { token_ms: token * 1000.0, tokens: policy.silent_tokens };
     Limit { seconds: seconds.max(silent), basis }
 }
 
 /// A token costs more the more stand before it: attention looks at all of them.
 fn slowdown(depth: u64, policy: &HealthPolicy) -> f64 {
-    1.0 + real(depth) / real(policy.prefill_depth.max(1))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "numbers of tokens")]
-fn real(tokens: u64) -> f64 {
-    tokens as f64
+    1.0 + exact(depth) / exact(policy.prefill_depth.max(1))
 }

@@ -33,14 +33,24 @@ impl Action {
             Self::KillNow => "kill_now",
         }
     }
+
+    /// The same for people.
+    pub const fn phrase(self) -> &'static str {
+        match self {
+            Self::Observe => "nothing",
+            Self::RecycleWhenQuiet => "replace it when quiet",
+            Self::DrainNow => "drain and replace it now",
+            Self::KillNow => "end it now, without draining",
+        }
+    }
 }
 
 macro_rules! reasons {
-    ($($(#[doc = $doc:literal])* $name:ident = $text:literal,)*) => {
+    ($($name:ident = $text:literal, $phrase:literal,)*) => {
         /// Why a backend is replaced. The name is the `reason` label of metrics and the ledger.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
-        pub enum Reason { $($(#[doc = $doc])* $name,)* }
+        pub enum Reason { $(#[doc = $phrase] $name,)* }
 
         impl Reason {
             /// All of them.
@@ -50,49 +60,35 @@ macro_rules! reasons {
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
+
+            /// The same for people.
+            pub const fn phrase(self) -> &'static str {
+                match self { $(Self::$name => $phrase,)* }
+            }
         }
     };
 }
 
 reasons! {
-    /// Host memory passed the soft budget.
-    HostSoft = "host_soft",
-    /// Host memory passed the hard budget.
-    HostHard = "host_hard",
-    /// VRAM passed the soft budget.
-    VramSoft = "vram_soft",
-    /// VRAM passed the hard budget.
-    VramHard = "vram_hard",
-    /// Memory grows without bound and would reach a budget before long.
-    Growth = "growth",
-    /// It answered its share of requests.
-    MaxRequests = "max_requests",
-    /// It is old.
-    MaxAge = "max_age",
-    /// Work is in flight and nothing moves.
-    Wedged = "wedged",
-    /// It answers errors only.
-    ComputeErrors = "compute_errors",
-    /// It has become slower than itself.
-    SlowDecode = "slow_decode",
-    /// Its GPU reported a fault that ends the process's use of it.
-    DeviceFault = "device_fault",
-    /// The machine or a GPU has almost no memory left.
-    MemoryExhausted = "memory_exhausted",
-    /// A prompt waits that fits only into a fresh process.
-    Admission = "admission",
-    /// Several backends together passed their budget of host memory, and this one gives back most.
-    SharedHost = "shared_host",
-    /// Several backends together passed their budget on a GPU, and this one gives back most.
-    SharedVram = "shared_vram",
-    /// An operator asked.
-    Operator = "operator",
-    /// Its configuration changed.
-    Configuration = "configuration",
-    /// It stopped answering probes.
-    Unresponsive = "unresponsive",
-    /// It came up with much less on GPUs than one like it had, and they can be had again.
-    Degraded = "degraded",
+    HostSoft = "host_soft", "host memory passed the soft budget",
+    HostHard = "host_hard", "host memory passed the hard budget",
+    VramSoft = "vram_soft", "VRAM passed the soft budget",
+    VramHard = "vram_hard", "VRAM passed the hard budget",
+    Growth = "growth", "memory leaks and would reach a limit before long",
+    MaxRequests = "max_requests", "it answered its share of requests",
+    MaxAge = "max_age", "it is old",
+    Wedged = "wedged", "work is in flight and nothing moves",
+    ComputeErrors = "compute_errors", "it answers errors only",
+    SlowDecode = "slow_decode", "it has become slower than itself",
+    DeviceFault = "device_fault", "its GPU reported a fault",
+    MemoryExhausted = "memory_exhausted", "the machine or a GPU has almost no memory left",
+    Admission = "admission", "a prompt waits that fits only into a fresh process",
+    SharedHost = "shared_host", "all backends together passed their budget of host memory",
+    SharedVram = "shared_vram", "all backends together passed their budget on a GPU",
+    Operator = "operator", "an operator asked",
+    Configuration = "configuration", "its configuration changed",
+    Unresponsive = "unresponsive", "it stopped answering probes",
+    Degraded = "degraded", "it came up with much less on GPUs than one like it had",
 }
 
 impl Reason {

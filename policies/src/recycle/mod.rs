@@ -28,7 +28,7 @@ use crate::health::Symptom;
 use crate::replacement_cost;
 use crate::sample::MemoryKind;
 use crate::share::Level;
-use crate::units;
+use crate::units::{self, exact, whole};
 
 /// One thing that speaks for a replacement.
 #[derive(Clone, Copy)]
@@ -317,14 +317,8 @@ fn factor(jitter: f64, unit: f64) -> f64 {
     1.0 - jitter.clamp(0.0, 1.0) * unit.clamp(0.0, 1.0)
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "a request count scaled by a factor of at most 1; off by one does not matter"
-)]
 fn jittered(max: u64, jitter: f64, unit: f64) -> u64 {
-    ((max as f64 * factor(jitter, unit)).ceil() as u64).clamp(1, max.max(1))
+    whole((exact(max) * factor(jitter, unit)).ceil()).clamp(1, max.max(1))
 }
 
 fn jittered_time(max: Duration, jitter: f64, unit: f64) -> Duration {

@@ -42,7 +42,7 @@ impl SplitMix {
     }
 
     /// Exponentially distributed.
-    pub fn exponential(&mut self, mean: f64) -> f64 {
+    pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 

@@ -19,7 +19,6 @@ mod out;
 mod replay;
 mod request_recorder;
 mod serve;
-mod words;
 
 /// The C library's keeps what is freed in pieces too small to give back; docs/performance.md has both side by side.
 #[global_allocator]

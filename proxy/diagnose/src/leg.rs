@@ -21,7 +21,7 @@ use warden_policies::experiment::crash::{Again, Crash};
 use warden_policies::experiment::{Ended, Finding, Judge, Next, Reading, Speed, Workload};
 use warden_policies::growth::Growth;
 use warden_policies::sample::{Edge, Sample, Work};
-use warden_policies::units::scale;
+use warden_policies::units::{exact, scale};
 use warden_supervisor::{DeviceView, Exit, Failure, Solo, SoloProps, SoloReading, SoloSpec};
 
 use crate::client::{Answer, Ask, AskError, Client};
@@ -121,7 +121,7 @@ pub enum Progress<'a> {
 /// # Errors
 ///
 /// The server does not start, it cannot do this work, or it was interrupted before it was ready.
-pub async fn run_leg(
+pub(crate) async fn run_leg(
     lab: &Lab,
     leg: &Leg,
     watch: &mut (dyn FnMut(Progress<'_>) + Send),
@@ -442,8 +442,7 @@ impl Times {
 
     fn speed(mut self) -> Speed {
         self.first.sort_unstable();
-        #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
-        let rate = (self.ms > 0.0).then(|| self.tokens as f64 * 1000.0 / self.ms);
+        let rate = (self.ms > 0.0).then(|| exact(self.tokens) * 1000.0 / self.ms);
         let first_token = self.first.get(self.first.len() / 2).copied();
         Speed { tokens_per_second: rate, first_token, requests: self.requests }
     }

@@ -45,7 +45,7 @@ mod workload;
 pub use error::DiagnoseError;
 pub use experiment::{Experiment, Outcome, Skipped};
 pub use lab::Lab;
-pub use leg::{Leg, LegResult, Progress, run_leg};
+pub use leg::{Leg, LegResult, Progress};
 pub use redact::Redactor;
 pub use replay::Recording;
 pub use report::{About, Report};

@@ -51,7 +51,7 @@ pub enum FailureKind {
 
 impl FailureKind {
     /// Whether another start with the same command cannot succeed.
-    pub const fn is_permanent(self) -> bool {
+    pub(crate) const fn is_permanent(self) -> bool {
         matches!(self, Self::NotExecutable | Self::MissingLibrary | Self::BadModel | Self::BadFlag)
     }
 }

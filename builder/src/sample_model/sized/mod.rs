@@ -60,11 +60,6 @@ impl Sized {
         persist(path, &self.file())
     }
 
-    /// Bytes of the tensors, which is nearly all of the file.
-    pub fn tensor_bytes(&self) -> u64 {
-        self.file().tensor_bytes()
-    }
-
     fn file(&self) -> Gguf {
         match self.arch {
             Arch::Llama => llama::file(self),

@@ -1,6 +1,7 @@
 //! How a curve goes on beyond what was measured: like a line, or like a pool that keeps every buffer that became too small.
 
-use super::{exact, numbers, slopes};
+use super::{numbers, slopes};
+use crate::units::exact;
 
 /// Tokens in all buffers that a pool holds after a prompt, if each micro-batch asks for one of as many tokens as the prompt has
 /// so far, one that is large enough is used again, and one that is too small is kept.

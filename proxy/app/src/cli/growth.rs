@@ -3,10 +3,8 @@
 use warden_policies::growth::{Blame, Growth, Verdict};
 use warden_policies::recycle::WhyNot;
 use warden_policies::sample::VramSource;
-use warden_policies::{Action, ByteSize, MemoryKind, Reason};
+use warden_policies::{Action, ByteSize, MemoryKind, Reason, phrases};
 use warden_supervisor::{BackendView, DeviceView, ForecastView, PolicyView};
-
-use crate::words;
 
 /// The lines about one process.
 pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
@@ -35,15 +33,15 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
 /// What one memory says: verdict, slope, blame, fill.
 fn of_growth(growth: &Growth) -> String {
     let mut parts = Vec::new();
-    parts.extend(growth.slope.as_ref().map(words::slope));
+    parts.extend(growth.slope.as_ref().map(phrases::slope));
     match &growth.blame {
-        Some(blame @ Blame::Pays { .. }) => parts.push(words::blame(blame)),
+        Some(blame @ Blame::Pays { .. }) => parts.push(phrases::blame(blame)),
         Some(blame @ Blame::Undecided { .. }) if growth.verdict.leaks() => {
-            parts.push(words::blame(blame));
+            parts.push(phrases::blame(blame));
         }
         _ => {}
     }
-    parts.extend(words::fill(&growth.fill));
+    parts.extend(phrases::fill(&growth.fill));
     format!(
         "{} {} since request {}: {}",
         growth.series,
@@ -58,7 +56,7 @@ fn left(one: &ForecastView) -> String {
         Reason::MemoryExhausted => "the end of the memory".to_owned(),
         reason => reason.to_string(),
     };
-    format!("; {limit} at {} {}", ByteSize(one.forecast.limit), words::forecast(&one.forecast))
+    format!("; {limit} at {} {}", ByteSize(one.forecast.limit), phrases::forecast(&one.forecast))
 }
 
 fn vram(backend: &BackendView) -> Option<String> {
@@ -85,7 +83,7 @@ fn health(backend: &BackendView) -> Option<String> {
     }
     // A moment without progress is a prefill.
     if let Some(time) = health.stalled_for.filter(|time| time.as_secs() >= 60) {
-        parts.push(format!("work in flight and no progress for {}", words::time(time.as_secs_f64())));
+        parts.push(format!("work in flight and no progress for {}", phrases::time(time.as_secs_f64())));
     }
     if let (Some(now), Some(fresh)) = (health.decode_rate, health.decode_baseline)
         && now < fresh * 0.8
@@ -101,9 +99,9 @@ pub(crate) fn next(next: &PolicyView) -> Option<String> {
     let mut text = match (decision.action, decision.reason) {
         (Action::Observe, Some(reason)) => {
             let series = decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
-            format!("nothing; {series}{}", words::reason(reason))
+            format!("nothing; {series}{}", reason.phrase())
         }
-        _ => words::decision(decision)?,
+        _ => phrases::decision(decision)?,
     };
     match (&next.held, &decision.why_not) {
         (Some(held), _) | (None, Some(WhyNot::Held { by: held })) => {

@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value, json as value};
 use warden_patches::mitigation::Advice;
-use warden_policies::Reason;
 use warden_policies::growth::{Blame, Forecast, Growth, Verdict, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
+use warden_policies::units::exact;
+use warden_policies::{Reason, phrases};
 
 use super::{Act, Replayed};
-use crate::words;
 
 /// The whole object.
 pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Advice]) -> Value {
@@ -49,7 +49,7 @@ fn series(done: &Replayed, facts: &SeriesFacts, growth: &Growth) -> Value {
         "blame": unit,
         "blame_mib_per_unit": per_unit,
         "blame_share": share,
-        "blame_note": growth.blame.as_ref().map(words::blame),
+        "blame_note": growth.blame.as_ref().map(phrases::blame),
         "baseline_mib": growth.baseline.map(whole_mib),
         "floor_mib": growth.floor.map(whole_mib),
         "charged_mib": facts.charged.map(whole_mib),
@@ -74,7 +74,7 @@ fn change(change: &VerdictChange) -> Value {
         "before": name(change.before),
         "verdict": name(change.growth.verdict),
         "slope_mib_per_request": change.growth.slope.map(|slope| mib(slope.value)),
-        "blame_note": change.growth.blame.as_ref().map(words::blame),
+        "blame_note": change.growth.blame.as_ref().map(phrases::blame),
     })
 }
 
@@ -110,9 +110,8 @@ fn mib(bytes: f64) -> f64 {
     rounded(bytes / (1024.0 * 1024.0))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a figure with four digits after the point")]
 fn whole_mib(bytes: u64) -> f64 {
-    mib(bytes as f64)
+    mib(exact(bytes))
 }
 
 /// Four digits after the point: more are noise.

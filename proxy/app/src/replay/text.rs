@@ -3,18 +3,17 @@
 use warden_patches::mitigation::Advice;
 use warden_policies::growth::{Blame, Growth, Verdict, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
-use warden_policies::{Action, ByteSize, MemoryLimit};
+use warden_policies::{Action, ByteSize, MemoryLimit, Reason, phrases};
 
 use super::json::name;
 use super::{Act, Replayed, Told};
-use crate::words;
 
 pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice]) -> String {
     let mut lines = vec![format!(
         "{trace}: {} readings, {} requests, {}",
         done.readings,
         done.work.requests,
-        words::time(done.lasted.as_secs_f64())
+        phrases::time(done.lasted.as_secs_f64())
     )];
     lines.push(if told.allowance > 0 {
         format!("  the server may keep {} of host memory", ByteSize(told.allowance))
@@ -70,15 +69,15 @@ fn change(change: &VerdictChange, said: &mut Vec<String>) -> String {
 fn grounds(growth: &Growth, said: &mut Vec<String>) -> String {
     let mut parts = Vec::new();
     if growth.verdict >= Verdict::Bounded {
-        parts.extend(growth.slope.as_ref().map(words::slope));
-        parts.extend(words::fill(&growth.fill));
+        parts.extend(growth.slope.as_ref().map(phrases::slope));
+        parts.extend(phrases::fill(&growth.fill));
     }
     match &growth.blame {
         Some(Blame::Undecided { why }) if said.contains(why) => {
             parts.push("nothing is blamed, as above".to_owned());
         }
         Some(blame) => {
-            parts.push(words::blame(blame));
+            parts.push(phrases::blame(blame));
             if let Blame::Undecided { why } = blame {
                 said.push(why.clone());
             }
@@ -89,7 +88,7 @@ fn grounds(growth: &Growth, said: &mut Vec<String>) -> String {
 }
 
 fn act(act: &Act) -> String {
-    let mut text = format!("policy: {}", words::decision(&act.decision).unwrap_or_default());
+    let mut text = format!("policy: {}", phrases::decision(&act.decision).unwrap_or_default());
     if let Some(bytes) = act.bytes {
         text.extend([format!("; it holds {}", ByteSize(bytes))]);
     }
@@ -106,7 +105,7 @@ fn act(act: &Act) -> String {
 
 fn observed(act: &Act) -> String {
     let why = act.decision.why_not.map(|why| why.to_string()).unwrap_or_default();
-    let reason = act.decision.reason.map(words::reason).unwrap_or_default();
+    let reason = act.decision.reason.map(Reason::phrase).unwrap_or_default();
     let series = act.decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
     format!("policy: {series}{reason}, and nothing is done: {why}")
 }
@@ -147,7 +146,7 @@ fn end(facts: &SeriesFacts, growth: &Growth, said: &mut Vec<String>) -> Vec<Stri
             lines.push(format!(
                 "      {limit} {} is reached {}",
                 ByteSize(left.limit),
-                words::forecast(left)
+                phrases::forecast(left)
             ));
         }
     }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use warden_policies::MemoryKind;
 use warden_policies::sample::{Edge, Work};
+use warden_policies::units::exact;
 use warden_supervisor::SoloSpec;
 
 use super::{Touched, charged};
@@ -26,8 +27,7 @@ impl Touched {
         let tokens = self.setup.context.checked_sub(less.context).filter(|tokens| *tokens > 0)?;
         let (_, bytes) = less.idle.iter().find(|(own, _)| *own == series)?;
         let whole = self.series.iter().find(|own| own.series == series)?.idle;
-        #[expect(clippy::cast_precision_loss, reason = "bytes and tokens of one machine, far below 2^53")]
-        Some(whole.saturating_sub(*bytes) as f64 / tokens as f64)
+        Some(exact(whole.saturating_sub(*bytes)) / exact(tokens))
     }
 }
 

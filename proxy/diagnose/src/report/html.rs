@@ -5,12 +5,11 @@ use std::fmt::Write as _;
 
 use warden_policies::experiment::{Finding, Reading};
 use warden_policies::growth::Verdict;
-use warden_policies::{ByteSize, MemoryKind, Sample};
+use warden_policies::{ByteSize, MemoryKind, Sample, phrases};
 
 use super::plot::{Curve, svg};
 use super::summary::{Outlook, headline};
 use super::table::{name, rows};
-use super::words::interval;
 use super::{CureReport, LegReport, NotTried, Report};
 
 pub(super) fn page(report: &Report) -> String {
@@ -148,7 +147,8 @@ fn plots(leg: &LegReport, text: &mut String) {
         if without.iter().zip(&curves[0].points).any(|(a, b)| a.1 != b.1) {
             curves.push(Curve { class: "rest", name: "without what it keeps on purpose", points: without });
         }
-        let slope = found.per_request.map_or_else(String::new, |slope| format!(", {}", interval(&slope)));
+        let slope =
+            found.per_request.map_or_else(String::new, |slope| format!(", {}", phrases::slope(&slope)));
         let _ = write!(
             text,
             "<figure><figcaption>{}: {}{slope}, from {} to {}</figcaption>{}</figure>",

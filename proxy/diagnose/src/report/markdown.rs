@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 
 use warden_policies::experiment::Finding;
+use warden_policies::phrases;
+use warden_policies::units::exact;
 
 use super::summary::{Outlook, headline};
 use super::table::{name, rows};
-use super::words::{MIB, interval};
-use super::{CureReport, HeadroomReport, LegReport, Report, SurvivalReport};
+use super::words::MIB;
+use super::{CureReport, HeadroomReport, LegReport, NotTried, Report, SurvivalReport};
 
 impl Report {
     /// Writing to a String cannot fail. `reproduces`: the leg that the script beside it shows, if there is one.
@@ -99,10 +101,10 @@ impl Report {
                     name(finding),
                     found.series,
                     found.verdict.as_str(),
-                    interval(slope),
+                    phrases::slope(slope),
                     finding.requests,
-                    mib(found.first),
-                    mib(found.last)
+                    exact(found.first) / MIB,
+                    exact(found.last) / MIB
                 );
             }
         }
@@ -125,11 +127,7 @@ fn with_and_without(text: &mut String, cure: &CureReport) {
         let _ = writeln!(text, "\n{}", table(&rows));
     }
     list(text, &cure.explained());
-    let left_out = cure.left_out();
-    if !left_out.is_empty() {
-        let _ = writeln!(text, "\n### Not tried\n");
-        list(text, &left_out.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
-    }
+    not_tried(text, &cure.left_out());
 }
 
 fn surviving(text: &mut String, one: &SurvivalReport) {
@@ -137,10 +135,13 @@ fn surviving(text: &mut String, one: &SurvivalReport) {
     list(text, &one.sentences());
     let _ = writeln!(text, "\n{}", table(&one.rows()));
     list(text, &one.explained());
-    let left_out = one.left_out();
-    if !left_out.is_empty() {
+    not_tried(text, &one.left_out());
+}
+
+fn not_tried(text: &mut String, all: &[NotTried]) {
+    if !all.is_empty() {
         let _ = writeln!(text, "\n### Not tried\n");
-        list(text, &left_out.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
+        list(text, &all.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
     }
 }
 
@@ -153,11 +154,6 @@ fn list(text: &mut String, lines: &[String]) {
     for line in lines {
         let _ = writeln!(text, "- {}", line.replace('\n', " "));
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / MIB
 }
 
 /// A table as Markdown writes it; the first row is the head.

@@ -115,7 +115,7 @@ impl About {
     }
 
     /// The command line as one would type it.
-    pub fn command_line(&self) -> String {
+    pub(crate) fn command_line(&self) -> String {
         let env =
             self.inherited.iter().chain(&self.env).map(|(name, value)| format!("{name}={}", quoted(value)));
         let words = std::iter::once(&self.binary).chain(&self.args).map(|word| quoted(word));

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use warden_policies::units::exact;
+
 /// Size in the units of the drawing.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 200.0;
@@ -126,9 +128,8 @@ impl Ticks {
 /// What moves by less than this is still.
 const STILL: u64 = 16 << 20;
 
-#[expect(clippy::cast_precision_loss, reason = "a place in a drawing")]
 fn share(value: u64, from: u64, to: u64) -> f64 {
-    if to <= from { 0.5 } else { value.saturating_sub(from) as f64 / (to - from) as f64 }
+    if to <= from { 0.5 } else { exact(value.saturating_sub(from)) / exact(to - from) }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
 use warden_policies::health::{Health, Look, Symptom};
+use warden_policies::units::exact;
 use warden_sensors::Standing;
 use warden_sensors::gpu::Fault;
 
@@ -162,9 +163,8 @@ impl HealthTracker {
 }
 
 /// Tokens per second of one slot, over all these answers.
-#[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
 fn speed(answers: &[Decode]) -> Option<f64> {
     let tokens: u64 = answers.iter().map(|answer| answer.tokens).sum();
     let seconds = answers.iter().map(|answer| answer.ms).sum::<f64>() / 1000.0;
-    (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
+    (tokens > 0 && seconds > 0.0).then(|| exact(tokens) / seconds)
 }

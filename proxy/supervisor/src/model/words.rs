@@ -1,9 +1,8 @@
 //! What readings say, in sentences for events and logs.
 
-use warden_policies::Decision;
-use warden_policies::growth::{Blame, VerdictChange};
+use warden_policies::growth::VerdictChange;
 use warden_policies::recycle::SeriesFacts;
-use warden_policies::units::ByteSize;
+use warden_policies::{ByteSize, Decision, phrases};
 
 /// One sentence about the memory that a decision is about; `None` if it is not known.
 pub(super) fn grounds(decision: &Decision, facts: &SeriesFacts) -> Option<String> {
@@ -11,8 +10,8 @@ pub(super) fn grounds(decision: &Decision, facts: &SeriesFacts) -> Option<String
     let mut parts = vec![holds];
     parts.extend(facts.fresh().map(|fresh| format!("{} when it was young", ByteSize(fresh))));
     if let Some(growth) = facts.growth.as_ref().filter(|growth| growth.verdict.grows()) {
-        let per_request = growth.slope.map(|slope| format!(", {} per request", size(slope.value)));
-        parts.push(format!("{}{}", growth.verdict.as_str(), per_request.unwrap_or_default()));
+        let slope = growth.slope.as_ref().map(|slope| format!(", {}", phrases::slope(slope)));
+        parts.push(format!("{}{}", growth.verdict.as_str(), slope.unwrap_or_default()));
     }
     parts.extend(decision.limit_bytes.map(|limit| format!("the limit is {}", ByteSize(limit))));
     Some(parts.join("; "))
@@ -24,38 +23,17 @@ pub(super) fn verdict(change: &VerdictChange) -> String {
     let (now, before) = (growth.verdict.as_str(), change.before.as_str());
     let mut parts =
         vec![format!("{}: {now} since request {} (was {before})", growth.series, growth.since_request)];
-    parts.extend(growth.slope.map(|slope| format!("{} per request", size(slope.value))));
-    parts.extend(growth.blame.as_ref().map(|blame| match blame {
-        Blame::Pays { unit, bytes_per_unit, share } => format!(
-            "{} per {} ({:.0} % of the growth)",
-            size(*bytes_per_unit),
-            unit.as_str().replace('_', " "),
-            share * 100.0
-        ),
-        Blame::Undecided { why } => format!("no unit of work to blame: {why}"),
-    }));
-    if growth.fill.allowed > 0 {
-        let (used, allowed) = (ByteSize(growth.fill.used), ByteSize(growth.fill.allowed));
-        parts.push(format!("{used} of {allowed} that it is told to keep"));
-    }
+    parts.extend(growth.slope.as_ref().map(phrases::slope));
+    parts.extend(growth.blame.as_ref().map(phrases::blame));
+    parts.extend(phrases::fill(&growth.fill));
     parts.join(", ")
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "made positive before; bytes for people, so a fraction of one does not matter"
-)]
-fn size(bytes: f64) -> String {
-    let size = ByteSize(bytes.abs() as u64);
-    if bytes < 0.0 { format!("-{size}") } else { size.to_string() }
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use warden_policies::growth::{Fill, Growth, Interval, Unit, Verdict};
+    use warden_policies::growth::{Blame, Fill, Growth, Interval, Unit, Verdict};
     use warden_policies::{Action, GpuIndex, MemoryKind, Reason};
 
     use super::*;
@@ -94,16 +72,16 @@ mod tests {
         };
         assert_eq!(
             verdict(&change(&growth)),
-            "host: leaking since request 120 (was bounded), 4.5 MiB per request, 1.0 KiB per image (94 % of the growth), \
-             3.0 GiB of 2.0 GiB that it is told to keep"
+            "host: leaking since request 120 (was bounded), +4.50 MiB a request (4.50 to 4.50), each image pays \
+             1.00 KiB (94 % of the growth), 3.0 GiB of 2.0 GiB that it may keep (150 %)"
         );
         growth.slope = Some(interval(-2048.0));
         growth.blame = Some(Blame::Undecided { why: "the load is always the same".to_owned() });
         growth.fill = Fill::default();
         assert_eq!(
             verdict(&change(&growth)),
-            "host: leaking since request 120 (was bounded), -2.0 KiB per request, no unit of work to blame: the load is \
-             always the same"
+            "host: leaking since request 120 (was bounded), -0.0020 MiB a request (-0.0020 to -0.0020), nothing is \
+             blamed: the load is always the same"
         );
     }
 }

@@ -4,6 +4,7 @@ use warden_diagnose::Progress;
 use warden_policies::experiment::Finding;
 use warden_policies::growth::{Growth, Verdict};
 use warden_policies::sample::Sample;
+use warden_policies::units::{MIB, exact};
 use warden_policies::{ByteSize, MemoryKind};
 
 use crate::cli::progress::Lines;
@@ -84,12 +85,11 @@ fn grown(first: &Sample, now: &Sample, growth: &[Growth]) -> String {
     growth.iter().filter_map(one).collect::<String>().trim_end().to_owned()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn rate(from: u64, to: u64, requests: u64) -> String {
     if requests == 0 {
         return String::new();
     }
-    format!("{:+.2} MiB a request", (to as f64 - from as f64) / 1_048_576.0 / requests as f64)
+    format!("{:+.2} MiB a request", (exact(to) - exact(from)) / exact(MIB) / exact(requests))
 }
 
 fn ended(finding: &Finding) -> String {

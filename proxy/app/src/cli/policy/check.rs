@@ -7,7 +7,7 @@ use clap::Args;
 use warden_policies::admission::AdmissionMode;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::recycle::GrowthMode;
-use warden_policies::{ByteSize, MemoryLimit};
+use warden_policies::{ByteSize, MemoryLimit, phrases};
 use warden_sensors::gpu::{Device, Gpus};
 use warden_supervisor::ModelSpec;
 use warden_supervisor::spec::SharedBudgets;
@@ -16,7 +16,7 @@ use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
 use crate::config::resolve::resolve;
 use crate::exit::Failure;
-use crate::{out, words};
+use crate::out;
 
 /// What `policy check` takes.
 #[derive(Debug, Args)]
@@ -368,7 +368,7 @@ fn shared(shared: &SharedBudgets, here: &Here<'_>) -> String {
 }
 
 fn time(time: std::time::Duration) -> String {
-    words::time(time.as_secs_f64())
+    phrases::time(time.as_secs_f64())
 }
 
 /// Lines `  name  text` under a head.

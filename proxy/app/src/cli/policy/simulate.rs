@@ -11,8 +11,9 @@ use warden_policies::growth::Unit;
 use warden_policies::recycle::GrowthMode;
 use warden_policies::schedule::Windows;
 use warden_policies::simulate::{Outcome, Policy, Report, Scenario, compare};
+use warden_policies::units::exact;
 use warden_policies::world::{Background, Leak, Load, World};
-use warden_policies::{ByteSize, MemoryLimit};
+use warden_policies::{ByteSize, MemoryLimit, phrases};
 
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
@@ -181,7 +182,7 @@ impl SimulateArgs {
                 "--fresh has to be below --memory, and --fresh-vram below --gpu-memory",
             ));
         }
-        let leak = |size: ByteSize| (size.0 > 0).then(|| Leak::of(self.per.into(), bytes(size)));
+        let leak = |size: ByteSize| (size.0 > 0).then(|| Leak::of(self.per.into(), exact(size.0)));
         let cache = ByteSize::mib(self.cache_ram);
         let mut world = World::quiet(self.seed);
         world.host = self.fresh.0;
@@ -192,7 +193,7 @@ impl SimulateArgs {
         if cache.0 > 0 {
             world
                 .backgrounds
-                .push(Background::Cache { per_request: 16.0 * 1024.0 * 1024.0, cap: bytes(cache) });
+                .push(Background::Cache { per_request: 16.0 * 1024.0 * 1024.0, cap: exact(cache.0) });
         }
         world.load = Load {
             per_second: self.requests_per_hour / 3600.0,
@@ -267,11 +268,6 @@ impl SimulateArgs {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "an amount of memory")]
-fn bytes(size: ByteSize) -> f64 {
-    size.0 as f64
-}
-
 fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
     let counter = report.counter.as_ref();
     let every = counter
@@ -305,7 +301,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
         "{} requests in {:.1} hours; {leaks}; {} from start to ready\npolicy: {policy}\n\n{}",
         report.policy.requests,
         report.policy.hours,
-        crate::words::time(args.load_time.as_secs_f64()),
+        phrases::time(args.load_time.as_secs_f64()),
         out::table(&rows)
     );
     for held in &report.policy.held {

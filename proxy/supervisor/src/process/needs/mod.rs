@@ -20,28 +20,7 @@ use crate::error::FailureKind;
 use crate::process::needs::missing::Missing;
 use crate::spec::Command;
 
-/// Flags of llama-server whose value is a file that has to be there.
-const FILES: &[&str] = &[
-    "-m",
-    "--model",
-    "-md",
-    "--model-draft",
-    "--spec-draft-model",
-    "-mm",
-    "--mmproj",
-    "-mv",
-    "--model-vocoder",
-    "--lora",
-    "--control-vector",
-    "--grammar-file",
-    "-jf",
-    "--json-schema-file",
-    "--chat-template-file",
-    "--api-key-file",
-    "--ssl-key-file",
-    "--ssl-cert-file",
-];
-/// Of these, files in llama.cpp's format.
+/// Flags of llama-server whose value is a file in llama.cpp's format that has to be there.
 const MODELS: &[&str] = &[
     "-m",
     "--model",
@@ -52,6 +31,18 @@ const MODELS: &[&str] = &[
     "--mmproj",
     "-mv",
     "--model-vocoder",
+];
+/// Those whose value is another file that has to be there.
+const OTHER_FILES: &[&str] = &[
+    "--lora",
+    "--control-vector",
+    "--grammar-file",
+    "-jf",
+    "--json-schema-file",
+    "--chat-template-file",
+    "--api-key-file",
+    "--ssl-key-file",
+    "--ssl-cert-file",
 ];
 /// With one of these `--model` names the place of a download.
 const DOWNLOADS: &[&str] =
@@ -125,7 +116,9 @@ fn files(command: &Command) -> Vec<Need> {
     let mut needs = Vec::new();
     for (index, arg) in args.iter().enumerate() {
         let is_model = MODELS.contains(&arg.as_str());
-        let Some(value) = command.args.get(index + 1).filter(|_| FILES.contains(&arg.as_str())) else {
+        let Some(value) =
+            command.args.get(index + 1).filter(|_| is_model || OTHER_FILES.contains(&arg.as_str()))
+        else {
             continue;
         };
         if downloads && is_model {

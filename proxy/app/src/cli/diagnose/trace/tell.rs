@@ -1,7 +1,7 @@
 //! What a leg's call sites did, in words.
 
-use warden_policies::ByteSize;
 use warden_policies::experiment::Attribution;
+use warden_policies::units::{Amount, exact};
 use warden_tracer_reader::{Kind, Memory, Place};
 
 use super::{HANDLES, LegTrace, Traced};
@@ -23,7 +23,7 @@ impl LegTrace {
                 self.workload,
                 if self.control { ", without the prompt cache" } else { "" },
                 name(traced.memory),
-                amount(found.measured),
+                Amount(found.measured),
                 part(found)
             ));
             for place in self.named(traced) {
@@ -40,7 +40,7 @@ impl LegTrace {
                         "  the rest is in no allocation that is counted: it follows {}, {:.2} more a request, {} each (correlation {:.2})",
                         what.1,
                         follows.per_request,
-                        amount(follows.bytes_each),
+                        Amount(follows.bytes_each),
                         follows.correlation
                     ));
                     for place in self.handles(what.0) {
@@ -84,12 +84,11 @@ impl LegTrace {
     }
 
     /// What a place's growth may be off by, in bytes per request: two standard errors where its blocks are sampled.
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     fn error(&self, place: &Place) -> f64 {
-        let (bytes, interval) = (place.more_bytes.unsigned_abs() as f64, self.interval as f64);
+        let (bytes, interval) = (exact(place.more_bytes.unsigned_abs()), exact(self.interval));
         let sampled =
             place.memory == Memory::Host && bytes < place.more_count.abs().max(1.0) * interval * SAMPLED;
-        if sampled { 2.0 * (bytes * interval).sqrt() / self.requests.max(1) as f64 } else { 0.0 }
+        if sampled { 2.0 * (bytes * interval).sqrt() / exact(self.requests.max(1)) } else { 0.0 }
     }
 
     fn handles(&self, kind: Kind) -> impl Iterator<Item = &Place> {
@@ -102,20 +101,19 @@ impl LegTrace {
 
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     fn each(&self, bytes: i64) -> f64 {
-        bytes as f64 / self.requests.max(1) as f64
+        bytes as f64 / exact(self.requests.max(1))
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     fn line(&self, place: &Place) -> String {
         let within = place.within.as_ref().map_or_else(String::new, |outer| format!(" within {outer}"));
-        let count = place.more_count / self.requests.max(1) as f64;
+        let count = place.more_count / exact(self.requests.max(1));
         let count = if count < 10.0 { format!("{count:.2}") } else { format!("{count:.0}") };
         let what = match place.memory {
             Memory::Handles => format!("{count} × {} a request", place.function),
             Memory::Host | Memory::Device => {
                 let error = self.error(place);
-                let error = if error > 0.0 { format!(" ± {}", amount(error)) } else { String::new() };
-                let each = amount(self.each(place.more_bytes));
+                let error = if error > 0.0 { format!(" ± {}", Amount(error)) } else { String::new() };
+                let each = Amount(self.each(place.more_bytes));
                 format!("{each}{error} a request, {count} × {}{within}", place.function)
             }
         };
@@ -131,7 +129,7 @@ counted, only the mappings that it takes; build it without, or preload that allo
 
 /// How much of it is known. What is allocated and never touched is no memory, so the counts may say more.
 fn part(found: &Attribution) -> String {
-    let counted = amount(found.counted.max(0.0));
+    let counted = Amount(found.counted.max(0.0));
     if found.counted > found.measured * (1.0 + numbers().untouched) {
         return format!("and counted allocations by {counted}, of which not all was touched");
     }
@@ -152,13 +150,6 @@ fn chain(place: &Place) -> Option<String> {
     let names: Vec<String> =
         names.skip_while(|name| *name != place.called_in).take(numbers().chain).collect();
     (names.len() > 1).then(|| format!("    {}", names.join(" < ")))
-}
-
-/// Bytes, which may be a little below zero.
-fn amount(bytes: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people")]
-    let size = ByteSize(bytes.abs() as u64);
-    if bytes <= -1.0 { format!("-{size}") } else { size.to_string() }
 }
 
 #[cfg(test)]

@@ -1,26 +1,19 @@
-//! What the detector and the policy say, in words: for status, events and replays alike. Values in, text out.
+//! What the detector and the policy say, in words: for status, events, logs and replays alike. Values in, text out.
 
 use std::time::Duration;
 
-use warden_policies::growth::{Blame, Fill, Forecast, Interval};
-use warden_policies::units::span;
-use warden_policies::{Action, ByteSize, Decision, MemoryKind, Reason};
+use crate::growth::{Blame, Fill, Forecast, Interval};
+use crate::units::{Amount, MIB, exact, span};
+use crate::{ByteSize, Decision, MemoryKind, Reason};
 
-/// An amount of memory, with two digits after the point: `4.42 MiB`.
-pub(crate) fn amount(bytes: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (bytes, 0);
-    while value.abs() >= 1024.0 && unit < units.len() - 1 {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.2} {}", units[unit]) }
-}
-
-/// Growth per request with its interval, always in MiB, so that figures compare: `+4.42 MiB a request (4.40 to 4.45)`.
-pub(crate) fn slope(slope: &Interval) -> String {
+/// Growth per request with its interval, always in MiB, so that figures compare: `+4.42 MiB a request (4.40 to 4.45)`. An
+/// end that is not known is `?`.
+pub fn slope(slope: &Interval) -> String {
     let mib = |bytes: f64| {
-        let mib = bytes / (1024.0 * 1024.0);
+        let mib = bytes / exact(MIB);
+        if !mib.is_finite() || mib.abs() >= 1e9 {
+            return "?".to_owned();
+        }
         if mib == 0.0 || mib.abs() >= 0.1 { format!("{mib:.2}") } else { format!("{mib:.4}") }
     };
     let sign = if slope.value < 0.0 { "" } else { "+" };
@@ -28,34 +21,26 @@ pub(crate) fn slope(slope: &Interval) -> String {
 }
 
 /// Who pays: `each image pays 4.42 MiB (98 % of the growth)`.
-pub(crate) fn blame(blame: &Blame) -> String {
+pub fn blame(blame: &Blame) -> String {
     match blame {
         Blame::Pays { unit, bytes_per_unit, share } => {
-            format!(
-                "each {} pays {} ({:.0} % of the growth)",
-                unit.noun(),
-                amount(*bytes_per_unit),
-                share * 100.0
-            )
+            let (unit, amount) = (unit.noun(), Amount(*bytes_per_unit));
+            format!("each {unit} pays {amount:.2} ({:.0} % of the growth)", share * 100.0)
         }
         Blame::Undecided { why } => format!("nothing is blamed: {}", why.trim_end_matches('.')),
     }
 }
 
 /// How full the pools are that the server is told to keep.
-pub(crate) fn fill(fill: &Fill) -> Option<String> {
+pub fn fill(fill: &Fill) -> Option<String> {
     (fill.allowed > 0).then(|| {
-        format!("{} of {} that it may keep{}", ByteSize(fill.used), ByteSize(fill.allowed), percent(fill))
+        let percent = exact(fill.used) / exact(fill.allowed) * 100.0;
+        format!("{} of {} that it may keep ({percent:.0} %)", ByteSize(fill.used), ByteSize(fill.allowed))
     })
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a share for people")]
-fn percent(fill: &Fill) -> String {
-    format!(" ({:.0} %)", fill.used as f64 / fill.allowed as f64 * 100.0)
-}
-
 /// What is left until a limit: `in 120 requests (100 to 140), about 35 min (30 min to 42 min)`.
-pub(crate) fn forecast(forecast: &Forecast) -> String {
+pub fn forecast(forecast: &Forecast) -> String {
     let Forecast { requests, seconds, .. } = forecast;
     let mut text = format!(
         "in {} requests ({} to {})",
@@ -75,63 +60,30 @@ fn count(number: f64) -> String {
 }
 
 /// A time for people, in its two largest units; beyond a year nobody forecasts.
-pub(crate) fn time(seconds: f64) -> String {
+pub fn time(seconds: f64) -> String {
     if seconds >= 365.0 * 86_400.0 {
         return "over a year".to_owned();
     }
     span(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default())
 }
 
-pub(crate) const fn action(action: Action) -> &'static str {
-    match action {
-        Action::Observe => "nothing",
-        Action::RecycleWhenQuiet => "replace it when quiet",
-        Action::DrainNow => "drain and replace it now",
-        Action::KillNow => "end it now, without draining",
-    }
-}
-
-pub(crate) const fn reason(reason: Reason) -> &'static str {
-    match reason {
-        Reason::HostSoft => "host memory passed the soft budget",
-        Reason::HostHard => "host memory passed the hard budget",
-        Reason::VramSoft => "VRAM passed the soft budget",
-        Reason::VramHard => "VRAM passed the hard budget",
-        Reason::Growth => "memory leaks and would reach a limit before long",
-        Reason::MaxRequests => "it answered its share of requests",
-        Reason::MaxAge => "it is old",
-        Reason::Wedged => "work is in flight and nothing moves",
-        Reason::ComputeErrors => "it answers errors only",
-        Reason::SlowDecode => "it has become slower than itself",
-        Reason::DeviceFault => "its GPU reported a fault",
-        Reason::MemoryExhausted => "the machine or a GPU has almost no memory left",
-        Reason::Admission => "a prompt waits that fits only into a fresh process",
-        Reason::SharedHost => "all backends together passed their budget of host memory",
-        Reason::SharedVram => "all backends together passed their budget on a GPU",
-        Reason::Operator => "an operator asked",
-        Reason::Configuration => "its configuration changed",
-        Reason::Unresponsive => "it stopped answering probes",
-        Reason::Degraded => "it came up with much less on GPUs than one like it had",
-    }
-}
-
 /// A decision in one line: `replace it when quiet (host_soft): host memory passed the soft budget, 2.0 GiB`.
-pub(crate) fn decision(decision: &Decision) -> Option<String> {
+pub fn decision(decision: &Decision) -> Option<String> {
     let why = decision.reason?;
     let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     // Reasons about the host name it already.
     let series = decision.series.filter(|series| *series != MemoryKind::Host || why == Reason::Growth);
     let series = series.map(|series| format!("{series}: ")).unwrap_or_default();
-    Some(format!("{} ({why}): {series}{}{limit}", action(decision.action), reason(why)))
+    Some(format!("{} ({why}): {series}{}{limit}", decision.action.phrase(), why.phrase()))
 }
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::growth::Unit;
+    use crate::growth::Unit;
 
     use super::*;
 
-    const MIB: f64 = 1024.0 * 1024.0;
+    const MIB: f64 = exact(super::MIB);
 
     #[test]
     fn growth_reads_as_a_sentence_with_its_interval() {
@@ -139,6 +91,8 @@ mod tests {
         assert_eq!(slope(&interval), "+4.42 MiB a request (4.40 to 4.45)");
         let falling = Interval { value: -0.02 * MIB, low: -0.5 * MIB, high: 0.0 };
         assert_eq!(slope(&falling), "-0.0200 MiB a request (-0.50 to 0.00)");
+        let open = Interval { high: f64::MAX, ..interval };
+        assert_eq!(slope(&open), "+4.42 MiB a request (4.40 to ?)");
         let image = Blame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * MIB, share: 0.976 };
         assert_eq!(blame(&image), "each image pays 4.42 MiB (98 % of the growth)");
         let refused = Blame::Undecided { why: "every request has one image.".to_owned() };
