@@ -3,204 +3,71 @@
 
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Unit;
 use warden_policies::growth::{Blame, Growth, Verdict};
 use warden_policies::sample::VramSource;
 use warden_supervisor::{BackendView, DeviceView, FleetView, PolicyView};
 
+use super::families::{families, labels};
 use super::metrics::whole;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SeriesLabels {
-    model: String,
-    replica: u32,
-    series: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VerdictLabels {
-    model: String,
-    replica: u32,
-    series: String,
-    verdict: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct BlameLabels {
-    model: String,
-    replica: u32,
-    series: String,
-    unit: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LimitLabels {
-    model: String,
-    replica: u32,
-    series: String,
-    limit: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VramLabels {
-    model: String,
-    replica: u32,
-    gpu: u32,
-    source: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReplicaLabels {
-    model: String,
-    replica: u32,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ActionLabels {
-    model: String,
-    replica: u32,
-    action: &'static str,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct GpuLabels {
-    gpu: u32,
+labels! {
+    SeriesLabels { model: String, replica: u32, series: String }
+    VerdictLabels { model: String, replica: u32, series: String, verdict: &'static str }
+    BlameLabels { model: String, replica: u32, series: String, unit: &'static str }
+    LimitLabels { model: String, replica: u32, series: String, limit: &'static str }
+    VramLabels { model: String, replica: u32, gpu: u32, source: &'static str }
+    ReplicaLabels { model: String, replica: u32 }
+    ActionLabels { model: String, replica: u32, action: &'static str, reason: &'static str }
+    GpuLabels { gpu: u32 }
 }
 
 type Fraction = Gauge<f64, AtomicU64>;
 
-#[derive(Default)]
-pub(super) struct GrowthMetrics {
-    vram: Family<VramLabels, Gauge>,
-    vram_unknown: Family<ReplicaLabels, Gauge>,
-    verdict: Family<VerdictLabels, Gauge>,
-    slope: Family<SeriesLabels, Fraction>,
-    blame: Family<BlameLabels, Fraction>,
-    baseline: Family<SeriesLabels, Gauge>,
-    allowed: Family<SeriesLabels, Gauge>,
-    allowed_used: Family<SeriesLabels, Gauge>,
-    left_requests: Family<LimitLabels, Fraction>,
-    left_seconds: Family<LimitLabels, Fraction>,
-    limit: Family<LimitLabels, Gauge>,
-    action: Family<ActionLabels, Gauge>,
-    held: Family<ReplicaLabels, Gauge>,
-    errors: Family<ReplicaLabels, Gauge>,
-    stalled: Family<ReplicaLabels, Fraction>,
-    decode: Family<ReplicaLabels, Fraction>,
-    decode_baseline: Family<ReplicaLabels, Fraction>,
-    gpu_total: Family<GpuLabels, Gauge>,
-    gpu_used: Family<GpuLabels, Gauge>,
-    gpu_free: Family<GpuLabels, Gauge>,
-    gpu_temperature: Family<GpuLabels, Gauge>,
-    gpu_xid: Family<GpuLabels, Gauge>,
+families! {
+    pub(super) struct GrowthMetrics () {
+        vram: Family<VramLabels, Gauge> = "backend_vram" in Unit::Bytes, "VRAM of the process group";
+        vram_unknown: Family<ReplicaLabels, Gauge>
+            = "backend_vram_unknown", "1 if VRAM is not known, so that its policy is off";
+        verdict: Family<VerdictLabels, Gauge> = "backend_growth_verdict", "1 for what a memory says now";
+        slope: Family<SeriesLabels, Fraction>
+            = "backend_growth" in Unit::Other("bytes_per_request".to_owned()), "Growth for each request";
+        blame: Family<BlameLabels, Fraction>
+            = "backend_growth_blame" in Unit::Other("bytes_per_unit".to_owned()),
+            "What each unit of work pays that is blamed for growth";
+        baseline: Family<SeriesLabels, Gauge>
+            = "backend_growth_baseline" in Unit::Bytes, "Memory of the process when it had settled";
+        allowed: Family<SeriesLabels, Gauge>
+            = "backend_allowance" in Unit::Bytes, "What the server may keep beyond that";
+        allowed_used: Family<SeriesLabels, Gauge> = "backend_allowance_used" in Unit::Bytes, "How much of it is in use";
+        limit: Family<LimitLabels, Gauge>
+            = "backend_forecast_limit" in Unit::Bytes, "The limit to which growth is forecast";
+        left_requests: Family<LimitLabels, Fraction>
+            = "backend_forecast" in Unit::Other("requests".to_owned()), "Requests until the limit is reached";
+        left_seconds: Family<LimitLabels, Fraction>
+            = "backend_forecast" in Unit::Seconds, "Time until the limit is reached";
+        action: Family<ActionLabels, Gauge> = "backend_policy_next", "1 for what the policy does next";
+        held: Family<ReplicaLabels, Gauge> = "backend_policy_held", "1 if that is held back";
+        errors: Family<ReplicaLabels, Gauge>
+            = "backend_compute_errors", "Answers in a row that say that computing failed";
+        stalled: Family<ReplicaLabels, Fraction>
+            = "backend_stalled" in Unit::Seconds, "Time with work in flight and no progress";
+        decode: Family<ReplicaLabels, Fraction>
+            = "backend_decode" in Unit::Other("tokens_per_second".to_owned()), "Speed of a busy slot";
+        decode_baseline: Family<ReplicaLabels, Fraction>
+            = "backend_decode_baseline" in Unit::Other("tokens_per_second".to_owned()),
+            "Speed of a busy slot when the process was fresh";
+        gpu_total: Family<GpuLabels, Gauge> = "gpu_memory" in Unit::Bytes, "Memory of the GPU";
+        gpu_used: Family<GpuLabels, Gauge> = "gpu_memory_used" in Unit::Bytes, "Memory of the GPU in use by anybody";
+        gpu_free: Family<GpuLabels, Gauge> = "gpu_memory_free" in Unit::Bytes, "Memory of the GPU that can be had";
+        gpu_temperature: Family<GpuLabels, Gauge> = "gpu_temperature" in Unit::Celsius, "Temperature of the GPU";
+        gpu_xid: Family<GpuLabels, Gauge> = "gpu_last_xid", "The last Xid error of the GPU";
+    }
 }
 
 impl GrowthMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        let per_request = || Unit::Other("bytes_per_request".to_owned());
-        let per_unit = || Unit::Other("bytes_per_unit".to_owned());
-        let speed = || Unit::Other("tokens_per_second".to_owned());
-        registry.register_with_unit(
-            "backend_vram",
-            "VRAM of the process group",
-            Unit::Bytes,
-            self.vram.clone(),
-        );
-        registry.register(
-            "backend_vram_unknown",
-            "1 if VRAM is not known, so that its policy is off",
-            self.vram_unknown.clone(),
-        );
-        registry.register("backend_growth_verdict", "1 for what a memory says now", self.verdict.clone());
-        registry.register_with_unit(
-            "backend_growth",
-            "Growth for each request",
-            per_request(),
-            self.slope.clone(),
-        );
-        registry.register_with_unit(
-            "backend_growth_blame",
-            "What each unit of work pays that is blamed for growth",
-            per_unit(),
-            self.blame.clone(),
-        );
-        registry.register_with_unit(
-            "backend_growth_baseline",
-            "Memory of the process when it had settled",
-            Unit::Bytes,
-            self.baseline.clone(),
-        );
-        registry.register_with_unit(
-            "backend_allowance",
-            "What the server may keep beyond that",
-            Unit::Bytes,
-            self.allowed.clone(),
-        );
-        registry.register_with_unit(
-            "backend_allowance_used",
-            "How much of it is in use",
-            Unit::Bytes,
-            self.allowed_used.clone(),
-        );
-        registry.register_with_unit(
-            "backend_forecast_limit",
-            "The limit to which growth is forecast",
-            Unit::Bytes,
-            self.limit.clone(),
-        );
-        registry.register_with_unit(
-            "backend_forecast",
-            "Requests until the limit is reached",
-            Unit::Other("requests".to_owned()),
-            self.left_requests.clone(),
-        );
-        registry.register_with_unit(
-            "backend_forecast",
-            "Time until the limit is reached",
-            Unit::Seconds,
-            self.left_seconds.clone(),
-        );
-        registry.register("backend_policy_next", "1 for what the policy does next", self.action.clone());
-        registry.register("backend_policy_held", "1 if that is held back", self.held.clone());
-        registry.register(
-            "backend_compute_errors",
-            "Answers in a row that say that computing failed",
-            self.errors.clone(),
-        );
-        registry.register_with_unit(
-            "backend_stalled",
-            "Time with work in flight and no progress",
-            Unit::Seconds,
-            self.stalled.clone(),
-        );
-        registry.register_with_unit("backend_decode", "Speed of a busy slot", speed(), self.decode.clone());
-        registry.register_with_unit(
-            "backend_decode_baseline",
-            "Speed of a busy slot when the process was fresh",
-            speed(),
-            self.decode_baseline.clone(),
-        );
-        let gpus = [
-            ("gpu_memory", "Memory of the GPU", &self.gpu_total),
-            ("gpu_memory_used", "Memory of the GPU in use by anybody", &self.gpu_used),
-            ("gpu_memory_free", "Memory of the GPU that can be had", &self.gpu_free),
-        ];
-        for (name, help, gauge) in gpus {
-            registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
-        }
-        registry.register_with_unit(
-            "gpu_temperature",
-            "Temperature of the GPU",
-            Unit::Celsius,
-            self.gpu_temperature.clone(),
-        );
-        registry.register("gpu_last_xid", "The last Xid error of the GPU", self.gpu_xid.clone());
-    }
-
     /// Gauges are made anew, so that what is not known any more leaves no line behind.
     pub(super) fn read(&self, view: &FleetView) {
         self.clear();

@@ -2,6 +2,7 @@
 
 use super::*;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use std::time::Duration;
 use warden_policies::growth::{Fill, Forecast, Interval, Unit as Work};
 use warden_policies::lifecycle::Phase;

@@ -2,48 +2,30 @@
 
 use std::sync::atomic::Ordering;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use warden_gateway::KeyCounts;
 
+use super::families::{families, labels};
 use super::metrics::whole;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KeyLabel {
-    key: String,
+labels! {
+    KeyLabel { key: String }
+    KindLabels { key: String, kind: &'static str }
+    ReasonLabels { key: String, reason: &'static str }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabels {
-    key: String,
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    key: String,
-    reason: &'static str,
-}
-
-#[derive(Default)]
-pub(super) struct KeyMetrics {
-    requests: Family<KeyLabel, Counter>,
-    in_flight: Family<KeyLabel, Gauge>,
-    rejected: Family<ReasonLabels, Counter>,
-    tokens: Family<KindLabels, Counter>,
+families! {
+    pub(super) struct KeyMetrics () {
+        requests: Family<KeyLabel, Counter> = "key_requests", "Requests of an API key that ended";
+        in_flight: Family<KeyLabel, Gauge> = "key_in_flight", "Requests of an API key under way";
+        rejected: Family<ReasonLabels, Counter> = "key_rejected", "Requests of an API key that were refused";
+        tokens: Family<KindLabels, Counter> = "key_tokens", "Tokens that an API key has used";
+    }
 }
 
 impl KeyMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("key_requests", "Requests of an API key that ended", self.requests.clone());
-        registry.register("key_in_flight", "Requests of an API key under way", self.in_flight.clone());
-        registry.register("key_rejected", "Requests of an API key that were refused", self.rejected.clone());
-        registry.register("key_tokens", "Tokens that an API key has used", self.tokens.clone());
-    }
-
     /// Takes over what is true now. The gateway counts; keys that are gone have no lines.
     pub(super) fn read(&self, counts: &[KeyCounts]) {
         self.requests.clear();
@@ -67,6 +49,8 @@ impl KeyMetrics {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::registry::Registry;
+
     use super::*;
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -14,9 +14,11 @@ use prometheus_client::registry::{Registry, Unit};
 use warden_gateway::{Gauges, KeyCounts, Limit, Record};
 use warden_policies::MemoryLimit;
 use warden_policies::lifecycle::Phase;
+use warden_policies::units::exact;
 use warden_supervisor::{EventKind, FleetView};
 
 use super::answer::Budgets;
+use super::families::{families, labels};
 use super::growth_metrics::GrowthMetrics;
 use super::key_metrics::KeyMetrics;
 use super::report_metrics::ReportMetrics;
@@ -25,75 +27,61 @@ use super::request_metrics::RequestMetrics;
 /// From a tiny model's restart to that of a model of hundreds of gigabytes.
 const GAP_SECONDS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct ModelLabel {
-    pub(super) model: String,
+labels! {
+    pub(super) ModelLabel { model: String }
+    ReasonLabels { model: String, reason: &'static str }
+    ModeLabels { model: String, mode: &'static str }
+    ActionLabels { model: String, action: String }
+    KindLabels { model: String, kind: &'static str }
+    ReplicaLabels { model: String, replica: u32 }
+    LimitLabel { limit: &'static str }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    model: String,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ModeLabels {
-    model: String,
-    mode: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ActionLabels {
-    model: String,
-    action: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabels {
-    model: String,
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReplicaLabels {
-    model: String,
-    replica: u32,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LimitLabel {
-    limit: &'static str,
-}
-
-pub(crate) struct Metrics {
-    registry: Registry,
-    requests: RequestMetrics,
-    restarts: Family<ReasonLabels, Counter>,
-    gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>,
-    crashes: Family<ModelLabel, Counter>,
-    prompts_too_large: Family<ActionLabels, Counter>,
-    carried_over: Family<ModelLabel, Counter>,
-    in_flight: Family<ModelLabel, Gauge>,
-    waiting: Family<ModelLabel, Gauge>,
-    known_requests: Family<KindLabels, Gauge>,
-    quarantined: Family<ModelLabel, Counter>,
-    quarantine_refusals: Family<ModelLabel, Counter>,
-    ready: Family<ReplicaLabels, Gauge>,
-    degraded: Family<ReplicaLabels, Gauge>,
-    generation: Family<ReplicaLabels, Gauge>,
-    anon: Family<ReplicaLabels, Gauge>,
-    swap: Family<ReplicaLabels, Gauge>,
-    budget: Family<KindLabels, Gauge>,
-    connections: Gauge,
-    held_bytes: Gauge,
-    limited: Family<LimitLabel, Counter>,
-    tls_not_after: Gauge,
-    own_anon: Gauge,
-    lost_access_lines: Counter,
-    lost_log_lines: Counter,
-    reports: ReportMetrics,
-    growth: GrowthMetrics,
-    keys: KeyMetrics,
+families! {
+    pub(crate) struct Metrics (
+        registry: Registry,
+        requests: RequestMetrics,
+        reports: ReportMetrics,
+        growth: GrowthMetrics,
+        keys: KeyMetrics
+    ) {
+        restarts: Family<ReasonLabels, Counter> = "backend_restarts", "Replacements of a backend";
+        gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>
+            [Family::new_with_constructor(gap_histogram)]
+            = "backend_restart_gap" in Unit::Seconds, "Time without a backend that takes requests, per replacement";
+        prompts_too_large: Family<ActionLabels, Counter>
+            = "prompts_too_large", "Prompts that do not fit into the memory that is left";
+        crashes: Family<ModelLabel, Counter> = "crashes", "Unexpected ends of a backend";
+        carried_over: Family<ModelLabel, Counter>
+            = "requests_carried_over", "Requests that waited through a replacement";
+        in_flight: Family<ModelLabel, Gauge> = "in_flight", "Requests on a backend";
+        waiting: Family<ModelLabel, Gauge> = "queue_waiting", "Requests waiting for a backend";
+        known_requests: Family<KindLabels, Gauge>
+            = "quarantine_known", "Requests that are refused, or suspected of having killed their server";
+        quarantined: Family<ModelLabel, Counter>
+            = "quarantined_requests", "Requests that were put under refusal because their server died of them";
+        quarantine_refusals: Family<ModelLabel, Counter>
+            = "quarantine_refusals", "Times that such a request was sent again and refused";
+        ready: Family<ReplicaLabels, Gauge> = "backend_ready", "1 if a backend takes requests";
+        degraded: Family<ReplicaLabels, Gauge>
+            = "backend_degraded", "1 if a backend came up with much less on GPUs than one like it had";
+        generation: Family<ReplicaLabels, Gauge> = "backend_generation", "Newest generation of a replica";
+        anon: Family<ReplicaLabels, Gauge> = "backend_memory_anon" in Unit::Bytes, "RssAnon of the process group";
+        swap: Family<ReplicaLabels, Gauge> = "backend_memory_swap" in Unit::Bytes, "VmSwap of the process group";
+        budget: Family<KindLabels, Gauge> = "backend_budget" in Unit::Bytes, "Host memory that a backend may hold";
+        connections: Gauge = "connections", "Client connections open";
+        limited: Family<LimitLabel, Counter> = "limited", "Connections refused or closed by a limit";
+        tls_not_after: Gauge
+            = "tls_certificate_expiry_timestamp" in Unit::Seconds,
+            "End of the certificate, seconds since 1970; 0 without TLS";
+        held_bytes: Gauge = "held" in Unit::Bytes, "Request bodies held in memory";
+        own_anon: Gauge = "memory_anon" in Unit::Bytes, "RssAnon of llama-warden itself";
+        lost_access_lines: Counter
+            = "access_log_lost_lines",
+            "Lines that are missing in the file of the access log, because it could not be written in time or at all";
+        lost_log_lines: Counter
+            = "log_lost_lines", "Lines that are missing in the log, because it could not be written in time or at all";
+    }
 }
 
 fn gap_histogram() -> Histogram {
@@ -102,137 +90,13 @@ fn gap_histogram() -> Histogram {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let mut metrics = Self {
-            registry: Registry::with_prefix("llama_warden"),
-            requests: RequestMetrics::default(),
-            restarts: Family::default(),
-            gap_seconds: Family::new_with_constructor(gap_histogram),
-            crashes: Family::default(),
-            prompts_too_large: Family::default(),
-            carried_over: Family::default(),
-            in_flight: Family::default(),
-            waiting: Family::default(),
-            known_requests: Family::default(),
-            quarantined: Family::default(),
-            quarantine_refusals: Family::default(),
-            ready: Family::default(),
-            degraded: Family::default(),
-            generation: Family::default(),
-            anon: Family::default(),
-            swap: Family::default(),
-            budget: Family::default(),
-            connections: Gauge::default(),
-            held_bytes: Gauge::default(),
-            limited: Family::default(),
-            tls_not_after: Gauge::default(),
-            own_anon: Gauge::default(),
-            lost_access_lines: Counter::default(),
-            lost_log_lines: Counter::default(),
-            reports: ReportMetrics::default(),
-            growth: GrowthMetrics::default(),
-            keys: KeyMetrics::default(),
-        };
-        metrics.register();
-        metrics
-    }
-
-    fn register(&mut self) {
-        // The library adds `_total` to counters and the unit to what has one.
-        let registry = &mut self.registry;
-        self.requests.register(registry);
-        registry.register("backend_restarts", "Replacements of a backend", self.restarts.clone());
-        registry.register_with_unit(
-            "backend_restart_gap",
-            "Time without a backend that takes requests, per replacement",
-            Unit::Seconds,
-            self.gap_seconds.clone(),
-        );
-        registry.register(
-            "prompts_too_large",
-            "Prompts that do not fit into the memory that is left",
-            self.prompts_too_large.clone(),
-        );
-        registry.register("crashes", "Unexpected ends of a backend", self.crashes.clone());
-        registry.register(
-            "requests_carried_over",
-            "Requests that waited through a replacement",
-            self.carried_over.clone(),
-        );
-        registry.register("in_flight", "Requests on a backend", self.in_flight.clone());
-        registry.register("queue_waiting", "Requests waiting for a backend", self.waiting.clone());
-        registry.register(
-            "quarantine_known",
-            "Requests that are refused, or suspected of having killed their server",
-            self.known_requests.clone(),
-        );
-        registry.register(
-            "quarantined_requests",
-            "Requests that were put under refusal because their server died of them",
-            self.quarantined.clone(),
-        );
-        registry.register(
-            "quarantine_refusals",
-            "Times that such a request was sent again and refused",
-            self.quarantine_refusals.clone(),
-        );
-        registry.register("backend_ready", "1 if a backend takes requests", self.ready.clone());
-        registry.register(
-            "backend_degraded",
-            "1 if a backend came up with much less on GPUs than one like it had",
-            self.degraded.clone(),
-        );
-        registry.register("backend_generation", "Newest generation of a replica", self.generation.clone());
-        registry.register_with_unit(
-            "backend_memory_anon",
-            "RssAnon of the process group",
-            Unit::Bytes,
-            self.anon.clone(),
-        );
-        registry.register_with_unit(
-            "backend_memory_swap",
-            "VmSwap of the process group",
-            Unit::Bytes,
-            self.swap.clone(),
-        );
-        registry.register_with_unit(
-            "backend_budget",
-            "Host memory that a backend may hold",
-            Unit::Bytes,
-            self.budget.clone(),
-        );
-        registry.register("connections", "Client connections open", self.connections.clone());
-        registry.register("limited", "Connections refused or closed by a limit", self.limited.clone());
-        registry.register_with_unit(
-            "tls_certificate_expiry_timestamp",
-            "End of the certificate, seconds since 1970; 0 without TLS",
-            Unit::Seconds,
-            self.tls_not_after.clone(),
-        );
-        registry.register_with_unit(
-            "held",
-            "Request bodies held in memory",
-            Unit::Bytes,
-            self.held_bytes.clone(),
-        );
-        registry.register_with_unit(
-            "memory_anon",
-            "RssAnon of llama-warden itself",
-            Unit::Bytes,
-            self.own_anon.clone(),
-        );
-        registry.register(
-            "access_log_lost_lines",
-            "Lines that are missing in the file of the access log, because it could not be written in time or at all",
-            self.lost_access_lines.clone(),
-        );
-        registry.register(
-            "log_lost_lines",
-            "Lines that are missing in the log, because it could not be written in time or at all",
-            self.lost_log_lines.clone(),
-        );
-        self.reports.register(registry);
-        self.growth.register(registry);
-        self.keys.register(registry);
+        let (metrics, mut registry) = (Self::default(), Registry::with_prefix("llama_warden"));
+        metrics.requests.register(&mut registry);
+        metrics.register(&mut registry);
+        metrics.reports.register(&mut registry);
+        metrics.growth.register(&mut registry);
+        metrics.keys.register(&mut registry);
+        Self { registry, ..metrics }
     }
 
     pub(crate) fn request_done(&self, record: &Record) {
@@ -240,7 +104,6 @@ impl Metrics {
     }
 
     /// Something happened in the fleet.
-    #[expect(clippy::cast_precision_loss, reason = "milliseconds of a gap: 52 bits are enough")]
     pub(crate) fn event(&self, event: &warden_supervisor::Event) {
         let Some(model) = event.model.as_ref().map(|model| model.as_str().to_owned()) else { return };
         match &event.kind {
@@ -254,7 +117,7 @@ impl Metrics {
                     let mode = entry.mode.as_str();
                     self.gap_seconds
                         .get_or_create(&ModeLabels { model, mode })
-                        .observe(entry.gap_ms as f64 / 1000.0);
+                        .observe(exact(entry.gap_ms) / 1000.0);
                 }
             }
             EventKind::PromptTooLarge { action, .. } => {

@@ -12,6 +12,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod client;
+mod families;
 pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 mod key_metrics;

@@ -7,58 +7,50 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Unit;
 use warden_policies::GenerationId;
 use warden_sensors::Report;
 use warden_sensors::report::{Counts, Totals};
 use warden_supervisor::FleetView;
 
+use super::families::{families, labels};
 use super::metrics::whole;
 
 /// Contexts remembered per process; beyond them only those in its report. A process has a few.
 const CONTEXTS_KEPT: usize = 1024;
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
-struct DeviceLabels {
-    model: String,
-    replica: u32,
-    device: i32,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PlaceLabels {
-    model: String,
-    replica: u32,
-    device: i32,
-    kind: &'static str,
+labels! {
+    DeviceLabels { model: String, replica: u32, device: i32 }
+    PlaceLabels { model: String, replica: u32, device: i32, kind: &'static str }
 }
 
 type Gauges = Family<DeviceLabels, Gauge>;
 type Counters = Family<DeviceLabels, Counter>;
 
-#[derive(Default)]
-pub(super) struct ReportMetrics {
-    contexts: Gauges,
-    graphs: Gauges,
-    graph_bytes: Family<PlaceLabels, Gauge>,
-    pool: Gauges,
-    pool_peak: Gauges,
-    handles: Gauges,
-    workspace: Gauges,
-    computes: Counters,
-    evicted: Counters,
-    trimmed: Counters,
-    invalidations: Counters,
-    purges: Counters,
-    purged: Counters,
-    resets: Counters,
-    skipped: Counters,
-    errors: Counters,
-    seen: Mutex<Seen>,
+families! {
+    pub(super) struct ReportMetrics (seen: Mutex<Seen>) {
+        contexts: Gauges = "backend_cuda_contexts", "CUDA contexts of a backend";
+        graphs: Gauges = "backend_cuda_graphs", "Captured CUDA graphs that exist";
+        graph_bytes: Family<PlaceLabels, Gauge>
+            = "backend_cuda_graph" in Unit::Bytes, "Memory of the CUDA graphs that exist, estimated";
+        pool: Gauges = "backend_cuda_pool" in Unit::Bytes, "Device memory cached in pools";
+        pool_peak: Gauges = "backend_cuda_pool_peak" in Unit::Bytes, "The most of it";
+        handles: Gauges = "backend_cublas_handles", "cuBLAS handles that exist";
+        workspace: Gauges
+            = "backend_cublas_workspace" in Unit::Bytes, "Device memory of the workspaces of cuBLAS handles";
+        purged: Counters = "backend_cuda_pool_purged" in Unit::Bytes, "Device memory given back by purges";
+        computes: Counters = "backend_cuda_computes", "Graph computes";
+        evicted: Counters = "backend_cuda_graphs_evicted", "CUDA graphs destroyed because of the cap";
+        trimmed: Counters = "backend_cuda_graphs_trimmed", "CUDA graphs destroyed because nobody used them";
+        invalidations: Counters = "backend_cuda_graph_invalidations", "CUDA graphs dropped by a purge or a reset";
+        purges: Counters = "backend_cuda_pool_purges", "Times that pools were given back";
+        resets: Counters = "backend_cublas_resets", "Times that cuBLAS handles were made anew";
+        skipped: Counters = "backend_cuda_safe_points_skipped", "Safe points that were passed over";
+        errors: Counters = "backend_cuda_fix_errors", "Errors of the fixes in a backend";
+    }
 }
 
 /// What has been counted already.
@@ -71,53 +63,6 @@ struct Seen {
 }
 
 impl ReportMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        let gauges = [
-            ("contexts", "CUDA contexts of a backend", &self.contexts),
-            ("graphs", "Captured CUDA graphs that exist", &self.graphs),
-        ];
-        for (name, help, gauge) in gauges {
-            registry.register(format!("backend_cuda_{name}"), help, gauge.clone());
-        }
-        let bytes = |registry: &mut Registry, name: &str, help: &str, gauge: &Gauges| {
-            registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
-        };
-        registry.register_with_unit(
-            "backend_cuda_graph",
-            "Memory of the CUDA graphs that exist, estimated",
-            Unit::Bytes,
-            self.graph_bytes.clone(),
-        );
-        bytes(registry, "backend_cuda_pool", "Device memory cached in pools", &self.pool);
-        bytes(registry, "backend_cuda_pool_peak", "The most of it", &self.pool_peak);
-        registry.register("backend_cublas_handles", "cuBLAS handles that exist", self.handles.clone());
-        bytes(
-            registry,
-            "backend_cublas_workspace",
-            "Device memory of the workspaces of cuBLAS handles",
-            &self.workspace,
-        );
-        registry.register_with_unit(
-            "backend_cuda_pool_purged",
-            "Device memory given back by purges",
-            Unit::Bytes,
-            self.purged.clone(),
-        );
-        let counters = [
-            ("cuda_computes", "Graph computes", &self.computes),
-            ("cuda_graphs_evicted", "CUDA graphs destroyed because of the cap", &self.evicted),
-            ("cuda_graphs_trimmed", "CUDA graphs destroyed because nobody used them", &self.trimmed),
-            ("cuda_graph_invalidations", "CUDA graphs dropped by a purge or a reset", &self.invalidations),
-            ("cuda_pool_purges", "Times that pools were given back", &self.purges),
-            ("cublas_resets", "Times that cuBLAS handles were made anew", &self.resets),
-            ("cuda_safe_points_skipped", "Safe points that were passed over", &self.skipped),
-            ("cuda_fix_errors", "Errors of the fixes in a backend", &self.errors),
-        ];
-        for (name, help, counter) in counters {
-            registry.register(format!("backend_{name}"), help, counter.clone());
-        }
-    }
-
     /// Adds what has happened since the last picture. Older pictures than that say nothing new.
     pub(super) fn count(&self, view: &FleetView) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,36 +4,24 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Unit;
 use warden_gateway::Record;
 use warden_policies::ModelName;
 
+use super::families::{families, labels};
 use super::metrics::ModelLabel;
 
 /// From the answer of a tokenizer to a generation of half an hour.
 const REQUEST_SECONDS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    model: String,
-    route: &'static str,
-    status: u16,
-}
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RouteLabels {
-    model: String,
-    route: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
-    model: String,
-    outcome: &'static str,
+labels! {
+    RequestLabels { model: String, route: &'static str, status: u16 }
+    RouteLabels { model: String, route: &'static str }
+    OutcomeLabels { model: String, outcome: &'static str }
 }
 
 /// Requests that count into the same places: model, route, status, outcome.
@@ -66,68 +54,28 @@ fn request_histogram() -> Histogram {
     Histogram::new(REQUEST_SECONDS)
 }
 
-/// Counters and histograms of requests.
-pub(super) struct RequestMetrics {
-    counted: RwLock<HashMap<Kind, Arc<Counted>>>,
-    requests: Family<RequestLabels, Counter>,
-    outcomes: Family<OutcomeLabels, Counter>,
-    retries: Family<ModelLabel, Counter>,
-    request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
-    ttfb_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
-    queue_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>,
-    prompt_tokens: Family<ModelLabel, Counter>,
-    output_tokens: Family<ModelLabel, Counter>,
-    images: Family<ModelLabel, Counter>,
-    audio: Family<ModelLabel, Counter>,
-}
-
-impl Default for RequestMetrics {
-    fn default() -> Self {
-        Self {
-            counted: RwLock::default(),
-            requests: Family::default(),
-            outcomes: Family::default(),
-            retries: Family::default(),
-            request_seconds: Family::new_with_constructor(request_histogram),
-            ttfb_seconds: Family::new_with_constructor(request_histogram),
-            queue_seconds: Family::new_with_constructor(request_histogram),
-            prompt_tokens: Family::default(),
-            output_tokens: Family::default(),
-            images: Family::default(),
-            audio: Family::default(),
-        }
+families! {
+    pub(super) struct RequestMetrics (counted: RwLock<HashMap<Kind, Arc<Counted>>>) {
+        requests: Family<RequestLabels, Counter> = "requests", "Requests that ended";
+        outcomes: Family<OutcomeLabels, Counter> = "request_outcomes", "Requests by how they ended";
+        retries: Family<ModelLabel, Counter> = "request_retries", "Further attempts to find a backend";
+        request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>
+            [Family::new_with_constructor(request_histogram)]
+            = "request" in Unit::Seconds, "From request head to end";
+        ttfb_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>
+            [Family::new_with_constructor(request_histogram)]
+            = "ttfb" in Unit::Seconds, "From request head to the first byte of the answer";
+        queue_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>
+            [Family::new_with_constructor(request_histogram)]
+            = "queue" in Unit::Seconds, "Time spent waiting for a backend";
+        prompt_tokens: Family<ModelLabel, Counter> = "prompt_tokens", "Prompt tokens evaluated";
+        output_tokens: Family<ModelLabel, Counter> = "output_tokens", "Tokens generated";
+        images: Family<ModelLabel, Counter> = "images", "Images in requests";
+        audio: Family<ModelLabel, Counter> = "audio", "Recordings in requests";
     }
 }
 
 impl RequestMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("requests", "Requests that ended", self.requests.clone());
-        registry.register("request_outcomes", "Requests by how they ended", self.outcomes.clone());
-        registry.register("request_retries", "Further attempts to find a backend", self.retries.clone());
-        registry.register_with_unit(
-            "request",
-            "From request head to end",
-            Unit::Seconds,
-            self.request_seconds.clone(),
-        );
-        registry.register_with_unit(
-            "ttfb",
-            "From request head to the first byte of the answer",
-            Unit::Seconds,
-            self.ttfb_seconds.clone(),
-        );
-        registry.register_with_unit(
-            "queue",
-            "Time spent waiting for a backend",
-            Unit::Seconds,
-            self.queue_seconds.clone(),
-        );
-        registry.register("prompt_tokens", "Prompt tokens evaluated", self.prompt_tokens.clone());
-        registry.register("output_tokens", "Tokens generated", self.output_tokens.clone());
-        registry.register("images", "Images in requests", self.images.clone());
-        registry.register("audio", "Recordings in requests", self.audio.clone());
-    }
-
     pub(super) fn done(&self, record: &Record) {
         let key = (record.model.clone(), record.route, record.status, record.outcome.as_str());
         let known = self.counted.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
