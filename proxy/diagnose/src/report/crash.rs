@@ -6,7 +6,7 @@ use warden_policies::experiment::sequential::Does;
 use warden_policies::experiment::survive::{Conclusion, Outcome, Trial};
 use warden_policies::experiment::{Finding, Workload};
 
-use super::cure::{Added, NotTried, Switch};
+use super::cure::{Added, NotTried, Switch, explained, left_out, names};
 use super::table::name;
 
 /// What was found about the crash of one workload.
@@ -161,7 +161,6 @@ impl SurvivalReport {
 
     /// All that was not tried, and why.
     pub fn left_out(&self) -> Vec<NotTried> {
-        let tried = |at: usize| self.conclusion.trials.iter().any(|trial| trial.switches.contains(&at));
         let why = match &self.conclusion.outcome {
             Outcome::Cured => {
                 format!("it was not needed: {} stops the crash", self.names(&self.conclusion.cure))
@@ -172,22 +171,21 @@ impl SurvivalReport {
                 "the search ended before its turn".to_owned()
             }
         };
-        let untried = self.switches.iter().enumerate().filter(|(at, _)| !tried(*at));
-        let untried = untried.map(|(_, switch)| NotTried { item: switch.item.clone(), why: why.clone() });
-        untried.chain(self.not_tried.iter().cloned()).collect()
+        left_out(&self.switches, &self.not_tried, self.tried(), &why)
+    }
+
+    fn tried(&self) -> impl Iterator<Item = &[usize]> {
+        self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
     }
 
     /// What the switches that were tried are, a line each.
     pub fn explained(&self) -> Vec<String> {
-        let tried = |at: usize| self.conclusion.trials.iter().any(|trial| trial.switches.contains(&at));
-        let all = self.switches.iter().enumerate().filter(|(at, _)| tried(*at));
-        all.map(|(_, switch)| format!("`{}`: {} ({})", switch.item, switch.title, switch.does)).collect()
+        explained(&self.switches, self.tried())
     }
 
     /// Their names, with quotes.
     pub fn names(&self, switches: &[usize]) -> String {
-        let name = |at: &usize| self.switches.get(*at).map(|switch| format!("`{}`", switch.item));
-        switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
+        names(&self.switches, switches)
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a bisection found, for programs and in words: a table of trials, and sentences about the cure and its cost.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::bisect::{Conclusion, Cost, Outcome, Track, TrialReport};
 use warden_policies::experiment::sequential::{Does, Judgement};
@@ -183,7 +185,6 @@ impl CureReport {
 
     /// All that was not tried, and why: what cannot be, and what could have been but never came to its turn.
     pub fn left_out(&self) -> Vec<NotTried> {
-        let tried = |at: usize| self.conclusion.trials.iter().any(|trial| trial.switches.contains(&at));
         let why = match &self.conclusion.outcome {
             Outcome::NothingToCure => "no leak was found".to_owned(),
             Outcome::NotKnown { why } => why.clone(),
@@ -196,16 +197,16 @@ impl CureReport {
                 "the search ended before its turn".to_owned()
             }
         };
-        let switches = self.switches.iter().enumerate().filter(|(at, _)| !tried(*at));
-        let untried = switches.map(|(_, switch)| NotTried { item: switch.item.clone(), why: why.clone() });
-        untried.chain(self.not_tried.iter().cloned()).collect()
+        left_out(&self.switches, &self.not_tried, self.tried(), &why)
+    }
+
+    fn tried(&self) -> impl Iterator<Item = &[usize]> {
+        self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
     }
 
     /// What the switches that were tried are, a line each.
     pub fn explained(&self) -> Vec<String> {
-        let tried = |at: usize| self.conclusion.trials.iter().any(|trial| trial.switches.contains(&at));
-        let all = self.switches.iter().enumerate().filter(|(at, _)| tried(*at));
-        all.map(|(_, switch)| format!("`{}`: {} ({})", switch.item, switch.title, switch.does)).collect()
+        explained(&self.switches, self.tried())
     }
 
     /// The trial of exactly these switches.
@@ -216,8 +217,7 @@ impl CureReport {
 
     /// Their names, with quotes.
     pub fn names(&self, switches: &[usize]) -> String {
-        let name = |at: &usize| self.switches.get(*at).map(|switch| format!("`{}`", switch.item));
-        switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
+        names(&self.switches, switches)
     }
 
     /// `host and vram0`, with the work where there is more than one kind.
@@ -233,6 +233,39 @@ impl CureReport {
         };
         tracks.iter().map(name).collect::<Vec<_>>().join(" and ")
     }
+}
+
+/// Their names, with quotes.
+pub(super) fn names(all: &[Switch], switches: &[usize]) -> String {
+    let name = |at: &usize| all.get(*at).map(|switch| format!("`{}`", switch.item));
+    switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
+}
+
+/// The switches of which there was a trial, or of which there was none.
+fn part<'a>(
+    all: &'a [Switch],
+    trials: impl Iterator<Item = &'a [usize]>,
+    tried: bool,
+) -> impl Iterator<Item = &'a Switch> {
+    let known: HashSet<usize> = trials.flatten().copied().collect();
+    all.iter().enumerate().filter(move |(at, _)| known.contains(at) == tried).map(|(_, switch)| switch)
+}
+
+/// What the switches that were tried are, a line each.
+pub(super) fn explained<'a>(all: &'a [Switch], trials: impl Iterator<Item = &'a [usize]>) -> Vec<String> {
+    let line = |switch: &Switch| format!("`{}`: {} ({})", switch.item, switch.title, switch.does);
+    part(all, trials, true).map(line).collect()
+}
+
+/// All that was not tried, and why: what never came to its turn, then what cannot be.
+pub(super) fn left_out<'a>(
+    all: &'a [Switch],
+    not_tried: &[NotTried],
+    trials: impl Iterator<Item = &'a [usize]>,
+    why: &str,
+) -> Vec<NotTried> {
+    let untried = |switch: &Switch| NotTried { item: switch.item.clone(), why: why.to_owned() };
+    part(all, trials, false).map(untried).chain(not_tried.iter().cloned()).collect()
 }
 
 fn mib(bytes: Option<f64>) -> String {

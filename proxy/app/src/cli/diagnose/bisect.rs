@@ -5,23 +5,19 @@
 //!                                                                                                 --write ──> the file
 //! ```
 
-use std::sync::{Mutex, PoisonError};
-
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::cure::{Bisection, Trying};
 use warden_diagnose::report::{Added, CureReport};
 use warden_diagnose::{Experiment, Lab, Outcome};
-use warden_policies::experiment::bisect::{Arm, Conclusion, Outcome as Ended};
+use warden_policies::experiment::bisect::{Conclusion, Outcome as Ended};
 use warden_policies::experiment::{Finding, Workload};
-use warden_supervisor::SoloSpec;
 
-use super::candidates::{self, Purpose};
+use super::candidates::{Candidates, Purpose};
 use super::target::Target;
-use crate::advice::Server;
+use super::trials::{self, Trials};
 use crate::cli::ConfigArgs;
 use crate::cli::progress::Lines;
 use crate::config::machine::Machine;
-use crate::config::resolve::mitigations::Judge;
 use crate::config::resolve::resolve;
 use crate::exit::Failure;
 use crate::out;
@@ -46,68 +42,24 @@ pub(super) async fn run(
     if known.is_empty() {
         return Ok(nothing(outcome));
     }
-    let all: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
-    let inherited: Vec<String> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
-    let resolved = &target.resolved;
-    let (spec, build) = (&resolved.fleet.models[target.index], resolved.builds[target.index].as_ref());
-    let server = Server::of(spec, build, &resolved.mitigations[target.index], &inherited);
-    let mut judge = Judge::default();
-    let seen = candidates::seen(&all, &server);
-    let found = candidates::find(resolved, target.index, &seen, Purpose::Growth, &mut judge)
-        .map_err(Failure::failed)?;
-    let configured = resolved.mitigations[target.index].list().to_vec();
-    let judge = Mutex::new(judge);
-    let items = |switches: &[usize]| -> Vec<&str> {
-        switches.iter().filter_map(|at| found.switches.get(*at)).map(|switch| switch.item.as_str()).collect()
-    };
-    let with = |arm: &Arm| {
-        let mut judge = judge.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = candidates::with(resolved, target.index, &configured, &items(&arm.switches), &mut judge)?;
-        Ok(SoloSpec { command: own.command, ..target.spec.clone() })
-    };
+    let trials = Trials::new(target, machine, outcome, Purpose::Growth)?;
     let mut workloads: Vec<Workload> = known.iter().map(|one| one.workload).collect();
     workloads.dedup();
     let bisection = Bisection {
         // Trials are of the server as it is configured, also where the experiment was traced.
         base: Experiment { workloads, spec: target.spec.clone(), ..experiment.clone() },
-        switches: found.switches.len(),
-        clashes: found.clashes.clone(),
-        with: &with,
+        switches: trials.found.switches.len(),
+        clashes: trials.found.clashes.clone(),
+        with: &|arm| trials.with(arm),
     };
     let mut lines = Lines::new();
-    let mut watch = |trying: Trying<'_>| match trying {
-        Trying::Next { arm, done, of } => {
-            let name = items(&arm.switches).join(" and ");
-            let name =
-                if arm.is_baseline() { "without any switch".to_owned() } else { format!("with {name}") };
-            lines.line(&format!("bisect, {done} of at most {of} tried: {name}"));
-        }
-        Trying::Leg(progress) => {
-            if let warden_diagnose::Progress::Step { workload, done, of, .. } = progress {
-                lines.change(&format!("{workload} {done}/{of}"), false);
-            }
-        }
-    };
+    let mut watch = |trying: Trying<'_>| trials.show("bisect", &trying, &mut lines);
     let conclusion = bisection.run(lab, &known, &mut watch, stop).await;
     lines.close();
     let conclusion = conclusion?;
-    let mut mitigations = configured.clone();
-    mitigations.extend(items(&conclusion.cure).into_iter().map(str::to_owned));
-    if conclusion.cure.is_empty() {
-        mitigations.clear();
-    }
-    let mut added = Added::default();
-    if !conclusion.cure.is_empty() {
-        let cured = with(&Arm { switches: conclusion.cure.clone() }).map_err(Failure::failed)?;
-        added = Added::between(&spec.command, &cured.command);
-    }
-    Ok(CureReport {
-        added,
-        switches: found.switches.clone(),
-        not_tried: found.not_tried.clone(),
-        conclusion,
-        mitigations,
-    })
+    let (mitigations, added) = trials.cured(&conclusion.cure)?;
+    let Candidates { switches, not_tried, .. } = trials.found;
+    Ok(CureReport { added, switches, not_tried, conclusion, mitigations })
 }
 
 /// Nothing leaks, or nobody knows.
@@ -160,20 +112,7 @@ pub(super) fn tell(report: &CureReport, name: Option<&str>) -> Result<(), Failur
             }
         }
     }
-    let rows = report.rows();
-    if rows.len() > 1 {
-        out::line("")?;
-        out::write(&out::table(&rows))?;
-    }
-    let left_out = report.left_out();
-    if !left_out.is_empty() {
-        out::line("")?;
-        out::line("not tried:")?;
-        for one in &left_out {
-            out::line(&format!("{}: {}", one.item, one.why))?;
-        }
-    }
-    Ok(())
+    trials::tell(&report.rows(), &report.left_out())
 }
 
 /// What to write where, so that a cure holds.

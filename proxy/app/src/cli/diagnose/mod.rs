@@ -18,6 +18,7 @@ mod outputs;
 mod survive;
 mod target;
 mod trace;
+mod trials;
 mod wrap;
 mod write;
 
