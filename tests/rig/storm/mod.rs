@@ -22,9 +22,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::process::ProcessId;
 use crate::warden::{SOON, Setup, chat};
@@ -253,6 +254,7 @@ fn faults() -> Vec<Value> {
 
 /// After the storm every model answers, nothing runs, and no process or socket is left over.
 async fn as_good_as_new(warden: &Warden) -> Result<Vec<ProcessId>, Trouble> {
+    until_well(warden).await?;
     for model in MODELS {
         for n in 0..6_u32 {
             let request = chat(&format!("after-{model}-{n}"), model, "hi", 4, n.is_multiple_of(2));
@@ -273,6 +275,23 @@ async fn as_good_as_new(warden: &Warden) -> Result<Vec<ProcessId>, Trouble> {
     });
     let good = good.await;
     good.context(seen)
+}
+
+/// Who was killed last may still take a request, and who hangs is found by its probes only: what is asked before that shares
+/// their fate, and is rightly told so.
+async fn until_well(warden: &Warden) -> Result<(), Trouble> {
+    wait_until("every process answers for itself", SOON, async || {
+        let backends = warden.backends();
+        for backend in &backends {
+            let Some(http) = backend.http() else { return false };
+            let asked = timeout(Duration::from_secs(1), http.get("/health")).await;
+            if !matches!(asked, Ok(Ok(answer)) if answer.status == StatusCode::OK) {
+                return false;
+            }
+        }
+        backends.len() >= 3
+    })
+    .await
 }
 
 async fn end(warden: &mut Warden, backends: &[ProcessId]) -> Result<(), Trouble> {
