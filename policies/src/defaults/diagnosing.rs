@@ -14,6 +14,8 @@ section!(
     Diagnose of "diagnose" {
         /// Readings of one leg of `diagnose`, at most, each after one request or after one on each slot; more find slower leaks (`--requests`).
         pub requests: u64 where Takes::Whole(1, i64::MAX),
+        /// A leg that would end with nothing but a suspicion goes on for this share of its readings at most.
+        doubt_share: f64,
         /// A leg is not ended early before this many readings.
         decide_after: u64,
         /// A leak is measured well enough when the interval of its slope is narrower than this share of it.

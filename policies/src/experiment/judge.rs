@@ -55,6 +55,13 @@ impl Judge {
         self.monitor.growth()
     }
 
+    /// Readings of this leg at most: some more than it was given while one memory is suspected, because what may be either is
+    /// an answer to nobody.
+    pub fn most(&self) -> u64 {
+        let suspected = self.growth().iter().any(|growth| growth.verdict == Verdict::Suspected);
+        self.steps.saturating_add(if suspected { scale(self.steps, self.numbers.doubt_share) } else { 0 })
+    }
+
     /// Takes a reading in. `allowed`: bytes of host memory that the server is told to keep and nobody measures. `graphs`:
     /// captured graphs that it has, by its memory report; `None` where that is not known, or where they are limited.
     pub fn observe(&mut self, sample: Sample, allowed: u64, graphs: Option<u64>) -> Next {

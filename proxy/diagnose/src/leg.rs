@@ -39,7 +39,8 @@ pub struct Leg {
     pub workload: Workload,
     /// Readings at most.
     pub steps: u64,
-    /// End as soon as more readings would tell nothing new.
+    /// End as soon as more readings would tell nothing new, and go on for some more than `steps` while something is merely
+    /// suspected.
     pub early: bool,
     /// For [`Workload::Replay`].
     pub replay: Option<Arc<Recording>>,
@@ -236,7 +237,7 @@ impl Run<'_> {
         let patience = round.map_or(self.lab.numbers.failures, |round| {
             self.lab.numbers.failures.max(u32::try_from(round).unwrap_or(u32::MAX))
         });
-        while self.taken() < self.leg.steps {
+        while self.taken() < self.most() {
             let sent = tokio::select! {
                 biased;
                 ended = cut(solo, stop, deadline) => return Ok(ended),
@@ -274,6 +275,10 @@ impl Run<'_> {
             }
         }
         Ok(Ended::Complete)
+    }
+
+    fn most(&self) -> u64 {
+        if self.leg.early { self.judge.most() } else { self.leg.steps }
     }
 
     fn taken(&self) -> u64 {
@@ -331,12 +336,12 @@ impl Run<'_> {
         let reading = solo.sample(Edge::Idle, self.work, 0, self.largest).await;
         let graphs = reading.graphs();
         let next = self.judge.observe(reading.sample.clone(), reading.allowed, graphs);
-        let done = self.taken();
+        let (done, most) = (self.taken(), self.most());
         if let (Some(first), Some(now)) = (self.judge.readings().first(), self.judge.readings().last()) {
             (self.watch)(Progress::Step {
                 workload: self.leg.workload,
                 done,
-                of: self.leg.steps,
+                of: most,
                 first: &first.sample,
                 now: &now.sample,
                 growth: self.judge.growth(),
