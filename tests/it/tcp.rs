@@ -26,7 +26,7 @@ fn port(warden: &Warden) -> Option<SocketAddr> {
     }
 }
 
-/// Another program at a port: answers everything with 200, and keeps what it was asked.
+/// Another program at a port: answers everything with 200, and keeps what each connection brought it.
 struct Stranger {
     asked: Arc<Mutex<Vec<String>>>,
     _tasks: JoinSet<()>,
@@ -42,9 +42,13 @@ impl Stranger {
                 let heard = heard.clone();
                 connections.spawn(async move {
                     let mut bytes = vec![0; 64 * 1024];
-                    while let Ok(length @ 1..) = stream.read(&mut bytes).await {
+                    loop {
+                        let length = stream.read(&mut bytes).await.unwrap_or(0);
                         let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
                         heard.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+                        if length == 0 {
+                            break;
+                        }
                         let answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n{\"status\":\"ok\"}";
                         let _gone = stream.write_all(answer).await;
                     }
@@ -54,14 +58,14 @@ impl Stranger {
         Self { asked, _tasks: tasks }
     }
 
-    /// The requests.
+    /// What came, one entry for each piece and an empty one for each end.
     fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// That nothing but probes came.
-    fn got_probes_only(&self) -> Outcome {
-        match self.asked().iter().find(|asked| !asked.starts_with("GET /health ")) {
+    /// That nobody told it anything.
+    fn got_nothing(&self) -> Outcome {
+        match self.asked().iter().find(|asked| !asked.is_empty()) {
             None => Ok(()),
             Some(asked) => Err(Trouble::new(format!("a stranger was sent {asked:?}"))),
         }
@@ -121,7 +125,7 @@ fn waiting_fake(folder: &Path) -> Result<std::path::PathBuf, Trouble> {
 }
 
 #[tokio::test]
-async fn a_port_that_another_program_took_first_gets_probes_and_never_a_request() -> Outcome {
+async fn a_port_that_another_program_took_first_gets_connections_and_not_a_byte() -> Outcome {
     let setup = Setup::new()?.fake("m", &json!({}), TCP)?;
     let folder = setup.home.path().to_owned();
     let fake = binaries::fake_llama()?;
@@ -141,14 +145,15 @@ async fn a_port_that_another_program_took_first_gets_probes_and_never_a_request(
         let http = warden.http.clone();
         JoinSet::from_iter([async move { http.post(CHAT, &chat("c", "m", "hi", 4, true)).await }])
     };
-    wait_until("the stranger was probed again and again", SOON, async || stranger.asked().len() >= 5).await?;
+    wait_until("it is connected to the stranger again and again", SOON, async || stranger.asked().len() >= 5)
+        .await?;
     wait_until("the request waits", SOON, async || {
         warden.waiting("m").await.is_ok_and(|waiting| waiting == 1)
     })
     .await?;
     assert_eq!(warden.state("m").await?, "loading", "an answer of somebody else counted");
     warden.says("another program listens on").await?;
-    stranger.got_probes_only()?;
+    stranger.got_nothing()?;
     // The process finds its port taken and ends; the next one gets another.
     std::fs::write(folder.join("go"), "")?;
     let answers = asking.join_all().await;
@@ -156,11 +161,11 @@ async fn a_port_that_another_program_took_first_gets_probes_and_never_a_request(
     assert!(answer.answer()?.is_whole(), "{}", answer.text());
     assert_ne!(port(&warden), Some(taken));
     warden.ledger().each_finished_once(["c"])?;
-    stranger.got_probes_only()
+    stranger.got_nothing()
 }
 
 #[tokio::test]
-async fn a_port_that_another_program_takes_over_from_a_dead_process_gets_no_request() -> Outcome {
+async fn a_port_that_another_program_takes_over_from_a_dead_process_gets_nothing() -> Outcome {
     let warden = Setup::new()?.fake("m", &json!({"ms_per_token": 1}), TCP)?.start().await?;
     let mut strangers = Vec::new();
     for round in 0..3 {
@@ -183,5 +188,5 @@ async fn a_port_that_another_program_takes_over_from_a_dead_process_gets_no_requ
         let next = requests(&format!("n{round}"), "m", 8, 4);
         all_whole(&swarm(&warden.http, &next, 4).await)?;
     }
-    strangers.iter().try_for_each(Stranger::got_probes_only)
+    strangers.iter().try_for_each(Stranger::got_nothing)
 }

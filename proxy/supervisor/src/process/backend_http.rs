@@ -1,10 +1,14 @@
 //! How the supervisor itself asks a backend: probes, properties, counters. Clients' requests never come this way.
+//!
+//! Over a port each request has a connection of its own, which is looked at before anything is sent on it: another program
+//! that came by the port is told nothing, least of all the key.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::process::endpoint::Endpoint;
+use crate::process::own_port::{OnlyToOwner, OwnPort};
 
 #[derive(Debug)]
 pub(crate) struct BackendHttp {
@@ -16,7 +20,8 @@ pub(crate) struct BackendHttp {
 
 impl BackendHttp {
     /// No pool: llama-server closes an idle connection after 5 s, and probes are further apart than a pool would help.
-    pub(crate) fn new(endpoint: &Endpoint, key: Option<String>) -> Self {
+    /// `port`: who has to listen there, if others can.
+    pub(crate) fn new(endpoint: &Endpoint, key: Option<String>, port: Option<OwnPort>) -> Self {
         let builder = reqwest::Client::builder();
         let (builder, at) = match endpoint {
             Endpoint::Unix(socket) => (builder.unix_socket(socket.as_path()), "backend".to_owned()),
@@ -27,6 +32,10 @@ impl BackendHttp {
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .pool_max_idle_per_host(0);
+        let builder = match port {
+            Some(port) => builder.connector_layer(OnlyToOwner::new(port)),
+            None => builder,
+        };
         let client = builder.build();
         let client =
             client.inspect_err(|error| tracing::error!(%error, "cannot make a client for probes")).ok();
@@ -46,7 +55,7 @@ impl BackendHttp {
     /// The answer to a `GET`; `None` if there is none within the time.
     pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
         let mut request = self.client.as_ref()?.get(format!("http://{}{path}", self.at)).timeout(timeout);
-        // `/health` needs no key, and until the process is ready a stranger may answer on its port.
+        // `/health` needs no key, and what is not needed is not sent.
         if let Some(key) = self.key.as_ref().filter(|_| path != "/health") {
             request = request.bearer_auth(key);
         }

@@ -1,8 +1,6 @@
 //! The real world: children of this host, asked over their sockets, read by the sensors.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +9,7 @@ use tokio::task::JoinSet;
 use warden_policies::health::Slots;
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
 use warden_sensors::oom::Moved;
-use warden_sensors::{BackendMetrics, Listener, backend_metrics};
+use warden_sensors::{BackendMetrics, backend_metrics};
 
 use crate::clock;
 use crate::error::SpawnError;
@@ -24,6 +22,7 @@ use crate::process::group::Exit;
 use crate::process::hints::{api_key, build_number, tells_metrics};
 use crate::process::needs::{self, Sight};
 use crate::process::nursery::NurseryHandle;
+use crate::process::own_port::OwnPort;
 use crate::process::population::{Birth, Population};
 use crate::process::report_file::Source;
 use crate::process::settings::Setting;
@@ -72,18 +71,14 @@ impl World for Host {
                 readers.spawn(lines::read(stdout, longest_line, move |line| to_out(Stream::Stdout, line)));
                 readers.spawn(lines::read(stderr, longest_line, move |line| to_err(Stream::Stderr, line)));
             }
-            let http = BackendHttp::new(&endpoint, key);
-            let port = match endpoint {
-                Endpoint::Tcp(address) => Some(Port { address, told: AtomicBool::new(false) }),
-                Endpoint::Unix(_) => None,
-            };
+            let child = Arc::new(child);
+            let http = BackendHttp::new(&endpoint, key, OwnPort::of(&endpoint, &child));
             let readers = tokio::sync::Mutex::new(readers);
             let (gpus, gpu_here) = (Arc::clone(&self.gpus), self.has_gpu());
             Ok(Arc::new(HostProcess {
                 child,
                 readers,
                 http,
-                port,
                 report,
                 tells,
                 gpus,
@@ -153,11 +148,9 @@ fn restore_directory(socket: &Path) {
 
 #[derive(Debug)]
 struct HostProcess {
-    child: Child,
+    child: Arc<Child>,
     readers: tokio::sync::Mutex<JoinSet<()>>,
     http: BackendHttp,
-    /// Where it listens, if others can listen there, too.
-    port: Option<Port>,
     report: Option<Source>,
     /// It tells its own counters.
     tells: bool,
@@ -172,17 +165,8 @@ struct HostProcess {
 }
 
 impl HostProcess {
-    /// Whether it is the one who answers where it was told to listen.
-    async fn listens(&self) -> bool {
-        match &self.port {
-            Some(port) => port.is_of(self.child.pid()).await,
-            None => true,
-        }
-    }
-
     async fn metrics(&self, limit: Duration) -> Option<BackendMetrics> {
-        // It is asked with its key.
-        if !self.tells || !self.listens().await {
+        if !self.tells {
             return None;
         }
         let answer = self.http.get("/metrics", limit).await?;
@@ -193,45 +177,11 @@ impl HostProcess {
     }
 
     async fn slots(&self, limit: Duration) -> Option<Slots> {
-        // It is asked with its key.
-        if !self.listens().await {
-            return None;
-        }
         let answer = self.http.get("/slots", limit).await?;
         if answer.status() != reqwest::StatusCode::OK {
             return None;
         }
         backend_slots::read(&answer.json().await.ok()?)
-    }
-}
-
-/// A port that any program of this machine could have taken before the child.
-#[derive(Debug)]
-struct Port {
-    address: SocketAddr,
-    /// Whether it was already logged that somebody else listens on this port.
-    told: AtomicBool,
-}
-
-impl Port {
-    /// Whether the group listens there, and nobody else. What cannot be told is not held against it.
-    async fn is_of(&self, group: u32) -> bool {
-        let address = self.address;
-        // Some small reads of /proc: not for a runtime thread.
-        let looked = tokio::task::spawn_blocking(move || warden_sensors::listener(group, address)).await;
-        match looked {
-            Ok(Some(Listener::Other)) => {
-                if !self.told.swap(true, Ordering::Relaxed) {
-                    tracing::error!(
-                        pid = group,
-                        "another program listens on {address}, the port chosen for this process; no request goes there"
-                    );
-                }
-                false
-            }
-            Ok(Some(Listener::Nobody)) => false,
-            Ok(Some(Listener::Group) | None) | Err(_) => true,
-        }
     }
 }
 
@@ -270,13 +220,11 @@ impl Process for HostProcess {
 
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
         Box::pin(async move {
-            let health = match self.http.get("/health", timeout).await {
+            match self.http.get("/health", timeout).await {
                 Some(answer) if answer.status() == reqwest::StatusCode::OK => Health::Ready,
                 Some(_) => Health::Loading,
                 None => Health::Lost,
-            };
-            // After the answer: the port cannot change hands while its listener lives.
-            if health != Health::Lost && !self.listens().await { Health::Lost } else { health }
+            }
         })
     }
 
@@ -297,10 +245,6 @@ impl Process for HostProcess {
 
     fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move {
-            // It is sent with its key.
-            if !self.listens().await {
-                return Err("another program answers in its place".to_owned());
-            }
             match self.http.post(&setting.path, setting.body, timeout).await {
                 Some(answer) if answer.status().is_success() => Ok(()),
                 Some(answer) => Err(format!("it answered {}", answer.status().as_u16())),

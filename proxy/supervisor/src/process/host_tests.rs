@@ -1,7 +1,7 @@
 //! Probes and last words with real processes: `/bin/sh` children and a server on a Unix socket.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use warden_policies::sample::GpuIndex;
@@ -20,9 +20,20 @@ async fn sleeper(
     script: &str,
     key: Option<&str>,
 ) -> (Arc<dyn Process>, PathBuf, Arc<Heard>) {
+    let socket = directory.join("x.sock");
+    let (process, heard) = sleeper_at(Endpoint::Unix(socket.clone()), &socket, script, key).await;
+    (process, socket, heard)
+}
+
+/// The same with another place to listen.
+async fn sleeper_at(
+    endpoint: Endpoint,
+    socket: &Path,
+    script: &str,
+    key: Option<&str>,
+) -> (Arc<dyn Process>, Arc<Heard>) {
     let (nursery, handle) = crate::process::nursery::channel();
     std::thread::spawn(|| nursery.run());
-    let socket = directory.join("x.sock");
     let mut args = vec!["-c".to_owned(), script.to_owned()];
     args.extend(key.iter().flat_map(|key| ["--api-key".to_owned(), (*key).to_owned()]));
     let command =
@@ -32,11 +43,10 @@ async fn sleeper(
     let sink: Sink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));
     let host = Host::new(handle.clone());
     let request = SpawnRequest { command, oom_score_adj: 0 };
-    let process =
-        host.spawn(request, socket.clone(), Endpoint::Unix(socket.clone()), 100, sink).await.unwrap();
+    let process = host.spawn(request, socket.to_owned(), endpoint, 100, sink).await.unwrap();
     // The nursery's thread has to outlive the child.
     std::mem::forget(handle);
-    (process, socket, heard)
+    (process, heard)
 }
 
 #[derive(Default)]
@@ -108,6 +118,36 @@ async fn probes_go_without_the_key_because_another_may_answer() {
     assert!(heard.starts_with("GET /health ") && !heard.contains("s3cret"), "{heard}");
     process.kill();
     process.wait().await;
+}
+
+#[tokio::test]
+async fn another_program_at_its_port_is_sent_not_a_byte_while_it_runs_or_when_it_is_dead() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = Endpoint::Tcp(listener.local_addr().unwrap());
+    let socket = directory.path().join("x.sock");
+    let (process, _) = sleeper_at(endpoint, &socket, "exec sleep 60", Some("s3cret")).await;
+    let heard: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let ears = Arc::clone(&heard);
+    let _stranger = AbortOnDropHandle::new(TaskTracker::new().spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut bytes = vec![0; 4096];
+            let length = stream.read(&mut bytes).await.unwrap_or(0);
+            lock(&ears).push(length);
+            let _gone = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+        }
+    }));
+    for _ in 0..2 {
+        assert_eq!(process.probe(PATIENCE).await, Health::Lost);
+        assert_eq!(process.props(PATIENCE).await, Props::default());
+        let setting = Setting { path: "/slots/0?action=erase".to_owned(), body: bytes::Bytes::default() };
+        assert!(process.set(setting, PATIENCE).await.is_err());
+        process.kill();
+        process.wait().await;
+    }
+    let heard = lock(&heard).clone();
+    assert!(heard.len() >= 3 && heard.iter().all(|length| *length == 0), "{heard:?}");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! | file | job |
 //! |---|---|
 //! | `nursery`, `spawn`, `child`, `group` | the main thread forks; a child's output, signals, end and reaping |
+//! | `own_port` | nothing is sent to another program that has come by the child's port |
 //! | `host` | this machine: children, probes, readings |
 //! | `backend_http`, `backend_slots`, `hints` | how a backend is asked, and what its command says of that |
 //! | `endpoint`, `socket_name`, `directories`, `private_dir`, `report_file` | where a process listens and writes |
@@ -26,6 +27,7 @@ pub(crate) mod host;
 pub(crate) mod lines;
 pub(crate) mod needs;
 pub mod nursery;
+mod own_port;
 pub(crate) mod population;
 pub mod private_dir;
 pub(crate) mod report_file;

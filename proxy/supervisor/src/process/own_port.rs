@@ -1,0 +1,122 @@
+//! A port that any program of this machine may take before the child does, or after its end: what is sent there is sent to
+//! the child or not at all.
+//!
+//! ```text
+//!   connect --> does the child run? --> does its group listen, and nobody else? --> send
+//!                   | no                     | no
+//!                   `------------------------+--> closed, and not a byte was sent
+//! ```
+//!
+//! It is looked *after* the connection stands: who listens before may be gone when it is made. A process that is killed gives
+//! its port free only after it is marked as ending, so whoever is connected to its successor sees the mark.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use futures_util::future::BoxFuture;
+use tower::{BoxError, Layer, Service};
+use warden_sensors::Listener;
+
+use crate::process::child::Child;
+use crate::process::endpoint::Endpoint;
+
+/// A port and the child that it was chosen for.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnPort {
+    address: SocketAddr,
+    /// Not held: the end of whoever made the child is the child's end.
+    child: Weak<Child>,
+    /// Whether it was already logged that somebody else listens on this port.
+    told: Arc<AtomicBool>,
+}
+
+impl OwnPort {
+    /// `None` for a socket in a directory that is ours alone.
+    pub(crate) fn of(endpoint: &Endpoint, child: &Arc<Child>) -> Option<Self> {
+        match endpoint {
+            Endpoint::Tcp(address) => {
+                Some(Self { address: *address, child: Arc::downgrade(child), told: Arc::default() })
+            }
+            Endpoint::Unix(_) => None,
+        }
+    }
+
+    /// Whether the child runs, and its group listens there, and nobody else. What cannot be told is not held against it.
+    async fn is_its_own(&self) -> bool {
+        let Some(group) = self.child.upgrade().filter(|child| child.is_running()).map(|child| child.pid())
+        else {
+            return false;
+        };
+        let address = self.address;
+        // Some small reads of /proc: not for a runtime thread.
+        match tokio::task::spawn_blocking(move || warden_sensors::listener(group, address)).await {
+            Ok(Some(Listener::Other)) => {
+                if !self.told.swap(true, Ordering::Relaxed) {
+                    tracing::error!(
+                        pid = group,
+                        "another program listens on {address}, the port chosen for this process; no request goes there"
+                    );
+                }
+                false
+            }
+            Ok(Some(Listener::Nobody)) => false,
+            Ok(Some(Listener::Group) | None) | Err(_) => true,
+        }
+    }
+}
+
+/// Hands out no connection but those to the owner of a port.
+#[derive(Clone, Debug)]
+pub(crate) struct OnlyToOwner {
+    port: OwnPort,
+}
+
+impl OnlyToOwner {
+    pub(crate) fn new(port: OwnPort) -> Self {
+        Self { port }
+    }
+}
+
+impl<S> Layer<S> for OnlyToOwner {
+    type Service = ConnectToOwner<S>;
+
+    fn layer(&self, connect: S) -> Self::Service {
+        ConnectToOwner { connect, port: self.port.clone() }
+    }
+}
+
+/// See [`OnlyToOwner`].
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectToOwner<S> {
+    connect: S,
+    port: OwnPort,
+}
+
+impl<S, R> Service<R> for ConnectToOwner<S>
+where
+    S: Service<R, Error = BoxError>,
+    S::Future: Send + 'static,
+    S::Response: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.connect.poll_ready(context)
+    }
+
+    fn call(&mut self, to: R) -> Self::Future {
+        let (connecting, port) = (self.connect.call(to), self.port.clone());
+        Box::pin(async move {
+            let connection = connecting.await?;
+            if port.is_its_own().await {
+                return Ok(connection);
+            }
+            Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the port is not its own").into())
+        })
+    }
+}
