@@ -29,6 +29,19 @@ async fn until_entries(warden: &Warden, count: usize) -> Result<Vec<Value>, Trou
     entries(warden)
 }
 
+/// The same while requests go on coming: on a busy machine a process may have done all of them before it is replaced.
+async fn until_entries_of_work(warden: &Warden, count: usize) -> Result<Vec<Value>, Trouble> {
+    let mut round = 0;
+    wait_until(&format!("{count} entries in the ledger"), SOON, async || {
+        round += 1;
+        let more = requests(&format!("more{round}"), "m", 20, 6);
+        let whole = all_whole(&swarm(&warden.http, &more, 4).await).is_ok();
+        whole && entries(warden).is_ok_and(|found| found.len() >= count)
+    })
+    .await?;
+    entries(warden)
+}
+
 async fn restarted_under_load(replace: &str) -> Outcome {
     let all = requests("r", "m", 160, 12);
     let undisturbed = swarm(&Fake::start(&paced(), &["-np", "4"]).await?.http, &all, 8).await;
@@ -89,7 +102,7 @@ async fn a_backend_is_replaced_after_its_share_of_requests() -> Outcome {
     let answers = swarm(&warden.http, &all, 4).await;
     all_whole(&answers)?;
     warden.ledger().each_finished_once(names(&all))?;
-    let found = until_entries(&warden, 2).await?;
+    let found = until_entries_of_work(&warden, 2).await?;
     for entry in found {
         assert_eq!(entry["reason"], "max_requests");
         assert!(entry["evidence"]["requests"].as_u64().is_some_and(|requests| requests >= 20), "{entry}");
@@ -106,7 +119,7 @@ async fn a_leaking_backend_is_replaced_at_its_soft_budget_and_memory_comes_back(
     let answers = swarm(&warden.http, &all, 4).await;
     all_whole(&answers)?;
     warden.ledger().each_finished_once(names(&all))?;
-    for entry in until_entries(&warden, 2).await? {
+    for entry in until_entries_of_work(&warden, 2).await? {
         assert_eq!(
             (entry["reason"].as_str(), &entry["helped"]),
             (Some("host_soft"), &json!(true)),
