@@ -281,15 +281,15 @@ async fn as_good_as_new(warden: &Warden) -> Result<Vec<ProcessId>, Trouble> {
 /// their fate, and is rightly told so.
 async fn until_well(warden: &Warden) -> Result<(), Trouble> {
     wait_until("every process answers for itself", SOON, async || {
-        let backends = warden.backends();
-        for backend in &backends {
+        // A model that was drained has none until it is asked for.
+        for backend in warden.backends() {
             let Some(http) = backend.http() else { return false };
             let asked = timeout(Duration::from_secs(1), http.get("/health")).await;
             if !matches!(asked, Ok(Ok(answer)) if answer.status == StatusCode::OK) {
                 return false;
             }
         }
-        backends.len() >= 3
+        true
     })
     .await
 }
