@@ -21,20 +21,13 @@ fn entries(warden: &Warden) -> Result<Vec<Value>, Trouble> {
     json_lines(&warden.recycles())
 }
 
-async fn until_entries(warden: &Warden, count: usize) -> Result<Vec<Value>, Trouble> {
-    wait_until(&format!("{count} entries in the ledger"), SOON, async || {
-        entries(warden).is_ok_and(|found| found.len() >= count)
-    })
-    .await?;
-    entries(warden)
-}
-
-/// The same while requests go on coming: on a busy machine a process may have done all of them before it is replaced.
-async fn until_entries_of_work(warden: &Warden, count: usize) -> Result<Vec<Value>, Trouble> {
+/// Waits for so many entries. `work` requests come again and again meanwhile: on a busy machine a process may have done
+/// all of them before it is replaced.
+async fn until_entries(warden: &Warden, count: usize, work: usize) -> Result<Vec<Value>, Trouble> {
     let mut round = 0;
     wait_until(&format!("{count} entries in the ledger"), SOON, async || {
         round += 1;
-        let more = requests(&format!("more{round}"), "m", 20, 6);
+        let more = requests(&format!("more{round}"), "m", work, 6);
         let whole = all_whole(&swarm(&warden.http, &more, 4).await).is_ok();
         whole && entries(warden).is_ok_and(|found| found.len() >= count)
     })
@@ -53,7 +46,7 @@ async fn restarted_under_load(replace: &str) -> Outcome {
     same(&undisturbed, &disturbed)?;
     warden.ledger().each_finished_once(names(&all))?;
     assert!(warden.ledger().generations()? >= 2, "no restart fell into the load");
-    let found = until_entries(&warden, 3).await?;
+    let found = until_entries(&warden, 3, 0).await?;
     for entry in &found {
         assert_eq!(
             (entry["reason"].as_str(), entry["mode"].as_str()),
@@ -88,7 +81,7 @@ async fn a_slowly_loading_next_generation_makes_requests_wait_and_none_fail() ->
     let (answers, ran) = tokio::join!(swarm(&warden.http, &all, 8), warden.cli(&["restart", "m"]));
     assert_eq!(ran?.code, 0);
     all_whole(&answers)?;
-    let entry = until_entries(&warden, 1).await?.remove(0);
+    let entry = until_entries(&warden, 1, 0).await?.remove(0);
     assert!(entry["gap_ms"].as_u64().is_some_and(|gap| gap >= 700), "{entry}");
     assert!(entry["carried_over"].as_u64().is_some_and(|carried| carried > 0), "{entry}");
     Ok(())
@@ -102,7 +95,7 @@ async fn a_backend_is_replaced_after_its_share_of_requests() -> Outcome {
     let answers = swarm(&warden.http, &all, 4).await;
     all_whole(&answers)?;
     warden.ledger().each_finished_once(names(&all))?;
-    let found = until_entries_of_work(&warden, 2).await?;
+    let found = until_entries(&warden, 2, 20).await?;
     for entry in found {
         assert_eq!(entry["reason"], "max_requests");
         assert!(entry["evidence"]["requests"].as_u64().is_some_and(|requests| requests >= 20), "{entry}");
@@ -119,7 +112,7 @@ async fn a_leaking_backend_is_replaced_at_its_soft_budget_and_memory_comes_back(
     let answers = swarm(&warden.http, &all, 4).await;
     all_whole(&answers)?;
     warden.ledger().each_finished_once(names(&all))?;
-    for entry in until_entries_of_work(&warden, 2).await? {
+    for entry in until_entries(&warden, 2, 20).await? {
         assert_eq!(
             (entry["reason"].as_str(), &entry["helped"]),
             (Some("host_soft"), &json!(true)),
@@ -142,7 +135,7 @@ async fn at_the_hard_budget_a_busy_backend_is_drained_now_and_its_streams_end_we
     let all: Vec<Value> = (0..3).map(|n| chat(&format!("s-{n}"), "m", "long", 150, true)).collect();
     let answers = swarm(&warden.http, &all, 3).await;
     all_whole(&answers)?;
-    let entry = until_entries(&warden, 1).await?.remove(0);
+    let entry = until_entries(&warden, 1, 0).await?.remove(0);
     assert_eq!((entry["reason"].as_str(), &entry["cut"]), (Some("host_hard"), &json!(0)), "{entry}");
     Ok(())
 }
@@ -175,7 +168,7 @@ async fn a_drain_deadline_cuts_what_does_not_end_and_the_ledger_says_so() -> Out
     let (ran, (answer, _)) = tokio::join!(restart, async { flow.rest().await });
     assert_eq!(ran?.code, 0);
     assert!(answer.error.is_some() && !answer.is_whole(), "{answer:?}");
-    let entry = until_entries(&warden, 1).await?.remove(0);
+    let entry = until_entries(&warden, 1, 0).await?.remove(0);
     assert_eq!(entry["cut"], 1, "{entry}");
     Ok(())
 }

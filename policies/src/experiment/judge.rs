@@ -7,8 +7,7 @@ use crate::experiment::{
 use crate::growth::stats::median;
 use crate::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slope};
 use crate::sample::{MemoryKind, Sample, Work};
-use crate::units::exact;
-use crate::units::scale;
+use crate::units::{exact, scale};
 
 /// Whether a leg goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
