@@ -14,10 +14,22 @@ pub fn slope(slope: &Interval) -> String {
         if !mib.is_finite() || mib.abs() >= 1e9 {
             return "?".to_owned();
         }
-        if mib == 0.0 || mib.abs() >= 0.1 { format!("{mib:.2}") } else { format!("{mib:.4}") }
+        match mib.abs() {
+            // What rounds to nothing is not less than nothing.
+            0.0..5e-5 => "0.00".to_owned(),
+            5e-5..0.1 => format!("{mib:.4}"),
+            _ => format!("{mib:.2}"),
+        }
     };
-    let sign = if slope.value < 0.0 { "" } else { "+" };
-    format!("{sign}{} MiB a request ({} to {})", mib(slope.value), mib(slope.low), mib(slope.high))
+    let value = mib(slope.value);
+    let sign = if value.starts_with('-') { "" } else { "+" };
+    format!("{sign}{value} MiB a request ({} to {})", mib(slope.low), mib(slope.high))
+}
+
+/// Growth alone, likewise: `+4.42 MiB`. What rounds to nothing is not less than nothing.
+pub fn grows(bytes: f64) -> String {
+    let mib = bytes / exact(MIB);
+    format!("{:+.2} MiB", if mib.abs() < 0.005 { 0.0 } else { mib })
 }
 
 /// Who pays: `each image pays 4.42 MiB (98 % of the growth)`.
@@ -78,44 +90,4 @@ pub fn decision(decision: &Decision) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::growth::Unit;
-
-    use super::*;
-
-    const MIB: f64 = exact(super::MIB);
-
-    #[test]
-    fn growth_reads_as_a_sentence_with_its_interval() {
-        let interval = Interval { value: 4.42 * MIB, low: 4.4 * MIB, high: 4.45 * MIB };
-        assert_eq!(slope(&interval), "+4.42 MiB a request (4.40 to 4.45)");
-        let falling = Interval { value: -0.02 * MIB, low: -0.5 * MIB, high: 0.0 };
-        assert_eq!(slope(&falling), "-0.0200 MiB a request (-0.50 to 0.00)");
-        let open = Interval { high: f64::MAX, ..interval };
-        assert_eq!(slope(&open), "+4.42 MiB a request (4.40 to ?)");
-        let image = Blame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * MIB, share: 0.976 };
-        assert_eq!(blame(&image), "each image pays 4.42 MiB (98 % of the growth)");
-        let refused = Blame::Undecided { why: "every request has one image.".to_owned() };
-        assert_eq!(blame(&refused), "nothing is blamed: every request has one image");
-    }
-
-    #[test]
-    fn a_forecast_has_requests_and_where_a_rate_is_known_a_time() {
-        let requests = Interval { value: 120.4, low: 100.0, high: f64::MAX };
-        let mut left = Forecast { limit: 1, requests, seconds: None };
-        assert_eq!(forecast(&left), "in 120 requests (100 to any number)");
-        left.seconds = Some(Interval { value: 2100.0, low: 61.0, high: f64::MAX });
-        assert_eq!(forecast(&left), "in 120 requests (100 to any number), 35 min (1 min 1 s to over a year)");
-        assert_eq!(
-            (time(90_061.0), time(59.9), time(7200.0)),
-            ("1 d 1 h".into(), "59 s".into(), "2 h".into())
-        );
-    }
-
-    #[test]
-    fn pools_that_are_declared_show_how_full_they_are() {
-        assert_eq!(fill(&Fill::default()), None);
-        let half = Fill { allowed: 2 << 30, used: 1 << 30 };
-        assert_eq!(fill(&half).unwrap(), "1.0 GiB of 2.0 GiB that it may keep (50 %)");
-    }
-}
+mod tests;

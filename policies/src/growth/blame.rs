@@ -235,3 +235,15 @@ const fn plural(unit: Unit) -> &'static str {
         Unit::Hour => "hours",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_that_cannot_be_told_apart_are_all_named() {
+        let all = [Unit::PromptToken, Unit::OutputToken, Unit::Image, Unit::Audio, Unit::Hour];
+        let told = [alike(Unit::Request, &[Unit::Image], true), alike(Unit::Request, &all, false)];
+        insta::assert_snapshot!(told.join("\n"));
+    }
+}

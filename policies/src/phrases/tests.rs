@@ -1,0 +1,190 @@
+//! The phrasebook, page by page: every sentence that a decision, a verdict or a wrong value is told in.
+
+use std::fmt::Display;
+
+use crate::admission::Admission;
+use crate::cooldown::{Held, Pause};
+use crate::experiment::Workload;
+use crate::growth::Unit;
+use crate::health::{Basis, Limit, Lost, Offload, Symptom};
+use crate::lifecycle::Phase;
+use crate::recycle::WhyNot;
+use crate::replacement_cost::Weighing;
+use crate::schedule::Windows;
+use crate::{Action, GpuIndex, MemoryLimit, Names, Origins, Rate};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(1));
+
+fn mib(value: f64, low: f64, high: f64) -> Interval {
+    let mib = exact(MIB);
+    Interval { value: value * mib, low: low * mib, high: high * mib }
+}
+
+fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
+    said.into_iter().map(|one| one.to_string() + "\n").collect()
+}
+
+#[test]
+fn growth_reads_as_a_sentence_with_its_interval() {
+    let open = Interval { high: f64::MAX, ..mib(4.42, 4.4, 0.0) };
+    let slopes = [
+        mib(4.42, 4.4, 4.45),
+        mib(-0.02, -0.5, 0.0),
+        mib(-1e-9, -1e-9, 1e-9),
+        mib(0.002, 0.0, 0.1),
+        mib(0.0, 0.0, 0.0),
+        open,
+    ];
+    let pays = |unit, mib, share| Blame::Pays { unit, bytes_per_unit: mib * exact(MIB), share };
+    let blames = [
+        pays(Unit::Request, 1.0, 1.0),
+        pays(Unit::PromptToken, 0.001, 0.5),
+        pays(Unit::OutputToken, 0.001, 0.5),
+        pays(Unit::Image, 4.42, 0.976),
+        pays(Unit::Audio, 2.0, 0.8),
+        pays(Unit::Hour, 300.0, 0.99),
+        Blame::Undecided { why: "every request has one image.".to_owned() },
+    ];
+    let fills =
+        [(0, 0), (2, 1), (2, 3)].map(|(allowed, used)| Fill { allowed: allowed * GIB, used: used * GIB });
+    let said = slopes.iter().map(slope).chain(blames.iter().map(blame)).chain(fills.iter().filter_map(fill));
+    insta::assert_snapshot!(lines(said));
+}
+
+#[test]
+fn a_forecast_has_requests_and_where_a_rate_is_known_a_time() {
+    let requests = Interval { value: 120.4, low: 100.0, high: f64::MAX };
+    let bare = Forecast { limit: 1, requests, seconds: None };
+    let at = |value, low, high| Forecast { seconds: Some(Interval { value, low, high }), ..bare };
+    let forecasts = [bare, at(2100.0, 61.0, f64::MAX), at(59.9, 0.1, 7200.0), at(90_061.0, 0.0, 400e6)];
+    insta::assert_snapshot!(lines(forecasts.iter().map(forecast)));
+}
+
+#[test]
+fn a_decision_names_what_is_done_why_and_at_which_limit() {
+    let of = |reason: &Reason| {
+        let series = match reason {
+            Reason::HostSoft | Reason::HostHard | Reason::Growth => Some(MemoryKind::Host),
+            Reason::VramSoft | Reason::VramHard | Reason::DeviceFault => Some(VRAM),
+            _ => None,
+        };
+        let limit_bytes = series.map(|_| 2 * GIB);
+        let action = Action::RecycleWhenQuiet;
+        decision(&Decision { action, reason: Some(*reason), series, limit_bytes, ..Decision::OBSERVE })
+            .unwrap()
+    };
+    assert_eq!(decision(&Decision::OBSERVE), None);
+    let actions = [Action::Observe, Action::RecycleWhenQuiet, Action::DrainNow, Action::KillNow];
+    insta::assert_snapshot!(lines(
+        actions.map(|action| action.phrase().to_owned()).into_iter().chain(Reason::ALL.iter().map(of))
+    ));
+}
+
+#[test]
+fn what_holds_a_replacement_back_is_said_with_the_way_out() {
+    let helds = [
+        Held::TooSoon { seconds_left: 90, rule: Pause::MinInterval },
+        Held::TooSoon { seconds_left: 90, rule: Pause::MinIntervalHard },
+        Held::TooSoon { seconds_left: 90, rule: Pause::LoadTime },
+        Held::LongRequests { seconds_left: 300 },
+        Held::Futile { recycles: 3, series: None },
+        Held::Futile { recycles: 3, series: Some(VRAM) },
+        Held::GrowthGoesOn { recycles: 4, seconds: 21_600 },
+        Held::DriverLeak { series: MemoryKind::Host, bytes: GIB },
+        Held::DriverLeak { series: VRAM, bytes: GIB },
+        Held::CannotStart,
+    ];
+    let reasons = [
+        WhyNot::NotQuiet { seconds_left: 59 },
+        WhyNot::OutsideWindow { minutes_left: 85 },
+        WhyNot::Observing { would: Action::DrainNow },
+        WhyNot::Observing { would: Action::RecycleWhenQuiet },
+        WhyNot::NotYet { seconds_to_limit: 46_800, seconds_before: 3600 },
+        WhyNot::NotConfirmed,
+        WhyNot::InTurn,
+    ];
+    let held = helds.map(|by| WhyNot::Held { by });
+    let weighing = Weighing { now: true, cost_now: 12.0, cost_lull: 4.0, cost_end: 600.0, risk: 0.951 };
+    let weighings = [weighing, Weighing { now: false, risk: 0.0, ..weighing }];
+    let said = reasons.iter().chain(&held).map(ToString::to_string);
+    insta::assert_snapshot!(lines(said.chain(weighings.iter().map(ToString::to_string))));
+}
+
+#[test]
+fn illness_and_admission_are_told_with_what_was_measured() {
+    let of = |basis| Limit { seconds: 95.0, basis };
+    let prompt = |media| Basis::Prompt { tokens: 2048, token_ms: 3.5, media };
+    let bases = [
+        Basis::Tokens { usual_ms: 42.4 },
+        Basis::Silent { token_ms: 20.0, tokens: 64 },
+        prompt(0),
+        prompt(2),
+        Basis::Unmeasured,
+        Basis::Unmoved,
+        Basis::Unseen,
+    ];
+    let wedged = bases.map(|basis| Symptom::Wedged { seconds: 100, limit: of(basis) });
+    let others = [
+        Symptom::ComputeErrors { in_a_row: 5 },
+        Symptom::SlowDecode { now: 12.34, baseline: 40.0 },
+        Symptom::DeviceFault { gpu: GpuIndex(1), xid: 79 },
+    ];
+    let had = |layers, of, vram| Offload { layers, of, vram };
+    let lost = [
+        Lost { now: had(Some(0), Some(33), Some(0)), known: had(Some(33), Some(33), Some(8 * GIB)) },
+        Lost { now: had(None, None, None), known: had(Some(33), None, None) },
+    ];
+    let refuse = |series, retry_after| Admission::Refuse { series, needed: 2 * GIB, have: GIB, retry_after };
+    let admissions = [
+        Admission::Fits,
+        Admission::Wait { series: MemoryKind::Host },
+        Admission::RecycleFirst { replica: 1, series: VRAM },
+        Admission::Elsewhere { replica: 2 },
+        refuse(VRAM, None),
+        refuse(MemoryKind::Host, Some(Duration::from_secs(5))),
+    ];
+    let ill = wedged.iter().chain(&others).map(ToString::to_string);
+    let rest = lost.iter().map(ToString::to_string).chain(admissions.iter().map(ToString::to_string));
+    insta::assert_snapshot!(lines(ill.chain(rest)));
+}
+
+#[test]
+fn every_name_of_a_state_and_of_a_workload_is_a_word_for_people() {
+    let phases = [
+        Phase::Idle,
+        Phase::Starting,
+        Phase::Ready,
+        Phase::Suspect,
+        Phase::Draining,
+        Phase::Stopping,
+        Phase::Backoff,
+        Phase::Failed,
+    ];
+    let workloads = Workload::ALL.map(|workload| format!("{workload:<16} {}", workload.what()));
+    insta::assert_snapshot!(lines(phases.iter().map(ToString::to_string).chain(workloads)));
+}
+
+#[test]
+fn a_value_that_cannot_be_read_is_repeated_with_the_right_form() {
+    let errors = [
+        "12 GB of ram".parse::<ByteSize>().unwrap_err().to_string(),
+        "0%".parse::<MemoryLimit>().unwrap_err().to_string(),
+        serde_json::from_str::<ByteSize>("-1").unwrap_err().to_string(),
+        serde_json::from_str::<ByteSize>("true").unwrap_err().to_string(),
+        serde_json::from_str::<MemoryLimit>("true").unwrap_err().to_string(),
+        crate::defaults::parse_duration("soon").unwrap_err().to_string(),
+        "0/min".parse::<Rate>().unwrap_err().to_string(),
+        "02:00".parse::<Windows>().unwrap_err().to_string(),
+        "25:00-02:00".parse::<Windows>().unwrap_err().to_string(),
+        "02:00-99:00".parse::<Windows>().unwrap_err().to_string(),
+        "02:00-02:00".parse::<Windows>().unwrap_err().to_string(),
+        "vram".parse::<MemoryKind>().unwrap_err().to_string(),
+        "poems".parse::<Workload>().unwrap_err().to_string(),
+        Names::parse(&["http://llm.example"]).unwrap_err().to_string(),
+        Origins::parse(&["app.example/path"]).unwrap_err().to_string(),
+    ];
+    insta::assert_snapshot!(lines(errors));
+}
