@@ -274,36 +274,5 @@ fn list<T: std::fmt::Display>(names: &[T]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_missing_program_names_the_package_that_has_it() {
-        let error = Error::MissingProgram { program: "a C++ compiler".into(), package: "g++" };
-        assert_eq!(error.to_string(), "not found: a C++ compiler");
-        assert_eq!(error.hint().unwrap(), "install it: apt install g++");
-        assert_eq!(error.kind(), Kind::Machine);
-    }
-
-    #[test]
-    fn an_error_of_a_tree_of_ours_comes_back_from_judging_as_it_was() {
-        let error = Error::from(warden_patches::Error::from(Error::Cancelled));
-        assert!(matches!(error, Error::Cancelled), "{error}");
-        let refused = Error::from(warden_patches::Error::Refused(Vec::new()));
-        assert_eq!(refused.kind(), Kind::Refused);
-    }
-
-    #[test]
-    fn a_library_that_is_missing_is_named() {
-        let why = "the server ended\nx: error while loading shared libraries: libcublas.so.13: cannot open";
-        let error = Error::Verify { check: "health", why: why.into(), illegal_instruction: false };
-        assert!(error.hint().unwrap().contains("libcublas.so.13: install"), "{:?}", error.hint());
-    }
-
-    #[test]
-    fn a_long_list_of_names_is_cut() {
-        let names: Vec<String> = (0..20).map(|number| number.to_string()).collect();
-        assert_eq!(list(&names), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more");
-        assert_eq!(list::<String>(&[]), "nothing");
-    }
-}
+#[path = "error_tests.rs"]
+mod tests;

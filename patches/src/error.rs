@@ -139,7 +139,7 @@ fn key_of(key: &str) -> String {
 fn list(ids: &[String]) -> String {
     const SHOWN: usize = 12;
     if ids.is_empty() {
-        return "nothing".to_owned();
+        return "none".to_owned();
     }
     let text = ids.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     match ids.len().checked_sub(SHOWN) {
@@ -156,21 +156,35 @@ mod tests {
     fn a_refusal_carries_its_reasons_and_the_way_out() {
         let refusal =
             |unverified| Refusal { set: "server".into(), unverified, reasons: vec!["a.cpp:3: moved".into()] };
-        let error = Error::Refused(vec![refusal(true)]);
-        assert_eq!(
-            error.to_string(),
-            "the patch set `server` is not verified for this source:\n  a.cpp:3: moved"
-        );
-        assert!(error.hint().unwrap().contains("--allow-unverified"));
-        let error = Error::Refused(vec![refusal(true), refusal(false)]);
-        assert!(!error.hint().unwrap().contains("--allow-unverified"), "that would not help");
-        assert_eq!(error.kind(), Kind::Refused);
-    }
-
-    #[test]
-    fn an_error_names_file_line_and_key() {
-        let error =
-            Error::Set { file: "a/set.toml".into(), line: Some(7), key: "id".into(), why: "is empty".into() };
-        assert_eq!(error.to_string(), "a/set.toml:7: `id`: is empty");
+        let set = |line, key: &str| Error::Set {
+            file: "a/set.toml".into(),
+            line,
+            key: key.into(),
+            why: "is empty".into(),
+        };
+        let io = |source: io::Error| Error::Io { doing: "writing", path: "/src/ggml.c".into(), source };
+        let errors = [
+            set(Some(7), "id"),
+            set(None, ""),
+            Error::NoSuchSet { id: "cuda".into(), known: vec!["cuda-memory".into(), "server".into()] },
+            Error::NoSuchSet { id: "cuda".into(), known: (1..=14).map(|set| format!("set{set}")).collect() },
+            Error::NoSuchSet { id: "cuda".into(), known: Vec::new() },
+            Error::Refused(vec![refusal(true)]),
+            Error::Refused(vec![refusal(true), refusal(false)]),
+            Error::Folder {
+                path: "/src".into(),
+                why: "it is patched already".into(),
+                cure: "restore it first: `llama-warden patches restore /src`".into(),
+                refused: true,
+            },
+            Error::Tree("the archive ended early".into()),
+            io(io::ErrorKind::StorageFull.into()),
+            io(io::Error::other("the kernel said no")),
+        ];
+        let told = errors.iter().map(|error| {
+            let hint = error.hint().map(|hint| format!("    hint: {hint}\n")).unwrap_or_default();
+            format!("{:?}: {error}\n{hint}", error.kind())
+        });
+        insta::assert_snapshot!(told.collect::<String>());
     }
 }

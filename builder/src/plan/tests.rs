@@ -128,24 +128,23 @@ fn options_of_the_user_come_last_so_that_they_win() {
 
 #[test]
 fn options_that_would_break_the_result_are_refused_with_the_reason() {
-    for (option, why) in [
-        ("GGML_LTO", "NAME=VALUE"),
-        ("=x", "NAME=VALUE"),
-        ("-D-S=x", "NAME=VALUE"),
-        ("A B=x", "NAME=VALUE"),
-        ("A=b\nc", "line break"),
-        ("BUILD_SHARED_LIBS=on", "one static binary"),
-        ("-DGGML_NATIVE:BOOL=OFF", "--arch"),
-        ("CMAKE_CXX_COMPILER=clang++", "CXX"),
-        ("GGML_CUDA=ON", "--backend"),
-        ("CMAKE_CUDA_ARCHITECTURES=90", "--arch"),
-        ("AMDGPU_TARGETS=gfx1201", "--arch"),
-        ("CMAKE_CUDA_COMPILER=/x/nvcc", "CUDACXX"),
-        ("LLAMA_BUILD_SERVER=OFF", "llama-server"),
-    ] {
-        let message = plan(&[option]).unwrap_err().to_string();
-        assert!(message.contains(why), "{message}");
-    }
+    let refused = [
+        "GGML_LTO",
+        "=x",
+        "-D-S=x",
+        "A B=x",
+        "A=b\nc",
+        "BUILD_SHARED_LIBS=on",
+        "-DGGML_NATIVE:BOOL=OFF",
+        "CMAKE_CXX_COMPILER=clang++",
+        "GGML_CUDA=ON",
+        "CMAKE_CUDA_ARCHITECTURES=90",
+        "AMDGPU_TARGETS=gfx1201",
+        "CMAKE_CUDA_COMPILER=/x/nvcc",
+        "LLAMA_BUILD_SERVER=OFF",
+    ];
+    let told = refused.map(|option| format!("{}\n", plan(&[option]).unwrap_err()));
+    insta::assert_snapshot!(told.concat());
     plan(&["BUILD_SHARED_LIBS=OFF"]).unwrap();
 }
 
@@ -154,7 +153,7 @@ fn a_plan_survives_json_and_prints_its_name_first() {
     let plan = plan(&[]).unwrap();
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
-    assert!(plan.to_string().starts_with(&format!("build     {}\n", plan.id)));
+    insta::assert_snapshot!(plan.to_string());
 }
 
 #[test]
@@ -183,14 +182,8 @@ fn each_backend_gives_cmake_its_options_before_those_of_the_user() {
 
 #[test]
 fn a_plan_for_a_gpu_tells_why_and_with_what() {
-    let text = with_gpu(Backend::Cuda, &["90-real"], "/opt/cuda/bin/nvcc", "nvcc 13.0.88").to_string();
-    for line in [
-        "backend   cuda (an NVIDIA device is there)",
-        "arch      portable,90-real (x86_64-linux-gnu)",
-        "toolkit   nvcc 13.0.88 | /opt/cuda/bin/nvcc",
-    ] {
-        assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
-    }
+    let plan = with_gpu(Backend::Cuda, &["90-real"], "/opt/cuda/bin/nvcc", "nvcc 13.0.88");
+    insta::assert_snapshot!(plan.to_string());
 }
 
 #[test]
@@ -199,16 +192,7 @@ fn a_plan_with_patches_names_the_sets_and_tells_each_fix() {
     let plan = Plan::new(Ingredients { patches, ..ingredients() }, &[]).unwrap();
     assert_eq!(plan.recipe.patch_set, "cuda-memory@0123456789ab");
     assert_eq!(plan.fixes(), ["pool-purge"]);
-    let text = plan.to_string();
-    for line in [
-        "patches   cuda-memory@0123456789ab",
-        "  cuda-memory unverified, allowed",
-        "    a.cu:3: seam `x`: it is new",
-        "    pool-purge unverified",
-        "    graph-cache-cap not-applicable: there is no graph cache",
-    ] {
-        assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
-    }
+    insta::assert_snapshot!(plan.to_string());
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
 }

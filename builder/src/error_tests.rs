@@ -1,0 +1,136 @@
+//! Every error with its kind and its cure, as a person reads them.
+
+use warden_patches::Refusal;
+
+use super::*;
+use crate::git::fault::Fault;
+
+fn faults() -> Vec<Fault> {
+    let url = || "https://git.example/llama.cpp".to_owned();
+    let unreachable = |why: &str| Fault::Unreachable {
+        host: "git.example".into(),
+        reference: "master".into(),
+        why: why.into(),
+    };
+    let nothing = |reference: &str, similar: &[&str]| Fault::NoSuchReference {
+        repository: url(),
+        reference: reference.into(),
+        similar: similar.iter().map(|&name| name.to_owned()).collect(),
+    };
+    let repository = |repository: &str| Fault::Repository {
+        doing: "opening",
+        repository: repository.into(),
+        why: "odd".into(),
+    };
+    vec![
+        Fault::Source {
+            text: "nowhere".into(),
+            why: "it is neither a name nor a path".into(),
+            names: vec!["upstream".into(), "ik".into()],
+        },
+        unreachable("the certificate is not trusted"),
+        unreachable("no route to host"),
+        Fault::Refused { url: url(), why: "authentication failed".into() },
+        Fault::NoGit,
+        Fault::TooLarge { url: url(), most: 4096 },
+        Fault::Offline { url: url(), reference: "b9000".into() },
+        nothing("b9999", &["b9998", "b9997"]),
+        nothing("0c1e570", &[]),
+        Fault::Ambiguous { repository: url(), reference: "0c1".into() },
+        Fault::Missing {
+            repository: "/src/llama.cpp".into(),
+            path: "ggml/src/ggml.c".into(),
+            commit: "0c1e5709".into(),
+        },
+        Fault::Unsafe { commit: "0c1e5709".into(), entry: "../x".into(), why: "leads out of the folder" },
+        Fault::Range { repository: url(), from: "b2".into(), to: "b1".into(), why: "is empty" },
+        Fault::NoRepository { path: "/src".into() },
+        repository("/src/llama.cpp"),
+        repository(&url()),
+    ]
+}
+
+fn errors() -> Vec<Error> {
+    let path = || PathBuf::from("/src/x.tar.gz");
+    let build = |killed| Error::Build {
+        phase: "compiling",
+        excerpt: "a.cpp:3: error: `x` was not declared".into(),
+        log: "/cache/build.log".into(),
+        killed,
+    };
+    let verify = |why: &str, illegal_instruction| Error::Verify {
+        check: "health",
+        why: why.into(),
+        illegal_instruction,
+    };
+    let loader = "the server ended\nx: error while loading shared libraries: libcublas.so.13: cannot open";
+    let refusal = Refusal { set: "server".into(), unverified: true, reasons: vec!["a.cpp:3: moved".into()] };
+    let id = |digit: &str| digit.repeat(16).parse().unwrap();
+    let io = |source: io::Error| io_error("writing", "/store/x")(source);
+    vec![
+        Error::SourceMissing { path: path() },
+        Error::NotAnArchive { path: path(), why: "it is a picture".into() },
+        Error::NoLlamaCpp { path: path(), top: vec!["README".into(), "src".into()] },
+        Error::UnsafeArchive { path: path(), entry: "../x".into(), why: "leads out of the folder" },
+        Error::ArchiveTooLarge { path: path(), limit: "200000 entries".into() },
+        Error::MissingProgram { program: "a C++ compiler".into(), package: "g++" },
+        Error::Program {
+            command: "cmake --version".into(),
+            doing: "asking for its version".into(),
+            why: "odd".into(),
+        },
+        Error::Disk { path: "/store".into(), free: 100, need: 2000 },
+        Error::Memory { available: 100, need: 1500 },
+        Error::Option { option: "GGML_CUDA=ON".into(), why: "that is what --backend is for" },
+        Error::Toolkit {
+            backend: Backend::Cuda,
+            missing: "there is no nvcc in PATH".into(),
+            cure: "install CUDA's toolkit".into(),
+        },
+        "gpu".parse::<crate::plan::target::BackendWish>().unwrap_err(),
+        "portable,".parse::<crate::plan::target::ArchWish>().unwrap_err(),
+        "native,portable".parse::<crate::plan::target::ArchWish>().unwrap_err(),
+        "90,gfx1201".parse::<crate::plan::target::ArchWish>().unwrap_err(),
+        Error::Patches(warden_patches::Error::Refused(vec![refusal])),
+        Error::SourceChanged { path: path() },
+        Error::Markers { fixes: vec!["pool-purge".into(), "hook `end` of cuda-memory".into()] },
+        build(false),
+        build(true),
+        verify("it answered 500", false),
+        verify(loader, false),
+        verify("it died of signal 4 (SIGILL)", true),
+        Error::WrongHash { path: path(), found: "00".into(), expected: "11".into() },
+        Error::NoSuchBuild { id: "90b6".into(), store: "/store".into() },
+        Error::AmbiguousBuild { prefix: "9".into(), ids: vec![id("a"), id("b")] },
+        Error::DamagedBuild { path: "/store/90b6".into(), why: "it has no provenance.json".into() },
+        Error::ForeignInBuild { path: "/store/90b6".into(), why: "there is a folder `mine` in it".into() },
+        io(io::ErrorKind::StorageFull.into()),
+        io(io::Error::other("the kernel said no")),
+        Error::Cancelled,
+    ]
+}
+
+#[test]
+fn every_error_is_told_with_its_kind_and_its_cure() {
+    let all = errors().into_iter().chain(faults().into_iter().map(Error::Git));
+    let told = all.map(|error| {
+        let hint = error.hint().map(|hint| format!("    hint: {hint}\n")).unwrap_or_default();
+        format!("{:?}: {error}\n{hint}", error.kind())
+    });
+    insta::assert_snapshot!(told.collect::<String>());
+}
+
+#[test]
+fn an_error_of_a_tree_of_ours_comes_back_from_judging_as_it_was() {
+    let error = Error::from(warden_patches::Error::from(Error::Cancelled));
+    assert!(matches!(error, Error::Cancelled), "{error}");
+    let refused = Error::from(warden_patches::Error::Refused(Vec::new()));
+    assert_eq!(refused.kind(), Kind::Refused);
+}
+
+#[test]
+fn a_long_list_of_names_is_cut() {
+    let names: Vec<String> = (0..20).map(|number| number.to_string()).collect();
+    assert_eq!(list(&names), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more");
+    assert_eq!(list::<String>(&[]), "nothing");
+}
