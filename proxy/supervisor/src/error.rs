@@ -215,3 +215,68 @@ pub enum SpawnError {
     #[error("cannot run {}: the main thread no longer creates processes", binary.display())]
     NurseryGone { binary: PathBuf },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_says_what_was_being_done_and_what_cures_it() {
+        let source = || io::Error::other("the kernel said no");
+        let failure = || Failure {
+            kind: FailureKind::BadModel,
+            message: "the model file /m.gguf does not exist".into(),
+            lines: Vec::new(),
+            failures: 2,
+        };
+        let model = || ModelName::new("m");
+        let unknown = |known: &[&str]| ResolveError::Unknown {
+            name: "x".into(),
+            known: known.iter().map(|&name| name.to_owned()).collect(),
+        };
+        let short = NoRoom {
+            series: MemoryKind::Host,
+            tokens: 9000,
+            needed: 3 << 30,
+            have: 1 << 30,
+            bytes_per_token: 65_536.0,
+            retry_after: Duration::from_secs(20),
+        };
+        let binary = || PathBuf::from("/opt/llama-server");
+        let fleet: [FleetError; 6] = [
+            FleetError::RuntimeDir { path: "/run/w".into(), source: source() },
+            FleetError::SocketPath { path: "/run/w/m-1-g1.sock".into(), length: 120, limit: 107 },
+            FleetError::StateDir { path: "/var/w/recycles.jsonl".into(), source: source() },
+            FleetError::DuplicateName { name: "fast".into(), first: model(), second: ModelName::new("n") },
+            FleetError::NoReplicas(model()),
+            FleetError::ShuttingDown,
+        ];
+        let denied = [
+            Denied::QueueFull { waiting: 8, depth: 8 },
+            Denied::NoRoom(short),
+            Denied::Deadline { waited: Duration::from_millis(30_040) },
+            Denied::StartFailed(failure(), None),
+            Denied::Failed(failure(), Duration::from_secs(60)),
+            Denied::ShuttingDown,
+            Denied::Removed,
+        ];
+        let control = [
+            unknown(&[]).into(),
+            unknown(&["a", "b"]).into(),
+            ResolveError::Missing { known: vec!["a".into()] }.into(),
+            ControlError::StartFailed { model: model(), failure: failure() },
+            ControlError::GivenUp { model: model(), because: "another restart began".into() },
+            ControlError::ShuttingDown,
+        ];
+        let spawn = [
+            SpawnError::Exec { binary: binary(), source: source() },
+            SpawnError::Directory { binary: binary(), directory: "/srv".into(), source: source() },
+            SpawnError::Watch { pid: 4711, source: source() },
+            SpawnError::NurseryGone { binary: binary() },
+        ];
+        let told = fleet.iter().map(ToString::to_string).chain(denied.iter().map(ToString::to_string));
+        let told =
+            told.chain(control.iter().map(ToString::to_string)).chain(spawn.iter().map(ToString::to_string));
+        insta::assert_snapshot!(told.map(|error| error + "\n").collect::<String>());
+    }
+}

@@ -55,3 +55,38 @@ pub enum GatewayError {
     #[error("cannot start {threads} threads to serve with: {source}; set fewer with `server.threads`")]
     Threads { threads: usize, source: io::Error },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_the_gateway_from_serving_is_said_with_the_way_out() {
+        let source = || io::Error::other("the kernel said no");
+        let address: SocketAddr = "127.0.0.1:8080".parse().unwrap();
+        let (cert, key) = (std::path::PathBuf::from("cert.pem"), std::path::PathBuf::from("key.pem"));
+        let expired = |since| TlsError::Expired { cert: cert.clone(), since };
+        let tls = [
+            TlsError::OneOnly,
+            TlsError::Read { what: "certificate", path: cert.clone(), source: source() },
+            TlsError::Nothing { what: "private key", path: key.clone(), begin: "PRIVATE KEY" },
+            TlsError::Pem { path: cert.clone(), reason: "an illegal section start".into() },
+            TlsError::Mismatch { key: key.clone(), cert: cert.clone() },
+            TlsError::Unusable { key, cert: cert.clone(), reason: "an unknown kind".into() },
+            expired(1800),
+            expired(7200),
+            expired(400_000),
+            TlsError::NotYet { cert: cert.clone(), seconds: 90 },
+        ];
+        let others = [
+            GatewayError::Resolve { host: "nowhere.example".into(), port: 8080, source: source() },
+            GatewayError::InUse { address },
+            GatewayError::NotOurs { address },
+            GatewayError::NotPermitted { address },
+            GatewayError::Listen { address, source: source() },
+            GatewayError::Threads { threads: 64, source: source() },
+        ];
+        let told = others.into_iter().chain(tls.map(GatewayError::from));
+        insta::assert_snapshot!(told.map(|error| error.to_string() + "\n").collect::<String>());
+    }
+}

@@ -370,4 +370,6 @@ impl Refusal {
 }
 
 #[cfg(test)]
+mod pages_tests;
+#[cfg(test)]
 mod tests;

@@ -79,23 +79,6 @@ fn anthropic_routes_get_anthropic_errors() {
         (status, &body["type"], &body["error"]["type"]),
         (503, &json!("error"), &json!("overloaded_error"))
     );
-    let event = stream_error("gone", Dialect::Anthropic, 3);
-    assert!(
-        event.starts_with("event: error\ndata: {\"type\":\"error\"") && event.ends_with("}\n\n"),
-        "{event}"
-    );
-    let event = stream_error("gone", Dialect::OpenAi, 3);
-    assert!(event.starts_with("data: {\"error\":{\"code\":502") && event.ends_with("}\n\n"), "{event}");
-}
-
-#[test]
-fn a_stream_of_responses_ends_with_its_own_event() {
-    let event = stream_error("gone", Dialect::Responses, 3);
-    let data = event.strip_prefix("event: error\ndata: ").unwrap();
-    let data: Value = serde_json::from_str(data.strip_suffix("\n\n").unwrap()).unwrap();
-    let wanted = json!({"type": "error", "code": "server_error", "message": "gone", "param": null,
-                        "sequence_number": 3, "source": "llama-warden"});
-    assert_eq!(data, wanted);
 }
 
 #[test]
@@ -122,7 +105,6 @@ fn keys_are_refused_as_llama_server_and_anthropic_do() {
             );
         }
     }
-    assert_eq!(Refusal::WrongKey.to_string(), "Invalid API Key");
 }
 
 #[test]
@@ -130,13 +112,9 @@ fn the_wait_for_a_rate_is_told_exactly() {
     let rate = "60/min".parse().unwrap();
     let wait = Duration::from_micros(1_200_300);
     let refusal = Refusal::KeySpent { key: "alice".into(), what: "requests", rate, wait };
-    let (status, body, headers) = body(&refusal, Dialect::OpenAi);
+    let (status, _, headers) = body(&refusal, Dialect::OpenAi);
     assert_eq!((status, header(&headers, "retry-after")), (429, Some("2")));
     assert_eq!(header(&headers, "retry-after-ms"), Some("1201"));
-    assert_eq!(
-        body["error"]["message"],
-        "the key `alice` has used up its 60/min requests; send again in 2 s"
-    );
 }
 
 #[test]

@@ -99,3 +99,32 @@ impl Serialize for Why {
         serializer.collect_str(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_vram_from_being_known_is_a_sentence() {
+        let gpu = GpuIndex(1);
+        let reason = || "Not Supported".to_owned();
+        let doubts = [
+            Doubt::NoBaseline,
+            Doubt::WasInUse,
+            Doubt::NotAlone,
+            Doubt::Shared,
+            Doubt::Windows,
+            Doubt::NoTotals,
+        ];
+        let whys = [
+            Why::NoDevice("NVIDIA's library is not installed".to_owned()),
+            Why::NotOnAny,
+            Why::Unified(gpu),
+            Why::NotListed { gpu, reason: reason() },
+            Why::Hidden { gpu, doubt: Doubt::Shared },
+            Why::Unreadable { gpu, reason: reason() },
+        ];
+        let all = whys.into_iter().chain(doubts.map(|doubt| Why::NoBytes { gpu, doubt }));
+        insta::assert_snapshot!(all.map(|why| why.sentence() + "\n").collect::<String>());
+    }
+}

@@ -229,27 +229,21 @@ mod tests {
 
     #[test]
     fn what_llama_server_says_is_understood() {
-        for (code, text, kind, quoted) in [
-            (1, "error: invalid argument: --bogus", FailureKind::BadFlag, "--bogus"),
-            (
-                1,
-                "error while handling argument \"-c\": stoi\n\nusage:\n",
-                FailureKind::BadFlag,
-                "\"-c\": stoi",
-            ),
+        let mut told = String::new();
+        for (code, text, kind) in [
+            (1, "error: invalid argument: --bogus", FailureKind::BadFlag),
+            (1, "error while handling argument \"-c\": stoi\n\nusage:\n", FailureKind::BadFlag),
             (
                 1,
                 "0.00.004.314 E gguf_init_from_file: failed to open GGUF file '/a.gguf' (No such file or directory)\n\
                  0.00.004.780 E srv  llama_server: exiting due to model loading error",
                 FailureKind::BadModel,
-                "(gguf_init_from_file: failed to open GGUF file '/a.gguf'",
             ),
             (
                 1,
                 "0.00.004.453 E llama_model_load: error loading model: tensor 'x' data is not within the file bounds, \
                  model is corrupted or incomplete",
                 FailureKind::BadModel,
-                "corrupted or incomplete",
             ),
             (
                 1,
@@ -257,71 +251,54 @@ mod tests {
                  0.00.024.685 E cmn  common_init_: failed to create context with model 'fat-kv.gguf'\n\
                  0.00.024.698 E srv  load_model: failed to load model",
                 FailureKind::OutOfMemory,
-                "3128.00 MB",
             ),
-            (1, "CUDA error: out of memory\n  failed to load model", FailureKind::OutOfMemory, "CUDA error"),
-            (
-                1,
-                "E srv  start: couldn't bind HTTP server socket, hostname: /x.sock",
-                FailureKind::Address,
-                "/x.sock",
-            ),
+            (1, "CUDA error: out of memory\n  failed to load model", FailureKind::OutOfMemory),
+            (1, "E srv  start: couldn't bind HTTP server socket, hostname: /x.sock", FailureKind::Address),
             (
                 127,
                 "./llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared object file",
                 FailureKind::MissingLibrary,
-                "libcudart.so.12",
             ),
             (
                 1,
                 "error while handling argument \"-hf\": HTTPS is not supported. Please rebuild with one of:\n  -DLLAMA_OPENSSL=ON",
                 FailureKind::BadModel,
-                "llama-warden build --plan",
             ),
             (
                 1,
                 "common_load_model_from_hf: llama.cpp built without libcurl, downloading from Hugging Face not supported.",
                 FailureKind::BadModel,
-                "give its path with -m",
             ),
-            (
-                1,
-                "E srv  load_model: failed to load model",
-                FailureKind::NotLoaded,
-                "may be there the next time",
-            ),
-            (7, "nothing of note", FailureKind::Exit, "exit code 7"),
+            (1, "E srv  load_model: failed to load model", FailureKind::NotLoaded),
+            (7, "nothing of note", FailureKind::Exit),
         ] {
             let failure = of(Exit::Code(code), text);
             assert_eq!(failure.kind, kind, "{text}");
-            assert!(failure.message.contains(quoted), "{}", failure.message);
+            told.extend([failure.message.as_str(), "\n"]);
         }
+        insta::assert_snapshot!(told);
     }
 
     #[test]
     fn a_death_by_signal_is_told_and_sigkill_means_lack_of_memory_only_where_the_kernel_counted_it() {
         let of_kill = |why| judge(&End::Exited(Exit::Signal(9), why), &[], 2, 1);
-        for (why, kind, words) in [
-            (OutOfMemory::Unknown, FailureKind::Signal, "dmesg"),
-            (OutOfMemory::No, FailureKind::Signal, "by a person or a program"),
-            (OutOfMemory::Group, FailureKind::OutOfMemory, "control group"),
-            (OutOfMemory::Machine, FailureKind::OutOfMemory, "dmesg"),
+        let mut told = String::new();
+        for (why, kind) in [
+            (OutOfMemory::Unknown, FailureKind::Signal),
+            (OutOfMemory::No, FailureKind::Signal),
+            (OutOfMemory::Group, FailureKind::OutOfMemory),
+            (OutOfMemory::Machine, FailureKind::OutOfMemory),
         ] {
             let failure = of_kill(why);
             assert_eq!(failure.kind, kind, "{why:?}");
-            assert!(
-                failure.message.contains(words) && failure.message.contains("SIGKILL"),
-                "{}",
-                failure.message
-            );
+            told.extend([failure.message.as_str(), "\n"]);
         }
-        let failure = of(Exit::Signal(6), "GGML_ASSERT(n > 1) failed");
-        assert_eq!(failure.kind, FailureKind::Signal);
-        assert!(
-            failure.message.contains("SIGABRT") && failure.message.contains("n > 1"),
-            "{}",
-            failure.message
-        );
+        for line in ["GGML_ASSERT(n > 1) failed", "nothing of note"] {
+            let failure = of(Exit::Signal(6), line);
+            assert_eq!(failure.kind, FailureKind::Signal);
+            told.extend([failure.message.as_str(), "\n"]);
+        }
+        insta::assert_snapshot!(told);
     }
 
     #[test]
@@ -332,23 +309,17 @@ mod tests {
 
     #[test]
     fn a_binary_that_cannot_run_is_a_permanent_failure_with_a_hint() {
-        for (source, hint) in
-            [(libc::ENOENT, "does not exist"), (libc::EACCES, "chmod +x"), (libc::ENOEXEC, "not a program")]
-        {
-            let source = std::io::Error::from_raw_os_error(source);
+        let of_errno = |errno| {
+            let source = std::io::Error::from_raw_os_error(errno);
             let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
-            let failure = judge(&End::NotSpawned(&error), &[], 5, 1);
-            assert!(failure.kind.is_permanent());
-            assert!(
-                failure.message.contains(hint) && failure.message.contains("/bin/nope"),
-                "{}",
-                failure.message
-            );
-        }
-        let source = std::io::Error::from_raw_os_error(libc::EMFILE);
-        let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
-        assert!(!judge(&End::NotSpawned(&error), &[], 5, 1).kind.is_permanent(), "that may pass");
-        let failure = judge(&End::TimedOut(Duration::from_secs(900)), &[], 5, 1);
-        assert!(failure.message.contains("900 s"), "{}", failure.message);
+            judge(&End::NotSpawned(&error), &[], 5, 1)
+        };
+        let permanent = [libc::ENOENT, libc::EACCES, libc::ENOEXEC, libc::EISDIR].map(of_errno);
+        let passing = [libc::ENOMEM, libc::EAGAIN, libc::EMFILE, libc::EIO].map(of_errno);
+        assert!(permanent.iter().all(|failure| failure.kind.is_permanent()));
+        assert!(!passing.iter().any(|failure| failure.kind.is_permanent()), "that may pass");
+        let late = judge(&End::TimedOut(Duration::from_secs(900)), &[], 5, 1);
+        let told = permanent.iter().chain(&passing).chain([&late]);
+        insta::assert_snapshot!(told.map(|failure| failure.message.clone() + "\n").collect::<String>());
     }
 }
