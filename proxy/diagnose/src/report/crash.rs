@@ -129,7 +129,8 @@ impl SurvivalReport {
         let mut lines = Vec::new();
         match &found.outcome {
             Outcome::Cured => {
-                lines.push(format!("{} stops {under}", self.names(&found.cure)));
+                let stop = if found.cure.len() == 1 { "stops" } else { "stop" };
+                lines.push(format!("{} {stop} {under}", self.names(&found.cure)));
             }
             Outcome::NotCured => lines.push(format!("nothing that was tried stops {under}")),
             Outcome::NotAgain => {

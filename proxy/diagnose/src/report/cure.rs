@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::bisect::{Conclusion, Cost, Outcome, Track, TrialReport};
 use warden_policies::experiment::sequential::{Does, Judgement};
+use warden_policies::phrases::grows;
 use warden_supervisor::Command;
 
-use super::words::grows;
 use crate::shell::quoted;
 
 /// What a bisection found.
@@ -126,7 +126,8 @@ impl CureReport {
     pub fn sentences(&self) -> Vec<String> {
         let conclusion = &self.conclusion;
         let mut lines = Vec::new();
-        let cure = self.names(&conclusion.cure);
+        let stop = if conclusion.cure.len() == 1 { "stops" } else { "stop" };
+        let cure = format!("{} {stop}", self.names(&conclusion.cure));
         let open: Vec<Track> =
             conclusion.leaking.iter().copied().filter(|track| !conclusion.stopped.contains(track)).collect();
         match &conclusion.outcome {
@@ -142,11 +143,11 @@ impl CureReport {
                 lines.push(format!("nothing that was tried stops the growth of {}", self.tracks(&open)));
             }
             Outcome::Cured => {
-                lines.push(format!("{cure} stops the growth of {}", self.tracks(&conclusion.stopped)));
+                lines.push(format!("{cure} the growth of {}", self.tracks(&conclusion.stopped)));
             }
             Outcome::PartlyCured => {
                 lines.push(format!(
-                    "{cure} stops the growth of {}; nothing that was tried stops that of {}",
+                    "{cure} the growth of {}; nothing that was tried stops that of {}",
                     self.tracks(&conclusion.stopped),
                     self.tracks(&open)
                 ));

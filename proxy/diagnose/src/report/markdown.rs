@@ -7,8 +7,7 @@ use warden_policies::phrases;
 use warden_policies::units::exact;
 
 use super::summary::{Outlook, headline};
-use super::table::{name, rows};
-use super::words::MIB;
+use super::table::{MIB, name, rows};
 use super::{CureReport, HeadroomReport, LegReport, NotTried, Report, SurvivalReport};
 
 impl Report {

@@ -14,7 +14,6 @@ mod reproduce;
 mod setup;
 mod summary;
 mod table;
-mod words;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::{Finding, Reading};
@@ -229,5 +228,7 @@ impl Report {
     }
 }
 
+#[cfg(test)]
+mod pages_tests;
 #[cfg(test)]
 mod tests;

@@ -2,10 +2,10 @@
 
 use warden_policies::experiment::{Ended, Finding, SeriesFinding};
 use warden_policies::growth::Verdict;
+use warden_policies::phrases::grows;
 
 use super::crash::crashed;
 use super::table::name;
-use super::words::grows;
 use super::{HeadroomReport, Report};
 
 /// How it came out.

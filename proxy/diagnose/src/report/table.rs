@@ -2,11 +2,14 @@
 
 use warden_policies::experiment::{Ended, Finding, SeriesFinding, Settles};
 use warden_policies::growth::{Blame, Interval, Verdict};
+use warden_policies::phrases::grows;
+use warden_policies::units;
 
 use super::crash::{lines as told, short};
-use super::words::{MIB, grows};
 use crate::experiment::Skipped;
 use crate::leg::Refused;
+
+pub(super) const MIB: f64 = units::exact(units::MIB);
 
 pub(super) const HEAD: [&str; 9] = [
     "WORKLOAD",
