@@ -57,8 +57,8 @@ async fn until_read(warden: &Warden) -> Outcome {
 }
 
 /// Waits until it is in the log, whose lines are gathered.
-async fn too_large(warden: &mut Warden, action: &str) -> Result<String, Trouble> {
-    warden.says(&format!("{action}: a prompt of about")).await
+async fn too_large(warden: &mut Warden, done: &str) -> Result<String, Trouble> {
+    warden.says(&format!("{done}: a prompt of about")).await
 }
 
 fn entries(warden: &Warden) -> Result<Vec<Value>, Trouble> {
@@ -82,7 +82,7 @@ async fn a_prompt_that_fits_nowhere_is_refused_with_the_numbers_and_others_are_n
     assert!((price / told - 1.0).abs() < 0.25, "{price} for {told}: {error}");
     assert_eq!(details["memory"], "host");
     assert!(details["needed_bytes"].as_u64() > details["left_bytes"].as_u64(), "{error}");
-    too_large(&mut warden, "refuse").await?;
+    too_large(&mut warden, "refused").await?;
     // By its bytes this one would not fit; by its tokens it does.
     let fits = ask(&warden, LARGE).await?;
     assert!(fits.status.is_success(), "{}", fits.text());
@@ -101,7 +101,7 @@ async fn a_warning_is_told_and_the_prompt_is_sent_and_off_is_silent() -> Outcome
         let answer = ask(&warden, words).await?;
         assert!(answer.status.is_success(), "{mode}: {}", answer.text());
         if told {
-            too_large(&mut warden, "warn").await?;
+            too_large(&mut warden, "sent all the same").await?;
         } else {
             // Written after whatever was to be told before.
             warden.says("access: ").await?;
@@ -135,7 +135,7 @@ async fn a_prompt_that_fits_into_a_fresh_process_gets_one() -> Outcome {
         (found.len(), found[0]["reason"].as_str(), &found[0]["cut"]),
         (1, Some("admission"), &json!(0))
     );
-    too_large(&mut warden, "recycle").await?;
+    too_large(&mut warden, "waits for a fresh process").await?;
     Ok(())
 }
 
@@ -153,7 +153,7 @@ async fn a_prompt_goes_to_the_process_that_has_room() -> Outcome {
     }
     arrivals.sort_unstable();
     assert_eq!(arrivals, [1, LESSONS.len() as u64 + 1]);
-    too_large(&mut warden, "elsewhere").await?;
+    too_large(&mut warden, "goes to another process").await?;
     assert_eq!(entries(&warden)?.len(), 0);
     Ok(())
 }

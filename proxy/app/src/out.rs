@@ -61,6 +61,11 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
+/// `1 probe`, `2 probes`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

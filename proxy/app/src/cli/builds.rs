@@ -193,10 +193,12 @@ fn list(store: &Store, json: bool) -> Result<(), Failure> {
     if listing.builds.is_empty() {
         return out::line(&format!("no builds in {}", store.root().display()));
     }
-    let mut rows =
-        vec![["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "SIZE"].map(str::to_owned).to_vec()];
-    rows.extend(listing.builds.iter().map(row));
-    out::write(&out::table(&rows))
+    out::write(&table(&listing.builds))
+}
+
+fn table(builds: &[Provenance]) -> String {
+    let head = ["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "SIZE"].map(str::to_owned).to_vec();
+    out::table(&std::iter::once(head).chain(builds.iter().map(row)).collect::<Vec<_>>())
 }
 
 fn row(build: &Provenance) -> Vec<String> {
@@ -210,4 +212,41 @@ fn row(build: &Provenance) -> Vec<String> {
         if build.fixes().is_empty() { "none".to_owned() } else { build.fixes().join(",") },
         ByteSize(build.binary.size).to_string(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn builds_are_a_table_with_what_they_are_of_and_for() {
+        let tool = json!({"path": "/usr/bin/cc", "version": "cc 12.2.0"});
+        let build = |id: &str, number: Option<u32>, gpu: &[&str], fixes: &[&str]| -> Provenance {
+            let revision = json!({"commit": "0c1e570980000000", "build_number": number});
+            let recipe = json!({
+                "schema": 1, "source": "archive-sha256:00", "root": "", "patch_set": "none", "backend": "cuda",
+                "arch": "portable", "cmake": [], "c": "cc", "cxx": "c++", "target": "x86_64-linux-gnu",
+                "cpu": "", "gpu": gpu,
+            });
+            let source = json!({
+                "given": "/x.tar.gz", "kind": "archive", "identity": "archive-sha256:00", "root": "",
+                "server": "tools/server", "revision": revision,
+            });
+            let compilers = json!({"c": tool, "cxx": tool, "target": "x86_64-linux-gnu", "cpu": ""});
+            let read = serde_json::from_value(json!({
+                "schema": 1, "id": id, "built_at": "2026-01-02T03:04:05Z",
+                "plan": {"id": id, "recipe": recipe, "source": source, "compilers": compilers},
+                "drivers": {"cmake": tool, "ninja": tool, "launcher": null},
+                "timings": {"unpack": 0.0, "configure": 0.0, "compile": 0.0, "verify": 0.0},
+                "binary": {"size": 78_643_200, "sha256": ""}, "verified": {"checks": []},
+                "host": {"name": "", "kernel": "", "machine": "", "cpu": ""}, "fixes": fixes,
+            }));
+            read.unwrap()
+        };
+        insta::assert_snapshot!(table(&[
+            build("90b61a0bd726c6ae", Some(8827), &["86", "90"], &["graph-cache-cap", "pool-purge"]),
+            build("3a37063580c49344", None, &[], &[]),
+        ]));
+    }
 }

@@ -70,7 +70,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             }
             warn(&resolved.warnings);
             let count = resolved.fleet.models.len();
-            out::line(&format!("ok: {count} model{}", if count == 1 { "" } else { "s" }))
+            out::line(&format!("ok: {}", out::counted(count, "model")))
         }
         ConfigCommand::Show(ShowArgs { defaults: true, .. }) => out::write(warden_policies::defaults::TEXT),
         ConfigCommand::Show(ShowArgs { file, mut config, reveal, .. }) => {

@@ -40,7 +40,7 @@ pub(crate) struct CheckArgs {
 pub(crate) fn run(command: KeysCommand) -> Result<(), Failure> {
     match command {
         KeysCommand::New(args) => new(&args),
-        KeysCommand::Check(args) => check(&args.file),
+        KeysCommand::Check(args) => out::write(&table(&KeyFile::load(&args.file)?)),
     }
 }
 
@@ -78,8 +78,7 @@ fn append(file: &Path, section: &str, name: &str) -> Result<(), Failure> {
     out.write_all(format!("{gap}{section}").as_bytes()).map_err(failed)
 }
 
-fn check(file: &Path) -> Result<(), Failure> {
-    let file = KeyFile::load(file)?;
+fn table(file: &KeyFile) -> String {
     let head = ["NAME", "KEPT AS", "MODELS", "RATE", "TOKENS", "AT A TIME"].map(str::to_owned).to_vec();
     let text = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
     let rows = file.keys.iter().map(|key| {
@@ -92,7 +91,7 @@ fn check(file: &Path) -> Result<(), Failure> {
             text(key.concurrency.map(|most| most.to_string()), "any"),
         ]
     });
-    out::write(&out::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>()))
+    out::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -114,5 +113,14 @@ mod tests {
         let error = append(&file, &section("bob", &fresh()), "bob").unwrap_err();
         assert_eq!(error.code(), 2);
         assert_eq!(std::fs::read(&file).unwrap(), before);
+    }
+
+    #[test]
+    fn who_may_do_what_is_a_table_without_keys() {
+        let text = section("bob", "an-example-key-that-is-long-enough-to-be-taken")
+            + "\n[alice]\nkey = \"another-example-key-that-is-long-enough\"\n\
+                    models = [\"org/*\", \"small\"]\nrate = \"60/min\"\ntokens = \"100000/d\"\nconcurrency = 2\n";
+        let file = KeyFile::parse(Path::new("keys.toml"), &text).unwrap();
+        insta::assert_snapshot!(text + "\n" + &table(&file));
     }
 }

@@ -176,6 +176,52 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// The page of a command and those below it, as wide as a narrow terminal and whatever the environment says.
+    fn pages(command: &mut clap::Command) -> String {
+        let own = format!("{}\n", command.render_long_help());
+        let below = command.get_subcommands_mut().filter(|below| !below.is_hide_set());
+        below.fold(own, |all, below| all + &"-".repeat(100) + "\n" + &pages(below))
+    }
+
+    fn quiet(command: clap::Command) -> clap::Command {
+        command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)
+    }
+
+    #[test]
+    fn every_command_explains_itself() {
+        let mut all = quiet(Cli::command()).term_width(100);
+        all.build();
+        insta::assert_snapshot!("help", all.render_long_help());
+        for command in all.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+            insta::assert_snapshot!(format!("help_{}", command.get_name()), pages(command));
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_told_with_the_right_form() {
+        let wrong = [
+            "build --backend gpu",
+            "build --arch portable,",
+            "build --arch 90,gfx1201",
+            "history --since yesterday-ish",
+            "diagnose --workload poems",
+            "policy replay a.jsonl --cache-ram much",
+            "policy replay a.jsonl --starts-at 25:00",
+            "policy replay a.jsonl --host-memory 12GB.of.ram",
+            "policy simulate --leak 1MiB --hours 0",
+            "policy simulate --leak 1MiB --images 2",
+            "policy simulate --leak 1MiB --load-time soon",
+        ];
+        let first = |line: &str| {
+            let words = std::iter::once("llama-warden").chain(line.split(' '));
+            let told = Cli::try_parse_from(words).unwrap_err().to_string();
+            format!("{line}\n    {}\n", told.lines().next().unwrap_or_default())
+        };
+        insta::assert_snapshot!(wrong.map(first).concat());
+        let told = ["server.port", "=1", "a b=1"].map(|text| parse_set(text).unwrap_err().lines().join("\n"));
+        insta::assert_snapshot!("what_is_no_key_and_value_is_told", told.join("\n"));
+    }
+
     #[test]
     fn a_key_is_set_by_its_path_and_names_may_be_quoted() {
         let setting = parse_set("models.\"a.b\".replicas=2").unwrap();

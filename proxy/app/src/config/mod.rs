@@ -25,7 +25,7 @@ pub(crate) mod problem;
 pub(crate) mod request;
 pub(crate) mod resolve;
 #[cfg(test)]
-mod samples_tests;
+pub(crate) mod samples_tests;
 pub(crate) mod schema;
 pub(crate) mod settings;
 pub(crate) mod show;

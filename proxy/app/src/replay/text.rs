@@ -152,3 +152,43 @@ fn end(facts: &SeriesFacts, growth: &Growth, said: &mut Vec<String>) -> Vec<Stri
     }
     lines
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::replay;
+    use warden_policies::recycle::{GrowthMode, RecyclePolicy};
+    use warden_policies::{Sample, trace};
+
+    /// A process that leaks 4 MiB a request, or none.
+    fn samples(leak_kib: u64) -> Vec<Sample> {
+        let line = |n: u64| {
+            let rss = 1_000_000 + n * leak_kib;
+            format!(
+                "{{\"t\": {}, \"edge\": \"idle\", \"requests\": {n}, \"images\": {n}, \"rss_anon_kib\": {rss}}}\n",
+                n * 5
+            )
+        };
+        trace::parse(&(0..400).map(line).collect::<String>()).unwrap()
+    }
+
+    #[test]
+    fn what_a_policy_would_have_done_is_told_at_its_request() {
+        let told = |growth, soft, allowance| {
+            let mut policy = RecyclePolicy::new(&warden_policies::defaults().recycle);
+            policy.common.growth = growth;
+            policy.host_soft = soft;
+            let growth = warden_policies::defaults().growth.clone();
+            Told { policy, growth, allowance, host_total: None, gpu_total: None, starts_at: None }
+        };
+        let of = |told: &Told, leak| text("a.jsonl", told, &replay(told, &samples(leak)), &[]);
+        let budget = Some(MemoryLimit::Bytes(ByteSize(2 << 30)));
+        let pages = [
+            of(&told(GrowthMode::Recycle, budget, 0), 4096),
+            of(&told(GrowthMode::Observe, budget, 0), 4096),
+            of(&told(GrowthMode::Observe, Some(MemoryLimit::Percent(80.0)), 64 << 20), 0),
+            of(&told(GrowthMode::Observe, None, 0), 4096),
+        ];
+        insta::assert_snapshot!(pages.join("\n"));
+    }
+}

@@ -78,7 +78,16 @@ pub(crate) fn describe(kind: &EventKind) -> String {
                 if parts.is_empty() { "nothing changed".to_owned() } else { parts.join("; ") }
             )
         }
-        EventKind::PromptTooLarge { action, short } => format!("{action}: {short}"),
+        EventKind::PromptTooLarge { action, short } => {
+            let done = match action.as_str() {
+                "refuse" => "refused",
+                "wait" => "waits for running requests to end",
+                "recycle" => "waits for a fresh process",
+                "elsewhere" => "goes to another process",
+                _ => "sent all the same",
+            };
+            format!("{done}: {short}")
+        }
         EventKind::RequestsSuspected { fingerprints } => {
             let names: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
             format!(
@@ -123,4 +132,98 @@ fn done(entry: &LedgerEntry) -> String {
         entry.drained,
         entry.cut,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// An entry of the ledger, with other fields than usual.
+    fn replaced(other: &Value) -> Value {
+        let host = |bytes: u64| json!({"anon": bytes, "swap": 0, "rss": bytes});
+        let vram = |bytes: u64| json!([{"gpu": 0, "bytes": bytes, "source": "process"}]);
+        let mut entry = json!({
+            "id": 1, "at": "2026-01-02T03:00:00Z", "model": "m", "replica": 0, "reason": "host_soft",
+            "evidence": {
+                "host_bytes": 7, "budget_bytes": null, "requests": 2, "age_s": 1.5, "note": null,
+                "work": {"requests": 2, "prompt_tokens": 1, "output_tokens": 1, "images": 0},
+            },
+            "mode": "overlap", "from": 1, "to": 2, "carried_over": 3, "drained": 4, "cut": 0, "gap_ms": 40,
+            "drain_ms": 5, "start_ms": 30, "host_before": host(5 << 30), "host_after": host(2 << 30),
+            "vram_before": vram(9 << 30), "vram_after": vram(8 << 30), "helped": true, "failed": null,
+        });
+        for (name, value) in other.as_object().into_iter().flatten() {
+            entry[name] = value.clone();
+        }
+        json!({"kind": "recycle_done", "entry": entry})
+    }
+
+    #[test]
+    fn every_event_is_one_line_for_people() {
+        let failure = json!({"kind": "bad_model", "message": "the model could not be loaded", "lines": [], "failures": 2});
+        let wanted = json!({"action": "recycle_when_quiet", "reason": "host_soft", "due": false});
+        let mut of_vram = wanted.clone();
+        of_vram["series"] = json!("vram0");
+        let print = "0000000000000000000000000000abcd";
+        let too_large = |action: &str| {
+            json!({"kind": "prompt_too_large", "action": action, "short": {
+                "series": "host", "tokens": 9000, "needed": 3_u64 << 30, "have": 1_u64 << 30,
+                "bytes_per_token": 65_536.0, "retry_after": {"secs": 20, "nanos": 0},
+            }})
+        };
+        let applied = |names: &[&str]| {
+            json!({"kind": "config_applied", "report": {
+                "added": names, "removed": names, "restarted": [], "updated": names, "unchanged": [],
+                "needs_restart": [],
+            }})
+        };
+        let message = "what happened, in words";
+        let events = vec![
+            json!({"kind": "starting", "pid": 4711, "replica": 0}),
+            json!({"kind": "ready", "start_ms": 1200, "slots": 4}),
+            json!({"kind": "ready", "start_ms": 1200, "slots": null}),
+            json!({"kind": "suspect", "refused": true}),
+            json!({"kind": "suspect"}),
+            json!({"kind": "recovered"}),
+            json!({"kind": "draining", "in_flight": 2}),
+            json!({"kind": "stopped", "exit": "exit code 0"}),
+            json!({"kind": "crashed", "failure": failure}),
+            json!({"kind": "backoff", "delay_ms": 1500, "failures": 2}),
+            json!({"kind": "failed", "failure": failure}),
+            json!({"kind": "crash_loop", "ends": 5, "within_s": 600, "failure": failure}),
+            json!({"kind": "recycle_wanted", "decision": wanted, "host_bytes": 5_u64 << 30}),
+            json!({"kind": "recycle_wanted", "decision": of_vram, "host_bytes": null, "series_bytes": 9_u64 << 30}),
+            json!({"kind": "recycle_wanted", "decision": wanted, "host_bytes": null}),
+            json!({"kind": "recycle_held", "decision": wanted, "held": {"kind": "cannot_start"}, "message": message}),
+            json!({"kind": "recycle_began", "reason": "operator", "mode": "overlap", "note": "overlap: as configured"}),
+            json!({"kind": "recycle_began", "reason": "operator", "mode": "sequential", "note": null}),
+            replaced(&json!({})),
+            replaced(&json!({"failed": "the next process did not start"})),
+            replaced(&json!({"host_before": null, "host_after": null})),
+            json!({"kind": "setting_lost", "message": message}),
+            json!({"kind": "vram_unknown", "message": message}),
+            json!({"kind": "driver_leak", "gpu": 0, "bytes": 1_u64 << 30, "message": message}),
+            json!({"kind": "unwell", "reason": "wedged", "message": message}),
+            json!({"kind": "policy_off", "message": message}),
+            applied(&["a", "b"]),
+            applied(&[]),
+            too_large("refuse"),
+            too_large("wait"),
+            too_large("recycle"),
+            too_large("elsewhere"),
+            too_large("warn"),
+            json!({"kind": "requests_suspected", "fingerprints": [print, print]}),
+            json!({"kind": "request_quarantined", "fingerprint": print, "seconds": 600}),
+            json!({"kind": "requests_released", "count": 2}),
+            json!({"kind": "queue_full", "waiting": 8}),
+        ];
+        let told = events.into_iter().map(|event| {
+            let read: EventKind =
+                serde_json::from_value(event.clone()).unwrap_or_else(|why| panic!("{event}: {why}"));
+            describe(&read) + "\n"
+        });
+        insta::assert_snapshot!(told.collect::<String>());
+    }
 }

@@ -97,33 +97,27 @@ fn nothing(outcome: &Outcome) -> CureReport {
     }
 }
 
-/// Tells what was found: sentences, the lines for the configuration, what was tried, what was not.
-pub(super) fn tell(report: &CureReport, name: Option<&str>) -> Result<(), Failure> {
-    out::line("")?;
-    for sentence in report.sentences() {
-        out::line(&format!("cure: {sentence}"))?;
-    }
+/// What was found: sentences, the lines for the configuration, what was tried, what was not.
+pub(super) fn text(report: &CureReport, name: Option<&str>) -> String {
+    let mut text = "\n".to_owned();
+    text.extend(report.sentences().iter().map(|sentence| format!("cure: {sentence}\n")));
     if !report.mitigations.is_empty() {
-        out::line("")?;
-        tell_lines(&report.mitigations, &report.added, name)?;
-        for at in &report.conclusion.cure {
-            if let Some(switch) = report.switches.get(*at) {
-                out::line(&format!("# {}: {}", switch.item, switch.does))?;
-            }
-        }
+        text += &lines(&report.mitigations, &report.added, name);
+        let cure = report.conclusion.cure.iter().filter_map(|at| report.switches.get(*at));
+        text.extend(cure.map(|switch| format!("# {}: {}\n", switch.item, switch.does)));
     }
-    trials::tell(&report.rows(), &report.left_out())
+    text + &trials::text(&report.rows(), &report.left_out())
 }
 
 /// What to write where, so that a cure holds.
-pub(super) fn tell_lines(mitigations: &[String], added: &Added, name: Option<&str>) -> Result<(), Failure> {
-    if let Some(name) = name {
-        out::line("in the configuration:")?;
-        out::line(&format!("[models.{}]", crate::config::problem::quoted(name)))?;
-        out::line(&format!("mitigations = {}", list(mitigations)))
-    } else {
-        out::line("without llama-warden:")?;
-        out::line(&added.line())
+pub(super) fn lines(mitigations: &[String], added: &Added, name: Option<&str>) -> String {
+    match name {
+        Some(name) => format!(
+            "\nin the configuration:\n[models.{}]\nmitigations = {}\n",
+            crate::config::problem::quoted(name),
+            list(mitigations)
+        ),
+        None => format!("\nwithout llama-warden:\n{}\n", added.line()),
     }
 }
 
@@ -152,4 +146,33 @@ pub(super) fn write(
 /// A list as TOML writes it.
 fn list(items: &[String]) -> String {
     items.iter().collect::<toml_edit::Array>().to_string().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_diagnose::report::{NotTried, Switch};
+    use warden_policies::experiment::bisect::Track;
+
+    #[test]
+    fn a_cure_is_told_with_the_lines_to_write_and_what_was_not_tried() {
+        let mut report =
+            nothing(&Outcome { legs: Vec::new(), skipped: Vec::new(), interrupted: false, failed: false });
+        let unknown = text(&report, Some("m"));
+        report.switches = vec![Switch {
+            item: "no-cuda-graphs".to_owned(),
+            title: "computes without CUDA graphs".to_owned(),
+            does: "GGML_CUDA_DISABLE_GRAPHS=1".to_owned(),
+            against: None,
+        }];
+        report.not_tried =
+            vec![NotTried { item: "pool-purge".to_owned(), why: "it needs another build".to_owned() }];
+        report.conclusion.outcome = Ended::Cured;
+        report.conclusion.stopped =
+            vec![Track { workload: Workload::SameImage, series: warden_policies::MemoryKind::Host }];
+        report.conclusion.cure = vec![0];
+        report.mitigations = vec!["cache-ram=512".to_owned(), "no-cuda-graphs".to_owned()];
+        report.added.env = vec![("GGML_CUDA_DISABLE_GRAPHS".to_owned(), "1".to_owned())];
+        insta::assert_snapshot!([unknown, text(&report, Some("org/m")), text(&report, None)].concat());
+    }
 }

@@ -4,8 +4,8 @@ use warden_diagnose::Progress;
 use warden_policies::experiment::Finding;
 use warden_policies::growth::{Growth, Verdict};
 use warden_policies::sample::Sample;
-use warden_policies::units::{MIB, exact};
-use warden_policies::{ByteSize, MemoryKind};
+use warden_policies::units::exact;
+use warden_policies::{ByteSize, MemoryKind, phrases};
 
 use crate::cli::progress::Lines;
 
@@ -89,7 +89,7 @@ fn rate(from: u64, to: u64, requests: u64) -> String {
     if requests == 0 {
         return String::new();
     }
-    format!("{:+.2} MiB a request", (exact(to) - exact(from)) / exact(MIB) / exact(requests))
+    format!("{} a request", phrases::grows((exact(to) - exact(from)) / exact(requests)))
 }
 
 fn ended(finding: &Finding) -> String {

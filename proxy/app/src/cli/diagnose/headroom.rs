@@ -120,11 +120,7 @@ pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<Learn
     Ok(learnt)
 }
 
-pub(super) fn tell(report: &HeadroomReport) -> Result<(), Failure> {
-    out::write(&out::table(&report.rows()))?;
-    out::line("")?;
-    for sentence in report.sentences() {
-        out::line(&sentence)?;
-    }
-    Ok(())
+pub(super) fn text(report: &HeadroomReport) -> String {
+    let sentences = report.sentences().into_iter().map(|sentence| sentence + "\n");
+    out::table(&report.rows()) + "\n" + &sentences.collect::<String>()
 }

@@ -212,7 +212,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     if args.json {
         out::json(&report)?;
     } else {
-        tell(&args, &outcome, &report)?;
+        out::write(&text(&args, &outcome, &report))?;
     }
     // Beside a report for programs, too: it is in no other place.
     for line in wrap.iter().flat_map(|wrap| wrap.told(&outcome)) {
@@ -306,31 +306,23 @@ async fn interruptible<T>(
 }
 
 /// The table and what there is to say beside it.
-fn tell(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> Result<(), Failure> {
+fn text(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> String {
     let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
+    let mut text = String::new();
     if !findings.is_empty() || !outcome.skipped.is_empty() {
-        out::write(&out::table(&warden_diagnose::report::rows(&findings, &outcome.skipped)))?;
+        text += &out::table(&warden_diagnose::report::rows(&findings, &outcome.skipped));
     }
     let notes = report.notes();
     if !notes.is_empty() {
-        out::line("")?;
+        text.push('\n');
     }
-    for note in notes {
-        out::line(&note)?;
-    }
-    if let Some(cure) = &report.cure {
-        bisect::tell(cure, args.flags.is_empty().then_some(report.about.model.as_str()))?;
-    }
-    for one in &report.survival {
-        survive::tell(one, args.flags.is_empty().then_some(report.about.model.as_str()))?;
-    }
-    if let Some(headroom) = &report.headroom {
-        headroom::tell(headroom)?;
-    }
-    for line in &report.attribution {
-        out::line(line)?;
-    }
-    Ok(())
+    text.extend(notes.iter().map(|note| format!("{note}\n")));
+    let name = args.flags.is_empty().then_some(report.about.model.as_str());
+    text.extend(report.cure.iter().map(|cure| bisect::text(cure, name)));
+    text.extend(report.survival.iter().map(|one| survive::text(one, name)));
+    text.extend(report.headroom.iter().map(headroom::text));
+    text.extend(report.attribution.iter().map(|line| format!("{line}\n")));
+    text
 }
 
 /// All that stops anything, as `mitigations` has it. Cures of different symptoms were tried one by one, not together.

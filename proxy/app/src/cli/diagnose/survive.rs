@@ -13,7 +13,6 @@ use super::trials::{self, Trials};
 use crate::cli::progress::Lines;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
-use crate::out;
 
 /// Looks for what stops each crash of the experiment, one after the other.
 pub(super) async fn run(
@@ -82,17 +81,14 @@ fn speaks_of_a_gpu(lines: &[String]) -> bool {
     })
 }
 
-/// Tells what was found: sentences, the lines for the configuration, what was tried, what was not.
-pub(super) fn tell(report: &SurvivalReport, name: Option<&str>) -> Result<(), Failure> {
-    out::line("")?;
-    for sentence in report.sentences() {
-        out::line(&format!("crash: {sentence}"))?;
-    }
+/// What was found: sentences, the lines for the configuration, what was tried, what was not.
+pub(super) fn text(report: &SurvivalReport, name: Option<&str>) -> String {
+    let mut text = "\n".to_owned();
+    text.extend(report.sentences().iter().map(|sentence| format!("crash: {sentence}\n")));
     if !report.mitigations.is_empty() {
-        out::line("")?;
-        super::bisect::tell_lines(&report.mitigations, &report.added, name)?;
+        text += &super::bisect::lines(&report.mitigations, &report.added, name);
     }
-    trials::tell(&report.rows(), &report.left_out())
+    text + &trials::text(&report.rows(), &report.left_out())
 }
 
 #[cfg(test)]

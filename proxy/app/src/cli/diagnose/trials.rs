@@ -94,18 +94,15 @@ impl<'a> Trials<'a> {
     }
 }
 
-/// Says what was tried, and what was not.
-pub(super) fn tell(rows: &[Vec<String>], left_out: &[NotTried]) -> Result<(), Failure> {
+/// What was tried, and what was not.
+pub(super) fn text(rows: &[Vec<String>], left_out: &[NotTried]) -> String {
+    let mut text = String::new();
     if rows.len() > 1 {
-        out::line("")?;
-        out::write(&out::table(rows))?;
+        text.extend(["\n", &out::table(rows)]);
     }
     if !left_out.is_empty() {
-        out::line("")?;
-        out::line("not tried:")?;
-        for one in left_out {
-            out::line(&format!("{}: {}", one.item, one.why))?;
-        }
+        text += "\nnot tried:\n";
+        text.extend(left_out.iter().map(|one| format!("{}: {}\n", one.item, one.why)));
     }
-    Ok(())
+    text
 }

@@ -86,3 +86,13 @@ fn set_json(set: &PatchSet) -> Value {
         "fixes": fixes.collect::<Vec<_>>(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_set_is_listed_with_its_fixes() {
+        insta::assert_snapshot!(out::table(&rows(&Catalogue::embedded().unwrap())));
+    }
+}

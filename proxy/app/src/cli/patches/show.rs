@@ -86,10 +86,10 @@ fn set_text(set: &PatchSet) -> String {
     }
     let _infallible = writeln!(
         text,
-        "\n{} probes, {} fingerprinted seams with {} known versions",
-        set.probes.len(),
-        set.seams.len(),
-        set.fingerprints.seams.values().map(Vec::len).sum::<usize>()
+        "\n{}, {} with {}",
+        out::counted(set.probes.len(), "probe"),
+        out::counted(set.seams.len(), "fingerprinted seam"),
+        out::counted(set.fingerprints.seams.values().map(Vec::len).sum(), "known version")
     );
     for fix in &set.fixes {
         text.push('\n');
@@ -202,4 +202,19 @@ fn set_json(set: &PatchSet) -> Value {
         "seams": seams.collect::<Vec<_>>(),
         "fixes": set.fixes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_patches::Catalogue;
+
+    #[test]
+    fn a_set_is_shown_with_all_that_it_leans_on_and_what_its_fixes_cost() {
+        let catalogue = Catalogue::embedded().unwrap();
+        let set = catalogue.set("server").unwrap();
+        insta::assert_snapshot!(set_text(set));
+        let (set, fix) = catalogue.fix("graph-cache-cap").unwrap();
+        insta::assert_snapshot!("a_fix_is_shown_with_its_variables", fix_text(set, fix));
+    }
 }

@@ -316,7 +316,7 @@ fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
     };
     sheet.say("growth", text);
     if let Some(why) = here.no_vram() {
-        sheet.say("", format!("VRAM is not watched: {why}"));
+        sheet.say("growth, VRAM", format!("not watched: {why}"));
     }
 }
 
@@ -411,10 +411,41 @@ mod tests {
         let (a, b) =
             (sheet("a", &[("host soft", "1 GiB"), ("growth", "off")]), sheet("b", &[("growth", "off")]));
         assert_eq!(together(&[]), "");
-        assert_eq!(together(&[sheet("b", &[("growth", "off")])]), "model b\n  growth         off\n\n");
-        assert_eq!(
-            together(&[a, b]),
-            "each model\n  growth         off\n\nmodel a\n  host soft      1 GiB\n\nmodel b\n                 nothing of its own\n\n"
+        let alone = together(&[sheet("b", &[("growth", "off")])]);
+        insta::assert_snapshot!(alone + &together(&[a, b]));
+    }
+
+    #[test]
+    fn what_a_policy_comes_to_is_a_sheet_for_each_kind_of_machine() {
+        let resolved = crate::config::samples_tests::resolved(
+            "[models.plain]\nmodel = \"m.gguf\"\npolicy.growth = \"off\"\n\
+             [models.auto]\nmodel = \"m.gguf\"\npolicy.admission = \"enforce\"\n\
+             policy.growth = \"recycle\"\npolicy.max_requests = 1000\npolicy.max_age = \"24h\"\n\
+             policy.only = \"02:00-05:00\"\n\
+             policy.host = { soft = \"auto\", hard = \"auto\" }\npolicy.vram = { soft = \"auto\", hard = \"95%\" }\n\
+             [models.fixed]\nmodel = \"m.gguf\"\npolicy.admission = \"warn\"\npolicy.growth = \"observe\"\n\
+             policy.host = { soft = \"4GiB\", hard = \"80GiB\" }\npolicy.vram.hard = \"10GiB\"\n\
+             [shared]\nhost.soft = \"80%\"\nvram.hard = \"90%\"\n",
         );
+        let gpu = Device {
+            index: warden_policies::GpuIndex(0),
+            vendor: warden_sensors::gpu::Vendor::Nvidia,
+            name: "H200".to_owned(),
+            uuid: None,
+            pci: None,
+            total: Some(24 << 30),
+            unified: false,
+        };
+        let notes = ["NVIDIA's library is not installed".to_owned()];
+        let memory = ByteSize(24 << 30);
+        let (with, without) =
+            (Here { memory, gpus: &[gpu], notes: &[] }, Here { memory, gpus: &[], notes: &notes });
+        let fleet = &resolved.fleet;
+        let keeps = DeclaredMemory::declared(&[], &BTreeMap::new(), Some(11_100));
+        let on = |here: &Here<'_>| {
+            let sheets: Vec<Sheet> = fleet.models.iter().map(|spec| of_model(spec, &keeps, here)).collect();
+            together(&sheets) + &shared(&fleet.shared, here)
+        };
+        insta::assert_snapshot!(on(&with) + "\n---\n" + &on(&without));
     }
 }

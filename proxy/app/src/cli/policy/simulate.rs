@@ -335,3 +335,52 @@ fn restarts(outcome: &Outcome) -> String {
 fn times(count: u64) -> String {
     format!("{count} {}", if count == 1 { "time" } else { "times" })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Own {
+        #[command(flatten)]
+        args: SimulateArgs,
+    }
+
+    fn args(words: &[&str]) -> SimulateArgs {
+        Own::parse_from(std::iter::once(&"simulate").chain(words)).args
+    }
+
+    #[test]
+    fn a_policy_is_shown_beside_none_and_beside_a_count() {
+        let outcome = |strategy: &str, restarts, out_of_memory| Outcome {
+            strategy: strategy.to_owned(),
+            requests: 43_200,
+            hours: 72.0,
+            restarts,
+            out_of_memory,
+            failed: out_of_memory * 5,
+            waited_minutes: 1.25,
+            waited: 17,
+            ..Outcome::default()
+        };
+        let policy = Outcome {
+            reasons: vec![("growth".to_owned(), 10), ("host_soft".to_owned(), 2)],
+            held: vec!["the last recycle was too recent".to_owned()],
+            ..outcome("policy", 12, 0)
+        };
+        let report = Report {
+            nothing: outcome("nothing", 3, 3),
+            counter: Some(outcome("every 7200 requests", 6, 1)),
+            policy,
+            avoided: 3,
+            caused: 1,
+        };
+        let both = args(&["--leak", "1MiB", "--vram-leak", "2MiB", "--per", "image"]);
+        let none = Report { nothing: outcome("nothing", 0, 0), counter: None, caused: 0, ..report.clone() };
+        let told = [text(&both, "of model m", &report), text(&args(&["--leak", "0"]), "of a.toml", &none)];
+        let refused = [["--fresh", "1TiB"], ["--hours", "0.0001"], ["--asleep", "2-5"]]
+            .map(|wrong| args(&wrong).scenario().unwrap_err().lines().join("\n"));
+        insta::assert_snapshot!([told.join("\n---\n"), refused.join("\n")].join("\n"));
+    }
+}

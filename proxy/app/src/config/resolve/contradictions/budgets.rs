@@ -55,7 +55,8 @@ pub(super) fn budgets_of_a_few_bytes(whole: &Whole<'_>) -> Vec<Found> {
             "{whose}a budget of {bytes} is below what any process holds, so it is always passed; a number without a unit \
              is bytes"
         );
-        Some(Found::new(&keys, message, format!("write the unit, like `\"{}GiB\"`", bytes.0.clamp(1, 999))))
+        let like = if bytes.0 < 1000 { bytes.0.max(1) } else { 12 };
+        Some(Found::new(&keys, message, format!("write the unit, like `\"{like}GiB\"`")))
     };
     whole.limits().into_iter().filter_map(small).collect()
 }
