@@ -207,8 +207,9 @@ fn spot(
                 hints.push(format!("elsewhere in this file it is in {}", lines(&other)));
             }
             let word = longest_word(anchor);
-            let near: Vec<usize> =
+            let mut near: Vec<usize> =
                 anchor::find(source, word, start, end).into_iter().map(|(at, _)| source.line(at)).collect();
+            near.dedup();
             if !word.is_empty() && !near.is_empty() {
                 hints.push(format!("`{word}` is in {}", lines(&near)));
             }

@@ -253,6 +253,31 @@ fn the_line_ends_of_a_file_are_kept() {
 }
 
 #[test]
+fn what_a_patch_does_not_find_is_told_with_where_to_look() {
+    let run = |from: &str, to: &str| reasons(&judged(&RUN.replace(from, to), WHEEL));
+    let wheel = |from: &str, to: &str| reasons(&judged(RUN, &WHEEL.replace(from, to)));
+    let mut moved = tree("// empty now\n", WHEEL);
+    moved.0.insert("gpu/old.cu".to_owned(), RUN.as_bytes().to_vec());
+    let mut none = tree(RUN, WHEEL);
+    none.0.remove("gpu/new.cu");
+    let applied = judged(RUN, WHEEL);
+    let told = [
+        run("w->turn(i);", "if (!w->turn(i)) return WHEEL_STUCK;"),
+        run("w->turn(i);", "w->turn(i + 1);"),
+        run("wheel * w =", "wheel * v ="),
+        run("wheel_run(", "wheel_run_all("),
+        run("    return WHEEL_OK;\n}", "    if (r->n)\n        return WHEEL_OK;\n}"),
+        run("    return WHEEL_OK;\n}", "#ifdef LOUD\n    return WHEEL_OK;\n#endif\n}"),
+        wheel("float spokes[8]", "float rods[8]"),
+        wheel("int brakes;", "int pads;"),
+        reasons(&judge(&set(), &moved).unwrap()),
+        reasons(&judge(&set(), &none).unwrap()),
+        reasons(&judged(&text(edit(&applied, "gpu/new.cu")), WHEEL)),
+    ];
+    insta::assert_snapshot!(told.map(|reasons| reasons.join("\n") + "\n\n").concat());
+}
+
+#[test]
 fn layout_and_comments_do_not_matter() {
     let judgement = judged(&RUN.replace("    for", "\t/* go */ for").replace("// the wheel", ""), WHEEL);
     assert_eq!(judgement.status, Status::Verified);

@@ -109,130 +109,48 @@ fn a_sound_set_is_read_whole() {
 
 #[test]
 fn a_broken_set_names_file_line_and_key() {
-    for (from, to, expected) in [
-        ("schema = 1", "schema = 2", "set.toml:1: `schema`: this is schema 2, known is 1"),
-        ("schema = 1", "schema = \"1\"", "set.toml:1: `schema`: invalid type: string \"1\", expected u32"),
-        (
-            "id = \"mine\"",
-            "id = \"Mine\"",
-            "set.toml:2: `id`: `Mine` is not an id: lower-case letters, digits and -",
-        ),
-        (
-            "id = \"mine\"",
-            "id = \"other\"",
-            "set.toml:2: `id`: the folder is called `mine`: both must be the same",
-        ),
-        ("[\"cuda\"]", "[\"cudda\"]", "set.toml:4: `backends[1]`: `cudda` is not a backend"),
-        ("\"b4881\"", "\"4881\"", "set.toml:5: `first`: `4881` is not a build such as b4881"),
-        (
-            "file = \"w.h\"",
-            "file = \"v.h\"",
-            "set.toml:8: `sidecar[1].file`: there is no file v.h beside this one",
-        ),
-        (
-            "file = \"w.h\"",
-            "file = \"../w.h\"",
-            "set.toml:8: `sidecar[1].file`: `../w.h` is not the name of a file",
-        ),
-        ("beside = \"include\"", "beside = \"x\"", "set.toml:9: `sidecar[1].beside`: there is no hook `x`"),
-        (
-            "id = \"end\"",
-            "id = \"include\"",
-            "set.toml:19: `hook[include].id`: there is another hook `include`",
-        ),
-        (
-            "anchor = \"return 0;\"",
-            "",
-            "set.toml:18: `hook[end].anchor`: `before` and `after` need an anchor",
-        ),
-        (
-            "anchor = \"return 0;\"",
-            "anker = \"return 0;\"",
-            "set.toml:22: `hook[end].anker`: unknown field `anker`",
-        ),
-        (
-            "anchor = \"return 0;\"",
-            "anchor = 'f(\"x\");'",
-            "set.toml:22: `hook[end].anchor`: an anchor holds no comment",
-        ),
-        (
-            "insert = [\"w::end();\"]",
-            "insert = [\"/*\"]",
-            "set.toml:24: `hook[end].insert[1]`: a comment, string or",
-        ),
-        (
-            "insert = [\"w::end();\"]",
-            "insert = []",
-            "set.toml:24: `hook[end].insert`: there is no line to insert",
-        ),
-        (
-            "count = 1",
-            "count = 1\nguarded = [\"ende\"]",
-            "set.toml:31: `probe[one].guarded[1]`: there is no hook `ende`",
-        ),
-        (
-            "count = 1",
-            "count = 1\nguarded = [\"end\"]\ncontainer = { kind = \"function\", name = \"run\" }",
-            "set.toml:31: `probe[one].guarded`: either `container` or `guarded`",
-        ),
-        ("at = \"before\"", "at = \"beside\"", "set.toml:23: `hook[end].at`: unknown variant `beside`"),
-        (
-            "[\"src/a.cpp\"]",
-            "[\"../a.cpp\"]",
-            "set.toml:13: `hook[include].files[1]`: `../a.cpp` is not a path below",
-        ),
-        (
-            "[\"src/a.cpp\"]",
-            "[\"src/.GIT/a.cpp\"]",
-            "set.toml:13: `hook[include].files[1]`: `src/.GIT/a.cpp` is not a path below",
-        ),
-        (
-            "[\"src/a.cpp\"]",
-            "[\"/a.cpp\"]",
-            "set.toml:13: `hook[include].files[1]`: `/a.cpp` is not a path below",
-        ),
-        ("[\"src/a.cpp\"]", "[]", "set.toml:13: `hook[include].files`: name at least one file"),
-        ("\"run\" }", "\"run it\" }", "set.toml:14: `hook[include].container.name`: `run it` is not a name"),
-        (
-            "\"function\"",
-            "\"method\"",
-            "set.toml:14: `hook[include].container.kind`: unknown variant `method`",
-        ),
-        ("'\\breturn\\b'", "'(return'", "set.toml:29: `probe[one].pattern`: not a regular expression:"),
-        (
-            "count = 1",
-            "count = 1\nmin = 2",
-            "set.toml:30: `probe[one].count`: either `count`, or `min` and `max`",
-        ),
-        ("count = 1", "count = -1", "set.toml:30: `probe[one].count`: invalid value"),
-        ("why = \"look\"", "", "set.toml:26: `probe[one]`: missing field `why`"),
-        (
-            "fix = \"cure\"",
-            "fix = \"care\"",
-            "set.toml:32: `probe[one].fix`: there is no fix `care` in this set",
-        ),
-        ("\"W_ONE\"", "\"w one\"", "set.toml:33: `probe[one].define`: `w one` is not the name of a macro"),
-        (
-            "default = 16",
-            "default = 1.5",
-            "set.toml:48: `fix[cure].variable[W_LIMIT].default`: `1.5` is no integer",
-        ),
-        (
-            "default = 16",
-            "default = 101",
-            "set.toml:48: `fix[cure].variable[W_LIMIT].default`: 101 is outside of",
-        ),
-        (
-            "name = \"W_LIMIT\"",
-            "name = \"w-limit\"",
-            "set.toml:46: `fix[cure].variable[w-limit].name`: `w-limit` is not",
-        ),
-        ("title = \"A set of ours\"", "title = A", "set.toml:3: "),
-    ] {
+    let broken = [
+        ("schema = 1", "schema = 2"),
+        ("schema = 1", "schema = \"1\""),
+        ("id = \"mine\"", "id = \"Mine\""),
+        ("id = \"mine\"", "id = \"other\""),
+        ("[\"cuda\"]", "[\"cudda\"]"),
+        ("\"b4881\"", "\"4881\""),
+        ("file = \"w.h\"", "file = \"v.h\""),
+        ("file = \"w.h\"", "file = \"../w.h\""),
+        ("beside = \"include\"", "beside = \"x\""),
+        ("id = \"end\"", "id = \"include\""),
+        ("anchor = \"return 0;\"", ""),
+        ("anchor = \"return 0;\"", "anker = \"return 0;\""),
+        ("anchor = \"return 0;\"", "anchor = 'f(\"x\");'"),
+        ("insert = [\"w::end();\"]", "insert = [\"/*\"]"),
+        ("insert = [\"w::end();\"]", "insert = []"),
+        ("count = 1", "count = 1\nguarded = [\"ende\"]"),
+        ("count = 1", "count = 1\nguarded = [\"end\"]\ncontainer = { kind = \"function\", name = \"run\" }"),
+        ("at = \"before\"", "at = \"beside\""),
+        ("[\"src/a.cpp\"]", "[\"../a.cpp\"]"),
+        ("[\"src/a.cpp\"]", "[\"src/.GIT/a.cpp\"]"),
+        ("[\"src/a.cpp\"]", "[\"/a.cpp\"]"),
+        ("[\"src/a.cpp\"]", "[]"),
+        ("\"run\" }", "\"run it\" }"),
+        ("\"function\"", "\"method\""),
+        ("'\\breturn\\b'", "'(return'"),
+        ("count = 1", "count = 1\nmin = 2"),
+        ("count = 1", "count = -1"),
+        ("why = \"look\"", ""),
+        ("fix = \"cure\"", "fix = \"care\""),
+        ("\"W_ONE\"", "\"w one\""),
+        ("default = 16", "default = 1.5"),
+        ("default = 16", "default = 101"),
+        ("name = \"W_LIMIT\"", "name = \"w-limit\""),
+        ("title = \"A set of ours\"", "title = A"),
+    ];
+    let told = broken.map(|(from, to)| {
         let found = error(&with(from, to));
-        assert!(found.starts_with(expected), "{to}\n   found: {found}\nexpected: {expected}");
         assert!(!found.contains('\n'), "{found}");
-    }
+        format!("{found}\n")
+    });
+    insta::assert_snapshot!(told.concat());
 }
 
 #[test]
