@@ -82,6 +82,12 @@ impl From<Problem> for Problems {
     }
 }
 
+/// How alike two words are, from 0 to 1. One slip of a finger counts little, however short the word is.
+pub(crate) fn alike(one: &str, other: &str) -> f64 {
+    let alike = strsim::jaro_winkler(one, other);
+    if strsim::osa_distance(one, other) == 1 { alike.max(0.95) } else { alike }
+}
+
 /// A key as TOML writes it: `models."org/name".args`.
 pub(crate) fn dotted(path: &[String]) -> String {
     path.iter().map(|key| quoted(key)).collect::<Vec<_>>().join(".")

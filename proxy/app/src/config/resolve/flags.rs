@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::arguments::normal;
 use super::binary::ask;
-use crate::config::problem::Problem;
+use crate::config::problem::{Problem, alike};
 use crate::config::resolve::Resolved;
 use crate::config::source::layers::Loaded;
 
@@ -83,7 +83,7 @@ fn strangers<'a>(args: &'a [String], known: &BTreeSet<String>) -> Vec<(usize, &'
 }
 
 fn nearest(word: &str, known: &BTreeSet<String>) -> Option<String> {
-    let scored = known.iter().map(|one| (strsim::jaro_winkler(word, one), one));
+    let scored = known.iter().map(|one| (alike(word, one), one));
     scored.filter(|(score, _)| *score >= ALIKE).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one.clone())
 }
 

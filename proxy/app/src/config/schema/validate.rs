@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::compiled_in;
 use super::values::{accepts, check_value, typed};
-use crate::config::problem::{Place, Problem, dotted};
+use crate::config::problem::{Place, Problem, alike, dotted};
 use crate::config::schema::root;
 use crate::config::source::tree::{Entry, Kind, Node};
 
@@ -125,7 +125,7 @@ fn unknown(place: Place, key: &str, path: &[String], schema: &Value) -> Problem 
         if path.is_empty() { "at the top level".to_owned() } else { format!("in [{}]", dotted(path)) };
     let problem = Problem::new(place, format!("unknown key `{key}` {section}"));
     let near = schema["properties"].as_object().and_then(|known| {
-        let scored = known.keys().map(|known| (strsim::jaro_winkler(key, known), known));
+        let scored = known.keys().map(|known| (alike(key, known), known));
         scored.max_by(|a, b| a.0.total_cmp(&b.0))
     });
     let elsewhere = home_of(key, root(), &mut Vec::new());

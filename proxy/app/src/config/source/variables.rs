@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::layers::{ENV_PREFIX, Layer};
 use super::tree::Node;
-use crate::config::problem::{Place, Problem};
+use crate::config::problem::{Place, Problem, alike};
 use crate::config::schema::{format, root};
 
 /// The names that are known at a place of the configuration, such as those of the models.
@@ -145,7 +145,7 @@ fn phantoms(layers: &[Layer], known: &[String]) -> Vec<Problem> {
 
 fn nearest(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
     let small = name.to_lowercase();
-    let scored = all.map(|one| (strsim::jaro_winkler(&small, &one.to_lowercase()), one));
+    let scored = all.map(|one| (alike(&small, &one.to_lowercase()), one));
     scored.filter(|(score, _)| *score >= 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 

@@ -155,41 +155,79 @@ fn chain(place: &Place) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_policies::experiment::Workload;
+    use warden_policies::experiment::{Follows, Workload};
+    use warden_tracer_reader::Frame;
 
-    #[test]
-    fn a_place_in_a_library_names_the_library() {
-        let place = |module: &str, called_in: &str| Place {
-            memory: Memory::Device,
-            function: "cudaMalloc".to_owned(),
+    fn place(memory: Memory, function: &str, module: &str, called_in: &str) -> Place {
+        let frame = |function: Option<&str>| Frame {
+            function: function.map(str::to_owned),
+            module: "llama-server".to_owned(),
+            offset: 0x1234,
+        };
+        Place {
+            memory,
+            function: function.to_owned(),
             within: None,
             called_in: called_in.to_owned(),
             module: module.to_owned(),
-            chain: Vec::new(),
+            chain: [Some(called_in), Some("compute"), None].map(frame).to_vec(),
             live_bytes: 2048,
             live_count: 2.0,
-            more_bytes: 2048,
+            more_bytes: 2 << 20,
             more_count: 2.0,
             churned_bytes: 2048,
-        };
-        let leg = LegTrace {
+        }
+    }
+
+    fn leg(places: Vec<Place>, memories: Vec<Traced>) -> LegTrace {
+        LegTrace {
             workload: Workload::ShortText,
             control: false,
             requests: 2,
             answered: 3,
-            memories: Vec::new(),
-            places: Vec::new(),
+            memories,
+            places,
             program: "llama-server".to_owned(),
             interval: 65_536,
             unfollowed: 0,
             siteless: 0,
             own_heap: false,
+        }
+    }
+
+    #[test]
+    fn what_grows_is_told_with_where_it_comes_from() {
+        let grows = |memory, counted: f64, follows| Traced {
+            memory,
+            grows: true,
+            attribution: Attribution { measured: 1_048_576.0, counted, follows, along: None },
+            explained: counted / 1_048_576.0,
         };
-        let line = |module: &str, called_in: &str| leg.line(&place(module, called_in));
-        let rest = "  1.0 KiB a request, 1.00 × cudaMalloc, called in ";
-        assert_eq!(line("libggml-cuda.so", "pool_alloc"), format!("{rest}pool_alloc (libggml-cuda.so)"));
-        assert_eq!(line("llama-server", "pool_alloc"), format!("{rest}pool_alloc"));
-        assert_eq!(line("libcuda.so.1", "libcuda.so.1+0x12"), format!("{rest}libcuda.so.1+0x12"));
+        let follows = Follows { kind: 0, per_request: 1.25, bytes_each: 65_536.0, correlation: 0.99 };
+        let places = || {
+            let mut inner = place(Memory::Host, "malloc", "llama-server", "std::string::reserve");
+            inner.within = Some("operator new".to_owned());
+            vec![
+                inner,
+                place(Memory::Device, "cudaMalloc", "libggml-cuda.so", "pool_alloc"),
+                place(Memory::Device, "cudaMalloc", "libcuda.so.1", "libcuda.so.1+0x12"),
+                place(Memory::Handles, "cudaGraphInstantiate", "libggml-cuda.so", "capture"),
+            ]
+        };
+        let known = leg(places(), vec![grows(Memory::Host, 1_048_576.0, None)]);
+        let of_handles = leg(places(), vec![grows(Memory::Device, 262_144.0, Some(follows))]);
+        let unknown = LegTrace {
+            control: true,
+            unfollowed: 3,
+            siteless: 4,
+            own_heap: true,
+            ..leg(Vec::new(), vec![grows(Memory::Host, 0.0, None)])
+        };
+        let mut lines = Vec::new();
+        for leg in [known, of_handles, unknown] {
+            leg.tell(&mut lines);
+        }
+        insta::assert_snapshot!(lines.join("\n"));
     }
 
     #[test]
