@@ -192,8 +192,20 @@ mod tests {
         let mut all = quiet(Cli::command()).term_width(100);
         all.build();
         insta::assert_snapshot!("help", all.render_long_help());
+        let mut of = std::collections::BTreeMap::<&str, String>::new();
         for command in all.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
-            insta::assert_snapshot!(format!("help_{}", command.get_name()), pages(command));
+            let group = match command.get_name() {
+                "quickstart" | "sample-model" | "version" => "help_to_try_things",
+                "build" | "builds" => "help_of_builds",
+                "patches" | "mitigations" => "help_of_cures",
+                "serve" | "config" | "keys" => "help_of_serving",
+                "policy" | "diagnose" => "help_of_experiments",
+                _ => "help_of_an_instance",
+            };
+            of.entry(group).or_default().extend(["=".repeat(100), "\n".to_owned(), pages(command)]);
+        }
+        for (group, text) in of {
+            insta::assert_snapshot!(group, text);
         }
     }
 
