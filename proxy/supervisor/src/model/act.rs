@@ -133,11 +133,16 @@ impl Model {
         }
     }
 
+    /// The crash that it has logged since it answered the last probe. An older line is something else, or a text that a
+    /// client sent.
+    pub(super) fn crash_line(&self, id: UnitId) -> Option<String> {
+        let live = self.live(id)?;
+        failure::crash_line(&self.logs.since(live.id, live.heard.1))
+    }
+
     /// It answers no probe. Notes whether it has logged a crash since it answered the last one: then nothing is to be waited for.
-    /// An older line is something else, or a text that a client sent.
     fn notes_crash(&mut self, id: UnitId) -> bool {
-        let Some(live) = self.live(id) else { return false };
-        let crashed = failure::crash_line(&self.logs.since(live.id, live.heard.1)).is_some();
+        let crashed = self.crash_line(id).is_some();
         if let Some(live) = self.live_mut(id) {
             live.crashed = crashed.then(Instant::now);
         }

@@ -212,6 +212,7 @@ impl Model {
         let Some(process) = live.process.clone() else { return };
         let generation = live.id;
         live.heard.0 = heard;
+        live.moves = live.cell.pulses.moves();
         // Whether it lost its GPU is known before the other one goes.
         let reads = starting && role == Role::Successor && history.offload(&live.memory.key).is_some();
         self.help(generation, async move {
@@ -231,6 +232,7 @@ impl Model {
 
     fn probed(&mut self, id: UnitId, sent: Instant, health: Health, props: Option<Props>, vram: Option<u64>) {
         let timing = self.spec.lifecycle;
+        let crashed = health == Health::Lost && self.crash_line(id).is_some();
         let Some(unit) = self.unit_mut(id) else { return };
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
@@ -252,8 +254,14 @@ impl Model {
                 let doubted = live.doubted.is_some() && health == Health::Lost;
                 let pause = if doubted { timing.start_probe_interval } else { timing.probe_interval };
                 live.timers.probe = Some(clock::again(now, pause));
-                // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests.
-                if health != Health::Lost || live.cell.progressed_since(sent) {
+                // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests. But where
+                // computing has crashed, other threads of the process still refuse requests and answer questions.
+                let progressed = if crashed {
+                    live.cell.pulses.moves() != live.moves
+                } else {
+                    live.cell.progressed_since(sent)
+                };
+                if health != Health::Lost || progressed {
                     live.probes_lost = 0;
                     live.doubted = None;
                     if health != Health::Lost {

@@ -138,6 +138,8 @@ pub(super) struct Generation {
     pub(super) probes_lost: u32,
     /// Lines that the model's processes had logged when the last probe was sent, and when the last one that was answered was.
     pub(super) heard: (u64, u64),
+    /// Tokens and whole answers that it had given when the last probe was sent.
+    pub(super) moves: u64,
     /// Since when it answers no probe after it logged a crash.
     pub(super) crashed: Option<Instant>,
     /// Probes sent before this time prove nothing: it refused a connection since.
@@ -178,6 +180,7 @@ impl Generation {
             timers: Timers::default(),
             probes_lost: 0,
             heard: (0, 0),
+            moves: 0,
             crashed: None,
             doubted: None,
             idle_seen: None,
