@@ -90,7 +90,13 @@ fn build(package: &str, binary: &str) -> Result<PathBuf, Trouble> {
     // The directory of the profile `dev` is called `debug`; all others have their own name.
     let name = profile.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
     let name = if name == "debug" { "dev" } else { name };
-    let output = Command::new(env!("CARGO"))
+    let mut cargo = Command::new(env!("CARGO"));
+    // What cargo says to the test that it runs: build scripts (ring's does) would take it for a change, and everything
+    // above them would be compiled again, for this build and then for the next.
+    for (variable, _) in std::env::vars_os().filter(|(name, _)| is_of_a_package(&name.to_string_lossy())) {
+        cargo.env_remove(variable);
+    }
+    let output = cargo
         .args(["build", "--quiet", "--profile", name, "--package", package, "--bin", binary])
         .env("CARGO_TARGET_DIR", target)
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
@@ -101,6 +107,13 @@ fn build(package: &str, binary: &str) -> Result<PathBuf, Trouble> {
         return Ok(profile.join(binary));
     }
     Err(Trouble::new(format!("cargo build of {binary}:\n{}", String::from_utf8_lossy(&output.stderr))))
+}
+
+/// Whether cargo sets this variable for each package anew.
+fn is_of_a_package(variable: &str) -> bool {
+    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"]
+        .iter()
+        .any(|beginning| variable.starts_with(beginning))
 }
 
 /// A program that somebody named on a command line. A relative path may begin where they are, or in the workspace.

@@ -4,7 +4,7 @@
 //! # Theory of operation
 //!
 //! ```text
-//!   gateway --lease()--> Shared (one lock per model: queue, leases, generations) --wakes--> model task
+//!   gateway --lease()--> Leases (one lock per model: queue, leases, generations) --wakes--> model task
 //!                                                                                             |
 //!   main thread: Nursery <---spawn--- World (processes, probes, /proc) <---acts through------+
 //!                                                                                             |

@@ -20,7 +20,7 @@ use crate::clock;
 use crate::error::{ControlError, Denied, FleetError, ResolveError};
 use crate::lease::Lease;
 use crate::lease::admit::{Size, Weighed};
-use crate::lease::queue::{Refusal, Shared};
+use crate::lease::queue::{Leases, Refusal};
 use crate::model::context::Context;
 use crate::model::{Control, Message, Model};
 use crate::process::host::Host;
@@ -129,27 +129,27 @@ impl Fleet {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, Denied> {
-        let shared = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.shared));
-        shared.ok_or(Denied::Removed)?.lease(kind, tokens).await
+        let leases = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
+        leases.ok_or(Denied::Removed)?.lease(kind, tokens).await
     }
 
     /// Whether a prompt of this size would find room now. Decides nothing: it tells whether counting its tokens
     /// exactly is worth while.
     pub fn weigh(&self, model: &ModelName, size: Size) -> Weighed {
         let roster = self.inner.roster.load();
-        roster.get(model).map_or(Weighed::Unasked, |handle| handle.shared.weigh(size))
+        roster.get(model).map_or(Weighed::Unasked, |handle| handle.leases.weigh(size))
     }
 
     /// What is known against a request to a model.
     pub fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing {
         let roster = self.inner.roster.load();
-        roster.get(model).map_or(Standing::Clear, |handle| handle.shared.standing(request))
+        roster.get(model).map_or(Standing::Clear, |handle| handle.leases.standing(request))
     }
 
     /// A request was refused because of what is known against it.
     pub fn note_refusal(&self, model: &ModelName, request: Fingerprint) {
         if let Some(handle) = self.inner.roster.load().get(model) {
-            handle.shared.note_refusal(request);
+            handle.leases.note_refusal(request);
         }
     }
 
@@ -162,7 +162,7 @@ impl Fleet {
     pub fn release_requests(&self, which: Option<&str>) -> Result<usize, ResolveError> {
         let roster = self.inner.roster.load();
         let Some(which) = which else {
-            return Ok(roster.handles().map(|handle| handle.shared.release_requests(None)).sum());
+            return Ok(roster.handles().map(|handle| handle.leases.release_requests(None)).sum());
         };
         // Where every name means the only model, one that is written like a fingerprint is one.
         let named = roster.resolve(Some(which));
@@ -172,14 +172,14 @@ impl Fleet {
         });
         if is_model {
             return named
-                .map(|model| roster.get(&model).map_or(0, |handle| handle.shared.release_requests(None)));
+                .map(|model| roster.get(&model).map_or(0, |handle| handle.leases.release_requests(None)));
         }
         let begin = which.to_ascii_lowercase();
         let is_print = begin.len() >= FINGERPRINT_SHOWN && begin.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_print {
-            return Ok(roster.handles().map(|handle| handle.shared.release_requests(Some(&begin))).sum());
+            return Ok(roster.handles().map(|handle| handle.leases.release_requests(Some(&begin))).sum());
         }
-        let known = roster.handles().map(|handle| handle.shared.name().to_string()).collect();
+        let known = roster.handles().map(|handle| handle.leases.name().to_string()).collect();
         Err(ResolveError::Unknown { name: which.to_owned(), known })
     }
 
@@ -189,12 +189,12 @@ impl Fleet {
         let roster = self.inner.roster.load();
         for model in &mut view.models {
             let Some(handle) = roster.get(&model.name) else { continue };
-            model.waiting = handle.shared.waiting();
-            model.quarantine = handle.shared.quarantine();
+            model.waiting = handle.leases.waiting();
+            model.quarantine = handle.leases.quarantine();
             for backend in &mut model.backends {
                 let Some(generation) = backend.generation else { continue };
-                backend.in_flight = handle.shared.in_flight(generation);
-                backend.work = handle.shared.work(generation).unwrap_or(backend.work);
+                backend.in_flight = handle.leases.in_flight(generation);
+                backend.work = handle.leases.work(generation).unwrap_or(backend.work);
             }
         }
         Arc::new(view)
@@ -268,7 +268,7 @@ impl Fleet {
         // Also one that leaves: its processes may still hold leases.
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(&change.leaving) {
-            if handle.shared.name() == model {
+            if handle.leases.name() == model {
                 handle.send(Control::Learn(binary.to_owned(), facts));
             }
         }
@@ -298,7 +298,7 @@ impl Fleet {
         inner.context.publisher.set_order(config.models.iter().map(|spec| spec.name.clone()).collect());
         let gone: Vec<_> = old
             .handles()
-            .filter(|handle| config.models.iter().all(|spec| spec.name != *handle.shared.name()))
+            .filter(|handle| config.models.iter().all(|spec| spec.name != *handle.leases.name()))
             .cloned()
             .collect();
         for handle in &gone {
@@ -326,9 +326,9 @@ impl Fleet {
         inner.roster.store(Arc::new(Roster::new(&config, handles)));
         for handle in gone {
             // Here and not by its task, so that nobody is let in after this call.
-            handle.shared.refuse(Some(Refusal::Removed));
-            handle.shared.dismiss(&Denied::Removed);
-            report.removed.push(handle.shared.name().clone());
+            handle.leases.refuse(Some(Refusal::Removed));
+            handle.leases.dismiss(&Denied::Removed);
+            report.removed.push(handle.leases.name().clone());
             change.leaving.push(handle);
         }
         change.leaving.retain(|handle| !handle.is_gone());
@@ -342,17 +342,17 @@ impl Fleet {
     fn launch(&self, spec: &ModelSpec, watch: Watch, after_others: bool) -> Arc<Handle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
-        let shared = Arc::new(Shared::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
-        shared.set_admission(spec.admission.mode, spec.admission.policy.clone());
-        shared.set_quarantine(spec.quarantine);
+        let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
+        leases.set_admission(spec.admission.mode, spec.admission.policy.clone());
+        leases.set_quarantine(spec.quarantine);
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
         let (mut model, sender) =
-            Model::new(Arc::clone(context), Arc::clone(&shared), Arc::clone(&logs), spec.clone(), watch);
+            Model::new(Arc::clone(context), Arc::clone(&leases), Arc::clone(&logs), spec.clone(), watch);
         if after_others {
             model.wait_for_room();
         }
         self.inner.tasks.spawn(model.run());
-        Arc::new(Handle { shared, logs, sender })
+        Arc::new(Handle { leases, logs, sender })
     }
 
     /// Ends everything: no new leases, running ones (and queued ones that a backend can take) go on until the deadline,
@@ -365,7 +365,7 @@ impl Fleet {
         let change = inner.change.lock().await;
         let roster = inner.roster.load_full();
         for handle in roster.handles().chain(&change.leaving) {
-            handle.shared.refuse(Some(Refusal::ShuttingDown));
+            handle.leases.refuse(Some(Refusal::ShuttingDown));
             handle.send(Control::Shutdown(until));
         }
         inner.tasks.close();

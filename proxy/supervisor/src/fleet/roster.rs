@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use warden_policies::ModelName;
 
 use crate::error::{FleetError, ResolveError};
-use crate::lease::queue::Shared;
+use crate::lease::queue::Leases;
 use crate::model::Message;
 use crate::spec::FleetConfig;
 use crate::view::log::LogRing;
@@ -15,7 +15,7 @@ use crate::view::log::LogRing;
 /// What the fleet holds of one model.
 #[derive(Debug)]
 pub(super) struct Handle {
-    pub(super) shared: Arc<Shared>,
+    pub(super) leases: Arc<Leases>,
     pub(super) logs: Arc<LogRing>,
     pub(super) sender: mpsc::UnboundedSender<Message>,
 }
@@ -46,8 +46,8 @@ impl Roster {
             },
             None => only(),
         };
-        found.map(|handle| handle.shared.name().clone()).ok_or_else(|| {
-            let known = self.handles.iter().map(|handle| handle.shared.name().to_string()).collect();
+        found.map(|handle| handle.leases.name().clone()).ok_or_else(|| {
+            let known = self.handles.iter().map(|handle| handle.leases.name().to_string()).collect();
             match name {
                 Some(name) => ResolveError::Unknown { name: name.to_owned(), known },
                 None => ResolveError::Missing { known },
@@ -63,7 +63,7 @@ impl Roster {
     /// By its own name only.
     pub(super) fn get(&self, name: &ModelName) -> Option<&Arc<Handle>> {
         let index = self.by_name.get(name.as_str())?;
-        self.handles.get(*index).filter(|handle| handle.shared.name() == name)
+        self.handles.get(*index).filter(|handle| handle.leases.name() == name)
     }
 
     pub(super) fn handles(&self) -> impl Iterator<Item = &Arc<Handle>> {

@@ -12,7 +12,7 @@ use warden_policies::{ModelName, ServerFacts, defaults};
 use super::*;
 use crate::lease::Lease;
 use crate::lease::cell::Cell;
-use crate::lease::queue::Shared;
+use crate::lease::queue::Leases;
 use crate::process::endpoint::Endpoint;
 use crate::view::event::{EventKind, Journal};
 
@@ -23,18 +23,18 @@ const B: GenerationId = GenerationId(2);
 
 /// A model that may hold `mode`, with processes of two slots each.
 struct Rig {
-    shared: Arc<Shared>,
+    leases: Arc<Leases>,
     journal: Arc<Journal>,
 }
 
 impl Rig {
     fn new(mode: AdmissionMode, open: &[GenerationId]) -> Self {
         let journal = Arc::new(Journal::new(100));
-        let shared = Arc::new(Shared::new(ModelName::new("m"), Arc::clone(&journal), 4, WAIT));
+        let leases = Arc::new(Leases::new(ModelName::new("m"), Arc::clone(&journal), 4, WAIT));
         let policy =
             AdmissionPolicy { reserve: warden_policies::ByteSize(0), ..defaults().admission.clone() };
-        shared.set_admission(mode, policy);
-        let rig = Self { shared, journal };
+        leases.set_admission(mode, policy);
+        let rig = Self { leases, journal };
         for id in open {
             rig.open(*id);
         }
@@ -43,25 +43,25 @@ impl Rig {
 
     fn open(&self, id: GenerationId) {
         let endpoint = Endpoint::Unix(PathBuf::from("/x.sock"));
-        self.shared.open(&Arc::new(Cell::new(id, endpoint, ServerFacts::default())), 2);
+        self.leases.open(&Arc::new(Cell::new(id, endpoint, ServerFacts::default())), 2);
     }
 
     fn publish(&self, known: Vec<Known>) {
-        self.shared.publish_memory(Board { known });
+        self.leases.publish_memory(Board { known });
     }
 
     /// A caller in a task of its own, waiting when this returns.
     async fn waiting(&self, tokens: u64) -> AbortOnDropHandle<Result<Lease, Denied>> {
-        let (before, shared) = (self.shared.waiting(), Arc::clone(&self.shared));
-        let task = TaskTracker::new().spawn(async move { shared.lease(LeaseKind::Slot, Some(tokens)).await });
-        while self.shared.waiting() == before {
+        let (before, leases) = (self.leases.waiting(), Arc::clone(&self.leases));
+        let task = TaskTracker::new().spawn(async move { leases.lease(LeaseKind::Slot, Some(tokens)).await });
+        while self.leases.waiting() == before {
             tokio::task::yield_now().await;
         }
         AbortOnDropHandle::new(task)
     }
 
     async fn lease(&self, tokens: u64) -> Result<Lease, Denied> {
-        self.shared.lease(LeaseKind::Slot, Some(tokens)).await
+        self.leases.lease(LeaseKind::Slot, Some(tokens)).await
     }
 
     fn actions(&self) -> Vec<String> {
@@ -92,7 +92,7 @@ async fn where_it_is_off_or_nothing_is_known_nobody_is_weighed() {
         if told {
             rig.publish(vec![known(A, 10)]);
         }
-        assert_eq!(rig.shared.weigh(Size::Tokens(1_000_000)), Weighed::Unasked);
+        assert_eq!(rig.leases.weigh(Size::Tokens(1_000_000)), Weighed::Unasked);
         assert!(rig.lease(1_000_000).await.is_ok());
         assert_eq!(rig.actions(), [""; 0]);
     }
@@ -102,8 +102,8 @@ async fn where_it_is_off_or_nothing_is_known_nobody_is_weighed() {
 async fn a_prompt_with_room_passes_and_one_that_fits_nowhere_is_refused_with_the_numbers() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     rig.publish(vec![known(A, 100)]);
-    assert_eq!(rig.shared.weigh(Size::Tokens(100)), Weighed::Fits { tokens: 100 });
-    assert_eq!(rig.shared.weigh(Size::Tokens(2000)), Weighed::Unclear { tokens: 2000 });
+    assert_eq!(rig.leases.weigh(Size::Tokens(100)), Weighed::Fits { tokens: 100 });
+    assert_eq!(rig.leases.weigh(Size::Tokens(2000)), Weighed::Unclear { tokens: 2000 });
     assert!(rig.lease(100).await.is_ok());
     let Err(Denied::NoRoom(short)) = rig.lease(2000).await else { panic!("refused") };
     assert_eq!((short.tokens, short.needed, short.have), (2000, 2000 * MIB, 1000 * MIB));
@@ -111,7 +111,7 @@ async fn a_prompt_with_room_passes_and_one_that_fits_nowhere_is_refused_with_the
     let words = Denied::NoRoom(short).to_string();
     assert!(words.contains("2000 tokens") && words.contains("host"), "{words}");
     assert_eq!(rig.actions(), ["refuse"]);
-    assert_eq!((rig.shared.waiting(), rig.shared.in_flight(A)), (0, 0));
+    assert_eq!((rig.leases.waiting(), rig.leases.in_flight(A)), (0, 0));
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn a_full_process_with_room_keeps_its_next_slot_for_it() {
         held.push(rig.lease(1).await.unwrap());
     }
     held.retain(|lease| lease.generation() == B);
-    assert_eq!((rig.shared.in_flight(A), rig.shared.in_flight(B)), (0, 2));
+    assert_eq!((rig.leases.in_flight(A), rig.leases.in_flight(B)), (0, 2));
     let large = rig.waiting(50).await;
     drop(held.pop());
     assert_eq!(large.await.unwrap().unwrap().generation(), B);
@@ -161,10 +161,10 @@ async fn a_prompt_waits_for_requests_to_end_and_nobody_takes_its_place() {
     let small = rig.waiting(1).await;
     drop(running);
     // Its memory has not been read since, so it is not known to be free.
-    assert_eq!((rig.shared.waiting(), rig.shared.in_flight(A)), (3, 0));
+    assert_eq!((rig.leases.waiting(), rig.leases.in_flight(A)), (3, 0));
     rig.publish(vec![known(A, 100)]);
     let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
-    assert_eq!(rig.shared.in_flight(A), 2);
+    assert_eq!(rig.leases.in_flight(A), 2);
     drop((first, second));
     assert!(small.await.unwrap().is_ok());
     // The others waited in the queue, as for any slot.
@@ -176,15 +176,15 @@ async fn a_fresh_process_is_asked_for_and_the_only_one_may_be_replaced_by_it() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
     let large = rig.waiting(50).await;
-    assert_eq!(rig.shared.admission_wish(A), Some(MemoryKind::Host));
-    tokio::time::timeout(WAIT, rig.shared.wake.notified()).await.expect("the task is woken");
+    assert_eq!(rig.leases.admission_wish(A), Some(MemoryKind::Host));
+    tokio::time::timeout(WAIT, rig.leases.wake.notified()).await.expect("the task is woken");
     // Others go on as long as it serves.
     assert!(rig.lease(1).await.is_ok());
     // In sequence: for a while there is nothing at all.
-    rig.shared.close(A);
-    rig.shared.forget(A);
-    assert!(rig.shared.in_need());
-    assert_eq!(rig.shared.admission_wish(A), None);
+    rig.leases.close(A);
+    rig.leases.forget(A);
+    assert!(rig.leases.in_need());
+    assert_eq!(rig.leases.admission_wish(A), None);
     rig.open(B);
     assert_eq!(large.await.unwrap().unwrap().generation(), B);
     assert_eq!(rig.actions(), ["recycle"]);
@@ -197,7 +197,7 @@ async fn the_wait_ends_with_the_deadline_of_the_queue_and_says_what_was_short() 
     let begun = tokio::time::Instant::now();
     let Err(Denied::NoRoom(short)) = rig.lease(50).await else { panic!("refused") };
     assert_eq!((begun.elapsed(), short.needed, short.have), (WAIT, 50 * MIB, 10 * MIB));
-    assert_eq!((rig.shared.waiting(), rig.shared.admission_wish(A)), (0, None));
+    assert_eq!((rig.leases.waiting(), rig.leases.admission_wish(A)), (0, None));
 }
 
 #[tokio::test]
@@ -213,7 +213,7 @@ async fn a_client_that_leaves_frees_what_was_kept_for_it() {
     drop(leaving);
     assert!(small.await.unwrap().is_ok());
     drop(running);
-    assert_eq!((rig.shared.waiting(), rig.shared.in_flight(A)), (0, 0));
+    assert_eq!((rig.leases.waiting(), rig.leases.in_flight(A)), (0, 0));
 }
 
 #[tokio::test]
@@ -222,9 +222,9 @@ async fn a_mode_that_only_warns_lets_those_go_who_wait() {
         let rig = Rig::new(AdmissionMode::Enforce, &[A]);
         rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
         let large = rig.waiting(50).await;
-        rig.shared.set_admission(mode, defaults().admission.clone());
+        rig.leases.set_admission(mode, defaults().admission.clone());
         let lease = tokio::time::timeout(WAIT, large).await.expect("it is let go").unwrap().unwrap();
-        assert_eq!((lease.generation(), rig.shared.admission_wish(A)), (A, None));
+        assert_eq!((lease.generation(), rig.leases.admission_wish(A)), (A, None));
         rig.publish(vec![known(A, 10)]);
         assert_eq!(rig.actions(), ["recycle"]);
     }
@@ -233,7 +233,7 @@ async fn a_mode_that_only_warns_lets_those_go_who_wait() {
 #[tokio::test]
 async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A, B]);
-    rig.shared.set_queue(0, WAIT);
+    rig.leases.set_queue(0, WAIT);
     rig.publish(vec![known(A, 10), known(B, 100)]);
     assert_eq!(rig.lease(50).await.unwrap().generation(), B);
     assert!(matches!(rig.lease(2000).await, Err(Denied::NoRoom(_))));
@@ -244,14 +244,14 @@ async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
 #[tokio::test]
 async fn a_newcomer_does_not_take_the_place_of_one_who_waits_for_room() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
-    rig.shared.set_queue(1, WAIT);
+    rig.leases.set_queue(1, WAIT);
     rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
     let _large = rig.waiting(50).await;
     let _running = (rig.lease(1).await.unwrap(), rig.lease(1).await.unwrap());
     let mut third = Box::pin(rig.lease(1));
     let answer = futures_util::poll!(third.as_mut());
     assert!(matches!(answer, std::task::Poll::Ready(Err(Denied::QueueFull { waiting: 1, depth: 1 }))));
-    assert_eq!(rig.shared.waiting(), 1);
+    assert_eq!(rig.leases.waiting(), 1);
 }
 
 #[tokio::test]
@@ -263,11 +263,11 @@ async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() 
         large.push(rig.waiting(50).await);
     }
     assert!(matches!(rig.lease(50).await, Err(Denied::QueueFull { .. })));
-    rig.shared.dismiss(&Denied::Removed);
+    rig.leases.dismiss(&Denied::Removed);
     for one in large {
         assert_eq!(one.await.unwrap().unwrap_err(), Denied::Removed);
     }
-    assert_eq!((rig.shared.waiting(), rig.shared.admission_wish(A)), (0, None));
+    assert_eq!((rig.leases.waiting(), rig.leases.admission_wish(A)), (0, None));
 }
 
 /// Real threads: prompts of all sizes, callers that leave at any moment, processes that come and go, and room that does,
@@ -276,16 +276,16 @@ async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() 
 async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() {
     const CALLERS: u64 = 1000;
     let journal = Arc::new(Journal::new(1));
-    let shared = Arc::new(Shared::new(ModelName::new("m"), Arc::clone(&journal), usize::MAX, WAIT));
-    let rig = Rig { shared, journal };
-    rig.shared.set_admission(AdmissionMode::Enforce, defaults().admission.clone());
+    let leases = Arc::new(Leases::new(ModelName::new("m"), Arc::clone(&journal), usize::MAX, WAIT));
+    let rig = Rig { leases, journal };
+    rig.leases.set_admission(AdmissionMode::Enforce, defaults().admission.clone());
     let callers = TaskTracker::new();
     for n in 0..CALLERS {
-        let shared = Arc::clone(&rig.shared);
+        let leases = Arc::clone(&rig.leases);
         callers.spawn(async move {
             let patience = if n % 3 == 0 { Duration::from_micros(n * 7 % 900) } else { WAIT };
             let tokens = (n % 4 > 0).then_some(n % 90);
-            let lease = shared.lease(LeaseKind::Slot, tokens);
+            let lease = leases.lease(LeaseKind::Slot, tokens);
             match tokio::time::timeout(patience, lease).await {
                 Ok(Err(denied)) => assert!(matches!(denied, Denied::NoRoom(_)), "{denied}"),
                 Ok(Ok(lease)) => {
@@ -316,10 +316,10 @@ async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() 
             tokio::task::yield_now().await;
         }
         for one in both {
-            rig.shared.close(one);
-            rig.shared.forget(one);
+            rig.leases.close(one);
+            rig.leases.forget(one);
         }
     }
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
-    assert!(rig.shared.is_still());
+    assert!(rig.leases.is_still());
 }

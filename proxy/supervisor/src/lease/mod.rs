@@ -28,7 +28,7 @@ use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 use crate::lease::cell::Cell;
 use crate::lease::outcomes::Outcome;
 use crate::lease::pulse::{Asked, Pulse};
-use crate::lease::queue::Shared;
+use crate::lease::queue::Leases;
 use crate::lease::queue::ward::Alone;
 use crate::process::endpoint::Endpoint;
 use crate::sync::lock;
@@ -36,7 +36,7 @@ use crate::sync::lock;
 /// The right to send one request to one generation. Dropping it gives it back, so it belongs into whatever ends with the
 /// exchange: the response body.
 pub struct Lease {
-    shared: Arc<Shared>,
+    leases: Arc<Leases>,
     cell: Arc<Cell>,
     kind: LeaseKind,
     queued_for: Duration,
@@ -63,16 +63,16 @@ const ALONE: u8 = 2;
 const WATCHES: u8 = 3;
 
 impl Lease {
-    pub(crate) fn new(shared: Arc<Shared>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Self {
+    pub(crate) fn new(leases: Arc<Leases>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Self {
         let pulse = (kind == LeaseKind::Slot).then(|| cell.pulses.begin());
         let no = || AtomicBool::new(false);
         let (over, reads, pauses, beside) = (no(), no(), no(), AtomicU8::new(PLAIN));
-        Self { shared, cell, kind, queued_for, pulse, asked: OnceLock::new(), over, reads, pauses, beside }
+        Self { leases, cell, kind, queued_for, pulse, asked: OnceLock::new(), over, reads, pauses, beside }
     }
 
     /// The model.
     pub fn model(&self) -> &ModelName {
-        self.shared.name()
+        self.leases.name()
     }
 
     /// The generation.
@@ -115,7 +115,7 @@ impl Lease {
     /// How the exchange ended, as far as the answer told: what error streaks and the speed of decoding are judged by.
     /// Called once, before the lease is dropped; never for a request whose client left.
     pub fn note_outcome(&self, outcome: &Outcome) {
-        let busy = self.shared.in_flight(self.cell.id);
+        let busy = self.leases.in_flight(self.cell.id);
         lock(&self.cell.outcomes).note(outcome, busy);
     }
 
@@ -144,7 +144,7 @@ impl Lease {
     /// The request only reads (a `GET`): what happens to the backend meanwhile is not its doing. Once for each lease, or more.
     pub fn reads(&self) {
         if self.kind == LeaseKind::Aux && !self.reads.swap(true, Ordering::Relaxed) {
-            self.shared.reads(self.cell.id, true);
+            self.leases.reads(self.cell.id, true);
         }
     }
 
@@ -171,7 +171,7 @@ impl Lease {
 
     /// The backend has taken what a client has set in it beside requests: it is set again in the processes that follow.
     pub fn note_setting(&self, path: &str, body: Bytes) {
-        self.shared.note_setting(self.cell.id, path, body);
+        self.leases.note_setting(self.cell.id, path, body);
     }
 
     /// The backend stops computing for as long as this request takes: it saves or restores a slot.
@@ -186,14 +186,14 @@ impl Lease {
     /// caller's next lease nor that of whoever waits for this one meets the same corpse. A backend that lives pays with
     /// the milliseconds of one probe.
     pub fn refused(&self) {
-        self.shared.doubt(self.cell.id);
+        self.leases.doubt(self.cell.id);
     }
 
     /// The request that this lease was for was sent whole, and its connection broke before its answer was complete: if
     /// its server turns out to have died by itself, it is a suspect.
     pub fn broke(&self, request: Fingerprint) {
         self.note_done();
-        self.shared.broke(self.cell.id, request);
+        self.leases.broke(self.cell.id, request);
     }
 
     /// The same for a request whose lease was revoked before its answer was complete: the end of its process may be known
@@ -201,27 +201,27 @@ impl Lease {
     pub fn lost(&self, request: Fingerprint) {
         self.note_done();
         if self.cell.hung().is_some() {
-            self.shared.broke(self.cell.id, request);
+            self.leases.broke(self.cell.id, request);
         } else {
-            self.shared.lost(self.cell.id, request);
+            self.leases.lost(self.cell.id, request);
         }
     }
 
     /// Resolves when it is known what became of the generation after a connection to it broke. It does not hold the
     /// lease.
     pub fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (shared, generation) = (Arc::clone(&self.shared), self.cell.id);
-        async move { shared.until_settled(generation).await }
+        let (leases, generation) = (Arc::clone(&self.leases), self.cell.id);
+        async move { leases.until_settled(generation).await }
     }
 
     /// What is known against a request to this model.
     pub fn standing(&self, request: Fingerprint) -> Standing {
-        self.shared.standing(request)
+        self.leases.standing(request)
     }
 
     /// A request was refused because of what is known against it.
     pub fn note_refusal(&self, request: Fingerprint) {
-        self.shared.note_refusal(request);
+        self.leases.note_refusal(request);
     }
 
     /// Waits until nothing else runs in the slots of the generation; from the call on nobody else gets one there. Called
@@ -229,8 +229,8 @@ impl Lease {
     /// ends with [`Lease::join`] or the lease.
     pub async fn alone(&self, request: Fingerprint) -> Alone {
         self.beside.store(SEEKS, Ordering::Relaxed);
-        self.shared.seek(self.cell.id, self.kind);
-        let waiting = self.shared.until_alone(self.cell.id, self.kind, request, Instant::now());
+        self.leases.seek(self.cell.id, self.kind);
+        let waiting = self.leases.until_alone(self.cell.id, self.kind, request, Instant::now());
         let alone = tokio::select! {
             biased;
             () = self.cell.revoked.cancelled() => Alone::Gone,
@@ -240,7 +240,7 @@ impl Lease {
             self.beside.store(ALONE, Ordering::Relaxed);
         } else {
             self.beside.store(PLAIN, Ordering::Relaxed);
-            self.shared.unseek(self.cell.id, self.kind);
+            self.leases.unseek(self.cell.id, self.kind);
         }
         alone
     }
@@ -252,19 +252,19 @@ impl Lease {
 
     /// For how long a suspect may be alone.
     pub fn alone_for(&self, request: Fingerprint) -> Duration {
-        self.shared.alone_for(request)
+        self.leases.alone_for(request)
     }
 
     /// Lets others in beside it, if it was alone.
     pub fn join(&self) {
         if self.beside.compare_exchange(ALONE, PLAIN, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            self.shared.join(self.cell.id);
+            self.leases.join(self.cell.id);
         }
     }
 
     /// The request, against which something was known, was answered: that is forgotten.
     pub fn survived(&self, request: Fingerprint) {
-        self.shared.survived(self.cell.id, request);
+        self.leases.survived(self.cell.id, request);
     }
 
     /// The answer is a stream of events without an end, which nobody needs to wait for: a drain goes on without it, and
@@ -273,9 +273,9 @@ impl Lease {
         let first = self.beside.compare_exchange(PLAIN, WATCHES, Ordering::Relaxed, Ordering::Relaxed);
         if self.kind == LeaseKind::Aux && first.is_ok() {
             if self.reads.swap(false, Ordering::Relaxed) {
-                self.shared.reads(self.cell.id, false);
+                self.leases.reads(self.cell.id, false);
             }
-            self.shared.watches(self.cell.id);
+            self.leases.watches(self.cell.id);
         }
     }
 
@@ -316,25 +316,25 @@ impl Drop for Lease {
             self.cell.pulses.pauses(false);
         }
         if self.reads.load(Ordering::Relaxed) {
-            self.shared.reads(self.cell.id, false);
+            self.leases.reads(self.cell.id, false);
         }
         let asked = self.asked.get().filter(|asked| !self.over.load(Ordering::Relaxed) && asked.is_whole());
         if let Some(request) = asked.and_then(|asked| asked.print()) {
             // Before it gives back its place, which may be taken at once.
-            self.shared.left(self.cell.id, request);
+            self.leases.left(self.cell.id, request);
         }
         let kind = match self.beside.load(Ordering::Relaxed) {
             WATCHES if self.kind == LeaseKind::Aux => LeaseKind::Watch,
             SEEKS => {
-                self.shared.unseek(self.cell.id, self.kind);
+                self.leases.unseek(self.cell.id, self.kind);
                 self.kind
             }
             ALONE => {
-                self.shared.join(self.cell.id);
+                self.leases.join(self.cell.id);
                 self.kind
             }
             _ => self.kind,
         };
-        self.shared.release(self.cell.id, kind);
+        self.leases.release(self.cell.id, kind);
     }
 }

@@ -67,7 +67,7 @@ impl Model {
             }
             (Phase::Suspect, Phase::Ready) => self.tell(generation, EventKind::Recovered),
             (_, Phase::Draining) => {
-                let in_flight = generation.map_or(0, |generation| self.shared.in_flight(generation));
+                let in_flight = generation.map_or(0, |generation| self.leases.in_flight(generation));
                 self.tell(generation, EventKind::Draining { in_flight });
             }
             (_, Phase::Failed) => {
@@ -85,7 +85,7 @@ impl Model {
             Effect::OpenGate => self.open(id),
             Effect::CloseGate => {
                 if let Some(generation) = self.generation(id) {
-                    let running = self.shared.close(generation);
+                    let running = self.leases.close(generation);
                     self.replacements.note_closed(generation, running);
                 }
             }
@@ -167,7 +167,7 @@ impl Model {
             return;
         };
         // Before the signal: it revokes the leases, and their holders give them back from other threads at once.
-        let running = self.shared.in_flight(generation);
+        let running = self.leases.in_flight(generation);
         self.replacements.note_stopped(generation, running);
         let hung = self.hung(id, running);
         if let (Some(hung), Some(live)) = (hung, self.live(id)) {
@@ -198,7 +198,7 @@ impl Model {
         let limit = self.limit(live.slots);
         let start = live.ready.unwrap_or(live.spawned).saturating_duration_since(live.spawned);
         let (generation, cell) = (live.id, Arc::clone(&live.cell));
-        let opened = self.shared.open(&cell, limit);
+        let opened = self.leases.open(&cell, limit);
         if role != Role::Retiring {
             self.replacements.note_opened(replica, generation, &opened, start);
         }
@@ -293,7 +293,7 @@ impl Model {
         let (limit, wait) = (self.watch.sensors.read_limit, self.watch.sensors.return_wait);
         let outbox = self.outbox.clone();
         let cell = self.lives().find(|live| live.id == generation);
-        let (cell, shared) = (cell.map(|live| Arc::clone(&live.cell)), Arc::clone(&self.shared));
+        let (cell, leases) = (cell.map(|live| Arc::clone(&live.cell)), Arc::clone(&self.leases));
         self.help(generation, async move {
             let exit = process.wait().await;
             let why = match exit {
@@ -302,7 +302,7 @@ impl Model {
             };
             if let Some(cell) = cell {
                 // As soon as it can be: whoever waits to send again must know what became of it.
-                shared.ended(&cell, ending(&cell, exit, why));
+                leases.ended(&cell, ending(&cell, exit, why));
             }
             context.fleet_memory.died(generation);
             drop(outbox.send(Message::Report(generation, Report::Exited(exit, why))));

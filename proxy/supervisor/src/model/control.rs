@@ -75,9 +75,9 @@ impl Model {
         self.watch = watch;
         let (binary, facts) = (self.spec.command.binary.clone(), self.spec.facts);
         self.learn_facts(&binary, facts);
-        self.shared.set_queue(self.spec.queue.depth, self.spec.queue.wait);
-        self.shared.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
-        self.shared.set_quarantine(self.spec.quarantine);
+        self.leases.set_queue(self.spec.queue.depth, self.spec.queue.wait);
+        self.leases.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
+        self.leases.set_quarantine(self.spec.quarantine);
         // Whom admission turns away, and what an overlap needs, has nothing to do with what held replacements back.
         let mut before = old.recycle.clone();
         before.common = Recycle {
@@ -99,7 +99,7 @@ impl Model {
         let remade = recipe(&self.spec) != recipe(&old);
         if remade {
             self.timers.configuration = None;
-            for path in self.shared.settings.clear() {
+            for path in self.leases.settings.clear() {
                 let message = format!(
                     "what was set by `POST {path}` is not set in processes with the new command: set it again if it still fits"
                 );
@@ -135,7 +135,7 @@ impl Model {
     fn reopen(&mut self) {
         for unit in &self.units {
             if let (Phase::Ready, Some(live)) = (unit.phase(), &unit.live) {
-                self.shared.open(&live.cell, self.limit(live.slots));
+                self.leases.open(&live.cell, self.limit(live.slots));
             }
         }
     }

@@ -129,7 +129,7 @@ impl Model {
         let policy = &self.spec.recycle;
         let (within, quiet_for) = (policy.common.quiet_within, policy.common.quiet_for);
         let Some(live) = self.live(id) else { return };
-        let idle_since = self.shared.idle_since(live.id);
+        let idle_since = self.leases.idle_since(live.id);
         let wanted = decision.action != Action::Observe;
         let Some(live) = self.live_mut(id) else { return };
         let news = live.wish.said.is_none_or(|(before, _)| before != decision);
@@ -260,7 +260,7 @@ impl Model {
         }
         let live = unit.live.as_ref()?;
         let since = |moment: Option<Instant>| moment.map(|moment| now.saturating_duration_since(moment));
-        let idle_since = self.shared.idle_since(live.id);
+        let idle_since = self.leases.idle_since(live.id);
         let memory = &live.memory;
         let series = memory.series(&self.spec.recycle);
         let totals: Vec<(MemoryKind, Option<u64>)> =
@@ -272,7 +272,7 @@ impl Model {
             series,
             symptoms: live.health.symptoms(),
             shared: self.context.fleet_memory.chosen(live.id, &budgets, total),
-            admission: self.shared.admission_wish(live.id),
+            admission: self.leases.admission_wish(live.id),
             age: since(live.ready).unwrap_or_default(),
             work: live.cell.work(),
             idle_for: since(idle_since),

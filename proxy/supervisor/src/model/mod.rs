@@ -1,9 +1,9 @@
 //! The task of one model: the only owner of its processes' life-cycle machines.
 //!
 //! ```text
-//!   helpers --reports--+                         +--> Shared: open, close, forget, refuse
+//!   helpers --reports--+                         +--> Leases: open, close, forget, refuse
 //!   operators --control+--> turn: handle one     +--> processes: spawn, probe, TERM, KILL
-//!   Shared --wake------+    message or timer,    +--> journal, ledger, view
+//!   Leases --wake------+    message or timer,    +--> journal, ledger, view
 //!   timers ------------+    then settle
 //! ```
 //!
@@ -92,7 +92,7 @@ use self::replacement::Replacements;
 use self::timers::ModelTimers;
 use self::unit::{Generation, Role, Unit, UnitId};
 use crate::clock;
-use crate::lease::queue::Shared;
+use crate::lease::queue::Leases;
 use crate::model::context::Context;
 use crate::spec::{ModelSpec, Watch};
 use crate::view::event::EventKind;
@@ -101,7 +101,7 @@ use crate::view::log::LogRing;
 #[derive(Debug)]
 pub(crate) struct Model {
     context: Arc<Context>,
-    shared: Arc<Shared>,
+    leases: Arc<Leases>,
     logs: Arc<LogRing>,
     spec: ModelSpec,
     watch: Watch,
@@ -154,7 +154,7 @@ const ROUNDS: usize = 64;
 impl Model {
     pub(crate) fn new(
         context: Arc<Context>,
-        shared: Arc<Shared>,
+        leases: Arc<Leases>,
         logs: Arc<LogRing>,
         spec: ModelSpec,
         watch: Watch,
@@ -163,7 +163,7 @@ impl Model {
         let experience = Experience::new(Lulls::new(&warden_policies::defaults().moment, context.now()));
         let mut model = Self {
             context,
-            shared,
+            leases,
             logs,
             wanted: spec.run.preload,
             spec,
@@ -218,7 +218,7 @@ impl Model {
                 return;
             }
             let deadline = self.due_next();
-            let shared = Arc::clone(&self.shared);
+            let leases = Arc::clone(&self.leases);
             tokio::select! {
                 message = self.inbox.recv() => match message {
                     Some(Message::Report(generation, report)) => self.take_report(generation, report),
@@ -227,7 +227,7 @@ impl Model {
                     // Cannot be: we hold a sender ourselves.
                     None => return,
                 },
-                () = shared.wake.notified() => self.spread_settings(),
+                () = leases.wake.notified() => self.spread_settings(),
                 () = sleep_until(deadline) => self.fire(Instant::now()),
                 Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
                 Some(_) = self.writers.join_next(), if !self.writers.is_empty() => {}

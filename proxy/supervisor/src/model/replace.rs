@@ -123,7 +123,7 @@ impl Model {
         permit: Option<Permit>,
     ) {
         let (Some(unit), Some(reason)) = (self.current(replica), decision.reason) else { return };
-        let running = unit.generation().map_or(0, |generation| self.shared.in_flight(generation));
+        let running = unit.generation().map_or(0, |generation| self.leases.in_flight(generation));
         let (why, how) = ((reason, decision), (mode, note.clone()));
         self.replacements.begin(Replacement::new(&self.spec.name, unit, why, how, running, permit));
         self.note = note;
@@ -171,7 +171,7 @@ impl Model {
         live.timers.probe = Some(now);
         live.timers.sample = Some(now);
         let generation = live.id;
-        let running = self.shared.in_flight(generation);
+        let running = self.leases.in_flight(generation);
         self.step(id, Event::Resume);
         let message = format!(
             "{running} request(s) were still running at the drain deadline, and the machine has memory: the process serves on, \

@@ -117,16 +117,16 @@ impl Model {
         let never_ready = self.bury(id, generation);
         let end =
             if timed_out { End::TimedOut(self.spec.lifecycle.start_timeout) } else { End::Exited(exit, why) };
-        let felled = self.shared.was_felled(generation);
+        let felled = self.leases.was_felled(generation);
         let event = |cause| if felled { Event::Felled } else { Event::Exited(cause) };
         self.ended(id, generation, event, never_ready, &end, &exit.to_string());
     }
 
     /// Takes a dead generation out of everything that knows it. Returns whether it had never been ready.
     fn bury(&mut self, id: UnitId, generation: GenerationId) -> bool {
-        let running = self.shared.close(generation);
+        let running = self.leases.close(generation);
         self.replacements.note_closed(generation, running);
-        self.shared.forget(generation);
+        self.leases.forget(generation);
         self.learn(id);
         let never_ready = self.unit_mut(id).and_then(|unit| {
             let live = unit.live.take()?;
@@ -201,7 +201,7 @@ impl Model {
         let (gpu_age, limit) = (self.watch.sensors.gpu_age, self.watch.sensors.read_limit);
         let context = Arc::clone(&self.context);
         let history = &context.leak_history;
-        let shared = Arc::clone(&self.shared);
+        let leases = Arc::clone(&self.leases);
         let heard = self.logs.heard();
         let Some(unit) = self.unit_mut(id) else { return };
         let (starting, role) = (unit.phase() == Phase::Starting, unit.role);
@@ -221,7 +221,7 @@ impl Model {
             if health == Health::Ready && starting {
                 props = Some(process.props(timeout).await);
                 // Before its gate opens: nobody is answered by a process that lacks them.
-                unset = set_all(process.as_ref(), &shared, timeout).await;
+                unset = set_all(process.as_ref(), &leases, timeout).await;
                 if reads {
                     vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
                 }
@@ -266,7 +266,7 @@ impl Model {
                     live.doubted = None;
                     if health != Health::Lost {
                         live.heard.1 = live.heard.0;
-                        self.shared.lives(generation);
+                        self.leases.lives(generation);
                     }
                     if phase == Phase::Suspect {
                         self.step(id, Event::ProbesBack);
@@ -308,7 +308,7 @@ impl Model {
         let with = live.made_of.command().clone();
         if self.experience.ready(start, &props, with) {
             // What ended another build, or one with other arguments, may do no harm to this one.
-            self.shared.release_requests(None);
+            self.leases.release_requests(None);
         }
         // The lease gate opens in here, before anybody is told.
         self.step(id, Event::ProbeReady);

@@ -27,7 +27,7 @@ impl Model {
             let memory = &live.memory;
             self.experience.note_prices(memory);
         }
-        self.shared.publish_memory(Board { known });
+        self.leases.publish_memory(Board { known });
     }
 
     fn room_of(&self, unit: &Unit) -> Option<Known> {
@@ -86,7 +86,7 @@ impl Model {
     pub(super) fn heed_wishes(&mut self) {
         for id in self.ids() {
             let Some(live) = self.live(id) else { continue };
-            let wish = self.shared.admission_wish(live.id);
+            let wish = self.leases.admission_wish(live.id);
             let heard = live.memory.facts.as_ref().and_then(|facts| facts.admission);
             if wish.is_some() && wish != heard {
                 self.judge(id);

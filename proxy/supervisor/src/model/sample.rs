@@ -33,7 +33,7 @@ impl Model {
             }
             // Requests come and go meanwhile; edges that come while a sample is due need not wake us.
             loop {
-                let idle = self.shared.idle_since(live.id);
+                let idle = self.leases.idle_since(live.id);
                 if live.idle_seen != idle {
                     live.idle_seen = idle;
                     live.timers.idle_sample = idle.map(|since| (clock::after(since, settle), since));
@@ -44,7 +44,7 @@ impl Model {
                     }
                 }
                 let returns = live.timers.idle_sample.is_some();
-                if self.shared.watch_idle(live.id, idle, returns) || returns {
+                if self.leases.watch_idle(live.id, idle, returns) || returns {
                     break;
                 }
             }
@@ -52,7 +52,7 @@ impl Model {
     }
 
     pub(super) fn fire_samples(&mut self, id: UnitId, now: Instant) {
-        let (watch, shared) = (self.watch, Arc::clone(&self.shared));
+        let (watch, leases) = (self.watch, Arc::clone(&self.leases));
         let Some(unit) = self.unit_mut(id) else { return };
         if !matches!(unit.phase(), Phase::Ready | Phase::Suspect | Phase::Draining) {
             return;
@@ -68,11 +68,11 @@ impl Model {
         let Some(process) = live.process.clone() else { return };
         let cell = Arc::clone(&live.cell);
         // The idle edge counts only if nothing has come since.
-        let idle = idle.is_some() && idle == shared.idle_since(generation);
+        let idle = idle.is_some() && idle == leases.idle_since(generation);
         if tick || idle {
             let (number, confirm) = live.memory.begin();
             let share = confirm.then_some(watch.sensors.confirm_share);
-            let (metrics, slots) = live.health.asks(shared.in_flight(generation));
+            let (metrics, slots) = live.health.asks(leases.in_flight(generation));
             let ask = Ask {
                 confirm,
                 gpu_age: watch.sensors.gpu_age,
@@ -83,7 +83,7 @@ impl Model {
             self.help(generation, async move {
                 let sample = process.sample(ask).await;
                 // A request that came meanwhile has its buffers in the reading.
-                let in_flight = shared.in_flight(generation);
+                let in_flight = leases.in_flight(generation);
                 let edge = if idle && in_flight == 0 { Edge::Idle } else { Edge::Tick };
                 let taken =
                     Taken { number, at: Instant::now(), edge, in_flight, work: cell.work(), confirm: share };
@@ -174,7 +174,7 @@ impl Model {
     /// What a replacement would meet now.
     pub(super) fn load(&self, unit: &Unit) -> Load {
         let Some(live) = &unit.live else { return Load::default() };
-        let requests = self.shared.in_flight(live.id);
+        let requests = self.leases.in_flight(live.id);
         let work = live.cell.work();
         let usual = work.output_tokens.checked_div(work.requests).unwrap_or(0);
         Load {
@@ -193,7 +193,7 @@ impl Model {
     pub(super) fn note_lull(&mut self, id: UnitId) {
         let quiet_for = self.spec.recycle.common.quiet_for;
         let Some(generation) = self.generation(id) else { return };
-        let Some(idle) = self.shared.idle_since(generation).map(|since| since.elapsed()) else { return };
+        let Some(idle) = self.leases.idle_since(generation).map(|since| since.elapsed()) else { return };
         if idle >= quiet_for {
             self.experience.lulls.lull(self.context.now().saturating_sub(idle));
         }

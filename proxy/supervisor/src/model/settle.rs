@@ -41,7 +41,7 @@ impl Model {
 
     /// A generation that refused a connection takes no leases until it answers a probe.
     fn look_at_the_doubted(&mut self) {
-        for generation in self.shared.take_doubts() {
+        for generation in self.leases.take_doubts() {
             let of = |unit: &&mut Unit| unit.generation() == Some(generation);
             let Some(unit) = self.units.iter_mut().find(of) else { continue };
             let (id, phase) = (unit.id, unit.phase());
@@ -60,7 +60,7 @@ impl Model {
     fn finish_drains(&mut self) {
         for id in self.ids() {
             let Some(unit) = self.unit(id) else { continue };
-            let empty = unit.generation().is_none_or(|generation| self.shared.in_flight(generation) == 0);
+            let empty = unit.generation().is_none_or(|generation| self.leases.in_flight(generation) == 0);
             if unit.phase() == Phase::Draining && empty {
                 self.step(id, Event::Drained);
             }
@@ -91,10 +91,10 @@ impl Model {
     /// how long that takes is not theirs.
     fn stop_the_clock(&mut self) {
         let going = |unit: &Unit| matches!(unit.phase(), Phase::Draining | Phase::Stopping);
-        let stands = self.end.is_none() && self.units.iter().any(going) && !self.shared.any_open();
+        let stands = self.end.is_none() && self.units.iter().any(going) && !self.leases.any_open();
         if stands != self.stands.is_some() {
             self.stands = stands.then(Instant::now);
-            self.shared.stand(stands);
+            self.leases.stand(stands);
         }
     }
 
@@ -176,7 +176,7 @@ impl Model {
 
     /// Starts what is wanted, or needed by somebody who waits.
     fn start_the_needed(&mut self) {
-        if self.shared.in_need() {
+        if self.leases.in_need() {
             self.wanted = true;
         }
         let leaving = self.context.leaving.load(Ordering::SeqCst) > 0;
@@ -216,7 +216,7 @@ impl Model {
                 Refusal::StartFailed(failure, next)
             }
         });
-        self.shared.refuse(refusal);
+        self.leases.refuse(refusal);
     }
 
     /// Restarts that operators asked for: done when every replica has a younger process that serves.
@@ -270,10 +270,10 @@ impl Model {
             Some(End::Removed) => (false, true),
             Some(End::Shutdown(deadline)) => {
                 let late = deadline <= Instant::now();
-                if !self.shared.any_open() || late {
-                    self.shared.dismiss(&Denied::ShuttingDown);
+                if !self.leases.any_open() || late {
+                    self.leases.dismiss(&Denied::ShuttingDown);
                 }
-                (late, late || self.shared.is_still())
+                (late, late || self.leases.is_still())
             }
         };
         for id in self.ids() {

@@ -20,7 +20,7 @@ impl Model {
             name: self.spec.name.clone(),
             aliases: self.spec.aliases.clone(),
             state: self.state(),
-            waiting: self.shared.waiting(),
+            waiting: self.leases.waiting(),
             queue_depth: self.spec.queue.depth,
             backends,
             recycles: self.replacements.counts.clone(),
@@ -36,7 +36,7 @@ impl Model {
                 .missing()
                 .map(|missing| missing.message.clone())
                 .or_else(|| self.note.clone()),
-            quarantine: self.shared.quarantine(),
+            quarantine: self.leases.quarantine(),
         }
     }
 
@@ -96,7 +96,7 @@ impl Model {
             phase: unit.phase(),
             pid: live.and_then(|live| live.process.as_ref()).map(|process| process.pid()),
             ready_for: live.and_then(|live| live.ready).map(|ready| now.saturating_duration_since(ready)),
-            in_flight: unit.generation().map_or(0, |generation| self.shared.in_flight(generation)),
+            in_flight: unit.generation().map_or(0, |generation| self.leases.in_flight(generation)),
             slots: live.and_then(|live| live.slots),
             host: live.and_then(|live| live.memory.host),
             host_at_ready: live.and_then(|live| live.memory.host_at_ready),

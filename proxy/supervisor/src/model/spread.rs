@@ -15,7 +15,7 @@ use warden_policies::GenerationId;
 use warden_policies::lifecycle::Phase;
 
 use super::{Model, Report};
-use crate::lease::queue::Shared;
+use crate::lease::queue::Leases;
 use crate::process::Process;
 use crate::process::settings::{Setting, Settings};
 
@@ -26,7 +26,7 @@ impl Model {
     /// Sets in the other processes what was set in one.
     pub(super) fn spread_settings(&mut self) {
         let timeout = self.spec.lifecycle.probe_timeout;
-        for (from, path) in self.shared.settings.take_fresh() {
+        for (from, path) in self.leases.settings.take_fresh() {
             let others: Vec<(GenerationId, Arc<dyn Process>, bool)> = self
                 .units
                 .iter()
@@ -39,9 +39,9 @@ impl Model {
                 })
                 .collect();
             for (generation, process, counts) in others {
-                let (shared, path) = (Arc::clone(&self.shared), path.clone());
+                let (leases, path) = (Arc::clone(&self.leases), path.clone());
                 self.help(generation, async move {
-                    let unset = set(process.as_ref(), &shared.settings, timeout, |setting| setting.path == path).await;
+                    let unset = set(process.as_ref(), &leases.settings, timeout, |setting| setting.path == path).await;
                     let told = unset.into_iter().filter(|_| counts);
                     Report::Unset(told.map(|(path, why)| {
                         format!("what was set by `POST {path}` is not set in another process of the model: {why}; set it again")
@@ -53,8 +53,8 @@ impl Model {
 }
 
 /// Sets everything in a process that is about to be used; what could not be set, in words.
-pub(super) async fn set_all(process: &dyn Process, shared: &Shared, timeout: Duration) -> Vec<String> {
-    let unset = set(process, &shared.settings, timeout, |_| true).await;
+pub(super) async fn set_all(process: &dyn Process, leases: &Leases, timeout: Duration) -> Vec<String> {
+    let unset = set(process, &leases.settings, timeout, |_| true).await;
     let told = unset.into_iter().map(|(path, why)| {
         format!("what was set by `POST {path}` is not set in the process that follows: {why}; set it again")
     });

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::dispatch::{Answer, Grant, LeaseKind, Ticket};
 
-use super::{Outbox, Shared, State, Waiter};
+use super::{Leases, Outbox, State, Waiter};
 use crate::clock;
 use crate::error::{Denied, NoRoom};
 use crate::lease::Lease;
@@ -53,14 +53,14 @@ enum Was {
 
 /// A place in the queue. Dropping it gives it up.
 struct Place<'a> {
-    shared: &'a Arc<Shared>,
+    leases: &'a Arc<Leases>,
     ticket: Ticket,
 }
 
 impl Place<'_> {
     /// Gives up the place.
     fn leave(&self) -> Was {
-        let mut state = lock(&self.shared.state);
+        let mut state = lock(&self.leases.state);
         let channel = state.waiters.remove(&self.ticket);
         if state.dispatch.cancel(self.ticket) {
             drop(state);
@@ -70,10 +70,10 @@ impl Place<'_> {
         let Some(short) = state.admit.leave(self.ticket) else { return Was::Gone };
         // Nothing is kept for it any more.
         let mut outbox = Outbox::default();
-        self.shared.settle(&mut state, Vec::new(), &mut outbox);
+        self.leases.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
         drop(channel);
-        self.shared.deliver(outbox);
+        self.leases.deliver(outbox);
         Was::WithoutRoom(short)
     }
 }
@@ -84,7 +84,7 @@ impl Drop for Place<'_> {
     }
 }
 
-impl Shared {
+impl Leases {
     /// Waits for a lease. See [`crate::Fleet::lease`].
     pub(crate) async fn lease(
         self: &Arc<Self>,
@@ -96,7 +96,7 @@ impl Shared {
             Asked::Granted(lease) => return Ok(lease),
             Asked::Queued { ticket, answer, limit } => (ticket, answer, limit),
         };
-        let place = Place { shared: self, ticket };
+        let place = Place { leases: self, ticket };
         let mut until = clock::after(asked, limit.wait);
         loop {
             if let Ok(answer) = tokio::time::timeout_at(until, &mut answer).await {

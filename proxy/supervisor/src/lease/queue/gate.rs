@@ -7,12 +7,12 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 
 use super::refusal::Refusal;
-use super::{Entry, Opened, Outbox, Shared, State, hand_over};
+use super::{Entry, Leases, Opened, Outbox, State, hand_over};
 use crate::error::Denied;
 use crate::lease::cell::Cell;
 use crate::sync::lock;
 
-impl Shared {
+impl Leases {
     /// The generation may take leases from now on.
     pub(crate) fn open(self: &Arc<Self>, cell: &Arc<Cell>, limit: u32) -> Opened {
         let mut state = lock(&self.state);

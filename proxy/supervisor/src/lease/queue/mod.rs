@@ -45,7 +45,7 @@ pub(crate) mod ward;
 pub(crate) use refusal::Refusal;
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct Leases {
     name: ModelName,
     journal: Arc<Journal>,
     /// Wakes the model's task: somebody waits and nothing is open, or a generation has become idle.
@@ -118,7 +118,7 @@ struct Outbox {
     wake: bool,
 }
 
-impl Shared {
+impl Leases {
     pub(crate) fn new(name: ModelName, journal: Arc<Journal>, depth: usize, wait: Duration) -> Self {
         let state = State {
             dispatch: Dispatch::new(depth),

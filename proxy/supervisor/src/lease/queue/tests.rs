@@ -12,8 +12,8 @@ use crate::process::endpoint::Endpoint;
 
 const WAIT: Duration = Duration::from_secs(300);
 
-fn shared(depth: usize) -> Arc<Shared> {
-    Arc::new(Shared::new(ModelName::new("m"), Arc::new(Journal::new(10)), depth, WAIT))
+fn leases(depth: usize) -> Arc<Leases> {
+    Arc::new(Leases::new(ModelName::new("m"), Arc::new(Journal::new(10)), depth, WAIT))
 }
 
 fn cell(id: u64) -> Arc<Cell> {
@@ -26,11 +26,11 @@ fn failure() -> Failure {
 }
 
 /// A caller in a task of its own, in the queue when this returns.
-async fn queued(shared: &Arc<Shared>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
-    let before = shared.waiting();
-    let ours = Arc::clone(shared);
+async fn queued(leases: &Arc<Leases>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
+    let before = leases.waiting();
+    let ours = Arc::clone(leases);
     let task = TaskTracker::new().spawn(async move { ours.lease(kind, None).await });
-    while shared.waiting() == before {
+    while leases.waiting() == before {
         tokio::task::yield_now().await;
     }
     AbortOnDropHandle::new(task)
@@ -38,114 +38,114 @@ async fn queued(shared: &Arc<Shared>, kind: LeaseKind) -> AbortOnDropHandle<Resu
 
 #[tokio::test]
 async fn an_open_generation_is_leased_at_once_and_given_back_by_dropping() {
-    let shared = shared(4);
+    let leases = leases(4);
     let cell = cell(1);
-    shared.open(&cell, 1);
-    let lease = shared.lease(LeaseKind::Slot, None).await.unwrap();
-    assert_eq!((lease.generation(), shared.in_flight(cell.id)), (GenerationId(1), 1));
-    assert_eq!(shared.idle_since(cell.id), None);
+    leases.open(&cell, 1);
+    let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
+    assert_eq!((lease.generation(), leases.in_flight(cell.id)), (GenerationId(1), 1));
+    assert_eq!(leases.idle_since(cell.id), None);
     drop(lease);
-    assert_eq!(shared.in_flight(cell.id), 0);
-    assert!(shared.idle_since(cell.id).is_some());
-    tokio::time::timeout(WAIT, shared.wake.notified()).await.expect("the idle edge wakes the task");
+    assert_eq!(leases.in_flight(cell.id), 0);
+    assert!(leases.idle_since(cell.id).is_some());
+    tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("the idle edge wakes the task");
 }
 
 #[tokio::test]
 async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_looked() {
-    let shared = shared(4);
+    let leases = leases(4);
     let cell = cell(1);
-    shared.open(&cell, 1);
-    let cycle = || async { drop(shared.lease(LeaseKind::Slot, None).await.unwrap()) };
+    leases.open(&cell, 1);
+    let cycle = || async { drop(leases.lease(LeaseKind::Slot, None).await.unwrap()) };
     let woken =
-        || async { tokio::time::timeout(Duration::from_millis(20), shared.wake.notified()).await.is_ok() };
+        || async { tokio::time::timeout(Duration::from_millis(20), leases.wake.notified()).await.is_ok() };
     cycle().await;
     assert!(woken().await);
     for _ in 0..3 {
         cycle().await;
     }
     assert!(!woken().await, "it was told and has not looked");
-    let seen = shared.idle_since(cell.id);
-    assert!(shared.watch_idle(cell.id, seen, true), "nothing came since");
+    let seen = leases.idle_since(cell.id);
+    assert!(leases.watch_idle(cell.id, seen, true), "nothing came since");
     cycle().await;
     assert!(!woken().await, "it comes back by itself");
-    assert!(!shared.watch_idle(cell.id, seen, false), "something came since: it looks once more");
+    assert!(!leases.watch_idle(cell.id, seen, false), "something came since: it looks once more");
     cycle().await;
     assert!(woken().await, "it does not come back by itself");
     // What waits for the last request is told at once.
-    let lease = shared.lease(LeaseKind::Slot, None).await.unwrap();
-    shared.close(cell.id);
+    let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
+    leases.close(cell.id);
     drop(lease);
     assert!(woken().await);
 }
 
 #[tokio::test]
 async fn callers_wait_for_a_generation_to_open_and_wake_the_task() {
-    let shared = shared(4);
-    let waiting = queued(&shared, LeaseKind::Slot).await;
-    assert!(shared.in_need());
-    tokio::time::timeout(WAIT, shared.wake.notified()).await.unwrap();
-    let opened = shared.open(&cell(1), 1);
+    let leases = leases(4);
+    let waiting = queued(&leases, LeaseKind::Slot).await;
+    assert!(leases.in_need());
+    tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
+    let opened = leases.open(&cell(1), 1);
     assert_eq!((opened.waiting, opened.gap), (1, None));
     assert!(waiting.await.unwrap().is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_waits_no_longer_than_it_may() {
-    let shared = shared(4);
-    let denied = shared.lease(LeaseKind::Slot, None).await.unwrap_err();
+    let leases = leases(4);
+    let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
     assert_eq!(denied, Denied::Deadline { waited: WAIT });
-    assert_eq!(shared.waiting(), 0);
+    assert_eq!(leases.waiting(), 0);
 }
 
 #[tokio::test]
 async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
-    let shared = shared(1);
-    let waiting = queued(&shared, LeaseKind::Slot).await;
+    let leases = leases(1);
+    let waiting = queued(&leases, LeaseKind::Slot).await;
     for _ in 0..3 {
-        let denied = shared.lease(LeaseKind::Slot, None).await.unwrap_err();
+        let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
         assert_eq!(denied, Denied::QueueFull { waiting: 1, depth: 1 });
     }
-    assert_eq!(shared.journal.tail().events.len(), 1);
-    shared.dismiss(&Denied::Removed);
+    assert_eq!(leases.journal.tail().events.len(), 1);
+    leases.dismiss(&Denied::Removed);
     assert_eq!(waiting.await.unwrap().unwrap_err(), Denied::Removed);
 }
 
 #[tokio::test]
 async fn a_caller_that_leaves_frees_its_place() {
-    let shared = shared(4);
-    let mut leaving = Box::pin(shared.lease(LeaseKind::Slot, None));
+    let leases = leases(4);
+    let mut leaving = Box::pin(leases.lease(LeaseKind::Slot, None));
     assert!(futures_util::poll!(leaving.as_mut()).is_pending());
-    assert_eq!(shared.waiting(), 1);
+    assert_eq!(leases.waiting(), 1);
     drop(leaving);
-    assert_eq!(shared.waiting(), 0);
-    assert!(lock(&shared.state).waiters.is_empty());
+    assert_eq!(leases.waiting(), 0);
+    assert!(lock(&leases.state).waiters.is_empty());
 }
 
 #[tokio::test]
 async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
-    let shared = shared(4);
-    let mut leaving = Box::pin(shared.lease(LeaseKind::Slot, None));
+    let leases = leases(4);
+    let mut leaving = Box::pin(leases.lease(LeaseKind::Slot, None));
     assert!(futures_util::poll!(leaving.as_mut()).is_pending());
-    let next = queued(&shared, LeaseKind::Slot).await;
+    let next = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
-    shared.open(&cell, 1);
+    leases.open(&cell, 1);
     // Granted, not yet taken.
-    assert_eq!(shared.in_flight(cell.id), 1);
+    assert_eq!(leases.in_flight(cell.id), 1);
     drop(leaving);
     let lease = next.await.unwrap().unwrap();
-    assert_eq!(shared.in_flight(cell.id), 1);
+    assert_eq!(leases.in_flight(cell.id), 1);
     drop(lease);
-    assert_eq!(shared.in_flight(cell.id), 0);
+    assert_eq!(leases.in_flight(cell.id), 0);
 }
 
 #[tokio::test]
 async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
-    let shared = shared(4);
+    let leases = leases(4);
     let cell = cell(1);
-    shared.open(&cell, 2);
+    leases.open(&cell, 2);
     let (one, two) = (
-        shared.lease(LeaseKind::Slot, None).await.unwrap(),
-        shared.lease(LeaseKind::Slot, None).await.unwrap(),
+        leases.lease(LeaseKind::Slot, None).await.unwrap(),
+        leases.lease(LeaseKind::Slot, None).await.unwrap(),
     );
     one.note_events(2);
     two.note_events(3);
@@ -160,58 +160,58 @@ async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
 
 #[tokio::test]
 async fn a_lease_that_outlives_its_process_is_harmless() {
-    let shared = shared(4);
+    let leases = leases(4);
     let (old, new) = (cell(1), cell(2));
-    shared.open(&old, 1);
-    let lease = shared.lease(LeaseKind::Slot, None).await.unwrap();
+    leases.open(&old, 1);
+    let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
     assert_eq!(*lease.attachment(|| 7_u32), 7);
     assert_eq!(*lease.attachment(|| 8_u32), 7, "one per generation");
-    shared.forget(old.id);
+    leases.forget(old.id);
     old.revoke();
     lease.revoked().await;
-    shared.open(&new, 1);
+    leases.open(&new, 1);
     drop(lease);
-    assert_eq!(shared.in_flight(new.id), 0);
-    assert!(shared.lease(LeaseKind::Slot, None).await.is_ok());
+    assert_eq!(leases.in_flight(new.id), 0);
+    assert!(leases.lease(LeaseKind::Slot, None).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_gap_runs_from_the_last_close_to_the_next_open() {
-    let shared = shared(4);
+    let leases = leases(4);
     let (one, two) = (cell(1), cell(2));
-    assert!(shared.open(&one, 1).gap.is_none());
-    assert!(shared.open(&two, 1).gap.is_none());
-    shared.close(one.id);
-    assert!(shared.open(&one, 1).gap.is_none(), "the other one was open");
-    shared.close(one.id);
-    shared.close(two.id);
+    assert!(leases.open(&one, 1).gap.is_none());
+    assert!(leases.open(&two, 1).gap.is_none());
+    leases.close(one.id);
+    assert!(leases.open(&one, 1).gap.is_none(), "the other one was open");
+    leases.close(one.id);
+    leases.close(two.id);
     tokio::time::advance(Duration::from_secs(3)).await;
-    let gap = shared.open(&two, 1).gap.unwrap();
+    let gap = leases.open(&two, 1).gap.unwrap();
     assert_eq!(gap.elapsed(), Duration::from_secs(3));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_start_is_told_at_once_with_the_time_to_the_next_attempt() {
-    let shared = shared(4);
-    let waiting = queued(&shared, LeaseKind::Slot).await;
+    let leases = leases(4);
+    let waiting = queued(&leases, LeaseKind::Slot).await;
     let again = Instant::now() + Duration::from_millis(1500);
-    shared.refuse(Some(Refusal::StartFailed(failure(), again)));
+    leases.refuse(Some(Refusal::StartFailed(failure(), again)));
     let expected = Denied::StartFailed(failure(), Some(Duration::from_secs(2)));
     assert_eq!(waiting.await.unwrap().unwrap_err(), expected);
-    assert_eq!(shared.lease(LeaseKind::Slot, None).await.unwrap_err(), expected);
-    shared.open(&cell(1), 1);
-    assert!(shared.lease(LeaseKind::Slot, None).await.is_ok(), "what serves is not refused");
+    assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), expected);
+    leases.open(&cell(1), 1);
+    assert!(leases.lease(LeaseKind::Slot, None).await.is_ok(), "what serves is not refused");
 }
 
 #[tokio::test]
 async fn the_end_lets_those_wait_on_who_can_still_be_served() {
-    let shared = shared(4);
-    shared.open(&cell(1), 1);
-    let lease = shared.lease(LeaseKind::Slot, None).await.unwrap();
-    let waiting = queued(&shared, LeaseKind::Slot).await;
-    shared.refuse(Some(Refusal::ShuttingDown));
-    shared.refuse(None);
-    assert_eq!(shared.lease(LeaseKind::Slot, None).await.unwrap_err(), Denied::ShuttingDown);
+    let leases = leases(4);
+    leases.open(&cell(1), 1);
+    let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let waiting = queued(&leases, LeaseKind::Slot).await;
+    leases.refuse(Some(Refusal::ShuttingDown));
+    leases.refuse(None);
+    assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), Denied::ShuttingDown);
     drop(lease);
     assert!(waiting.await.unwrap().is_ok());
 }
@@ -220,14 +220,14 @@ async fn the_end_lets_those_wait_on_who_can_still_be_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() {
     const CALLERS: u64 = 2000;
-    let shared = shared(usize::MAX);
+    let leases = leases(usize::MAX);
     let callers = TaskTracker::new();
     for n in 0..CALLERS {
-        let shared = Arc::clone(&shared);
+        let leases = Arc::clone(&leases);
         callers.spawn(async move {
             let kind = if n % 5 == 0 { LeaseKind::Aux } else { LeaseKind::Slot };
             let patience = if n % 3 == 0 { Duration::from_micros(n * 7 % 900) } else { WAIT };
-            if let Ok(lease) = tokio::time::timeout(patience, shared.lease(kind, None)).await {
+            if let Ok(lease) = tokio::time::timeout(patience, leases.lease(kind, None)).await {
                 let lease = lease.unwrap();
                 tokio::task::yield_now().await;
                 lease.note_progress();
@@ -240,19 +240,19 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
     while !callers.is_empty() {
         id += 1;
         let cell = cell(id);
-        shared.open(&cell, 3);
+        leases.open(&cell, 3);
         tokio::task::yield_now().await;
-        shared.close(cell.id);
+        leases.close(cell.id);
         if id % 7 == 0 {
             // Its process died.
-            shared.forget(cell.id);
+            leases.forget(cell.id);
         } else {
-            while shared.in_flight(cell.id) > 0 {
+            while leases.in_flight(cell.id) > 0 {
                 tokio::task::yield_now().await;
             }
-            shared.forget(cell.id);
+            leases.forget(cell.id);
         }
     }
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
-    assert!(shared.is_still() && lock(&shared.state).waiters.is_empty());
+    assert!(leases.is_still() && lock(&leases.state).waiters.is_empty());
 }

@@ -17,7 +17,7 @@ use warden_policies::GenerationId;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Death, Fingerprint, QuarantinePolicy, Standing};
 
-use super::{Outbox, Shared, State};
+use super::{Leases, Outbox, State};
 use crate::clock;
 use crate::lease::cell::Cell;
 use crate::sync::lock;
@@ -54,7 +54,7 @@ pub(crate) enum Ending {
     Stopped,
 }
 
-impl Shared {
+impl Leases {
     fn now(&self) -> Duration {
         self.born.elapsed()
     }

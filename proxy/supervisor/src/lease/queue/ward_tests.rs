@@ -33,39 +33,39 @@ impl Asked for Whole {
 }
 
 struct Ward {
-    shared: Arc<Shared>,
+    leases: Arc<Leases>,
     generations: u64,
 }
 
 impl Ward {
     fn new() -> Self {
         let journal = Arc::new(Journal::new(10));
-        Self { shared: Arc::new(Shared::new(ModelName::new("m"), journal, 4, WAIT)), generations: 0 }
+        Self { leases: Arc::new(Leases::new(ModelName::new("m"), journal, 4, WAIT)), generations: 0 }
     }
 
     fn open(&mut self) -> Arc<Cell> {
         self.generations += 1;
         let endpoint = Endpoint::Unix(PathBuf::from("/x.sock"));
         let cell = Arc::new(Cell::new(GenerationId(self.generations), endpoint, ServerFacts::default()));
-        self.shared.open(&cell, 4);
+        self.leases.open(&cell, 4);
         cell
     }
 
     async fn sent(&self, request: Fingerprint) -> Lease {
-        let lease = self.shared.lease(LeaseKind::Slot, None).await.unwrap();
+        let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
         lease.note_asked(Arc::new(Whole(request)), true);
         lease
     }
 
     async fn reads(&self) -> Lease {
-        let lease = self.shared.lease(LeaseKind::Aux, None).await.unwrap();
+        let lease = self.leases.lease(LeaseKind::Aux, None).await.unwrap();
         lease.reads();
         lease
     }
 
     fn die(&self, cell: &Cell) {
-        self.shared.ended(cell, Ending::OfItself);
-        self.shared.forget(cell.id);
+        self.leases.ended(cell, Ending::OfItself);
+        self.leases.forget(cell.id);
     }
 
     /// After a death with this request in flight.
@@ -75,20 +75,20 @@ impl Ward {
         lease.broke(request);
         drop(lease);
         self.die(&cell);
-        assert_eq!(self.shared.standing(request), Standing::Suspect);
+        assert_eq!(self.leases.standing(request), Standing::Suspect);
         self.open()
     }
 
     /// Waits to be alone, sends, and is on trial then.
     async fn tried(&self, request: Fingerprint) -> Lease {
-        let lease = self.shared.lease(LeaseKind::Slot, None).await.unwrap();
+        let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
         assert_eq!(lease.alone(request).await, Alone::Granted);
         lease.note_asked(Arc::new(Whole(request)), true);
         lease
     }
 
     fn is_refused(&self, request: Fingerprint) -> bool {
-        matches!(self.shared.standing(request), Standing::Refused { .. })
+        matches!(self.leases.standing(request), Standing::Refused { .. })
     }
 }
 
@@ -104,7 +104,7 @@ async fn a_client_that_leaves_before_its_request_kills_the_server_hides_nothing(
     drop(answered);
     tokio::time::advance(Duration::from_secs(2)).await;
     ward.die(&cell);
-    assert_eq!((ward.shared.standing(A), ward.shared.standing(B)), (Standing::Suspect, Standing::Clear));
+    assert_eq!((ward.leases.standing(A), ward.leases.standing(B)), (Standing::Suspect, Standing::Clear));
     let cell = ward.open();
     drop(ward.tried(A).await);
     tokio::time::advance(Duration::from_secs(2)).await;
@@ -117,7 +117,7 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     let mut ward = Ward::new();
     let cell = ward.suspecting(A).await;
     let leaving = ward.sent(B).await;
-    let lease = ward.shared.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
     let mut alone = Box::pin(lease.alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     drop(leaving);
@@ -129,15 +129,15 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     ward.die(&cell);
     assert!(ward.is_refused(A), "by then it was alone");
     // And if the server dies before.
-    ward.shared.release_requests(None);
+    ward.leases.release_requests(None);
     let cell = ward.suspecting(A).await;
     drop(ward.sent(B).await);
-    let lease = ward.shared.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
     let mut alone = Box::pin(lease.alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     ward.die(&cell);
     assert_eq!(alone.await, Alone::Gone);
-    assert_eq!((ward.shared.standing(A), ward.shared.standing(B)), (Standing::Suspect, Standing::Suspect));
+    assert_eq!((ward.leases.standing(A), ward.leases.standing(B)), (Standing::Suspect, Standing::Suspect));
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,14 +147,14 @@ async fn those_who_run_for_long_do_not_save_a_suspect_from_its_trial_for_ever() 
     let mut cell = ward.suspecting(A).await;
     for times in [1, 2, 4] {
         let long = ward.sent(B).await;
-        let lease = ward.shared.lease(LeaseKind::Slot, None).await.unwrap();
+        let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
         let begun = Instant::now();
         assert_eq!(lease.alone(A).await, Alone::InCompany);
         assert_eq!(begun.elapsed(), alone_wait * times);
         lease.note_asked(Arc::new(Whole(A)), true);
         ward.die(&cell);
         drop((lease, long));
-        assert_eq!(ward.shared.standing(A), Standing::Suspect);
+        assert_eq!(ward.leases.standing(A), Standing::Suspect);
         cell = ward.open();
     }
 }
@@ -169,14 +169,14 @@ async fn who_only_reads_saves_nobody_from_its_trial() {
     ward.die(&cell);
     assert!(ward.is_refused(A));
     // Anything else without a slot may compute.
-    ward.shared.release_requests(None);
+    ward.leases.release_requests(None);
     let cell = ward.suspecting(A).await;
-    let _tokenizes = ward.shared.lease(LeaseKind::Aux, None).await.unwrap();
+    let _tokenizes = ward.leases.lease(LeaseKind::Aux, None).await.unwrap();
     let watches = ward.reads().await;
     watches.watches();
     let _lease = ward.tried(A).await;
     ward.die(&cell);
-    assert_eq!(ward.shared.standing(A), Standing::Suspect);
+    assert_eq!(ward.leases.standing(A), Standing::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -186,11 +186,11 @@ async fn a_trial_whose_connection_broke_is_over_when_the_server_answers() {
     let lease = ward.tried(A).await;
     lease.broke(A);
     drop(lease);
-    assert!(ward.shared.take_doubts().contains(&cell.id));
-    ward.shared.lives(cell.id);
+    assert!(ward.leases.take_doubts().contains(&cell.id));
+    ward.leases.lives(cell.id);
     // Much later, and nothing is in flight.
     ward.die(&cell);
-    assert_eq!(ward.shared.standing(A), Standing::Suspect);
+    assert_eq!(ward.leases.standing(A), Standing::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -201,17 +201,17 @@ async fn of_a_server_that_was_stopped_nobody_is_suspected_and_of_one_short_of_me
         let lease = ward.sent(A).await;
         drop(ward.sent(B).await);
         lease.broke(A);
-        ward.shared.ended(&cell, ending);
-        ward.shared.forget(cell.id);
+        ward.leases.ended(&cell, ending);
+        ward.leases.forget(cell.id);
         drop(lease);
-        assert_eq!((ward.shared.standing(A), ward.shared.standing(B)), (standing, standing), "{ending:?}");
+        assert_eq!((ward.leases.standing(A), ward.leases.standing(B)), (standing, standing), "{ending:?}");
     }
     let cell = ward.open();
     let lease = ward.tried(A).await;
     lease.broke(A);
     drop(lease);
-    ward.shared.ended(&cell, Ending::OutOfMemory);
-    assert_eq!(ward.shared.standing(A), Standing::Suspect);
+    ward.leases.ended(&cell, Ending::OutOfMemory);
+    assert_eq!(ward.leases.standing(A), Standing::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,35 +219,35 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     let mut ward = Ward::new();
     let cell = ward.suspecting(A).await;
     let running = ward.sent(B).await;
-    let lease = ward.shared.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
     let mut alone = Box::pin(lease.alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
-    let mut other = Box::pin(ward.shared.lease(LeaseKind::Slot, None));
+    let mut other = Box::pin(ward.leases.lease(LeaseKind::Slot, None));
     assert!(futures_util::poll!(other.as_mut()).is_pending(), "nobody comes between");
     // Its client leaves.
     drop(alone);
     drop(lease);
     let other = other.await.unwrap();
     // A drain begins: it runs alone all the same, and the drain waits for it.
-    let lease = ward.shared.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
     let mut alone = Box::pin(lease.alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
-    ward.shared.close(cell.id);
+    ward.leases.close(cell.id);
     for running in [running, other] {
         running.note_done();
         drop(running);
     }
     assert_eq!(alone.await, Alone::Granted);
-    assert_eq!(ward.shared.in_flight(cell.id), 1);
+    assert_eq!(ward.leases.in_flight(cell.id), 1);
     // The process is told to end: who waits then is sent elsewhere.
     drop(lease);
-    ward.shared.open(&cell, 4);
+    ward.leases.open(&cell, 4);
     let running = ward.sent(B).await;
-    let lease = ward.shared.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
     let mut alone = Box::pin(lease.alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     cell.revoke();
     assert_eq!(alone.await, Alone::Gone);
     drop((running, lease));
-    assert_eq!(ward.shared.in_flight(cell.id), 0);
+    assert_eq!(ward.leases.in_flight(cell.id), 0);
 }
