@@ -22,7 +22,7 @@ mod serve;
 
 /// The C library's keeps what is freed in pieces too small to give back; docs/performance.md has both side by side.
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     exit::install_panic_hook();
