@@ -27,6 +27,17 @@ pub enum Socket {
     Tcp,
 }
 
+/// What becomes of a request whose server dies, or is killed, before it has answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDeath {
+    /// It is executed once more on the next process: what computes an answer changes nothing else.
+    #[default]
+    Continue,
+    /// Its client gets an error, and may send it again.
+    Error,
+}
+
 /// How a client's leaving ends its work where the answer is no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -6,6 +6,7 @@ mod bad_input;
 mod build;
 mod cancel;
 mod clients;
+mod continued;
 mod crash;
 mod cure;
 mod diagnose;

@@ -48,10 +48,12 @@ impl Setup {
         self
     }
 
-    /// Adds `[models."name"]` with these lines.
+    /// Adds `[models."name"]` with these lines. Unless they say otherwise a death is told, because most tests look for what
+    /// is told.
     #[must_use]
     pub fn model(mut self, name: &str, toml: &str) -> Self {
-        let _infallible = write!(self.models, "\n[models.\"{name}\"]\n{toml}\n");
+        let on_death = if toml.contains("on_death") { "" } else { "on_death = \"error\"\n" };
+        let _infallible = write!(self.models, "\n[models.\"{name}\"]\n{on_death}{toml}\n");
         self
     }
 

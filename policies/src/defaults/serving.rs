@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::duration::duration;
 use super::key::{Key, Section, Takes};
 use crate::hosts::Names;
-use crate::modes::{Cancel, Replace, Socket};
+use crate::modes::{Cancel, OnDeath, Replace, Socket};
 use crate::origins::Origins;
 use crate::units::ByteSize;
 
@@ -167,6 +167,10 @@ section!(
         /// How a client's leaving ends its work where the answer is no stream: `auto` by the fix `cancel-nonstream` where the
         /// build has it, `assemble` by asking for a stream and putting the answer together, `off` as llama-server does.
         pub cancel: Cancel where Takes::OneOf(&["auto", "assemble", "off"]),
+        /// What becomes of a request whose server dies before it has answered: `continue` executes it once more on the next
+        /// process, `error` answers 502. Only where nothing of the answer is with the client yet, and only for requests that
+        /// change nothing in the server.
+        pub on_death: OnDeath where Takes::OneOf(&["continue", "error"]),
     }
 );
 
@@ -209,6 +213,8 @@ section!(
         pub replay_bytes: ByteSize,
         /// Bytes of an incomplete event of a stream that are held until the event is complete.
         event_bytes: ByteSize,
+        /// A stream whose server died gets a comment this often, while it waits for the next one.
+        comment_interval: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Bytes of one answer that is put together from a stream.
         pub assembled_bytes: ByteSize,
     }

@@ -29,6 +29,7 @@ pub(crate) fn trace(record: &Record) {
         bytes_in = record.bytes_in,
         bytes_out = record.bytes_out,
         retries = record.retries,
+        continued = record.continued.then_some(true),
         peer = %record.peer,
     );
 }
@@ -64,6 +65,10 @@ pub(crate) fn spell(record: &Record, now: &[u8], json: bool) -> Vec<u8> {
     line.number("bytes_in", record.bytes_in);
     line.number("bytes_out", record.bytes_out);
     line.number("retries", record.retries.into());
+    if record.continued {
+        line.name("continued");
+        line.out.extend_from_slice(b"true");
+    }
     line.peer(record);
     line.end()
 }
@@ -207,6 +212,7 @@ pub(crate) mod tests {
             bytes_out: 6,
             work: Work { prompt_tokens: 7, output_tokens: 8, ..Work::default() },
             retries: 1,
+            continued: true,
         }
     }
 
@@ -218,7 +224,7 @@ pub(crate) mod tests {
             text,
             "2026-01-02T03:04:05.000006Z access: id=\"r\\\"1\" key=\"alice\" model=\"a model\" generation=3 method=POST \
              route=chat protocol=h2 status=200 outcome=ok stream=true queue_ms=1.5 ttfb_ms=20 total_ms=30 \
-             prompt_tokens=7 output_tokens=8 bytes_in=5 bytes_out=6 retries=1 peer=127.0.0.1\n"
+             prompt_tokens=7 output_tokens=8 bytes_in=5 bytes_out=6 retries=1 continued=true peer=127.0.0.1\n"
         );
         let json: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
         let fields: Vec<&str> =

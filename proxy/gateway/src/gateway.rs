@@ -101,7 +101,7 @@ impl Bound {
         let (workers, mut listener) = (self.workers, self.listener);
         let config = Arc::new(self.config);
         let shared = Arc::new(Shared {
-            upstream: Upstream::new(backends, config.clone(), workers.len()),
+            upstream: Arc::new(Upstream::new(backends, config.clone(), workers.len())),
             budget: Budget::new(self.gauges.clone(), config.server.buffered_bytes.in_memory()),
             config,
             observer,

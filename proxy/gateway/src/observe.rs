@@ -55,6 +55,18 @@ pub struct Record {
     pub work: Work,
     /// Attempts after the first.
     pub retries: u32,
+    /// Whether it was executed again because its server had died.
+    pub continued: bool,
+}
+
+impl Record {
+    /// What further attempts have cost, from a copy on which they were counted.
+    pub(crate) fn spent(&mut self, copy: &Self) {
+        self.queued = copy.queued;
+        self.generation = copy.generation;
+        self.retries = copy.retries;
+        self.continued = copy.continued;
+    }
 }
 
 /// How a request ended.

@@ -13,7 +13,7 @@ use crate::observe::{Gauges, Observer};
 
 pub(crate) struct Shared {
     pub(crate) config: Arc<GatewayConfig>,
-    pub(crate) upstream: Upstream,
+    pub(crate) upstream: Arc<Upstream>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) budget: Budget,

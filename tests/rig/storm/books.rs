@@ -42,13 +42,19 @@ pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
     all
 }
 
-/// Compares what one client was told with what was executed.
+/// Compares what one client was told with what was executed. Where it `continues`, one more execution may have died with its
+/// process.
 ///
 /// # Errors
 /// The contradiction.
-pub fn audit(sent: &Sent, executed: &[Execution]) -> Result<(), String> {
+pub fn audit(sent: &Sent, executed: &[Execution], continues: bool) -> Result<(), String> {
     let told = sent.told.as_ref().map_err(|why| format!("{why:?}"))?;
-    let count = executed.iter().filter(|one| !one.unseen).count();
+    let mut seen: Vec<&Execution> = executed.iter().filter(|one| !one.unseen).collect();
+    // The first of two: its process died, or was stopped.
+    if continues && seen.len() > 1 && seen[0].end != End::Finished {
+        seen.remove(0);
+    }
+    let count = seen.len();
     let finished = executed.iter().filter(|one| one.end == End::Finished).count();
     let key = Key::of(&sent.request);
     if let Some(other) = executed.iter().find(|one| one.meaning != key.long()) {
@@ -86,10 +92,14 @@ mod tests {
     }
 
     fn verdict(told: Told, lines: &[Line]) -> bool {
+        judged(told, lines, false)
+    }
+
+    fn judged(told: Told, lines: &[Line], continues: bool) -> bool {
         let request = chat("r", "m", "hi", 2, true);
         let sent = Sent { id: "r".to_owned(), request, told: Ok(told) };
         let executed = executions(lines);
-        audit(&sent, executed.get("r").map_or(&[][..], Vec::as_slice)).is_ok()
+        audit(&sent, executed.get("r").map_or(&[][..], Vec::as_slice), continues).is_ok()
     }
 
     fn whole() -> Told {
@@ -113,6 +123,21 @@ mod tests {
         assert!(!verdict(whole(), &late), "its prompt may have been computed");
         let not_streamed = [&good[..], &[line("begun", 2, false)]].concat();
         assert!(!verdict(whole(), &not_streamed));
+    }
+
+    #[test]
+    fn where_it_goes_on_one_execution_may_have_died_before_the_one_that_answered() {
+        let first = [line("begun", 1, true), line("head", 1, true)];
+        let second = [line("begun", 2, true), line("head", 2, true), line("finished", 2, true)];
+        let both = [&first[..], &second[..]].concat();
+        assert!(judged(whole(), &both, true) && !judged(whole(), &both, false));
+        assert!(!judged(whole(), &first, true), "nobody finished it");
+        let thrice = [&first[..], &[line("begun", 3, true), line("head", 3, true)], &second[..]].concat();
+        assert!(!judged(whole(), &thrice, true));
+        let twice = [&second[..], &[line("begun", 3, true), line("finished", 3, true)]].concat();
+        assert!(!judged(whole(), &twice, true), "the first one had finished");
+        let nothing = || Told::Refused { nothing_ran: true, words: String::new() };
+        assert!(!judged(nothing(), &first, true) && judged(nothing(), &[], true));
     }
 
     #[test]

@@ -74,6 +74,8 @@ pub struct Storm {
     pub top: &'static str,
     /// When the backends send the head of a stream: `slot` or `first_token`.
     pub stream_head: &'static str,
+    /// Whether a request whose backend dies is executed once more (`on_death`).
+    pub continues: bool,
 }
 
 impl Storm {
@@ -91,6 +93,7 @@ impl Storm {
             hangs_for: "2s",
             top: "",
             stream_head: "slot",
+            continues: false,
         }
     }
 
@@ -109,13 +112,18 @@ impl Storm {
             top: "log.level = \"error\"",
             // Both orders in turn.
             stream_head: if seed.is_multiple_of(2) { "first_token" } else { "slot" },
+            continues: seed % 4 < 2,
         }
     }
 
     /// The lines of both models, apart from how they are replaced.
     pub fn settings(&self) -> String {
         let deadline = if self.weather == Weather::Foul { self.hangs_for } else { "60s" };
-        format!("{}lifecycle.drain_deadline = \"{deadline}\"\n{SETTINGS}", disturb::args(1024))
+        let on_death = if self.continues { "continue" } else { "error" };
+        format!(
+            "{}on_death = \"{on_death}\"\nlifecycle.drain_deadline = \"{deadline}\"\n{SETTINGS}",
+            disturb::args(1024)
+        )
     }
 
     fn script(&self, setup: &Setup, model: &str) -> Value {
@@ -183,7 +191,7 @@ impl Storm {
         let mut wrong = Vec::new();
         for sent in &all {
             let these = executed.get(&sent.id).map_or(&[][..], Vec::as_slice);
-            if let Err(why) = audit(sent, these) {
+            if let Err(why) = audit(sent, these, self.continues) {
                 wrong.push(format!("{} {}: {why}", sent.id, sent.request));
             }
             *report.counts.entry(sent.label()).or_default() += 1;

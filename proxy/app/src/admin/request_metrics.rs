@@ -40,6 +40,7 @@ struct Counted {
 struct CountedOfModel {
     queue: Histogram,
     retries: Counter,
+    continued: Counter,
     prompt_tokens: Counter,
     output_tokens: Counter,
     images: Counter,
@@ -59,6 +60,7 @@ families! {
         requests: Family<RequestLabels, Counter> = "requests", "Requests that ended";
         outcomes: Family<OutcomeLabels, Counter> = "request_outcomes", "Requests by how they ended";
         retries: Family<ModelLabel, Counter> = "request_retries", "Further attempts to find a backend";
+        continued: Family<ModelLabel, Counter> = "requests_continued", "Requests whose server died and that went on by another";
         request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(request_histogram)]
             = "request" in Unit::Seconds, "From request head to end";
@@ -102,6 +104,7 @@ impl RequestMetrics {
                 }
             };
             add(&of_model.retries, u64::from(record.retries));
+            add(&of_model.continued, u64::from(record.continued));
             add(&of_model.prompt_tokens, record.work.prompt_tokens);
             add(&of_model.output_tokens, record.work.output_tokens);
             add(&of_model.images, record.work.images);
@@ -117,6 +120,7 @@ impl RequestMetrics {
         let of_model = model.as_ref().map(|_| CountedOfModel {
             queue: self.queue_seconds.get_or_create(&label).clone(),
             retries: self.retries.get_or_create(&label).clone(),
+            continued: self.continued.get_or_create(&label).clone(),
             prompt_tokens: self.prompt_tokens.get_or_create(&label).clone(),
             output_tokens: self.output_tokens.get_or_create(&label).clone(),
             images: self.images.get_or_create(&label).clone(),

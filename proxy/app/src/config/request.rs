@@ -118,6 +118,7 @@ impl Resolver<'_> {
         };
         ModelRules {
             assemble: model.run.cancel == Cancel::Assemble,
+            on_death: model.run.on_death,
             request: RequestRules {
                 set: pairs(&request.set),
                 default: pairs(&request.default),

@@ -30,8 +30,9 @@ static ANSWERS: [HeaderName; 7] = [
 ];
 
 /// What scripts may read beyond the few headers that they always may.
-const EXPOSED: HeaderValue =
-    HeaderValue::from_static("x-request-id, retry-after, retry-after-ms, x-warden-executed");
+const EXPOSED: HeaderValue = HeaderValue::from_static(
+    "x-request-id, retry-after, retry-after-ms, x-warden-executed, x-warden-continued",
+);
 /// What llama-server has routes for.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");
 /// What clients send, for a browser that does not say what it wants to send.

@@ -55,6 +55,7 @@ impl Flight {
             bytes_out: 0,
             work: Work::default(),
             retries: 0,
+            continued: false,
         };
         Self { record, pass: None, untold: 0, started: Instant::now(), observer, gauges, told: false }
     }

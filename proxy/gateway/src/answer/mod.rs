@@ -5,3 +5,4 @@ pub(crate) mod assemble;
 pub(crate) mod flight;
 pub(crate) mod meter;
 pub(crate) mod relay;
+mod resuming;

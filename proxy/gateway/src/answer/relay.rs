@@ -3,6 +3,8 @@
 //!
 //! ```text
 //!   Passing --end--> done: work counted, connection kept if it may be, lease given back
+//!      | backend died or was stopped before the first event of a stream that may be executed again
+//!      |---- `Resuming`: comments, until another backend answers --> Passing
 //!      | backend died, stalled, was stopped, took too long
 //!      |---- event stream --> error event, then a proper end (without [DONE])
 //!      |---- anything else -> the client's connection breaks off, so that the cut is seen
@@ -19,21 +21,26 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
-use warden_policies::Work;
+use warden_policies::{ModelName, Work};
 
+use crate::answer::assemble::is_events;
 use crate::answer::flight::Flight;
 use crate::answer::meter::Meter;
-use crate::backend::attempts::Backend;
+use crate::answer::resuming::Resuming;
+use crate::backend::again::Again;
+use crate::backend::attempts::{Backend, Relayed};
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::pool::Pool;
 use crate::backend::upstream_conn::UpstreamConn;
 use crate::body::sent::Sent;
 use crate::observe::Outcome;
 use crate::protocol::sse::Events;
-use crate::refusal::{Dialect, stream_error};
+use crate::protocol::wire;
+use crate::refusal::{Dialect, Refusal, stream_error};
 
 /// Numbers and manner of a relay.
 pub(crate) struct RelayTerms {
@@ -41,12 +48,23 @@ pub(crate) struct RelayTerms {
     pub(crate) tail_bytes: Option<usize>,
     /// The answer is text that was generated.
     pub(crate) generates: bool,
-    /// For an event stream: bytes held of an incomplete event, and the longest silence.
-    pub(crate) events: Option<(usize, Duration)>,
+    /// For an event stream.
+    pub(crate) events: Option<EventTerms>,
     /// How errors are spelled.
     pub(crate) dialect: Dialect,
     /// The connection may carry another request afterwards.
     pub(crate) reusable: bool,
+}
+
+/// Numbers of an event stream.
+#[derive(Clone, Copy)]
+pub(crate) struct EventTerms {
+    /// Bytes held of an incomplete event.
+    pub(crate) limit: usize,
+    /// The longest silence.
+    pub(crate) silence: Duration,
+    /// How often a client hears of us while another backend is looked for.
+    pub(crate) comment: Duration,
 }
 
 pub(crate) struct Relay {
@@ -60,7 +78,10 @@ pub(crate) struct Relay {
     meter: Option<Meter>,
     generates: bool,
     events: Option<Events>,
-    silence: Option<Duration>,
+    terms: Option<EventTerms>,
+    /// The request, as long as its client has no event of the answer.
+    again: Option<Box<Again>>,
+    resuming: Option<Box<Resuming>>,
     /// Since when the next piece is awaited; `None` while the client is at work on the last one. So a client that does
     /// not read is never taken for the backend's silence.
     waiting: Option<Instant>,
@@ -75,7 +96,13 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    pub(crate) fn new(incoming: Incoming, flight: Flight, backend: Backend, terms: &RelayTerms) -> Self {
+    pub(crate) fn new(
+        incoming: Incoming,
+        flight: Flight,
+        backend: Backend,
+        again: Option<Box<Again>>,
+        terms: &RelayTerms,
+    ) -> Self {
         let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
         let mut relay = Self {
             incoming,
@@ -87,8 +114,10 @@ impl Relay {
             sent,
             meter: terms.tail_bytes.map(Meter::new),
             generates: terms.generates,
-            events: terms.events.map(|(limit, _)| Events::new(limit)),
-            silence: terms.events.map(|(_, silence)| silence),
+            events: terms.events.map(|terms| Events::new(terms.limit)),
+            terms: terms.events,
+            again: again.filter(|_| terms.events.is_some()),
+            resuming: None,
             waiting: None,
             timer: None,
             deadline,
@@ -98,15 +127,20 @@ impl Relay {
             last_words: None,
             breaking: None,
         };
-        if relay.incoming.is_end_stream() {
-            relay.end(Outcome::Ok);
-        } else if !relay.sent.is_whole()
-            && let Some(conn) = &mut relay.conn
+        relay.begin();
+        relay
+    }
+
+    /// An answer begins, with whatever of the request is still on its way.
+    fn begin(&mut self) {
+        if self.incoming.is_end_stream() {
+            self.end(Outcome::Ok);
+        } else if !self.sent.is_whole()
+            && let Some(conn) = &mut self.conn
         {
             // We are polled only while the client reads; the rest of its request must not wait for that.
-            conn.detach(relay.pool.tracker());
+            conn.detach(self.pool.tracker());
         }
-        relay
     }
 
     /// Whether nothing more comes.
@@ -133,6 +167,34 @@ impl Relay {
             if self.ended {
                 return Poll::Ready(None);
             }
+            if let Some(resuming) = &mut self.resuming {
+                match resuming.poll(context) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(None) => {
+                        return Poll::Ready(Some(Ok(Frame::data(
+                            self.comment(": another process is awaited\n\n"),
+                        ))));
+                    }
+                    Poll::Ready(Some((record, found))) => {
+                        self.resuming = None;
+                        self.flight.record.spent(&record);
+                        let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
+                        match found.and_then(|relayed| of_events(relayed, &model)) {
+                            Ok(relayed) => {
+                                self.resume(relayed);
+                                let comment = self.comment(": continued by another process\n\n");
+                                return Poll::Ready(Some(Ok(Frame::data(comment))));
+                            }
+                            Err(refusal) => {
+                                self.say(&refusal.to_string());
+                                self.ended = true;
+                                self.flight.finish(refusal.outcome());
+                                continue;
+                            }
+                        }
+                    }
+                }
+            }
             // The connection is dropped only when the answer has ended, so a missing one means that nothing is left.
             let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
             let piece = match conn.poll_piece(&mut self.incoming, context) {
@@ -142,6 +204,7 @@ impl Relay {
                     // A request that is still being sent may have failed instead, which is no fault of the backend's.
                     let cut = match self.sent.fault() {
                         Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
+                        None if self.goes_on(Outcome::UpstreamDied) => Ok(()),
                         None => {
                             self.cut(Outcome::UpstreamDied, "its process ended in the middle of the answer")
                         }
@@ -159,6 +222,7 @@ impl Relay {
                 }
                 Poll::Pending => match self.overdue(context) {
                     None => return Poll::Pending,
+                    Some((Outcome::Revoked, _)) if self.goes_on(Outcome::Revoked) => continue,
                     Some((outcome, why)) => {
                         if let Err(error) = self.cut(outcome, why) {
                             return self.break_off(error, context);
@@ -197,6 +261,9 @@ impl Relay {
                 if let Some(lease) = &self.lease {
                     lease.note_events(events.seen() - before);
                 }
+                if self.again.is_some() && (events.seen() > 0 || events.is_torn()) {
+                    self.again = None;
+                }
                 piece
             }
             None => piece,
@@ -216,8 +283,8 @@ impl Relay {
         if self.revoked.as_mut().poll(context).is_ready() {
             return Some((Outcome::Revoked, "its process was stopped in the middle of the answer"));
         }
-        let due = match self.silence {
-            Some(silence) => {
+        let due = match self.terms {
+            Some(EventTerms { silence, .. }) => {
                 let since = *self.waiting.get_or_insert_with(Instant::now);
                 if let Some(lease) = &self.lease {
                     lease.note_waiting(since);
@@ -254,34 +321,70 @@ impl Relay {
     /// The answer cannot go on. An event stream gets an error event; everything else breaks off.
     fn cut(&mut self, outcome: Outcome, why: &str) -> io::Result<()> {
         self.reusable = false;
-        if let Some(events) = &mut self.events {
-            let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
-            let message = format!("model `{model}`: {why}");
-            let end = stream_error(&message, self.dialect, events.seen());
-            let words = format!("{}{end}", events.cut());
-            self.flight.passed(words.len());
-            self.last_words = Some(Bytes::from(words));
-        }
+        let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
+        self.say(&format!("model `{model}`: {why}"));
         let in_band = self.last_words.is_some();
         self.end(outcome);
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
+    }
+
+    /// The error event of a stream that cannot go on; nothing for any other answer.
+    fn say(&mut self, message: &str) {
+        let Some(events) = &mut self.events else { return };
+        let end = stream_error(message, self.dialect, events.seen());
+        let words = format!("{}{end}", events.cut());
+        self.flight.passed(words.len());
+        self.last_words = Some(Bytes::from(words));
+    }
+
+    /// What clients skip, and proxies take for a sign of life.
+    fn comment(&mut self, words: &'static str) -> Bytes {
+        self.flight.passed(words.len());
+        Bytes::from_static(words.as_bytes())
+    }
+
+    /// The backend is gone: whether another one is looked for, because the client has no event of the answer yet.
+    fn goes_on(&mut self, outcome: Outcome) -> bool {
+        let (Some(again), Some(terms)) = (self.again.take(), self.terms) else { return false };
+        let Some(lease) = self.lease.take() else { return false };
+        blame(&*lease, &self.sent, outcome);
+        self.conn = None;
+        self.revoked = Box::pin(std::future::pending());
+        self.flight.record.continued = true;
+        let model = again.model.clone();
+        let died = match outcome {
+            Outcome::Revoked => Refusal::Revoked { model },
+            _ => Refusal::Died { model },
+        };
+        let mut record = self.flight.record.clone();
+        let looking = async move {
+            let found = again.run(&mut record, lease, died).await;
+            (record, found)
+        };
+        self.resuming = Some(Box::new(Resuming::new(Box::pin(looking), terms.comment)));
+        true
+    }
+
+    /// Another backend's answer to the same request begins.
+    fn resume(&mut self, relayed: Relayed) {
+        let Relayed { response, backend, .. } = relayed;
+        let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
+        lease.note_progress(0);
+        lease.note_answered(true, true);
+        self.incoming = response.into_body();
+        (self.lease, self.conn) = (Some(lease), Some(conn));
+        (self.revoked, self.pool, self.sent, self.deadline) = (revoked, pool, sent, deadline);
+        // What the first one began and did not end is nobody's.
+        self.events = self.terms.map(|terms| Events::new(terms.limit));
+        (self.waiting, self.timer) = (None, None);
+        self.begin();
     }
 
     /// Counts, gives everything back, reports. Only the first call does anything.
     fn end(&mut self, outcome: Outcome) {
         self.ended = true;
         let Some(lease) = self.lease.take() else { return };
-        if outcome == Outcome::UpstreamDied {
-            if let Some(print) = self.sent.whole_print() {
-                lease.broke(print);
-            }
-            lease.doubt();
-        }
-        if outcome == Outcome::Revoked
-            && let Some(print) = self.sent.whole_print()
-        {
-            lease.lost(print);
-        }
+        blame(&*lease, &self.sent, outcome);
         if outcome == Outcome::Ok {
             lease.answered(self.sent.print());
         }
@@ -320,6 +423,31 @@ impl Relay {
         drop(lease);
         self.flight.finish(outcome);
     }
+}
+
+/// What is known against a request whose backend has gone, and against that backend.
+fn blame(lease: &dyn BackendLease, sent: &Sent, outcome: Outcome) {
+    match (outcome, sent.whole_print()) {
+        (Outcome::UpstreamDied, print) => {
+            if let Some(print) = print {
+                lease.broke(print);
+            }
+            lease.doubt();
+        }
+        (Outcome::Revoked, Some(print)) => lease.lost(print),
+        _ => {}
+    }
+}
+
+/// The answer of a second backend, if it can stand in the place of the stream that the first one began.
+fn of_events(relayed: Relayed, model: &ModelName) -> Result<Relayed, Refusal> {
+    let (status, headers) = (relayed.response.status(), relayed.response.headers());
+    let why = match wire::check_answer(status, headers) {
+        Err(why) => why.to_owned(),
+        Ok(()) if status == StatusCode::OK && is_events(headers) => return Ok(relayed),
+        Ok(()) => format!("the process that followed the one that died answers with {status} and no stream"),
+    };
+    Err(Refusal::Garbled { model: model.clone(), why })
 }
 
 impl Drop for Relay {

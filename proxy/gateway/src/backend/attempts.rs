@@ -1,11 +1,15 @@
 //! From the lease to the head of the answer: connect, send, and if that fails, try again where that is safe.
 //!
-//! A request is sent again only if nothing can have been executed:
+//! A request is sent again if nothing can have been executed:
 //! - no connection was made, or the request came back from it unsent;
 //! - the connection ended before any byte of an answer, the request asks for a stream, its whole body is still held, and
 //!   the build is known to send the head of a stream when the request gets its slot (older ones and forks send it with
 //!   the first token: there no head proves nothing);
 //! - it is a `GET` or `HEAD`, which executes nothing.
+//!
+//! And once, if its server died or was stopped before any byte of the answer came, if it only computes an answer, and if the
+//! operator leaves it so (`on_death`): whatever was executed died with its server. If the second one dies too, the client
+//! gets the error that it would have got for the first.
 //!
 //! Each new attempt takes a new lease: the generation that failed is dead or dying. If it died, the request is a suspect
 //! from then on, and its next attempt has its generation for itself (see [`warden_policies::quarantine`]).
@@ -45,6 +49,8 @@ const ASKS: u32 = 50;
 pub(crate) struct Relayed {
     pub(crate) response: Response<Incoming>,
     pub(crate) backend: Backend,
+    /// The request, if it asked for a stream and may be executed once more.
+    pub(crate) kept: Option<Box<Message>>,
 }
 
 /// What the answer comes by, and what ends with it.
@@ -69,6 +75,8 @@ pub(crate) struct Attempts<'a> {
     pub(crate) tokens: Option<u64>,
     /// Of its body.
     pub(crate) limits: &'a Limits,
+    /// Its server died when it may have been executed: what its client gets if it ends without an answer.
+    pub(crate) died: Option<Refusal>,
 }
 
 impl Attempts<'_> {
@@ -95,6 +103,37 @@ impl Attempts<'_> {
 
     /// Tries until a backend answers.
     pub(crate) async fn run(
+        &mut self,
+        lease: Arc<dyn BackendLease>,
+        message: Message,
+        deadline: Instant,
+    ) -> Result<Relayed, Refusal> {
+        let relayed = self.search(lease, message, deadline).await;
+        relayed.map_err(|refusal| self.judged(refusal))
+    }
+
+    /// The same for a request whose server died when its answer had begun.
+    pub(crate) async fn run_again(
+        &mut self,
+        dead: Arc<dyn BackendLease>,
+        message: Message,
+        deadline: Instant,
+    ) -> Result<Relayed, Refusal> {
+        match self.once_more(dead).await {
+            Ok(lease) => self.run(lease, message, deadline).await,
+            Err(refusal) => Err(self.judged(refusal)),
+        }
+    }
+
+    /// That no second server was found says nothing of the first.
+    fn judged(&mut self, refusal: Refusal) -> Refusal {
+        match self.died.take() {
+            Some(died) if !refusal.may_have_executed() => died.instead_of(refusal),
+            _ => refusal,
+        }
+    }
+
+    async fn search(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
         mut message: Message,
@@ -131,7 +170,14 @@ impl Attempts<'_> {
                         return Err(upstream.quarantined(model, print, true));
                     }
                 }
-                return Err(Refusal::Revoked { model: model.clone() });
+                let revoked_early = Refusal::Revoked { model: model.clone() };
+                if !self.may_repeat(&message) {
+                    return Err(revoked_early);
+                }
+                self.died = Some(revoked_early);
+                drop(revoked);
+                lease = Box::pin(self.once_more(lease)).await?;
+                continue;
             };
             let failed = match result {
                 Err(_) => {
@@ -140,7 +186,8 @@ impl Attempts<'_> {
                 Ok(Ok((response, conn, pool))) => {
                     let sent = message.sent();
                     let backend = Backend { lease, revoked, conn, pool, sent, deadline };
-                    return Ok(Relayed { response, backend });
+                    let kept = message.streams() && self.may_repeat(&message);
+                    return Ok(Relayed { response, backend, kept: kept.then(|| Box::new(message)) });
                 }
                 Ok(Err(failed)) => failed,
             };
@@ -165,7 +212,7 @@ impl Attempts<'_> {
             }
             let held = message.is_held();
             let is_safe = message.is_safe();
-            let not_begun = held && !is_safe && lease.facts().no_head_means_not_begun();
+            let not_begun = held && message.generates_stream() && lease.facts().no_head_means_not_begun();
             let proved = match failed {
                 Failed::Refused | Failed::Starved | Failed::Unsent => true,
                 Failed::Sent => held && (is_safe || not_begun),
@@ -189,8 +236,14 @@ impl Attempts<'_> {
                 let why = "it is not HTTP/1.1".to_owned();
                 return Err(Refusal::Garbled { model: model.clone(), why });
             }
-            if !proved {
+            if !proved && !self.may_repeat(&message) {
                 return Err(Refusal::Died { model: model.clone() });
+            }
+            if !proved {
+                self.died = Some(Refusal::Died { model: model.clone() });
+                drop(revoked);
+                lease = Box::pin(self.once_more(lease)).await?;
+                continue;
             }
             if attempt >= config.attempts {
                 return Err(if nothing_ran {
@@ -205,6 +258,18 @@ impl Attempts<'_> {
             drop(revoked);
             lease = Box::pin(self.again(lease, config.connect_timeout)).await?;
         }
+    }
+
+    /// Whether it may be executed again although it may have been executed.
+    fn may_repeat(&self, message: &Message) -> bool {
+        self.died.is_none() && message.repeats()
+    }
+
+    /// A lease for a request that may have been executed by a server that is dead or dying.
+    async fn once_more(&mut self, dead: Arc<dyn BackendLease>) -> Result<Arc<dyn BackendLease>, Refusal> {
+        self.record.retries += 1;
+        self.record.continued = true;
+        self.again(dead, self.upstream.config.upstream.connect_timeout).await
     }
 
     /// Makes way for a request that a server died with: it waits until nobody else runs on its generation. What ends

@@ -18,6 +18,21 @@ pub(crate) struct Message {
     body: Outgoing,
     /// It asks for a stream.
     streams: bool,
+    /// Its answer is a stream that is generated: whether that was begun with may show in its head.
+    generates_stream: bool,
+    /// It may be executed again if its server dies.
+    repeats: bool,
+}
+
+/// What sending a request again depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Repeating {
+    /// It generates text, as a stream if its body asks for one.
+    pub(crate) generates: bool,
+    /// It may be executed again if its server dies.
+    pub(crate) repeats: bool,
+    /// Bytes of a body that is kept, at most.
+    pub(crate) most_bytes: usize,
 }
 
 #[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
@@ -34,32 +49,29 @@ fn executes_nothing(method: &Method) -> bool {
 }
 
 impl Message {
-    /// A request with its body, as far as that was taken in. A body of at most `replay_bytes` may be kept to be sent again.
-    pub(crate) fn new(
-        parts: Parts,
-        intake: Intake,
-        generates: bool,
-        replay_bytes: usize,
-    ) -> Result<Self, Refusal> {
+    /// A request with its body, as far as that was taken in.
+    pub(crate) fn new(parts: Parts, intake: Intake, repeating: Repeating) -> Result<Self, Refusal> {
+        let Repeating { generates, repeats, most_bytes } = repeating;
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
         let is_safe = executes_nothing(&parts.method);
         // Whether that proves anything is looked at when it has failed: each attempt may meet another build.
-        let provable = is_safe || (generates && intake.is_stream());
+        let streams = intake.is_stream();
+        let generates_stream = generates && streams;
+        let kept = is_safe || repeats || generates_stream;
         *head.headers_mut() = parts.headers;
         if !is_safe && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
             // Without it, llama-server would wait for a body until the connection ends.
             head.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
         }
         *head.method_mut() = parts.method;
-        let streams = intake.is_stream();
-        let body = if provable && intake.is_whole() && intake.len() <= replay_bytes as u64 {
+        let body = if kept && intake.is_whole() && intake.len() <= most_bytes as u64 {
             Outgoing::Again(intake)
         } else {
             let sent = intake.sent.clone();
             Outgoing::Once(Some(RequestBody::once(intake)), sent)
         };
-        Ok(Self { head, body, streams })
+        Ok(Self { head, body, streams, generates_stream, repeats })
     }
 
     /// A request to send. One that is sent once is given away by the first call.
@@ -98,6 +110,16 @@ impl Message {
     /// Whether all of its body is held, to be sent again.
     pub(super) fn is_held(&self) -> bool {
         matches!(self.body, Outgoing::Again(_))
+    }
+
+    /// Whether it may be executed again if its server dies.
+    pub(super) fn repeats(&self) -> bool {
+        self.repeats && self.is_held()
+    }
+
+    /// Whether it asks for a stream that is generated.
+    pub(super) fn generates_stream(&self) -> bool {
+        self.generates_stream
     }
 
     /// Whether it asks for a stream.

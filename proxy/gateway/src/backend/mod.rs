@@ -1,5 +1,6 @@
 //! The way to a backend: leases, connections, attempts. A request is sent again only with proof that nothing was executed.
 
+pub(crate) mod again;
 pub(crate) mod attempts;
 pub(crate) mod backends;
 pub(crate) mod checkpoint;

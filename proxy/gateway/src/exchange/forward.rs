@@ -9,16 +9,18 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::Standing;
 use warden_supervisor::ResolveError;
 
 use super::{Answered, Asked, ClientBody, Exchange, Refused, prompt_size};
 use crate::access::keys::{self, Access};
 use crate::answer::assemble::{self, Kind};
+use crate::backend::again::Again;
 use crate::backend::attempts::{Attempts, Relayed};
 use crate::backend::backends::{BackendLease, Backends};
 use crate::backend::line_limits::fits_lines;
-use crate::backend::message::Message;
+use crate::backend::message::{Message, Repeating};
 use crate::backend::upstream::Upstream;
 use crate::body::intake::{Intake, Named};
 use crate::body::limits::Limits;
@@ -62,6 +64,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Ans
         kind: exchange.route.kind,
         tokens,
         limits: &limits,
+        died: None,
     };
     if let Some(recorder) = exchange.live.recorders.get(&model).filter(|_| attempts.kind == LeaseKind::Slot) {
         intake.record(RequestCopy::new(recorder.clone(), &parts.method, parts.uri.path()));
@@ -70,26 +73,31 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Ans
         lease.note_pause();
     }
     let is_page = parts.method == Method::GET && parts.uri.path() == "/";
-    let message = Message::new(
-        parts,
-        intake,
-        exchange.route.generates,
-        shared.config.upstream.replay_bytes.in_memory(),
-    )
-    .map_err(|refusal| rest.refused(refusal))?;
+    let on_death = exchange.live.models.get(&model).map_or(OnDeath::default(), |rules| rules.on_death);
+    let repeating = Repeating {
+        generates: exchange.route.generates,
+        repeats: exchange.route.computes && on_death == OnDeath::Continue,
+        most_bytes: shared.config.upstream.replay_bytes.in_memory(),
+    };
+    let message = Message::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
     let deadline = Instant::now() + shared.config.upstream.exchange_timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
     let relayed = attempts.run(lease, message, deadline).await;
-    let relayed = relayed.and_then(|relayed| check(relayed, model, is_page));
-    let relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
-    Ok(Answered { relayed, rest, assemble, sets })
+    let relayed = relayed.and_then(|relayed| check(relayed, &model, is_page));
+    let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
+    let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
+    let again = relayed.kept.take().filter(|_| is_begun).map(|message| {
+        let (upstream, kind) = (shared.upstream.clone(), exchange.route.kind);
+        Box::new(Again { upstream, model, kind, tokens, limits, message, deadline })
+    });
+    Ok(Answered { relayed, rest, assemble, sets, again })
 }
 
 /// Whether the answer can be passed on.
-fn check(relayed: Relayed, model: ModelName, is_page: bool) -> Result<Relayed, Refusal> {
+fn check(relayed: Relayed, model: &ModelName, is_page: bool) -> Result<Relayed, Refusal> {
     // Its connection ends here with it.
     wire::check_answer(relayed.response.status(), relayed.response.headers())
-        .map_err(|why| Refusal::Garbled { model, why: why.to_owned() })?;
+        .map_err(|why| Refusal::Garbled { model: model.clone(), why: why.to_owned() })?;
     if is_page && relayed.response.status() == StatusCode::NOT_FOUND {
         // llama-server's own answer says no more than that.
         return Err(Refusal::NoPage);
@@ -152,7 +160,8 @@ async fn lease(
         None
     };
     let record = &mut exchange.flight.record;
-    let mut attempts = Attempts { upstream, record, model: &model, kind: route.kind, tokens, limits };
+    let mut attempts =
+        Attempts { upstream, record, model: &model, kind: route.kind, tokens, limits, died: None };
     let lease = attempts.lease(intake).await?;
     Ok(Leased { model, lease, tokens, assemble, sets })
 }

@@ -41,6 +41,7 @@ use crate::access::{csrf, host_check};
 use crate::answer::answer_body::AnswerBody;
 use crate::answer::assemble::Kind;
 use crate::answer::flight::Flight;
+use crate::backend::again::Again;
 use crate::backend::attempts::Relayed;
 use crate::backend::line_limits::fits_line;
 use crate::body::budget::{Peer, Share};
@@ -109,6 +110,8 @@ struct Answered {
     assemble: Option<Kind>,
     /// What a success has set in the backend: the route and the body.
     sets: Option<(String, Bytes)>,
+    /// To be executed once more if its server dies before anything of the answer is with the client.
+    again: Option<Box<Again>>,
 }
 
 /// Why a request ends without a backend's answer.
@@ -126,6 +129,13 @@ enum ClientBody {
     Coming,
     /// Nothing, or what is left to hyper.
     Over,
+}
+
+impl Answered {
+    /// What is passed on as it is.
+    fn alone(relayed: Relayed, rest: ClientBody) -> Self {
+        Self { relayed, rest, assemble: None, sets: None, again: None }
+    }
 }
 
 impl ClientBody {

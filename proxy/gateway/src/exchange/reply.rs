@@ -10,33 +10,64 @@ use super::local_routes::Words;
 use super::{Answered, ClientBody, Exchange, Refused};
 use crate::access::cors;
 use crate::answer::answer_body::AnswerBody;
-use crate::answer::assemble;
-use crate::answer::relay::{Relay, RelayTerms};
+use crate::answer::assemble::{self, Kind};
+use crate::answer::relay::{EventTerms, Relay, RelayTerms};
 use crate::backend::attempts::Relayed;
 use crate::observe::Outcome;
 use crate::protocol::conn_state::Busy;
 use crate::protocol::{headers, wire};
+use crate::refusal::Refusal;
 
 /// Gives the client the backend's answer: as it comes, or put together.
-pub(super) async fn deliver(mut exchange: Exchange, answered: Answered, busy: Busy) -> Response<AnswerBody> {
+pub(super) async fn deliver(exchange: Exchange, answered: Answered, busy: Busy) -> Response<AnswerBody> {
     let is_events = assemble::is_events(answered.relayed.response.headers());
     // What is no stream is a refusal.
     let Some(kind) = answered.assemble.filter(|_| is_events) else {
         return relay(exchange, answered, is_events, busy);
     };
-    let Answered { relayed, rest, .. } = answered;
-    let Exchange { shared, flight, request_id, .. } = &mut exchange;
     // Rare and large: not a part of every request's future.
-    let gathered =
-        Box::pin(assemble::gather(kind, relayed, flight, request_id, &shared.config.upstream)).await;
-    match gathered {
-        Ok((status, headers, body)) => reply(exchange, status, headers, body, Outcome::Ok, busy),
-        Err(refusal) => refuse(exchange, &rest.refused(refusal), busy),
+    Box::pin(put_together(exchange, kind, answered, busy)).await
+}
+
+/// An answer that is put together from a stream; if that breaks off, from the stream of a second execution.
+async fn put_together(
+    mut exchange: Exchange,
+    kind: Kind,
+    answered: Answered,
+    busy: Busy,
+) -> Response<AnswerBody> {
+    let Answered { mut relayed, rest, mut again, .. } = answered;
+    loop {
+        let Exchange { shared, flight, request_id, .. } = &mut exchange;
+        let dead = again.as_ref().map(|_| relayed.backend.lease.clone());
+        let gathered = assemble::gather(kind, relayed, flight, request_id, &shared.config.upstream).await;
+        let refusal = match gathered {
+            Ok((status, headers, body)) => {
+                drop(dead);
+                let mut headers = headers;
+                headers::mark_continued(&mut headers, exchange.flight.record.continued);
+                return reply(exchange, status, headers, body, Outcome::Ok, busy);
+            }
+            Err(refusal) => refusal,
+        };
+        let died = matches!(refusal, Refusal::Died { .. } | Refusal::Revoked { .. });
+        let refusal = match (again.take().filter(|_| died), dead) {
+            (Some(again), Some(dead)) => match again.run(&mut flight.record, dead, refusal).await {
+                Ok(next) if assemble::is_events(next.response.headers()) => {
+                    relayed = next;
+                    continue;
+                }
+                Ok(next) => return relay(exchange, Answered::alone(next, rest), false, busy),
+                Err(refusal) => refusal,
+            },
+            _ => refusal,
+        };
+        return refuse(exchange, &rest.refused(refusal), busy);
     }
 }
 
 fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy) -> Response<AnswerBody> {
-    let Answered { relayed: Relayed { response, backend }, rest, sets, .. } = answered;
+    let Answered { relayed: Relayed { response, backend, .. }, rest, sets, again, .. } = answered;
     let (mut parts, incoming) = response.into_parts();
     let version = parts.version;
     let (config, route) = (&exchange.shared.config.upstream, exchange.route);
@@ -52,6 +83,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
     wire::sign(&mut parts.headers, version);
     record.status = parts.status.as_u16();
     record.stream = is_events;
+    headers::mark_continued(&mut parts.headers, record.continued);
     if is_events && route.watches() && record.method == Method::GET {
         backend.lease.watches();
     }
@@ -63,7 +95,11 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
     let terms = RelayTerms {
         tail_bytes: (route.kind == LeaseKind::Slot).then(|| config.tail_bytes.in_memory()),
         generates: route.generates,
-        events: is_events.then(|| (config.event_bytes.in_memory(), config.stream_idle)),
+        events: is_events.then(|| EventTerms {
+            limit: config.event_bytes.in_memory(),
+            silence: config.stream_idle,
+            comment: config.comment_interval,
+        }),
         dialect: route.dialect,
         // llama-server closes after a stream and after an error, whatever its headers promise.
         reusable: !is_events && parts.status.as_u16() < 400,
@@ -74,7 +110,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
             parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
-    let relay = Relay::new(incoming, exchange.flight, backend, &terms);
+    let relay = Relay::new(incoming, exchange.flight, backend, again, &terms);
     let mut answer = Response::new(AnswerBody::relay(relay, busy));
     *answer.status_mut() = parts.status;
     *answer.headers_mut() = parts.headers;

@@ -39,6 +39,16 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 /// `no`: nothing was executed, the client may send again. `maybe`: that is not known.
 pub(crate) const EXECUTED: HeaderName = HeaderName::from_static("x-warden-executed");
 
+/// Says that the server which answers is not the first one that executed the request.
+const CONTINUED: HeaderName = HeaderName::from_static("x-warden-continued");
+
+/// Marks an answer whose request was executed again because its server had died.
+pub(crate) fn mark_continued(headers: &mut HeaderMap, continued: bool) {
+    if continued {
+        headers.insert(CONTINUED, HeaderValue::from_static("1"));
+    }
+}
+
 /// Removes what belongs to one connection only (RFC 9110 section 7.6.1): every field named in `Connection`, and those
 /// that are of a connection by definition. For both directions.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {

@@ -230,8 +230,19 @@ impl Refusal {
         matches!(self, Self::Quarantined { .. }).then_some("request_quarantined")
     }
 
+    /// What a client gets whose request this server death left without an answer, and that then met `next`, before which
+    /// nothing was executed.
+    pub(crate) fn instead_of(self, next: Self) -> Self {
+        match next {
+            Self::Quarantined { model, print, left, .. } => {
+                Self::Quarantined { model, print, left, executed: true }
+            }
+            _ => self,
+        }
+    }
+
     /// Whether a backend may have executed the request.
-    fn may_have_executed(&self) -> bool {
+    pub(crate) fn may_have_executed(&self) -> bool {
         matches!(
             self,
             Self::Quarantined { executed: true, .. }

@@ -31,6 +31,8 @@ pub(crate) struct Route {
     /// Whether it generates text, as a stream if the body asks for one. What the end of a connection before any byte of
     /// such a stream proves is a fact of the binary ([`warden_policies::ServerFacts`]).
     pub(crate) generates: bool,
+    /// Whether it computes an answer and changes nothing else, so that it may be executed again if its server dies.
+    pub(crate) computes: bool,
     /// How errors are spelled.
     pub(crate) dialect: Dialect,
     /// Which limit its bodies have.

@@ -32,6 +32,7 @@ const NONE: Route = Route {
     name: UNKNOWN,
     kind: LeaseKind::Aux,
     generates: false,
+    computes: false,
     dialect: Dialect::OpenAi,
     size: BodySize::Prompt,
     shape: None,
@@ -71,8 +72,8 @@ pub(super) static ROWS: [Row; 46] = [
     counting("/v1/messages/count_tokens", "count_tokens", Shape::MessagesCount).spelled(Dialect::Anthropic),
     counting("/apply-template", "apply_template", Shape::ChatCount),
     beside("/v1/chat/completions/control", "control", BodySize::Control),
-    beside("/tokenize", "tokenize", BodySize::Text),
-    beside("/detokenize", "detokenize", BodySize::Text),
+    beside("/tokenize", "tokenize", BodySize::Text).computing(),
+    beside("/detokenize", "detokenize", BodySize::Text).computing(),
     beside("/props", "props", BodySize::Control).doing(Effect::Sets),
     beside("/metrics", "metrics", BodySize::Control),
     beside("/slots", "slots", BodySize::Control).doing(Effect::Pauses),
@@ -95,17 +96,20 @@ pub(super) static ROWS: [Row; 46] = [
 
 /// Generates text, possibly as a stream.
 const fn generating(path: &'static str, name: &'static str, shape: Shape) -> Row {
-    row(path, Route { name, kind: LeaseKind::Slot, generates: true, shape: Some(shape), ..NONE })
+    row(
+        path,
+        Route { name, kind: LeaseKind::Slot, generates: true, computes: true, shape: Some(shape), ..NONE },
+    )
 }
 
 /// Occupies a slot, or the model, and answers at once.
 const fn evaluating(path: &'static str, name: &'static str, size: BodySize) -> Row {
-    row(path, Route { name, kind: LeaseKind::Slot, size, ..NONE })
+    row(path, Route { name, kind: LeaseKind::Slot, computes: true, size, ..NONE })
 }
 
 /// Counts what a route of this shape would take in, beside the slots.
 const fn counting(path: &'static str, name: &'static str, shape: Shape) -> Row {
-    row(path, Route { name, shape: Some(shape), ..NONE })
+    row(path, Route { name, computes: true, shape: Some(shape), ..NONE })
 }
 
 /// Is answered beside the slots.
@@ -124,6 +128,10 @@ impl Row {
 
     const fn doing(self, effect: Effect) -> Self {
         Self { post: Route { effect, ..self.post }, ..self }
+    }
+
+    const fn computing(self) -> Self {
+        Self { post: Route { computes: true, ..self.post }, ..self }
     }
 
     const fn answered_by(self, local: Local) -> Self {
@@ -145,7 +153,9 @@ pub(super) fn route(is_post: bool, path: &str) -> Route {
     match post.kind {
         _ if is_post => *post,
         LeaseKind::Slot => Route { dialect: post.dialect, ..NONE },
-        LeaseKind::Aux | LeaseKind::Watch => Route { shape: None, effect: Effect::None, ..*post },
+        LeaseKind::Aux | LeaseKind::Watch => {
+            Route { computes: false, shape: None, effect: Effect::None, ..*post }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod apply;
 mod plan;
 
 use serde_json::Value;
+use warden_policies::modes::OnDeath;
 
 pub(crate) use apply::apply;
 use plan::Plan;
@@ -19,6 +20,8 @@ pub struct ModelRules {
     pub upstream_model: Option<String>,
     /// An answer that is no stream is asked for as one and put together here (`assemble`).
     pub assemble: bool,
+    /// What becomes of a request whose server dies before it has answered.
+    pub on_death: OnDeath,
 }
 
 impl ModelRules {

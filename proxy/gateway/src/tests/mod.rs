@@ -1,6 +1,7 @@
 //! The gateway against backends that do exactly what a test wants: a listener on a Unix socket whose connections are
 //! handled byte by byte, and leases that are counted.
 
+mod again;
 mod assemble;
 mod cancel;
 mod choice;
@@ -36,6 +37,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
@@ -45,7 +47,7 @@ use warden_supervisor::{
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
 use crate::backend::backends::{BackendLease, Backends, BoxFuture};
 use crate::backend::pool::Pool;
-use crate::{Control, Gateway, GatewayConfig, Gauges, Observer, Record};
+use crate::{Control, Gateway, GatewayConfig, Gauges, Live, ModelRules, Observer, Record};
 
 /// What is known of a new build.
 const NEW: ServerFacts = ServerFacts {
@@ -346,8 +348,13 @@ impl BackendLease for TestRight {
     }
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
-        // As the supervisor's does, it holds the lease as long as it is waited for.
-        Box::pin(async move { self.backends.revoke.cancelled().await })
+        // As the supervisor's does, it holds the lease as long as it is waited for. Who comes later has another generation.
+        Box::pin(async move {
+            if self.backends.revoke.is_cancelled() {
+                std::future::pending::<()>().await;
+            }
+            self.backends.revoke.cancelled().await;
+        })
     }
 }
 
@@ -367,6 +374,8 @@ struct Plan {
     rotates: bool,
     room: usize,
     config: GatewayConfig,
+    /// Of every model. Most tests look at what is told of a death.
+    on_death: OnDeath,
 }
 
 impl Default for Plan {
@@ -374,7 +383,14 @@ impl Default for Plan {
         let mut config = GatewayConfig::new(&defaults().server, &defaults().upstream);
         config.server.port = 0;
         config.server.linger = Duration::from_millis(500);
-        Self { models: vec!["m"], any_name: false, rotates: false, room: 10_000, config }
+        Self {
+            models: vec!["m"],
+            any_name: false,
+            rotates: false,
+            room: 10_000,
+            config,
+            on_death: OnDeath::Error,
+        }
     }
 }
 
@@ -428,6 +444,9 @@ impl Rig {
         let bound = Gateway::bind(plan.config).await.unwrap();
         let (address, gauges, stop) = (bound.local_addr(), bound.gauges(), CancellationToken::new());
         let control = bound.control();
+        let rules = Arc::new(ModelRules { on_death: plan.on_death, ..ModelRules::default() });
+        let models = plan.models.iter().map(|model| (ModelName::new(model), rules.clone())).collect();
+        control.update(Live { models, ..Live::default() });
         let tls = bound.tls();
         let mut serving = JoinSet::new();
         serving.spawn(bound.serve_backends(Arc::new(Shell(backends.clone())), records.clone(), stop.clone()));

@@ -74,7 +74,7 @@ pub(crate) async fn gather(
     request_id: &HeaderValue,
     config: &Upstream,
 ) -> Result<(StatusCode, HeaderMap, Bytes), Refusal> {
-    let Relayed { response, backend } = relayed;
+    let Relayed { response, backend, .. } = relayed;
     let Backend { lease, mut revoked, mut conn, sent, deadline, .. } = backend;
     let (mut parts, mut incoming) = response.into_parts();
     let model = flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));

@@ -1,0 +1,38 @@
+//! The time in which a stream has no backend: the one it began with has died, and another is looked for.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::backend::attempts::Relayed;
+use crate::backend::backends::BoxFuture;
+use crate::observe::Record;
+use crate::refusal::Refusal;
+
+/// What looking for another backend came to, and what it cost.
+pub(crate) type Found = (Record, Result<Relayed, Refusal>);
+
+pub(crate) struct Resuming {
+    looking: BoxFuture<'static, Found>,
+    comment: Pin<Box<Sleep>>,
+    interval: Duration,
+}
+
+impl Resuming {
+    /// Looks for a backend, and says so to the client every `interval`.
+    pub(crate) fn new(looking: BoxFuture<'static, Found>, interval: Duration) -> Self {
+        Self { looking, comment: Box::pin(sleep(interval)), interval }
+    }
+
+    /// What was found, or `None` when it is time for a comment.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Found>> {
+        if let Poll::Ready(found) = self.looking.as_mut().poll(context) {
+            return Poll::Ready(Some(found));
+        }
+        ready!(self.comment.as_mut().poll(context));
+        self.comment.as_mut().reset(Instant::now() + self.interval);
+        Poll::Ready(None)
+    }
+}

@@ -1,0 +1,52 @@
+//! A request whose server died after its head and before anything of its answer: it is executed once more, and its client, who
+//! has a head that promises events, gets those of the second execution.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use warden_policies::ModelName;
+use warden_policies::dispatch::LeaseKind;
+
+use crate::backend::attempts::{Attempts, Relayed};
+use crate::backend::backends::BackendLease;
+use crate::backend::message::Message;
+use crate::backend::upstream::Upstream;
+use crate::body::limits::Limits;
+use crate::observe::Record;
+use crate::refusal::Refusal;
+
+/// What it takes to execute a request once more. Kept until something of its answer is with its client.
+pub(crate) struct Again {
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) model: ModelName,
+    pub(crate) kind: LeaseKind,
+    /// Tokens of the prompt, where admission wants to know.
+    pub(crate) tokens: Option<u64>,
+    pub(crate) limits: Limits,
+    pub(crate) message: Box<Message>,
+    /// When the exchange must be over.
+    pub(crate) deadline: Instant,
+}
+
+impl Again {
+    /// Looks for another server than the one that died, and gives it the request. `died` is what the client gets if there is
+    /// none.
+    pub(crate) async fn run(
+        self,
+        record: &mut Record,
+        dead: Arc<dyn BackendLease>,
+        died: Refusal,
+    ) -> Result<Relayed, Refusal> {
+        let Self { upstream, model, kind, tokens, limits, message, deadline } = self;
+        let mut attempts = Attempts {
+            upstream: &upstream,
+            record,
+            model: &model,
+            kind,
+            tokens,
+            limits: &limits,
+            died: Some(died),
+        };
+        attempts.run_again(dead, *message, deadline).await
+    }
+}
