@@ -10,7 +10,8 @@
 //!
 //! Promises, each with its test:
 //! - Bytes pass unchanged, both ways, as they come; a slow reader stalls its own backend and nobody else's.
-//! - No request is executed twice. It is sent again only with proof that nothing was executed (`backend::attempts`).
+//! - No request is executed twice by servers that live. It is sent again with proof that nothing was executed, or once more after
+//!   its server died, if it only computes an answer of which its client has nothing (`backend::attempts`, `backend::again`).
 //! - A client that leaves gives up everything at once: its place in the queue, its lease, its backend's generation.
 //! - Every error is one of ours with a cure, or the backend's own (`refusal`).
 //! - Memory is bounded: connections, heads, and one budget for bodies that are held.

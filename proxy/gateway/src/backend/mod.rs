@@ -1,4 +1,5 @@
-//! The way to a backend: leases, connections, attempts. A request is sent again only with proof that nothing was executed.
+//! The way to a backend: leases, connections, attempts. A request is sent again with proof that nothing was executed, or once more
+//! after its server died, if it only computes an answer of which its client has nothing.
 
 pub(crate) mod again;
 pub(crate) mod attempts;
