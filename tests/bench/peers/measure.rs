@@ -171,7 +171,12 @@ pub(crate) fn calls(figures: &mut Figures, peer: &Peer, options: &Options) -> Re
     closed(&peer.target, &request, 1, Until::Answers(50))?;
     let mut strace = Strace::attach(&peer.pids, folder.path())?;
     closed(&peer.target, &request, 1, Until::Answers(count))?;
-    tell(figures, peer, options, m::CALLS_REQUEST, &strace.counts()?, count as u64);
+    let counts = strace.counts()?;
+    tell(figures, peer, options, m::CALLS_REQUEST, &counts, count as u64);
+    // Threads wake each other the more often, the busier the machine is; what reads, writes and waits is the same on any.
+    let wakes = |name: &str| matches!(name, "futex" | "write");
+    let plain: u64 = counts.iter().filter(|(name, _)| !wakes(name)).map(|(_, calls)| calls).sum();
+    figures.add(m::CALLS_PLAIN, &peer.name, float(plain) / float(count as u64));
     drop(strace);
     let wanted = Wanted { streams: 64, events: 200, per_second: 50, delays: false };
     let mut strace = Strace::attach(&peer.pids, folder.path())?;

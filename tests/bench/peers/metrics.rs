@@ -25,6 +25,7 @@ pub(crate) const IDLE_CONNECTIONS: Metric = "PSS MiB, 1,000 idle connections";
 pub(crate) const OPEN_STREAMS: Metric = "PSS MiB, 1,000 streams";
 pub(crate) const START: Metric = "start to first answer, ms";
 pub(crate) const CALLS_REQUEST: Metric = "system calls a small request";
+pub(crate) const CALLS_PLAIN: Metric = "the same without futex and write";
 pub(crate) const CALLS_EVENT: Metric = "system calls a spaced event";
 pub(crate) const RECONNECTS: Metric = "client connections closed in 10,000 requests";
 pub(crate) const UPSTREAMS: Metric = "new upstream connections per client connection, 10,000 requests";

@@ -24,7 +24,7 @@ const HELD_BUDGET: f64 = 256.0;
 
 /// Number, metric, rule, and the figure that CI does not let pass: the target where it is met, else what was reached so
 /// far and some room for the next measurement: the memory of one program differs by 1 MiB from start to start.
-const TARGETS: [(&str, Metric, Rule, Option<f64>); 23] = [
+const TARGETS: [(&str, Metric, Rule, Option<f64>); 24] = [
     ("1", m::RATE, Rule::RatioAtLeast(0.80), None),
     ("2", m::RATE_CPU, Rule::RatioAtMost(1.3), None),
     ("3", m::LATENCY_50, Rule::AddedAtMost(1.25), None),
@@ -45,7 +45,9 @@ const TARGETS: [(&str, Metric, Rule, Option<f64>); 23] = [
     ("11", m::IDLE_CONNECTIONS, Rule::AtMost(18.0), Some(42.0)),
     ("11", m::OPEN_STREAMS, Rule::AtMost(40.0), Some(59.0)),
     ("12", m::START, Rule::AtMost(50.0), None),
-    ("13", m::CALLS_REQUEST, Rule::AtMost(6.5), Some(6.5)),
+    ("13", m::CALLS_REQUEST, Rule::AtMost(6.5), None),
+    // 6.01, and 6.25 beside four busy loops; one call more a request is found.
+    ("13", m::CALLS_PLAIN, Rule::AtMost(6.5), Some(6.8)),
     ("13", m::CALLS_EVENT, Rule::AtMost(2.6), Some(3.1)),
     ("14", m::RECONNECTS, Rule::AtMost(0.0), Some(0.0)),
     ("14", m::UPSTREAMS, Rule::AtMost(1.0), Some(1.0)),
