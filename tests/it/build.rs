@@ -248,5 +248,26 @@ async fn quickstart_builds_serves_answers_and_replaces_without_a_failed_request(
         assert!(ran.stdout.contains(told), "{told:?} is not told: {ran:?}");
     }
     assert!(working_in(home.path()).is_empty(), "nothing is left running");
+    // Its lines as people get them: without what the model said, the ledger's line, and where the store of the tests is.
+    let store = binaries::store()?.display().to_string();
+    let lines = ran.stdout.lines().map(|line| match line.split_once("it said:") {
+        Some((before, _)) => format!("{before}it said: …\n"),
+        None if line.trim_start().starts_with('{') => "      {…}\n".to_owned(),
+        None => format!("{line}\n"),
+    });
+    let page =
+        lines.collect::<String>().replace(&store, "~").replace(&home.path().display().to_string(), "~");
+    insta::assert_snapshot!(crate::pages::without_figures(&nameless(&page)));
     Ok(())
+}
+
+/// The text without ids of builds.
+fn nameless(text: &str) -> String {
+    let is_id = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let pieces = text.split_inclusive(|letter: char| !letter.is_ascii_alphanumeric());
+    let without = pieces.map(|piece| {
+        let word = piece.trim_end_matches(|letter: char| !letter.is_ascii_alphanumeric());
+        if is_id(word) { piece.replace(word, "ID") } else { piece.to_owned() }
+    });
+    without.collect()
 }

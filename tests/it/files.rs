@@ -463,15 +463,27 @@ async fn a_build_that_a_running_instance_needs_is_not_removed_without_force() ->
     let mut warden = setup.top(&top).model("m", &toml).start().await?;
     warden.until_ready(1).await?;
 
+    let mut pages = String::new();
+    let home = warden.home().path().to_owned();
+    let mut told = |ran: &warden_rig::home::Ran| {
+        let page = crate::pages::page(&home, ran);
+        pages.push_str(&(crate::pages::without_figures(&page) + "\n"));
+    };
+    let ran = warden.cli(&["builds", "show", "aaaa"]).await?;
+    let shown: Value = serde_json::from_str(&ran.stdout)?;
+    assert!(shown["id"] == ids[0] && shown["built_at"] == "2026-01-01T00:00:00Z", "{ran:?}");
     let ran = warden.cli(&["builds", "rm", "aaaa"]).await?;
+    told(&ran);
     assert!(ran.code == 1 && ran.stderr.contains("`m`") && old.exists(), "{ran:?}");
     let ran = warden.cli(&["builds", "gc", "--keep", "1", "--dry-run"]).await?;
+    told(&ran);
     assert!(
         ran.code == 0 && ran.stdout.contains("would remove bbbb") && ran.stdout.contains("free"),
         "{ran:?}"
     );
     assert!(ran.stdout.contains("keeps aaaa") && left.exists(), "{ran:?}");
     let ran = warden.cli(&["builds", "gc", "--keep", "1"]).await?;
+    told(&ran);
     assert!(ran.code == 0 && ran.stdout.contains("freed"), "{ran:?}");
     let builds = warden.home().path().join("data/llama-warden/builds");
     let there = |id: &str| builds.join(id).exists();
@@ -480,13 +492,17 @@ async fn a_build_that_a_running_instance_needs_is_not_removed_without_force() ->
 
     assert_eq!(warden.terminate(SOON).await?, 0);
     let ran = warden.cli(&["builds", "gc", "--keep", "0"]).await?;
+    told(&ran);
     assert!(
         ran.code == 1 && ran.stdout.contains("would remove") && ran.stderr.contains("--force"),
         "{ran:?}"
     );
     assert!(there(ids[0]) && there(ids[2]), "{ran:?}");
     let ran = warden.cli(&["builds", "gc", "--keep", "0", "--force"]).await?;
+    told(&ran);
     assert!(ran.code == 0 && !there(ids[0]) && !there(ids[2]), "{ran:?}");
+    told(&warden.cli(&["builds", "gc"]).await?);
+    insta::assert_snapshot!(pages);
     Ok(())
 }
 

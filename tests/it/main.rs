@@ -25,6 +25,7 @@ mod measured;
 mod mitigations;
 mod names;
 mod operator;
+mod pages;
 mod passthrough;
 mod patched;
 mod patches;

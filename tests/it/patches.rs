@@ -209,6 +209,39 @@ async fn applied_twice_is_once_and_reversed_is_byte_for_byte() -> Outcome {
 }
 
 #[tokio::test]
+async fn what_apply_and_export_print_is_a_page() -> Outcome {
+    let home = home().await?;
+    let engine = "tree/vendor/llama.cpp/src/engine.cpp";
+    repository(&home, &[ENGINE]).await?;
+    let mut pages = String::new();
+    let apply = |more: &'static [&'static str]| [&["apply", "--source", "tree"], &DEMO[..], more].concat();
+    let mut told = async |args: &[&str], code| {
+        let page = crate::pages::page(home.path(), &patches(&home, args, code).await?);
+        pages.extend(["$ patches ", &args.join(" "), "\n", &page, "\n"]);
+        Ok::<_, Trouble>(())
+    };
+    let export = ["export", "--git", "tree", "--ref", "b1", "--patch-set", "demo", "-o", "out"];
+    told(&export, 0).await?;
+    home.file("out/0001-demo.patch", "mine")?;
+    told(&export, 1).await?;
+    for more in [&["--plan"][..], &[], &[]] {
+        told(&apply(more), 0).await?;
+    }
+    for _ in 0..2 {
+        told(&["apply", "--source", "tree", "--reverse"], 0).await?;
+    }
+    told(&["check", "--source", "tree", "--patch-set", "demo"], 0).await?;
+    home.file(engine, ENGINE.replace("int total = 0;", "int total = 5;"))?;
+    told(&apply(&[]), 3).await?;
+    told(&["check", "--source", "tree", "--patch-set", "demo"], 3).await?;
+    told(&apply(&["--allow-unverified"]), 0).await?;
+    home.file(engine, ENGINE.replace("int run", "int walk"))?;
+    told(&apply(&[]), 3).await?;
+    insta::assert_snapshot!(pages);
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_is_refused_or_edited_is_left_as_it_is_and_named() -> Outcome {
     let home = home().await?;
     let tree = home.path().join("tree");

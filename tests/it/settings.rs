@@ -48,6 +48,19 @@ async fn a_variable_of_a_model_that_does_not_exist_is_an_error_with_the_nearest_
 }
 
 #[tokio::test]
+async fn a_good_configuration_is_told_in_a_line_with_what_is_probably_not_meant() -> Outcome {
+    let setup = Setup::new()?.fake("one", &json!({}), "")?.fake(
+        "two",
+        &json!({}),
+        "lifecycle.start_timeout = \"1s\"\n",
+    )?;
+    setup.home.file("warden.toml", setup.config())?;
+    let ran = setup.home.warden(["config", "check", "warden.toml"], SOON).await?;
+    insta::assert_snapshot!(crate::pages::page(setup.home.path(), &ran));
+    Ok(())
+}
+
+#[tokio::test]
 async fn secrets_of_a_configuration_are_shown_to_whoever_asks_for_them_only() -> Outcome {
     let env = format!("defaults.env = {{ HF_TOKEN = \"hush\", HARMLESS = \"{TOKEN}\" }}");
     let setup = Setup::new()?.top(&env).fake("m", &json!({}), "args = [\"--api-key\", \"shh\"]\n")?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
-use warden_builder::Event;
+use warden_builder::{Event, Phase};
 
 use crate::out;
 
@@ -15,7 +15,7 @@ const COLUMNS: usize = 79;
 
 /// Shows events until the sender is gone.
 pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
-    let mut display = Display { lines: Lines::new(), phase: "" };
+    let mut display = Display { lines: Lines::new(), phase: Phase::Fetch };
     while let Some(event) = events.recv().await {
         display.see(&event);
     }
@@ -24,7 +24,7 @@ pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
 
 struct Display {
     lines: Lines,
-    phase: &'static str,
+    phase: Phase,
 }
 
 impl Display {
@@ -35,8 +35,8 @@ impl Display {
                 self.lines.change(&text, done == total);
             }
             Event::Phase(phase) => {
-                self.phase = name(*phase);
-                self.lines.line(self.phase);
+                self.phase = *phase;
+                self.lines.line(&phase.to_string());
             }
             other => {
                 if let Some(text) = text(other) {
@@ -102,20 +102,6 @@ impl Lines {
     }
 }
 
-fn name(phase: warden_builder::Phase) -> &'static str {
-    use warden_builder::Phase;
-    match phase {
-        Phase::Fetch => "fetching",
-        Phase::Check => "checking",
-        Phase::Unpack => "unpacking",
-        Phase::Page => "making the web page",
-        Phase::Configure => "configuring",
-        Phase::Compile => "compiling",
-        Phase::Verify => "verifying",
-        Phase::Install => "installing",
-    }
-}
-
 fn text(event: &Event) -> Option<String> {
     Some(match event {
         Event::Obtaining { what, from, into } => {
@@ -134,4 +120,52 @@ fn text(event: &Event) -> Option<String> {
         Event::Installed(id) => format!("build {id} is in the store"),
         Event::Phase(_) | Event::Progress { .. } => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_build_tells_while_it_runs_is_a_page() {
+        let plan = serde_json::from_value(serde_json::json!({
+            "id": "90b61a0bd726c6ae",
+            "recipe": {
+                "schema": 1, "source": "archive-sha256:00", "root": "", "patch_set": "cuda-memory@1", "backend": "cuda",
+                "arch": "native", "cmake": [], "c": "cc", "cxx": "c++", "target": "x86_64-linux-gnu", "cpu": "", "gpu": ["90"],
+            },
+            "source": {
+                "given": "/x.tar.gz", "kind": "archive", "identity": "archive-sha256:00", "root": "",
+                "server": "tools/server", "revision": {"commit": "0c1e570980000000", "build_number": 8827},
+            },
+            "compilers": {
+                "c": {"path": "/usr/bin/cc", "version": "cc 12.2.0"}, "cxx": {"path": "/usr/bin/c++", "version": "c++ 12.2.0"},
+                "target": "x86_64-linux-gnu", "cpu": "",
+            },
+        }));
+        let id = || "90b61a0bd726c6ae".parse::<warden_builder::BuildId>().unwrap();
+        let events = [
+            Event::Obtaining { what: "cmake and ninja".to_owned(), from: "PyPI", into: "/data/tools".into() },
+            Event::Planned(plan.unwrap()),
+            Event::Hit(id()),
+            Event::Waiting(id()),
+            Event::Note("4 jobs: as many as cores".to_owned()),
+            Event::Log("/cache/logs/build.log".into()),
+            Event::Checked("health"),
+            Event::Installed(id()),
+        ];
+        let told = events.iter().filter_map(text).map(|told| told + "\n");
+        let phases = [
+            Phase::Fetch,
+            Phase::Check,
+            Phase::Unpack,
+            Phase::Page,
+            Phase::Configure,
+            Phase::Compile,
+            Phase::Verify,
+            Phase::Install,
+        ];
+        let phases = phases.map(|phase| format!("{phase}\n"));
+        insta::assert_snapshot!(told.chain(phases).collect::<String>());
+    }
 }

@@ -11,7 +11,7 @@ use warden_policies::experiment::survive;
 use warden_policies::experiment::{Ended, Workload};
 use warden_policies::{GpuIndex, MemoryKind};
 
-use super::tests::{MIB, blind, cure, leg, outcome, report, short};
+use super::tests::{MIB, blind, cure, leg, outcome, plain, report, short};
 use super::*;
 use crate::client::AskError;
 use crate::error::Kind;
@@ -82,6 +82,37 @@ fn what_keeps_a_leg_from_being_judged_is_told() {
 fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
     let report = Report { attribution: vec!["host grows, called in f".to_owned()], ..report() };
     insta::assert_snapshot!(report.markdown(report.legs.last()));
+}
+
+/// A page without its looks: a line for each piece of text, and where a curve is.
+fn words(page: &str) -> String {
+    let mut text = page.to_owned();
+    for (name, instead) in [("style", ""), ("svg", "<p>(a curve)</p>")] {
+        let end = format!("</{name}>");
+        while let Some((from, to)) = text.find(&format!("<{name}")).zip(text.find(&end)) {
+            text.replace_range(from..to + end.len(), instead);
+        }
+    }
+    let row = text.replace("</th><th", " | </th><th").replace("</td><td", " | </td><td");
+    let pieces = row.split('<').filter_map(|piece| {
+        let (tag, words) = piece.split_once('>').unwrap_or(("", piece));
+        let ends = ["/tr", "/li", "/p", "/h1", "/h2", "/dt", "/dd", "/title"].contains(&tag);
+        (ends || !words.trim().is_empty()).then(|| if ends { "\n".to_owned() } else { words.to_owned() })
+    });
+    pieces.collect()
+}
+
+#[test]
+fn the_page_of_a_leak_says_what_the_report_says() {
+    let report = Report { attribution: vec!["host grows, called in f".to_owned()], ..report() };
+    insta::assert_snapshot!(words(&report.html()));
+}
+
+#[test]
+fn a_script_says_what_it_shows_and_how_it_is_run() {
+    let folder = tempfile::tempdir().unwrap();
+    report().write_folder(folder.path(), &plain()).unwrap();
+    insta::assert_snapshot!(std::fs::read_to_string(folder.path().join("reproduce.sh")).unwrap());
 }
 
 #[test]

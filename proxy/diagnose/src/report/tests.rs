@@ -219,7 +219,7 @@ fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
     }
 }
 
-fn plain() -> Folder<'static> {
+pub(super) fn plain() -> Folder<'static> {
     Folder {
         numbers: &defaults().diagnose,
         removed: &[],
