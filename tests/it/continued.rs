@@ -54,6 +54,25 @@ async fn a_request_that_kills_every_server_is_refused_after_the_second_and_nobod
 }
 
 #[tokio::test]
+async fn one_in_which_every_server_crashes_without_an_end_is_refused_too() -> Outcome {
+    // Probes have their usual times: what was logged makes the difference.
+    let setup = Setup::new()?.top(LOOKING).top("internal.lifecycle.crash_ends = \"500ms\"");
+    let says = "CUDA error: an illegal instruction was encountered";
+    let fault = json!({"do": "hang", "silent_health": true, "says": says, "body_has": "POISON"});
+    let script = json!({"ms_per_token": 2, "faults": [fault]});
+    let mut warden = setup.fake("m", &script, GOING_ON)?.start().await?;
+    warden.until_ready(1).await?;
+    let answer = warden.http.post(CHAT, &chat("p", "m", "POISON", 9, false)).await?;
+    assert_eq!(answer.status.as_u16(), 422, "{}", answer.text());
+    assert_eq!(answer.json()?["error"]["code"], "request_quarantined");
+    warden.says(&format!("because it logged `{says}`")).await?;
+    all_whole(&swarm(&warden.http, &requests("q", "m", 6, 4), 6).await)?;
+    let told = warden.cli(&["events"]).await?;
+    assert!(told.stdout.contains("recycle began: crashed"), "{told:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn killed_again_and_again_under_load_no_request_fails_that_is_no_stream() -> Outcome {
     let script = json!({"ms_per_token": 4});
     let warden = Setup::new()?.top(LOOKING).fake("m", &script, GOING_ON)?.start().await?;

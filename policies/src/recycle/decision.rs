@@ -88,13 +88,17 @@ reasons! {
     Operator = "operator", "an operator asked",
     Configuration = "configuration", "its configuration changed",
     Unresponsive = "unresponsive", "it stopped answering probes",
+    Crashed = "crashed", "it logged a crash, and neither ended nor answered",
     Degraded = "degraded", "it came up with much less on GPUs than one like it had",
 }
 
 impl Reason {
     /// Whether a policy decided it, so that [`crate::cooldown`] applies.
     pub const fn is_policy(self) -> bool {
-        !matches!(self, Self::Operator | Self::Configuration | Self::Unresponsive | Self::Degraded)
+        !matches!(
+            self,
+            Self::Operator | Self::Configuration | Self::Unresponsive | Self::Crashed | Self::Degraded
+        )
     }
 
     /// Whether memory is the reason, so that the replacement has to bring it down to have helped.

@@ -102,7 +102,7 @@ mod tests {
             at: "2026-01-02T03:04:05.678Z".into(),
             model,
             generation: None,
-            kind: EventKind::Suspect { refused: false },
+            kind: EventKind::Suspect { refused: false, crash: None },
         }
     }
 

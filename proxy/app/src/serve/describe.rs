@@ -12,7 +12,10 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             Some(slots) => format!("ready after {start_ms} ms with {slots} slots"),
             None => format!("ready after {start_ms} ms"),
         },
-        EventKind::Suspect { refused: true } => {
+        EventKind::Suspect { crash: Some(line), .. } => {
+            format!("suspect: no new requests until a probe is answered, because it logged `{line}`")
+        }
+        EventKind::Suspect { refused: true, .. } => {
             "suspect: it refused or broke a connection, so no new requests until a probe is answered"
                 .to_owned()
         }

@@ -115,7 +115,8 @@ fn log_event(event: &Event, advice: &[Advice]) {
     let text = secrets::text(&describe(&event.kind));
     let loud = matches!(
         event.kind,
-        EventKind::Suspect { refused: false }
+        EventKind::Suspect { refused: false, .. }
+            | EventKind::Suspect { crash: Some(_), .. }
             | EventKind::CrashLoop { .. }
             | EventKind::Crashed { .. }
             | EventKind::Failed { .. }
@@ -167,7 +168,7 @@ mod tests {
             at: String::new(),
             model: Some(ModelName::new(model)),
             generation: Some(GenerationId(generation)),
-            kind: EventKind::Suspect { refused: false },
+            kind: EventKind::Suspect { refused: false, crash: None },
         };
         let mut advised = Advised::default();
         assert_eq!(advised.unsaid(&event("a", 1), vec![advice("x")]).len(), 1);

@@ -166,6 +166,10 @@ impl Attempts<'_> {
             let Some(result) = result else {
                 if let Some(print) = message.sent().whole_print() {
                     lease.lost(print);
+                    if lease.is_alone() {
+                        // As below: if it died of this request, that is known when it has ended.
+                        drop(timeout_at(deadline, lease.settled()).await);
+                    }
                     if let Standing::Refused { .. } = lease.standing(print) {
                         return Err(upstream.quarantined(model, print, true));
                     }

@@ -63,7 +63,8 @@ impl Model {
         match (before, phase) {
             (_, Phase::Suspect) => {
                 let refused = unit.live.as_ref().is_some_and(|live| live.doubted.is_some());
-                self.tell(generation, EventKind::Suspect { refused });
+                let crash = self.crash_line(id);
+                self.tell(generation, EventKind::Suspect { refused, crash });
             }
             (Phase::Suspect, Phase::Ready) => self.tell(generation, EventKind::Recovered),
             (_, Phase::Draining) => {
@@ -79,7 +80,7 @@ impl Model {
         }
     }
 
-    fn carry_out(&mut self, id: UnitId, effect: Effect) {
+    pub(super) fn carry_out(&mut self, id: UnitId, effect: Effect) {
         match effect {
             Effect::Spawn => self.spawn(id),
             Effect::OpenGate => self.open(id),
@@ -115,8 +116,10 @@ impl Model {
         let timing = self.spec.lifecycle;
         let after = match timer {
             Timer::Start => timing.start_timeout,
-            Timer::Suspect if self.notes_crash(id) => timing.crash_ends.min(timing.suspect_timeout),
-            Timer::Suspect => timing.suspect_timeout,
+            Timer::Suspect => match self.note_crash(id) {
+                Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.suspect_timeout),
+                None => timing.suspect_timeout,
+            },
             // Nobody gets an answer from it any more.
             Timer::Drain => self.longest_drain(id),
             Timer::Grace if self.is_hurried(id) => timing.kill_grace,
@@ -140,13 +143,13 @@ impl Model {
         failure::crash_line(&self.logs.since(live.id, live.heard.1))
     }
 
-    /// It answers no probe. Notes whether it has logged a crash since it answered the last one: then nothing is to be waited for.
-    fn notes_crash(&mut self, id: UnitId) -> bool {
-        let crashed = self.crash_line(id).is_some();
-        if let Some(live) = self.live_mut(id) {
-            live.crashed = crashed.then(Instant::now);
-        }
-        crashed
+    /// It answers no probe. Notes since when it has logged a crash, if it has since it answered the last one: then nothing is to
+    /// be waited for.
+    pub(super) fn note_crash(&mut self, id: UnitId) -> Option<Instant> {
+        let has_line = self.crash_line(id).is_some();
+        let live = self.live_mut(id)?;
+        live.crashed = has_line.then(|| live.alarmed.unwrap_or_else(Instant::now));
+        live.crashed
     }
 
     fn longest_drain(&self, id: UnitId) -> Duration {
@@ -236,7 +239,12 @@ impl Model {
             if declared_memory::is_telling(&text) {
                 drop(outbox.send(Message::Report(generation, Report::Said(text.clone()))));
             }
+            let alarms = failure::is_crash(&text);
             logs.push(generation, stream, given.hide(text));
+            if alarms {
+                // Behind the line, which is looked for then.
+                drop(outbox.send(Message::Report(generation, Report::Alarmed)));
+            }
         });
         let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
         let (needed, outbox) = (self.spec.command.clone(), self.outbox.clone());
@@ -355,7 +363,10 @@ impl Unit {
     /// No more probes, and no more samples unless it drains: memory that runs out cuts a drain short.
     fn stop_watching(&mut self, phase: Phase) {
         if let Some(live) = &mut self.live {
+            let alarmed = live.alarmed.filter(|_| phase == Phase::Draining);
+            let probe = live.timers.probe.filter(|_| alarmed.is_some());
             live.timers.stop(phase);
+            live.timers.probe = probe;
             live.wish.said = None;
         }
     }

@@ -25,8 +25,8 @@ use crate::sync::lock;
 use crate::view::event::EventKind;
 
 /// Reasons for which an old process is no better than a new one on the processor.
-const CANNOT_SERVE: [Reason; 4] =
-    [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive];
+const CANNOT_SERVE: [Reason; 5] =
+    [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
 
 impl Model {
     fn health(&self) -> HealthPolicy {

@@ -35,6 +35,8 @@ pub(crate) enum Report {
     Spawned(Result<Arc<dyn Process>, SpawnError>),
     /// It said something that may tell what it is told to keep.
     Said(String),
+    /// It logged what a crash looks like.
+    Alarmed,
     /// A probe that was sent at this time has ended.
     Probed {
         sent: Instant,

@@ -149,6 +149,7 @@ impl Model {
             && !ill
             && !short
             && !live.hurried
+            && live.crashed.is_none()
     }
 
     /// The drain deadline has passed, and what still runs is not to be cut: the process serves on, and the drain is tried

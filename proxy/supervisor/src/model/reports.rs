@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::lifecycle::{Cause, Event, Phase};
+use warden_policies::lifecycle::{Cause, Effect, Event, Phase, Timer};
 
 use super::spread::set_all;
 use super::timers;
@@ -52,6 +52,7 @@ impl Model {
                 }
             }
             Report::Said(line) => self.said(id, &line),
+            Report::Alarmed => self.alarmed(id),
             Report::Looked(sight) => {
                 if let Some(unit) = self.unit_mut(id) {
                     unit.sight = Some(sight);
@@ -196,8 +197,28 @@ impl Model {
         self.step(id, event(cause));
     }
 
+    /// It logged what a crash looks like. One that crashes ends within a second, but some builds start a debugger first and wait
+    /// for it for ever; and the line may be a text that a client sent. A probe tells, now and not at its time.
+    fn alarmed(&mut self, id: UnitId) {
+        let pause = self.spec.lifecycle.start_probe_interval;
+        let Some(unit) = self.unit_mut(id) else { return };
+        let phase = unit.phase();
+        let Some(live) = &mut unit.live else { return };
+        if live.alarmed.is_some() || !matches!(phase, Phase::Ready | Phase::Suspect | Phase::Draining) {
+            return;
+        }
+        let now = Instant::now();
+        live.alarmed = Some(now);
+        live.probes_lost = 0;
+        // The probe that is out may have been answered before that. And who makes it log such lines makes no storm of probes.
+        live.timers.probe = Some(live.asked.map_or(now, |asked| clock::again(asked, pause).max(now)));
+        if phase == Phase::Suspect {
+            self.carry_out(id, Effect::Arm(Timer::Suspect));
+        }
+    }
+
     pub(super) fn fire_probe(&mut self, id: UnitId, now: Instant) {
-        let timeout = self.spec.lifecycle.probe_timeout;
+        let timing = self.spec.lifecycle;
         let (gpu_age, limit) = (self.watch.sensors.gpu_age, self.watch.sensors.read_limit);
         let context = Arc::clone(&self.context);
         let history = &context.leak_history;
@@ -210,6 +231,12 @@ impl Model {
             return;
         }
         let Some(process) = live.process.clone() else { return };
+        live.asked = Some(now);
+        // After what looks like a crash, as many are lost as make it suspect before its time to end is over.
+        let timeout = match live.alarmed {
+            Some(_) => timing.probe_timeout.min(timing.crash_ends / timing.probes_lost.saturating_add(1)),
+            None => timing.probe_timeout,
+        };
         let generation = live.id;
         live.heard.0 = heard;
         live.moves = live.cell.pulses.moves();
@@ -237,6 +264,9 @@ impl Model {
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
         let (now, generation) = (Instant::now(), live.id);
+        if live.asked != Some(sent) {
+            return;
+        }
         match phase {
             Phase::Starting if health == Health::Ready => {
                 live.heard.1 = live.heard.0;
@@ -246,13 +276,14 @@ impl Model {
                 }
             }
             Phase::Starting => live.timers.probe = Some(clock::again(now, timing.start_probe_interval)),
+            Phase::Draining => self.probed_while_it_drains(id, health),
             Phase::Ready | Phase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
                 live.timers.probe = Some(now);
             }
             Phase::Ready | Phase::Suspect => {
-                // While callers are kept out because of a doubt, every moment counts.
-                let doubted = live.doubted.is_some() && health == Health::Lost;
-                let pause = if doubted { timing.start_probe_interval } else { timing.probe_interval };
+                // While callers are kept out because of a doubt, or wait for what has crashed, every moment counts.
+                let hurries = health == Health::Lost && (live.doubted.is_some() || live.alarmed.is_some());
+                let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
                 live.timers.probe = Some(clock::again(now, pause));
                 // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests. But where
                 // computing has crashed, other threads of the process still refuse requests and answer questions.
@@ -264,7 +295,10 @@ impl Model {
                 if health != Health::Lost || progressed {
                     live.probes_lost = 0;
                     live.doubted = None;
+                    // What has come may have been computed before the line.
+                    live.alarmed = live.alarmed.map(|_| now);
                     if health != Health::Lost {
+                        live.alarmed = None;
                         live.heard.1 = live.heard.0;
                         self.leases.lives(generation);
                     }
@@ -279,6 +313,30 @@ impl Model {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// It drains, and has logged what a crash looks like: whoever still waits for its answers waits in vain if it answers no
+    /// probe either.
+    fn probed_while_it_drains(&mut self, id: UnitId, health: Health) {
+        let timing = self.spec.lifecycle;
+        let Some(live) = self.live_mut(id) else { return };
+        let now = Instant::now();
+        if health != Health::Lost {
+            live.alarmed = None;
+            live.heard.1 = live.heard.0;
+            return;
+        }
+        live.timers.probe = Some(clock::again(now, timing.start_probe_interval));
+        if live.cell.pulses.moves() != live.moves {
+            live.probes_lost = 0;
+            live.alarmed = Some(now);
+            return;
+        }
+        live.probes_lost += 1;
+        let is_over = live.alarmed.is_some_and(|since| now >= clock::after(since, timing.crash_ends));
+        if live.probes_lost >= timing.probes_lost && is_over && self.note_crash(id).is_some() {
+            self.step(id, Event::Timer(Timer::Drain));
         }
     }
 

@@ -116,8 +116,10 @@ impl Model {
         for replica in given_up {
             if self.end.is_none() && self.replacements.reason(replica).is_none() {
                 let note = "sequential: the process does not answer".to_owned();
+                let crashed = self.current(replica).and_then(|unit| unit.live.as_ref()?.crashed);
+                let reason = if crashed.is_some() { Reason::Crashed } else { Reason::Unresponsive };
                 let permit = self.current(replica).map(|unit| self.claim(unit.id, replica));
-                let decision = because(Reason::Unresponsive);
+                let decision = because(reason);
                 self.record(replica, &decision, Mode::Sequential, Some(note), permit);
             }
         }

@@ -136,11 +136,15 @@ pub(super) struct Generation {
     /// When it is probed, read and judged next.
     pub(super) timers: Timers,
     pub(super) probes_lost: u32,
+    /// When the last probe was sent. What an earlier one found is of no interest any more.
+    pub(super) asked: Option<Instant>,
     /// Lines that the model's processes had logged when the last probe was sent, and when the last one that was answered was.
     pub(super) heard: (u64, u64),
     /// Tokens and whole answers that it had given when the last probe was sent.
     pub(super) moves: u64,
-    /// Since when it answers no probe after it logged a crash.
+    /// When it logged what a crash looks like, if it has answered no probe since.
+    pub(super) alarmed: Option<Instant>,
+    /// The same of one that is known to answer none.
     pub(super) crashed: Option<Instant>,
     /// Probes sent before this time prove nothing: it refused a connection since.
     pub(super) doubted: Option<Instant>,
@@ -179,8 +183,10 @@ impl Generation {
             slots: None,
             timers: Timers::default(),
             probes_lost: 0,
+            asked: None,
             heard: (0, 0),
             moves: 0,
+            alarmed: None,
             crashed: None,
             doubted: None,
             idle_seen: None,

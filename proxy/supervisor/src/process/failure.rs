@@ -66,7 +66,12 @@ const ABORTED: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "wha
 /// The first of these lines that says that the process crashed, if one does. Said by a process that does not end, it may also be a
 /// text that a client sent: whoever acts on it asks whether the process still answers.
 pub(crate) fn crash_line(lines: &[String]) -> Option<String> {
-    lines.iter().find(|line| has(line, ABORTED)).map(|line| said(line))
+    lines.iter().find(|line| is_crash(line)).map(|line| said(line))
+}
+
+/// Whether a line says that the process crashed.
+pub(crate) fn is_crash(line: &str) -> bool {
+    has(line, ABORTED)
 }
 
 fn has(line: &str, phrases: &[&str]) -> bool {

@@ -75,6 +75,9 @@ pub enum EventKind {
         /// It refused or broke a connection; else its probes are lost.
         #[serde(default)]
         refused: bool,
+        /// What it logged that looks like a crash, since it answered a probe last.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        crash: Option<String>,
     },
     /// Probes are answered again.
     Recovered,
@@ -281,7 +284,11 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
     match kind {
         EventKind::Starting { pid, .. } => tracing::info!(model, generation, pid, "starting"),
         EventKind::Ready { start_ms, .. } => tracing::info!(model, generation, start_ms, "ready"),
-        EventKind::Suspect { refused: true } => {
+        EventKind::Suspect { crash: Some(line), .. } => {
+            let line = warden_policies::secrets::text(line);
+            tracing::warn!(model, generation, "suspect: it logged what looks like a crash: {line}");
+        }
+        EventKind::Suspect { refused: true, .. } => {
             tracing::info!(
                 model,
                 generation,
@@ -361,7 +368,7 @@ mod tests {
     #[test]
     fn an_event_is_one_flat_object() {
         let journal = Journal::new(1);
-        journal.tell(None, None, EventKind::Suspect { refused: false });
+        journal.tell(None, None, EventKind::Suspect { refused: false, crash: None });
         let model = ModelName::new("m");
         journal.tell(Some(&model), Some(GenerationId(3)), EventKind::Draining { in_flight: 2 });
         let events = journal.tail().events;

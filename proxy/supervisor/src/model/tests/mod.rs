@@ -1,5 +1,6 @@
 //! The model's task with scripted processes and a paused clock.
 
+mod crash;
 mod degrade;
 mod end;
 mod fleet;

@@ -1,0 +1,121 @@
+//! A process that logs a crash and does not end: some builds wait for a debugger.
+
+use std::sync::atomic::Ordering;
+
+use tokio::time::Instant;
+use warden_policies::{GenerationId, Reason};
+
+use super::*;
+use crate::view::event::EventKind;
+
+const LINE: &str = "CUDA error: an illegal instruction was encountered";
+
+/// Time from the line to the process that takes its place, with the reason of the replacement.
+async fn until_the_next(rig: &Rig) -> (Duration, Reason) {
+    let logged = Instant::now();
+    rig.script.last().say(LINE);
+    let lease = loop {
+        let lease = rig.lease().await.unwrap();
+        if lease.generation() == GenerationId(2) {
+            break lease;
+        }
+        drop(lease);
+        pass(Duration::from_millis(20)).await;
+    };
+    let took = logged.elapsed();
+    drop(lease);
+    pass(secs(1)).await;
+    (took, rig.ledger()[0].reason)
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_replaced_when_its_time_to_end_is_over_and_not_when_three_slow_probes_are_lost() {
+    // Between two probes, and while one is out that would be lost only in ten seconds.
+    for after in [secs(1), secs(6)] {
+        let rig = Rig::new(|_, _| {}).await;
+        drop(rig.lease().await.unwrap());
+        rig.script.last().set_deaf(true);
+        pass(after).await;
+        let (took, reason) = until_the_next(&rig).await;
+        assert!(took >= secs(10) && took < secs(11), "{took:?}");
+        assert_eq!(reason, Reason::Crashed);
+        let told = rig.events().into_iter().find_map(|(_, event)| match event {
+            EventKind::Suspect { crash, .. } => crash,
+            _ => None,
+        });
+        assert_eq!(told.as_deref(), Some(LINE));
+        rig.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_looks_like_a_crash_is_only_a_text_while_probes_are_answered() {
+    let rig = Rig::new(|_, _| {}).await;
+    let lease = rig.lease().await.unwrap();
+    for _ in 0..300 {
+        rig.script.last().say(LINE);
+        pass(Duration::from_millis(200)).await;
+    }
+    assert_eq!((rig.count("suspect"), rig.script.children().len()), (0, 1));
+    // Nor are probes that are lost later judged by it.
+    rig.script.last().set_deaf(true);
+    pass(secs(20)).await;
+    assert_eq!(rig.count("suspect"), 0);
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_still_gives_tokens_has_not_crashed() {
+    let rig = Rig::new(|_, _| {}).await;
+    let lease = rig.lease().await.unwrap();
+    rig.script.last().set_deaf(true);
+    rig.script.last().say(LINE);
+    for _ in 0..120 {
+        lease.note_events(1);
+        pass(secs(1)).await;
+    }
+    assert_eq!(rig.count("suspect"), 0);
+    drop(lease);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_a_drain_of_what_has_crashed() {
+    for before in [false, true] {
+        let rig = Rig::new(|_, _| {}).await;
+        let held = rig.lease().await.unwrap();
+        let old = rig.script.last();
+        old.set_deaf(true);
+        if before {
+            old.say(LINE);
+        }
+        let restart = rig.restart_later().await;
+        pass(secs(1)).await;
+        let logged = Instant::now();
+        if !before {
+            old.say(LINE);
+        }
+        held.revoked().await;
+        assert!(logged.elapsed() < secs(11), "{:?}", logged.elapsed());
+        assert_eq!(old.terms.load(Ordering::SeqCst), 1);
+        drop(held);
+        assert_eq!(restart.await.unwrap().unwrap()[0].to, Some(GenerationId(2)));
+        rig.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_is_not_cut_short_by_a_line_while_probes_are_answered() {
+    let rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    let restart = rig.restart_later().await;
+    for _ in 0..60 {
+        rig.script.children()[0].say(LINE);
+        pass(secs(1)).await;
+    }
+    assert_eq!(rig.script.children()[0].terms.load(Ordering::SeqCst), 0);
+    drop(held);
+    assert_eq!(restart.await.unwrap().unwrap()[0].cut, 0);
+    rig.end().await;
+}
