@@ -18,6 +18,7 @@ mod drop_in;
 mod eras;
 mod fake;
 mod files;
+mod goes_on;
 mod growth;
 mod keys;
 mod layout;

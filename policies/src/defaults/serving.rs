@@ -215,6 +215,8 @@ section!(
         event_bytes: ByteSize,
         /// A stream whose server died gets a comment this often, while it waits for the next one.
         comment_interval: Duration = "duration" where Takes::AtLeast("1ms"),
+        /// Bytes of the text of a streamed answer that are kept, so that another server can go on with it if its own dies.
+        continue_bytes: ByteSize,
         /// Bytes of one answer that is put together from a stream.
         pub assembled_bytes: ByteSize,
     }

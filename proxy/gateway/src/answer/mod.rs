@@ -2,6 +2,7 @@
 
 pub(crate) mod answer_body;
 pub(crate) mod assemble;
+pub(crate) mod continuation;
 pub(crate) mod flight;
 pub(crate) mod meter;
 pub(crate) mod relay;

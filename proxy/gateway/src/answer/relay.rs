@@ -5,6 +5,8 @@
 //!   Passing --end--> done: work counted, connection kept if it may be, lease given back
 //!      | backend died or was stopped before the first event of a stream that may be executed again
 //!      |---- `Resuming`: comments, until another backend answers --> Passing
+//!      | the same behind the first event, and another one can go on from there (see `continuation`)
+//!      |---- `Resuming` --> Passing, in the voice of the first
 //!      | backend died, stalled, was stopped, took too long
 //!      |---- event stream --> error event, then a proper end (without [DONE])
 //!      |---- anything else -> the client's connection breaks off, so that the cut is seen
@@ -27,7 +29,8 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 use warden_policies::{ModelName, Work};
 
-use crate::answer::assemble::is_events;
+use crate::answer::assemble::{Kind, is_events};
+use crate::answer::continuation::{self, Cut, DONE, Stage, Transcript, Voice};
 use crate::answer::flight::Flight;
 use crate::answer::meter::Meter;
 use crate::answer::resuming::Resuming;
@@ -65,6 +68,8 @@ pub(crate) struct EventTerms {
     pub(crate) silence: Duration,
     /// How often a client hears of us while another backend is looked for.
     pub(crate) comment: Duration,
+    /// What is generated, and how much of its text is kept so that another backend can go on with it.
+    pub(crate) continues: Option<(Kind, usize)>,
 }
 
 pub(crate) struct Relay {
@@ -76,11 +81,16 @@ pub(crate) struct Relay {
     pool: Arc<Pool>,
     sent: Arc<Sent>,
     meter: Option<Meter>,
+    tail_bytes: Option<usize>,
     generates: bool,
     events: Option<Events>,
     terms: Option<EventTerms>,
-    /// The request, as long as its client has no event of the answer.
+    /// The request, as long as it may be executed again or its answer go on elsewhere.
     again: Option<Box<Again>>,
+    /// What the client has of a stream that may go on elsewhere.
+    heard: Option<Box<Transcript>>,
+    /// How the rest of a stream is told that another backend began.
+    voice: Option<Box<Voice>>,
     resuming: Option<Box<Resuming>>,
     /// Since when the next piece is awaited; `None` while the client is at work on the last one. So a client that does
     /// not read is never taken for the backend's silence.
@@ -104,6 +114,9 @@ impl Relay {
         terms: &RelayTerms,
     ) -> Self {
         let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
+        let again = again.filter(|_| terms.events.is_some());
+        let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continues);
+        let heard = continues.and_then(|(kind, limit)| Transcript::of(kind, limit)).map(Box::new);
         let mut relay = Self {
             incoming,
             flight,
@@ -113,10 +126,13 @@ impl Relay {
             pool,
             sent,
             meter: terms.tail_bytes.map(Meter::new),
+            tail_bytes: terms.tail_bytes,
             generates: terms.generates,
             events: terms.events.map(|terms| Events::new(terms.limit)),
             terms: terms.events,
-            again: again.filter(|_| terms.events.is_some()),
+            again,
+            heard,
+            voice: None,
             resuming: None,
             waiting: None,
             timer: None,
@@ -179,16 +195,18 @@ impl Relay {
                         self.resuming = None;
                         self.flight.record.spent(&record);
                         let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
-                        match found.and_then(|relayed| of_events(relayed, &model)) {
-                            Ok(relayed) => {
-                                self.resume(relayed);
+                        let found =
+                            found.and_then(|(relayed, voice)| Ok((of_events(relayed, &model)?, voice)));
+                        match found {
+                            Ok((relayed, voice)) => {
+                                self.resume(relayed, voice);
                                 let comment = self.comment(": continued by another process\n\n");
                                 return Poll::Ready(Some(Ok(Frame::data(comment))));
                             }
-                            Err(refusal) => {
-                                self.say(&refusal.to_string());
+                            Err(Cut { outcome, words }) => {
+                                self.say(&words);
                                 self.ended = true;
-                                self.flight.finish(refusal.outcome());
+                                self.flight.finish(outcome);
                                 continue;
                             }
                         }
@@ -198,7 +216,15 @@ impl Relay {
             // The connection is dropped only when the answer has ended, so a missing one means that nothing is left.
             let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
             let piece = match conn.poll_piece(&mut self.incoming, context) {
-                Poll::Ready(Some(Ok(piece))) => self.piece(piece),
+                Poll::Ready(Some(Ok(piece))) => match self.piece(piece) {
+                    Ok(piece) => piece,
+                    Err(why) => {
+                        if let Err(error) = self.cut(Outcome::UpstreamDied, why) {
+                            return self.break_off(error, context);
+                        }
+                        continue;
+                    }
+                },
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(%error, "a backend's answer broke off");
                     // A request that is still being sent may have failed instead, which is no fault of the backend's.
@@ -210,6 +236,12 @@ impl Relay {
                         }
                     };
                     if let Err(error) = cut {
+                        return self.break_off(error, context);
+                    }
+                    continue;
+                }
+                Poll::Ready(None) if self.voice.as_ref().is_some_and(|voice| !voice.has_ended()) => {
+                    if let Err(error) = self.cut(Outcome::UpstreamDied, "its continuation has no end") {
                         return self.break_off(error, context);
                     }
                     continue;
@@ -246,7 +278,7 @@ impl Relay {
     }
 
     /// A piece came: what of it may pass now.
-    fn piece(&mut self, piece: Bytes) -> Bytes {
+    fn piece(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
         if let Some(lease) = &self.lease {
             lease.note_progress(piece.len());
         }
@@ -261,10 +293,16 @@ impl Relay {
                 if let Some(lease) = &self.lease {
                     lease.note_events(events.seen() - before);
                 }
-                if self.again.is_some() && (events.seen() > 0 || events.is_torn()) {
-                    self.again = None;
+                let begins = before == 0 && events.seen() > 0;
+                let is_torn = events.is_torn();
+                match &mut self.voice {
+                    Some(voice) if !piece.is_empty() => voice.say(&piece)?,
+                    Some(_) => piece,
+                    None => {
+                        self.hear(&piece, begins, is_torn);
+                        piece
+                    }
                 }
-                piece
             }
             None => piece,
         };
@@ -275,7 +313,29 @@ impl Relay {
         if self.events.is_none() && self.incoming.is_end_stream() {
             self.end(Outcome::Ok);
         }
-        piece
+        Ok(piece)
+    }
+
+    /// What passes of a stream that may have to go on elsewhere. One that cannot is let go of.
+    fn hear(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
+        let Some(again) = &self.again else { return };
+        let Some(heard) = &mut self.heard else {
+            if begins || is_torn {
+                self.again = None;
+            }
+            return;
+        };
+        if is_torn {
+            heard.lose("an event of it is larger than is held");
+        } else {
+            heard.feed(whole);
+        }
+        if begins && !again.message.may_stay() {
+            heard.lose("its request could not be kept");
+        }
+        if heard.lost().is_some() {
+            self.again = None;
+        }
     }
 
     /// Nothing came: whether that has lasted too long, or has no end to wait for.
@@ -343,9 +403,31 @@ impl Relay {
         Bytes::from_static(words.as_bytes())
     }
 
-    /// The backend is gone: whether another one is looked for, because the client has no event of the answer yet.
+    /// The backend is gone: whether the stream goes on all the same, or has all that it needs. Else, why not.
     fn goes_on(&mut self, outcome: Outcome) -> bool {
+        let begun = self.events.as_ref().is_some_and(|events| events.seen() > 0);
+        let heard = if begun {
+            match self.heard.take_if(|heard| heard.lost().is_none() && self.again.is_some()) {
+                Some(heard) => Some(heard),
+                None => return false,
+            }
+        } else {
+            None
+        };
         let (Some(again), Some(terms)) = (self.again.take(), self.terms) else { return false };
+        if let Some(heard) = &heard {
+            let wants = || continuation::wants_usage(&again, heard.kind());
+            let ends = match heard.stage() {
+                Stage::Going => None,
+                Stage::Done => Some(Bytes::new()),
+                Stage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),
+                Stage::Finished { .. } => return false,
+            };
+            if let Some(words) = ends {
+                self.finish_for(words);
+                return true;
+            }
+        }
         let Some(lease) = self.lease.take() else { return false };
         blame(&*lease, &self.sent, outcome);
         self.conn = None;
@@ -358,15 +440,37 @@ impl Relay {
         };
         let mut record = self.flight.record.clone();
         let looking = async move {
-            let found = again.run(&mut record, lease, died).await;
+            let found = match heard {
+                None => {
+                    let found = again.run(&mut record, lease, died).await;
+                    found.map(|relayed| (relayed, None)).map_err(Cut::from)
+                }
+                Some(heard) => {
+                    let found = continuation::go_on(*again, heard, &mut record, lease, died).await;
+                    found.map(|(relayed, voice)| (relayed, Some(voice)))
+                }
+            };
             (record, found)
         };
         self.resuming = Some(Box::new(Resuming::new(Box::pin(looking), terms.comment)));
         true
     }
 
-    /// Another backend's answer to the same request begins.
-    fn resume(&mut self, relayed: Relayed) {
+    /// Its backend died when the client had all that it computed.
+    fn finish_for(&mut self, words: Bytes) {
+        self.reusable = false;
+        if let Some(lease) = &self.lease {
+            lease.doubt();
+        }
+        if !words.is_empty() {
+            self.flight.passed(words.len());
+            self.last_words = Some(words);
+        }
+        self.end(Outcome::Ok);
+    }
+
+    /// Another backend's answer to the same request begins, or the rest of the first one's.
+    fn resume(&mut self, relayed: Relayed, voice: Option<Voice>) {
         let Relayed { response, backend, .. } = relayed;
         let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
         lease.note_progress(0);
@@ -376,6 +480,8 @@ impl Relay {
         (self.revoked, self.pool, self.sent, self.deadline) = (revoked, pool, sent, deadline);
         // What the first one began and did not end is nobody's.
         self.events = self.terms.map(|terms| Events::new(terms.limit));
+        self.meter = self.tail_bytes.map(Meter::new);
+        self.voice = voice.map(Box::new);
         (self.waiting, self.timer) = (None, None);
         self.begin();
     }
@@ -413,8 +519,9 @@ impl Relay {
             let events = self.events.as_ref().map(Events::seen);
             let seen = (outcome != Outcome::Ok || !told).then_some(events.unwrap_or(0));
             let (images, audio) = self.sent.media();
-            record.work = Work { images, audio, ..meter.work(seen) };
-            lease.add_work(record.work);
+            let work = Work { images, audio, ..meter.work(seen) };
+            lease.add_work(work);
+            record.work = self.voice.as_ref().map_or(work, |voice| voice.work(work));
             if !told && events.is_none() {
                 let prompt = if images + audio > 0 { 0 } else { bytes_in };
                 self.flight.untold = prompt + if self.generates { self.flight.record.bytes_out } else { 0 };

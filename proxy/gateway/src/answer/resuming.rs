@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::answer::continuation::{Cut, Voice};
 use crate::backend::attempts::Relayed;
 use crate::backend::backends::BoxFuture;
 use crate::observe::Record;
-use crate::refusal::Refusal;
 
-/// What looking for another backend came to, and what it cost.
-pub(crate) type Found = (Record, Result<Relayed, Refusal>);
+/// What looking for another backend came to, and what it cost. With a voice, that one goes on where the last one ended.
+pub(crate) type Found = (Record, Result<(Relayed, Option<Voice>), Cut>);
 
 pub(crate) struct Resuming {
     looking: BoxFuture<'static, Found>,

@@ -126,7 +126,7 @@ impl Attempts<'_> {
     }
 
     /// That no second server was found says nothing of the first.
-    fn judged(&mut self, refusal: Refusal) -> Refusal {
+    pub(crate) fn judged(&mut self, refusal: Refusal) -> Refusal {
         match self.died.take() {
             Some(died) if !refusal.may_have_executed() => died.instead_of(refusal),
             _ => refusal,
@@ -151,7 +151,7 @@ impl Attempts<'_> {
             }
             let mut revoked = lease.clone().revoked();
             let result = {
-                let mut once = pin!(timeout_at(deadline, self.once(&lease, &mut message)));
+                let mut once = pin!(timeout_at(deadline, Self::once(upstream, &lease, &mut message)));
                 tokio::select! {
                     biased;
                     result = &mut once => Some(result),
@@ -270,7 +270,10 @@ impl Attempts<'_> {
     }
 
     /// A lease for a request that may have been executed by a server that is dead or dying.
-    async fn once_more(&mut self, dead: Arc<dyn BackendLease>) -> Result<Arc<dyn BackendLease>, Refusal> {
+    pub(crate) async fn once_more(
+        &mut self,
+        dead: Arc<dyn BackendLease>,
+    ) -> Result<Arc<dyn BackendLease>, Refusal> {
         self.record.retries += 1;
         self.record.continued = true;
         self.again(dead, self.upstream.config.upstream.connect_timeout).await
@@ -334,15 +337,15 @@ impl Attempts<'_> {
 
     /// One attempt on one generation. An idle connection that turns out to be closed costs a second connection, not an
     /// attempt.
-    async fn once(
-        &self,
+    pub(crate) async fn once(
+        upstream: &Upstream,
         lease: &Arc<dyn BackendLease>,
         message: &mut Message,
     ) -> Result<(Response<Incoming>, UpstreamConn, Arc<Pool>), Failed> {
-        let pool = self.upstream.pool(&**lease);
+        let pool = upstream.pool(&**lease);
         let mut request = None;
         if let Some(mut conn) = pool.reuse() {
-            let sending = self.request(message, lease);
+            let sending = Self::request(upstream, message, lease);
             lease.note_asked(message.sent(), message.streams());
             match conn.send(sending).await {
                 Ok(response) => return Ok((response, conn, pool)),
@@ -361,7 +364,7 @@ impl Attempts<'_> {
                 return Err(Failed::refused(&error));
             }
         };
-        let request = request.unwrap_or_else(|| self.request(message, lease));
+        let request = request.unwrap_or_else(|| Self::request(upstream, message, lease));
         lease.note_asked(message.sent(), message.streams());
         match conn.send(request).await {
             Ok(response) => Ok((response, conn, pool)),
@@ -375,9 +378,13 @@ impl Attempts<'_> {
     }
 
     /// The request for one attempt. A body that is still coming is looked at when its end is here.
-    fn request(&self, message: &mut Message, lease: &Arc<dyn BackendLease>) -> Request<RequestBody> {
+    fn request(
+        upstream: &Upstream,
+        message: &mut Message,
+        lease: &Arc<dyn BackendLease>,
+    ) -> Request<RequestBody> {
         let mut request = message.request();
-        request.body_mut().stop_at(|| Checkpoint::new(lease, self.upstream.tasks.clone()));
+        request.body_mut().stop_at(|| Checkpoint::new(lease, upstream.tasks.clone()));
         request
     }
 }
@@ -392,7 +399,7 @@ pub(crate) async fn connect(lease: &dyn BackendLease, pool: &Pool) -> io::Result
 
 /// Why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failed {
+pub(crate) enum Failed {
     /// No connection.
     Refused,
     /// No connection because we may open no more files: that says nothing about the backend, and passes.

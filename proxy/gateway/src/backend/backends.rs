@@ -48,6 +48,8 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     /// Whether its process still runs, as the kernel knows it now: what answers on its port may be another's.
     fn is_running(&self) -> bool;
     fn queued_for(&self) -> Duration;
+    /// The same for generations of the same command, binary and files; `None`: not known.
+    fn kin(&self) -> Option<u64>;
     fn add_work(&self, work: Work);
     fn note_outcome(&self, outcome: &Outcome);
     /// So many bytes of an answer came, or its head (0): it lives.
@@ -148,6 +150,7 @@ impl BackendLease for Lease {
         fn endpoint(&self) -> &Endpoint;
         fn is_running(&self) -> bool;
         fn queued_for(&self) -> Duration;
+        fn kin(&self) -> Option<u64>;
         fn add_work(&self, work: Work);
         fn note_outcome(&self, outcome: &Outcome);
         fn note_asked(&self, asked: Arc<Sent>, streams: bool);

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request};
+use http::{Method, Request, Uri};
 
 use crate::backend::request_body::RequestBody;
+use crate::body::budget::Held;
 use crate::body::intake::Intake;
 use crate::body::sent::Sent;
 use crate::refusal::Refusal;
@@ -41,6 +43,8 @@ enum Outgoing {
     Again(Intake),
     /// Sent once, unless it comes back unsent.
     Once(Option<RequestBody>, Arc<Sent>),
+    /// Ours, beside the one that it stands for: that is blamed for what becomes of it.
+    Beside(Held, Arc<Sent>),
 }
 
 /// RFC 9110 section 9.2.1. The other safe methods are answered by us.
@@ -80,6 +84,10 @@ impl Message {
             Outgoing::Again(intake) => {
                 let (pieces, sent) = intake.again();
                 (self.head.headers().clone(), RequestBody::again(pieces, sent))
+            }
+            Outgoing::Beside(held, sent) => {
+                *sent = Arc::new(Sent::again(sent));
+                (self.head.headers().clone(), RequestBody::again(held.again(), sent.clone()))
             }
             Outgoing::Once(body, sent) => {
                 let body = body.take().unwrap_or_else(|| RequestBody::nothing(sent.clone()));
@@ -127,10 +135,40 @@ impl Message {
         self.streams
     }
 
-    pub(super) fn sent(&self) -> Arc<Sent> {
+    pub(crate) fn sent(&self) -> Arc<Sent> {
         match &self.body {
             Outgoing::Again(intake) => intake.sent.clone(),
-            Outgoing::Once(_, sent) => sent.clone(),
+            Outgoing::Once(_, sent) | Outgoing::Beside(_, sent) => sent.clone(),
         }
+    }
+
+    /// All of a JSON body that is held.
+    pub(crate) fn json(&self) -> Option<Bytes> {
+        match &self.body {
+            Outgoing::Again(intake) => intake.json(),
+            Outgoing::Once(..) | Outgoing::Beside(..) => None,
+        }
+    }
+
+    /// Whether it may be held for as long as its answer takes: there is room for the bodies of others, and it has no images and no
+    /// sound.
+    pub(crate) fn may_stay(&self) -> bool {
+        match &self.body {
+            Outgoing::Again(intake) => intake.may_stay(),
+            Outgoing::Once(..) | Outgoing::Beside(..) => false,
+        }
+    }
+
+    /// Another request with the head of this one, to this path if one is given. `None`: no more may be held now.
+    pub(crate) fn beside(&self, path: Option<&'static str>, body: Bytes, streams: bool) -> Option<Self> {
+        let Outgoing::Again(intake) = &self.body else { return None };
+        let mut head = Request::new(());
+        *head.method_mut() = self.head.method().clone();
+        *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);
+        *head.headers_mut() = self.head.headers().clone();
+        let held = intake.beside(body)?;
+        let sent = Arc::new(Sent::again(&intake.sent));
+        let body = Outgoing::Beside(held, sent);
+        Some(Self { head, body, streams, generates_stream: false, repeats: false })
     }
 }

@@ -116,6 +116,11 @@ impl Held {
         self.bytes
     }
 
+    /// Whether no more than half of the budget is used: what could do without goes first.
+    pub(crate) fn is_ample(&self) -> bool {
+        self.budget.gauges.held_bytes.load(Ordering::Relaxed) <= self.budget.limit / 2
+    }
+
     /// Keeps a piece; the piece comes back if the budget is used up.
     pub(crate) fn push(&mut self, piece: Bytes) -> Result<(), Bytes> {
         self.push_below(self.budget.limit, TIMES_LEFT, piece)

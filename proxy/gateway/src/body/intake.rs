@@ -343,6 +343,18 @@ impl Intake {
         self.held.len()
     }
 
+    /// See [`crate::backend::message::Message::may_stay`].
+    pub(crate) fn may_stay(&self) -> bool {
+        let (images, audio) = self.sent.media();
+        images + audio == 0 && self.held.is_ample()
+    }
+
+    /// Another body, held under the same budget; `None` if there is no room for it.
+    pub(crate) fn beside(&self, body: Bytes) -> Option<Held> {
+        let mut held = self.held.anew();
+        held.push(body).ok().map(|()| held)
+    }
+
     /// The pieces to send while they are kept, to be sent again if need be.
     pub(crate) fn again(&mut self) -> (VecDeque<Bytes>, Arc<Sent>) {
         self.count_media();

@@ -17,6 +17,7 @@ use crate::observe::Outcome;
 use crate::protocol::conn_state::Busy;
 use crate::protocol::{headers, wire};
 use crate::refusal::Refusal;
+use crate::route::Route;
 
 /// Gives the client the backend's answer: as it comes, or put together.
 pub(super) async fn deliver(exchange: Exchange, answered: Answered, busy: Busy) -> Response<AnswerBody> {
@@ -66,6 +67,12 @@ async fn put_together(
     }
 }
 
+/// Of which kind the answers of a route are, if another server can go on with one.
+fn continues(route: Route) -> Option<Kind> {
+    // What it fills in has text behind it.
+    route.shape.filter(|_| route.name != "infill").and_then(Kind::of)
+}
+
 fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy) -> Response<AnswerBody> {
     let Answered { relayed: Relayed { response, backend, .. }, rest, sets, again, .. } = answered;
     let (mut parts, incoming) = response.into_parts();
@@ -99,6 +106,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
             limit: config.event_bytes.in_memory(),
             silence: config.stream_idle,
             comment: config.comment_interval,
+            continues: continues(route).map(|kind| (kind, config.continue_bytes.in_memory())),
         }),
         dialect: route.dialect,
         // llama-server closes after a stream and after an error, whatever its headers promise.

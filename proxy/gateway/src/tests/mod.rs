@@ -266,6 +266,10 @@ impl BackendLease for TestRight {
     fn is_running(&self) -> bool {
         matches!(self.endpoint, Endpoint::Unix(_)) && !self.backends.dead.load(Ordering::SeqCst)
     }
+    fn kin(&self) -> Option<u64> {
+        Some(1)
+    }
+
     fn queued_for(&self) -> Duration {
         Duration::ZERO
     }

@@ -25,6 +25,8 @@ pub(crate) struct Cell {
     pub(crate) process: OnceLock<Weak<dyn Process>>,
     born: Instant,
     facts: Mutex<ServerFacts>,
+    /// What it was started from, once that is known.
+    pub(crate) kin: OnceLock<u64>,
     pub(super) work: Mutex<Work>,
     /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
     progress: AtomicU64,
@@ -45,6 +47,7 @@ impl Cell {
             process: OnceLock::new(),
             born: Instant::now(),
             facts: Mutex::new(facts),
+            kin: OnceLock::new(),
             work: Mutex::default(),
             progress: AtomicU64::new(0),
             pulses: Pulses::new(),

@@ -102,6 +102,12 @@ impl Lease {
         self.cell.facts()
     }
 
+    /// The same number for generations of the same command, binary and model files: of an answer that one of them began, another
+    /// can compute the rest. `None`: not known.
+    pub fn kin(&self) -> Option<u64> {
+        self.cell.kin.get().copied()
+    }
+
     /// How long the caller waited for it.
     pub fn queued_for(&self) -> Duration {
         self.queued_for

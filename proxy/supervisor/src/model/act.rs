@@ -223,7 +223,7 @@ impl Model {
         let recipe = recipe(&self.spec);
         let memory = self.tracker(generation, &recipe.request.command);
         let health = HealthTracker::new(&lock(&self.context.common), &recipe.request.command);
-        let live = Generation::new(generation, socket.clone(), cell, recipe.clone(), memory, health);
+        let live = Generation::new(generation, socket.clone(), cell.clone(), recipe.clone(), memory, health);
         let Some(unit) = self.unit_mut(id) else { return };
         unit.live = Some(live);
 
@@ -247,10 +247,13 @@ impl Model {
             }
         });
         let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
-        let (needed, outbox) = (self.spec.command.clone(), self.outbox.clone());
+        let (needed, outbox, born) = (self.spec.command.clone(), self.outbox.clone(), cell.clone());
         self.help(generation, async move {
             // Before the start, so that no change after it is missed.
             let sight = world.look(needed, None).await;
+            if let Some(kin) = sight.kin {
+                let _first = born.kin.set(kin);
+            }
             drop(outbox.send(Message::Report(generation, Report::Looked(sight))));
             if let Some(source) = failed {
                 let binary = with_socket.command.binary;

@@ -156,7 +156,7 @@ impl Script {
     /// The files that processes need are like this from now on.
     pub(super) fn set_files(&self, name: &str, missing: Option<&str>) {
         let missing = missing.map(|what| Missing { kind: FailureKind::BadModel, message: what.to_owned() });
-        *lock(&self.inner.sight) = Sight { stamps: vec![(name.into(), None)], missing };
+        *lock(&self.inner.sight) = Sight { stamps: vec![(name.into(), None)], missing, kin: None };
     }
 
     /// The processes so far, in order.

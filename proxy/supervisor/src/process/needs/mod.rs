@@ -10,6 +10,7 @@ pub(crate) mod missing;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -57,6 +58,9 @@ pub(crate) struct Sight {
     pub(crate) stamps: Vec<(PathBuf, Option<Stamp>)>,
     /// The first thing without which no start can go well.
     pub(crate) missing: Option<Missing>,
+    /// Of two processes that were started where this was the same, the one goes on where the other stopped: they have the same
+    /// command, binary and files.
+    pub(crate) kin: Option<u64>,
 }
 
 /// Tells one state of a file from another.
@@ -84,7 +88,19 @@ pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
         .or_else(|| libraries::missing(command))
         .or_else(|| files.iter().find_map(missing_file))
         .or_else(|| missing_library(running?));
-    Sight { stamps, missing }
+    let kin = Some(kin(command, &files));
+    Sight { stamps, missing, kin }
+}
+
+/// See [`Sight::kin`]. Directories are left out: what else is put beside a binary changes nothing for it.
+fn kin(command: &Command, files: &[Need]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let Command { binary: program, args, env, env_remove, directory } = command;
+    (program, args, env, env_remove, directory).hash(&mut hasher);
+    for path in files.iter().map(|need| need.path.clone()).chain(binary(command)) {
+        stamp(&path).map(|Stamp { inode, bytes, modified, .. }| (inode, bytes, modified)).hash(&mut hasher);
+    }
+    hasher.finish()
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {

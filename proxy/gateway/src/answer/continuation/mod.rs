@@ -1,0 +1,253 @@
+//! A streamed answer whose server died in the middle of it: another server computes the rest, and the client sees one stream.
+//!
+//! ```text
+//!   transcript (what the client has) --+
+//!   request (as it went to the dead) --+--> probe: what does the next server make of the request?
+//!                                      |      | a grammar, marks, another build: the stream ends with an error
+//!                                      +--> chat: its prompt, rendered there --> tokens of what was delivered
+//!                                             |
+//!                                             v
+//!                            the prompt and those tokens, for the rest --> voice --> the client
+//! ```
+//!
+//! When in doubt, the error: half of one answer and an unrelated second half must be impossible. Therefore the next server has
+//! the same command, binary and files as the dead one, all of the request is understood, and the server counts as many tokens of
+//! prompt as are meant.
+
+mod request;
+mod transcript;
+mod voice;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::time::{Instant, timeout_at};
+
+use self::request::{Said, Settings, Why, Wish};
+pub(crate) use self::transcript::{Stage, Transcript};
+pub(crate) use self::voice::{DONE, Voice};
+use crate::answer::assemble::{Kind, is_events};
+use crate::backend::again::Again;
+use crate::backend::attempts::{Attempts, Backend, Relayed};
+use crate::backend::backends::{BackendLease, BoxFuture};
+use crate::backend::message::Message;
+use crate::observe::{Outcome, Record};
+use crate::refusal::Refusal;
+
+/// Bytes of an answer to one of our own questions beside what it repeats: settings, tokens, a prompt.
+const ANSWER: usize = 64 * 1024;
+
+/// Bytes of the answer for each byte of the question: a token comes with its number and its piece.
+const TIMES: usize = 48;
+
+/// Why a stream ends with an error instead.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub(crate) outcome: Outcome,
+    pub(crate) words: String,
+}
+
+impl From<Refusal> for Cut {
+    fn from(refusal: Refusal) -> Self {
+        Self { outcome: refusal.outcome(), words: refusal.to_string() }
+    }
+}
+
+/// Whether a request wants its counters behind the end of its answer.
+pub(crate) fn wants_usage(again: &Again, kind: Kind) -> bool {
+    let body = again.message.json().unwrap_or_default();
+    Wish::of(kind, &body).map_or(true, |wish| wish.wants_usage)
+}
+
+/// Has the rest of an answer computed. `died` is what its client is told if that cannot be.
+pub(crate) async fn go_on(
+    again: Again,
+    heard: Box<Transcript>,
+    record: &mut Record,
+    dead: Arc<dyn BackendLease>,
+    died: Refusal,
+) -> Result<(Relayed, Voice), Cut> {
+    let outcome = died.outcome();
+    let words = died.to_string();
+    let gone_on = computed(again, &heard, record, dead, died).await;
+    gone_on.map_err(|stop| match stop {
+        Stop::Cannot(why) => {
+            Cut { outcome, words: format!("{words} (the rest of it cannot be computed elsewhere: {why})") }
+        }
+        Stop::Refused(refusal) => refusal.into(),
+    })
+}
+
+/// Why there is no rest.
+enum Stop {
+    Cannot(Why),
+    Refused(Refusal),
+}
+
+impl From<Why> for Stop {
+    fn from(why: Why) -> Self {
+        Self::Cannot(why)
+    }
+}
+
+async fn computed(
+    again: Again,
+    heard: &Transcript,
+    record: &mut Record,
+    dead: Arc<dyn BackendLease>,
+    died: Refusal,
+) -> Result<(Relayed, Voice), Stop> {
+    let Again { upstream, model, kind: lease_kind, tokens, limits, message, deadline } = again;
+    let kind = heard.kind();
+    let Some(frame) = heard.frame.clone() else { return Err("it has no event".to_owned().into()) };
+    let Some(body) = message.json() else { return Err("its request is not kept".to_owned().into()) };
+    let wish = Wish::of(kind, &body)?;
+    let Some(kin) = dead.kin() else {
+        return Err("it is not known what its server was started from".to_owned().into());
+    };
+    let mut attempts = Attempts {
+        upstream: &upstream,
+        record,
+        model: &model,
+        kind: lease_kind,
+        tokens,
+        limits: &limits,
+        died: Some(died),
+    };
+    let lease = attempts.once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
+    let probe = beside(&message, None, wish.probe(), false)?;
+    // With all that holds for a request that a server may have died of: it may have to be alone there.
+    let probed = attempts.run(lease, probe, deadline).await.map_err(Stop::Refused)?;
+    let Relayed { response, backend: Backend { lease, revoked, mut conn, pool, sent, deadline }, .. } =
+        probed;
+    if lease.kin() != Some(kin) {
+        return Err("the process that follows was started from something else".to_owned().into());
+    }
+    let mut asking = Asking { attempts, message, lease, revoked, deadline };
+    let told = match response.status() {
+        StatusCode::OK => {
+            let reading = conn.all(response.into_body(), ANSWER + body.len().saturating_mul(TIMES));
+            asking.within(reading).await.flatten()
+        }
+        status => {
+            return Err(format!("the process that follows answers with {status} when asked for it").into());
+        }
+    };
+    let Some(told) = told else { return Err(asking.broke(sent.whole_print().is_some())) };
+    pool.put(conn, asking.lease.facts());
+    let settings = Settings::of(kind, &told)?;
+    if !settings.marks.is_empty() {
+        let marks = asking.ask("/detokenize", request::detokenize(&settings.marks)).await?;
+        request::are_harmless(&marks)?;
+    }
+    let rendered = match kind {
+        Kind::Chat => Some(request::rendered(&asking.ask("/apply-template", wish.template()).await?)?),
+        _ => None,
+    };
+    let ids = match heard.ids_of_all() {
+        Some(ids) => Some(ids.to_vec()),
+        None if heard.text.is_empty() => Some(Vec::new()),
+        None => request::tokens(&asking.ask("/tokenize", request::tokenize(heard)).await?, &heard.text),
+    };
+    let said = match &ids {
+        Some(ids) => Said::Ids(ids),
+        None => Said::Text(&heard.text, heard.ends.len() as u64),
+    };
+    let rest = wish.rest(&settings, rendered, &said);
+    let path = (kind == Kind::Chat).then_some("/completion");
+    let relayed = asking.stream(path, rest).await?;
+    let voice = Voice {
+        kind,
+        frame,
+        delivered: said.tokens(),
+        prompt: settings.prompt,
+        again: said.again(),
+        text: heard.text.clone(),
+        limit: wish.limit,
+        wants_usage: wish.wants_usage,
+        ended: false,
+    };
+    Ok((relayed, voice))
+}
+
+/// A request of ours with the head of the client's.
+fn beside(
+    message: &Message,
+    path: Option<&'static str>,
+    body: Vec<u8>,
+    streams: bool,
+) -> Result<Message, Why> {
+    let beside = message.beside(path, Bytes::from(body), streams);
+    beside.ok_or_else(|| "no more of requests may be held now".to_owned())
+}
+
+/// The next server, and what is asked there.
+struct Asking<'a> {
+    attempts: Attempts<'a>,
+    message: Box<Message>,
+    lease: Arc<dyn BackendLease>,
+    revoked: BoxFuture<'static, ()>,
+    deadline: Instant,
+}
+
+impl Asking<'_> {
+    /// What comes of it, unless the lease or the time ends first.
+    async fn within<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = timeout_at(self.deadline, future) => done.ok(),
+            () = &mut self.revoked => None,
+        }
+    }
+
+    /// The connection broke: the server may have died of what it was asked.
+    fn broke(&self, whole: bool) -> Stop {
+        if let Some(print) = self.message.sent().print().filter(|_| whole) {
+            self.lease.broke(print);
+        }
+        self.lease.doubt();
+        Stop::Cannot("the process that followed ended, too".to_owned())
+    }
+
+    /// The answer to a question.
+    async fn ask(&mut self, path: &'static str, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
+        let limit = ANSWER + body.len().saturating_mul(TIMES);
+        let mut message = beside(&self.message, Some(path), body, false)?;
+        let lease = self.lease.clone();
+        let Attempts { upstream, .. } = self.attempts;
+        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await;
+        let Some(Ok((response, mut conn, pool))) = asked else {
+            return Err(self.broke(message.sent().is_whole()));
+        };
+        if response.status() != StatusCode::OK {
+            return Err(format!("its build answers {path} with {}", response.status()).into());
+        }
+        match self.within(conn.all(response.into_body(), limit)).await.flatten() {
+            Some(answer) => {
+                pool.put(conn, lease.facts());
+                Ok(answer)
+            }
+            None => Err(self.broke(true)),
+        }
+    }
+
+    /// The stream that is the rest.
+    async fn stream(mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Relayed, Stop> {
+        let mut message = beside(&self.message, path, body, true)?;
+        let lease = self.lease.clone();
+        let Attempts { upstream, .. } = self.attempts;
+        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await;
+        let Some(Ok((response, conn, pool))) = asked else {
+            return Err(self.broke(message.sent().is_whole()));
+        };
+        if response.status() != StatusCode::OK || !is_events(response.headers()) {
+            let status = response.status();
+            return Err(format!("the process that follows answers with {status} and no stream").into());
+        }
+        let Self { lease, revoked, deadline, .. } = self;
+        let sent = message.sent();
+        let backend = Backend { lease, revoked, conn, pool, sent, deadline };
+        Ok(Relayed { response, backend, kept: None })
+    }
+}

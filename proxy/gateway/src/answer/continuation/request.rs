@@ -1,0 +1,378 @@
+//! The requests by which another server computes the rest of an answer. Pure.
+//!
+//! A request is continued only if all of it is understood: whatever is not in the lists below may change how tokens are drawn
+//! or how events look, and then the end of the stream is an error instead of something unrelated.
+
+use serde_json::{Map, Value, json};
+
+use super::transcript::Transcript;
+use crate::answer::assemble::Kind;
+
+/// Why an answer is not continued: completes "the rest of it cannot be computed elsewhere: ".
+pub(crate) type Why = String;
+
+/// How tokens are drawn: goes along as it is.
+const DRAWING: [&str; 30] = [
+    "cache_prompt",
+    "dry_allowed_length",
+    "dry_base",
+    "dry_multiplier",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
+    "dynatemp_range",
+    "frequency_penalty",
+    "id_slot",
+    "ignore_eos",
+    "logit_bias",
+    "lora",
+    "min_keep",
+    "min_p",
+    "n_cache_reuse",
+    "n_discard",
+    "n_keep",
+    "presence_penalty",
+    "repeat_last_n",
+    "repeat_penalty",
+    "samplers",
+    "seed",
+    "temperature",
+    "timings_per_token",
+    "top_k",
+    "top_n_sigma",
+    "top_p",
+    "typ_p",
+    "typical_p",
+];
+const DRAWING_TOO: [&str; 2] = ["xtc_probability", "xtc_threshold"];
+
+/// Says nothing about tokens, or is put in anew.
+const BESIDE: [&str; 15] = [
+    "max_completion_tokens",
+    "max_tokens",
+    "metadata",
+    "model",
+    "n_predict",
+    "parallel_tool_calls",
+    "prompt",
+    "return_progress",
+    "return_tokens",
+    "service_tier",
+    "stop",
+    "store",
+    "stream",
+    "stream_options",
+    "user",
+];
+
+/// What makes a prompt of a chat: the next server's own template does that.
+const TEMPLATE: [&str; 4] = ["chat_template_kwargs", "messages", "reasoning_effort", "reasoning_format"];
+
+/// Tokens that a template may want to see in a text and that do not change how it goes on: where reasoning and calls begin
+/// and end, of which the answer has none.
+const MARKS: [&str; 6] =
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
+
+/// A request that can be continued.
+#[derive(Debug)]
+pub(super) struct Wish {
+    kind: Kind,
+    body: Map<String, Value>,
+    /// Tokens of the whole answer, if the client set an end.
+    pub(super) limit: Option<u64>,
+    /// The client wants counters at the end of a chat.
+    pub(super) wants_usage: bool,
+}
+
+impl Wish {
+    /// Of a whole body, as it went to the server that died.
+    pub(super) fn of(kind: Kind, body: &[u8]) -> Result<Self, Why> {
+        let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
+            return Err("the request is no JSON object".to_owned());
+        };
+        for (name, value) in &body {
+            if !is_understood(kind, name, value) {
+                return Err(format!("it is not known what `{name}` means for it"));
+            }
+        }
+        match kind {
+            Kind::Chat => messages(body.get("messages"))?,
+            _ => prompt(body.get("prompt"))?,
+        }
+        let limit = limit(&body)?;
+        let wants_usage = body.get("stream_options").is_some_and(|options| options["include_usage"] == true);
+        Ok(Self { kind, body, limit, wants_usage })
+    }
+
+    /// The same request, to learn what the server makes of it: one token, told with all settings.
+    pub(super) fn probe(&self) -> Vec<u8> {
+        let mut body = self.body.clone();
+        for name in ["stream_options", "max_completion_tokens", "return_progress", "timings_per_token"] {
+            body.shift_remove(name);
+        }
+        body.insert("stream".to_owned(), json!(false));
+        body.insert("verbose".to_owned(), json!(true));
+        body.insert("n_predict".to_owned(), json!(1));
+        body.insert("max_tokens".to_owned(), json!(1));
+        bytes(body)
+    }
+
+    /// What renders the prompt of a chat.
+    pub(super) fn template(&self) -> Vec<u8> {
+        bytes(self.body.clone())
+    }
+
+    /// What the server is to go on with: the prompt and what was delivered, as token ids where they are known.
+    pub(super) fn rest(&self, settings: &Settings, rendered: Option<String>, said: &Said<'_>) -> Vec<u8> {
+        let mut body = self.body.clone();
+        body.retain(|name, _| is_drawing(name) || (self.kind == Kind::Text && name == "model"));
+        if let Some(stop) = self.stop(settings) {
+            body.insert("stop".to_owned(), stop);
+        }
+        if let Some(limit) = self.limit {
+            // Where nothing is left, the one token is thrown away.
+            body.insert("n_predict".to_owned(), json!(limit.saturating_sub(said.tokens()).max(1)));
+        }
+        let begun =
+            rendered.map_or_else(|| self.body.get("prompt").cloned().unwrap_or_default(), Value::String);
+        body.insert("prompt".to_owned(), joined(begun, said));
+        body.insert("stream".to_owned(), json!(true));
+        bytes(body)
+    }
+
+    /// A template has words of its own at which a chat stops.
+    fn stop(&self, settings: &Settings) -> Option<Value> {
+        match self.kind {
+            Kind::Chat => Some(settings.stop.clone())
+                .filter(|stop| stop.as_array().is_some_and(|stop| !stop.is_empty())),
+            _ => self.body.get("stop").cloned(),
+        }
+    }
+}
+
+/// What was delivered.
+#[derive(Debug)]
+pub(super) enum Said<'a> {
+    /// As the very tokens.
+    Ids(&'a [u32]),
+    /// As a text of so many pieces, where its tokens are not known.
+    Text(&'a str, u64),
+}
+
+impl Said<'_> {
+    /// Tokens of the delivered part.
+    pub(super) fn tokens(&self) -> u64 {
+        match self {
+            Self::Ids(ids) => ids.len() as u64,
+            Self::Text(_, pieces) => *pieces,
+        }
+    }
+
+    /// Tokens of the prompt that are the delivered part, where that is known.
+    pub(super) fn again(&self) -> Option<u64> {
+        match self {
+            Self::Ids(ids) => Some(ids.len() as u64),
+            Self::Text(..) => None,
+        }
+    }
+}
+
+/// A prompt with what was delivered behind it.
+fn joined(prompt: Value, said: &Said<'_>) -> Value {
+    match (prompt, said) {
+        (prompt, Said::Ids([])) => prompt,
+        (Value::String(text), Said::Text(said, _)) => Value::String(text + said),
+        (Value::String(text), Said::Ids(ids)) => {
+            Value::Array(std::iter::once(Value::String(text)).chain(ids.iter().map(|id| json!(id))).collect())
+        }
+        (Value::Array(mut parts), Said::Ids(ids)) => {
+            parts.extend(ids.iter().map(|id| json!(id)));
+            Value::Array(parts)
+        }
+        (Value::Array(mut parts), Said::Text(said, _)) => {
+            parts.push(json!(said));
+            Value::Array(parts)
+        }
+        (other, _) => other,
+    }
+}
+
+/// What the server makes of a request.
+#[derive(Debug)]
+pub(super) struct Settings {
+    stop: Value,
+    /// Tokens of the prompt.
+    pub(super) prompt: u64,
+    /// Tokens that the template wants to see in the text.
+    pub(super) marks: Vec<u32>,
+}
+
+impl Settings {
+    /// Of the answer to [`Wish::probe`].
+    pub(super) fn of(kind: Kind, answer: &[u8]) -> Result<Self, Why> {
+        let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let told = if kind == Kind::Native { &answer } else { &answer["__verbose"] };
+        let settings = &told["generation_settings"];
+        let (true, Some(prompt)) = (settings.is_object(), told["tokens_evaluated"].as_u64()) else {
+            return Err("its build does not tell with which settings it computes".to_owned());
+        };
+        let is_empty = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::String(text) => text.is_empty(),
+            Value::Array(items) => items.is_empty(),
+            Value::Number(number) => number.as_f64().is_some_and(|number| number <= 0.0),
+            _ => false,
+        };
+        // What has a state that the next process does not have.
+        for name in ["grammar", "grammar_lazy", "grammar_triggers", "mirostat", "adaptive_target", "n_probs"]
+        {
+            if !is_empty(&settings[name]) {
+                return Err(format!("its server computes with `{name}`"));
+            }
+        }
+        let marks = settings["preserved_tokens"].as_array().into_iter().flatten();
+        let marks = marks.map(|mark| u32::try_from(mark.as_u64()?).ok()).collect::<Option<Vec<_>>>();
+        let Some(marks) = marks else { return Err(unknown_marks()) };
+        Ok(Self { stop: settings["stop"].clone(), prompt, marks })
+    }
+}
+
+/// The rendered prompt of a chat.
+pub(super) fn rendered(answer: &[u8]) -> Result<String, Why> {
+    match serde_json::from_slice::<Value>(answer).unwrap_or_default()["prompt"].take() {
+        Value::String(prompt) => Ok(prompt),
+        _ => Err("its build does not render a chat".to_owned()),
+    }
+}
+
+/// Asks what tokens say.
+pub(super) fn detokenize(ids: &[u32]) -> Vec<u8> {
+    json!({ "tokens": ids }).to_string().into_bytes()
+}
+
+/// Whether all of the marks are of those that do no harm.
+pub(super) fn are_harmless(marks: &[u8]) -> Result<(), Why> {
+    let told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
+    let Some(mut rest) = told["content"].as_str() else { return Err(unknown_marks()) };
+    while !rest.is_empty() {
+        rest = MARKS.iter().find_map(|mark| rest.strip_prefix(mark)).ok_or_else(unknown_marks)?;
+    }
+    Ok(())
+}
+
+fn unknown_marks() -> Why {
+    "its template has marks in the text that are not passed on".to_owned()
+}
+
+/// Asks which tokens the pieces of a text are.
+pub(super) fn tokenize(heard: &Transcript) -> Vec<u8> {
+    let pieces: Vec<&str> = heard.pieces().collect();
+    json!({ "content": pieces, "add_special": false, "parse_special": false, "with_pieces": true })
+        .to_string()
+        .into_bytes()
+}
+
+/// The tokens of a text, if they are that text to the byte.
+pub(super) fn tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
+    let answer: Value = serde_json::from_slice(answer).ok()?;
+    let (mut ids, mut spelled) = (Vec::new(), Vec::with_capacity(text.len()));
+    for token in answer["tokens"].as_array()? {
+        ids.push(u32::try_from(token["id"].as_u64()?).ok()?);
+        match &token["piece"] {
+            Value::String(piece) => spelled.extend_from_slice(piece.as_bytes()),
+            // Of a character that is not whole.
+            Value::Array(piece) => {
+                for byte in piece {
+                    spelled.push(u8::try_from(byte.as_u64()?).ok()?);
+                }
+            }
+            _ => return None,
+        }
+    }
+    (spelled == text.as_bytes()).then_some(ids)
+}
+
+fn is_drawing(name: &str) -> bool {
+    DRAWING.contains(&name) || DRAWING_TOO.contains(&name)
+}
+
+/// Whether a member of a request is known to change nothing that is not done here.
+fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
+    let is_nothing = match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    };
+    is_nothing
+        || is_drawing(name)
+        || BESIDE.contains(&name)
+        || (kind == Kind::Chat && TEMPLATE.contains(&name))
+        || match name {
+            "n" | "best_of" => *value == 1,
+            "n_probs" | "mirostat" | "n_indent" | "t_max_predict_ms" => *value == 0,
+            "add_generation_prompt" => kind == Kind::Chat && *value == true,
+            "response_format" => {
+                value["type"] == "text" && value.as_object().is_some_and(|format| format.len() == 1)
+            }
+            "tool_choice" => *value == "none" || *value == "auto",
+            "suffix" | "grammar" => *value == "",
+            _ => false,
+        }
+}
+
+/// A prompt that is one text, or tokens of one.
+fn prompt(prompt: Option<&Value>) -> Result<(), Why> {
+    let is_one = match prompt {
+        Some(Value::String(_)) => true,
+        Some(Value::Array(parts)) => {
+            parts.iter().any(Value::is_u64) && parts.iter().all(|part| part.is_u64() || part.is_string())
+        }
+        _ => false,
+    };
+    if is_one { Ok(()) } else { Err("it has several prompts, or one with more than text".to_owned()) }
+}
+
+/// A conversation of texts whose next message is the answer.
+fn messages(messages: Option<&Value>) -> Result<(), Why> {
+    let Some(Value::Array(messages)) = messages else { return Err("it has no messages".to_owned()) };
+    for message in messages {
+        let is_text = match &message["content"] {
+            Value::Array(parts) => parts.iter().all(|part| part["type"] == "text"),
+            Value::String(_) | Value::Null => true,
+            _ => false,
+        };
+        if !is_text {
+            return Err("its messages have more than text".to_owned());
+        }
+    }
+    if messages.last().is_none_or(|last| last["role"] == "assistant") {
+        return Err("its last message is the beginning of the answer".to_owned());
+    }
+    Ok(())
+}
+
+/// Tokens of the answer at most. Below 0 means no end.
+fn limit(body: &Map<String, Value>) -> Result<Option<u64>, Why> {
+    let mut limit: Option<i64> = None;
+    for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
+        match body.get(name) {
+            None | Some(Value::Null) => {}
+            Some(value) => match (value.as_i64(), limit) {
+                (Some(one), Some(other)) if one != other => {
+                    return Err("its limits contradict each other".to_owned());
+                }
+                (Some(one), _) => limit = Some(one),
+                (None, _) => return Err(format!("`{name}` is no number of tokens")),
+            },
+        }
+    }
+    Ok(limit.and_then(|limit| u64::try_from(limit).ok()))
+}
+
+fn bytes(body: Map<String, Value>) -> Vec<u8> {
+    Value::Object(body).to_string().into_bytes()
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,145 @@
+//! Promise: a streamed answer whose llama-server is killed in the middle goes on in the same stream, and is to the byte the answer
+//! that nobody disturbed.
+
+use std::collections::BTreeSet;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use warden_builder::sample_model::Preset;
+use warden_rig::real::{REPRODUCIBLE, model_lines};
+use warden_rig::warden::{CHAT, Setup};
+use warden_rig::{Context as _, Outcome, Trouble, Warden};
+
+const GOING_ON: &str =
+    "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
+
+/// A llama-server that gives the same answer to the same request.
+async fn started(preset: Preset) -> Result<Warden, Trouble> {
+    let mut flags = vec!["-np", "1", "-c", "8192", "--cache-ram", "0"];
+    flags.extend(REPRODUCIBLE);
+    let lines = model_lines(preset, &flags).await? + GOING_ON;
+    let warden = Setup::new()?.top("log.children = false").model("m", &lines).start().await?;
+    warden.until_ready(1).await?;
+    Ok(warden)
+}
+
+/// What a client makes of a stream.
+#[derive(Debug, Default, PartialEq)]
+struct Heard {
+    text: String,
+    /// Of each event of the answer: a stream of another answer would have another.
+    ids: usize,
+    roles: usize,
+    ends: Vec<String>,
+    usage: Option<(u64, u64)>,
+    done: bool,
+    error: Option<String>,
+    /// What follows the end.
+    behind: usize,
+}
+
+impl Heard {
+    fn of(events: &[String]) -> Self {
+        let mut heard = Self::default();
+        let mut ids = BTreeSet::new();
+        for event in events {
+            if event == "[DONE]" {
+                heard.done = true;
+                continue;
+            }
+            let event: Value = serde_json::from_str(event).unwrap_or_default();
+            heard.behind += usize::from(heard.done);
+            if let Some(error) = event["error"]["message"].as_str() {
+                heard.error = Some(error.to_owned());
+            }
+            ids.insert(event["id"].to_string());
+            let choice = &event["choices"][0];
+            for text in [&choice["delta"]["content"], &choice["text"], &event["content"]] {
+                heard.text.push_str(text.as_str().unwrap_or_default());
+            }
+            heard.roles += usize::from(choice["delta"]["role"].is_string());
+            for end in [&choice["finish_reason"], &event["stop_type"]] {
+                heard.ends.extend(end.as_str().map(str::to_owned));
+            }
+            let counted = |usage: &Value, prompt: &str, made: &str| {
+                Some((usage[prompt].as_u64()?, usage[made].as_u64()?))
+            };
+            heard.usage = counted(&event["usage"], "prompt_tokens", "completion_tokens")
+                .or_else(|| counted(&event, "tokens_evaluated", "tokens_predicted"))
+                .or(heard.usage);
+        }
+        heard.ids = ids.len();
+        heard
+    }
+}
+
+/// The events of one request; its server is killed when so many have come.
+async fn asked(warden: &Warden, path: &str, body: &Value, kill_at: Option<usize>) -> Result<Heard, Trouble> {
+    let victim = warden.until_ready(1).await?;
+    let mut flow = warden.http.stream(path, body).await?;
+    let mut events = Vec::new();
+    loop {
+        if kill_at == Some(events.len()) {
+            victim[0].signal(Signal::KILL);
+        }
+        match flow.event().await? {
+            Some(event) => events.push(event),
+            None => return Ok(Heard::of(&events)),
+        }
+    }
+}
+
+fn bodies(tokens: u64) -> [(&'static str, Value); 5] {
+    let messages =
+        json!([{ "role": "system", "content": "be brief" }, { "role": "user", "content": "tell — 漢字" }]);
+    let options = json!({ "include_usage": true });
+    let common = json!({ "model": "m", "stream": true, "temperature": 0 });
+    let with = |own: Value| {
+        let mut body = common.clone();
+        for (name, value) in own.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        body
+    };
+    [
+        (CHAT, with(json!({ "messages": messages, "max_tokens": tokens, "stream_options": options }))),
+        (
+            CHAT,
+            with(
+                json!({ "messages": messages, "max_tokens": tokens, "repeat_penalty": 1.3, "timings_per_token": true }),
+            ),
+        ),
+        ("/completion", with(json!({ "prompt": "once upon a time", "n_predict": tokens }))),
+        (
+            "/v1/completions",
+            with(json!({ "prompt": "once upon a time", "max_tokens": tokens, "stream_options": options })),
+        ),
+        ("/v1/completions", with(json!({ "prompt": "and then", "max_tokens": tokens }))),
+    ]
+}
+
+/// How often each request is disturbed: `WARDEN_KILLS`.
+fn kills() -> u64 {
+    std::env::var("WARDEN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(3)
+}
+
+#[tokio::test]
+async fn killed_anywhere_in_it_an_answer_is_the_one_that_nobody_disturbed() -> Outcome {
+    let tokens = 48;
+    let warden = started(Preset::Slow).await?;
+    let mut continued = 0;
+    for (path, body) in bodies(tokens) {
+        let wanted = asked(&warden, path, &body, None).await?;
+        assert!(wanted.error.is_none() && !wanted.ends.is_empty(), "{path}: {wanted:?}");
+        for kill in 0..kills() {
+            // All over the answer, in no order.
+            let at = 1 + (kill + 1) * 29 % (tokens - 8);
+            let heard = asked(&warden, path, &body, Some(usize::try_from(at).context("small")?)).await?;
+            assert_eq!(heard, wanted, "{path}, killed at event {at}");
+            continued += 1;
+        }
+    }
+    let told = warden.metric("llama_warden_requests_continued_total{model=\"m\"}").await?;
+    assert!(told.is_some_and(|told| told >= f64::from(continued)), "{told:?} of {continued}");
+    Ok(())
+}
