@@ -60,6 +60,7 @@ pub use lease::admit::{Size, Weighed};
 pub use lease::outcomes::Outcome;
 pub use lease::pulse::Asked;
 pub use lease::queue::ward::Alone;
+pub use process::needs::Kin;
 pub use memory::leak_history::remember;
 pub use process::child::Child;
 pub use process::endpoint::Endpoint;

@@ -247,8 +247,9 @@ impl Relay {
                     continue;
                 }
                 Poll::Ready(None) => {
-                    self.last_words =
-                        self.events.as_mut().map(Events::finish).filter(|rest| !rest.is_empty());
+                    // What is no whole event of a continuation is nobody's.
+                    let rest = self.events.as_mut().filter(|_| self.voice.is_none()).map(Events::finish);
+                    self.last_words = rest.filter(|rest| !rest.is_empty());
                     self.end(Outcome::Ok);
                     continue;
                 }
@@ -382,7 +383,12 @@ impl Relay {
     fn cut(&mut self, outcome: Outcome, why: &str) -> io::Result<()> {
         self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
-        self.say(&format!("model `{model}`: {why}"));
+        let died = matches!(outcome, Outcome::UpstreamDied | Outcome::Revoked);
+        let words = match self.heard.as_ref().and_then(|heard| heard.lost()).filter(|_| died) {
+            Some(lost) => format!("model `{model}`: {}", continuation::instead(why, lost)),
+            None => format!("model `{model}`: {why}"),
+        };
+        self.say(&words);
         let in_band = self.last_words.is_some();
         self.end(outcome);
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }

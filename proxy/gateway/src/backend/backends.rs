@@ -12,7 +12,7 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 use warden_supervisor::{
-    Alone, Denied, Endpoint, Fleet, FleetView, Lease, Outcome, ResolveError, Size, Weighed,
+    Alone, Denied, Endpoint, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size, Weighed,
 };
 
 use crate::backend::pool::Pool;
@@ -49,7 +49,7 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn is_running(&self) -> bool;
     fn queued_for(&self) -> Duration;
     /// The same for generations of the same command, binary and files; `None`: not known.
-    fn kin(&self) -> Option<u64>;
+    fn kin(&self) -> Option<Kin>;
     fn add_work(&self, work: Work);
     fn note_outcome(&self, outcome: &Outcome);
     /// So many bytes of an answer came, or its head (0): it lives.
@@ -150,7 +150,7 @@ impl BackendLease for Lease {
         fn endpoint(&self) -> &Endpoint;
         fn is_running(&self) -> bool;
         fn queued_for(&self) -> Duration;
-        fn kin(&self) -> Option<u64>;
+        fn kin(&self) -> Option<Kin>;
         fn add_work(&self, work: Work);
         fn note_outcome(&self, outcome: &Outcome);
         fn note_asked(&self, asked: Arc<Sent>, streams: bool);

@@ -41,7 +41,7 @@ use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
-    Alone, Denied, Endpoint, FleetView, ModelState, ModelView, Outcome as Ended, ResolveError, Size, Weighed,
+    Alone, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended, ResolveError, Size, Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
@@ -266,8 +266,8 @@ impl BackendLease for TestRight {
     fn is_running(&self) -> bool {
         matches!(self.endpoint, Endpoint::Unix(_)) && !self.backends.dead.load(Ordering::SeqCst)
     }
-    fn kin(&self) -> Option<u64> {
-        Some(1)
+    fn kin(&self) -> Option<Kin> {
+        Some(Kin { made_of: 1, answer_tokens: None })
     }
 
     fn queued_for(&self) -> Duration {

@@ -14,6 +14,7 @@ use crate::lease::outcomes::{Decode, Outcomes, Prefill};
 use crate::lease::pulse::Pulses;
 use crate::process::Process;
 use crate::process::endpoint::Endpoint;
+use crate::process::needs::Kin;
 use crate::sync::lock;
 
 /// What belongs to one generation and is touched by its leases.
@@ -26,7 +27,7 @@ pub(crate) struct Cell {
     born: Instant,
     facts: Mutex<ServerFacts>,
     /// What it was started from, once that is known.
-    pub(crate) kin: OnceLock<u64>,
+    pub(crate) kin: OnceLock<Kin>,
     pub(super) work: Mutex<Work>,
     /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
     progress: AtomicU64,

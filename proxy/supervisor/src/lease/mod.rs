@@ -31,6 +31,7 @@ use crate::lease::pulse::{Asked, Pulse};
 use crate::lease::queue::Leases;
 use crate::lease::queue::ward::Alone;
 use crate::process::endpoint::Endpoint;
+use crate::process::needs::Kin;
 use crate::sync::lock;
 
 /// The right to send one request to one generation. Dropping it gives it back, so it belongs into whatever ends with the
@@ -102,9 +103,9 @@ impl Lease {
         self.cell.facts()
     }
 
-    /// The same number for generations of the same command, binary and model files: of an answer that one of them began, another
-    /// can compute the rest. `None`: not known.
-    pub fn kin(&self) -> Option<u64> {
+    /// The same for generations of the same command, binary and model files: of an answer that one of them began, another can
+    /// compute the rest. `None`: not known.
+    pub fn kin(&self) -> Option<Kin> {
         self.cell.kin.get().copied()
     }
 

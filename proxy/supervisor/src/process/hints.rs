@@ -56,6 +56,12 @@ pub(crate) fn batch(command: &Command) -> Option<u64> {
     given.or_else(|| variable(command, "LLAMA_ARG_BATCH"))?.trim().parse().ok()
 }
 
+/// Tokens of an answer to a request that sets no end, at most; `None`: it goes on for as long as there is room.
+pub(crate) fn answer_tokens(command: &Command) -> Option<u64> {
+    let given = values(command, &["--n-predict", "--predict", "-n"]).last().map(str::to_owned);
+    given.or_else(|| variable(command, "LLAMA_ARG_N_PREDICT"))?.trim().parse().ok()
+}
+
 /// The values of a flag, in order.
 fn values<'a>(command: &'a Command, flags: &'a [&str]) -> impl DoubleEndedIterator<Item = &'a str> {
     let pairs = command.args.windows(2).filter(|pair| flags.contains(&normal(&pair[0]).as_str()));

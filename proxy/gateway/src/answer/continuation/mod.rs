@@ -60,6 +60,11 @@ pub(crate) fn wants_usage(again: &Again, kind: Kind) -> bool {
     Wish::of(kind, &body).map_or(true, |wish| wish.wants_usage)
 }
 
+/// What a client is told instead of the rest.
+pub(crate) fn instead(died: &str, why: &str) -> String {
+    format!("{died} (the rest of it cannot be computed elsewhere: {why})")
+}
+
 /// Has the rest of an answer computed. `died` is what its client is told if that cannot be.
 pub(crate) async fn go_on(
     again: Again,
@@ -73,7 +78,7 @@ pub(crate) async fn go_on(
     let gone_on = computed(again, &heard, record, dead, died).await;
     gone_on.map_err(|stop| match stop {
         Stop::Cannot(why) => {
-            Cut { outcome, words: format!("{words} (the rest of it cannot be computed elsewhere: {why})") }
+            Cut { outcome, words: instead(&words, &why) }
         }
         Stop::Refused(refusal) => refusal.into(),
     })
@@ -102,10 +107,12 @@ async fn computed(
     let kind = heard.kind();
     let Some(frame) = heard.frame.clone() else { return Err("it has no event".to_owned().into()) };
     let Some(body) = message.json() else { return Err("its request is not kept".to_owned().into()) };
-    let wish = Wish::of(kind, &body)?;
+    let mut wish = Wish::of(kind, &body)?;
     let Some(kin) = dead.kin() else {
         return Err("it is not known what its server was started from".to_owned().into());
     };
+    // A server with an end of its own would begin to count anew.
+    wish.limit = wish.limit.or(kin.answer_tokens);
     let mut attempts = Attempts {
         upstream: &upstream,
         record,

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Access;
 
 use crate::error::FailureKind;
+use crate::process::hints;
 use crate::process::needs::missing::Missing;
 use crate::spec::Command;
 
@@ -58,9 +59,17 @@ pub(crate) struct Sight {
     pub(crate) stamps: Vec<(PathBuf, Option<Stamp>)>,
     /// The first thing without which no start can go well.
     pub(crate) missing: Option<Missing>,
-    /// Of two processes that were started where this was the same, the one goes on where the other stopped: they have the same
-    /// command, binary and files.
-    pub(crate) kin: Option<u64>,
+    /// What its answers depend on.
+    pub(crate) kin: Option<Kin>,
+}
+
+/// What the answers of a process depend on. Of two that have this in common, the one goes on where the other stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kin {
+    /// A hash of the command, the binary and the model's files.
+    pub made_of: u64,
+    /// Tokens of an answer to a request that sets no end, at most; `None`: it goes on for as long as there is room.
+    pub answer_tokens: Option<u64>,
 }
 
 /// Tells one state of a file from another.
@@ -88,19 +97,20 @@ pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
         .or_else(|| libraries::missing(command))
         .or_else(|| files.iter().find_map(missing_file))
         .or_else(|| missing_library(running?));
-    let kin = Some(kin(command, &files));
+    // What is downloaded may be another file the next time.
+    let kin = files.iter().any(|need| need.model).then(|| kin(command, &files));
     Sight { stamps, missing, kin }
 }
 
-/// See [`Sight::kin`]. Directories are left out: what else is put beside a binary changes nothing for it.
-fn kin(command: &Command, files: &[Need]) -> u64 {
+/// See [`Kin`]. Directories are left out: what else is put beside a binary changes nothing for it.
+fn kin(command: &Command, files: &[Need]) -> Kin {
     let mut hasher = DefaultHasher::new();
     let Command { binary: program, args, env, env_remove, directory } = command;
     (program, args, env, env_remove, directory).hash(&mut hasher);
     for path in files.iter().map(|need| need.path.clone()).chain(binary(command)) {
         stamp(&path).map(|Stamp { inode, bytes, modified, .. }| (inode, bytes, modified)).hash(&mut hasher);
     }
-    hasher.finish()
+    Kin { made_of: hasher.finish(), answer_tokens: hints::answer_tokens(command) }
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {
