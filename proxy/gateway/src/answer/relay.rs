@@ -232,7 +232,8 @@ impl Relay {
                         Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
                         None if self.goes_on(Outcome::UpstreamDied) => Ok(()),
                         None => {
-                            self.cut(Outcome::UpstreamDied, "its process ended in the middle of the answer")
+                            let outcome = Outcome::UpstreamDied;
+                            self.cut(outcome, continuation::in_the_middle(outcome))
                         }
                     };
                     if let Err(error) = cut {
@@ -342,7 +343,7 @@ impl Relay {
     /// Nothing came: whether that has lasted too long, or has no end to wait for.
     fn overdue(&mut self, context: &mut Context<'_>) -> Option<(Outcome, &'static str)> {
         if self.revoked.as_mut().poll(context).is_ready() {
-            return Some((Outcome::Revoked, "its process was stopped in the middle of the answer"));
+            return Some((Outcome::Revoked, continuation::in_the_middle(Outcome::Revoked)));
         }
         let due = match self.terms {
             Some(EventTerms { silence, .. }) => {

@@ -6,6 +6,7 @@ mod assemble;
 mod cancel;
 mod choice;
 mod death;
+mod goes_on;
 mod http2;
 mod http2_slow;
 mod inline;
@@ -41,7 +42,8 @@ use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
-    Alone, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended, ResolveError, Size, Weighed,
+    Alone, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended, ResolveError, Size,
+    Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
@@ -55,6 +57,9 @@ const NEW: ServerFacts = ServerFacts {
     unix_sockets: Some(true),
     http_threads: Some(ServerFacts::THREADS_ON_DEMAND),
 };
+
+/// What all generations are made of.
+const KIN: Kin = Kin { made_of: 1, answer_tokens: None };
 
 /// Nothing in these tests takes longer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -141,6 +146,8 @@ struct TestBackends {
     told: Mutex<Vec<&'static str>>,
     /// The processes take long to end: whoever waits for that is counted, and waits for this.
     slow_end: Mutex<Option<Arc<Notify>>>,
+    /// What the generations after the first are made of, where that is known.
+    kin_of_later: Mutex<Option<Kin>>,
     settling: AtomicUsize,
 }
 
@@ -267,7 +274,7 @@ impl BackendLease for TestRight {
         matches!(self.endpoint, Endpoint::Unix(_)) && !self.backends.dead.load(Ordering::SeqCst)
     }
     fn kin(&self) -> Option<Kin> {
-        Some(Kin { made_of: 1, answer_tokens: None })
+        if self.generation == 0 { Some(KIN) } else { *self.backends.kin_of_later.lock().unwrap() }
     }
 
     fn queued_for(&self) -> Duration {
@@ -441,6 +448,7 @@ impl Rig {
             facts: Mutex::new(NEW),
             standing: Mutex::new(Standing::Clear),
             slow_end: Mutex::default(),
+            kin_of_later: Mutex::new(Some(KIN)),
             settling: AtomicUsize::new(0),
             told: Mutex::default(),
         });

@@ -60,6 +60,14 @@ pub(crate) fn wants_usage(again: &Again, kind: Kind) -> bool {
     Wish::of(kind, &body).map_or(true, |wish| wish.wants_usage)
 }
 
+/// What became of the server.
+pub(crate) fn in_the_middle(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Revoked => "its process was stopped in the middle of the answer",
+        _ => "its process ended in the middle of the answer",
+    }
+}
+
 /// What a client is told instead of the rest.
 pub(crate) fn instead(died: &str, why: &str) -> String {
     format!("{died} (the rest of it cannot be computed elsewhere: {why})")
@@ -74,12 +82,10 @@ pub(crate) async fn go_on(
     died: Refusal,
 ) -> Result<(Relayed, Voice), Cut> {
     let outcome = died.outcome();
-    let words = died.to_string();
+    let words = format!("model `{}`: {}", again.model, in_the_middle(outcome));
     let gone_on = computed(again, &heard, record, dead, died).await;
     gone_on.map_err(|stop| match stop {
-        Stop::Cannot(why) => {
-            Cut { outcome, words: instead(&words, &why) }
-        }
+        Stop::Cannot(why) => Cut { outcome, words: instead(&words, &why) },
         Stop::Refused(refusal) => refusal.into(),
     })
 }

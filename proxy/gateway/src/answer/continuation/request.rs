@@ -298,16 +298,18 @@ fn is_drawing(name: &str) -> bool {
 
 /// Whether a member of a request is known to change nothing that is not done here.
 fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
-    let is_nothing = match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(items) => items.is_empty(),
-        _ => false,
-    };
-    is_nothing
+    value.is_null()
         || is_drawing(name)
         || BESIDE.contains(&name)
         || (kind == Kind::Chat && TEMPLATE.contains(&name))
         || match name {
+            "continue_final_message"
+            | "echo"
+            | "grammar_lazy"
+            | "logprobs"
+            | "post_sampling_probs"
+            | "verbose" => *value == false,
+            "functions" | "grammar_triggers" | "preserved_tokens" | "tools" => *value == json!([]),
             "n" | "best_of" => *value == 1,
             "n_probs" | "mirostat" | "n_indent" | "t_max_predict_ms" => *value == 0,
             "add_generation_prompt" => kind == Kind::Chat && *value == true,

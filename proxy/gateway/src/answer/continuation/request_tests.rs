@@ -1,1 +1,172 @@
-//! See the module.
+//! Which requests go on elsewhere, and as what.
+
+use super::*;
+
+fn wish(kind: Kind, own: &Value) -> Result<Wish, Why> {
+    let mut body = match kind {
+        Kind::Chat => json!({ "messages": [{ "role": "user", "content": "hi" }], "stream": true }),
+        _ => json!({ "prompt": "once", "stream": true }),
+    };
+    for (name, value) in own.as_object().into_iter().flatten() {
+        body[name] = value.clone();
+    }
+    Wish::of(kind, body.to_string().as_bytes())
+}
+
+fn settings(own: &Value) -> Value {
+    let mut all = json!({
+        "grammar": "", "grammar_lazy": false, "grammar_triggers": [], "preserved_tokens": [], "mirostat": 0,
+        "adaptive_target": -1.0, "n_probs": 0, "stop": ["<|im_end|>"],
+    });
+    for (name, value) in own.as_object().into_iter().flatten() {
+        all[name] = value.clone();
+    }
+    json!({ "__verbose": { "generation_settings": all, "tokens_evaluated": 22 } })
+}
+
+fn plain() -> Settings {
+    Settings::of(Kind::Chat, settings(&json!({})).to_string().as_bytes()).unwrap()
+}
+
+fn rest(wish: &Wish, rendered: Option<&str>, said: &Said<'_>) -> Value {
+    serde_json::from_slice(&wish.rest(&plain(), rendered.map(str::to_owned), said)).unwrap()
+}
+
+#[test]
+fn what_is_not_known_to_change_nothing_is_not_continued() {
+    let harmless = [
+        json!({ "temperature": 0.7, "top_p": 0.9, "seed": 3, "logit_bias": [[5, 1.0]], "user": "u", "metadata": {} }),
+        json!({ "n": 1, "logprobs": false, "tools": [], "response_format": { "type": "text" }, "grammar": "" }),
+        json!({ "stop": ["x"], "stream_options": { "include_usage": true }, "chat_template_kwargs": { "a": 1 } }),
+        json!({ "something_new": null, "echo": false, "continue_final_message": false }),
+    ];
+    for own in harmless {
+        assert!(wish(Kind::Chat, &own).is_ok(), "{own}: {:?}", wish(Kind::Chat, &own).err());
+    }
+    let harmful = [
+        json!({ "n": 2 }),
+        json!({ "logprobs": true }),
+        json!({ "tools": [{ "type": "function" }] }),
+        json!({ "tool_choice": "required" }),
+        json!({ "grammar": "root ::= \"a\"" }),
+        json!({ "json_schema": { "type": "object" } }),
+        json!({ "response_format": { "type": "json_object" } }),
+        json!({ "response_format": { "type": "text", "schema": {} } }),
+        json!({ "mirostat": 2 }),
+        json!({ "n_probs": 3 }),
+        json!({ "something_new": 1 }),
+        json!({ "something_new": false }),
+        json!({ "something_new": [] }),
+        json!({ "add_generation_prompt": false }),
+        json!({ "continue_final_message": true }),
+        json!({ "max_tokens": 5, "n_predict": 6 }),
+        json!({ "max_tokens": "5" }),
+        json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }] }),
+        json!({ "messages": [{ "role": "assistant", "content": "Sure," }] }),
+        json!({ "messages": [] }),
+        json!({ "messages": "text" }),
+    ];
+    for own in harmful {
+        assert!(wish(Kind::Chat, &own).is_err(), "{own}");
+    }
+    for own in [
+        json!({ "prompt": ["a", "b"] }),
+        json!({ "prompt": { "prompt_string": "a", "multimodal_data": [] } }),
+        json!({ "prompt": null }),
+    ] {
+        assert!(wish(Kind::Native, &own).is_err(), "{own}");
+    }
+    assert!(wish(Kind::Native, &json!({ "prompt": [1, "a", 2] })).is_ok());
+    assert!(Wish::of(Kind::Chat, b"[1]").is_err() && Wish::of(Kind::Chat, b"").is_err());
+}
+
+#[test]
+fn the_probe_asks_for_one_token_and_all_settings() {
+    let wish = wish(
+        Kind::Chat,
+        &json!({ "max_completion_tokens": 9, "stream_options": { "include_usage": true }, "top_k": 3 }),
+    )
+    .unwrap();
+    let probe: Value = serde_json::from_slice(&wish.probe()).unwrap();
+    assert_eq!(
+        (&probe["stream"], &probe["verbose"], &probe["max_tokens"], &probe["n_predict"]),
+        (&json!(false), &json!(true), &json!(1), &json!(1))
+    );
+    assert_eq!((&probe["top_k"], &probe["messages"][0]["content"]), (&json!(3), &json!("hi")));
+    // llama-server refuses options of a stream where none is asked for.
+    assert!(probe.get("stream_options").is_none() && probe.get("max_completion_tokens").is_none());
+    assert_eq!((wish.limit, wish.wants_usage), (Some(9), true));
+}
+
+#[test]
+fn the_rest_has_what_was_delivered_behind_the_prompt_and_as_many_tokens_as_are_left() {
+    let wish = wish(Kind::Chat, &json!({ "max_tokens": 10, "temperature": 0.5, "user": "u" })).unwrap();
+    let asked = rest(&wish, Some("<user>hi<assistant>"), &Said::Ids(&[4, 5, 6]));
+    assert_eq!(asked["prompt"], json!(["<user>hi<assistant>", 4, 5, 6]));
+    assert_eq!(
+        (&asked["n_predict"], &asked["temperature"], &asked["stream"]),
+        (&json!(7), &json!(0.5), &json!(true))
+    );
+    assert_eq!(asked["stop"], json!(["<|im_end|>"]), "a template's own");
+    assert!(["user", "messages", "max_tokens"].iter().all(|name| asked.get(name).is_none()), "{asked}");
+    let asked = rest(&wish, Some("P"), &Said::Text("so far", 4));
+    assert_eq!((&asked["prompt"], &asked["n_predict"]), (&json!("Pso far"), &json!(6)));
+    // Nothing is left: one is computed and thrown away.
+    assert_eq!(rest(&wish, Some("P"), &Said::Ids(&[1; 10]))["n_predict"], 1);
+    let endless = self::wish(Kind::Native, &json!({ "prompt": [7, "a"], "stop": "x" })).unwrap();
+    let asked = rest(&endless, None, &Said::Ids(&[8]));
+    assert_eq!((&asked["prompt"], &asked["stop"]), (&json!([7, "a", 8]), &json!("x")));
+    assert!(asked.get("n_predict").is_none());
+    assert_eq!(rest(&endless, None, &Said::Text("b", 1))["prompt"], json!([7, "a", "b"]));
+    assert_eq!(rest(&endless, None, &Said::Ids(&[]))["prompt"], json!([7, "a"]));
+}
+
+#[test]
+fn what_has_a_state_of_its_own_is_not_continued() {
+    for own in [
+        json!({ "grammar": "root ::= x" }),
+        json!({ "grammar_lazy": true }),
+        json!({ "grammar_triggers": [{}] }),
+        json!({ "mirostat": 1 }),
+        json!({ "adaptive_target": 0.4 }),
+        json!({ "n_probs": 1 }),
+        json!({ "preserved_tokens": ["<think>"] }),
+    ] {
+        assert!(Settings::of(Kind::Chat, settings(&own).to_string().as_bytes()).is_err(), "{own}");
+    }
+    for odd in ["", "{}", "[]", "{\"__verbose\":{}}", "{\"__verbose\":{\"generation_settings\":{}}}"] {
+        assert!(Settings::of(Kind::Chat, odd.as_bytes()).is_err(), "{odd}");
+    }
+    let own = settings(&json!({ "preserved_tokens": [3, 4] }));
+    let of_native = Settings::of(Kind::Native, own["__verbose"].to_string().as_bytes()).unwrap();
+    assert_eq!((of_native.prompt, of_native.marks), (22, vec![3, 4]));
+}
+
+#[test]
+fn marks_of_reasoning_and_calls_do_no_harm_and_others_may() {
+    let told = |text: &str| are_harmless(json!({ "content": text }).to_string().as_bytes());
+    assert!(told("").is_ok() && told("<think></think><tool_call></tool_call>").is_ok());
+    for text in ["<|channel|>", "<think> ", "x", "<think><|message|>"] {
+        assert!(told(text).is_err(), "{text}");
+    }
+    assert!(are_harmless(b"{}").is_err() && are_harmless(b"").is_err());
+}
+
+#[test]
+fn tokens_of_a_text_are_taken_only_if_they_spell_it() {
+    let answer = json!({ "tokens": [{ "id": 1, "piece": "a" }, { "id": 2, "piece": [230, 188] }, { "id": 3, "piece": [162] }] });
+    let answer = answer.to_string();
+    assert_eq!(tokens(answer.as_bytes(), "a漢"), Some(vec![1, 2, 3]));
+    assert_eq!(tokens(answer.as_bytes(), " a漢"), None);
+    for odd in [
+        "",
+        "{}",
+        "{\"tokens\":[1,2]}",
+        "{\"tokens\":[{\"id\":-1,\"piece\":\"a\"}]}",
+        "{\"tokens\":[{\"id\":1,\"piece\":[256]}]}",
+    ] {
+        assert_eq!(tokens(odd.as_bytes(), "a"), None, "{odd}");
+    }
+    assert!(rendered(b"{}").is_err());
+    assert_eq!(rendered(b"{\"prompt\":\"p\"}").unwrap(), "p");
+}

@@ -138,7 +138,7 @@ impl Transcript {
     }
 
     fn event(&mut self, event: &[u8]) -> Result<(), &'static str> {
-        if let Some(mould) = &self.mould
+        if let Some(mould) = self.mould.as_ref().filter(|_| self.stage == Stage::Going)
             && let Some(quoted) = mould.text(event)
         {
             return match text(quoted) {
@@ -237,7 +237,7 @@ impl Transcript {
     }
 
     fn piece(&mut self, text: &str) -> Result<(), &'static str> {
-        let held = self.text.len() + text.len() + self.ends.len() * PER_PIECE;
+        let held = self.text.len() + text.len() + (self.ends.len() + 1) * PER_PIECE;
         if held > self.limit || u32::try_from(held).is_err() {
             return Err("it is longer than is kept (`upstream.continue_bytes`)");
         }

@@ -1,1 +1,200 @@
-//! See the module.
+//! What is heard of streams as llama-server writes them, and what makes one that cannot go on elsewhere.
+
+use serde_json::json;
+
+use super::*;
+
+const LIMIT: usize = 1 << 20;
+
+fn event(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}
+
+fn chat(delta: &Value, finish: &Value) -> Value {
+    json!({ "choices": [{ "finish_reason": finish, "index": 0, "delta": delta }], "created": 7, "id": "chatcmpl-1",
+        "model": "m", "object": "chat.completion.chunk" })
+}
+
+fn said(text: &str) -> Value {
+    chat(&json!({ "content": text }), &Value::Null)
+}
+
+fn text(text: &str, finish: &Value) -> Value {
+    json!({ "choices": [{ "text": text, "index": 0, "logprobs": null, "finish_reason": finish }], "id": "c", "created": 7 })
+}
+
+fn native(text: &str, id: u32, counted: u64) -> Value {
+    json!({ "index": 0, "content": text, "tokens": [id], "stop": false, "tokens_predicted": counted })
+}
+
+fn heard(kind: Kind, events: &[Value]) -> Transcript {
+    let mut heard = Transcript::of(kind, LIMIT).unwrap();
+    for one in events {
+        heard.feed(event(one).as_bytes());
+    }
+    heard
+}
+
+#[test]
+fn each_piece_of_a_chat_is_kept_whatever_stands_in_it() {
+    let pieces = [
+        "a",
+        "\"",
+        "\\",
+        "\\\"",
+        "漢",
+        "\n\n",
+        "data: [DONE]",
+        "{\"content\":\"x\"}",
+        "\u{7}",
+        "😀",
+        "",
+        "\\u0041",
+    ];
+    let mut events = vec![chat(&json!({ "role": "assistant", "content": null }), &Value::Null)];
+    events.extend(pieces.map(said));
+    let heard = heard(Kind::Chat, &events);
+    assert_eq!(heard.lost(), None);
+    assert_eq!(heard.text, pieces.concat());
+    // An empty piece is none where it is parsed; where only its text is looked at it is one without an effect.
+    assert_eq!(heard.pieces().collect::<String>(), pieces.concat());
+    assert_eq!(heard.frame.unwrap()["id"], "chatcmpl-1");
+    assert_eq!(heard.stage, Stage::Going);
+}
+
+#[test]
+fn the_fast_way_and_the_slow_one_hear_the_same() {
+    // Another time stamp in each second event: the mould does not fit, and everything is parsed.
+    for piece in
+        ["x", "\"quoted\"", "back\\slash", "\\", "ends\\\\", "\"},\"delta\":{\"content\":\"y", "é漢\u{0}"]
+    {
+        let mut slow = Transcript::of(Kind::Chat, LIMIT).unwrap();
+        let mut fast = Transcript::of(Kind::Chat, LIMIT).unwrap();
+        for n in 0..20 {
+            let mut one = said(piece);
+            fast.feed(event(&one).as_bytes());
+            one["created"] = json!(n);
+            slow.feed(event(&one).as_bytes());
+        }
+        assert_eq!((fast.lost(), slow.lost()), (None, None), "{piece:?}");
+        assert_eq!((&fast.text, &fast.ends), (&slow.text, &slow.ends), "{piece:?}");
+        assert!(fast.mould.is_some());
+    }
+}
+
+#[test]
+fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
+    let all = heard(Kind::Native, &[native("a", 5, 1), native("b", 6, 2)]);
+    assert_eq!(all.ids_of_all(), Some(&[5, 6][..]));
+    // Of a letter in several tokens the last one comes along only.
+    let some = heard(Kind::Native, &[native("a", 5, 1), native("漢", 9, 4)]);
+    assert_eq!((some.ids_of_all(), some.text.as_str()), (None, "a漢"));
+}
+
+#[test]
+fn the_end_is_known_with_and_without_counters() {
+    let stop = chat(&json!({}), &json!("stop"));
+    let mut counted = json!({ "choices": [], "usage": { "completion_tokens": 1 } });
+    assert_eq!(heard(Kind::Chat, &[said("a"), stop.clone()]).stage(), Stage::Finished { counted: false });
+    assert_eq!(
+        heard(Kind::Chat, &[said("a"), stop.clone(), counted.clone()]).stage(),
+        Stage::Finished { counted: true }
+    );
+    let mut last = text("", &json!("length"));
+    last["usage"] = counted["usage"].take();
+    assert_eq!(
+        heard(Kind::Text, &[text("a", &Value::Null), last]).stage(),
+        Stage::Finished { counted: true }
+    );
+    let mut end = native("", 0, 1);
+    end["stop"] = json!(true);
+    assert_eq!(heard(Kind::Native, &[native("a", 5, 1), end]).stage(), Stage::Done);
+    let mut done = heard(Kind::Chat, &[said("a"), stop]);
+    done.feed(b"data: [DONE]\n\n");
+    assert_eq!((done.stage(), done.lost()), (Stage::Done, None));
+}
+
+#[test]
+fn comments_are_no_events() {
+    let mut heard = Transcript::of(Kind::Chat, LIMIT).unwrap();
+    heard.feed(b": ping\n\n");
+    heard.feed(format!(":\n\n{}: x\n\n", event(&said("a"))).as_bytes());
+    assert_eq!((heard.text.as_str(), heard.lost()), ("a", None));
+}
+
+#[test]
+fn what_is_more_than_text_is_not_continued() {
+    let call = json!([{ "index": 0, "function": { "name": "f", "arguments": "" } }]);
+    let mut second = said("b");
+    second["choices"][0]["index"] = json!(1);
+    let mut probable = said("b");
+    probable["choices"][0]["logprobs"] = json!({ "content": [] });
+    let mut verbose = said("b");
+    verbose["__verbose"] = json!({});
+    let two = json!({ "choices": [{ "index": 0, "delta": {} }, { "index": 1, "delta": {} }] });
+    let mut probabilities = native("b", 1, 1);
+    probabilities["completion_probabilities"] = json!([]);
+    let cases = [
+        (Kind::Chat, chat(&json!({ "tool_calls": call }), &Value::Null), "calls a tool"),
+        (Kind::Chat, chat(&json!({ "reasoning_content": "hm" }), &Value::Null), "reasoning"),
+        (Kind::Chat, second, "several answers"),
+        (Kind::Chat, two, "several answers"),
+        (Kind::Chat, probable, "probabilities"),
+        (Kind::Chat, verbose, "debugging"),
+        (Kind::Chat, json!({ "error": { "message": "no" } }), "an error"),
+        (Kind::Chat, json!({ "a": 1 }), "no choices"),
+        (Kind::Chat, json!([1]), "no JSON object"),
+        (Kind::Native, probabilities, "probabilities"),
+        (Kind::Native, json!({ "index": 1, "content": "" }), "several answers"),
+        (Kind::Native, json!({ "stop": false }), "no text"),
+        (Kind::Text, json!({ "choices": [{ "index": 0 }] }), "no text"),
+    ];
+    for (kind, one, why) in cases {
+        let heard = heard(kind, std::slice::from_ref(&one));
+        assert!(heard.lost().is_some_and(|lost| lost.contains(why)), "{one}: {:?}", heard.lost());
+        assert!(heard.text.is_empty() && heard.frame.is_none(), "nothing is held for nothing");
+    }
+    for odd in [
+        "event: x\ndata: {}\n\n",
+        "data: {}\r\n\r\n",
+        "data: {\ndata: }\n\n",
+        "id: 1\n\n",
+        "data: nonsense\n\n",
+    ] {
+        let mut heard = Transcript::of(Kind::Chat, LIMIT).unwrap();
+        heard.feed(odd.as_bytes());
+        assert!(heard.lost().is_some(), "{odd:?}");
+    }
+    let after = heard(Kind::Chat, &[said("a"), chat(&json!({}), &json!("stop")), said("b")]);
+    assert!(after.lost().is_some());
+}
+
+#[test]
+fn the_kinds_that_go_on_are_those_that_can() {
+    for kind in [Kind::Responses, Kind::Messages] {
+        assert!(Transcript::of(kind, LIMIT).is_none());
+    }
+}
+
+#[test]
+fn no_more_is_held_than_may_be() {
+    let mut heard = Transcript::of(Kind::Chat, 1000).unwrap();
+    let mut fed = 0;
+    while heard.lost().is_none() {
+        heard.feed(event(&said("0123456789")).as_bytes());
+        fed += 1;
+        assert!(heard.text.len() + heard.ends.len() * PER_PIECE <= 1000);
+        assert!(fed < 200, "it must come to an end");
+    }
+    assert!(heard.lost().is_some_and(|lost| lost.contains("continue_bytes")));
+    // Pieces without text cost, too.
+    let mut empty = Transcript::of(Kind::Text, 1000).unwrap();
+    for _ in 0..10_000 {
+        empty.feed(event(&text("", &Value::Null)).as_bytes());
+        empty.feed(event(&text("a", &Value::Null)).as_bytes());
+        if empty.lost().is_some() {
+            return;
+        }
+    }
+    panic!("{} pieces are held", empty.ends.len());
+}

@@ -1,1 +1,175 @@
-//! See the module.
+//! A continuation sounds like the stream that it continues.
+
+use super::*;
+
+fn voice(kind: Kind) -> Voice {
+    let frame = match kind {
+        Kind::Chat => {
+            json!({ "choices": [{ "delta": { "role": "assistant", "content": null }, "index": 0 }], "created": 7,
+            "id": "chatcmpl-1", "model": "m", "object": "chat.completion.chunk", "timings": { "a": 1 } })
+        }
+        Kind::Text => {
+            json!({ "choices": [{ "text": "a", "index": 0 }], "created": 7, "id": "cmpl-1", "model": "m" })
+        }
+        _ => json!({ "index": 0, "content": "a" }),
+    };
+    let Value::Object(frame) = frame else { unreachable!() };
+    Voice {
+        kind,
+        frame,
+        delivered: 3,
+        prompt: 22,
+        again: Some(3),
+        text: "abc".to_owned(),
+        limit: Some(10),
+        wants_usage: true,
+        ended: false,
+    }
+}
+
+fn native(text: &str, made: u64, stop: bool) -> Value {
+    let mut event = json!({ "index": 0, "content": text, "tokens": [made], "stop": stop, "tokens_predicted": made, "tokens_evaluated": 25 });
+    if stop {
+        event["stop_type"] = json!("eos");
+        event["prompt"] = json!("Pabc");
+        event["timings"] = json!({ "cache_n": 24 });
+        event["generation_settings"] = json!({ "n_predict": 7, "max_tokens": 7 });
+    }
+    event
+}
+
+/// What is said of these events; without its end mark.
+fn said(voice: &mut Voice, events: &[Value]) -> (Vec<Value>, bool) {
+    let mut all = Vec::new();
+    for event in events {
+        all.extend_from_slice(&voice.say(format!("data: {event}\n\n").as_bytes()).unwrap());
+    }
+    let text = String::from_utf8(all).unwrap();
+    let done = text.ends_with("data: [DONE]\n\n");
+    let blocks = text.split_terminator("\n\n").map(|block| block.strip_prefix("data: ").unwrap());
+    (blocks.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect(), done)
+}
+
+#[test]
+fn a_chat_goes_on_as_a_chat_with_its_name_and_one_end() {
+    let mut voice = voice(Kind::Chat);
+    let (events, done) =
+        said(&mut voice, &[native("d", 1, false), native("e", 2, false), native("", 2, true)]);
+    assert!(done && voice.has_ended());
+    assert_eq!(events.len(), 4, "{events:?}");
+    for event in &events {
+        assert_eq!(
+            (&event["id"], &event["created"], &event["object"]),
+            (&json!("chatcmpl-1"), &json!(7), &json!("chat.completion.chunk"))
+        );
+    }
+    assert_eq!(
+        events[0]["choices"],
+        json!([{ "finish_reason": null, "index": 0, "delta": { "content": "d" } }])
+    );
+    assert!(events[0].get("timings").is_none(), "those of the first event are of the first event");
+    assert_eq!(events[2]["choices"], json!([{ "finish_reason": "stop", "index": 0, "delta": {} }]));
+    assert_eq!(
+        (
+            &events[3]["usage"]["completion_tokens"],
+            &events[3]["usage"]["prompt_tokens"],
+            &events[3]["usage"]["total_tokens"]
+        ),
+        (&json!(5), &json!(22), &json!(27))
+    );
+    assert_eq!(
+        events[3]["usage"]["prompt_tokens_details"]["cached_tokens"], 22,
+        "not more than the prompt has"
+    );
+}
+
+#[test]
+fn without_a_wish_for_counters_there_are_none() {
+    let mut voice = Voice { wants_usage: false, ..voice(Kind::Chat) };
+    let (events, done) = said(&mut voice, &[native("", 0, true)]);
+    assert!(done && events.len() == 1 && events[0].get("usage").is_none(), "{events:?}");
+}
+
+#[test]
+fn llama_servers_own_dialect_counts_on() {
+    let mut voice = voice(Kind::Native);
+    let (events, done) = said(&mut voice, &[native("d", 1, false), native("", 1, true)]);
+    assert!(!done && voice.has_ended());
+    assert_eq!((&events[0]["tokens_predicted"], &events[0]["tokens_evaluated"]), (&json!(4), &json!(22)));
+    let end = &events[1];
+    assert_eq!(
+        (&end["prompt"], &end["tokens_predicted"], &end["generation_settings"]["n_predict"]),
+        (&json!("P"), &json!(4), &json!(10))
+    );
+    assert_eq!(end["generation_settings"]["max_tokens"], 10);
+}
+
+#[test]
+fn completions_count_on_and_keep_their_name() {
+    let mut voice = voice(Kind::Text);
+    let chunk = |text: &str, finish: Value| json!({ "choices": [{ "text": text, "index": 0, "finish_reason": finish }], "id": "other", "created": 9 });
+    let mut end = chunk("", json!("length"));
+    end["usage"] = json!({ "completion_tokens": 7, "prompt_tokens": 25, "total_tokens": 32 });
+    let (events, done) = said(&mut voice, &[chunk("d", Value::Null), end]);
+    assert!(done);
+    assert!(events.iter().all(|event| event["id"] == "cmpl-1" && event["created"] == 7), "{events:?}");
+    assert_eq!(
+        events[1]["usage"],
+        json!({ "completion_tokens": 10, "prompt_tokens": 22, "total_tokens": 32 })
+    );
+}
+
+#[test]
+fn where_no_token_is_left_none_is_told() {
+    let full = |kind| Voice { delivered: 10, again: Some(10), ..voice(kind) };
+    let one = |stop| {
+        let mut event = native("too much", 1, stop);
+        event["tokens_evaluated"] = json!(32);
+        event
+    };
+    let (events, _) = said(&mut full(Kind::Chat), &[one(false), one(true)]);
+    assert!(events.iter().all(|event| event["choices"][0]["delta"].get("content").is_none()), "{events:?}");
+    assert_eq!(events[0]["choices"][0]["finish_reason"], "length");
+    assert_eq!(events[1]["usage"]["completion_tokens"], 10);
+    let (events, _) = said(&mut full(Kind::Native), &[one(false), one(true)]);
+    assert_eq!(
+        (events.len(), &events[0]["content"], &events[0]["tokens_predicted"], &events[0]["stop_type"]),
+        (1, &json!(""), &json!(10), &json!("limit"))
+    );
+}
+
+#[test]
+fn a_server_that_was_given_something_else_is_not_listened_to() {
+    for kind in [Kind::Chat, Kind::Native] {
+        let mut event = native("d", 1, false);
+        event["tokens_evaluated"] = json!(24);
+        let mut voice = voice(kind);
+        assert!(voice.say(format!("data: {event}\n\n").as_bytes()).is_err());
+        // Where the tokens of the text are not known, neither is their number.
+        let mut voice = Voice { again: None, ..voice };
+        assert!(voice.say(format!("data: {event}\n\n").as_bytes()).is_ok());
+    }
+    for odd in ["data: [DONE]\n\n", "data: nonsense\n\n", "data: []\n\n", "data: {\"a\":1}\n\n"] {
+        assert!(voice(Kind::Chat).say(odd.as_bytes()).is_err(), "{odd:?}");
+        assert!(voice(Kind::Text).say(odd.as_bytes()).is_err(), "{odd:?}");
+    }
+}
+
+#[test]
+fn comments_pass_and_a_servers_own_error_is_the_end() {
+    let mut voice = voice(Kind::Chat);
+    assert_eq!(voice.say(b": ping\n\n").unwrap(), ": ping\n\n");
+    let (events, _) = said(&mut voice, &[json!({ "error": { "message": "full" } })]);
+    assert!(voice.has_ended() && events[0]["error"]["message"] == "full");
+    assert!(
+        voice.say(format!("data: {}\n\n", native("x", 1, false)).as_bytes()).unwrap().is_empty(),
+        "nothing follows"
+    );
+}
+
+#[test]
+fn the_work_of_both_is_one() {
+    let continued = Work { prompt_tokens: 25, output_tokens: 7, ..Work::default() };
+    let work = voice(Kind::Chat).work(continued);
+    assert_eq!((work.prompt_tokens, work.output_tokens), (22, 10));
+}

@@ -1,0 +1,330 @@
+//! Streams whose server dies in the middle of an answer: they go on by another server, or end with an error that says why not.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::Outcome;
+
+const CHAT: &str = "/v1/chat/completions";
+const BODY: &str =
+    r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":9,"temperature":0}"#;
+
+fn going_on() -> Plan {
+    Plan { rotates: true, on_death: OnDeath::Continue, ..Plan::default() }
+}
+
+fn data(event: &Value) -> String {
+    format!("data: {event}\n\n")
+}
+
+fn said(text: &str) -> String {
+    let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
+    data(
+        &json!({ "choices": [choice], "created": 7, "id": "one", "model": "m", "object": "chat.completion.chunk" }),
+    )
+}
+
+fn finished(reason: &str) -> String {
+    let choice = json!({ "finish_reason": reason, "index": 0, "delta": {} });
+    data(
+        &json!({ "choices": [choice], "created": 7, "id": "one", "model": "m", "object": "chat.completion.chunk" }),
+    )
+}
+
+/// Sends the head of a stream and this, and is gone.
+fn dying(events: String) -> Upstream {
+    Upstream::start(move |mut peer| {
+        let events = events.clone();
+        async move {
+            peer.request().await;
+            peer.send(EVENTS).await;
+            peer.send_chunk(events.as_bytes()).await;
+        }
+    })
+}
+
+/// How the next server answers where it does not do so well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Odd {
+    Well,
+    /// Is gone instead of an answer to this path.
+    DiesAt(&'static str),
+    /// Refuses this path.
+    Refuses(&'static str),
+    /// Does not tell its settings.
+    Silent,
+    /// Has a grammar.
+    Grammar,
+    /// Was given another prompt than was meant.
+    OtherPrompt,
+    /// Ends in the middle of the rest.
+    EndsEarly,
+    /// Is gone in the middle of the rest.
+    DiesInTheRest,
+}
+
+type Asked = Arc<Mutex<Vec<(String, Value)>>>;
+
+/// A server that goes on with "Hel" and "lo", which are its tokens 1 and 2: with " you".
+fn next(odd: Odd) -> (Upstream, Asked) {
+    let asked = Asked::default();
+    let log = asked.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let log = log.clone();
+        async move {
+            while let Some((head, body)) = peer.request().await {
+                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                log.lock().unwrap().push((path.clone(), body));
+                match odd {
+                    Odd::DiesAt(at) if at == path => return,
+                    Odd::Refuses(at) if at == path => {
+                        peer.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}").await;
+                        continue;
+                    }
+                    _ => {}
+                }
+                let grammar = if odd == Odd::Grammar { "root ::= x" } else { "" };
+                let settings = json!({ "grammar": grammar, "stop": ["END"], "preserved_tokens": [] });
+                let told = json!({ "__verbose": { "generation_settings": settings, "tokens_evaluated": 5 } });
+                let answer = match path.as_str() {
+                    CHAT if odd == Odd::Silent => json!({ "choices": [] }),
+                    CHAT => told,
+                    "/apply-template" => json!({ "prompt": "<user>hi<assistant>" }),
+                    "/tokenize" => {
+                        json!({ "tokens": [{ "id": 1, "piece": "Hel" }, { "id": 2, "piece": "lo" }] })
+                    }
+                    _ => {
+                        let evaluated = if odd == Odd::OtherPrompt { 6 } else { 7 };
+                        let one = json!({ "content": " you", "stop": false, "tokens_predicted": 1, "tokens_evaluated": evaluated });
+                        let end = json!({ "content": "", "stop": true, "stop_type": "eos", "tokens_predicted": 1, "tokens_evaluated": evaluated,
+                            "timings": { "prompt_n": 7, "predicted_n": 1, "cache_n": 0 } });
+                        peer.send(EVENTS).await;
+                        peer.send_chunk(data(&one).as_bytes()).await;
+                        if odd == Odd::DiesInTheRest {
+                            return;
+                        }
+                        if odd != Odd::EndsEarly {
+                            peer.send_chunk(data(&end).as_bytes()).await;
+                        }
+                        peer.send(b"0\r\n\r\n").await;
+                        return;
+                    }
+                };
+                peer.send(&json_answer(&answer.to_string())).await;
+            }
+        }
+    });
+    (upstream, asked)
+}
+
+/// Events without comments.
+fn events(body: &str) -> String {
+    body.split_inclusive("\n\n").filter(|event| !event.starts_with(':')).collect()
+}
+
+#[tokio::test]
+async fn it_goes_on_in_the_same_words_and_is_counted_once() {
+    // The last one had begun when it died, and nobody is given half of it.
+    for half in ["", "data: {\"choices\":[{\"del"] {
+        let dying = dying(said("Hel") + &said("lo") + half);
+        let (alive, asked) = next(Odd::Well);
+        let rig = Rig::with(going_on(), &[&dying, &alive]).await;
+        let (_, body) = rig.ask(&post(CHAT, BODY)).await;
+        let wanted = said("Hel") + &said("lo") + &said(" you") + &finished("stop") + "data: [DONE]\n\n";
+        let without_timings =
+            events(&body).replace(r#","timings":{"prompt_n":7,"predicted_n":1,"cache_n":0}"#, "");
+        assert_eq!(without_timings, wanted, "{body}");
+        assert!(body.contains(": continued by another process\n\n"), "{body}");
+        let asked = asked.lock().unwrap().clone();
+        let paths: Vec<&str> = asked.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(paths, [CHAT, "/apply-template", "/tokenize", "/completion"]);
+        assert_eq!((&asked[0].1["verbose"], &asked[0].1["stream"]), (&json!(true), &json!(false)));
+        assert_eq!(asked[2].1["content"], json!(["Hel", "lo"]));
+        let rest = json!({ "temperature": 0, "stop": ["END"], "n_predict": 7, "prompt": ["<user>hi<assistant>", 1, 2], "stream": true });
+        assert_eq!(asked[3].1, rest);
+        let record = rig.record(0).await;
+        assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok));
+        assert_eq!((record.work.prompt_tokens, record.work.output_tokens), (5, 3), "{:?}", record.work);
+        assert_eq!((record.generation, record.bytes_out), (Some(GenerationId(1)), body.len() as u64));
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
+    let with = |own: Value| {
+        let mut body: Value = serde_json::from_str(BODY).unwrap();
+        for (name, value) in own.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        body.to_string()
+    };
+    let plain = BODY.to_owned();
+    let cases = [
+        (with(json!({ "n": 2 })), Odd::Well, "`n`"),
+        (with(json!({ "grammar": "root ::= x" })), Odd::Well, "`grammar`"),
+        (with(json!({ "something_new": 1 })), Odd::Well, "`something_new`"),
+        (with(json!({ "max_tokens": "9" })), Odd::Well, "no number of tokens"),
+        (plain.clone(), Odd::Silent, "does not tell with which settings"),
+        (plain.clone(), Odd::Grammar, "computes with `grammar`"),
+        (plain.clone(), Odd::Refuses(CHAT), "answers with 404"),
+        (plain.clone(), Odd::Refuses("/apply-template"), "/apply-template with 404"),
+        (plain.clone(), Odd::Refuses("/tokenize"), "/tokenize with 404"),
+        (plain.clone(), Odd::Refuses("/completion"), "404 Not Found and no stream"),
+        (plain.clone(), Odd::DiesAt("/apply-template"), "ended, too"),
+        (plain.clone(), Odd::DiesAt("/completion"), "ended, too"),
+        (plain.clone(), Odd::OtherPrompt, "would not begin where it ended"),
+        (plain.clone(), Odd::EndsEarly, "has no end"),
+        (plain, Odd::DiesInTheRest, "its process ended in the middle of the answer"),
+    ];
+    for (body, odd, why) in cases {
+        let dying = dying(said("Hel") + &said("lo"));
+        let (next, asked) = next(odd);
+        let third = Upstream::answering(|_, _| json_answer("{}"));
+        let rig = Rig::with(going_on(), &[&dying, &next, &third]).await;
+        let (_, answer) = rig.ask(&post(CHAT, &body)).await;
+        let begun = said("Hel") + &said("lo");
+        let told = events(&answer);
+        let rest = told.strip_prefix(&begun).unwrap_or_else(|| panic!("{odd:?}: {answer}"));
+        let rest = rest.strip_prefix(&said(" you")).unwrap_or(rest);
+        assert!(
+            rest.starts_with("data: {\"error\":{\"code\":502") && rest.contains(why),
+            "{odd:?} {why}: {answer}"
+        );
+        assert!(!told.contains("[DONE]"), "{odd:?}: {answer}");
+        assert_eq!(third.accepted(), 0, "nothing is tried a third time");
+        if odd == Odd::Well {
+            assert!(asked.lock().unwrap().is_empty(), "it is known without asking");
+        }
+        let record = rig.record(0).await;
+        assert_eq!(record.outcome, Outcome::UpstreamDied, "{odd:?}");
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_probe_meets_is_tried_no_third_time_either() {
+    let dying = dying(said("Hel"));
+    let (next, _) = next(Odd::DiesAt(CHAT));
+    let third = Upstream::answering(|_, _| json_answer("{}"));
+    let rig = Rig::with(going_on(), &[&dying, &next, &third]).await;
+    let (_, answer) = rig.ask(&post(CHAT, BODY)).await;
+    assert!(events(&answer).starts_with(&(said("Hel") + "data: {\"error\":{\"code\":502")), "{answer}");
+    assert_eq!(third.accepted(), 0);
+    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamDied);
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_process_made_of_something_else_does_not_go_on() {
+    for kin in [None, Some(2)] {
+        let dying = dying(said("Hel"));
+        let (next, asked) = next(Odd::Well);
+        let rig = Rig::with(going_on(), &[&dying, &next]).await;
+        *rig.backends.kin_of_later.lock().unwrap() = kin.map(|made_of| Kin { made_of, answer_tokens: None });
+        let (_, answer) = rig.ask(&post(CHAT, BODY)).await;
+        assert!(answer.contains("started from something else"), "{answer}");
+        assert!(asked.lock().unwrap().iter().all(|(path, _)| path != "/completion"));
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_has_its_end_needs_nobody_else() {
+    let (never, asked) = next(Odd::Well);
+    let counted = data(&json!({ "choices": [], "usage": { "completion_tokens": 1, "prompt_tokens": 5 } }));
+    let wanting =
+        BODY.replace("\"stream\":true", "\"stream\":true,\"stream_options\":{\"include_usage\":true}");
+    let done = "data: [DONE]\n\n".to_owned();
+    let begun = said("Hel") + &finished("stop");
+    for (body, before, behind) in [
+        (BODY, begun.clone(), &*done),
+        (BODY, begun.clone() + &done, ""),
+        (&wanting, begun.clone() + &counted, &done),
+        (&wanting, begun.clone() + &counted + &done, ""),
+    ] {
+        let dead = dying(before.clone());
+        let rig = Rig::with(going_on(), &[&dead, &never]).await;
+        let (_, answer) = rig.ask(&post(CHAT, body)).await;
+        assert_eq!(answer, before + behind);
+        assert_eq!((rig.record(0).await.outcome, asked.lock().unwrap().len()), (Outcome::Ok, 0));
+        rig.is_clean().await;
+    }
+    // Its counters are what it still lacks, and nobody has them.
+    let dead = dying(begun.clone());
+    let rig = Rig::with(going_on(), &[&dead, &never]).await;
+    let (_, answer) = rig.ask(&post(CHAT, &wanting)).await;
+    assert!(
+        answer.starts_with(&begun) && answer.contains("\"error\"") && !answer.contains("[DONE]"),
+        "{answer}"
+    );
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_process_that_is_stopped_in_the_middle_costs_nobody_the_rest() {
+    let begun = Arc::new(Notify::new());
+    let has_begun = begun.clone();
+    let slow = Upstream::start(move |mut peer| {
+        let has_begun = has_begun.clone();
+        async move {
+            peer.request().await;
+            peer.send(EVENTS).await;
+            peer.send_chunk((said("Hel") + &said("lo")).as_bytes()).await;
+            has_begun.notify_one();
+            peer.rest().await;
+        }
+    });
+    let (alive, _) = next(Odd::Well);
+    let rig = Rig::with(going_on(), &[&slow, &alive]).await;
+    let mut client = rig.client().await;
+    client.send(&post(CHAT, BODY)).await;
+    begun.notified().await;
+    client.until("\"lo\"").await;
+    rig.backends.revoke.cancel();
+    client.until("data: [DONE]\n\n").await;
+    assert_eq!(*rig.backends.told.lock().unwrap(), ["lost"]);
+    eventually("the first one is left", || slow.open() == 0).await;
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn whoever_leaves_meanwhile_leaves_nothing_behind() {
+    let dying = dying(said("Hel"));
+    let (alive, asked) = next(Odd::Well);
+    let mut plan = going_on();
+    plan.config.upstream.comment_interval = Duration::from_millis(10);
+    plan.config.upstream.connect_timeout = PATIENCE;
+    let rig = Rig::with(plan, &[&dying, &alive]).await;
+    *rig.backends.slow_end.lock().unwrap() = Some(Arc::new(Notify::new()));
+    let mut client = rig.client().await;
+    client.send(&post(CHAT, BODY)).await;
+    client.until(": another process is awaited\n\n").await;
+    drop(client);
+    let record = rig.record(0).await;
+    assert_eq!((record.continued, record.outcome, rig.live()), (true, Outcome::ClientGone, 0));
+    assert!(asked.lock().unwrap().is_empty());
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn what_is_kept_for_it_is_bounded() {
+    // More text than is kept.
+    let mut plan = going_on();
+    plan.config.upstream.continue_bytes = ByteSize(16);
+    let (never, asked) = next(Odd::Well);
+    let dead = dying(said("Hello, ") + &said("everybody"));
+    let rig = Rig::with(plan, &[&dead, &never]).await;
+    let (_, answer) = rig.ask(&post(CHAT, BODY)).await;
+    assert!(answer.contains("upstream.continue_bytes") && asked.lock().unwrap().is_empty(), "{answer}");
+    rig.is_clean().await;
+    // A request goes when others need the room.
+    let mut plan = going_on();
+    plan.config.server.buffered_bytes = ByteSize((BODY.len() as u64 + 64) * 17 / 10);
+    let dead = dying(said("Hel"));
+    let rig = Rig::with(plan, &[&dead, &never]).await;
+    let (_, answer) = rig.ask(&post(CHAT, BODY)).await;
+    assert!(answer.contains("its request could not be kept") && asked.lock().unwrap().is_empty(), "{answer}");
+    rig.is_clean().await;
+}
