@@ -23,6 +23,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::check;
 use crate::engine::Engine;
+use crate::goes_on;
 use crate::job::{self, Failing, Job, Plan, Step};
 use crate::ledger::Begun;
 use crate::reply::{Reply, error, full, ok, reply};
@@ -79,15 +80,18 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
     if engine.poisoned.is_set() {
         return failed(Failing::COMPUTE);
     }
-    let plan = plan(&engine, shape, head, &body, &request, ordinal, fault);
+    let plan = match plan(&engine, shape, head, &body, &request, ordinal, fault) {
+        Ok(plan) => plan,
+        Err(why) => return error(400, "invalid_request_error", &why),
+    };
     let streaming = plan.streaming;
-    let key = plan.key;
+    let (key, tells) = (plan.key, request["verbose"] == true);
     let job = Job::begin(Arc::clone(&engine), wire.clone(), plan).await;
     if streaming {
         let include_usage = request["stream_options"]["include_usage"].as_bool().unwrap_or(false);
         return streamed(job, shape, include_usage, wire, &engine).await;
     }
-    whole(job, shape, key, &body).await
+    whole(job, shape, key, &body, tells).await
 }
 
 fn plan(
@@ -98,22 +102,37 @@ fn plan(
     request: &Value,
     ordinal: u64,
     fault: Option<crate::script::Fault>,
-) -> Plan {
-    let key = if shape == Shape::Transcription { Key::of_bytes(body) } else { Key::of(request) };
+) -> Result<Plan, String> {
+    let begun = match shape {
+        Shape::Native | Shape::Text => Some(goes_on::begun(request)?),
+        _ => None,
+    };
+    let said = begun.as_ref().map_or(0, |begun| begun.said);
+    let key = match &begun {
+        Some(begun) => begun.key,
+        None if shape == Shape::Transcription => Key::of_bytes(body),
+        None => Key::of(request),
+    };
     let asked =
         ["max_completion_tokens", "max_tokens", "n_predict"].iter().find_map(|name| request[*name].as_u64());
     let generates = shape.streams();
     let limit = if generates { engine.script().tokens_for(asked) } else { 0 };
     let header = head.headers.get("x-request-id").and_then(|value| value.to_str().ok());
-    let id = request["request_id"].as_str().or(header).unwrap_or("-").to_owned();
+    let named = begun.as_ref().and_then(|begun| begun.id.as_deref()).or(request["user"].as_str()).or(header);
+    let mut id = named.unwrap_or("-").to_owned();
+    if request["verbose"] == true {
+        // Who wants to know what is made of a request does not want it executed.
+        id.push('?');
+    }
     let parts = ["input_prefix", "input_suffix", "input_extra"].map(|field| request[field].clone());
     let parts = Value::from(parts.to_vec());
     let prompt = match shape {
         Shape::Infill => &parts,
         _ => shape.required().map_or(&Value::Null, |field| &request[field]),
     };
-    Plan {
+    Ok(Plan {
         id,
+        said,
         ordinal,
         key,
         limit,
@@ -131,17 +150,17 @@ fn plan(
         facts: Facts {
             id: format!("chatcmpl-{}", key.short()),
             model: engine.args.alias.clone(),
-            prompt_tokens: count_words(prompt),
+            prompt_tokens: begun.map_or_else(|| count_words(prompt), |begun| begun.words + said),
             tokens: 0,
             by_limit: asked == Some(limit),
             slot: 0,
             prompt_ms: 0.0,
             predicted_ms: 0.0,
         },
-    }
+    })
 }
 
-async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes) -> Reply {
+async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes, tells: bool) -> Reply {
     job.prompt().await;
     let mut text = String::new();
     loop {
@@ -163,7 +182,11 @@ async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes) -> Reply {
             &json!({"text": format!("{} bytes, sha256 {}", body.len(), hex::encode(Sha256::digest(body)))}),
         ),
         Shape::Chat | Shape::Text | Shape::Native | Shape::Infill | Shape::Messages => {
-            ok(&shape.whole(facts, &text))
+            let mut whole = shape.whole(facts, &text);
+            if tells {
+                whole["__verbose"] = json!({ "generation_settings": goes_on::settings(), "tokens_evaluated": facts.prompt_tokens });
+            }
+            ok(&whole)
         }
     }
 }

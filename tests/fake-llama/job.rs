@@ -57,6 +57,7 @@ pub(crate) struct Job {
     id: String,
     ordinal: u64,
     key: Key,
+    said: u64,
     limit: u64,
     fault: Option<Fault>,
     streaming: bool,
@@ -70,6 +71,8 @@ pub(crate) struct Plan {
     pub(crate) id: String,
     pub(crate) ordinal: u64,
     pub(crate) key: Key,
+    /// Tokens of the answer that its prompt has.
+    pub(crate) said: u64,
     pub(crate) limit: u64,
     pub(crate) fault: Option<Fault>,
     pub(crate) streaming: bool,
@@ -113,6 +116,7 @@ impl Job {
             id: plan.id,
             ordinal: plan.ordinal,
             key: plan.key,
+            said: plan.said,
             limit: plan.limit,
             fault: plan.fault,
             streaming: plan.streaming,
@@ -149,7 +153,7 @@ impl Job {
         if self.engine.poisoned.is_set() {
             return Step::Error(Failing::COMPUTE);
         }
-        let text = self.key.token(self.facts.tokens, script.token_bytes);
+        let text = self.key.token(self.said + self.facts.tokens, script.token_bytes);
         self.facts.tokens += 1;
         self.facts.predicted_ms = (self.elapsed_ms() - self.facts.prompt_ms).max(0.001);
         self.engine.predicted_tokens.fetch_add(1, Ordering::Relaxed);

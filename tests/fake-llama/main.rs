@@ -16,6 +16,7 @@ mod control;
 mod dirty;
 mod engine;
 mod generate;
+mod goes_on;
 mod job;
 mod leak;
 mod ledger;

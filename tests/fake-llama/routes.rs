@@ -11,12 +11,11 @@ use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 
 use crate::engine::Engine;
-use crate::generate;
 use crate::reply::{Reply, error, full, ok, reply};
 use crate::shape::Shape;
 use crate::wire::Wire;
 use crate::{clock, control};
-use warden_rig::words::count_words;
+use crate::{generate, goes_on};
 
 /// Answers one request.
 pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Incoming>) -> Reply {
@@ -97,11 +96,11 @@ async fn small_post(engine: &Engine, path: &str, body: Incoming) -> Reply {
             Err(wrong) => generate::bad_json(&wrong),
         },
         "/tokenize" => match serde_json::from_slice::<Value>(&body) {
-            Ok(value) => {
-                // One token a word, as everywhere here; its number is of no interest.
-                let tokens: Vec<u64> = (0..count_words(&value["content"])).collect();
-                ok(&json!({"tokens": tokens}))
-            }
+            Ok(value) => ok(&goes_on::tokens(&value)),
+            Err(wrong) => generate::bad_json(&wrong),
+        },
+        "/apply-template" => match serde_json::from_slice::<Value>(&body) {
+            Ok(value) => ok(&goes_on::rendered(&value)),
             Err(wrong) => generate::bad_json(&wrong),
         },
         _ => not_found(),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::clock;
+use crate::{clock, goes_on};
 
 /// Which API a working request speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,10 +114,10 @@ impl Shape {
         match self {
             Self::Messages => event(&json!({"type": "content_block_delta", "index": 0,
                 "delta": {"type": "text_delta", "text": text}})),
-            Self::Native | Self::Infill => {
-                event(&json!({"index": 0, "content": text, "tokens": [facts.tokens], "stop": false,
-                "id_slot": -1, "tokens_predicted": facts.tokens, "tokens_evaluated": facts.prompt_tokens}))
-            }
+            Self::Native | Self::Infill => event(
+                &json!({"index": 0, "content": text, "tokens": [goes_on::token_id(text)], "stop": false,
+                "id_slot": -1, "tokens_predicted": facts.tokens, "tokens_evaluated": facts.prompt_tokens}),
+            ),
             Self::Chat => {
                 let choice = json!([{"finish_reason": null, "index": 0, "delta": {"content": text}}]);
                 event(&self.frame(facts, &choice, true))
@@ -176,7 +176,7 @@ impl Shape {
     }
 
     fn native(facts: &Facts, text: &str) -> Value {
-        json!({"index": 0, "content": text, "tokens": [], "id_slot": facts.slot, "stop": true, "model": facts.model,
+        json!({"index": 0, "content": text, "tokens": [], "generation_settings": goes_on::settings(), "id_slot": facts.slot, "stop": true, "model": facts.model,
                "tokens_predicted": facts.tokens, "tokens_evaluated": facts.prompt_tokens,
                "stop_type": if facts.by_limit { "limit" } else { "eos" }, "truncated": false,
                "timings": facts.timings()})

@@ -1,6 +1,8 @@
 //! A request whose server dies before anything of its answer is with the client is executed once more, and its client sees
 //! nothing of it but a mark.
 
+use std::collections::BTreeSet;
+
 use rustix::process::Signal;
 use serde_json::json;
 use warden_rig::ledger::End;
@@ -73,13 +75,13 @@ async fn one_in_which_every_server_crashes_without_an_end_is_refused_too() -> Ou
 }
 
 #[tokio::test]
-async fn killed_again_and_again_under_load_no_request_fails_that_is_no_stream() -> Outcome {
+async fn killed_again_and_again_under_load_no_request_fails() -> Outcome {
     let script = json!({"ms_per_token": 4});
     let warden = Setup::new()?.top(LOOKING).fake("m", &script, GOING_ON)?.start().await?;
     for turn in 0..4 {
         let before = warden.until_ready(1).await?;
         let name = |n: u64| format!("r{turn}-{n}");
-        let asked: Vec<_> = (0..12).map(|n| chat(&name(n), "m", "hi", 30, false)).collect();
+        let asked: Vec<_> = (0..12).map(|n| chat(&name(n), "m", "hi", 30, n % 2 == 0)).collect();
         let kill = async {
             wait_until("four of them are computed", SOON, async || {
                 let lines = warden.ledger().lines().unwrap_or_default();
@@ -95,6 +97,9 @@ async fn killed_again_and_again_under_load_no_request_fails_that_is_no_stream() 
         for (name, ends) in warden.ledger().executions()? {
             assert!(matches!(ends[..], [End::Finished] | [End::Open, End::Finished]), "{name}: {ends:?}");
         }
+        let texts: BTreeSet<_> =
+            answers.iter().map(|(_, answer)| answer.as_ref().map(|answer| &answer.text)).collect();
+        assert_eq!(texts.len(), 1, "the same was asked of all: {texts:?}");
     }
     wait_until("each death has cost somebody a second execution", SOON, async || {
         let gone_on = warden.metric("llama_warden_requests_continued_total{model=\"m\"}").await;

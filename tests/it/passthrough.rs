@@ -163,7 +163,7 @@ async fn multipart_bodies_arrive_whole_and_their_model_field_is_obeyed() -> Outc
 async fn big_bodies_pass_in_both_directions() -> Outcome {
     let warden = Setup::new()?.fake("m", &json!({"token_bytes": 100_000}), "")?.start().await?;
     let image = "A".repeat(20 << 20);
-    let body = json!({"request_id": "big", "stream": true, "max_tokens": 100, "model": "m", "messages": [{"role": "user",
+    let body = json!({"user": "big", "stream": true, "max_tokens": 100, "model": "m", "messages": [{"role": "user",
         "content": [{"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{image}")}}]}]});
     let answer = warden.http.post(CHAT, &body).await?.answer()?;
     assert!(answer.is_whole());

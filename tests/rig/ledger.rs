@@ -12,7 +12,7 @@ use crate::Trouble;
 pub struct Line {
     /// `begun`, `head` (the first byte of the answer is out), `finished` or `cancelled`.
     pub event: String,
-    /// The request's own name (`request_id` in its body, else `X-Request-Id`), or `-`.
+    /// The request's own name (`user` in its body, else `X-Request-Id`), or `-`.
     pub id: String,
     /// The generation that executed it.
     pub pid: i32,

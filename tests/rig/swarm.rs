@@ -22,7 +22,7 @@ pub fn requests(prefix: &str, model: &str, count: usize, tokens: u64) -> Vec<Val
 
 /// The names of requests.
 pub fn names(requests: &[Value]) -> Vec<String> {
-    requests.iter().map(|request| request["request_id"].as_str().unwrap_or("-").to_owned()).collect()
+    requests.iter().map(|request| request["user"].as_str().unwrap_or("-").to_owned()).collect()
 }
 
 /// Sends all of `requests`, `clients` at a time, each once.
@@ -30,7 +30,7 @@ pub async fn swarm(http: &Http, requests: &[Value], clients: usize) -> Answers {
     let send = |request: &Value| {
         let request = request.clone();
         async move {
-            let name = request["request_id"].as_str().unwrap_or("-").to_owned();
+            let name = request["user"].as_str().unwrap_or("-").to_owned();
             let answer = answer(http, &request).await;
             (name, answer.map_err(|trouble| trouble.to_string()))
         }

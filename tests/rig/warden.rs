@@ -378,7 +378,7 @@ impl Warden {
 /// A chat request whose answer is the same each time: temperature 0 and a fixed seed.
 pub fn chat(id: &str, model: &str, words: &str, tokens: u64, stream: bool) -> Value {
     json!({
-        "request_id": id, "model": model, "stream": stream, "max_tokens": tokens, "temperature": 0, "seed": 7,
+        "user": id, "model": model, "stream": stream, "max_tokens": tokens, "temperature": 0, "seed": 7,
         "messages": [{"role": "user", "content": words}],
     })
 }

@@ -12,9 +12,19 @@ const WORDS: [&str; 32] = [
     "yarrow", "zephyr", "ash", "birch", "clay", "dew", "elm", "fern",
 ];
 
-/// Fields that decide how an answer is sent, not what it says.
-const MANNER: [&str; 6] =
-    ["stream", "stream_options", "model", "request_id", "timings_per_token", "return_progress"];
+/// Fields that decide how an answer is sent, or how much of it, not what it says.
+const MANNER: [&str; 10] = [
+    "stream",
+    "stream_options",
+    "model",
+    "user",
+    "timings_per_token",
+    "return_progress",
+    "verbose",
+    "max_tokens",
+    "n_predict",
+    "stop",
+];
 
 /// The meaning of a request as a key.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +36,11 @@ impl Key {
         let mut hash = Sha256::new();
         feed(&mut hash, body, true);
         Self(hash.finalize().into())
+    }
+
+    /// Of what [`Self::long`] gave.
+    pub fn of_long(long: &str) -> Option<Self> {
+        hex::decode(long).ok()?.try_into().ok().map(Self)
     }
 
     /// From bytes that are not JSON.
