@@ -16,12 +16,15 @@ pub struct Execution {
     /// Nobody could have known of it: it was to be streamed, its process sends the head of a stream before it computes
     /// anything, and died before the first byte was out. That is what makes sending it again right, so it does not count.
     pub unseen: bool,
+    /// Lines of the ledger before it began, and before the last one of its process: behind that one it may have died.
+    pub between: (usize, usize),
 }
 
 /// Every execution by the request's name.
 pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
     let mut ends: HashMap<(i32, u64), End> = HashMap::new();
     let mut heads = std::collections::HashSet::new();
+    let last: HashMap<i32, usize> = lines.iter().map(|line| line.pid).zip(0..).collect();
     for line in lines {
         let key = (line.pid, line.ordinal);
         match line.event.as_str() {
@@ -32,11 +35,14 @@ pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
         }
     }
     let mut all: BTreeMap<String, Vec<Execution>> = BTreeMap::new();
-    for line in lines.iter().filter(|line| line.event == "begun") {
+    // Asked by the gateway, to learn what is made of a request, and told to nobody.
+    let asked = |(_, line): &(usize, &Line)| line.event == "begun" && !line.id.ends_with('?');
+    for (index, line) in lines.iter().enumerate().filter(asked) {
         let key = (line.pid, line.ordinal);
         let end = ends.get(&key).copied().unwrap_or(End::Open);
         let unseen = end == End::Open && line.stream && line.head_first && !heads.contains(&key);
-        let one = Execution { end, meaning: line.meaning.clone(), unseen };
+        let between = (index, last.get(&line.pid).copied().unwrap_or(index));
+        let one = Execution { end, meaning: line.meaning.clone(), unseen, between };
         all.entry(line.id.clone()).or_default().push(one);
     }
     all
@@ -50,12 +56,16 @@ pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
 pub fn audit(sent: &Sent, executed: &[Execution], continues: bool) -> Result<(), String> {
     let told = sent.told.as_ref().map_err(|why| format!("{why:?}"))?;
     let mut seen: Vec<&Execution> = executed.iter().filter(|one| !one.unseen).collect();
-    // The first of two: its process died, or was stopped.
-    if continues && seen.len() > 1 && seen[0].end != End::Finished {
+    // The first of two: its process died, or was stopped. It may have been done with this one, and was heard of no more when the
+    // second began.
+    if let [first, second, ..] = seen[..]
+        && continues
+        && (first.end != End::Finished || first.between.1 < second.between.0)
+    {
         seen.remove(0);
     }
     let count = seen.len();
-    let finished = executed.iter().filter(|one| one.end == End::Finished).count();
+    let finished = seen.iter().filter(|one| one.end == End::Finished).count();
     let key = Key::of(&sent.request);
     if let Some(other) = executed.iter().find(|one| one.meaning != key.long()) {
         return Err(format!("something else was executed: {other:?}"));
@@ -132,10 +142,18 @@ mod tests {
         let both = [&first[..], &second[..]].concat();
         assert!(judged(whole(), &both, true) && !judged(whole(), &both, false));
         assert!(!judged(whole(), &first, true), "nobody finished it");
+        // It was done, and died before its answer was out; or it lives, and should not have been asked twice.
+        let done = [line("begun", 1, true), line("head", 1, true), line("finished", 1, true)];
+        let after = [&done[..], &second[..]].concat();
+        assert!(judged(whole(), &after, true) && !judged(whole(), &after, false));
+        let alive = [&after[..], &[line("head", 1, true)]].concat();
+        assert!(!judged(whole(), &alive, true));
         let thrice = [&first[..], &[line("begun", 3, true), line("head", 3, true)], &second[..]].concat();
         assert!(!judged(whole(), &thrice, true));
-        let twice = [&second[..], &[line("begun", 3, true), line("finished", 3, true)]].concat();
-        assert!(!judged(whole(), &twice, true), "the first one had finished");
+        let twice =
+            [&second[..], &[line("begun", 3, true), line("finished", 3, true), line("head", 2, true)]]
+                .concat();
+        assert!(!judged(whole(), &twice, true), "the first one had finished, and lives");
         let nothing = || Told::Refused { nothing_ran: true, words: String::new() };
         assert!(!judged(nothing(), &first, true) && judged(nothing(), &[], true));
     }
