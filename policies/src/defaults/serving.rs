@@ -167,9 +167,9 @@ section!(
         /// How a client's leaving ends its work where the answer is no stream: `auto` by the fix `cancel-nonstream` where the
         /// build has it, `assemble` by asking for a stream and putting the answer together, `off` as llama-server does.
         pub cancel: Cancel where Takes::OneOf(&["auto", "assemble", "off"]),
-        /// What becomes of a request whose server dies before it has answered: `continue` executes it once more on the next
-        /// process, `error` answers 502. Only where nothing of the answer is with the client yet, and only for requests that
-        /// change nothing in the server.
+        /// What becomes of a request whose server dies before its answer is whole: with `continue` the next process
+        /// executes it once more, or computes the rest of its stream (docs/continuation.md), `error` answers 502 or ends the
+        /// stream with an error. Only for requests that change nothing in the server.
         pub on_death: OnDeath where Takes::OneOf(&["continue", "error"]),
     }
 );

@@ -239,7 +239,7 @@ impl Transcript {
     fn piece(&mut self, text: &str) -> Result<(), &'static str> {
         let held = self.text.len() + text.len() + (self.ends.len() + 1) * PER_PIECE;
         if held > self.limit || u32::try_from(held).is_err() {
-            return Err("it is longer than is kept (`upstream.continue_bytes`)");
+            return Err("it is longer than is kept (`internal.upstream.continue_bytes`)");
         }
         self.text.push_str(text);
         self.ends.push(u32::try_from(self.text.len()).unwrap_or(u32::MAX));
