@@ -2,20 +2,27 @@
 //! that nobody disturbed.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use warden_builder::sample_model::Preset;
 use warden_rig::real::{REPRODUCIBLE, model_lines};
 use warden_rig::warden::{CHAT, Setup};
-use warden_rig::{Context as _, Outcome, Trouble, Warden};
+use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
 const GOING_ON: &str =
     "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
 
+/// A busy machine may need it.
+const DEADLINE: Duration = Duration::from_secs(120);
+
 /// A llama-server that gives the same answer to the same request.
-async fn started(preset: Preset) -> Result<Warden, Trouble> {
-    let mut flags = vec!["-np", "1", "-c", "8192", "--cache-ram", "0"];
+async fn started(preset: Preset, slots: &str) -> Result<Warden, Trouble> {
+    let mut flags = vec!["-np", slots, "-c", "8192", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
     let lines = model_lines(preset, &flags).await? + GOING_ON;
     let warden = Setup::new()?.top("log.children = false").model("m", &lines).start().await?;
@@ -126,7 +133,7 @@ fn kills() -> u64 {
 #[tokio::test]
 async fn killed_anywhere_in_it_an_answer_is_the_one_that_nobody_disturbed() -> Outcome {
     let tokens = 48;
-    let warden = started(Preset::Slow).await?;
+    let warden = started(Preset::Slow, "1").await?;
     let mut continued = 0;
     for (path, body) in bodies(tokens) {
         let wanted = asked(&warden, path, &body, None).await?;
@@ -141,5 +148,83 @@ async fn killed_anywhere_in_it_an_answer_is_the_one_that_nobody_disturbed() -> O
     }
     let told = warden.metric("llama_warden_requests_continued_total{model=\"m\"}").await?;
     assert!(told.is_some_and(|told| told >= f64::from(continued)), "{told:?} of {continued}");
+    Ok(())
+}
+
+/// For how long, and how often, the soak kills: `WARDEN_SOAK_SECONDS`, or a few times.
+fn soak() -> (Duration, Duration) {
+    let told = std::env::var("WARDEN_SOAK_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    match told {
+        Some(seconds) => (Duration::from_secs(seconds), Duration::from_secs(10)),
+        None => (Duration::from_secs(3), Duration::ZERO),
+    }
+}
+
+/// One client after another request, each of its own words, until it is told to stop. How many were answered whole.
+async fn client(
+    http: Http,
+    number: usize,
+    answered: &[AtomicU64],
+    stop: &CancellationToken,
+) -> Result<(), Trouble> {
+    for turn in 0.. {
+        if stop.is_cancelled() {
+            break;
+        }
+        let words = format!("client {number}, turn {turn}");
+        let body = json!({ "model": "m", "max_tokens": 40, "stream": number % 4 != 3,
+            "messages": [{ "role": "user", "content": words }], "prompt": words });
+        let path = [CHAT, "/completion", "/v1/completions", CHAT][number % 4];
+        let mut body = body;
+        body.as_object_mut().context("an object")?.remove(if path == CHAT { "prompt" } else { "messages" });
+        if number % 4 == 3 {
+            let answer = http.post(path, &body).await?;
+            if !answer.status.is_success() {
+                return Err(Trouble::new(format!("{path} {words}: {} {}", answer.status, answer.text())));
+            }
+        } else {
+            let mut flow = http.stream(path, &body).await?;
+            let mut events = Vec::new();
+            while let Some(event) = flow.event().await? {
+                events.push(event);
+            }
+            let heard = Heard::of(&events);
+            if heard.error.is_some() || heard.ends.len() != 1 || heard.behind > 0 {
+                return Err(Trouble::new(format!("{path} {words}: {heard:?}")));
+            }
+        }
+        answered[number].fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn killed_every_so_often_under_load_no_request_fails() -> Outcome {
+    let warden = started(Preset::Slow, "4").await?;
+    let (length, pause) = soak();
+    let answered: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
+    let stop = CancellationToken::new();
+    let clients = (0..answered.len()).map(|number| client(warden.http.clone(), number, &answered, &stop));
+    let kills = async {
+        let begun = Instant::now();
+        let mut kills = 0;
+        while begun.elapsed() < length {
+            let before: Vec<u64> = answered.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+            // Nobody meets two deaths with one request: that is another promise.
+            wait_until("each client has had two answers since", DEADLINE, async || {
+                answered.iter().zip(&before).all(|(now, before)| now.load(Ordering::Relaxed) >= before + 2)
+            })
+            .await?;
+            tokio::time::sleep(pause).await;
+            warden.until_ready(1).await?[0].signal(Signal::KILL);
+            kills += 1;
+        }
+        stop.cancel();
+        Ok::<_, Trouble>(kills)
+    };
+    let (_, kills) = tokio::try_join!(futures_util::future::try_join_all(clients), kills)?;
+    let all: u64 = answered.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+    let continued = warden.metric("llama_warden_requests_continued_total{model=\"m\"}").await?;
+    println!("{all} requests, {kills} kills, {} went on, 0 requests failed", continued.unwrap_or_default());
     Ok(())
 }

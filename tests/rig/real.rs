@@ -108,13 +108,20 @@ async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
     Ok(built.binary)
 }
 
-/// A sample model of this kind, whole at its path whoever else writes it at the same time.
+/// A sample model of this kind, whole at its path whoever else writes it at the same time. It stays the same file as long as it
+/// is the same model: a process does not go on where one of another file stopped.
 ///
 /// # Errors
 /// It cannot be written.
 pub fn sample_model(preset: Preset) -> Result<PathBuf, Trouble> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let path = binaries::store()?.join(format!("{}.gguf", preset.name()));
-    sample_model::write(&path, &Options { preset, ..Options::default() }).context(path.display())?;
+    let new = path.with_extension(format!("{}.gguf", std::process::id()));
+    sample_model::write(&new, &Options { preset, ..Options::default() }).context(new.display())?;
+    let is_same = std::fs::read(&path).ok() == Some(std::fs::read(&new).context(new.display())?);
+    let kept = if is_same { std::fs::remove_file(&new) } else { std::fs::rename(&new, &path) };
+    kept.context(path.display())?;
     Ok(path)
 }
 
