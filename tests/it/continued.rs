@@ -98,7 +98,7 @@ async fn killed_again_and_again_under_load_no_request_fails() -> Outcome {
             assert!(matches!(ends[..], [End::Finished] | [End::Open, End::Finished]), "{name}: {ends:?}");
         }
         let texts: BTreeSet<_> =
-            answers.iter().map(|(_, answer)| answer.as_ref().map(|answer| &answer.text)).collect();
+            answers.values().map(|answer| answer.as_ref().map(|answer| &answer.text)).collect();
         assert_eq!(texts.len(), 1, "the same was asked of all: {texts:?}");
     }
     wait_until("each death has cost somebody a second execution", SOON, async || {

@@ -99,8 +99,10 @@ async fn without_a_driver_the_toolkits_stand_in_takes_its_place() {
     let stub = rig.folder.path().join("lib64/stubs/libcuda.so");
     fs::create_dir_all(stub.parent().unwrap()).unwrap();
     fs::write(&stub, "a stand-in").unwrap();
-    // It finds the driver only in a folder that the loader is told of, and says what it found there.
-    let script = "driver=\"${LD_LIBRARY_PATH%%:*}/libcuda.so.1\"; [ -e \"$driver\" ] || \
+    // It finds the driver only in a folder that the loader is told of, and says what it found there. A machine may have one of
+    // its own, which is larger.
+    let script = "driver=\"${LD_LIBRARY_PATH%%:*}/libcuda.so.1\"; \
+                  [ -e \"$driver\" ] && [ \"$(wc -c <\"$driver\")\" -lt 100 ] || \
                   { echo 'error while loading shared libraries: libcuda.so.1: no such file'; exit 127; }; \
                   echo \"with $(cat \"$driver\")\"; exit 1";
     set_ninja(&rig, &server(&rig, script));

@@ -166,9 +166,8 @@ impl Message {
         *head.method_mut() = self.head.method().clone();
         *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);
         *head.headers_mut() = self.head.headers().clone();
-        let held = intake.beside(body)?;
         let sent = Arc::new(Sent::again(&intake.sent));
-        let body = Outgoing::Beside(held, sent);
+        let body = Outgoing::Beside(intake.beside(body)?, sent);
         Some(Self { head, body, streams, generates_stream: false, repeats: false })
     }
 }

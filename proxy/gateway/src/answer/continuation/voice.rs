@@ -220,9 +220,10 @@ impl Voice {
     /// A chunk like the first one of the stream.
     fn chunk(&self, choices: Value, beside: Option<(&str, Value)>) -> Map<String, Value> {
         let mut chunk = self.frame.clone();
-        for name in ["usage", "timings"] {
-            chunk.shift_remove(name);
-        }
+        // How far the prompt is, and the first timings, are the first event's own.
+        chunk.retain(|name, _| {
+            SAME.contains(&name.as_str()) || ["choices", "object"].contains(&name.as_str())
+        });
         set(&mut chunk, "choices", choices);
         if let Some((name, value)) = beside {
             chunk.insert(name.to_owned(), value);

@@ -6,7 +6,8 @@ fn voice(kind: Kind) -> Voice {
     let frame = match kind {
         Kind::Chat => {
             json!({ "choices": [{ "delta": { "role": "assistant", "content": null }, "index": 0 }], "created": 7,
-            "id": "chatcmpl-1", "model": "m", "object": "chat.completion.chunk", "timings": { "a": 1 } })
+            "id": "chatcmpl-1", "model": "m", "object": "chat.completion.chunk", "timings": { "a": 1 },
+            "prompt_progress": { "total": 22 } })
         }
         Kind::Text => {
             json!({ "choices": [{ "text": "a", "index": 0 }], "created": 7, "id": "cmpl-1", "model": "m" })
@@ -67,7 +68,13 @@ fn a_chat_goes_on_as_a_chat_with_its_name_and_one_end() {
         events[0]["choices"],
         json!([{ "finish_reason": null, "index": 0, "delta": { "content": "d" } }])
     );
-    assert!(events[0].get("timings").is_none(), "those of the first event are of the first event");
+    assert!(
+        events
+            .iter()
+            .take(3)
+            .all(|event| event.get("timings").is_none() && event.get("prompt_progress").is_none()),
+        "those of the first event are of the first event"
+    );
     assert_eq!(events[2]["choices"], json!([{ "finish_reason": "stop", "index": 0, "delta": {} }]));
     assert_eq!(
         (
