@@ -161,6 +161,9 @@ async fn computed(
     let ids = match heard.ids_of_all() {
         Some(ids) => Some(ids.to_vec()),
         None if heard.text.is_empty() => Some(Vec::new()),
+        None if request::has_marks(&heard.text) => {
+            return Err("its text has marks of a template".to_owned().into());
+        }
         None => request::tokens(&asking.ask("/tokenize", request::tokenize(heard)).await?, &heard.text),
     };
     let said = match &ids {

@@ -260,6 +260,11 @@ pub(super) fn are_harmless(marks: &[u8]) -> Result<(), Why> {
     Ok(())
 }
 
+/// Whether a text has what may have been one token of the template's and would be several of the text.
+pub(super) fn has_marks(text: &str) -> bool {
+    text.contains("<|") || MARKS.iter().any(|mark| text.contains(mark))
+}
+
 fn unknown_marks() -> Why {
     "its template has marks in the text that are not passed on".to_owned()
 }

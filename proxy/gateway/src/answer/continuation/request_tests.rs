@@ -150,6 +150,8 @@ fn marks_of_reasoning_and_calls_do_no_harm_and_others_may() {
         assert!(told(text).is_err(), "{text}");
     }
     assert!(are_harmless(b"{}").is_err() && are_harmless(b"").is_err());
+    // In the text itself they may have been one token, and would be several now.
+    assert!(has_marks("a <think> b") && has_marks("<|im_end|>") && !has_marks("a < b | c > think"));
 }
 
 #[test]
