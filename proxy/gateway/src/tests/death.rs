@@ -484,20 +484,26 @@ async fn an_exchange_has_an_end() {
 
 #[tokio::test]
 async fn a_revoked_lease_ends_its_exchange() {
-    let upstream = Upstream::start(|mut peer| async move {
-        let Some((head, _)) = peer.request().await else { return };
-        if head.contains("/v1/chat") {
-            peer.send(EVENTS).await;
-            peer.send_chunk(b"data: 1\n\n").await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let count = count.clone();
+        async move {
+            let Some((head, _)) = peer.request().await else { return };
+            if head.contains("/v1/chat") {
+                peer.send(EVENTS).await;
+                peer.send_chunk(b"data: 1\n\n").await;
+            }
+            count.fetch_add(1, Ordering::SeqCst);
+            peer.rest().await;
         }
-        peer.rest().await;
     });
     let rig = Rig::start(&[&upstream]).await;
     let (mut streaming, mut waiting) = (rig.client().await, rig.client().await);
     streaming.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
     streaming.until("data: 1\n\n").await;
     waiting.send(&post("/v1/completions", "{}")).await;
-    eventually("both are at the backend", || upstream.open() == 2).await;
+    eventually("both are at the backend", || asked.load(Ordering::SeqCst) == 2).await;
     rig.backends.revoke.cancel();
     assert!(streaming.until("}\n\n").await.contains("was stopped"));
     let (head, _) = waiting.response().await;

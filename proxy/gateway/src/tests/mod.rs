@@ -359,9 +359,11 @@ impl BackendLease for TestRight {
     }
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
-        // As the supervisor's does, it holds the lease as long as it is waited for. Who comes later has another generation.
+        // As the supervisor's does, it holds the lease as long as it is waited for. Who comes later has another generation; who
+        // is here and has not looked yet has not.
+        let later = self.backends.revoke.is_cancelled();
         Box::pin(async move {
-            if self.backends.revoke.is_cancelled() {
+            if later {
                 std::future::pending::<()>().await;
             }
             self.backends.revoke.cancelled().await;
