@@ -202,6 +202,12 @@ pub struct Machine {
 }
 
 impl LifecyclePolicy {
+    /// How long a probe may take after what looks like a crash: as many are lost as make it suspect before its time to end
+    /// is over.
+    pub fn crash_probe(&self) -> Duration {
+        self.crash_ends / self.probes_lost.saturating_add(1)
+    }
+
     /// The pause before the next start; `unit` is a random number in `[0, 1)`.
     pub fn pause(&self, failures: u32, short: bool, unit: f64) -> Duration {
         let cap = if short { self.crash_cap.min(self.backoff_cap) } else { self.backoff_cap };

@@ -232,9 +232,8 @@ impl Model {
         }
         let Some(process) = live.process.clone() else { return };
         live.asked = Some(now);
-        // After what looks like a crash, as many are lost as make it suspect before its time to end is over.
         let timeout = match live.alarmed {
-            Some(_) => timing.probe_timeout.min(timing.crash_ends / timing.probes_lost.saturating_add(1)),
+            Some(_) => timing.probe_timeout.min(timing.crash_probe()),
             None => timing.probe_timeout,
         };
         let generation = live.id;
@@ -265,6 +264,13 @@ impl Model {
         let Some(live) = &mut unit.live else { return };
         let (now, generation) = (Instant::now(), live.id);
         if live.asked != Some(sent) {
+            return;
+        }
+        // Threads that compute nothing answer for a moment after a crash, while the others are at its end: only what is asked
+        // later counts.
+        let counts = live.alarmed.map(|since| clock::after(since, timing.crash_probe()));
+        if health != Health::Lost && counts.is_some_and(|counts| sent < counts) {
+            live.timers.probe = counts;
             return;
         }
         match phase {

@@ -49,6 +49,25 @@ async fn it_is_replaced_when_its_time_to_end_is_over_and_not_when_three_slow_pro
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_that_answers_for_a_moment_longer_is_replaced_as_soon() {
+    for after in [Duration::from_millis(100), secs(1), Duration::from_millis(2400)] {
+        let rig = Rig::new(|_, _| {}).await;
+        drop(rig.lease().await.unwrap());
+        let first = rig.script.last();
+        let deaf = begun(async move {
+            pass(after).await;
+            first.set_deaf(true);
+        });
+        let deaf = deaf.await;
+        let (took, reason) = until_the_next(&rig).await;
+        assert!(took >= secs(10) && took < secs(11), "{took:?} with {after:?}");
+        assert_eq!(reason, Reason::Crashed);
+        deaf.await.unwrap();
+        rig.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_line_that_looks_like_a_crash_is_only_a_text_while_probes_are_answered() {
     let rig = Rig::new(|_, _| {}).await;
     let lease = rig.lease().await.unwrap();
@@ -58,6 +77,7 @@ async fn a_line_that_looks_like_a_crash_is_only_a_text_while_probes_are_answered
     }
     assert_eq!((rig.count("suspect"), rig.script.children().len()), (0, 1));
     // Nor are probes that are lost later judged by it.
+    pass(secs(5)).await;
     rig.script.last().set_deaf(true);
     pass(secs(20)).await;
     assert_eq!(rig.count("suspect"), 0);
