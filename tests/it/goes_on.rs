@@ -96,7 +96,7 @@ async fn asked(warden: &Warden, path: &str, body: &Value, kill_at: Option<usize>
     }
 }
 
-fn bodies(tokens: u64) -> [(&'static str, Value); 5] {
+fn bodies(tokens: u64) -> [(&'static str, Value); 7] {
     let messages =
         json!([{ "role": "system", "content": "be brief" }, { "role": "user", "content": "tell — 漢字" }]);
     let options = json!({ "include_usage": true });
@@ -122,6 +122,12 @@ fn bodies(tokens: u64) -> [(&'static str, Value); 5] {
             with(json!({ "prompt": "once upon a time", "max_tokens": tokens, "stream_options": options })),
         ),
         ("/v1/completions", with(json!({ "prompt": "and then", "max_tokens": tokens }))),
+        // Events about the prompt have a token 0 of their own.
+        (
+            "/completion",
+            with(json!({ "prompt": "once upon a time 漢字", "n_predict": tokens, "return_progress": true })),
+        ),
+        (CHAT, with(json!({ "messages": messages, "max_tokens": tokens, "return_progress": true }))),
     ]
 }
 

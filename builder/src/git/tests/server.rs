@@ -114,10 +114,14 @@ fn serve(client: &TcpStream, folder: PathBuf, limit: u64, is_old: bool) {
     let (mut up, mut down) = (client.try_clone().unwrap(), ours.try_clone().unwrap());
     thread::spawn(move || {
         if is_old {
-            // The first line says which version the client would like; it may not know what to do with version 0.
-            let mut first = vec![0; 4096];
-            let length = up.read(&mut first).unwrap_or(0);
-            let first = String::from_utf8_lossy(&first[..length]).replace("version=2", "version=0");
+            // The first line says which version the client would like; it may not know what to do with version 0. Read whole,
+            // however it comes: one that passed by would leave the protocol new.
+            let mut first = b"0000".to_vec();
+            up.read_exact(&mut first).ok();
+            let length = usize::from_str_radix(&String::from_utf8_lossy(&first), 16).unwrap_or(0);
+            first.resize(length.max(first.len()), 0);
+            up.read_exact(&mut first[4..]).ok();
+            let first = String::from_utf8_lossy(&first).replace("version=2", "version=0");
             down.write_all(first.as_bytes()).ok();
         }
         std::io::copy(&mut up, &mut down).ok();

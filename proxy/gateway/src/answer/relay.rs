@@ -219,7 +219,7 @@ impl Relay {
                 Poll::Ready(Some(Ok(piece))) => match self.piece(piece) {
                     Ok(piece) => piece,
                     Err(why) => {
-                        if let Err(error) = self.cut(Outcome::UpstreamDied, why) {
+                        if let Err(error) = self.cut(Outcome::UpstreamGarbled, why) {
                             return self.break_off(error, context);
                         }
                         continue;
@@ -412,6 +412,10 @@ impl Relay {
 
     /// The backend is gone: whether the stream goes on all the same, or has all that it needs. Else, why not.
     fn goes_on(&mut self, outcome: Outcome) -> bool {
+        if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
+            self.finish_for(Bytes::new());
+            return true;
+        }
         let begun = self.events.as_ref().is_some_and(|events| events.seen() > 0);
         let heard = if begun {
             match self.heard.take_if(|heard| heard.lost().is_none() && self.again.is_some()) {
@@ -437,6 +441,12 @@ impl Relay {
         }
         let Some(lease) = self.lease.take() else { return false };
         blame(&*lease, &self.sent, outcome);
+        // Paid for, whatever becomes of the rest.
+        if begun && let Some(meter) = &self.meter {
+            let (images, audio) = self.sent.media();
+            let seen = self.events.as_ref().map(Events::seen);
+            self.flight.record.work = Work { images, audio, ..meter.work(seen) };
+        }
         self.conn = None;
         self.revoked = Box::pin(std::future::pending());
         self.flight.record.continued = true;
@@ -451,6 +461,12 @@ impl Relay {
                 None => {
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, None)).map_err(Cut::from)
+                }
+                // Nothing of the answer is with the client, whatever it will be: it is begun anew in the same voice.
+                Some(heard) if heard.is_blank() => {
+                    let voice = heard.anew();
+                    let found = again.run(&mut record, lease, died).await;
+                    found.map(|relayed| (relayed, voice)).map_err(Cut::from)
                 }
                 Some(heard) => {
                     let found = continuation::go_on(*again, heard, &mut record, lease, died).await;

@@ -11,6 +11,7 @@ use crate::backend::request_body::RequestBody;
 use crate::body::budget::Held;
 use crate::body::intake::Intake;
 use crate::body::sent::Sent;
+use crate::protocol::headers::CONVERSATION_ID;
 use crate::refusal::Refusal;
 use crate::route::target;
 
@@ -166,6 +167,8 @@ impl Message {
         *head.method_mut() = self.head.method().clone();
         *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);
         *head.headers_mut() = self.head.headers().clone();
+        // What is recorded under it are the events of the client's own request.
+        head.headers_mut().remove(CONVERSATION_ID);
         let sent = Arc::new(Sent::again(&intake.sent));
         let body = Outgoing::Beside(intake.beside(body)?, sent);
         Some(Self { head, body, streams, generates_stream: false, repeats: false })

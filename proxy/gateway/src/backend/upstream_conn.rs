@@ -45,6 +45,14 @@ const LARGE: usize = 8 * 1024;
 /// turn.
 const LOOKS: usize = 3;
 
+/// Why an answer is not here whole.
+pub(crate) enum Partial {
+    /// It broke off.
+    Broken,
+    /// It has more bytes than are held.
+    TooLong,
+}
+
 pub(crate) struct UpstreamConn {
     sender: SendRequest<RequestBody>,
     /// `None` once it has ended, or has a task of its own.
@@ -139,17 +147,17 @@ impl UpstreamConn {
         piece
     }
 
-    /// The whole body of an answer, up to `limit` bytes; `None` if there are more, or it breaks off.
-    pub(crate) async fn all(&mut self, mut body: Incoming, limit: usize) -> Option<Vec<u8>> {
+    /// The whole body of an answer, up to `limit` bytes.
+    pub(crate) async fn all(&mut self, mut body: Incoming, limit: usize) -> Result<Vec<u8>, Partial> {
         let mut all = Vec::new();
         while let Some(piece) = std::future::poll_fn(|context| self.poll_piece(&mut body, context)).await {
-            let piece = piece.ok()?;
+            let piece = piece.map_err(|_| Partial::Broken)?;
             if all.len() + piece.len() > limit {
-                return None;
+                return Err(Partial::TooLong);
             }
             all.extend_from_slice(&piece);
         }
-        Some(all)
+        Ok(all)
     }
 
     fn gather(&mut self, body: &mut Incoming) -> Poll<Option<Result<Bytes, hyper::Error>>> {

@@ -135,7 +135,7 @@ async fn count(
         return None;
     }
     let limit = length.saturating_mul(ANSWER_PER_BYTE).saturating_add(1024);
-    let answer = conn.all(response.into_body(), limit).await?;
+    let answer = conn.all(response.into_body(), limit).await.ok()?;
     let counted: Counted = serde_json::from_slice(&answer).ok()?;
     Some((counted.tokens.len() as u64).saturating_add(texts.tokens))
 }

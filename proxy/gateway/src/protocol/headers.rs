@@ -9,7 +9,7 @@ use http::header::{
 };
 
 /// Makes llama-server go on generating after its client has left, which would defeat cancellation.
-const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
+pub(crate) const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
 
 /// The fields that are of one connection whether `Connection` names them or not; those of a proxy's own login with them.
 static OF_ONE_CONNECTION: [HeaderName; 9] = [

@@ -55,6 +55,10 @@ enum Odd {
     Silent,
     /// Has a grammar.
     Grammar,
+    /// Takes blanks out of an answer.
+    Trims,
+    /// Has a vocabulary that puts blanks before texts.
+    SpellsOtherwise,
     /// Was given another prompt than was meant.
     OtherPrompt,
     /// Ends in the middle of the rest.
@@ -86,11 +90,18 @@ fn next(odd: Odd) -> (Upstream, Asked) {
                 }
                 let grammar = if odd == Odd::Grammar { "root ::= x" } else { "" };
                 let settings = json!({ "grammar": grammar, "stop": ["END"], "preserved_tokens": [] });
-                let told = json!({ "__verbose": { "generation_settings": settings, "tokens_evaluated": 5 } });
+                let raw = if odd == Odd::Trims { " Hi" } else { "Hi" };
+                let told = json!({
+                    "__verbose": { "generation_settings": settings, "tokens_evaluated": 5, "content": raw },
+                    "choices": [{ "message": { "role": "assistant", "content": "Hi" } }],
+                });
                 let answer = match path.as_str() {
                     CHAT if odd == Odd::Silent => json!({ "choices": [] }),
                     CHAT => told,
                     "/apply-template" => json!({ "prompt": "<user>hi<assistant>" }),
+                    "/tokenize" if odd == Odd::SpellsOtherwise => {
+                        json!({ "tokens": [{ "id": 1, "piece": " Hel" }, { "id": 2, "piece": "lo" }] })
+                    }
                     "/tokenize" => {
                         json!({ "tokens": [{ "id": 1, "piece": "Hel" }, { "id": 2, "piece": "lo" }] })
                     }
@@ -133,7 +144,7 @@ async fn it_goes_on_in_the_same_words_and_is_counted_once() {
         let (_, body) = rig.ask(&post(CHAT, BODY)).await;
         let wanted = said("Hel") + &said("lo") + &said(" you") + &finished("stop") + "data: [DONE]\n\n";
         let without_timings =
-            events(&body).replace(r#","timings":{"prompt_n":7,"predicted_n":1,"cache_n":0}"#, "");
+            events(&body).replace(r#","timings":{"prompt_n":5,"predicted_n":3,"cache_n":0}"#, "");
         assert_eq!(without_timings, wanted, "{body}");
         assert!(body.contains(": continued by another process\n\n"), "{body}");
         let asked = asked.lock().unwrap().clone();
@@ -142,7 +153,10 @@ async fn it_goes_on_in_the_same_words_and_is_counted_once() {
         assert_eq!((&asked[0].1["verbose"], &asked[0].1["stream"]), (&json!(true), &json!(false)));
         assert_eq!(asked[2].1["content"], json!(["Hel", "lo"]));
         let rest = json!({ "temperature": 0, "stop": ["END"], "n_predict": 7, "prompt": ["<user>hi<assistant>", 1, 2], "stream": true });
-        assert_eq!(asked[3].1, rest);
+        let mut last = asked[3].1.clone();
+        let fields = last.as_object_mut().unwrap().shift_remove("response_fields");
+        assert!(fields.is_some_and(|fields| fields.as_array().unwrap().contains(&json!("tokens_evaluated"))));
+        assert_eq!(last, rest);
         let record = rig.record(0).await;
         assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok));
         assert_eq!((record.work.prompt_tokens, record.work.output_tokens), (5, 3), "{:?}", record.work);
@@ -168,6 +182,8 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
         (with(json!({ "max_tokens": "9" })), Odd::Well, "no number of tokens"),
         (plain.clone(), Odd::Silent, "does not tell with which settings"),
         (plain.clone(), Odd::Grammar, "computes with `grammar`"),
+        (plain.clone(), Odd::Trims, "takes something out"),
+        (plain.clone(), Odd::SpellsOtherwise, "spells that text otherwise"),
         (plain.clone(), Odd::Refuses(CHAT), "answers with 404"),
         (plain.clone(), Odd::Refuses("/apply-template"), "/apply-template with 404"),
         (plain.clone(), Odd::Refuses("/tokenize"), "/tokenize with 404"),
@@ -198,9 +214,79 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
             assert!(asked.lock().unwrap().is_empty(), "it is known without asking");
         }
         let record = rig.record(0).await;
-        assert_eq!(record.outcome, Outcome::UpstreamDied, "{odd:?}");
+        let garbled = [Odd::OtherPrompt].contains(&odd);
+        let outcome = if garbled { Outcome::UpstreamGarbled } else { Outcome::UpstreamDied };
+        assert_eq!(record.outcome, outcome, "{odd:?}");
+        // What the client has is paid for, whatever became of the rest.
+        assert!(record.work.output_tokens >= 2, "{odd:?}: {:?}", record.work);
         rig.is_clean().await;
     }
+}
+
+#[tokio::test]
+async fn what_had_no_token_yet_is_begun_anew_in_the_same_stream() {
+    let delta = |id: &str, created: u64, delta: Value, reason: Value| {
+        let choice = json!({ "finish_reason": reason, "index": 0, "delta": delta });
+        data(&json!({ "choices": [choice], "created": created, "id": id, "model": "m" }))
+    };
+    let role =
+        |id: &str, created| delta(id, created, json!({ "role": "assistant", "content": null }), Value::Null);
+    let thought = |id: &str, created| delta(id, created, json!({ "reasoning_content": "hm" }), Value::Null);
+    let end = |id: &str, created| delta(id, created, json!({}), json!("stop"));
+    // Nobody can say the rest of an answer with tools, but there is none yet.
+    for body in [BODY.to_owned(), BODY.replace("\"temperature\":0", "\"tools\":[{\"type\":\"function\"}]")] {
+        let dead = dying(role("one", 7));
+        let all = role("two", 9) + &thought("two", 9) + &end("two", 9) + "data: [DONE]\n\n";
+        let alive = Upstream::start(move |mut peer| {
+            let all = all.clone();
+            async move {
+                peer.request().await;
+                peer.send(EVENTS).await;
+                peer.send_chunk(all.as_bytes()).await;
+                peer.send(b"0\r\n\r\n").await;
+            }
+        });
+        let rig = Rig::with(going_on(), &[&dead, &alive]).await;
+        let (_, answer) = rig.ask(&post(CHAT, &body)).await;
+        let wanted = role("one", 7) + &thought("one", 7) + &end("one", 7) + "data: [DONE]\n\n";
+        assert_eq!(events(&answer), wanted, "{answer}");
+        let record = rig.record(0).await;
+        assert_eq!((record.continued, record.outcome), (true, Outcome::Ok));
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_rest_that_has_its_end_needs_its_server_no_more() {
+    let native = |text: &str, made: u64, stop: bool, evaluated: u64| {
+        data(
+            &json!({ "content": text, "tokens": [made], "stop": stop, "tokens_predicted": made, "tokens_evaluated": evaluated }),
+        )
+    };
+    let dead = dying(native("a", 1, false, 5));
+    let (rest, told) = (
+        native("b", 1, false, 6) + &native("", 1, true, 6),
+        json!({
+            "generation_settings": { "grammar": "", "stop": [], "preserved_tokens": [] }, "tokens_evaluated": 5, "content": "a",
+        }),
+    );
+    let alive = Upstream::start(move |mut peer| {
+        let (rest, told) = (rest.clone(), told.clone());
+        async move {
+            peer.request().await;
+            peer.send(&json_answer(&told.to_string())).await;
+            peer.request().await;
+            peer.send(EVENTS).await;
+            peer.send_chunk(rest.as_bytes()).await;
+            // Gone before the end of its body.
+        }
+    });
+    let rig = Rig::with(going_on(), &[&dead, &alive]).await;
+    let body = r#"{"prompt":"P","stream":true,"temperature":0}"#;
+    let (_, answer) = rig.ask(&post("/completion", body)).await;
+    assert!(answer.contains(r#""stop":true"#) && !answer.contains("error"), "{answer}");
+    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    rig.is_clean().await;
 }
 
 #[tokio::test]

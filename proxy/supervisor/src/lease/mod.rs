@@ -104,9 +104,10 @@ impl Lease {
     }
 
     /// The same for generations of the same command, binary and model files: of an answer that one of them began, another can
-    /// compute the rest. `None`: not known.
+    /// compute the rest. `None`: not known, or something was set in a process of the model while it ran (an adapter's scale), which
+    /// an answer that was under way did not follow.
     pub fn kin(&self) -> Option<Kin> {
-        self.cell.kin.get().copied()
+        self.cell.kin.get().copied().filter(|_| self.leases.settings.are_untouched())
     }
 
     /// How long the caller waited for it.

@@ -32,6 +32,8 @@ struct Kept {
     all: Vec<Setting>,
     /// Routes of what was set in one process and the others do not know yet.
     fresh: Vec<(GenerationId, String)>,
+    /// Something was set, kept or not, since all was forgotten.
+    touched: bool,
 }
 
 /// Routes of one model that are kept: llama-server has two.
@@ -44,6 +46,7 @@ impl Settings {
     /// it is not what is set any more.
     pub(crate) fn set(&self, by: GenerationId, path: &str, body: Bytes) -> bool {
         let mut kept = lock(&self.0);
+        kept.touched = true;
         kept.all.retain(|known| known.path != path);
         if body.len() as u64 > MOST || kept.all.len() >= ROUTES {
             return false;
@@ -63,6 +66,11 @@ impl Settings {
         lock(&self.0).all.clone()
     }
 
+    /// Whether the model's processes are as their command made them.
+    pub(crate) fn are_untouched(&self) -> bool {
+        !lock(&self.0).touched
+    }
+
     /// Forgets everything; the routes that something was set by.
     pub(crate) fn clear(&self) -> Vec<String> {
         std::mem::take(&mut *lock(&self.0)).all.into_iter().map(|setting| setting.path).collect()
@@ -76,6 +84,7 @@ mod tests {
     #[test]
     fn the_last_of_each_route_counts_and_what_is_too_large_is_not_kept() {
         let settings = Settings::default();
+        assert!(settings.are_untouched());
         let set = |path: &str, body: &str| {
             settings.set(GenerationId(1), path, Bytes::copy_from_slice(body.as_bytes()))
         };
@@ -88,6 +97,12 @@ mod tests {
         assert!(!format!("{settings:?}").contains("[2]"), "nothing of it is shown");
         assert!(!set("/lora-adapters", &"x".repeat(64 * 1024 + 1)));
         assert_eq!(settings.all().len(), 1, "the older one is not what is set");
+        assert!(!settings.are_untouched());
         assert_eq!((settings.clear(), settings.all().len()), (vec!["/props".to_owned()], 0));
+        assert!(settings.are_untouched());
+        assert!(
+            !set("/props", &"x".repeat(64 * 1024 + 1)) && !settings.are_untouched(),
+            "it is set, though not kept"
+        );
     }
 }

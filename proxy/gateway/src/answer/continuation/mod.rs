@@ -3,7 +3,7 @@
 //! ```text
 //!   transcript (what the client has) --+
 //!   request (as it went to the dead) --+--> probe: what does the next server make of the request?
-//!                                      |      | a grammar, marks, another build: the stream ends with an error
+//!                                      |      | a grammar, marks, thoughts, another build: the stream ends with an error
 //!                                      +--> chat: its prompt, rendered there --> tokens of what was delivered
 //!                                             |
 //!                                             v
@@ -22,9 +22,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::StatusCode;
+use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
-use self::request::{Said, Settings, Why, Wish};
+use self::request::{Settings, Why, Wish};
 pub(crate) use self::transcript::{Stage, Transcript};
 pub(crate) use self::voice::{DONE, Voice};
 use crate::answer::assemble::{Kind, is_events};
@@ -32,6 +33,7 @@ use crate::backend::again::Again;
 use crate::backend::attempts::{Attempts, Backend, Relayed};
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::message::Message;
+use crate::backend::upstream_conn::{Partial, UpstreamConn};
 use crate::observe::{Outcome, Record};
 use crate::refusal::Refusal;
 
@@ -114,6 +116,13 @@ async fn computed(
     let Some(frame) = heard.frame.clone() else { return Err("it has no event".to_owned().into()) };
     let Some(body) = message.json() else { return Err("its request is not kept".to_owned().into()) };
     let mut wish = Wish::of(kind, &body)?;
+    // Those of a text are drawn again. A client of llama-server's own dialect has the tokens, though not their text.
+    if heard.withholds() && (kind == Kind::Native || !wish.stops()) {
+        return Err("its last tokens have no text, or stop words may begin there".to_owned().into());
+    }
+    if heard.text.contains('\u{FFFD}') && heard.ids_of_all().is_none() {
+        return Err("its text has bytes that are no characters".to_owned().into());
+    }
     let Some(kin) = dead.kin() else {
         return Err("it is not known what its server was started from".to_owned().into());
     };
@@ -138,50 +147,53 @@ async fn computed(
         return Err("the process that follows was started from something else".to_owned().into());
     }
     let mut asking = Asking { attempts, message, lease, revoked, deadline };
-    let told = match response.status() {
-        StatusCode::OK => {
-            let reading = conn.all(response.into_body(), ANSWER + body.len().saturating_mul(TIMES));
-            asking.within(reading).await.flatten()
-        }
-        status => {
-            return Err(format!("the process that follows answers with {status} when asked for it").into());
-        }
-    };
-    let Some(told) = told else { return Err(asking.broke(sent.whole_print().is_some())) };
+    if response.status() != StatusCode::OK {
+        let status = response.status();
+        return Err(format!("the process that follows answers with {status} when asked for it").into());
+    }
+    let most = ANSWER + body.len().saturating_mul(TIMES);
+    let told = asking.all(&mut conn, response.into_body(), most, sent.whole_print().is_some()).await?;
     pool.put(conn, asking.lease.facts());
     let settings = Settings::of(kind, &told)?;
-    if !settings.marks.is_empty() {
-        let marks = asking.ask("/detokenize", request::detokenize(&settings.marks)).await?;
-        request::are_harmless(&marks)?;
-    }
+    let marks = match &settings.marks[..] {
+        [] => String::new(),
+        marks => request::harmless(&asking.ask("/detokenize", request::detokenize(marks)).await?)?,
+    };
     let rendered = match kind {
         Kind::Chat => Some(request::rendered(&asking.ask("/apply-template", wish.template()).await?)?),
         _ => None,
     };
+    if let Some(rendered) = &rendered
+        && settings.may_hide(&marks, rendered)
+    {
+        return Err("its model may have thought before it said that".to_owned().into());
+    }
     let ids = match heard.ids_of_all() {
-        Some(ids) => Some(ids.to_vec()),
-        None if heard.text.is_empty() => Some(Vec::new()),
+        Some(ids) => ids.to_vec(),
+        None if heard.text.is_empty() => Vec::new(),
         None if request::has_marks(&heard.text) => {
             return Err("its text has marks of a template".to_owned().into());
         }
-        None => request::tokens(&asking.ask("/tokenize", request::tokenize(heard)).await?, &heard.text),
+        None => {
+            let answer = asking.ask("/tokenize", request::tokenize(heard)).await?;
+            let ids = request::tokens(&answer, &heard.text);
+            // Where the stream counts them, they must be as many.
+            let ids = ids.filter(|ids| heard.counted.is_none_or(|counted| counted == ids.len() as u64));
+            ids.ok_or_else(|| "its vocabulary spells that text otherwise".to_owned())?
+        }
     };
-    let said = match &ids {
-        Some(ids) => Said::Ids(ids),
-        None => Said::Text(&heard.text, heard.ends.len() as u64),
-    };
-    let rest = wish.rest(&settings, rendered, &said);
+    let rest = wish.rest(&settings, rendered, &ids);
     let path = (kind == Kind::Chat).then_some("/completion");
     let relayed = asking.stream(path, rest).await?;
     let voice = Voice {
         kind,
         frame,
-        delivered: said.tokens(),
+        delivered: ids.len() as u64,
         prompt: settings.prompt,
-        again: said.again(),
         text: heard.text.clone(),
         limit: wish.limit,
         wants_usage: wish.wants_usage,
+        is_anew: false,
         ended: false,
     };
     Ok((relayed, voice))
@@ -208,13 +220,36 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// What comes of it, unless the lease or the time ends first.
-    async fn within<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+    /// What comes of it, unless the lease or the time ends first: neither says anything against that server.
+    async fn within<T>(&mut self, future: impl Future<Output = T>) -> Result<T, Stop> {
         tokio::select! {
             biased;
-            done = timeout_at(self.deadline, future) => done.ok(),
-            () = &mut self.revoked => None,
+            done = timeout_at(self.deadline, future) => done.map_err(|_| {
+                Stop::Cannot("the whole would take longer than `upstream.exchange_timeout`".to_owned())
+            }),
+            () = &mut self.revoked => {
+                if let Some(print) = self.message.sent().print() {
+                    self.lease.lost(print);
+                }
+                Err(Stop::Cannot("the process that followed was stopped, too".to_owned()))
+            }
         }
+    }
+
+    /// All of an answer.
+    async fn all(
+        &mut self,
+        conn: &mut UpstreamConn,
+        body: Incoming,
+        limit: usize,
+        is_sent: bool,
+    ) -> Result<Vec<u8>, Stop> {
+        self.within(conn.all(body, limit)).await?.map_err(|part| match part {
+            Partial::Broken => self.broke(is_sent),
+            Partial::TooLong => {
+                Stop::Cannot("the process that follows answers with more than is held".to_owned())
+            }
+        })
     }
 
     /// The connection broke: the server may have died of what it was asked.
@@ -232,20 +267,16 @@ impl Asking<'_> {
         let mut message = beside(&self.message, Some(path), body, false)?;
         let lease = self.lease.clone();
         let Attempts { upstream, .. } = self.attempts;
-        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await;
-        let Some(Ok((response, mut conn, pool))) = asked else {
+        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
+        let Ok((response, mut conn, pool)) = asked else {
             return Err(self.broke(message.sent().is_whole()));
         };
         if response.status() != StatusCode::OK {
             return Err(format!("its build answers {path} with {}", response.status()).into());
         }
-        match self.within(conn.all(response.into_body(), limit)).await.flatten() {
-            Some(answer) => {
-                pool.put(conn, lease.facts());
-                Ok(answer)
-            }
-            None => Err(self.broke(true)),
-        }
+        let answer = self.all(&mut conn, response.into_body(), limit, true).await?;
+        pool.put(conn, lease.facts());
+        Ok(answer)
     }
 
     /// The stream that is the rest.
@@ -253,8 +284,8 @@ impl Asking<'_> {
         let mut message = beside(&self.message, path, body, true)?;
         let lease = self.lease.clone();
         let Attempts { upstream, .. } = self.attempts;
-        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await;
-        let Some(Ok((response, conn, pool))) = asked else {
+        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
+        let Ok((response, conn, pool)) = asked else {
             return Err(self.broke(message.sent().is_whole()));
         };
         if response.status() != StatusCode::OK || !is_events(response.headers()) {

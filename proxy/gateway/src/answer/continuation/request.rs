@@ -3,6 +3,9 @@
 //! A request is continued only if all of it is understood: whatever is not in the lists below may change how tokens are drawn
 //! or how events look, and then the end of the stream is an error instead of something unrelated.
 
+use std::borrow::Cow;
+
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::transcript::Transcript;
@@ -68,10 +71,20 @@ const BESIDE: [&str; 15] = [
 /// What makes a prompt of a chat: the next server's own template does that.
 const TEMPLATE: [&str; 4] = ["chat_template_kwargs", "messages", "reasoning_effort", "reasoning_format"];
 
+/// Where a thought ends.
+const THOUGHT: &str = "</think>";
+
 /// Tokens that a template may want to see in a text and that do not change how it goes on: where reasoning and calls begin
 /// and end, of which the answer has none.
 const MARKS: [&str; 6] =
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
+    ["<think>", THOUGHT, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
+
+/// What is needed of the last event of a chat's rest.
+const LAST: [&str; 8] =
+    ["content", "index", "stop", "stop_type", "timings", "tokens_evaluated", "tokens_predicted", "truncated"];
+
+/// Tokens of a probe: enough to show whether the build's reader of chats takes anything out of the beginning of an answer.
+const PROBE: u64 = 8;
 
 /// A request that can be continued.
 #[derive(Debug)]
@@ -104,7 +117,7 @@ impl Wish {
         Ok(Self { kind, body, limit, wants_usage })
     }
 
-    /// The same request, to learn what the server makes of it: one token, told with all settings.
+    /// The same request, to learn what the server makes of it: some tokens, told with all settings.
     pub(super) fn probe(&self) -> Vec<u8> {
         let mut body = self.body.clone();
         for name in ["stream_options", "max_completion_tokens", "return_progress", "timings_per_token"] {
@@ -112,9 +125,14 @@ impl Wish {
         }
         body.insert("stream".to_owned(), json!(false));
         body.insert("verbose".to_owned(), json!(true));
-        body.insert("n_predict".to_owned(), json!(1));
-        body.insert("max_tokens".to_owned(), json!(1));
+        body.insert("n_predict".to_owned(), json!(PROBE));
+        body.insert("max_tokens".to_owned(), json!(PROBE));
         bytes(body)
+    }
+
+    /// Whether it names stop words.
+    pub(super) fn stops(&self) -> bool {
+        self.body.get("stop").is_some_and(|stop| !stop.is_null())
     }
 
     /// What renders the prompt of a chat.
@@ -122,8 +140,8 @@ impl Wish {
         bytes(self.body.clone())
     }
 
-    /// What the server is to go on with: the prompt and what was delivered, as token ids where they are known.
-    pub(super) fn rest(&self, settings: &Settings, rendered: Option<String>, said: &Said<'_>) -> Vec<u8> {
+    /// What the server is to go on with: the prompt and the tokens that were delivered.
+    pub(super) fn rest(&self, settings: &Settings, rendered: Option<String>, said: &[u32]) -> Vec<u8> {
         let mut body = self.body.clone();
         body.retain(|name, _| is_drawing(name) || (self.kind == Kind::Text && name == "model"));
         if let Some(stop) = self.stop(settings) {
@@ -131,11 +149,15 @@ impl Wish {
         }
         if let Some(limit) = self.limit {
             // Where nothing is left, the one token is thrown away.
-            body.insert("n_predict".to_owned(), json!(limit.saturating_sub(said.tokens()).max(1)));
+            body.insert("n_predict".to_owned(), json!(limit.saturating_sub(said.len() as u64).max(1)));
         }
         let begun =
             rendered.map_or_else(|| self.body.get("prompt").cloned().unwrap_or_default(), Value::String);
         body.insert("prompt".to_owned(), joined(begun, said));
+        if self.kind == Kind::Chat {
+            // Of the last event only what a chat's has: without this it repeats the prompt and all settings.
+            body.insert("response_fields".to_owned(), json!(LAST));
+        }
         body.insert("stream".to_owned(), json!(true));
         bytes(body)
     }
@@ -150,50 +172,19 @@ impl Wish {
     }
 }
 
-/// What was delivered.
-#[derive(Debug)]
-pub(super) enum Said<'a> {
-    /// As the very tokens.
-    Ids(&'a [u32]),
-    /// As a text of so many pieces, where its tokens are not known.
-    Text(&'a str, u64),
-}
-
-impl Said<'_> {
-    /// Tokens of the delivered part.
-    pub(super) fn tokens(&self) -> u64 {
-        match self {
-            Self::Ids(ids) => ids.len() as u64,
-            Self::Text(_, pieces) => *pieces,
+/// A prompt with what was delivered behind it, as the very tokens: a text would be spelled anew across the seam, with a blank more
+/// in some vocabularies, and what looks like a mark of the template would be one.
+fn joined(prompt: Value, said: &[u32]) -> Value {
+    let said = said.iter().map(|id| json!(id));
+    match prompt {
+        Value::String(text) if said.len() > 0 => {
+            Value::Array(std::iter::once(Value::String(text)).chain(said).collect())
         }
-    }
-
-    /// Tokens of the prompt that are the delivered part, where that is known.
-    pub(super) fn again(&self) -> Option<u64> {
-        match self {
-            Self::Ids(ids) => Some(ids.len() as u64),
-            Self::Text(..) => None,
-        }
-    }
-}
-
-/// A prompt with what was delivered behind it.
-fn joined(prompt: Value, said: &Said<'_>) -> Value {
-    match (prompt, said) {
-        (prompt, Said::Ids([])) => prompt,
-        (Value::String(text), Said::Text(said, _)) => Value::String(text + said),
-        (Value::String(text), Said::Ids(ids)) => {
-            Value::Array(std::iter::once(Value::String(text)).chain(ids.iter().map(|id| json!(id))).collect())
-        }
-        (Value::Array(mut parts), Said::Ids(ids)) => {
-            parts.extend(ids.iter().map(|id| json!(id)));
+        Value::Array(mut parts) => {
+            parts.extend(said);
             Value::Array(parts)
         }
-        (Value::Array(mut parts), Said::Text(said, _)) => {
-            parts.push(json!(said));
-            Value::Array(parts)
-        }
-        (other, _) => other,
+        other => other,
     }
 }
 
@@ -205,6 +196,8 @@ pub(super) struct Settings {
     pub(super) prompt: u64,
     /// Tokens that the template wants to see in the text.
     pub(super) marks: Vec<u32>,
+    /// The same request has the same answer each time.
+    is_greedy: bool,
 }
 
 impl Settings {
@@ -233,8 +226,34 @@ impl Settings {
         let marks = settings["preserved_tokens"].as_array().into_iter().flatten();
         let marks = marks.map(|mark| u32::try_from(mark.as_u64()?).ok()).collect::<Option<Vec<_>>>();
         let Some(marks) = marks else { return Err(unknown_marks()) };
-        Ok(Self { stop: settings["stop"].clone(), prompt, marks })
+        if kind == Kind::Chat && !is_passed_whole(&answer, told) {
+            return Err("its build takes something out of what the model says".to_owned());
+        }
+        let is_greedy = settings["temperature"].as_f64().is_some_and(|temperature| temperature <= 0.0)
+            || settings["top_k"] == 1;
+        Ok(Self { stop: settings["stop"].clone(), prompt, marks, is_greedy })
     }
+
+    /// Whether the answer may have begun with something that the client does not have, though the probe did not: at another
+    /// draw a model that can think may begin with an empty thought. Not if the prompt itself has ended the thought.
+    pub(super) fn may_hide(&self, marks: &str, rendered: &str) -> bool {
+        let thinks = marks.contains(THOUGHT) || rendered.contains(THOUGHT);
+        thinks && !self.is_greedy && !rendered.trim_ascii_end().ends_with(THOUGHT)
+    }
+}
+
+/// Whether a client has all that the model said, to the byte: what a build's reader of chats takes out (blanks before the text,
+/// thoughts, marks) would be missing from what the next server goes on with.
+fn is_passed_whole(answer: &Value, told: &Value) -> bool {
+    let message = &answer["choices"][0]["message"];
+    let content = match &message["content"] {
+        Value::Null => "",
+        Value::String(content) => content,
+        _ => return false,
+    };
+    let beside = ["reasoning_content", "tool_calls"].map(|name| &message[name]);
+    let nothing = |value: &Value| value.is_null() || *value == "" || *value == json!([]);
+    told["content"] == content && beside.into_iter().all(nothing)
 }
 
 /// The rendered prompt of a chat.
@@ -250,14 +269,15 @@ pub(super) fn detokenize(ids: &[u32]) -> Vec<u8> {
     json!({ "tokens": ids }).to_string().into_bytes()
 }
 
-/// Whether all of the marks are of those that do no harm.
-pub(super) fn are_harmless(marks: &[u8]) -> Result<(), Why> {
-    let told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
-    let Some(mut rest) = told["content"].as_str() else { return Err(unknown_marks()) };
+/// The marks, if all of them are of those that do no harm.
+pub(super) fn harmless(marks: &[u8]) -> Result<String, Why> {
+    let mut told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
+    let Value::String(marks) = told["content"].take() else { return Err(unknown_marks()) };
+    let mut rest = marks.as_str();
     while !rest.is_empty() {
         rest = MARKS.iter().find_map(|mark| rest.strip_prefix(mark)).ok_or_else(unknown_marks)?;
     }
-    Ok(())
+    Ok(marks)
 }
 
 /// Whether a text has what may have been one token of the template's and would be several of the text.
@@ -277,24 +297,39 @@ pub(super) fn tokenize(heard: &Transcript) -> Vec<u8> {
         .into_bytes()
 }
 
+/// The answer to it. Read as such, and not as any JSON: it has a token for each few bytes of a text that may be long.
+#[derive(Deserialize)]
+struct Tokenized<'a> {
+    #[serde(borrow)]
+    tokens: Vec<Token<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Token<'a> {
+    id: u32,
+    #[serde(borrow)]
+    piece: Piece<'a>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Piece<'a> {
+    Text(#[serde(borrow)] Cow<'a, str>),
+    /// Of a character that is not whole.
+    Bytes(Vec<u8>),
+}
+
 /// The tokens of a text, if they are that text to the byte.
 pub(super) fn tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
-    let answer: Value = serde_json::from_slice(answer).ok()?;
-    let (mut ids, mut spelled) = (Vec::new(), Vec::with_capacity(text.len()));
-    for token in answer["tokens"].as_array()? {
-        ids.push(u32::try_from(token["id"].as_u64()?).ok()?);
-        match &token["piece"] {
-            Value::String(piece) => spelled.extend_from_slice(piece.as_bytes()),
-            // Of a character that is not whole.
-            Value::Array(piece) => {
-                for byte in piece {
-                    spelled.push(u8::try_from(byte.as_u64()?).ok()?);
-                }
-            }
-            _ => return None,
-        }
+    let Tokenized { tokens } = serde_json::from_slice(answer).ok()?;
+    let mut rest = text.as_bytes();
+    for token in &tokens {
+        rest = rest.strip_prefix(match &token.piece {
+            Piece::Text(piece) => piece.as_bytes(),
+            Piece::Bytes(piece) => piece,
+        })?;
     }
-    (spelled == text.as_bytes()).then_some(ids)
+    rest.is_empty().then(|| tokens.iter().map(|token| token.id).collect())
 }
 
 fn is_drawing(name: &str) -> bool {

@@ -21,14 +21,15 @@ fn settings(own: &Value) -> Value {
     for (name, value) in own.as_object().into_iter().flatten() {
         all[name] = value.clone();
     }
-    json!({ "__verbose": { "generation_settings": all, "tokens_evaluated": 22 } })
+    let told = json!({ "generation_settings": all, "tokens_evaluated": 22, "content": "a b" });
+    json!({ "__verbose": told, "choices": [{ "message": { "role": "assistant", "content": "a b" } }] })
 }
 
 fn plain() -> Settings {
     Settings::of(Kind::Chat, settings(&json!({})).to_string().as_bytes()).unwrap()
 }
 
-fn rest(wish: &Wish, rendered: Option<&str>, said: &Said<'_>) -> Value {
+fn rest(wish: &Wish, rendered: Option<&str>, said: &[u32]) -> Value {
     serde_json::from_slice(&wish.rest(&plain(), rendered.map(str::to_owned), said)).unwrap()
 }
 
@@ -81,7 +82,7 @@ fn what_is_not_known_to_change_nothing_is_not_continued() {
 }
 
 #[test]
-fn the_probe_asks_for_one_token_and_all_settings() {
+fn the_probe_asks_for_a_few_tokens_and_all_settings() {
     let wish = wish(
         Kind::Chat,
         &json!({ "max_completion_tokens": 9, "stream_options": { "include_usage": true }, "top_k": 3 }),
@@ -90,7 +91,7 @@ fn the_probe_asks_for_one_token_and_all_settings() {
     let probe: Value = serde_json::from_slice(&wish.probe()).unwrap();
     assert_eq!(
         (&probe["stream"], &probe["verbose"], &probe["max_tokens"], &probe["n_predict"]),
-        (&json!(false), &json!(true), &json!(1), &json!(1))
+        (&json!(false), &json!(true), &json!(PROBE), &json!(PROBE))
     );
     assert_eq!((&probe["top_k"], &probe["messages"][0]["content"]), (&json!(3), &json!("hi")));
     // llama-server refuses options of a stream where none is asked for.
@@ -101,7 +102,7 @@ fn the_probe_asks_for_one_token_and_all_settings() {
 #[test]
 fn the_rest_has_what_was_delivered_behind_the_prompt_and_as_many_tokens_as_are_left() {
     let wish = wish(Kind::Chat, &json!({ "max_tokens": 10, "temperature": 0.5, "user": "u" })).unwrap();
-    let asked = rest(&wish, Some("<user>hi<assistant>"), &Said::Ids(&[4, 5, 6]));
+    let asked = rest(&wish, Some("<user>hi<assistant>"), &[4, 5, 6]);
     assert_eq!(asked["prompt"], json!(["<user>hi<assistant>", 4, 5, 6]));
     assert_eq!(
         (&asked["n_predict"], &asked["temperature"], &asked["stream"]),
@@ -109,16 +110,16 @@ fn the_rest_has_what_was_delivered_behind_the_prompt_and_as_many_tokens_as_are_l
     );
     assert_eq!(asked["stop"], json!(["<|im_end|>"]), "a template's own");
     assert!(["user", "messages", "max_tokens"].iter().all(|name| asked.get(name).is_none()), "{asked}");
-    let asked = rest(&wish, Some("P"), &Said::Text("so far", 4));
-    assert_eq!((&asked["prompt"], &asked["n_predict"]), (&json!("Pso far"), &json!(6)));
+    // Else its last event repeats a prompt that may be larger than an event that is held.
+    assert_eq!(asked["response_fields"], json!(LAST));
     // Nothing is left: one is computed and thrown away.
-    assert_eq!(rest(&wish, Some("P"), &Said::Ids(&[1; 10]))["n_predict"], 1);
+    assert_eq!(rest(&wish, Some("P"), &[1; 10])["n_predict"], 1);
     let endless = self::wish(Kind::Native, &json!({ "prompt": [7, "a"], "stop": "x" })).unwrap();
-    let asked = rest(&endless, None, &Said::Ids(&[8]));
+    let asked = rest(&endless, None, &[8]);
     assert_eq!((&asked["prompt"], &asked["stop"]), (&json!([7, "a", 8]), &json!("x")));
     assert!(asked.get("n_predict").is_none());
-    assert_eq!(rest(&endless, None, &Said::Text("b", 1))["prompt"], json!([7, "a", "b"]));
-    assert_eq!(rest(&endless, None, &Said::Ids(&[]))["prompt"], json!([7, "a"]));
+    assert!(asked.get("response_fields").is_none(), "the client gets all of it");
+    assert_eq!(rest(&endless, None, &[])["prompt"], json!([7, "a"]));
 }
 
 #[test]
@@ -144,12 +145,14 @@ fn what_has_a_state_of_its_own_is_not_continued() {
 
 #[test]
 fn marks_of_reasoning_and_calls_do_no_harm_and_others_may() {
-    let told = |text: &str| are_harmless(json!({ "content": text }).to_string().as_bytes());
-    assert!(told("").is_ok() && told("<think></think><tool_call></tool_call>").is_ok());
+    let told = |text: &str| harmless(json!({ "content": text }).to_string().as_bytes());
+    for text in ["", "<think></think><tool_call></tool_call>"] {
+        assert_eq!(told(text).unwrap(), text);
+    }
     for text in ["<|channel|>", "<think> ", "x", "<think><|message|>"] {
         assert!(told(text).is_err(), "{text}");
     }
-    assert!(are_harmless(b"{}").is_err() && are_harmless(b"").is_err());
+    assert!(harmless(b"{}").is_err() && harmless(b"").is_err());
     // In the text itself they may have been one token, and would be several now.
     assert!(has_marks("a <think> b") && has_marks("<|im_end|>") && !has_marks("a < b | c > think"));
 }
@@ -171,4 +174,52 @@ fn tokens_of_a_text_are_taken_only_if_they_spell_it() {
     }
     assert!(rendered(b"{}").is_err());
     assert_eq!(rendered(b"{\"prompt\":\"p\"}").unwrap(), "p");
+}
+
+#[test]
+fn a_build_that_takes_something_out_of_what_the_model_says_is_found_out() {
+    let with = |raw: &str, message: Value| {
+        let mut answer = settings(&json!({}));
+        answer["__verbose"]["content"] = json!(raw);
+        answer["choices"][0]["message"] = message;
+        Settings::of(Kind::Chat, answer.to_string().as_bytes())
+    };
+    for whole in [
+        with("a", json!({ "content": "a" })),
+        with("", json!({ "content": null })),
+        with("a", json!({ "content": "a", "reasoning_content": null, "tool_calls": [] })),
+    ] {
+        assert!(whole.is_ok(), "{:?}", whole.err());
+    }
+    for (raw, message) in [
+        (" a", json!({ "content": "a" })),
+        ("<think>\n\n</think>\n\na", json!({ "content": "a" })),
+        ("all\na", json!({ "content": "a" })),
+        ("a", json!({ "content": null })),
+        ("a", json!({ "content": "a", "reasoning_content": "b" })),
+        ("a", json!({ "content": "a", "tool_calls": [{}] })),
+        ("a", json!({ "content": ["a"] })),
+        ("a", json!({})),
+    ] {
+        let told = with(raw, message.clone()).map(|_| ()).unwrap_err();
+        assert!(told.contains("takes something out"), "{raw} {message}: {told}");
+    }
+}
+
+#[test]
+fn a_thought_that_may_have_come_before_is_not_passed_over() {
+    let with = |own: Value| Settings::of(Kind::Chat, settings(&own).to_string().as_bytes()).unwrap();
+    let (drawn, greedy) = (with(json!({ "temperature": 0.7 })), with(json!({ "temperature": 0.0 })));
+    let first = with(json!({ "temperature": 0.7, "top_k": 1 }));
+    for (settings, marks, prompt, hides) in [
+        (&drawn, "<think></think>", "<user>hi<assistant>", true),
+        (&drawn, "", "<user>hi<assistant>a</think>b<user>so<assistant>", true),
+        (&drawn, "<think></think>", "<user>hi<assistant><think>\n\n</think>\n\n", false),
+        (&drawn, "", "<user>hi<assistant>", false),
+        // The probe said the same.
+        (&greedy, "<think></think>", "<user>hi<assistant>", false),
+        (&first, "<think></think>", "<user>hi<assistant>", false),
+    ] {
+        assert_eq!(settings.may_hide(marks, prompt), hides, "{marks} {prompt} {settings:?}");
+    }
 }

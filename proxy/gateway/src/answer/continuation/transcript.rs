@@ -19,6 +19,7 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 use serde_json::{Map, Value};
 
+use super::voice::Voice;
 use crate::answer::assemble::Kind;
 
 static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
@@ -42,10 +43,13 @@ pub(crate) struct Transcript {
     pub(super) text: String,
     /// Where each piece of `text` ends.
     pub(super) ends: Vec<u32>,
-    /// Token ids, of llama-server's own dialect.
-    pub(super) ids: Vec<u32>,
+    /// Token ids, of llama-server's own dialect, while it tells one for each token.
+    ids: Vec<u32>,
+    spelled: bool,
     /// Tokens so far as the stream itself counts them, in that dialect.
     pub(super) counted: Option<u64>,
+    /// The last tokens have no text. While stop words may be beginning, llama-server holds their text back.
+    withholds: bool,
     /// The first event, whose id and names all others have.
     pub(super) frame: Option<Map<String, Value>>,
     stage: Stage,
@@ -62,6 +66,8 @@ struct Mould {
 
 /// Bytes for each piece beside its text.
 const PER_PIECE: usize = 8;
+/// Bytes for each token.
+const PER_TOKEN: usize = 4;
 
 impl Transcript {
     /// Of a stream of this kind; `None` for one that cannot go on elsewhere. Holds `limit` bytes at most.
@@ -72,7 +78,9 @@ impl Transcript {
             text: String::new(),
             ends: Vec::new(),
             ids: Vec::new(),
+            spelled: true,
             counted: None,
+            withholds: false,
             frame: None,
             stage: Stage::Going,
             lost: None,
@@ -115,7 +123,23 @@ impl Transcript {
 
     /// The tokens of all of the text, where the stream has each of them.
     pub(super) fn ids_of_all(&self) -> Option<&[u32]> {
-        (self.counted == Some(self.ids.len() as u64)).then_some(&*self.ids)
+        (self.spelled && self.counted == Some(self.ids.len() as u64)).then_some(&*self.ids)
+    }
+
+    /// Whether the client has no token of the answer, but for the head of it.
+    pub(crate) fn is_blank(&self) -> bool {
+        let begun = self.stage == Stage::Going && self.frame.is_some();
+        begun && self.text.is_empty() && !self.withholds && self.counted.unwrap_or(0) == 0
+    }
+
+    /// The voice in which a blank one is begun anew.
+    pub(crate) fn anew(self) -> Option<Voice> {
+        Voice::anew(self.kind, self.frame)
+    }
+
+    /// Whether there are tokens whose text the client does not have.
+    pub(super) fn withholds(&self) -> bool {
+        self.withholds
     }
 
     /// Whole events, as they passed.
@@ -142,6 +166,10 @@ impl Transcript {
             && let Some(quoted) = mould.text(event)
         {
             return match text(quoted) {
+                Some(text) if text.is_empty() => {
+                    self.withholds = self.kind == Kind::Text;
+                    Ok(())
+                }
                 Some(text) => self.piece(&text),
                 None => Err("its text cannot be read"),
             };
@@ -189,13 +217,25 @@ impl Transcript {
         let Some(Value::String(text)) = chunk.get("content") else { return Err("an event has no text") };
         if chunk.get("stop") == Some(&Value::Bool(true)) {
             self.stage = Stage::Done;
-        } else {
-            let ids = chunk.get("tokens").and_then(Value::as_array).into_iter().flatten();
-            let ids = ids.filter_map(|id| u32::try_from(id.as_u64()?).ok());
-            self.ids.extend(ids);
-            self.counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
+        } else if !is_progress(chunk) {
+            self.tokens(chunk, text.is_empty());
         }
         Ok(text.clone())
+    }
+
+    /// The tokens of an event. One whose tokens are not told, or not all of them (the bytes of one character come with the last
+    /// one), is a gap behind which no list of them is whole again, whatever it counts.
+    fn tokens(&mut self, chunk: &Map<String, Value>, is_silent: bool) {
+        let counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
+        let told = chunk.get("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let grown = counted.and_then(|counted| counted.checked_sub(self.counted.unwrap_or(0)));
+        if grown == Some(told.len() as u64) {
+            self.ids.extend(told.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()));
+        } else {
+            (self.spelled, self.ids) = (false, Vec::new());
+        }
+        self.withholds = is_silent && (!told.is_empty() || grown.is_some_and(|grown| grown > 0));
+        self.counted = counted;
     }
 
     /// An event in `OpenAI`'s dialect.
@@ -232,12 +272,16 @@ impl Transcript {
             self.stage = Stage::Finished { counted };
         } else if self.stage != Stage::Going {
             return Err("something follows its last event");
+        } else if self.kind == Kind::Text && !is_progress(chunk) {
+            self.withholds = text.is_empty();
         }
         Ok(text)
     }
 
     fn piece(&mut self, text: &str) -> Result<(), &'static str> {
-        let held = self.text.len() + text.len() + (self.ends.len() + 1) * PER_PIECE;
+        self.withholds = false;
+        let held =
+            self.text.len() + text.len() + (self.ends.len() + 1) * PER_PIECE + self.ids.len() * PER_TOKEN;
         if held > self.limit || u32::try_from(held).is_err() {
             return Err("it is longer than is kept (`internal.upstream.continue_bytes`)");
         }
@@ -245,6 +289,11 @@ impl Transcript {
         self.ends.push(u32::try_from(self.text.len()).unwrap_or(u32::MAX));
         Ok(())
     }
+}
+
+/// Whether an event tells how much of the prompt is evaluated.
+fn is_progress(chunk: &Map<String, Value>) -> bool {
+    chunk.get("prompt_progress").is_some_and(|progress| !progress.is_null())
 }
 
 /// The text that a chunk of a chat adds. What is no text (a call, reasoning) is not continued.

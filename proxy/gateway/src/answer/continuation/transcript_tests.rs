@@ -56,7 +56,6 @@ fn each_piece_of_a_chat_is_kept_whatever_stands_in_it() {
     let heard = heard(Kind::Chat, &events);
     assert_eq!(heard.lost(), None);
     assert_eq!(heard.text, pieces.concat());
-    // An empty piece is none where it is parsed; where only its text is looked at it is one without an effect.
     assert_eq!(heard.pieces().collect::<String>(), pieces.concat());
     assert_eq!(heard.frame.unwrap()["id"], "chatcmpl-1");
     assert_eq!(heard.stage, Stage::Going);
@@ -89,6 +88,36 @@ fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
     // Of a letter in several tokens the last one comes along only.
     let some = heard(Kind::Native, &[native("a", 5, 1), native("漢", 9, 4)]);
     assert_eq!((some.ids_of_all(), some.text.as_str()), (None, "a漢"));
+    // Events about the prompt have a token 0; as many as are missing later do not make up for them.
+    let mut progress = native("", 0, 0);
+    progress["prompt_progress"] = json!({ "total": 9 });
+    let told = heard(Kind::Native, &[progress.clone(), progress.clone(), native("漢", 162, 3)]);
+    assert_eq!((told.ids_of_all(), told.counted), (None, Some(3)));
+    let told = heard(Kind::Native, &[progress.clone(), native("a", 5, 1)]);
+    assert_eq!(told.ids_of_all(), Some(&[5][..]));
+    assert!(heard(Kind::Native, &[progress]).is_blank() && !told.is_blank());
+    // Nothing makes a list with a gap whole again.
+    let gap = heard(Kind::Native, &[native("漢", 162, 3), native("b", 6, 4), native("", 7, 3)]);
+    assert_eq!(gap.ids_of_all(), None);
+}
+
+#[test]
+fn tokens_whose_text_is_held_back_are_known_until_the_text_comes() {
+    let held = heard(Kind::Native, &[native("a", 5, 1), native("", 6, 2)]);
+    assert!(held.withholds() && !held.is_blank());
+    let come = heard(Kind::Native, &[native("a", 5, 1), native("", 6, 2), native("\nU", 7, 3)]);
+    assert!(!come.withholds());
+    assert_eq!(come.ids_of_all(), Some(&[5, 6, 7][..]));
+    assert!(heard(Kind::Native, &[native("", 6, 1)]).withholds());
+    // In the other dialects there are no tokens to be seen: an event without text is such a sign where nothing else is.
+    let one = |piece: &str| text(piece, &Value::Null);
+    assert!(heard(Kind::Text, &[one("a"), one("")]).withholds());
+    assert!(!heard(Kind::Text, &[one("a"), one(""), one("b")]).withholds());
+    assert_eq!(heard(Kind::Text, &[one("a"), one(""), one("b")]).pieces().count(), 2);
+    let role = chat(&json!({ "role": "assistant", "content": null }), &Value::Null);
+    let blank = heard(Kind::Chat, &[role]);
+    assert!(blank.is_blank() && !blank.withholds() && blank.anew().is_some());
+    assert!(!heard(Kind::Chat, &[said("a")]).is_blank() && !heard(Kind::Chat, &[]).is_blank());
 }
 
 #[test]

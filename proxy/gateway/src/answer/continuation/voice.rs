@@ -26,13 +26,13 @@ pub(crate) struct Voice {
     pub(super) delivered: u64,
     /// Tokens of the prompt, as the client sees it.
     pub(super) prompt: u64,
-    /// Tokens of it that are delivered ones, where that is known: the continuation must count just as many more.
-    pub(super) again: Option<u64>,
     /// The text that the client had before.
     pub(super) text: String,
     /// Tokens of the whole answer, at most.
     pub(super) limit: Option<u64>,
     pub(super) wants_usage: bool,
+    /// The client had no token of the answer: the request is executed anew, and only its names are those of before.
+    pub(super) is_anew: bool,
     pub(super) ended: bool,
 }
 
@@ -40,6 +40,22 @@ pub(crate) struct Voice {
 pub(crate) type Why = &'static str;
 
 impl Voice {
+    /// Of the same request, executed anew behind the first event of a stream that had no token yet. `None` if there was no
+    /// event.
+    pub(crate) fn anew(kind: Kind, frame: Option<Map<String, Value>>) -> Option<Self> {
+        Some(Self {
+            kind,
+            frame: frame?,
+            delivered: 0,
+            prompt: u64::MAX,
+            text: String::new(),
+            limit: None,
+            wants_usage: false,
+            is_anew: true,
+            ended: false,
+        })
+    }
+
     /// Whether the answer has its end.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
@@ -63,6 +79,11 @@ impl Voice {
                 continue;
             }
             let Some(data) = line.strip_prefix(b"data: ").filter(|_| !self.ended) else { continue };
+            if data == b"[DONE]" && self.is_anew {
+                out.extend_from_slice(DONE);
+                self.ended = true;
+                continue;
+            }
             if data == b"[DONE]" {
                 return Err("its continuation ended before its last event");
             }
@@ -73,6 +94,10 @@ impl Voice {
                 // The server's own words for what is wrong.
                 put(&mut out, &event);
                 self.ended = true;
+                continue;
+            }
+            if self.is_anew {
+                self.same(&mut out, event);
                 continue;
             }
             match self.kind {
@@ -89,19 +114,47 @@ impl Voice {
         self.limit.is_some_and(|limit| self.delivered >= limit)
     }
 
-    /// Whether the server was given just what was meant.
-    fn check(&self, event: &Map<String, Value>) -> Result<(), Why> {
-        let counted = event.get("tokens_evaluated").and_then(Value::as_u64);
-        match (counted, self.again) {
-            (Some(counted), Some(again)) if counted != self.prompt + again => {
+    /// Whether the server counts as many tokens of prompt as it was meant to get: those of the prompt and the delivered ones.
+    fn check(&self, counted: Option<u64>) -> Result<(), Why> {
+        match counted {
+            Some(counted) if counted != self.prompt + self.delivered => {
                 Err("its continuation would not begin where it ended")
             }
             _ => Ok(()),
         }
     }
 
+    /// Gives an event the names of the stream.
+    fn rename(&self, event: &mut Map<String, Value>) {
+        for name in SAME {
+            if let Some(value) = self.frame.get(name) {
+                set(event, name, value.clone());
+            }
+        }
+    }
+
+    /// An event of the same request: all but what the client has had, which is the role.
+    fn same(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) {
+        if self.kind == Kind::Native {
+            self.ended = event.get("stop") == Some(&Value::Bool(true));
+            return put(out, &event);
+        }
+        self.rename(&mut event);
+        let choice = event.get_mut("choices").and_then(|choices| choices.get_mut(0));
+        if let Some(Value::Object(choice)) = choice
+            && let Some(Value::Object(delta)) = choice.get_mut("delta")
+            && delta.shift_remove("role").is_some()
+        {
+            let says_nothing = delta.values().all(|value| value.is_null() || *value == "");
+            if says_nothing && choice.get("finish_reason").is_none_or(Value::is_null) {
+                return;
+            }
+        }
+        put(out, &event);
+    }
+
     fn native(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
-        self.check(&event)?;
+        self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
         let stops = event.get("stop") == Some(&Value::Bool(true));
         if self.is_full() {
             if !stops {
@@ -113,6 +166,7 @@ impl Voice {
             set(&mut event, "tokens_predicted", json!(0));
         }
         set(&mut event, "tokens_evaluated", json!(self.prompt));
+        self.tell_timings(event.get_mut("timings"));
         if let Some(predicted) = event.get("tokens_predicted").and_then(Value::as_u64) {
             set(&mut event, "tokens_predicted", json!(predicted + self.delivered));
         }
@@ -135,11 +189,8 @@ impl Voice {
     }
 
     fn text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
-        for name in SAME {
-            if let Some(value) = self.frame.get(name) {
-                set(&mut event, name, value.clone());
-            }
-        }
+        self.rename(&mut event);
+        self.tell_timings(event.get_mut("timings"));
         let Some(Value::Array(choices)) = event.get_mut("choices") else {
             return Err("its continuation has no choices");
         };
@@ -156,6 +207,7 @@ impl Voice {
             set(choice, "finish_reason", json!("length"));
         }
         if let Some(Value::Object(usage)) = event.get_mut("usage") {
+            self.check(usage.get("prompt_tokens").and_then(Value::as_u64))?;
             let made = usage.get("completion_tokens").and_then(Value::as_u64).unwrap_or(0);
             let all = self.delivered + if is_full { 0 } else { made };
             set(usage, "completion_tokens", json!(all));
@@ -175,12 +227,14 @@ impl Voice {
     }
 
     fn chat(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
-        self.check(&event)?;
-        let Some(Value::String(text)) = event.get("content") else {
+        self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
+        let Some(Value::String(text)) = event.get_mut("content").map(Value::take) else {
             return Err("its continuation has no text");
         };
         let stops = event.get("stop") == Some(&Value::Bool(true));
         let is_full = self.is_full();
+        let cached = event.get("timings").and_then(|timings| timings["cache_n"].as_u64()).unwrap_or(0);
+        self.tell_timings(event.get_mut("timings"));
         let timings = event.get("timings").filter(|timings| timings.is_object()).cloned();
         if !text.is_empty() && !is_full {
             let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
@@ -201,7 +255,6 @@ impl Voice {
             out.extend_from_slice(DONE);
             return Ok(());
         }
-        let cached = event.get_mut("timings").and_then(|timings| timings["cache_n"].as_u64()).unwrap_or(0);
         let all = self.delivered + made;
         let usage = json!({
             "completion_tokens": all, "prompt_tokens": self.prompt, "total_tokens": self.prompt + all,
@@ -215,6 +268,23 @@ impl Voice {
         put(out, &last);
         out.extend_from_slice(DONE);
         Ok(())
+    }
+
+    /// Counts of the whole answer; times and speeds stay those of the process that goes on.
+    fn tell_timings(&self, timings: Option<&mut Value>) {
+        let Some(Value::Object(timings)) = timings else { return };
+        let told = |name: &str| timings.get(name).and_then(Value::as_u64).unwrap_or(0);
+        let cached = told("cache_n").min(self.prompt);
+        let counts = [
+            ("cache_n", cached),
+            ("prompt_n", told("prompt_n").min(self.prompt - cached)),
+            ("predicted_n", told("predicted_n") + self.delivered),
+        ];
+        for (name, count) in counts {
+            if timings.contains_key(name) {
+                timings.insert(name.to_owned(), json!(count));
+            }
+        }
     }
 
     /// A chunk like the first one of the stream.

@@ -20,10 +20,10 @@ fn voice(kind: Kind) -> Voice {
         frame,
         delivered: 3,
         prompt: 22,
-        again: Some(3),
         text: "abc".to_owned(),
         limit: Some(10),
         wants_usage: true,
+        is_anew: false,
         ended: false,
     }
 }
@@ -128,7 +128,7 @@ fn completions_count_on_and_keep_their_name() {
 
 #[test]
 fn where_no_token_is_left_none_is_told() {
-    let full = |kind| Voice { delivered: 10, again: Some(10), ..voice(kind) };
+    let full = |kind| Voice { delivered: 10, ..voice(kind) };
     let one = |stop| {
         let mut event = native("too much", 1, stop);
         event["tokens_evaluated"] = json!(32);
@@ -152,10 +152,13 @@ fn a_server_that_was_given_something_else_is_not_listened_to() {
         event["tokens_evaluated"] = json!(24);
         let mut voice = voice(kind);
         assert!(voice.say(format!("data: {event}\n\n").as_bytes()).is_err());
-        // Where the tokens of the text are not known, neither is their number.
-        let mut voice = Voice { again: None, ..voice };
-        assert!(voice.say(format!("data: {event}\n\n").as_bytes()).is_ok());
     }
+    let end = |prompt: u64| {
+        json!({ "choices": [{ "text": "", "index": 0, "finish_reason": "stop" }],
+            "usage": { "completion_tokens": 1, "prompt_tokens": prompt, "total_tokens": prompt + 1 } })
+    };
+    assert!(voice(Kind::Text).say(format!("data: {}\n\n", end(25)).as_bytes()).is_ok());
+    assert!(voice(Kind::Text).say(format!("data: {}\n\n", end(24)).as_bytes()).is_err());
     for odd in ["data: [DONE]\n\n", "data: nonsense\n\n", "data: []\n\n", "data: {\"a\":1}\n\n"] {
         assert!(voice(Kind::Chat).say(odd.as_bytes()).is_err(), "{odd:?}");
         assert!(voice(Kind::Text).say(odd.as_bytes()).is_err(), "{odd:?}");
@@ -179,4 +182,44 @@ fn the_work_of_both_is_one() {
     let continued = Work { prompt_tokens: 25, output_tokens: 7, ..Work::default() };
     let work = voice(Kind::Chat).work(continued);
     assert_eq!((work.prompt_tokens, work.output_tokens), (22, 10));
+}
+
+#[test]
+fn a_stream_that_had_no_token_is_begun_anew_with_its_names_and_one_role() {
+    let Value::Object(frame) = json!({ "choices": [{ "delta": { "role": "assistant", "content": null }, "index": 0 }], "created": 7, "id": "cmpl-1", "model": "m" })
+    else {
+        unreachable!()
+    };
+    let mut voice = Voice::anew(Kind::Chat, Some(frame)).unwrap();
+    let with = |delta: Value, finish: Value| json!({ "choices": [{ "delta": delta, "index": 0, "finish_reason": finish }], "created": 9, "id": "cmpl-2", "model": "m" });
+    let (events, done) = said(
+        &mut voice,
+        &[
+            with(json!({ "role": "assistant", "content": null }), Value::Null),
+            with(json!({ "reasoning_content": "so" }), Value::Null),
+            with(json!({ "role": "assistant", "content": "a" }), Value::Null),
+            with(json!({}), json!("stop")),
+        ],
+    );
+    assert!(!done && !voice.has_ended());
+    assert!(events.iter().all(|event| event["id"] == "cmpl-1" && event["created"] == 7), "{events:?}");
+    let deltas: Vec<&Value> = events.iter().map(|event| &event["choices"][0]["delta"]).collect();
+    assert_eq!(deltas, [&json!({ "reasoning_content": "so" }), &json!({ "content": "a" }), &json!({})]);
+    assert_eq!(&voice.say(DONE).unwrap()[..], DONE);
+    assert!(voice.has_ended());
+    let work = Work { prompt_tokens: 25, output_tokens: 7, ..Work::default() };
+    assert_eq!(voice.work(work), work);
+    let mut native = Voice::anew(Kind::Native, Some(Map::new())).unwrap();
+    let event = json!({ "content": "", "stop": true, "tokens_predicted": 4 });
+    assert_eq!(said(&mut native, &[event.clone()]), (vec![event], false));
+    assert!(native.has_ended() && Voice::anew(Kind::Chat, None).is_none());
+}
+
+#[test]
+fn counts_of_timings_are_those_of_the_whole() {
+    let mut event = native("", 2, true);
+    event["timings"] = json!({ "cache_n": 24, "prompt_n": 1, "predicted_n": 2, "predicted_ms": 5.0 });
+    let (events, _) = said(&mut voice(Kind::Native), &[event]);
+    let wanted = json!({ "cache_n": 22, "prompt_n": 0, "predicted_n": 5, "predicted_ms": 5.0 });
+    assert_eq!(events[0]["timings"], wanted);
 }

@@ -21,15 +21,15 @@ const LARGEST_CACHE: u64 = 64 << 20;
 /// Files of a program and its libraries that are looked at.
 const MOST: usize = 256;
 
-/// The first library that the binary of a command, or one of its libraries, names and that is nowhere.
-pub(crate) fn missing(command: &Command) -> Option<Missing> {
+/// The first library that the binary of a command, or one of its libraries, names and that is nowhere. `used`: those that are.
+pub(crate) fn missing(command: &Command, used: &mut Vec<PathBuf>) -> Option<Missing> {
     let binary = command.binary.is_absolute().then_some(command.binary.as_path())?;
     let cache = fs::metadata(CACHE).ok().filter(|data| data.len() <= LARGEST_CACHE);
     let cache = cache.and_then(|_| fs::read(CACHE).ok());
-    look(binary, &listed(command), cache.as_deref())
+    look(binary, &listed(command), cache.as_deref(), used)
 }
 
-fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>) -> Option<Missing> {
+fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>, used: &mut Vec<PathBuf>) -> Option<Missing> {
     let program = elf::read(binary)?;
     let interpreter = program.interpreter.as_ref()?;
     if !interpreter.exists() {
@@ -62,6 +62,7 @@ fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>) -> Option<Missi
                 );
                 return Some(Missing { kind: FailureKind::MissingLibrary, message });
             };
+            used.push(found.clone());
             // What cannot be read says nothing.
             next.extend(elf::read(&found).map(|elf| (found, elf)));
         }
@@ -133,7 +134,7 @@ mod tests {
     }
 
     fn message(binary: &Path, listed: &[PathBuf], cache: &[u8]) -> Option<String> {
-        look(binary, listed, Some(cache)).map(|missing| missing.message)
+        look(binary, listed, Some(cache), &mut Vec::new()).map(|missing| missing.message)
     }
 
     #[test]
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(message(&binary, &[], b""), None, "another loader");
         let home = Home::new("ld-linux-x86-64.so.2");
         let binary = home.file("server", &["libnowhere.so"], "");
-        assert_eq!(look(&binary, &[], None), None, "no list");
+        assert_eq!(look(&binary, &[], None, &mut Vec::new()), None, "no list");
         let binary = home.file("server", &["libnowhere.so"], "/opt/$LIB");
         assert_eq!(message(&binary, &[], b""), None, "a place that nobody knows here");
         fs::write(home.at("script"), "#!/bin/sh\n").unwrap();
@@ -173,7 +174,7 @@ mod tests {
         let home = Home::new("ld-linux-x86-64.so.2");
         let binary = home.file("server", &[], "");
         fs::remove_file(&home.loader).unwrap();
-        let missing = look(&binary, &[], None).unwrap();
+        let missing = look(&binary, &[], None, &mut Vec::new()).unwrap();
         assert_eq!(missing.kind, FailureKind::NotExecutable);
         assert!(missing.message.contains(&home.loader), "{}", missing.message);
     }

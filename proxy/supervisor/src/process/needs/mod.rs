@@ -93,24 +93,86 @@ pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
     paths.push(libraries::CACHE.into());
     let stamps =
         paths.into_iter().map(|path| (stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
+    let mut libraries = Vec::new();
     let missing = missing_binary(command)
-        .or_else(|| libraries::missing(command))
+        .or_else(|| libraries::missing(command, &mut libraries))
         .or_else(|| files.iter().find_map(missing_file))
         .or_else(|| missing_library(running?));
     // What is downloaded may be another file the next time.
-    let kin = files.iter().any(|need| need.model).then(|| kin(command, &files));
+    let kin = files.iter().any(|need| need.model).then(|| kin(command, &files, libraries)).flatten();
     Sight { stamps, missing, kin }
 }
 
-/// See [`Kin`]. Directories are left out: what else is put beside a binary changes nothing for it.
-fn kin(command: &Command, files: &[Need]) -> Kin {
+/// See [`Kin`]. `None`: not all that the answers depend on can be found.
+fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin> {
     let mut hasher = DefaultHasher::new();
     let Command { binary: program, args, env, env_remove, directory } = command;
     (program, args, env, env_remove, directory).hash(&mut hasher);
-    for path in files.iter().map(|need| need.path.clone()).chain(binary(command)) {
+    let mut paths: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
+    paths.extend(libraries);
+    paths.insert(binary(command)?);
+    paths.extend(named(command));
+    for folder in directories(command) {
+        paths.extend(libraries_in(&folder)?);
+    }
+    for path in paths {
         stamp(&path).map(|Stamp { inode, bytes, modified, .. }| (inode, bytes, modified)).hash(&mut hasher);
     }
-    Kin { made_of: hasher.finish(), answer_tokens: hints::answer_tokens(command) }
+    Some(Kin { made_of: hasher.finish(), answer_tokens: hints::answer_tokens(command) })
+}
+
+/// Whatever a command may name: each word of it, each part of a list (`a.gguf,b.gguf`), and that without a scale (`a.gguf:0.5`).
+/// Flags and variables that nobody here knows are among them; what is no file does no harm, and what is a log changes all the
+/// time.
+fn named(command: &Command) -> BTreeSet<PathBuf> {
+    let is_log = |name: &str| name.to_ascii_lowercase().contains("log");
+    let mut values = Vec::new();
+    let mut behind_log = false;
+    for word in &command.args {
+        let (flag, value) = match word.split_once('=') {
+            Some((flag, value)) if flag.starts_with('-') => (Some(flag), value),
+            _ => (None, word.as_str()),
+        };
+        if !behind_log && !flag.is_some_and(is_log) {
+            values.push(value.to_owned());
+        }
+        behind_log = flag.is_none() && word.starts_with('-') && is_log(word);
+    }
+    let inherited = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let inherited = inherited.filter(|(name, _)| name.starts_with("LLAMA_ARG_"));
+    let inherited = inherited.filter_map(|(name, value)| Some((name, value.into_string().ok()?)));
+    let variables = command.env.iter().cloned().chain(inherited).filter(|(name, _)| !is_log(name));
+    values.extend(variables.map(|(_, value)| value));
+    let place =
+        |part: &str| command.directory.as_ref().map_or_else(|| PathBuf::from(part), |at| at.join(part));
+    let mut named = BTreeSet::new();
+    for value in &values {
+        let parts =
+            value.split(',').flat_map(|part| [Some(part), part.rsplit_once(':').map(|(path, _)| path)]);
+        let parts = parts.flatten().chain([value.as_str()]).filter(|part| !part.is_empty());
+        named.extend(parts.map(place).filter(|path| path.is_file()));
+    }
+    named
+}
+
+/// Files of a folder that are looked through for libraries, which a build may open though nothing names them.
+const MOST_FILES: usize = 4096;
+
+/// The libraries in a folder; `None` if it has too many files. One that cannot be read has none: nor could they be opened.
+fn libraries_in(folder: &Path) -> Option<Vec<PathBuf>> {
+    let Ok(entries) = fs::read_dir(folder) else { return Some(Vec::new()) };
+    let mut found = Vec::new();
+    for (count, entry) in entries.flatten().enumerate() {
+        if count >= MOST_FILES {
+            return None;
+        }
+        let name = entry.file_name();
+        if name.to_string_lossy().contains(".so") {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Some(found)
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {
@@ -320,6 +382,54 @@ mod tests {
         fs::remove_file(&whole.binary).unwrap();
         assert_eq!(tell(), FailureKind::NotExecutable);
         insta::assert_snapshot!(told);
+    }
+
+    #[test]
+    fn whatever_an_answer_depends_on_makes_another_kin_when_it_changes() {
+        let home = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(home.path().join(name), text).unwrap();
+        for name in
+            ["m.gguf", "a.gguf", "b.gguf", "t.jinja", "of_env", "libggml-cuda.so", "server.log", "notes"]
+        {
+            write(name, "GGUF");
+        }
+        let mut command = command(
+            home.path(),
+            &[
+                "-m",
+                "m.gguf",
+                "--lora-scaled",
+                "a.gguf:0.5,b.gguf:1",
+                "--some-new-flag=t.jinja",
+                "--log-file",
+                "server.log",
+            ],
+        );
+        command.env = vec![("LLAMA_ARG_NEW".to_owned(), "of_env".to_owned())];
+        let kin = |command: &Command| look(command, None).kin.unwrap();
+        let first = kin(&command);
+        for name in ["server.log", "notes"] {
+            write(name, "and more");
+            assert_eq!(kin(&command), first, "{name} changes no answer");
+        }
+        let mut before = first;
+        for name in ["llama-server", "m.gguf", "a.gguf", "b.gguf", "t.jinja", "of_env", "libggml-cuda.so"] {
+            write(name, "GGUF and more");
+            let after = kin(&command);
+            assert_ne!(after, before, "{name}");
+            before = after;
+        }
+        write("libggml-hip.so", "new");
+        assert_ne!(kin(&command), before);
+        command.args.push("-fa".to_owned());
+        assert_ne!(kin(&command), before);
+        // What is fetched may be another file the next time, and a name without a path another program.
+        command.args.extend(["-hf".to_owned(), "a/b".to_owned()]);
+        assert_eq!(look(&command, None).kin, None);
+        command.args.truncate(2);
+        assert!(look(&command, None).kin.is_some());
+        command.binary = "llama-server".into();
+        assert_eq!(look(&command, None).kin, None);
     }
 
     #[test]
