@@ -184,7 +184,7 @@ async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes, tells: bool) 
         Shape::Chat | Shape::Text | Shape::Native | Shape::Infill | Shape::Messages => {
             let mut whole = shape.whole(facts, &text);
             if tells {
-                whole["__verbose"] = json!({ "generation_settings": goes_on::settings(), "tokens_evaluated": facts.prompt_tokens });
+                whole["__verbose"] = json!({ "generation_settings": goes_on::settings(), "tokens_evaluated": facts.prompt_tokens, "content": text });
             }
             ok(&whole)
         }

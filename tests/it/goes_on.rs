@@ -21,9 +21,10 @@ const GOING_ON: &str =
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A llama-server that gives the same answer to the same request.
-async fn started(preset: Preset, slots: &str) -> Result<Warden, Trouble> {
+async fn started(preset: Preset, slots: &str, more: &[&str]) -> Result<Warden, Trouble> {
     let mut flags = vec!["-np", slots, "-c", "8192", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
+    flags.extend(more);
     let lines = model_lines(preset, &flags).await? + GOING_ON;
     let warden = Setup::new()?.top("log.children = false").model("m", &lines).start().await?;
     warden.until_ready(1).await?;
@@ -36,7 +37,9 @@ struct Heard {
     text: String,
     /// Of each event of the answer: a stream of another answer would have another.
     ids: usize,
-    roles: usize,
+    has_role: bool,
+    /// Roles told behind the first text. Before it each event about the prompt may have one.
+    late_roles: usize,
     ends: Vec<String>,
     usage: Option<(u64, u64)>,
     done: bool,
@@ -64,7 +67,9 @@ impl Heard {
             for text in [&choice["delta"]["content"], &choice["text"], &event["content"]] {
                 heard.text.push_str(text.as_str().unwrap_or_default());
             }
-            heard.roles += usize::from(choice["delta"]["role"].is_string());
+            let has_role = choice["delta"]["role"].is_string();
+            heard.has_role |= has_role;
+            heard.late_roles += usize::from(has_role && !heard.text.is_empty());
             for end in [&choice["finish_reason"], &event["stop_type"]] {
                 heard.ends.extend(end.as_str().map(str::to_owned));
             }
@@ -139,7 +144,7 @@ fn kills() -> u64 {
 #[tokio::test]
 async fn killed_anywhere_in_it_an_answer_is_the_one_that_nobody_disturbed() -> Outcome {
     let tokens = 48;
-    let warden = started(Preset::Slow, "1").await?;
+    let warden = started(Preset::Slow, "1", &[]).await?;
     let mut continued = 0;
     for (path, body) in bodies(tokens) {
         let wanted = asked(&warden, path, &body, None).await?;
@@ -154,6 +159,96 @@ async fn killed_anywhere_in_it_an_answer_is_the_one_that_nobody_disturbed() -> O
     }
     let told = warden.metric("llama_warden_requests_continued_total{model=\"m\"}").await?;
     assert!(told.is_some_and(|told| told >= f64::from(continued)), "{told:?} of {continued}");
+    Ok(())
+}
+
+/// A request whose server is killed at each of these events: how often its answer was whole, and how often it ended with an error
+/// that has these words. Anything else is the half of one answer and the half of another.
+async fn disturbed(
+    warden: &Warden,
+    path: &str,
+    body: &Value,
+    at: impl Iterator<Item = usize>,
+    why: &str,
+) -> Result<(u64, u64), Trouble> {
+    let wanted = asked(warden, path, body, None).await?;
+    assert!(wanted.error.is_none() && !wanted.ends.is_empty(), "{path}: {wanted:?}");
+    let (mut whole, mut ended) = (0, 0);
+    for at in at {
+        let heard = asked(warden, path, body, Some(at)).await?;
+        match &heard.error {
+            None => {
+                assert_eq!(heard, wanted, "{path} {body}, killed at event {at}");
+                whole += 1;
+            }
+            Some(error) => {
+                assert!(error.contains(why), "{path} {body}, killed at event {at}: {error}");
+                assert!(
+                    wanted.text.starts_with(&heard.text) && heard.ends.is_empty(),
+                    "{heard:?}, {wanted:?}"
+                );
+                ended += 1;
+            }
+        }
+    }
+    Ok((whole, ended))
+}
+
+#[tokio::test]
+async fn text_that_is_held_back_for_stop_words_is_not_passed_over() -> Outcome {
+    let warden = started(Preset::Slow, "1", &[]).await?;
+    let (mut whole, mut ended) = (0, 0);
+    for (path, mut body) in bodies(24).into_iter().filter(|(_, body)| body["stream_options"].is_null()) {
+        let undisturbed = asked(&warden, path, &body, None).await?.text;
+        let words: Vec<&str> = undisturbed.split(' ').skip(1).collect();
+        let [.., before_last, last] = words[..] else { panic!("{undisturbed}") };
+        // The one begins in the middle and does not come, the other is the end.
+        body["stop"] = json!([format!(" {}QQQ", words[8]), format!(" {before_last} {last}")]);
+        let why = "stop words may begin there";
+        let (all, none) = disturbed(&warden, path, &body, 7..14, why).await?;
+        (whole, ended) = (whole + all, ended + none);
+        let (all, none) = disturbed(&warden, path, &body, 20..24, why).await?;
+        (whole, ended) = (whole + all, ended + none);
+    }
+    // Of llama-server's own dialect some cannot go on; of the others all do.
+    assert!(ended > 0 && whole > 2 * ended, "{whole} whole, {ended} ended");
+    Ok(())
+}
+
+/// Renders what all templates of models that can think render: thoughts of before, and none if that is wished.
+const THINKS: &str = "{%- for m in messages -%}<|im_start|>{{ m.role }}\n\
+    {%- if m.role == 'assistant' and m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif -%}\
+    {{ m.content }}<|im_end|>\n{% endfor -%}\
+    {%- if add_generation_prompt %}<|im_start|>assistant\n\
+    {%- if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif -%}";
+
+#[tokio::test]
+async fn what_a_build_takes_out_of_an_answer_is_not_passed_over() -> Outcome {
+    let home = tempfile::tempdir()?;
+    let template = home.path().join("thinks.jinja");
+    std::fs::write(&template, THINKS)?;
+    let flags = ["--jinja", "--chat-template-file", template.to_str().context("a path")?];
+    let warden = started(Preset::Slow, "1", &flags).await?;
+    let messages = json!([{ "role": "user", "content": "tell" }]);
+    let mut body =
+        json!({ "model": "m", "stream": true, "temperature": 0, "max_tokens": 24, "messages": messages });
+    let why = "takes something out of what the model says";
+    // The blank that this model begins with is taken out.
+    let (whole, ended) = disturbed(&warden, CHAT, &body, (1..24).step_by(6), why).await?;
+    assert!(ended > 0, "{whole} whole");
+    // With a thought that the prompt has ended it is, too; with temperature no probe can tell.
+    body["temperature"] = json!(0.8);
+    let mut flow = warden.http.stream(CHAT, &body).await?;
+    let mut events = Vec::new();
+    while let Some(event) = flow.event().await? {
+        events.push(event);
+        if events.len() == 6 {
+            warden.until_ready(1).await?[0].signal(Signal::KILL);
+        }
+    }
+    let heard = Heard::of(&events);
+    let error = heard.error.context("it cannot go on")?;
+    assert!(error.contains(why) || error.contains("may have thought"), "{error}");
     Ok(())
 }
 
@@ -206,7 +301,7 @@ async fn client(
 
 #[tokio::test]
 async fn killed_every_so_often_under_load_no_request_fails() -> Outcome {
-    let warden = started(Preset::Slow, "4").await?;
+    let warden = started(Preset::Slow, "4", &[]).await?;
     let (length, pause) = soak();
     let answered: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
     let stop = CancellationToken::new();

@@ -140,13 +140,14 @@ impl Voice {
             return put(out, &event);
         }
         self.rename(&mut event);
+        let tells_progress = event.contains_key("prompt_progress");
         let choice = event.get_mut("choices").and_then(|choices| choices.get_mut(0));
         if let Some(Value::Object(choice)) = choice
             && let Some(Value::Object(delta)) = choice.get_mut("delta")
             && delta.shift_remove("role").is_some()
         {
             let says_nothing = delta.values().all(|value| value.is_null() || *value == "");
-            if says_nothing && choice.get("finish_reason").is_none_or(Value::is_null) {
+            if says_nothing && !tells_progress && choice.get("finish_reason").is_none_or(Value::is_null) {
                 return;
             }
         }
@@ -166,7 +167,7 @@ impl Voice {
             set(&mut event, "tokens_predicted", json!(0));
         }
         set(&mut event, "tokens_evaluated", json!(self.prompt));
-        self.tell_timings(event.get_mut("timings"));
+        self.tell_timings(&mut event);
         if let Some(predicted) = event.get("tokens_predicted").and_then(Value::as_u64) {
             set(&mut event, "tokens_predicted", json!(predicted + self.delivered));
         }
@@ -190,7 +191,7 @@ impl Voice {
 
     fn text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
         self.rename(&mut event);
-        self.tell_timings(event.get_mut("timings"));
+        self.tell_timings(&mut event);
         let Some(Value::Array(choices)) = event.get_mut("choices") else {
             return Err("its continuation has no choices");
         };
@@ -234,7 +235,7 @@ impl Voice {
         let stops = event.get("stop") == Some(&Value::Bool(true));
         let is_full = self.is_full();
         let cached = event.get("timings").and_then(|timings| timings["cache_n"].as_u64()).unwrap_or(0);
-        self.tell_timings(event.get_mut("timings"));
+        self.tell_timings(&mut event);
         let timings = event.get("timings").filter(|timings| timings.is_object()).cloned();
         if !text.is_empty() && !is_full {
             let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
@@ -271,8 +272,8 @@ impl Voice {
     }
 
     /// Counts of the whole answer; times and speeds stay those of the process that goes on.
-    fn tell_timings(&self, timings: Option<&mut Value>) {
-        let Some(Value::Object(timings)) = timings else { return };
+    fn tell_timings(&self, event: &mut Map<String, Value>) {
+        let Some(Value::Object(timings)) = event.get_mut("timings") else { return };
         let told = |name: &str| timings.get(name).and_then(Value::as_u64).unwrap_or(0);
         let cached = told("cache_n").min(self.prompt);
         let counts = [

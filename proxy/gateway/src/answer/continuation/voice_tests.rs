@@ -211,7 +211,7 @@ fn a_stream_that_had_no_token_is_begun_anew_with_its_names_and_one_role() {
     assert_eq!(voice.work(work), work);
     let mut native = Voice::anew(Kind::Native, Some(Map::new())).unwrap();
     let event = json!({ "content": "", "stop": true, "tokens_predicted": 4 });
-    assert_eq!(said(&mut native, &[event.clone()]), (vec![event], false));
+    assert_eq!(said(&mut native, std::slice::from_ref(&event)), (vec![event.clone()], false));
     assert!(native.has_ended() && Voice::anew(Kind::Chat, None).is_none());
 }
 
