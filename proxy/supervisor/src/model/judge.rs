@@ -20,6 +20,7 @@ use warden_policies::share::Reach;
 use warden_policies::{Action, GenerationId, MemoryKind, Reason};
 
 use super::Model;
+use super::look::{READ_AHEAD, READ_QUICKLY};
 use super::unit::{Generation, Role, UnitId};
 use crate::clock;
 use crate::model::context::Permit;
@@ -85,7 +86,8 @@ impl Model {
         let alone = decision.action < Action::KillNow && self.another_comes(replica);
         // Where memory is almost gone nobody waits for a file system.
         let prepared = if go && !alone && decision.action < Action::KillNow {
-            self.may_replace(id)
+            let urgent = decision.action >= Action::DrainNow;
+            self.may_replace(id, if urgent { READ_QUICKLY } else { READ_AHEAD })
         } else {
             Some(Ok(()))
         };

@@ -24,10 +24,16 @@ use crate::view::ledger::Mode;
 /// A look that is older than this says nothing about now.
 const FRESH: Duration = Duration::from_secs(2);
 
+/// For how long a replacement may wait for the next model's files to be read, while the old process serves.
+pub(super) const READ_AHEAD: Duration = Duration::from_secs(30);
+/// The same for one that is urgent.
+pub(super) const READ_QUICKLY: Duration = Duration::from_secs(3);
+
 impl Model {
     /// Whether the process of a unit may be replaced: `Err` if it is healthy and the next one could not start, `None` while
-    /// that is being looked at. A process that is not healthy has nothing to lose.
-    pub(super) fn may_replace(&mut self, id: UnitId) -> Option<Result<(), Missing>> {
+    /// that is being looked at and the model's files are read ahead, for `patience` at most. A process that is not healthy has
+    /// nothing to lose.
+    pub(super) fn may_replace(&mut self, id: UnitId, patience: Duration) -> Option<Result<(), Missing>> {
         let unit = self.unit(id)?;
         if unit.phase() != Phase::Ready {
             return Some(Ok(()));
@@ -50,17 +56,21 @@ impl Model {
             });
         }
         self.needs.wanted = true;
-        self.look(made_of, running);
+        self.look(made_of, running, Some(patience));
         None
     }
 
-    fn look(&mut self, made_of: Recipe, running: Option<u32>) {
+    /// `ahead`: for how long the model's files may be read first.
+    fn look(&mut self, made_of: Recipe, running: Option<u32>, ahead: Option<Duration>) {
         if std::mem::replace(&mut self.needs.looking, true) {
             return;
         }
         let (world, outbox) = (Arc::clone(&self.context.world), self.outbox.clone());
         let command = self.spec.command.clone();
         self.helpers.spawn(async move {
+            if let Some(limit) = ahead {
+                world.read_ahead(command.clone(), limit).await;
+            }
             let sight = world.look(command, running).await;
             drop(outbox.send(Message::Looked(Box::new(made_of), sight)));
         });
@@ -121,7 +131,7 @@ impl Model {
             let made_of = recipe(&self.spec);
             let same = self.lives().find(|live| live.made_of == made_of);
             let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
-            self.look(made_of, running);
+            self.look(made_of, running, None);
         }
     }
 
@@ -143,7 +153,7 @@ impl Model {
 
     /// The same for an operator or a new configuration. True if the replacement may begin.
     pub(super) fn is_prepared(&mut self, id: UnitId, replica: u32, reason: Reason) -> bool {
-        match self.may_replace(id) {
+        match self.may_replace(id, READ_AHEAD) {
             Some(Ok(())) => true,
             Some(Err(missing)) => {
                 self.keep_the_old(replica, &because(reason), &missing);

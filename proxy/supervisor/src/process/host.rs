@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 use warden_policies::health::Slots;
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
 use warden_sensors::oom::Moved;
@@ -20,6 +21,7 @@ use crate::process::failure::OutOfMemory;
 use crate::process::gpus::GpuRoom;
 use crate::process::group::Exit;
 use crate::process::hints::{api_key, build_number, tells_metrics};
+use crate::process::needs::read_ahead::{ReadAhead, read_ahead};
 use crate::process::needs::{self, Sight};
 use crate::process::nursery::NurseryHandle;
 use crate::process::own_port::OwnPort;
@@ -33,16 +35,21 @@ use crate::spec::{Command, SpawnRequest};
 use crate::sync::lock;
 use crate::view::log::Stream;
 
+/// How long the last piece that is read ahead may take beyond the limit.
+const PIECE_TIME: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 pub(crate) struct Host {
     nursery: NurseryHandle,
     gpus: Arc<GpuRoom>,
     population: Arc<Population>,
+    /// One model is read ahead at a time: a disk gains nothing from two readers, and one that hangs keeps one helper.
+    reader: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Host {
     pub(crate) fn new(nursery: NurseryHandle) -> Self {
-        Self { nursery, gpus: Arc::default(), population: Arc::default() }
+        Self { nursery, gpus: Arc::default(), population: Arc::default(), reader: Arc::default() }
     }
 }
 
@@ -94,6 +101,29 @@ impl World for Host {
         Box::pin(async move {
             let look = tokio::task::spawn_blocking(move || needs::look(&command, running));
             look.await.unwrap_or_default()
+        })
+    }
+
+    fn read_ahead(&self, command: Command, limit: Duration) -> BoxFuture<'static, ()> {
+        let (available, reader) = (self.available(), Arc::clone(&self.reader));
+        Box::pin(async move {
+            let begun = Instant::now();
+            let reading = async {
+                let turn = reader.lock_owned().await;
+                let left = limit.saturating_sub(begun.elapsed());
+                let read = move || {
+                    let _turn = turn;
+                    read_ahead(&command, available, left)
+                };
+                tokio::task::spawn_blocking(read).await.ok()
+            };
+            // A disk that hangs keeps the reader, and nobody else.
+            if let Ok(Some(ReadAhead { read, whole })) = timeout(limit + PIECE_TIME, reading).await
+                && read > 0
+            {
+                let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(bytes = read, took_ms, whole, "the model was read ahead of the replacement");
+            }
         })
     }
 
@@ -207,7 +237,7 @@ impl Process for HostProcess {
             let exit = self.child.wait().await;
             let mut readers = self.readers.lock().await;
             let rest = async { while readers.join_next().await.is_some() {} };
-            if tokio::time::timeout(LAST_WORDS, rest).await.is_err() {
+            if timeout(LAST_WORDS, rest).await.is_err() {
                 readers.abort_all();
             }
             exit

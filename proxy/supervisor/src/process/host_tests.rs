@@ -153,7 +153,7 @@ async fn another_program_at_its_port_is_sent_not_a_byte_while_it_runs_or_when_it
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, all).await.unwrap();
+    timeout(PATIENCE, all).await.unwrap();
     let heard = lock(&heard).clone();
     assert!(heard.len() > 3 && heard.iter().filter(|length| **length > 0).count() == 1, "{heard:?}");
 }

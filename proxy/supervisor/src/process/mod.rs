@@ -195,6 +195,8 @@ pub(crate) trait World: Send + Sync + Debug {
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
     /// What a process made of this needs. `running` is one of the same binary.
     fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight>;
+    /// Brings the model's files into the page cache, as far as that goes within the limit and memory allows it.
+    fn read_ahead(&self, command: Command, limit: Duration) -> BoxFuture<'static, ()>;
     /// Memory that new processes can take, in bytes; `None` if it cannot be read.
     fn available(&self) -> Option<u64>;
     /// What anybody could take now, GPUs included, read within the limit.

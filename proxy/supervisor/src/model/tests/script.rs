@@ -229,6 +229,10 @@ impl World for Script {
         })
     }
 
+    fn read_ahead(&self, _command: Command, _limit: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(async {})
+    }
+
     fn look(&self, _command: Command, _running: Option<u32>) -> BoxFuture<'static, Sight> {
         let sight = lock(&self.inner.sight).clone();
         Box::pin(async { sight })

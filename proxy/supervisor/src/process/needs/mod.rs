@@ -7,6 +7,7 @@
 pub(crate) mod elf;
 pub(crate) mod libraries;
 pub(crate) mod missing;
+pub(crate) mod read_ahead;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
