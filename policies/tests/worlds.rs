@@ -41,11 +41,14 @@ fn alarm(case: &Case, requests: u64) -> bool {
 #[test]
 fn of_six_hundred_runs_without_a_leak_at_most_one_is_called_a_leak() {
     let kinds = Harmless::ALL.into_iter().filter(|kind| *kind != Harmless::Busy);
-    let runs: Vec<(Harmless, u64)> = kinds.flat_map(|kind| (0..86).map(move |seed| (kind, seed))).collect();
-    assert!(runs.len() >= 600);
+    // All of them at night; a quarter always, of which none may be called one.
+    let (seeds, most) = if std::env::var_os("WARDEN_LONG").is_some() { (86, 1) } else { (22, 0) };
+    let runs: Vec<(Harmless, u64)> =
+        kinds.flat_map(|kind| (0..seeds).map(move |seed| (kind, seed))).collect();
+    assert_eq!(runs.len() / 600, most, "so many are allowed");
     let alarms = runs.into_iter().filter(|(kind, seed)| alarm(&kind.case(*seed), 10_000));
     let alarms: Vec<_> = alarms.map(|(kind, seed)| (kind.as_str(), seed)).collect();
-    assert!(alarms.len() <= 1, "{alarms:?}");
+    assert!(alarms.len() <= most, "{alarms:?}");
 }
 
 #[test]
