@@ -123,8 +123,8 @@ fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin
 }
 
 /// Whatever a command may name: each word of it, each part of a list (`a.gguf,b.gguf`), and that without a scale (`a.gguf:0.5`).
-/// Flags and variables that nobody here knows are among them; what is no file does no harm, and what is a log changes all the
-/// time.
+/// Flags and variables of llama.cpp that nobody here knows are among them; what is no file does no harm, and what is a log
+/// changes all the time. Of other variables only models and libraries count.
 fn named(command: &Command) -> BTreeSet<PathBuf> {
     let is_log = |name: &str| name.to_ascii_lowercase().contains("log");
     let mut values = Vec::new();
@@ -140,10 +140,11 @@ fn named(command: &Command) -> BTreeSet<PathBuf> {
         behind_log = flag.is_none() && word.starts_with('-') && is_log(word);
     }
     let inherited = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
-    let inherited = inherited.filter(|(name, _)| name.starts_with("LLAMA_ARG_"));
+    let inherited = inherited.filter(|(name, _)| is_of_llama_cpp(name));
     let inherited = inherited.filter_map(|(name, value)| Some((name, value.into_string().ok()?)));
     let variables = command.env.iter().cloned().chain(inherited).filter(|(name, _)| !is_log(name));
-    values.extend(variables.map(|(_, value)| value));
+    let (own, foreign): (Vec<_>, Vec<_>) = variables.partition(|(name, _)| is_of_llama_cpp(name));
+    values.extend(own.into_iter().map(|(_, value)| value));
     let place =
         |part: &str| command.directory.as_ref().map_or_else(|| PathBuf::from(part), |at| at.join(part));
     let mut named = BTreeSet::new();
@@ -153,7 +154,23 @@ fn named(command: &Command) -> BTreeSet<PathBuf> {
         let parts = parts.flatten().chain([value.as_str()]).filter(|part| !part.is_empty());
         named.extend(parts.map(place).filter(|path| path.is_file()));
     }
+    let foreign = foreign.iter().map(|(_, value)| place(value));
+    named.extend(foreign.filter(|path| path.is_file() && is_model_or_library(path)));
     named
+}
+
+/// Variables by which llama.cpp is told what to read. Others may name what a process writes (`MALLOC_TRACE`, the profile of a
+/// heap): such a file is another one at each look, and no answer depends on it.
+fn is_of_llama_cpp(name: &str) -> bool {
+    // Ours name our configuration.
+    ["LLAMA_", "GGML_"].iter().any(|of| name.starts_with(of)) && !name.starts_with("LLAMA_WARDEN")
+}
+
+/// Whether it begins like what answers are computed of, whoever names it.
+fn is_model_or_library(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && (magic == *b"GGUF" || magic == *b"\x7fELF")
 }
 
 /// Files of a folder that are looked through for libraries, which a build may open though nothing names them.
@@ -389,9 +406,17 @@ mod tests {
     fn whatever_an_answer_depends_on_makes_another_kin_when_it_changes() {
         let home = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(home.path().join(name), text).unwrap();
-        for name in
-            ["m.gguf", "a.gguf", "b.gguf", "t.jinja", "of_env", "libggml-cuda.so", "server.log", "notes"]
-        {
+        for name in [
+            "m.gguf",
+            "a.gguf",
+            "b.gguf",
+            "t.jinja",
+            "of_env",
+            "of_fork",
+            "libggml-cuda.so",
+            "server.log",
+            "notes",
+        ] {
             write(name, "GGUF");
         }
         let mut command = command(
@@ -406,15 +431,20 @@ mod tests {
                 "server.log",
             ],
         );
-        command.env = vec![("LLAMA_ARG_NEW".to_owned(), "of_env".to_owned())];
+        // The last one is not there before the process writes it.
+        command.env = [("LLAMA_ARG_NEW", "of_env"), ("FORK_ADAPTER", "of_fork"), ("MALLOC_TRACE", "written")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
         let kin = |command: &Command| look(command, None).kin.unwrap();
         let first = kin(&command);
-        for name in ["server.log", "notes"] {
-            write(name, "and more");
+        for name in ["server.log", "notes", "written", "written"] {
+            write(name, &format!("and more {:?}", fs::read_to_string(home.path().join(name)).ok()));
             assert_eq!(kin(&command), first, "{name} changes no answer");
         }
         let mut before = first;
-        for name in ["llama-server", "m.gguf", "a.gguf", "b.gguf", "t.jinja", "of_env", "libggml-cuda.so"] {
+        for name in
+            ["llama-server", "m.gguf", "a.gguf", "b.gguf", "t.jinja", "of_env", "of_fork", "libggml-cuda.so"]
+        {
             write(name, "GGUF and more");
             let after = kin(&command);
             assert_ne!(after, before, "{name}");
