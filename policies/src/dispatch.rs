@@ -139,13 +139,26 @@ impl Dispatch {
 
     /// Asks for a lease. The open generation with the fewest leases for its limit gets it; the older one at a tie.
     pub fn request(&mut self, kind: LeaseKind) -> Answer {
+        match self.at_once(kind) {
+            Some(generation) => Answer::Granted(generation),
+            None if self.queue.len() >= self.depth => Answer::Full { waiting: self.queue.len() },
+            None => self.enqueue(kind),
+        }
+    }
+
+    /// The same for a caller whose lease was void before its work was done: it was let in once, so a full queue does not turn
+    /// it away. There are never more of these than there were leases.
+    pub fn request_again(&mut self, kind: LeaseKind) -> Answer {
+        self.at_once(kind).map_or_else(|| self.enqueue(kind), Answer::Granted)
+    }
+
+    /// A lease for a newcomer who overtakes nobody.
+    fn at_once(&mut self, kind: LeaseKind) -> Option<GenerationId> {
         let overtakes = self.queue.iter().any(|(_, waiting)| waiting.class() == kind.class());
-        if !overtakes && let Some(generation) = self.place(kind) {
-            return Answer::Granted(generation);
-        }
-        if self.queue.len() >= self.depth {
-            return Answer::Full { waiting: self.queue.len() };
-        }
+        if overtakes { None } else { self.place(kind) }
+    }
+
+    fn enqueue(&mut self, kind: LeaseKind) -> Answer {
         let ticket = self.issue();
         self.queue.push_back((ticket, kind));
         Answer::Queued(ticket)

@@ -1,9 +1,13 @@
-//! How long a waiting request is held up while its model is replaced, in both ways.
+//! How long a waiting request is held up while its model is replaced, in both ways, and what of a sequential replacement is
+//! llama-server's own.
 //!
 //! `cargo bench -p warden-tests --bench gap`: four clients send small requests without pause to a real llama-server with
 //! a sample model; each replacement's figure is the longest time of any request that overlapped it. "quiet" is the same
-//! over as many spells without a replacement.
+//! over as many spells without a replacement. Then models of two sizes, without load: what the ledger says of each sequential
+//! replacement, beside starts of the same llama-server by hand, in turn. `WARDEN_GAP_MIB=2048` is the larger one's size, and
+//! `WARDEN_GAP_FLAGS` are further flags (`-ngl 99` on a machine with a GPU).
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +17,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use warden_builder::sample_model::Preset;
-use warden_rig::load::{millis, quantile};
-use warden_rig::real::model_lines;
-use warden_rig::warden::{CHAT, Setup};
-use warden_rig::{Http, Trouble};
+use warden_builder::sample_model::sized::{Arch, Size, Sized, Sizes};
+use warden_rig::load::{median, millis, quantile};
+use warden_rig::process::Kid;
+use warden_rig::real::{llama_server, model_lines, sample_model};
+use warden_rig::warden::{CHAT, Setup, json_lines};
+use warden_rig::{Home, Http, Trouble};
 
 const REPLACEMENTS: usize = 20;
 const CLIENTS: usize = 4;
@@ -90,6 +96,104 @@ async fn measure(replace: &str) -> Result<(Vec<Duration>, Vec<Duration>), Troubl
     Ok((quiet, replaced))
 }
 
+/// Sequential replacements of one model, and starts by hand between them.
+const PARTS: usize = 9;
+/// How often it is asked whether a llama-server that was started by hand is ready.
+const ASKED: Duration = Duration::from_millis(1);
+const MINUTES: Duration = Duration::from_secs(300);
+
+/// A model of about so many MiB: each layer of this width has some 86 of them.
+fn large_model(directory: &Path, mib: u32) -> Result<PathBuf, Trouble> {
+    let path = directory.join("large.gguf");
+    let sizes = Sizes { layers: (mib / 86).max(1), ..Sizes::of(Arch::Llama, Size::Gpu) };
+    Sized { arch: Arch::Llama, sizes, seed: 1 }.write(&path)?;
+    Ok(path)
+}
+
+/// From the making of a llama-server by hand to its first good answer.
+async fn own_start(server: &Path, model: &Path, flags: &[String]) -> Result<Duration, Trouble> {
+    let home = Home::new()?;
+    let socket = home.path().join("direct.sock");
+    let mut args: Vec<std::ffi::OsString> =
+        vec!["-m".into(), model.into(), "--host".into(), socket.clone().into()];
+    args.extend(flags.iter().map(std::ffi::OsString::from));
+    let begun = Instant::now();
+    let mut kid = Kid::start(server, &args, &home.env, home.path(), home.path().join("log"))?;
+    let http = Http::Unix(socket);
+    while !http.get("/health").await.is_ok_and(|answer| answer.status.is_success()) {
+        if let Some(ended) = kid.ended() {
+            return Err(Trouble::new(format!("llama-server has ended ({ended}):\n{}", kid.output())));
+        }
+        if begun.elapsed() > MINUTES {
+            return Err(Trouble::new("llama-server does not get ready"));
+        }
+        sleep(ASKED).await;
+    }
+    Ok(begun.elapsed())
+}
+
+/// Medians, in milliseconds: the start by hand, then what the ledger says: the gap, the old one's end, the new one's start, ours;
+/// and the most that was ours.
+async fn parts(model: &Path, flags: &[String]) -> Result<[f64; 6], Trouble> {
+    let server = llama_server().await?;
+    let lines = format!(
+        "binary = '{}'\nmodel = '{}'\nargs = {}\npreload = true\nreplace = 'sequential'\nlifecycle.start_timeout = '5m'",
+        server.display(),
+        model.display(),
+        json!(flags)
+    );
+    let warden = Setup::new()?.model("sample", &lines).top("log.level = 'warn'").start().await?;
+    warden.until_ready(1).await?;
+    let mut by_hand = Vec::new();
+    for _ in 0..PARTS {
+        by_hand.push(millis(own_start(&server, model, flags).await?));
+        let answer = warden.admin().post("/models/sample/restart", &json!({})).await?;
+        if !answer.status.is_success() {
+            return Err(Trouble::new(answer.text()));
+        }
+    }
+    let entries = json_lines(&warden.recycles())?;
+    let column = |name: &str| -> Result<Vec<f64>, Trouble> {
+        let figure = |entry: &serde_json::Value| entry[name].as_f64();
+        let known: Option<Vec<f64>> = entries.iter().map(figure).collect();
+        known
+            .filter(|known| known.len() == PARTS)
+            .ok_or_else(|| Trouble::new(format!("{name} is not in each entry of the ledger")))
+    };
+    let mut ours = column("ours_ms")?;
+    let most = ours.iter().copied().fold(0.0, f64::max);
+    Ok([
+        median(&mut by_hand),
+        median(&mut column("gap_ms")?),
+        median(&mut column("exit_ms")?),
+        median(&mut column("start_ms")?),
+        median(&mut ours),
+        most,
+    ])
+}
+
+#[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
+async fn print_parts() -> Result<(), Trouble> {
+    let number = |name: &str, default: u32| match std::env::var(name) {
+        Ok(text) => text.parse().map_err(|_| Trouble::new(format!("{name}={text} is no whole number"))),
+        Err(_) => Ok(default),
+    };
+    let mib = number("WARDEN_GAP_MIB", 2048)?;
+    let mut flags: Vec<String> = ["-np", "4", "-c", "8192"].map(str::to_owned).into();
+    flags.extend(std::env::var("WARDEN_GAP_FLAGS").unwrap_or_default().split_whitespace().map(str::to_owned));
+    let home = Home::new()?;
+    let large = large_model(home.path(), mib)?;
+    println!(
+        "\n| model | a start by hand, ms | gap, ms | the old one's end, ms | the new one's start, ms | ours, ms (median, most) |"
+    );
+    println!("|---|---|---|---|---|---|");
+    for (name, model) in [("0.8 MB".to_owned(), sample_model(Preset::Chat)?), (format!("{mib} MiB"), large)] {
+        let [by_hand, gap, exit, start, ours, most] = parts(&model, &flags).await?;
+        println!("| {name} | {by_hand:.0} | {gap:.0} | {exit:.0} | {start:.0} | {ours:.0}, {most:.0} |");
+    }
+    Ok(())
+}
+
 #[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
@@ -107,5 +211,5 @@ async fn main() -> Result<(), Trouble> {
             millis(quantile(&mut replaced, 1.0))
         );
     }
-    Ok(())
+    print_parts().await
 }

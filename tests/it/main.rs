@@ -19,6 +19,7 @@ mod eras;
 mod fake;
 mod files;
 mod goes_on;
+mod goes_on_under;
 mod growth;
 mod keys;
 mod layout;

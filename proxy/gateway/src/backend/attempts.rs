@@ -325,7 +325,7 @@ impl Attempts<'_> {
         drop(timeout_at(Instant::now() + patience, settled).await);
         let until = Instant::now() + patience;
         loop {
-            let granted = self.upstream.backends.lease(self.model, self.kind, self.tokens).await;
+            let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
             let lease = self.granted(granted)?;
             if lease.generation() != generation || Instant::now() >= until {
                 return Ok(lease);

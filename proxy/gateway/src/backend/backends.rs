@@ -33,6 +33,13 @@ pub(crate) trait Backends: Send + Sync + 'static {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
+    /// The same for a request whose generation has died: a full queue does not turn it away.
+    fn lease_again<'a>(
+        &'a self,
+        model: &'a ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
     /// Whether a prompt of this size would find room in memory now.
     fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
     /// What is known against a request, and that one was refused for it.
@@ -139,6 +146,18 @@ impl Backends for Fleet {
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>> {
         Box::pin(async move {
             let lease = Fleet::lease_for(self, model, kind, tokens).await?;
+            Ok(Arc::new(lease) as Arc<dyn BackendLease>)
+        })
+    }
+
+    fn lease_again<'a>(
+        &'a self,
+        model: &'a ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>> {
+        Box::pin(async move {
+            let lease = Fleet::lease_again(self, model, kind, tokens).await?;
             Ok(Arc::new(lease) as Arc<dyn BackendLease>)
         })
     }

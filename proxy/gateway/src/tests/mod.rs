@@ -194,6 +194,15 @@ impl Backends for Shell {
         }
     }
 
+    fn lease_again<'a>(
+        &'a self,
+        model: &'a ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>> {
+        self.lease(model, kind, tokens)
+    }
+
     fn lease<'a>(
         &'a self,
         model: &'a ModelName,

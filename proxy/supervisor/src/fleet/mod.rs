@@ -133,6 +133,21 @@ impl Fleet {
         leases.ok_or(Denied::Removed)?.lease(kind, tokens).await
     }
 
+    /// The same for a request whose generation has died: it was let in once, so a full queue does not turn it away.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::lease_for`], but for a full queue.
+    pub async fn lease_again(
+        &self,
+        model: &ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Result<Lease, Denied> {
+        let leases = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
+        leases.ok_or(Denied::Removed)?.lease_again(kind, tokens).await
+    }
+
     /// Whether a prompt of this size would find room now. Decides nothing: it tells whether counting its tokens
     /// exactly is worth while.
     pub fn weigh(&self, model: &ModelName, size: Size) -> Weighed {

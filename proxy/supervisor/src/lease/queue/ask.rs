@@ -22,6 +22,14 @@ enum Asked {
     Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, limit: Limit },
 }
 
+/// Whether a caller was let in before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    First,
+    /// Its generation has died with its work.
+    Again,
+}
+
 /// How long a caller waits.
 #[derive(Clone, Copy)]
 struct Limit {
@@ -91,8 +99,26 @@ impl Leases {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, Denied> {
+        self.wait_for(kind, tokens, Turn::First).await
+    }
+
+    /// The same for somebody whose generation has died: a full queue does not turn it away.
+    pub(crate) async fn lease_again(
+        self: &Arc<Self>,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Result<Lease, Denied> {
+        self.wait_for(kind, tokens, Turn::Again).await
+    }
+
+    async fn wait_for(
+        self: &Arc<Self>,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+        turn: Turn,
+    ) -> Result<Lease, Denied> {
         let asked = Instant::now();
-        let (ticket, mut answer, limit) = match self.ask(kind, tokens, asked)? {
+        let (ticket, mut answer, limit) = match self.ask(kind, tokens, turn, asked)? {
             Asked::Granted(lease) => return Ok(lease),
             Asked::Queued { ticket, answer, limit } => (ticket, answer, limit),
         };
@@ -117,15 +143,25 @@ impl Leases {
         }
     }
 
-    fn ask(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>, now: Instant) -> Result<Asked, Denied> {
+    fn ask(
+        self: &Arc<Self>,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+        turn: Turn,
+        now: Instant,
+    ) -> Result<Asked, Denied> {
         let mut state = lock(&self.state);
         let open = state.dispatch.any_open();
         if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
             return Err(refusal.denied());
         }
-        let answer = match state.dispatch.request(kind) {
+        let answer = match turn {
+            Turn::First => state.dispatch.request(kind),
+            Turn::Again => state.dispatch.request_again(kind),
+        };
+        let answer = match answer {
             // Those who wait for room have their places, too: a newcomer does not push one of them out.
-            Answer::Queued(ticket) if state.waiting() > state.depth => {
+            Answer::Queued(ticket) if turn == Turn::First && state.waiting() > state.depth => {
                 state.dispatch.cancel(ticket);
                 Answer::Full { waiting: state.waiting() }
             }

@@ -27,9 +27,16 @@ fn failure() -> Failure {
 
 /// A caller in a task of its own, in the queue when this returns.
 async fn queued(leases: &Arc<Leases>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
-    let before = leases.waiting();
     let ours = Arc::clone(leases);
-    let task = TaskTracker::new().spawn(async move { ours.lease(kind, None).await });
+    waits(leases, async move { ours.lease(kind, None).await }).await
+}
+
+async fn waits(
+    leases: &Leases,
+    asks: impl Future<Output = Result<Lease, Denied>> + Send + 'static,
+) -> AbortOnDropHandle<Result<Lease, Denied>> {
+    let before = leases.waiting();
+    let task = TaskTracker::new().spawn(asks);
     while leases.waiting() == before {
         tokio::task::yield_now().await;
     }
@@ -108,6 +115,22 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
     assert_eq!(leases.journal.tail().events.len(), 1);
     leases.dismiss(&Denied::Removed);
     assert_eq!(waiting.await.unwrap().unwrap_err(), Denied::Removed);
+}
+
+#[tokio::test]
+async fn who_was_let_in_before_waits_beyond_the_depth_and_in_the_order_of_arrival() {
+    let leases = leases(1);
+    let first = queued(&leases, LeaseKind::Slot).await;
+    // Its generation died with its work: there are as many of these as there were leases.
+    let ours = Arc::clone(&leases);
+    let again = waits(&leases, async move { ours.lease_again(LeaseKind::Slot, None).await }).await;
+    let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
+    assert_eq!(denied, Denied::QueueFull { waiting: 2, depth: 1 });
+    leases.open(&cell(1), 1);
+    let first = first.await.unwrap().unwrap();
+    assert!(!again.is_finished(), "it overtakes nobody");
+    drop(first);
+    assert!(again.await.unwrap().is_ok());
 }
 
 #[tokio::test]
