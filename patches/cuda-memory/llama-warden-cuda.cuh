@@ -16,8 +16,9 @@
 // The structs of ggml have changed many times. What this file needs of them it asks for by member name (`detected`)
 // and takes arrays of any shape as flat ones, so that one text serves every version. What a version lacks is skipped.
 //
-// Locks, in the order in which they are taken: context state (`state::mutex`), then `ggml_cuda_lock`. The registry's
-// own lock is never held while another one is taken. The idle thread only ever tries; it never waits for a lock.
+// Locks, in the order in which they are taken: context state (`state::mutex`), then `ggml_cuda_lock`, then `commands::mutex`.
+// The registry's own lock is never held while another one is taken. The idle thread only ever tries; it never waits for a
+// lock, but for that of the commands, which nobody holds for longer than a few lines.
 #pragma once
 
 #include <algorithm>
@@ -54,6 +55,8 @@
 #include <malloc.h>
 #endif
 
+#include "llama-warden-reclaim.h"
+
 #if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK) == defined(LLAMA_WARDEN_HAS_NO_GRAPH_LOCK)
 #error "llama-warden: the lock around graph captures is neither the known one nor absent"
 #endif
@@ -75,11 +78,12 @@ struct settings {
     uint64_t     cublas_every       = 0; // graph computes
     uint64_t     cublas_interval_ms = 10000;
     const char * report             = nullptr;
+    const char * reclaim            = nullptr;
 
-    bool any() const { return graph_cap || idle_trim_ms || pool_budget || cublas_every || report; }
+    bool any() const { return graph_cap || idle_trim_ms || pool_budget || cublas_every || report || reclaim; }
 
     // Work that has to happen although nobody computes.
-    bool needs_idle_thread() const { return idle_trim_ms || pool_budget; }
+    bool needs_idle_thread() const { return idle_trim_ms || pool_budget || reclaim; }
 };
 
 // A whole number from the environment; `fallback` when the variable is unset, empty or no number in the range.
@@ -105,6 +109,12 @@ inline uint64_t number(const char * name, uint64_t min, uint64_t max, uint64_t f
     return value;
 }
 
+// A path from the environment; null when the variable is unset or empty.
+inline const char * path_of(const char * name) {
+    const char * text = std::getenv(name);
+    return text != nullptr && *text != '\0' ? text : nullptr;
+}
+
 inline settings read_settings() {
     settings s;
     s.graph_cap          = number("LLAMA_WARDEN_GRAPH_CACHE_CAP", 1, 1000000, 0);
@@ -113,10 +123,8 @@ inline settings read_settings() {
     s.pool_interval_ms   = number("LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS", 1, 3600000, s.pool_interval_ms);
     s.cublas_every       = number("LLAMA_WARDEN_CUBLAS_RESET_EVERY", 1, 1000000000, 0);
     s.cublas_interval_ms = number("LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S", 1, 86400, s.cublas_interval_ms / 1000) * 1000;
-    s.report             = std::getenv("LLAMA_WARDEN_REPORT");
-    if (s.report != nullptr && *s.report == '\0') {
-        s.report = nullptr;
-    }
+    s.report             = path_of("LLAMA_WARDEN_REPORT");
+    s.reclaim            = path_of("LLAMA_WARDEN_RECLAIM");
     return s;
 }
 
@@ -200,6 +208,12 @@ inline settings effective_settings() {
         no("LLAMA_WARDEN_REPORT", "it is written for Linux and its like only");
         s.report = nullptr;
     }
+#if !defined(LLAMA_WARDEN_RECLAIM)
+    if (s.reclaim) {
+        no("LLAMA_WARDEN_RECLAIM", "it is read on Linux and its like only");
+        s.reclaim = nullptr;
+    }
+#endif
     return s;
 }
 
@@ -229,6 +243,10 @@ inline const settings & config() {
         }
         if (set(s.report != nullptr)) {
             std::fprintf(stderr, "llama-warden: fix memory-report active: %s\n", s.report);
+        }
+        if (set(s.reclaim != nullptr)) {
+            std::fprintf(stderr, "llama-warden: fix reclaim-cuda active: %s%s\n", s.reclaim,
+                         able.idle ? "" : ", not while idle");
         }
         return s;
     }();
@@ -598,6 +616,9 @@ struct state {
     uint64_t purge_interval = 0;
     uint64_t watched = 0; // computations that are still looked at for what they need after a purge
     bool     trimmed = false;
+
+    uint64_t command = 0; // request that was looked at last
+    uint32_t pending = 0; // what it asks for and was not done here
 
     // After a safe point that was not to be had, none is asked for until then: the wait for it must not be paid at each
     // computation, of which one token can need hundreds.
@@ -1021,6 +1042,204 @@ template <class C> void publish(C & context, state & st, uint64_t now, bool chan
     write_record(st.record, record_live, st.device, st.number, st.values);
 }
 
+// ----------------------------------------------------------------------------------------- reclaim on demand
+
+// The request that stands, if one does, and what came of it so far. One thread at a time reads and answers: the idle thread,
+// or where there is none, whoever ends a computation. What is asked of a context is done by whoever has its state.
+//
+// It keeps to what holds for the other fixes: a safe point that was not to be had is not asked for again before `not_before`,
+// and what a purge says of the demand for pools (`watched`, `purge_interval`) is neither learnt from nor forgotten.
+class commands {
+  public:
+    // Of the request that stands; 0: none. All that a computation costs where nobody asks for anything.
+    static uint64_t wanted() { return standing().load(std::memory_order_relaxed); }
+
+#if defined(LLAMA_WARDEN_RECLAIM)
+    static commands & get() {
+        static commands * const one = new commands; // never destroyed: threads may outlive static objects
+        return *one;
+    }
+
+    // Looks at the file, four times a second at most.
+    void poll(uint64_t now) {
+        std::unique_lock<std::mutex> look(reader, std::try_to_lock);
+        if (!look.owns_lock() || now < next_look) {
+            return;
+        }
+        next_look = now + 200;
+        if (!opened) {
+            opened = true;
+            there  = file.open(config().reclaim, reclaim::part::cuda, mine);
+            if (!there) {
+                std::fprintf(stderr, "llama-warden: nothing is given back on demand: %s is not to be had\n", config().reclaim);
+            }
+        }
+        reclaim::request next = {};
+        if (there && file.poll(next)) {
+            std::lock_guard<std::mutex> lock(mutex); // one that stood until now is not answered any more
+            asked    = next;
+            since    = now;
+            given    = {};
+            spent_ms = 0;
+            did      = false;
+            errors   = false;
+            standing().store((next.what & mine) != 0 ? next.seq : 0, std::memory_order_relaxed);
+        }
+    }
+
+    // What is still to be done at a context for the request that stands.
+    uint32_t pending(state & st) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (wanted() != 0 && st.command != asked.seq) {
+            st.command = asked.seq;
+            st.pending = asked.what & mine;
+        }
+        return wanted() != 0 ? st.pending : 0;
+    }
+
+    // Something was given back, or could not be, for this request.
+    void note(uint64_t seq, const reclaim::channel::amounts & more, uint64_t ms, bool some, bool wrong) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (wanted() != seq) {
+            return; // it was answered meanwhile
+        }
+        for (size_t i = 0; i < 4; ++i) {
+            given.bytes[i] += more.bytes[i];
+        }
+        spent_ms += ms;
+        did    = did || some;
+        errors = errors || wrong;
+    }
+
+    // Answers when nothing is left to be done, or when the time is up. `own`: the state that the caller has.
+    void conclude(uint64_t now, const state * own) {
+        const uint64_t seq = wanted();
+        if (seq == 0) {
+            return;
+        }
+        uint32_t left = 0;
+        for (const std::shared_ptr<state> & st : registry::get().all()) {
+            left |= left_of(*st, st.get() == own, seq);
+        }
+        std::unique_lock<std::mutex> lock(mutex);
+        if (wanted() != seq || (left != 0 && now - since < asked.deadline_ms)) {
+            return;
+        }
+        using reclaim::result;
+        const result how = left == 0 ? result::done : did ? result::partly : errors ? result::failed : result::refused;
+        standing().store(0, std::memory_order_relaxed);
+        const reclaim::channel::amounts all = given;
+        const uint64_t                  ms  = spent_ms;
+        lock.unlock(); // a slow file is nobody's business
+        file.put(seq, how, left, ms, all);
+    }
+
+  private:
+    static constexpr uint32_t mine = reclaim::graphs | reclaim::pools | reclaim::cublas;
+
+    static std::atomic<uint64_t> & standing() {
+        static std::atomic<uint64_t> seq{ 0 };
+        return seq;
+    }
+
+    // Who computes just now has not been looked at. A context that never computed holds nothing.
+    uint32_t left_of(state & st, bool own, uint64_t seq) const {
+        std::unique_lock<std::mutex> lock(st.mutex, std::defer_lock);
+        if (!own && !lock.try_lock()) {
+            return mine;
+        }
+        return st.context == nullptr || st.last_use == 0 ? 0 : st.command == seq ? st.pending : mine;
+    }
+
+    std::mutex       reader; // held by who looks at the file; taken before `mutex`
+    reclaim::channel file;
+    bool             opened = false, there = false;
+    uint64_t         next_look = 0;
+
+    std::mutex                mutex;
+    reclaim::request          asked = {};
+    uint64_t                  since = 0, spent_ms = 0;
+    reclaim::channel::amounts given;
+    bool                      did = false, errors = false;
+#else
+    static commands & get() {
+        static commands one;
+        return one;
+    }
+    void     poll(uint64_t) {}
+    uint32_t pending(state &) { return 0; }
+    void     conclude(uint64_t, const state *) {}
+
+  private:
+    static std::atomic<uint64_t> & standing() {
+        static std::atomic<uint64_t> seq{ 0 };
+        return seq;
+    }
+#endif
+};
+
+// Whether a request waits for this context. What it does not hold is given back already.
+template <class C> bool reclaim_is_due(C & context, state & st) {
+#if defined(LLAMA_WARDEN_RECLAIM)
+    if (commands::wanted() == 0 || commands::get().pending(st) == 0) {
+        return false;
+    }
+    if (cached_graphs(context) == 0) {
+        st.pending &= ~(uint32_t) reclaim::graphs;
+    }
+    if (ask_pools(context).bytes == 0) {
+        st.pending &= ~(uint32_t) reclaim::pools;
+    }
+    if (cublas_handles(context) == 0) {
+        st.pending &= ~(uint32_t) reclaim::cublas;
+    }
+    return st.pending != 0;
+#else
+    (void) context, (void) st;
+    return false;
+#endif
+}
+
+// At a safe point: gives back what is asked for. What cannot go just now stays pending.
+template <class C> void reclaim_at(C & context, state & st, uint64_t now) {
+#if defined(LLAMA_WARDEN_RECLAIM)
+    const uint64_t errors = st.values[v_errors], spaces = workspace_bytes(context);
+    const uint32_t before = st.pending;
+    graph_totals   graphs, kept;
+    each_graph(context, [&](auto & graph) { add_graph(graph, graphs); });
+    reclaim::channel::amounts given;
+    if (st.pending & reclaim::pools) {
+        const uint64_t bytes = ask_pools(context).bytes;
+        if (purge_pools(context, st)) {
+            given.bytes[2] = bytes;
+            st.pending &= ~(uint32_t) (reclaim::pools | reclaim::graphs);
+        }
+    }
+    if (st.pending & reclaim::cublas) {
+        if (enough_is_free(context, st)) {
+            st.last_reset        = now;
+            st.computes_at_reset = st.values[v_computes];
+            reset_cublas(context, st);
+            const uint64_t rest = workspace_bytes(context);
+            given.bytes[3]      = spaces > rest ? spaces - rest : 0;
+            st.pending &= ~(uint32_t) (reclaim::cublas | reclaim::graphs);
+        } else {
+            st.values[v_skipped] += 1;
+        }
+    }
+    if (st.pending & reclaim::graphs) {
+        invalidate_graphs(context, st);
+        st.pending &= ~(uint32_t) reclaim::graphs;
+    }
+    each_graph(context, [&](auto & graph) { add_graph(graph, kept); });
+    given.bytes[0] = graphs.host > kept.host ? graphs.host - kept.host : 0;
+    given.bytes[1] = graphs.device > kept.device ? graphs.device - kept.device : 0;
+    commands::get().note(st.command, given, now_ms() - now, st.pending != before, st.values[v_errors] != errors);
+#else
+    (void) context, (void) st, (void) now;
+#endif
+}
+
 // --------------------------------------------------------------------------------------------- idle thread
 
 // Gives back what an idle server keeps. Exists only when a variable asks for it.
@@ -1089,10 +1308,14 @@ class idle_thread {
         std::unique_lock<std::mutex> lock(mutex);
         while (!wake.wait_for(lock, pause, [this] { return stopping; })) {
             lock.unlock();
+            if (config().reclaim) {
+                commands::get().poll(now_ms());
+            }
             bool gave_back = false;
             for (const std::shared_ptr<state> & st : registry::get().all()) {
                 gave_back = look(*st) || gave_back;
             }
+            commands::get().conclude(now_ms(), nullptr);
 #if defined(__GLIBC__)
             if (gave_back) {
                 malloc_trim(0); // the copies of the nodes were on the heap
@@ -1104,7 +1327,7 @@ class idle_thread {
         wake.notify_all();
     }
 
-    // Whether something was given back.
+    // Whether something was given back that nobody asked for: who asked has the heap trimmed, too, when it is time.
     static bool look(state & st) {
         std::unique_lock<std::mutex> lock(st.mutex, std::try_to_lock);
         if (!lock.owns_lock() || st.context == nullptr || st.last_use == 0) {
@@ -1120,21 +1343,25 @@ class idle_thread {
         // Not between the parts of one answer: what was given back would have to be had again at once.
         const uint64_t rest  = std::max<uint64_t>(st.purge_interval, 1000);
         const bool     purge = now - st.last_use >= rest && purge_is_due(st, ask_pools(context).bytes, now);
-        if ((!trim && !purge) || now < st.not_before) {
+        const bool     asked = reclaim_is_due(context, st) && now - st.last_use >= 1000;
+        if ((!trim && !purge && !asked) || now < st.not_before) {
             return false;
         }
-        bool held = purge;
+        bool held = purge || asked;
         each_graph(context, [&](auto & graph) { held = held || holds_something(graph); });
         if (held) {
             ggml_cuda_set_device(context.device);
             const auto point = safe_point<C>::while_idle(context, st);
-            return point.ok() && give_back(context, st, trim, purge, count, now);
+            return point.ok() && give_back(context, st, trim, purge, asked, count, now);
         }
-        return give_back(context, st, trim, purge, count, now);
+        return give_back(context, st, trim, purge, asked, count, now);
     }
 
     template <class C>
-    static bool give_back(C & context, state & st, bool trim, bool purge, size_t count, uint64_t now) {
+    static bool give_back(C & context, state & st, bool trim, bool purge, bool asked, size_t count, uint64_t now) {
+        if (asked) { // first, so that what it gives back is counted
+            reclaim_at(context, st, now);
+        }
         if (trim) {
             invalidate_graphs(context, st);
             st.values[v_trimmed] += count - cached_graphs(context);
@@ -1145,7 +1372,7 @@ class idle_thread {
             st.watched    = purge_pools(context, st) ? watched_after_idle : 0;
         }
         publish(context, st, now, true);
-        return true;
+        return trim || purge;
     }
 
     std::mutex              mutex;
@@ -1189,7 +1416,10 @@ class compute_guard {
         st.last_use        = now;
         st.trimmed         = false;
         st.values[v_computes] += 1;
-
+        if (!able.idle && config().reclaim) { // nobody else would look
+            commands::get().poll(now);
+        }
+        const bool                      asked  = reclaim_is_due(context, st);
         const std::vector<const void *> graphs = superfluous_graphs(context, st, key);
         bool                            purge  = false;
         if (config().pool_budget || config().report) {
@@ -1205,7 +1435,7 @@ class compute_guard {
             st.last_reset = now; // asked again after the interval
             st.values[v_skipped] += 1;
         }
-        const bool in_use = purge || reset || any_holds_something(context, graphs);
+        const bool in_use = purge || reset || asked || any_holds_something(context, graphs);
         if (!in_use) {
             changed = !graphs.empty();
             evict(context, st, graphs);
@@ -1214,6 +1444,9 @@ class compute_guard {
             if (point.ok()) {
                 changed = true;
                 evict(context, st, graphs);
+                if (asked) {
+                    reclaim_at(context, st, now);
+                }
                 if (reset) {
                     st.last_reset        = now;
                     st.computes_at_reset = st.values[v_computes];
@@ -1226,6 +1459,9 @@ class compute_guard {
             }
         }
         publish(context, st, now, changed);
+        if (!able.idle) {
+            commands::get().conclude(now, &st);
+        }
         if (able.idle && config().needs_idle_thread()) {
             idle_thread::start_once();
         }

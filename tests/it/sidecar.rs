@@ -5,6 +5,7 @@
 mod build;
 mod drift;
 mod fork;
+mod reclaim;
 mod report;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ const INTERVAL: &str = "LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS";
 const RESET: &str = "LLAMA_WARDEN_CUBLAS_RESET_EVERY";
 const RESET_INTERVAL: &str = "LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S";
 const REPORT: &str = "LLAMA_WARDEN_REPORT";
+const RECLAIM: &str = "LLAMA_WARDEN_RECLAIM";
 
 /// A running scenario, in a folder of its own.
 struct Run {
@@ -92,7 +94,7 @@ async fn with_both_pools(name: &str, shapes: &[Shape], env: &[(&str, &str)]) -> 
 
 #[tokio::test]
 async fn without_variables_it_makes_no_call_no_thread_no_file_and_no_line() -> Outcome {
-    for env in [&[][..], &[(CAP, ""), (TRIM, "0"), (BUDGET, "0"), (RESET, ""), (REPORT, ""), (INTERVAL, "5")]]
+    for env in [&[][..], &[(CAP, ""), (TRIM, "0"), (BUDGET, "0"), (RESET, ""), (REPORT, ""), (RECLAIM, ""), (INTERVAL, "5")]]
     {
         for (run, output) in scenario("inert", "legacy", &Shape::ALL, env).await? {
             assert_eq!(output, "", "{}", run.name);
@@ -312,6 +314,7 @@ async fn each_fix_says_that_it_is_active_when_the_program_starts() -> Outcome {
         (BUDGET, "256", "pool-purge active: budget 256 MiB, interval 1000 ms"),
         (RESET, "1000", "cublas-reset active: every 1000 computes, interval 10 s"),
         (REPORT, "/nowhere/report", "memory-report active: /nowhere/report"),
+        (RECLAIM, "/nowhere/reclaim", "reclaim-cuda active: /nowhere/reclaim"),
     ];
     for (variable, value, line) in fixes {
         // An unknown scenario: it ends at once, before any computation.

@@ -1037,6 +1037,380 @@ static void report_held() {
     forget(&context);
 }
 
+// ---------------------------------------------------------------------------------------- reclaim on demand
+
+// The supervisor's side of LLAMA_WARDEN_RECLAIM. The file stays open: to close it would give up the locks of this process.
+struct desk {
+    int      file;
+    uint64_t seq = 0;
+
+    explicit desk(uint32_t version = reclaim::version, size_t size = reclaim::file_size)
+        : file(::open(std::getenv("LLAMA_WARDEN_RECLAIM"), O_CREAT | O_RDWR, 0600)) {
+        CHECK(file >= 0 && ::ftruncate(file, (off_t) size) == 0);
+        reclaim::header header = {};
+        std::memcpy(header.magic, reclaim::magic, sizeof(header.magic));
+        header.version = version;
+        header.blocks  = reclaim::blocks;
+        CHECK(::pwrite(file, &header, sizeof(header), 0) == (ssize_t) sizeof(header));
+    }
+    void write(const reclaim::request & asked) const {
+        CHECK(::pwrite(file, &asked, sizeof(asked), (off_t) reclaim::block_size) == (ssize_t) sizeof(asked));
+    }
+    void ask(uint32_t what, uint32_t deadline_ms = 60000) {
+        reclaim::request asked = {};
+        asked.seq              = ++seq;
+        asked.what             = what;
+        asked.deadline_ms      = deadline_ms;
+        asked.check            = reclaim::check_of(asked);
+        write(asked);
+    }
+    reclaim::answer look(uint32_t block = reclaim::blocks) const {
+        reclaim::answer answer = {};
+        const off_t     at     = (off_t) (reclaim::block_size * (2 + block));
+        if (::pread(file, &answer, sizeof(answer), at) != (ssize_t) sizeof(answer) || answer.check != reclaim::check_of(answer)) {
+            return {};
+        }
+        return answer;
+    }
+    bool is_answered() const { return look().seq == seq && look().result != 0; }
+    reclaim::answer answered() const {
+        wait_until("an answer", [&] { return is_answered(); });
+        return look();
+    }
+    // Somebody has opened the file and can be asked.
+    void taken() const { wait_until("a block is taken", [&] { return look().pid == (uint32_t) ::getpid(); }); }
+};
+static bool is(const reclaim::answer & answer, reclaim::result how) { return answer.result == (uint16_t) how; }
+constexpr uint32_t all_of_cuda = reclaim::graphs | reclaim::pools | reclaim::cublas;
+
+// As after a long pause.
+[[maybe_unused]] static void make_idle(context_t & context) {
+    const std::shared_ptr<state> st = state_of(context);
+    std::lock_guard<std::mutex>  lock(st->mutex);
+    st->last_use = 1;
+}
+
+static void hoard(context_t & context) {
+    for (size_t key = 0; key < 5; ++key) {
+        twice(context, key, { (key + 1) << 20, true, {} });
+    }
+}
+
+// LLAMA_WARDEN_RECLAIM: whoever computes gives back at the end of a computation, and goes on.
+static void reclaim_busy() {
+    desk   desk;
+    auto * context = new context_t(2);
+    hoard(*context);
+    wait_until("a block is taken", [&] {
+        compute(*context, 1);
+        return desk.look().pid != 0;
+    });
+    CHECK(desk.look().able == all_of_cuda && desk.look().seq == 0);
+    for (int round = 0; round < 2; ++round) {
+        hoard(*context);
+        desk.ask(all_of_cuda);
+        size_t made = mock::made(mock::handle);
+        wait_until("an answer", [&] {
+            compute(*context, 1, { 1 << 20, true, {} });
+            return desk.is_answered();
+        });
+        const reclaim::answer answer = desk.look();
+        CHECK(is(answer, reclaim::result::done) && answer.left == 0);
+        CHECK(answer.bytes[2] >= 5 << 20); // pools
+        CHECK((answer.bytes[0] > 0) == SHAPE_HAS_MAP);
+        CHECK(mock::made(mock::handle) == made + 1); // one, where the stream that computes had one
+#if SHAPE == SPACES
+        CHECK(answer.bytes[3] == 0); // it is there again at once
+#endif
+    }
+    CHECK(counter(*context, v_errors) == 0);
+    free_backend(context);
+    nothing_lives();
+}
+
+#if SHAPE_HAS_LOCK
+// LLAMA_WARDEN_POOL_BUDGET_MIB=1: the idle thread has looked at everything once, from its beginning to its end.
+static void idle_thread_comes(context_t & witness) {
+    for (int round = 0; round < 2; ++round) {
+        const std::shared_ptr<state> st = state_of(witness);
+        {
+            std::lock_guard<std::mutex> lock(st->mutex);
+            st->last_purge = now_ms(), st->purge_interval = 100000; // not at the end of the computation
+        }
+        compute(witness, 1, { 4 << 20, false, {} });
+        const uint64_t before = counter(witness, v_purges);
+        {
+            std::lock_guard<std::mutex> lock(st->mutex);
+            st->last_purge = 0, st->purge_interval = 1, st->last_use = 1;
+        }
+        wait_until("the idle thread comes by", [&] { return counter(witness, v_purges) > before; });
+    }
+}
+
+// LLAMA_WARDEN_RECLAIM: what nobody uses goes back within moments, of all contexts, again and again; and what the other fixes
+// know of the demand stays as it is.
+static void reclaim_idle() {
+    desk   desk;
+    auto * one = new context_t(0);
+    auto * two = new context_t(3);
+    compute(*one, 1), compute(*two, 1);
+    desk.taken();
+    for (int round = 0; round < 3; ++round) {
+        uint64_t pool = 0;
+        for (context_t * context : { one, two }) {
+            hoard(*context);
+            const std::shared_ptr<state> st = state_of(*context);
+            std::lock_guard<std::mutex>  lock(st->mutex);
+            st->watched = 9, st->purge_interval = 1234, st->last_purge = 77, st->patience = 0;
+            pool += ask_pools(*context).bytes;
+        }
+        desk.ask(all_of_cuda);
+        make_idle(*one), make_idle(*two);
+        const reclaim::answer answer = desk.answered();
+        CHECK(is(answer, reclaim::result::done) && answer.left == 0);
+        CHECK(answer.bytes[2] == pool && (answer.bytes[0] > 0) == SHAPE_HAS_MAP && (answer.bytes[1] > 0) == SHAPE_HAS_MAP);
+        CHECK(mock::living(mock::executable) == 0 && graphs_in(*one) == 0 && graphs_in(*two) == 0);
+        for (context_t * context : { one, two }) {
+            const std::shared_ptr<state> st = state_of(*context);
+            std::lock_guard<std::mutex>  lock(st->mutex);
+            CHECK(ask_pools(*context).bytes == 0);
+            CHECK(st->watched == 9 && st->purge_interval == 1234 && st->last_purge == 77 && st->not_before == 0);
+        }
+    }
+    desk.ask(all_of_cuda); // nothing is left, so there is nothing to wait for; handles are made anew
+    CHECK(is(desk.answered(), reclaim::result::done) && desk.look().bytes[0] == 0 && desk.look().bytes[2] == 0);
+    desk.ask(reclaim::heap); // another part's
+    desk.ask(reclaim::graphs);
+    CHECK(is(desk.answered(), reclaim::result::done));
+    free_backend(one);
+    free_backend(two);
+    nothing_lives();
+}
+
+// LLAMA_WARDEN_RECLAIM: a request in the middle of a token waits for the end of the computation, and a second is left to
+// whoever computes; then what is asked for is done, and nothing else.
+static void reclaim_only() {
+    desk   desk;
+    auto * context = new context_t(0);
+    hoard(*context);
+    desk.taken();
+    desk.ask(reclaim::graphs);
+    const size_t handles = mock::made(mock::handle);
+    compute(*context, 1, { 1 << 20, false, [&] {
+        wait_until("the idle thread has seen it", [] { return commands::wanted() != 0; });
+        CHECK(!desk.is_answered());
+    } });
+    wait_until("an answer", [&] { // the first computation that ends does it
+        compute(*context, 1, { 1 << 20, false, {} });
+        return desk.is_answered();
+    });
+    CHECK(is(desk.look(), reclaim::result::done) && desk.look().bytes[2] == 0);
+    CHECK(mock::made(mock::handle) == handles && counter(*context, v_purges) == 0);
+    free_backend(context);
+    nothing_lives();
+}
+
+// LLAMA_WARDEN_RECLAIM: nothing goes while another thread captures; the answer says so when the time is up, and the pause
+// before the next try stays.
+static void reclaim_capture() {
+    desk              desk;
+    context_t         capturing(0), idle(1);
+    std::atomic<bool> captured{ false }, go_on{ false };
+    hoard(idle);
+    compute(capturing, 1);
+    desk.taken();
+    std::thread other([&] {
+        compute(capturing, 1, { 0, false, [&] {
+            captured = true;
+            wait_until("go on", [&] { return go_on.load(); });
+        } });
+    });
+    wait_until("the capture runs", [&] { return captured.load(); });
+    make_idle(idle);
+    desk.ask(all_of_cuda, 600);
+    const reclaim::answer refused = desk.answered();
+    CHECK(is(refused, reclaim::result::refused) && refused.left == all_of_cuda && refused.bytes[2] == 0);
+    CHECK(graphs_in(idle) == (SHAPE_HAS_MAP ? 5 : SHAPE_HAS_GRAPHS ? 1 : 0));
+    {
+        const std::shared_ptr<state> st = state_of(idle);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        CHECK(st->values[v_skipped] > 0 && st->patience >= 1000 && st->not_before > 0);
+    }
+    desk.ask(all_of_cuda); // the pauses go on as they were, and do not begin anew
+    wait_until("the pause has doubled", [&] {
+        const std::shared_ptr<state> st = state_of(idle);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        return st->patience >= 2000;
+    });
+    go_on = true;
+    other.join();
+    make_idle(capturing), make_idle(idle);
+    CHECK(is(desk.answered(), reclaim::result::done));
+    forget(&capturing);
+    forget(&idle);
+}
+
+// LLAMA_WARDEN_RECLAIM: a part of a pool is in use: the rest goes, and it is tried again until the time is up.
+static void reclaim_in_use() {
+    desk   desk;
+    auto * context = new context_t(1);
+    hoard(*context);
+    desk.taken();
+    auto held = hold(context);
+    void * memory = context->pool().alloc(2 << 20);
+    
+    held.reset();
+    make_idle(*context);
+    desk.ask(all_of_cuda, 600);
+    const reclaim::answer partly = desk.answered();
+    CHECK(is(partly, reclaim::result::partly) && partly.left == reclaim::pools && partly.bytes[2] == 0);
+    CHECK(counter(*context, v_purges) == 0 && mock::living(mock::executable) == 0);
+    const uint64_t renewed = counter(*context, v_cublas_resets);
+    CHECK(renewed == 1); // once, however often the pool is asked for
+    const uint64_t skipped = counter(*context, v_skipped);
+    desk.ask(reclaim::pools);
+    wait_until("it was tried", [&] { return counter(*context, v_skipped) > skipped; });
+    {
+        const auto guard = hold(context);
+        context->pool().free(memory, 2 << 20);
+    }
+    make_idle(*context);
+    CHECK(is(desk.answered(), reclaim::result::done) && desk.look().bytes[2] > 0);
+    CHECK(counter(*context, v_cublas_resets) == renewed);
+    free_backend(context);
+    nothing_lives();
+}
+
+// LLAMA_WARDEN_RECLAIM: a handle that could not be had again stays, and the answer says so.
+static void reclaim_low_memory() {
+    desk      desk;
+    context_t context(0);
+    hoard(context);
+    desk.taken();
+    mock::leave_free(size_t(100) << 20);
+    desk.ask(all_of_cuda, 600);
+    make_idle(context);
+    const reclaim::answer answer = desk.answered();
+    CHECK(is(answer, reclaim::result::partly) && answer.left == reclaim::cublas && answer.bytes[2] > 0);
+    CHECK(counter(context, v_cublas_resets) == 0 && mock::living(mock::handle) == 1);
+    forget(&context);
+}
+
+// LLAMA_WARDEN_RECLAIM, LLAMA_WARDEN_POOL_BUDGET_MIB=1: what is no request of now does nothing: one that stands there at the start, garbage, one that was
+// torn, an old number, a file that was cut. A new one is done after each.
+static void reclaim_garbage() {
+    desk desk;
+    for (int i = 0; i < 41; ++i) {
+        desk.ask(all_of_cuda);
+    }
+    context_t context(0), witness(1);
+    compute(context, 1);
+    {
+        const std::shared_ptr<state> st = state_of(context);
+        std::lock_guard<std::mutex>  lock(st->mutex);
+        st->last_purge = now_ms(), st->purge_interval = 3600000; // only what is asked for
+    }
+    hoard(context);
+    desk.taken();
+    CHECK(desk.look().seq == 41 && desk.look().result == 0);
+    auto done = [&] {
+        desk.ask(all_of_cuda);
+        make_idle(context);
+        CHECK(is(desk.answered(), reclaim::result::done));
+        hoard(context);
+    };
+    // Each is looked at: a good one comes behind it, and only that is answered.
+    auto nothing_for = [&](const reclaim::request & bad) {
+        const uint64_t before = counter(context, v_invalidations);
+        desk.write(bad);
+        make_idle(context);
+        idle_thread_comes(witness);
+        CHECK(counter(context, v_invalidations) == before && commands::wanted() == 0);
+        done();
+    };
+    nothing_for({});
+    reclaim::request garbage;
+    std::memset(&garbage, 0xa5, sizeof(garbage));
+    nothing_for(garbage);
+    reclaim::request torn = {};
+    torn.seq = desk.seq + 1, torn.what = all_of_cuda, torn.check = reclaim::check_of(torn), torn.what = reclaim::graphs;
+    nothing_for(torn);
+    reclaim::request old = {};
+    old.seq = 7, old.what = all_of_cuda, old.check = reclaim::check_of(old);
+    nothing_for(old);
+    CHECK(::ftruncate(desk.file, 100) == 0);
+    compute(context, 1);
+    idle_thread_comes(witness);
+    CHECK(commands::wanted() == 0);
+    done(); // the write made the file longer again
+    forget(&context);
+    forget(&witness);
+}
+
+// LLAMA_WARDEN_RECLAIM, LLAMA_WARDEN_POOL_BUDGET_MIB=1: a file of another version is left alone.
+static void reclaim_other_version() {
+    const desk desk(reclaim::version + 1);
+    context_t  context(0), witness(1);
+    compute(context, 1);
+    reclaim::request asked = {};
+    asked.seq = 1, asked.what = all_of_cuda, asked.check = reclaim::check_of(asked);
+    desk.write(asked);
+    make_idle(context);
+    idle_thread_comes(witness);
+    CHECK(desk.look().pid == 0 && counter(context, v_invalidations) == 0 && commands::wanted() == 0);
+    forget(&context);
+    forget(&witness);
+}
+
+// LLAMA_WARDEN_RECLAIM: takes a block of the file that is there, says so, and answers until there is a file `NAME.go`.
+static void reclaim_held() {
+    context_t context(0);
+    hoard(context);
+    std::printf("pid %d\n", (int) ::getpid());
+    std::fflush(stdout);
+    const std::string go = std::string(std::getenv("LLAMA_WARDEN_RECLAIM")) + ".go";
+    wait_until("the file that lets it go on", [&] { return (make_idle(context), ::access(go.c_str(), F_OK) == 0); });
+    forget(&context);
+}
+#endif
+
+#if SHAPE_HAS_LOCK && SHAPE_HAS_MAP
+// All fixes: requests one after another while two threads compute, capture and pause.
+static void reclaim_race() {
+    desk                     desk;
+    std::atomic<bool>        over{ false };
+    std::vector<std::thread> both;
+    for (int device : { 0, 1 }) {
+        both.emplace_back([&, device] {
+            while (!over) {
+                auto * context = new context_t(device);
+                for (size_t i = 0; i < 400; ++i) {
+                    compute(*context, i / 3 % 3 == 0 ? i / 9 : i % 3, { (i % 7 + 1) << 18, i % 2 == 0, {} });
+                    if (i % 16 == 0) {
+                        make_idle(*context);
+                        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                    }
+                }
+                CHECK(counter(*context, v_errors) == 0);
+                free_backend(context);
+            }
+        });
+    }
+    wait_until("a block is taken", [&] { return desk.look().pid != 0; });
+    size_t done = 0;
+    for (int i = 0; i < 6; ++i) {
+        desk.ask(all_of_cuda, 3000);
+        done += is(desk.answered(), reclaim::result::done) || is(desk.answered(), reclaim::result::partly);
+    }
+    over = true;
+    for (std::thread & each : both) {
+        each.join();
+    }
+    CHECK(done > 0);
+    nothing_lives();
+}
+#endif
+
 #if SHAPE_HAS_LOCK && SHAPE_HAS_MAP
 // LLAMA_WARDEN_GRAPH_IDLE_TRIM_S=3600: a child that was forked has no idle thread to wait for when it ends.
 static void fork_exit() {
@@ -1108,7 +1482,7 @@ int main(int count, char ** arguments) {
     const std::map<std::string, void (*)()> all = {
         { "inert", inert }, { "everything", everything }, { "purge", purge }, { "cublas", cublas },
         { "report", report }, { "same_address", same_address }, { "report_cut", report_cut },
-        { "report_held", report_held }, { "cublas_low_memory", cublas_low_memory },
+        { "report_held", report_held }, { "cublas_low_memory", cublas_low_memory }, { "reclaim_busy", reclaim_busy },
 #if SHAPE_HAS_MAP
         { "cap", cap }, { "lru", lru }, { "one", one }, { "rotation", rotation }, { "used_once", used_once }, { "swept", swept },
         { "mixed", mixed }, { "reuse", reuse }, { "nothing_held", nothing_held },
@@ -1122,11 +1496,15 @@ int main(int count, char ** arguments) {
 #endif
 #if SHAPE_HAS_LOCK
         { "idle_purge", idle_purge }, { "all_reduce", all_reduce }, { "all_reduce_race", all_reduce_race },
-        { "idle_backs_off", idle_backs_off }, { "stream_busy", stream_busy },
+        { "idle_backs_off", idle_backs_off }, { "stream_busy", stream_busy }, { "reclaim_idle", reclaim_idle },
+        { "reclaim_only", reclaim_only }, { "reclaim_capture", reclaim_capture }, { "reclaim_in_use", reclaim_in_use },
+        { "reclaim_low_memory", reclaim_low_memory }, { "reclaim_garbage", reclaim_garbage },
+        { "reclaim_other_version", reclaim_other_version }, { "reclaim_held", reclaim_held },
 #endif
 #if SHAPE_HAS_LOCK && SHAPE_HAS_MAP
         { "lock_timeout", lock_timeout }, { "stream_error", stream_error }, { "two_threads", two_threads },
         { "exit_busy", exit_busy }, { "exit_stuck", exit_stuck }, { "fork_exit", fork_exit },
+        { "reclaim_race", reclaim_race },
 #endif
 #if defined(LLAMA_WARDEN_TEST_NO_THREADS)
         { "no_thread", no_thread },

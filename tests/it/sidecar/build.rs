@@ -83,6 +83,11 @@ pub(super) fn folder() -> PathBuf {
     root().join("tests/sidecar")
 }
 
+/// Where the patch sets are.
+pub(super) fn sets() -> PathBuf {
+    root().join("patches")
+}
+
 /// The C++ compiler.
 pub(super) fn compiler() -> std::ffi::OsString {
     std::env::var_os("CXX").unwrap_or_else(|| "c++".into())
@@ -94,14 +99,28 @@ pub(super) async fn binary(shape: Shape, flavour: Flavour) -> Result<Option<Path
         return Ok(None);
     }
     let flags = [&[shape.define()], flavour.flags()].concat();
-    let includes =
-        ["tests/sidecar/stub-cuda.h", "tests/sidecar/shapes.h", "patches/cuda-memory/llama-warden-cuda.cuh"];
+    let includes = [
+        "tests/sidecar/stub-cuda.h",
+        "tests/sidecar/shapes.h",
+        "patches/cuda-memory/llama-warden-cuda.cuh",
+        "patches/cuda-memory/llama-warden-reclaim.h",
+    ];
     program("tests/sidecar/behaviour.cpp", &includes, &flags).await.map(Some)
+}
+
+/// The program whose heap is given back; none where the compiler has no such sanitizer.
+pub(super) async fn heap(flavour: Flavour) -> Result<Option<PathBuf>, Trouble> {
+    if !has(flavour)? {
+        return Ok(None);
+    }
+    let includes = ["patches/server/llama-warden-server.h", "patches/server/llama-warden-reclaim.h"];
+    program("tests/sidecar/heap.cpp", &includes, flavour.flags()).await.map(Some)
 }
 
 /// The program that waits as the server does.
 pub(super) async fn server() -> Result<PathBuf, Trouble> {
-    program("tests/sidecar/server.cpp", &["patches/server/llama-warden-server.h"], &["-O1"]).await
+    let includes = ["patches/server/llama-warden-server.h", "patches/server/llama-warden-reclaim.h"];
+    program("tests/sidecar/server.cpp", &includes, &["-O1"]).await
 }
 
 async fn program(source: &str, includes: &[&str], flags: &[&str]) -> Result<PathBuf, Trouble> {

@@ -9,7 +9,7 @@ use warden_patches::{Catalogue, FolderTree, Revision, Status, Tree, judge};
 use warden_rig::sdists::ERAS;
 use warden_rig::{Context as _, Outcome, Trouble};
 
-use super::build::{compiler, folder};
+use super::build::{compiler, folder, sets};
 
 const BACKEND: [&str; 2] = ["ggml/src/ggml-cuda/ggml-cuda.cu", "ggml/src/ggml-cuda.cu"];
 const CONTEXT: [&str; 1] = ["ggml/src/ggml-cuda/common.cuh"];
@@ -166,6 +166,8 @@ fn compile(parts: &Parts) -> Outcome {
                 "-I",
             ])
             .arg(folder())
+            .arg("-I")
+            .arg(sets().join("cuda-memory")) // what the sidecar includes in its turn
             .current_dir(scratch.path())
             .stdin(Stdio::null())
             .output()
