@@ -11,6 +11,7 @@
 //! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
 //! | [`declared_memory`] | what a server is told to keep, so that growth in it is no leak |
 //! | [`health`] | whether a backend is ill in other ways: wedged, answering errors, slow, a fault of its device |
+//! | [`reclaim`] | whether a process is asked to give memory back before it is replaced |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
 //! | [`cooldown`] | whether a replacement is allowed now, and when recycling has proved futile |
 //! | [`trace`] | nothing: it reads and writes recordings of readings |
@@ -48,6 +49,7 @@ pub mod origins;
 pub mod phrases;
 pub mod quarantine;
 pub mod rate;
+pub mod reclaim;
 pub mod recycle;
 pub mod replacement_cost;
 pub mod sample;

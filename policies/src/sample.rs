@@ -177,6 +177,14 @@ pub struct Sample {
     pub work: Work,
     /// Prompt tokens of the largest prompt so far.
     pub largest_prompt: u64,
+    /// How often memory was given back on demand before this reading began.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub reclaims: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+const fn is_none(count: &u64) -> bool {
+    *count == 0
 }
 
 impl Sample {

@@ -10,7 +10,7 @@
 //! | `t` | seconds, never falling; needed |
 //! | `requests` | answered so far; needed |
 //! | `edge` | `idle`: the last request in flight just ended; `tick` (as without the field): a timer |
-//! | `in_flight`, `prompt_tokens`, `output_tokens`, `images`, `audio`, `largest_prompt` | zero if absent |
+//! | `in_flight`, `prompt_tokens`, `output_tokens`, `images`, `audio`, `largest_prompt`, `reclaims` | zero if absent |
 //! | `rss_anon_kib`, `swap_kib`, `rss_kib` | host memory; unknown without `rss_anon_kib` or when that is null |
 //! | `vram_mib`, `vram1_mib`, `vram2_mib`, … | VRAM on each GPU; unknown if absent or null |
 //! | `vram_estimated` | GPUs whose figure is an estimate |
@@ -108,6 +108,7 @@ fn parse_line(line: &str) -> Result<Sample, String> {
             audio: count(&fields, "audio")?,
         },
         largest_prompt: count(&fields, "largest_prompt")?,
+        reclaims: count(&fields, "reclaims")?,
     })
 }
 
@@ -124,6 +125,9 @@ pub fn line(sample: &Sample) -> String {
     put("images", json!(sample.work.images));
     put("audio", json!(sample.work.audio));
     put("largest_prompt", json!(sample.largest_prompt));
+    if sample.reclaims > 0 {
+        put("reclaims", json!(sample.reclaims));
+    }
     match sample.host {
         None => put("rss_anon_kib", Value::Null),
         Some(host) => {

@@ -337,6 +337,7 @@ impl Run {
             in_flight: u32::from(busy),
             work: self.generation.work,
             largest_prompt: self.generation.largest_prompt,
+            reclaims: 0,
         }
     }
 

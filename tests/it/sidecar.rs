@@ -94,8 +94,10 @@ async fn with_both_pools(name: &str, shapes: &[Shape], env: &[(&str, &str)]) -> 
 
 #[tokio::test]
 async fn without_variables_it_makes_no_call_no_thread_no_file_and_no_line() -> Outcome {
-    for env in [&[][..], &[(CAP, ""), (TRIM, "0"), (BUDGET, "0"), (RESET, ""), (REPORT, ""), (RECLAIM, ""), (INTERVAL, "5")]]
-    {
+    for env in [
+        &[][..],
+        &[(CAP, ""), (TRIM, "0"), (BUDGET, "0"), (RESET, ""), (REPORT, ""), (RECLAIM, ""), (INTERVAL, "5")],
+    ] {
         for (run, output) in scenario("inert", "legacy", &Shape::ALL, env).await? {
             assert_eq!(output, "", "{}", run.name);
             let files = std::fs::read_dir(run.folder.path().join("home"))?.count();

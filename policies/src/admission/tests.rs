@@ -24,6 +24,7 @@ fn sample(vram: u64, largest_prompt: u64, in_flight: u32) -> Sample {
         in_flight,
         work: Work::default(),
         largest_prompt,
+        reclaims: 0,
     }
 }
 

@@ -39,6 +39,21 @@ section!(
         pub growth_quiet: Duration = "duration",
         /// Growth that reaches a hard limit within this time calls for a drain now.
         pub growth_drain: Duration = "duration",
+        /// Ask a process to give back what it hoards before it is replaced for its memory. Only a build with the fix
+        /// `reclaim-heap` or `reclaim-cuda` can be asked. A change takes a new process.
+        pub reclaim: bool,
+        /// What is as far again sooner than this after it gave memory back is replaced.
+        reclaim_again: Duration = "duration",
+        /// Share of the way from a fresh process to the limit that has to be free after it.
+        reclaim_room: f64 where Takes::Share,
+        /// A process may look for so long for a good moment ...
+        reclaim_wait: Duration = "duration",
+        /// ... and at a hard budget for so long.
+        reclaim_wait_hard: Duration = "duration",
+        /// What has not answered, and was not read again, within this time is replaced ...
+        reclaim_limit: Duration = "duration",
+        /// ... and at a hard budget within this.
+        reclaim_limit_hard: Duration = "duration",
         /// What is done about a prompt for which there is not enough memory: `off`, `warn` or `enforce`.
         pub admission: AdmissionMode where Takes::OneOf(&["off", "warn", "enforce"]),
         /// For `auto`: memory that must be available, as a multiple of what the backend holds.

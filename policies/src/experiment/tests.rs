@@ -47,6 +47,7 @@ fn leg(
             in_flight: 0,
             work,
             largest_prompt: 0,
+            reclaims: 0,
         };
         if judge.observe(sample, 0, None) == Next::Decided {
             ended = Ended::Early;
@@ -214,6 +215,7 @@ fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> Finding {
             in_flight: 0,
             work,
             largest_prompt: 0,
+            reclaims: 0,
         };
         judge.observe(sample, 0, graphs(step));
     }

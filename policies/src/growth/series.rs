@@ -47,6 +47,12 @@ pub(super) struct Watch {
     unmeasured: u32,
     /// Bytes in the pools at the latest reading.
     pool: f64,
+    /// What was given back on demand so far is put on top of the readings, so that growth before and after is one line: a leak
+    /// in a saw is a leak. How often that was, and how much.
+    reclaims: u64,
+    lift: f64,
+    /// The latest floor with it.
+    lifted: f64,
     /// The unit that was blamed by the latest tests, and how many in a row.
     paid: Option<(Unit, usize)>,
     declared: u64,
@@ -72,6 +78,9 @@ impl Watch {
             pooled: false,
             unmeasured: 0,
             pool: 0.0,
+            reclaims: 0,
+            lift: 0.0,
+            lifted: 0.0,
             paid: None,
             declared,
             warm: false,
@@ -101,6 +110,7 @@ impl Watch {
     pub(super) fn restart(&mut self) {
         self.floors.clear();
         self.tracks.iter_mut().for_each(|track| *track = Track::default());
+        self.lift = 0.0;
         self.warm = false;
         self.paid = None;
         self.baseline = None;
@@ -142,7 +152,12 @@ impl Watch {
             (Some(_), false) => self.switch(true),
         }
         self.pool = pool.unwrap_or(0.0);
-        Some(charged - self.pool.min(charged))
+        let level = charged - self.pool.min(charged);
+        if sample.reclaims > self.reclaims && self.growth.floor.is_some() {
+            self.lift = (self.lifted - level).max(self.lift);
+        }
+        self.reclaims = sample.reclaims;
+        Some(level + self.lift)
     }
 
     fn switch(&mut self, pooled: bool) {
@@ -157,7 +172,8 @@ impl Watch {
 
     /// New work was done.
     fn step(&mut self, requests: u64, level: f64) {
-        self.growth.floor = Some(self.floor(level));
+        self.lifted = self.floor(level);
+        self.growth.floor = Some(units::whole((self.lifted - self.lift).max(0.0)));
         if !self.warm {
             self.warm = self.settled(requests);
             if self.warm {
@@ -196,9 +212,9 @@ impl Watch {
     }
 
     /// The least of the latest short floors, or the reading while there is none.
-    fn floor(&self, level: f64) -> u64 {
+    fn floor(&self, level: f64) -> f64 {
         let latest = self.floors.of(0).iter().rev().take(self.policy.floor_steps);
-        units::whole(latest.map(|floor| floor.level).fold(level, f64::min))
+        latest.map(|floor| floor.level).fold(level, f64::min)
     }
 
     /// Whether the growth of the start is over: enough work, and memory no longer rises ever more slowly.
@@ -338,7 +354,7 @@ impl Watch {
 
     /// Keeps when growth was last seen: a test, or a height that was not reached before.
     fn heights(&mut self, requests: u64, effect: f64, tested: bool) {
-        let floor = self.growth.floor.map_or(0.0, exact);
+        let floor = self.lifted;
         if floor >= self.height + effect * self.policy.height_share {
             self.height = floor;
             self.grew = requests;

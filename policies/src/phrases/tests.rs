@@ -105,6 +105,8 @@ fn what_holds_a_replacement_back_is_said_with_the_way_out() {
         WhyNot::NotYet { seconds_to_limit: 46_800, seconds_before: 3600 },
         WhyNot::NotConfirmed,
         WhyNot::InTurn,
+        WhyNot::Reclaiming,
+        WhyNot::Reclaimed { seconds: 12, bytes: 1 << 30 },
     ];
     let held = helds.map(|by| WhyNot::Held { by });
     let weighing = Weighing { now: true, cost_now: 12.0, cost_lull: 4.0, cost_end: 600.0, risk: 0.951 };

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cooldown::Held;
 use crate::sample::MemoryKind;
-use crate::units::span;
+use crate::units::{ByteSize, span};
 
 /// What to do about a backend, in rising urgency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -154,6 +154,15 @@ pub enum WhyNot {
     NotConfirmed,
     /// Another replacement goes first: of the same model, or on the same GPU.
     InTurn,
+    /// It was asked to give memory back, and what that brings is not known yet.
+    Reclaiming,
+    /// It gave memory back, which has not come back.
+    Reclaimed {
+        /// Since then, in whole seconds.
+        seconds: u64,
+        /// How much it was, in bytes.
+        bytes: u64,
+    },
     /// The cooldown holds it back.
     Held {
         /// Why.
@@ -189,6 +198,13 @@ impl std::fmt::Display for WhyNot {
                 f.write_str("the exact reading of its memory (smaps_rollup) does not show the growth")
             }
             Self::InTurn => f.write_str("another replacement of this model or on this GPU goes first"),
+            Self::Reclaiming => f.write_str("it was asked to give back what it hoards; what that brings is seen first"),
+            Self::Reclaimed { seconds, bytes } => write!(
+                f,
+                "it gave {} back {} ago, and does not hold as much again yet",
+                ByteSize(*bytes),
+                span(Duration::from_secs(*seconds))
+            ),
             Self::Held { by } => by.fmt(f),
         }
     }

@@ -42,7 +42,8 @@ impl EventsFile {
     }
 
     pub(crate) fn write(&mut self, event: &Event) {
-        if matches!(event.kind, EventKind::RecycleDone { .. }) {
+        // The ledger has these.
+        if matches!(event.kind, EventKind::RecycleDone { .. } | EventKind::Reclaimed { .. }) {
             return;
         }
         match self.append(event) {

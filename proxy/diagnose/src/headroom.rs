@@ -384,6 +384,7 @@ mod tests {
             in_flight: 1,
             work: Work::default(),
             largest_prompt: 0,
+            reclaims: 0,
         };
         assert_eq!(charged(&sample), [(MemoryKind::Host, 300), (MemoryKind::Vram(gpu), 900)]);
         assert_eq!(charged(&Sample { host: None, vram: Vec::new(), ..sample }), []);

@@ -193,6 +193,9 @@ pub enum ControlError {
     /// Another command came in between: a drain, a removal or the end.
     #[error("the restart of `{model}` was given up: {because}")]
     GivenUp { model: ModelName, because: String },
+    /// Nobody of it can be asked to give memory back.
+    #[error("`{model}` cannot be asked to give memory back: {because}")]
+    CannotReclaim { model: ModelName, because: String },
     /// We are ending.
     #[error("the fleet is shutting down")]
     ShuttingDown,
@@ -266,6 +269,7 @@ mod tests {
             ResolveError::Missing { known: vec!["a".into()] }.into(),
             ControlError::StartFailed { model: model(), failure: failure() },
             ControlError::GivenUp { model: model(), because: "another restart began".into() },
+            ControlError::CannotReclaim { model: model(), because: "no process of it serves now".into() },
             ControlError::ShuttingDown,
         ];
         let spawn = [

@@ -71,7 +71,7 @@ pub use process::{nursery, private_dir};
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
 pub use view::event::{ApplyReport, Event, EventKind, EventTail};
-pub use view::ledger::{Evidence, LedgerEntry, Mode};
+pub use view::ledger::{Evidence, LedgerEntry, Mode, ReclaimEntry, ReclaimKind};
 pub use view::log::{LogLine, LogTail, Stream};
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;

@@ -32,7 +32,9 @@ use crate::process::hints::api_key;
 use crate::process::host::Host;
 use crate::process::nursery::NurseryHandle;
 use crate::process::socket_name::{SOCKET_PATH_LIMIT, socket};
-use crate::process::{Ask, Health, NoVram, Process, Props, Sink, World, directories, discreet, report_file};
+use crate::process::{
+    Ask, Health, NoVram, Process, Props, Sink, World, directories, discreet, reclaim_file, report_file,
+};
 use crate::spec::{Command, Socket, SpawnRequest, Watch};
 use crate::sync::lock;
 use crate::view::{DeviceView, Modalities};
@@ -108,6 +110,7 @@ impl Starter {
         };
         request.command.args.extend(flags(&endpoint));
         report_file::announce(&mut request.command, &socket, true);
+        reclaim_file::announce(&mut request.command, &socket, false);
         let files = Files(socket.clone());
         files.remove();
         let told = Arc::clone(&said);
@@ -266,6 +269,7 @@ impl Solo {
                 in_flight,
                 work,
                 largest_prompt,
+                reclaims: 0,
             },
             allowed,
             vram_unknown: reading.no_vram.filter(|no_vram| !no_vram.is_normal).map(|NoVram { why, .. }| why),

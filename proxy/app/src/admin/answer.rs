@@ -190,6 +190,10 @@ impl Admin {
                 Ok(()) => json(StatusCode::OK, &serde_json::json!({ "drained": model })),
                 Err(error) => control_error(&error),
             },
+            Ok(Route::Reclaim(model)) => match self.fleet.reclaim(&model).await {
+                Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
+                Err(error) => control_error(&error),
+            },
             Ok(Route::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
                 Ok(released) => json(StatusCode::OK, &serde_json::json!({ "released": released })),
                 Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
@@ -253,7 +257,7 @@ fn control_error(failure: &ControlError) -> Response<Body> {
     let status = match failure {
         ControlError::Unknown(_) => StatusCode::NOT_FOUND,
         ControlError::StartFailed { .. } => StatusCode::BAD_GATEWAY,
-        ControlError::GivenUp { .. } => StatusCode::CONFLICT,
+        ControlError::GivenUp { .. } | ControlError::CannotReclaim { .. } => StatusCode::CONFLICT,
         ControlError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
     };
     let lines = match failure {

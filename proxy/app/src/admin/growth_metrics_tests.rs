@@ -54,6 +54,7 @@ pub(crate) fn leaking() -> BackendView {
             forecasts: vec![ForecastView { series: MemoryKind::Host, reason: Reason::HostSoft, forecast }],
             ..MemoryView::default()
         },
+        reclaim: warden_supervisor::ReclaimView::default(),
         health: HealthView {
             stalled_limit: None,
             compute_errors: 2,
@@ -75,6 +76,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         queue_depth: 1,
         backends,
         recycles: Vec::new(),
+        reclaims: warden_supervisor::ReclaimTotals::default(),
         crashes: 0,
         was_ready: true,
         n_ctx: None,

@@ -31,6 +31,8 @@ labels! {
     pub(super) ModelLabel { model: String }
     ReasonLabels { model: String, reason: &'static str }
     ModeLabels { model: String, mode: &'static str }
+    ResultLabels { model: String, result: &'static str }
+    ComponentLabels { model: String, component: &'static str }
     ActionLabels { model: String, action: String }
     KindLabels { model: String, kind: &'static str }
     ReplicaLabels { model: String, replica: u32 }
@@ -49,6 +51,10 @@ families! {
         gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(gap_histogram)]
             = "backend_restart_gap" in Unit::Seconds, "Time without a backend that takes requests, per replacement";
+        reclaims: Family<ResultLabels, Counter>
+            = "reclaims", "Requests to a backend to give memory back, by how they ended";
+        reclaimed_bytes: Family<ComponentLabels, Counter>
+            = "reclaimed" in Unit::Bytes, "Memory that backends gave back on demand, by their own count";
         prompts_too_large: Family<ActionLabels, Counter>
             = "prompts_too_large", "Prompts that do not fit into the memory that is left";
         crashes: Family<ModelLabel, Counter> = "crashes", "Unexpected ends of a backend";
@@ -201,6 +207,15 @@ impl Metrics {
                 let count = known.requests.iter().filter(|one| one.refused == refused).count();
                 let labels = KindLabels { model: label.model.clone(), kind };
                 self.known_requests.get_or_create(&labels).set(whole(count as u64));
+            }
+            for (outcome, count) in &model.reclaims.counts {
+                let labels = ResultLabels { model: label.model.clone(), result: outcome.as_str() };
+                self.reclaims.get_or_create(&labels).inner().store(*count, Ordering::Relaxed);
+            }
+            for (component, bytes) in model.reclaims.given.parts().into_iter().filter(|(_, bytes)| *bytes > 0)
+            {
+                let labels = ComponentLabels { model: label.model.clone(), component };
+                self.reclaimed_bytes.get_or_create(&labels).inner().store(bytes, Ordering::Relaxed);
             }
             // The supervisor counts; a scrape only repeats it.
             let counts =

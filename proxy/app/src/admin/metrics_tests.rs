@@ -49,6 +49,7 @@ fn backend(generation: u64, phase: Phase) -> BackendView {
         report: None,
         memory: warden_supervisor::MemoryView::default(),
         health: warden_supervisor::HealthView::default(),
+        reclaim: warden_supervisor::ReclaimView::default(),
         next: None,
     }
 }
@@ -175,6 +176,7 @@ fn view() -> FleetView {
         queue_depth: 9,
         backends: vec![backend(4, Phase::Draining), backend(5, Phase::Ready)],
         recycles: Vec::new(),
+        reclaims: warden_supervisor::ReclaimTotals::default(),
         crashes: 0,
         was_ready: true,
         n_ctx: None,

@@ -26,6 +26,8 @@ pub(crate) enum Route {
     Restart(String),
     /// `POST /models/{name}/drain`
     Drain(String),
+    /// `POST /models/{name}/reclaim`
+    Reclaim(String),
     /// `POST /quarantine/release` of all, `POST /quarantine/release/{which}` of a model or a fingerprint.
     Release(Option<String>),
 }
@@ -43,7 +45,7 @@ const RELEASE: &str = "/quarantine/release/";
 
 /// The routes, for the answer to a wrong one.
 pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], GET /models/NAME/logs[?follow=1&reveal=1], \
-                                 POST /models/NAME/restart, POST /models/NAME/drain, \
+                                 POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
                                  POST /quarantine/release[/MODEL or /FINGERPRINT]";
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
@@ -71,6 +73,7 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
                 "logs" => (Route::Logs { model, follow, reveal }, "GET"),
                 "restart" => (Route::Restart(model), "POST"),
                 "drain" => (Route::Drain(model), "POST"),
+                "reclaim" => (Route::Reclaim(model), "POST"),
                 _ => return Err(Mismatch::NotFound),
             }
         }

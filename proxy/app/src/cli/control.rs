@@ -1,11 +1,12 @@
-//! `status`, `restart`, `drain`, `logs`, `events`: what an operator asks of a running instance.
+//! `status`, `restart`, `drain`, `reclaim`, `logs`, `events`: what an operator asks of a running instance.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use reqwest::Method;
+use warden_policies::reclaim::Outcome;
 use warden_policies::secrets;
-use warden_supervisor::{Event, LedgerEntry, LogLine};
+use warden_supervisor::{Event, LedgerEntry, LogLine, ReclaimEntry};
 
 use super::{ConfigArgs, block_on};
 use crate::admin::answer::Status;
@@ -54,6 +55,18 @@ pub(crate) struct StatusArgs {
 pub(crate) struct ModelArgs {
     /// The model, by its name or an alias.
     model: String,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What `reclaim` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ReclaimArgs {
+    /// The model, by its name or an alias.
+    model: String,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
@@ -115,6 +128,29 @@ pub(crate) fn drain(args: &ModelArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
     block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", &args.model, "drain"]))??;
     out::line(&format!("{}: drained and stopped; the next request starts it again", args.model))
+}
+
+pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), Failure> {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Answer {
+        entries: Vec<ReclaimEntry>,
+    }
+    let client = args.instance.client()?;
+    let answer: Answer = block_on(client.json(Method::POST, &["models", &args.model, "reclaim"]))??;
+    if args.json {
+        out::json(&answer)?;
+    }
+    for entry in answer.entries.iter().filter(|_| !args.json) {
+        out::line(&format!("{} {}: {}", entry.model, entry.generation, entry.words()))?;
+    }
+    let silent = answer.entries.iter().filter(|entry| entry.outcome == Outcome::NoAnswer).count();
+    if silent > 0 {
+        return Err(Failure::hinted(
+            format!("{silent} of {} processes of `{}` did not answer", answer.entries.len(), args.model),
+            "a process answers between two computations: `llama-warden status` shows whether it moves",
+        ));
+    }
+    Ok(())
 }
 
 pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {

@@ -26,6 +26,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
     }
     lines.extend(vram(backend));
     lines.extend(health(backend));
+    lines.extend(reclaim(backend));
     lines.extend(backend.next.as_ref().and_then(next).map(|text| format!("next: {text}")));
     lines
 }
@@ -91,6 +92,39 @@ fn health(backend: &BackendView) -> Option<String> {
         parts.push(format!("{now:.1} tokens/s for a busy slot, {fresh:.1} when it was fresh"));
     }
     (!parts.is_empty()).then(|| format!("health: {}", parts.join("; ")))
+}
+
+/// That it cannot be asked to give memory back, where that is known and anybody would want to.
+pub(crate) fn no_reclaim(backend: &BackendView, has_budget: bool) -> Option<String> {
+    let reclaim = &backend.reclaim;
+    let reason = backend.next.as_ref().and_then(|next| next.decision.reason);
+    let wanted = reclaim.wanted && (has_budget || reason.is_some_and(Reason::is_memory));
+    let nobody = reclaim.parts.is_some_and(|parts| !parts.any());
+    (wanted && nobody).then(|| {
+        "reclaim: this build cannot be asked to give memory back, so its policy begins with a replacement; `llama-warden build` \
+         makes one with the fixes reclaim-heap and reclaim-cuda"
+            .to_owned()
+    })
+}
+
+/// What it can be asked for, and what came of it.
+fn reclaim(backend: &BackendView) -> Option<String> {
+    let reclaim = &backend.reclaim;
+    let parts = reclaim.parts.filter(|parts| reclaim.wanted && parts.any())?;
+    let mut text = format!("reclaim: it can be asked for {}", parts.words());
+    if reclaim.asking {
+        text.push_str("; it is being asked now");
+    }
+    if let Some(last) = &reclaim.last {
+        text.extend([format!(
+            "; asked {} times, last at {} ({}): {}",
+            reclaim.count,
+            last.at,
+            last.reason,
+            last.words()
+        )]);
+    }
+    Some(text)
 }
 
 /// What the policy does next and why not yet; `None` if nothing is wanted.

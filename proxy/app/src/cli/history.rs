@@ -9,7 +9,7 @@ use clap::Args;
 use jiff::{SpanRelativeTo, Timestamp};
 use serde_json::Value;
 use warden_policies::secrets;
-use warden_supervisor::{Event, EventKind, LedgerEntry};
+use warden_supervisor::{Event, EventKind, LedgerEntry, ReclaimEntry};
 
 use super::ConfigArgs;
 use crate::config::machine::Machine;
@@ -90,6 +90,15 @@ impl History {
         let mut all = Self::default();
         for line in lines(&state.join("ledger.jsonl"))? {
             all.add(&line, |json| {
+                if let Ok(entry) = serde_json::from_value::<ReclaimEntry>(json.clone()) {
+                    return Some(Event {
+                        id: entry.id,
+                        at: entry.at.clone(),
+                        model: Some(entry.model.clone()),
+                        generation: Some(entry.generation),
+                        kind: EventKind::Reclaimed { entry: Box::new(entry) },
+                    });
+                }
                 let entry: LedgerEntry = serde_json::from_value(json.clone()).ok()?;
                 Some(Event {
                     id: entry.id,
@@ -114,8 +123,14 @@ impl History {
         let read = serde_json::from_str::<Value>(line).ok();
         match read.and_then(|mut json| {
             let event = event(&json)?;
-            if let (EventKind::RecycleDone { .. }, Some(fields)) = (&event.kind, json.as_object_mut()) {
-                fields.insert("kind".to_owned(), "recycle_done".into());
+            if let (kind, Some(fields)) = (&event.kind, json.as_object_mut()) {
+                match kind {
+                    EventKind::RecycleDone { .. } => {
+                        drop(fields.insert("kind".to_owned(), "recycle_done".into()))
+                    }
+                    EventKind::Reclaimed { .. } => drop(fields.insert("kind".to_owned(), "reclaimed".into())),
+                    _ => {}
+                }
             }
             Some(Entry { at: event.at.parse().ok(), event, json })
         }) {

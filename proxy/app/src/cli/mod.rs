@@ -71,6 +71,8 @@ enum Command {
     Restart(control::ModelArgs),
     /// Drains and stops a model; the next request starts it again.
     Drain(control::ModelArgs),
+    /// Asks the processes of a model to give back what they hoard; they serve on.
+    Reclaim(control::ReclaimArgs),
     /// Shows the output of a model's processes.
     Logs(control::LogsArgs),
     /// Shows what happened to the models.
@@ -156,6 +158,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Status(args) => control::status(&args),
         Command::Restart(args) => control::restart(&args),
         Command::Drain(args) => control::drain(&args),
+        Command::Reclaim(args) => control::reclaim(&args),
         Command::History(args) => history::run(&args),
         Command::Logs(args) => control::logs(&args),
         Command::Events(args) => control::events(&args),

@@ -117,6 +117,7 @@ mod tests {
             queue_depth: 1,
             backends: Vec::new(),
             recycles: Vec::new(),
+            reclaims: warden_supervisor::ReclaimTotals::default(),
             crashes: 0,
             n_ctx: None,
             modalities: None,

@@ -87,6 +87,7 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
             if cut && index == 0 && !lines.iter().any(|line| line.contains(&whole)) {
                 lines.insert(0, whole.clone());
             }
+            lines.extend(growth::no_reclaim(backend, budget != Budget::default()));
             lines.extend(backend.report.as_ref().map(gpu::lines).unwrap_or_default());
             (row(model, budget, Some(backend), index == 0), lines)
         })
@@ -185,10 +186,11 @@ mod tests {
     use crate::admin::answer::{AdviceView, Instance};
     use std::collections::BTreeMap;
     use warden_policies::lifecycle::Phase;
+    use warden_policies::reclaim::{Given, Outcome, Parts};
     use warden_policies::{GenerationId, MemoryLimit, ModelName, Reason, Work};
     use warden_sensors::Report;
     use warden_sensors::report::{ContextReport, Counts, Settings};
-    use warden_supervisor::{Failure, FailureKind, FleetView, ModelState};
+    use warden_supervisor::{Failure, FailureKind, FleetView, ModelState, ReclaimEntry};
 
     fn model(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView {
         ModelView {
@@ -199,6 +201,7 @@ mod tests {
             queue_depth: 9,
             backends,
             recycles: vec![(Reason::HostSoft, 2), (Reason::Operator, 1)],
+            reclaims: warden_supervisor::ReclaimTotals::default(),
             crashes: 0,
             was_ready: true,
             n_ctx: None,
@@ -239,6 +242,7 @@ mod tests {
             report: None,
             memory: warden_supervisor::MemoryView::default(),
             health: warden_supervisor::HealthView::default(),
+            reclaim: warden_supervisor::ReclaimView::default(),
             next: None,
         };
         let mut failed = model("b", ModelState::Failed, Vec::new());
@@ -251,6 +255,26 @@ mod tests {
         });
         let mut two = vec![backend(7, Phase::Draining), backend(8, Phase::Ready)];
         two[0].report = Some(reported());
+        two[0].reclaim = warden_supervisor::ReclaimView {
+            parts: Some(Parts::default()),
+            wanted: true,
+            ..warden_supervisor::ReclaimView::default()
+        };
+        let mut last = ReclaimEntry::of(ModelName::new("a"), 0, GenerationId(8), Reason::HostSoft);
+        last.at = "2026-01-01T00:10:00Z".into();
+        last.outcome = Outcome::Partly;
+        (last.heap, last.cuda) = (Some(Outcome::TooSoon), Some(Outcome::Done));
+        last.given = Given { graphs_host: 1 << 30, graphs_device: 300 << 20, ..Given::default() };
+        last.ms = 31;
+        last.host_before = Some(HostMemory { anon: 4 << 30, swap: 0, rss: 0 });
+        last.host_after = Some(HostMemory { anon: 3 << 30, swap: 0, rss: 0 });
+        two[1].reclaim = warden_supervisor::ReclaimView {
+            parts: Some(Parts { heap: true, cuda: true }),
+            wanted: true,
+            asking: true,
+            count: 3,
+            last: Some(last),
+        };
         failed.outage = Some(Outage {
             refusing: true,
             next_start_unix_ms: 1_800_000_000_000,

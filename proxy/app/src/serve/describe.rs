@@ -54,6 +54,14 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             format!("recycle began: {reason}, {}{note}", mode.as_str())
         }
         EventKind::RecycleDone { entry } => done(entry),
+        EventKind::Reclaimed { entry } => {
+            let enough = match entry.helped {
+                Some(true) => "; nothing is replaced",
+                Some(false) => "; that is not enough",
+                None => "",
+            };
+            format!("asked to give memory back ({}): {}{enough}", entry.reason, entry.words())
+        }
         EventKind::Verdict { message, .. }
         | EventKind::Unwell { message, .. }
         | EventKind::SettingLost { message }

@@ -71,6 +71,7 @@ mod tests {
             queue_depth: 1,
             backends: Vec::new(),
             recycles: Vec::new(),
+            reclaims: warden_supervisor::ReclaimTotals::default(),
             crashes: 0,
             was_ready,
             // A server that asks for a key that nobody knows tells nothing.

@@ -27,6 +27,7 @@ pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
             in_flight: 0,
             work,
             largest_prompt: 40,
+            reclaims: 0,
         };
         if judge.observe(sample, 0, None) == Next::Decided {
             break;

@@ -30,7 +30,7 @@ use crate::spec::{Common, FleetConfig, ModelSpec, Watch};
 use crate::sync::lock;
 use crate::view::FleetView;
 use crate::view::event::{ApplyReport, EventKind, EventTail, Journal};
-use crate::view::ledger::{Ledger, LedgerEntry};
+use crate::view::ledger::{Ledger, LedgerEntry, ReclaimEntry};
 use crate::view::log::{LogRing, LogTail};
 
 /// Digits of a fingerprint that are enough to name it.
@@ -243,6 +243,19 @@ impl Fleet {
         let handle = self.handle(model)?;
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Drain(reply));
+        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    }
+
+    /// Asks the processes of a model to give back what they hoard; resolves when each has answered and was read again, or
+    /// was waited for in vain. They serve on.
+    ///
+    /// # Errors
+    ///
+    /// There is no such model, none of its processes serves or can be asked, or everything ends.
+    pub async fn reclaim(&self, model: &str) -> Result<Vec<ReclaimEntry>, ControlError> {
+        let handle = self.handle(model)?;
+        let (reply, answer) = oneshot::channel();
+        handle.send(Control::Reclaim(reply));
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 

@@ -230,10 +230,11 @@ const COUNT: [&str; 16] = [
     "LD_",
 ];
 /// What is in them has no part in what memory does, or differs from run to run.
-const COUNT_NOT: [&str; 5] = [
+const COUNT_NOT: [&str; 6] = [
     "LLAMA_API_KEY",
     "LLAMA_CACHE",
     "LLAMA_WARDEN_REPORT",
+    "LLAMA_WARDEN_RECLAIM",
     "LLAMA_WARDEN_CONFIG",
     "LLAMA_WARDEN_ADMIN_SOCKET",
 ];
@@ -241,7 +242,8 @@ const COUNT_NOT: [&str; 5] = [
 /// Files that the process writes itself: they differ with each start, and would make each one another kind of process.
 const WRITTEN_BY_FLAG: [&str; 1] = ["--log-file"];
 /// The same by variables. What a variable names that is not the server's own is no part of it either.
-const WRITTEN: [&str; 3] = ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT"];
+const WRITTEN: [&str; 4] =
+    ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT", "LLAMA_WARDEN_RECLAIM"];
 
 fn key_in(command: &Command, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
     let mut hash = Sha256::new();

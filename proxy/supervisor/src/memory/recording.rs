@@ -91,6 +91,7 @@ mod tests {
             in_flight: 0,
             work: Work::default(),
             largest_prompt: 0,
+            reclaims: 0,
         }
     }
 

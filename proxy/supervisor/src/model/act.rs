@@ -25,7 +25,7 @@ use crate::process::endpoint::{Endpoint, endpoint, flags};
 use crate::process::failure::{self, OutOfMemory};
 use crate::process::group::Exit;
 use crate::process::socket_name::SOCKET_PATH_LIMIT;
-use crate::process::{Process, Sink, discreet, report_file};
+use crate::process::{Process, Sink, discreet, reclaim_file, report_file};
 use crate::spec::Command;
 use crate::sync::lock;
 use crate::view::event::EventKind;
@@ -230,6 +230,7 @@ impl Model {
         let mut with_socket = recipe.request;
         with_socket.command.args.extend(flags(&endpoint));
         report_file::announce(&mut with_socket.command, &socket, recipe.memory_report);
+        reclaim_file::announce(&mut with_socket.command, &socket, recipe.reclaim);
         let world = Arc::clone(&self.context.world);
         let longest = self.watch.child.log_line_bytes;
         let logs = Arc::clone(&self.logs);

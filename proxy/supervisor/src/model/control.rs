@@ -23,6 +23,7 @@ impl Model {
         match control {
             Control::Restart(reply) => self.restart(reply),
             Control::Drain(reply) => self.drain(reply),
+            Control::Reclaim(reply) => self.reclaim(reply),
             Control::Apply(spec, watch, reply) => {
                 let replaced = self.apply(*spec, watch);
                 self.answer(reply, replaced);

@@ -5,7 +5,7 @@
 //! have found it.
 //!
 //! ```text
-//!   facts ──> decide ──> due? ──> cooldown ───> confirmed? ──> turn ──> replace
+//!   facts ──> decide ──> asked to give memory back? (`reclaim`) ──> due? ──> cooldown ───> confirmed? ──> turn ──> replace
 //!                 │                   │             │            └ no: another replacement goes first
 //!                 │                   │             └ growth of host memory is read page by page first
 //!                 │                   └ held: told once
@@ -59,6 +59,10 @@ impl Model {
 
     /// What follows from a decision about a process that serves.
     fn weigh(&mut self, id: UnitId, replica: u32, mut decision: Decision, now: Instant) {
+        if let Some(waiting) = self.first_rung(id, &decision, now) {
+            self.remember(id, waiting, None, now);
+            return;
+        }
         let ask = |live: &Generation| Ask {
             now: self.context.now(),
             load_time: self.experience.load_time,

@@ -14,9 +14,10 @@ use crate::memory::tracker::Taken;
 use crate::process::failure::OutOfMemory;
 use crate::process::group::Exit;
 use crate::process::needs::Sight;
+use crate::process::reclaim_file::Reclaimed;
 use crate::process::{Health, Process, Props, Sample};
 use crate::spec::{ModelSpec, Watch};
-use crate::view::ledger::LedgerEntry;
+use crate::view::ledger::{LedgerEntry, ReclaimEntry};
 
 /// A message to a model's task.
 #[derive(Debug)]
@@ -59,12 +60,16 @@ pub(crate) enum Report {
     Returned(Returned),
     /// Memory was read, or could not be.
     Sampled { taken: Taken, sample: Box<Sample> },
+    /// It was asked to give memory back, and has answered or not.
+    Reclaimed(Box<Reclaimed>),
 }
 
 #[derive(Debug)]
 pub(crate) enum Control {
     Restart(oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>),
     Drain(oneshot::Sender<Result<(), ControlError>>),
+    /// Ask the processes to give memory back.
+    Reclaim(oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
     /// New settings. Answered with whether processes are replaced because of them.
     Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
     /// So much is known of a binary now.

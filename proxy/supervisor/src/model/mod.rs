@@ -37,6 +37,7 @@
 //! | `sample` | when memory is read, and what a reading changes |
 //! | `look` | whether a new process would find what it needs, and when that changes |
 //! | `judge` | the recycle policy, and what follows from it |
+//! | `reclaim` | asking a process to give memory back, before it is replaced or by hand |
 //! | `degrade` | a process that lost its GPU |
 //! | `replace` | replacements from decision to ledger entry |
 //! | `replace_mode` | in sequence or by overlap |
@@ -59,6 +60,7 @@ mod message;
 mod needs;
 mod operators;
 mod recipe;
+mod reclaim;
 mod replace;
 mod replace_mode;
 mod replacement;
@@ -88,6 +90,7 @@ use self::experience::Experience;
 pub(crate) use self::message::{Control, Message, Report};
 use self::needs::Needs;
 use self::operators::Operators;
+use self::reclaim::ReclaimCounts;
 use self::replacement::Replacements;
 use self::timers::ModelTimers;
 use self::unit::{Generation, Role, Unit, UnitId};
@@ -117,6 +120,7 @@ pub(crate) struct Model {
     wanted: bool,
     end: Option<End>,
     replacements: Replacements,
+    reclaim_counts: ReclaimCounts,
     operators: Operators,
     cooldown: Cooldown,
     experience: Experience,
@@ -176,6 +180,7 @@ impl Model {
             next_unit: 0,
             end: None,
             replacements: Replacements::default(),
+            reclaim_counts: ReclaimCounts::default(),
             operators: Operators::default(),
             cooldown: Cooldown::default(),
             experience,

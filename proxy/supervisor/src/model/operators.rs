@@ -4,13 +4,22 @@ use tokio::sync::oneshot;
 use warden_policies::GenerationId;
 
 use crate::error::ControlError;
-use crate::view::ledger::LedgerEntry;
+use crate::view::ledger::{LedgerEntry, ReclaimEntry};
 
 /// A restart that an operator waits for: every replica is to have a process made after this generation.
 #[derive(Debug)]
 pub(super) struct Restart {
     pub(super) after: GenerationId,
     pub(super) reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
+}
+
+/// A request to give memory back that an operator waits for.
+#[derive(Debug)]
+pub(super) struct Reclaiming {
+    /// Those that have not answered.
+    pub(super) generations: Vec<GenerationId>,
+    pub(super) entries: Vec<ReclaimEntry>,
+    pub(super) reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
 }
 
 /// A drain that an operator waits for: these generations are to be gone.
@@ -24,11 +33,23 @@ pub(super) struct Drain {
 pub(super) struct Operators {
     pub(super) restarts: Vec<Restart>,
     pub(super) drains: Vec<Drain>,
+    pub(super) reclaims: Vec<Reclaiming>,
     /// Given at the end of the turn.
     answers: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl Operators {
+    /// What came of a request to a generation: those who wait for nobody any more.
+    pub(super) fn reclaimed(&mut self, generation: GenerationId, entry: &ReclaimEntry) -> Vec<Reclaiming> {
+        for waiting in &mut self.reclaims {
+            if let Some(index) = waiting.generations.iter().position(|known| *known == generation) {
+                waiting.generations.remove(index);
+                waiting.entries.push(entry.clone());
+            }
+        }
+        self.reclaims.extract_if(.., |waiting| waiting.generations.is_empty()).collect()
+    }
+
     pub(super) fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
         // Fails if the operator has left.
         self.answers.push(Box::new(move || drop(reply.send(answer))));
@@ -43,7 +64,7 @@ impl Operators {
 
 impl std::fmt::Debug for Operators {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { restarts, drains, answers } = self;
-        write!(f, "{restarts:?}, {drains:?}, {} answers", answers.len())
+        let Self { restarts, drains, reclaims, answers } = self;
+        write!(f, "{restarts:?}, {drains:?}, {reclaims:?}, {} answers", answers.len())
     }
 }

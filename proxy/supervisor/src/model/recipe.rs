@@ -9,6 +9,7 @@ use crate::spec::{Command, ModelSpec, Socket, SpawnRequest};
 pub(crate) struct Recipe {
     pub(super) request: SpawnRequest,
     pub(super) memory_report: bool,
+    pub(super) reclaim: bool,
     socket: Socket,
 }
 
@@ -25,5 +26,10 @@ impl Recipe {
 /// What a process of this model is made of.
 pub(super) fn recipe(spec: &ModelSpec) -> Recipe {
     let request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
-    Recipe { request, memory_report: spec.run.memory_report, socket: spec.run.socket }
+    Recipe {
+        request,
+        memory_report: spec.run.memory_report,
+        reclaim: spec.recycle.common.reclaim,
+        socket: spec.run.socket,
+    }
 }

@@ -312,7 +312,12 @@ fn evidence(live: &Generation, decision: &Decision, note: Option<String>) -> Evi
 fn grounds(live: &Generation, decision: &Decision) -> Option<String> {
     let symptoms = live.health.symptoms();
     let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);
-    symptom
+    let words = symptom
         .map(ToString::to_string)
-        .or_else(|| words::grounds(decision, live.memory.facts_of(decision.series)?))
+        .or_else(|| words::grounds(decision, live.memory.facts_of(decision.series)?));
+    match (words, live.why_no_reclaim().filter(|_| decision.reason.is_some_and(Reason::is_memory))) {
+        (Some(words), Some(why)) => Some(format!("{words}; {why}")),
+        (None, Some(why)) => Some(why.to_string()),
+        (words, None) => words,
+    }
 }

@@ -16,7 +16,7 @@ use crate::error::{FailureKind, SpawnError};
 use crate::memory::fleet_memory::Returned;
 use crate::process::failure::{self, End, OutOfMemory};
 use crate::process::group::Exit;
-use crate::process::{Ask, Health, Process, Props, discreet, report_file};
+use crate::process::{Ask, Health, Process, Props, discreet, reclaim_file, report_file};
 use crate::view::event::EventKind;
 
 impl Model {
@@ -61,6 +61,7 @@ impl Model {
             Report::Exited(exit, why) => self.exited(id, generation, exit, why),
             Report::Returned(returned) => self.returned(generation, &returned),
             Report::Sampled { taken, sample } => self.sampled(id, &taken, &sample),
+            Report::Reclaimed(answer) => self.reclaimed(id, &answer),
         }
     }
 
@@ -129,11 +130,13 @@ impl Model {
         self.replacements.note_closed(generation, running);
         self.leases.forget(generation);
         self.learn(id);
+        self.end_reclaim(id, None);
         let never_ready = self.unit_mut(id).and_then(|unit| {
             let live = unit.live.take()?;
             live.cell.revoke();
             drop(std::fs::remove_file(&live.socket));
             report_file::remove(&live.socket);
+            reclaim_file::remove(&live.socket);
             Some(live.ready.is_none())
         });
         self.replacements.note_gone(generation, running);

@@ -71,6 +71,7 @@ impl Model {
         let idle = idle.is_some() && idle == leases.idle_since(generation);
         if tick || idle {
             let (number, confirm) = live.memory.begin();
+            let reclaims = live.memory.reclaims;
             let share = confirm.then_some(watch.sensors.confirm_share);
             let (metrics, slots) = live.health.asks(leases.in_flight(generation));
             let ask = Ask {
@@ -85,8 +86,15 @@ impl Model {
                 // A request that came meanwhile has its buffers in the reading.
                 let in_flight = leases.in_flight(generation);
                 let edge = if idle && in_flight == 0 { Edge::Idle } else { Edge::Tick };
-                let taken =
-                    Taken { number, at: Instant::now(), edge, in_flight, work: cell.work(), confirm: share };
+                let taken = Taken {
+                    number,
+                    at: Instant::now(),
+                    edge,
+                    in_flight,
+                    work: cell.work(),
+                    confirm: share,
+                    reclaims,
+                };
                 Report::Sampled { taken, sample: Box::new(sample) }
             });
         } else if judge {
@@ -102,6 +110,7 @@ impl Model {
         else {
             return;
         };
+        let number = taken.number;
         if changes.is_some() {
             let uses = |gpu| live.memory.uses(gpu);
             live.health.observe(taken.at, live.spawned, sample, &live.cell, uses);
@@ -136,6 +145,7 @@ impl Model {
             self.context.publisher.set_machine(shown, sample.totals);
         }
         self.changed();
+        self.note_read(id, number);
         self.count_in(id);
         self.publish_room();
         self.judge(id);

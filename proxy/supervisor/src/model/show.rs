@@ -24,6 +24,7 @@ impl Model {
             queue_depth: self.spec.queue.depth,
             backends,
             recycles: self.replacements.counts.clone(),
+            reclaims: self.reclaim_counts.show(),
             crashes: self.crashes,
             was_ready: self.experience.load_time.is_some(),
             n_ctx: self.experience.n_ctx,
@@ -105,6 +106,7 @@ impl Model {
             memory: live.map(|live| live.memory.show()).unwrap_or_default(),
             health: live.map(|live| live.health.show(&live.cell)).unwrap_or_default(),
             degraded: live.and_then(|live| live.degraded).map(|lost| lost.to_string()),
+            reclaim: live.map(|live| live.show_reclaim()).unwrap_or_default(),
             next: live.and_then(|live| live.wish.said).map(|(decision, held)| PolicyView { decision, held }),
         }
     }

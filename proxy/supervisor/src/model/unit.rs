@@ -7,16 +7,19 @@ use tokio::time::Instant;
 use warden_policies::cooldown::Held;
 use warden_policies::health::Lost;
 use warden_policies::lifecycle::{Machine, Phase, Timer};
+use warden_policies::reclaim::{NoReclaim, Reclaims};
 use warden_policies::{Decision, GenerationId};
 
 use super::health::HealthTracker;
 use super::recipe::Recipe;
+use super::reclaim::Asked;
 use super::timers::Timers;
 use crate::error::Failure;
 use crate::lease::cell::Cell;
 use crate::memory::tracker::MemoryTracker;
 use crate::process::Process;
 use crate::process::needs::Sight;
+use crate::view::ledger::ReclaimEntry;
 
 /// Names a unit within its model; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +158,15 @@ pub(super) struct Generation {
     pub(super) degraded: Option<Lost>,
     /// What the policy wants with it.
     pub(super) wish: Wish,
+    /// What is remembered of requests to give memory back.
+    pub(super) reclaims: Reclaims,
+    /// The one under way.
+    pub(super) asked_back: Option<Asked>,
+    /// How many were made, and the last one.
+    pub(super) reclaim_count: u64,
+    pub(super) last_reclaim: Option<ReclaimEntry>,
+    /// Why it was not asked when it was judged last.
+    pub(super) no_reclaim: Option<NoReclaim>,
     /// It is ended without draining: its grace is short.
     pub(super) hurried: bool,
     /// This generation's random number for jitter.
@@ -194,6 +206,11 @@ impl Generation {
             health: Box::new(health),
             degraded: None,
             wish: Wish::default(),
+            reclaims: Reclaims::default(),
+            asked_back: None,
+            reclaim_count: 0,
+            last_reclaim: None,
+            no_reclaim: None,
             hurried: false,
             random: rand::random(),
         }

@@ -26,6 +26,7 @@ use crate::process::needs::{self, Sight};
 use crate::process::nursery::NurseryHandle;
 use crate::process::own_port::OwnPort;
 use crate::process::population::{Birth, Population};
+use crate::process::reclaim_file::{Desk, Reclaimed};
 use crate::process::report_file::Source;
 use crate::process::settings::Setting;
 use crate::process::{
@@ -67,6 +68,7 @@ impl World for Host {
             let report = Source::of(&request.command, &socket);
             let tells = tells_metrics(&request.command);
             restore_directory(&socket);
+            let desk = Desk::make(&request.command, &socket).map(Arc::new);
             let birth = Birth::new(&self.population);
             let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
@@ -87,6 +89,7 @@ impl World for Host {
                 readers,
                 http,
                 report,
+                desk,
                 tells,
                 gpus,
                 before,
@@ -182,6 +185,8 @@ struct HostProcess {
     readers: tokio::sync::Mutex<JoinSet<()>>,
     http: BackendHttp,
     report: Option<Source>,
+    /// Where it is asked to give memory back.
+    desk: Option<Arc<Desk>>,
     /// It tells its own counters.
     tells: bool,
     gpus: Arc<GpuRoom>,
@@ -307,7 +312,7 @@ impl Process for HostProcess {
             let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
             let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
             let (seen, metrics, slots) = tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), metrics, slots);
-            let (pid, source) = (self.child.pid(), self.report.clone());
+            let (pid, source, desk) = (self.child.pid(), self.report.clone(), self.desk.clone());
             let (before, alone, gpu_here) = (self.before.clone(), self.birth.is_alone(), self.gpu_here);
             let read = move || {
                 let host = warden_sensors::host_memory(pid);
@@ -343,10 +348,20 @@ impl Process for HostProcess {
                     metrics,
                     slots,
                     standing: warden_sensors::standing(pid),
+                    parts: desk.map(|desk| desk.parts()),
                 }
             };
             // Some small reads, and on a kernel without `children` files a walk over /proc: not for a runtime thread.
             tokio::task::spawn_blocking(read).await.unwrap_or_default()
+        })
+    }
+
+    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed> {
+        Box::pin(async move {
+            match &self.desk {
+                Some(desk) => desk.reclaim(wait).await,
+                None => Reclaimed::NOBODY,
+            }
         })
     }
 }

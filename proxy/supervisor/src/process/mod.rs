@@ -8,6 +8,7 @@
 //! | `host` | this machine: children, probes, readings |
 //! | `backend_http`, `backend_slots`, `hints` | how a backend is asked, and what its command says of that |
 //! | `endpoint`, `socket_name`, `directories`, `private_dir`, `report_file` | where a process listens and writes |
+//! | `reclaim_file` | how it is asked to give memory back |
 //! | `lines`, `discreet`, `failure` | what it said, without secrets, and why it ended |
 //! | `needs` | what it needs to start |
 //! | `settings` | what clients have set in it |
@@ -30,6 +31,7 @@ pub mod nursery;
 mod own_port;
 pub(crate) mod population;
 pub mod private_dir;
+pub(crate) mod reclaim_file;
 pub(crate) mod report_file;
 pub(crate) mod settings;
 pub(crate) mod socket_name;
@@ -42,6 +44,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use warden_policies::health::Slots;
+use warden_policies::reclaim::Parts;
 use warden_policies::sample::{GpuIndex, HostMemory, Vram, VramSource};
 use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Report, Standing};
 
@@ -51,6 +54,7 @@ use crate::process::failure::OutOfMemory;
 use crate::process::gpus::Devices;
 use crate::process::group::Exit;
 use crate::process::needs::Sight;
+use crate::process::reclaim_file::Reclaimed;
 use crate::process::settings::Setting;
 use crate::spec::{Command, SpawnRequest};
 use crate::view::Modalities;
@@ -128,6 +132,8 @@ pub(crate) struct Sample {
     pub(crate) slots: Option<Slots>,
     /// Whether it can go on; `None` if that is not known.
     pub(crate) standing: Option<Standing>,
+    /// Who in it can be asked to give memory back; `None` if it was not told where.
+    pub(crate) parts: Option<Parts>,
 }
 
 impl Sample {
@@ -179,6 +185,8 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory>;
     /// What it holds now.
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
+    /// Asks it to give back what it hoards. It may look for so long for a good moment for each part.
+    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed>;
 }
 
 /// Where children come from.

@@ -4,7 +4,7 @@
 //!   <base>/                        somebody's: made if it is missing, never changed, never removed
 //!     llama-warden-<pid>/          ours: mode 0700
 //!       lock                       our mark, locked as long as we live, in whatever process namespace
-//!       admin.sock, *.sock, *.report
+//!       admin.sock, *.sock, *.report, *.reclaim
 //! ```
 //!
 //! Removal is file by file, of names and kinds that only we make, and then of the directory if nothing is left in it.
@@ -217,6 +217,7 @@ mod tests {
         assert!(PrivateDir::make(&place).unwrap().is_none());
         drop(UnixListener::bind(place.join(ADMIN_SOCKET)).unwrap());
         fs::write(place.join("m-7-g1.report"), "").unwrap();
+        fs::write(place.join("m-7-g1.reclaim"), "").unwrap();
         drop(made);
         assert!(!place.exists());
         assert!(base.path().join("run").exists());

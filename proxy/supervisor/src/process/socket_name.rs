@@ -23,7 +23,8 @@ pub(crate) fn maker(file_name: &str) -> Option<u32> {
     let numbered = file_name.rsplit_once('.').filter(|(_, end)| end.parse::<u32>().is_ok());
     let file_name =
         numbered.map(|(name, _)| name).filter(|name| name.ends_with(".report")).unwrap_or(file_name);
-    let stem = file_name.strip_suffix(".sock").or_else(|| file_name.strip_suffix(".report"))?;
+    let kinds = [".sock", ".report", ".reclaim"];
+    let stem = kinds.iter().find_map(|kind| file_name.strip_suffix(kind))?;
     let mut parts = stem.rsplit('-');
     parts.next()?.strip_prefix('g')?.parse::<u64>().ok()?;
     parts.next()?.parse().ok()

@@ -14,7 +14,7 @@ use warden_policies::{Decision, GenerationId, ModelName, Reason};
 use crate::clock;
 use crate::error::{Failure, NoRoom};
 use crate::sync::lock;
-use crate::view::ledger::{LedgerEntry, Mode};
+use crate::view::ledger::{LedgerEntry, Mode, ReclaimEntry};
 use crate::view::log::LISTENERS_LAG;
 
 /// What a reload changed.
@@ -149,6 +149,11 @@ pub enum EventKind {
     RecycleDone {
         /// Its entry in the ledger.
         entry: Box<LedgerEntry>,
+    },
+    /// A process was asked to give memory back, and serves on.
+    Reclaimed {
+        /// Its entry in the ledger.
+        entry: Box<ReclaimEntry>,
     },
     /// A series of readings says something else than before.
     Verdict {
@@ -333,6 +338,9 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             ),
             Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
         },
+        EventKind::Reclaimed { entry } => {
+            tracing::info!(model, generation, reason = %entry.reason, helped = entry.helped, "asked to give memory back: {}", entry.words());
+        }
         EventKind::Verdict { growth, message, .. } => match growth.verdict {
             Verdict::Suspected | Verdict::Leaking => tracing::warn!(model, generation, "{message}"),
             _ => tracing::info!(model, generation, "{message}"),

@@ -13,11 +13,13 @@ use warden_policies::cooldown::Held;
 use warden_policies::growth::{Forecast, Growth};
 use warden_policies::lifecycle::Phase;
 use warden_policies::quarantine::Known;
+use warden_policies::reclaim::{Given, Outcome, Parts};
 use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, Vram};
 use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
 use warden_sensors::{CgroupMemory, HostTotals, Report};
 
 use crate::error::Failure;
+use crate::view::ledger::ReclaimEntry;
 
 /// The fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -110,6 +112,9 @@ pub struct ModelView {
     pub backends: Vec<BackendView>,
     /// Replacements so far, by reason.
     pub recycles: Vec<(Reason, u64)>,
+    /// Requests to give memory back so far.
+    #[serde(default)]
+    pub reclaims: ReclaimTotals,
     /// Unexpected ends so far.
     pub crashes: u64,
     /// A process of it was ready once since we run.
@@ -215,9 +220,38 @@ pub struct BackendView {
     /// What it lost on GPUs against the best process like it, in words; `None` if nothing is known to be missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degraded: Option<String>,
+    /// Whether it can be asked to give memory back, and what came of it.
+    #[serde(default)]
+    pub reclaim: ReclaimView,
     /// What the policy does next with it; `None` before it was judged.
     #[serde(default)]
     pub next: Option<PolicyView>,
+}
+
+/// Requests to give memory back to all processes of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReclaimTotals {
+    /// How many ended how.
+    pub counts: Vec<(Outcome, u64)>,
+    /// What was given back, by the processes' own count.
+    pub given: Given,
+}
+
+/// Requests to give memory back to one process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReclaimView {
+    /// Who in it can be asked; `None` before the first reading.
+    pub parts: Option<Parts>,
+    /// `policy.reclaim`, as it was when the process was made.
+    pub wanted: bool,
+    /// It is being asked.
+    pub asking: bool,
+    /// How often it was asked.
+    pub count: u64,
+    /// What came of the last time.
+    pub last: Option<ReclaimEntry>,
 }
 
 /// What the memory of a process does.

@@ -107,6 +107,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet 
     host(&mut sheet, spec, keeps, here);
     vram(&mut sheet, spec, here);
     growth(&mut sheet, spec, here);
+    rungs(&mut sheet, spec);
     let recycle = &spec.recycle;
     let jitter = recycle.common.jitter * 100.0;
     if let Some(max) = recycle.max_requests {
@@ -320,6 +321,27 @@ fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
     }
 }
 
+/// What is done before a replacement for memory, and when that is left out.
+fn rungs(sheet: &mut Sheet, spec: &ModelSpec) {
+    let own = &spec.recycle.common;
+    sheet.say(
+        "rungs",
+        if own.reclaim {
+            format!(
+                "first the process is asked to give back what it hoards (a build with the fix reclaim-heap or reclaim-cuda; \
+                 others are replaced at once); replaced if {:.0} % of the way to the budget are not free then, if it is as \
+                 large again within {}, or if nothing is known after {} ({} at a hard budget)",
+                own.reclaim_room * 100.0,
+                time(own.reclaim_again),
+                time(own.reclaim_limit),
+                time(own.reclaim_limit_hard)
+            )
+        } else {
+            "`policy.reclaim` is off: it is replaced without being asked to give memory back".to_owned()
+        },
+    );
+}
+
 fn cooldown(sheet: &mut Sheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
     let mut text = format!(
@@ -423,7 +445,7 @@ mod tests {
              policy.growth = \"recycle\"\npolicy.max_requests = 1000\npolicy.max_age = \"24h\"\n\
              policy.only = \"02:00-05:00\"\n\
              policy.host = { soft = \"auto\", hard = \"auto\" }\npolicy.vram = { soft = \"auto\", hard = \"95%\" }\n\
-             [models.fixed]\nmodel = \"m.gguf\"\npolicy.admission = \"warn\"\npolicy.growth = \"observe\"\n\
+             [models.fixed]\nmodel = \"m.gguf\"\npolicy.reclaim = false\npolicy.admission = \"warn\"\npolicy.growth = \"observe\"\n\
              policy.host = { soft = \"4GiB\", hard = \"80GiB\" }\npolicy.vram.hard = \"10GiB\"\n\
              [shared]\nhost.soft = \"80%\"\nvram.hard = \"90%\"\n",
         );

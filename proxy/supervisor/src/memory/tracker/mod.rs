@@ -19,6 +19,7 @@ use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Monitor, Prior, VerdictChange};
 use warden_policies::health::Offload;
+use warden_policies::reclaim::Parts;
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, MemoryKind, Sample, Vram, VramSource, Work};
 use warden_sensors::{CgroupMemory, HostTotals, Report};
@@ -42,6 +43,8 @@ pub(crate) struct Taken {
     pub(crate) work: Work,
     /// Host memory was read page by page, too, and has to show this share of its growth.
     pub(crate) confirm: Option<f64>,
+    /// How often it had given memory back on demand when this was begun.
+    pub(crate) reclaims: u64,
 }
 
 /// What a reading changed.
@@ -93,6 +96,10 @@ pub(crate) struct MemoryTracker {
     confirmed: Option<(Instant, bool)>,
     confirm_next: bool,
     declared: DeclaredMemory,
+    /// Who in it can be asked to give memory back; `None` before the first reading.
+    pub(crate) parts: Option<Parts>,
+    /// How often it has answered such a request.
+    pub(crate) reclaims: u64,
     /// Readings before the last ones.
     before: Vec<(MemoryKind, u64)>,
     last: Option<Instant>,
@@ -126,6 +133,8 @@ impl MemoryTracker {
             confirmed: None,
             confirm_next: false,
             declared: declared_memory::of(command, None),
+            parts: None,
+            reclaims: 0,
             before: Vec::new(),
             last: None,
         };
@@ -188,6 +197,12 @@ impl MemoryTracker {
         (self.begun, std::mem::take(&mut self.confirm_next))
     }
 
+    /// It has given memory back. Returns the number of the last reading that was begun before.
+    pub(crate) fn note_reclaim(&mut self) -> u64 {
+        self.reclaims += 1;
+        self.begun
+    }
+
     /// Whether a reading was taken in.
     pub(crate) fn is_known(&self) -> bool {
         self.taken > 0
@@ -214,6 +229,8 @@ impl MemoryTracker {
             self.vram_at_ready.clone_from(&reading.vram);
             self.offload.vram = reading.vram_held();
         }
+        // A process that was told no place can be asked by nobody.
+        self.parts = Some(reading.parts.unwrap_or_default());
         if let Some(report) = &reading.report {
             self.report = Some(report.clone());
         }
@@ -246,6 +263,7 @@ impl MemoryTracker {
             in_flight: taken.in_flight,
             work: self.work(taken.work, reading),
             largest_prompt: cell.largest_prompt(),
+            reclaims: taken.reclaims,
         };
         if let Some(recorder) = &mut self.recorder {
             recorder.write(&sample);

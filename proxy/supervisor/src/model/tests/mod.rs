@@ -8,6 +8,7 @@ mod growth;
 mod health;
 mod life;
 mod policy;
+mod reclaim;
 mod reload;
 mod replace;
 mod report;
@@ -102,7 +103,8 @@ impl Rig {
 
     fn ledger(&self) -> Vec<LedgerEntry> {
         let text = std::fs::read_to_string(self.fleet.ledger_path()).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let replacements = text.lines().filter(|line| !line.starts_with("{\"kind\""));
+        replacements.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// Ends the fleet and checks that nothing is left of it.

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
 use warden_policies::health::Slots;
+use warden_policies::reclaim::{Given, Outcome as ReclaimOutcome, Parts};
 use warden_policies::sample::{HostMemory, Vram, VramSource};
 use warden_sensors::gpu::{DeviceReading, Fault};
 use warden_sensors::{BackendMetrics, HostTotals, Report, Standing};
@@ -22,6 +23,7 @@ use crate::process::gpus::{Devices, SeenFault};
 use crate::process::group::Exit;
 use crate::process::needs::Sight;
 use crate::process::needs::missing::Missing;
+use crate::process::reclaim_file::Reclaimed;
 use crate::process::settings::Setting;
 use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World};
 use crate::spec::Command;
@@ -293,6 +295,20 @@ pub(super) struct Actor {
     deaf: AtomicBool,
     anon: AtomicU64,
     report: Mutex<Option<Report>>,
+    /// What it does when it is asked to give memory back; `None`: nobody in it can be asked.
+    gives: Mutex<Option<Gives>>,
+    /// How often it was asked.
+    asked_back: AtomicU32,
+}
+
+/// What a process does when it is asked to give memory back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gives {
+    /// How long it takes.
+    pub(super) takes: Duration,
+    pub(super) outcome: ReclaimOutcome,
+    /// What it holds then.
+    pub(super) anon: u64,
 }
 
 impl Actor {
@@ -332,6 +348,8 @@ impl Actor {
             deaf: AtomicBool::new(false),
             anon: AtomicU64::new(role.anon),
             report: Mutex::default(),
+            gives: Mutex::default(),
+            asked_back: AtomicU32::new(0),
             role,
         }
     }
@@ -411,6 +429,16 @@ impl Actor {
     /// Says a line.
     pub(super) fn say(&self, line: &str) {
         (self.sink)(Stream::Stderr, line.to_owned());
+    }
+
+    /// What it does from now on when it is asked to give memory back.
+    pub(super) fn set_gives(&self, gives: Option<Gives>) {
+        *lock(&self.gives) = gives;
+    }
+
+    /// How often it was asked for memory.
+    pub(super) fn asked_back(&self) -> u32 {
+        self.asked_back.load(Ordering::SeqCst)
     }
 
     /// What it reports from now on.
@@ -545,12 +573,34 @@ impl Process for Actor {
                     .map(|decodes| BackendMetrics { decodes: Some(decodes), ..BackendMetrics::default() }),
                 slots: lock(&self.work).filter(|_| ask.slots),
                 standing: Some(*lock(&self.standing)),
+                parts: lock(&self.gives).map(|_| Parts { heap: true, cuda: true }),
             };
             let takes = *lock(&self.reading_takes);
             if !takes.is_zero() {
                 tokio::time::sleep(takes).await;
             }
             sample
+        })
+    }
+
+    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed> {
+        Box::pin(async move {
+            self.asked_back.fetch_add(1, Ordering::SeqCst);
+            let Some(gives) = *lock(&self.gives) else { return Reclaimed::NOBODY };
+            if gives.outcome == ReclaimOutcome::NoAnswer {
+                tokio::time::sleep(wait).await;
+                return Reclaimed::NOBODY;
+            }
+            tokio::time::sleep(gives.takes).await;
+            let heap = self.anon().saturating_sub(gives.anon);
+            self.set_anon(gives.anon);
+            Reclaimed {
+                outcome: gives.outcome,
+                heap: Some(gives.outcome),
+                given: Given { heap, ..Given::default() },
+                ms: 7,
+                ..Reclaimed::NOBODY
+            }
         })
     }
 }

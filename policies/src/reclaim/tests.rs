@@ -1,0 +1,295 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::growth::Growth;
+use crate::sample::GpuIndex;
+use crate::units::MIB;
+
+const BOTH: Parts = Parts { heap: true, cuda: true };
+const HEAP: Parts = Parts { heap: true, cuda: false };
+
+fn policy() -> Recycle {
+    crate::defaults().recycle
+}
+
+fn decision(reason: Reason, limit: Option<u64>) -> Decision {
+    let action = match reason {
+        Reason::HostHard | Reason::VramHard => Action::DrainNow,
+        Reason::MemoryExhausted => Action::KillNow,
+        _ => Action::RecycleWhenQuiet,
+    };
+    let series = match reason {
+        Reason::VramSoft | Reason::VramHard | Reason::SharedVram => MemoryKind::Vram(GpuIndex(0)),
+        _ => MemoryKind::Host,
+    };
+    Decision { action, reason: Some(reason), series: Some(series), limit_bytes: limit, ..Decision::OBSERVE }
+}
+
+/// A process that held 1,000 MiB when it was fresh.
+fn facts(series: MemoryKind, charged: u64) -> SeriesFacts {
+    let growth = Growth { baseline: Some(1000 * MIB), ..Growth::of(series) };
+    SeriesFacts { growth: Some(growth), ..SeriesFacts::of(series, Some(charged * MIB)) }
+}
+
+fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A process whose budget is 2,000 MiB, asked at `at` when it held 2,010 and read two seconds later.
+fn after(reason: Reason, at: u64, left: u64) -> Reclaims {
+    let decision = decision(reason, Some(2000 * MIB));
+    let series = decision.series.unwrap();
+    let mut reclaims = Reclaims::default();
+    reclaims.asked(&policy(), Some((&decision, Some(&facts(series, 2010)))), s(at));
+    assert!(reclaims.answered(Outcome::Done, s(at + 1)));
+    assert_eq!(reclaims.read(s(at), |_| Some(0)), None, "a reading from before the answer says nothing");
+    let worth = if left <= 1750 || reason == Reason::Growth { Worth::Enough } else { Worth::NotEnough };
+    assert_eq!(reclaims.read(s(at + 2), |_| Some(left * MIB)), Some(worth));
+    reclaims
+}
+
+fn rung(reclaims: &Reclaims, reason: Reason, charged: u64, now: u64) -> Rung {
+    let decision = decision(reason, Some(2000 * MIB));
+    let facts = facts(decision.series.unwrap(), charged);
+    reclaims.rung(&policy(), Some(BOTH), &decision, Some(&facts), s(now))
+}
+
+#[test]
+fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
+    let fresh = Reclaims::default();
+    let of = |policy: &Recycle, parts, reason| {
+        let decision = decision(reason, Some(2000 * MIB));
+        let facts = facts(decision.series.unwrap(), 2010);
+        fresh.rung(policy, parts, &decision, Some(&facts), s(100))
+    };
+    let first = [
+        Reason::HostSoft,
+        Reason::HostHard,
+        Reason::VramSoft,
+        Reason::VramHard,
+        Reason::Growth,
+        Reason::SharedHost,
+        Reason::SharedVram,
+    ];
+    for reason in Reason::ALL.iter().copied() {
+        let wanted =
+            if first.contains(&reason) { Rung::Reclaim } else { Rung::Replace(NoReclaim::NotMemory) };
+        assert_eq!(of(&policy(), Some(BOTH), reason), wanted, "{reason}");
+    }
+    assert_eq!(of(&policy(), Some(HEAP), Reason::HostSoft), Rung::Reclaim);
+    for (parts, reason) in
+        [(Some(HEAP), Reason::VramSoft), (Some(Parts::default()), Reason::HostSoft), (None, Reason::HostSoft)]
+    {
+        assert_eq!(of(&policy(), parts, reason), Rung::Replace(NoReclaim::CannotAsk), "{parts:?}");
+    }
+    let off = Recycle { reclaim: false, ..policy() };
+    assert_eq!(of(&off, Some(BOTH), Reason::HostSoft), Rung::Replace(NoReclaim::Off));
+    // What is only told, or not known, leads to nothing.
+    let told = Decision { action: Action::Observe, ..decision(Reason::Growth, None) };
+    let known = facts(MemoryKind::Host, 2010);
+    let unknown = SeriesFacts::of(MemoryKind::Host, None);
+    let soft = decision(Reason::HostSoft, Some(2000 * MIB));
+    for (decision, facts) in [(&told, Some(&known)), (&soft, Some(&unknown)), (&soft, None)] {
+        let rung = fresh.rung(&policy(), Some(BOTH), decision, facts, s(100));
+        assert_eq!(rung, Rung::Replace(NoReclaim::NotMemory));
+    }
+}
+
+#[test]
+fn what_helped_is_asked_for_again_when_the_budget_is_passed_again_and_not_too_often() {
+    let again = policy().reclaim_again.as_secs();
+    let helped = after(Reason::HostSoft, 100, 1200);
+    assert_eq!(rung(&helped, Reason::HostSoft, 2001, 101 + again), Rung::Reclaim);
+    let soon = Rung::Replace(NoReclaim::TooOften { seconds: again - 1 });
+    assert_eq!(rung(&helped, Reason::HostSoft, 2001, 100 + again), soon);
+    // Three quarters of the way to the budget are the most that helps.
+    assert_eq!(rung(&after(Reason::HostSoft, 100, 1750), Reason::HostSoft, 2001, 500), Rung::Reclaim);
+    let vain = Rung::Replace(NoReclaim::NoHelp { bytes: 259 * MIB });
+    assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 102), vain);
+    assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 99_999), vain);
+    // Another memory is another matter.
+    assert_eq!(rung(&after(Reason::HostSoft, 100, 1900), Reason::VramSoft, 2001, 500), Rung::Reclaim);
+}
+
+#[test]
+fn growth_rests_until_as_much_is_held_as_before_and_a_shared_budget_does_not_rest() {
+    let helped = after(Reason::Growth, 100, 1400);
+    let rest = Rung::Rest { seconds: 9, bytes: 610 * MIB };
+    assert_eq!(rung(&helped, Reason::Growth, 1500, 110), rest);
+    assert_eq!(rung(&helped, Reason::Growth, 2009, 50_000), Rung::Rest { seconds: 49_899, bytes: 610 * MIB });
+    assert_eq!(rung(&helped, Reason::Growth, 2010, 50_000), Rung::Reclaim);
+    let shared = after(Reason::SharedHost, 100, 1400);
+    assert_eq!(
+        rung(&shared, Reason::SharedHost, 1400, 102),
+        Rung::Replace(NoReclaim::TooOften { seconds: 1 })
+    );
+}
+
+#[test]
+fn an_answer_is_waited_for_within_its_limit_and_one_that_does_not_come_is_the_last_question() {
+    let policy = policy();
+    let soft = decision(Reason::HostSoft, Some(2000 * MIB));
+    let known = facts(MemoryKind::Host, 2010);
+    let mut asked = Reclaims::default();
+    asked.asked(&policy, Some((&soft, Some(&known))), s(100));
+    assert!(asked.is_asking());
+    assert_eq!(rung(&asked, Reason::HostSoft, 2050, 101), Rung::Wait);
+    let late = 100 + policy.reclaim_limit.as_secs();
+    assert_eq!(rung(&asked, Reason::HostSoft, 2050, late - 1), Rung::Wait);
+    assert_eq!(rung(&asked, Reason::HostSoft, 2050, late), Rung::Replace(NoReclaim::NoAnswer));
+    // At the hard budget less is waited for.
+    let hard = 100 + policy.reclaim_limit_hard.as_secs();
+    assert_eq!(rung(&asked, Reason::HostHard, 2300, hard), Rung::Replace(NoReclaim::NoAnswer));
+    assert!(!asked.answered(Outcome::NoAnswer, s(110)));
+    assert_eq!(rung(&asked, Reason::HostSoft, 2050, 111), Rung::Replace(NoReclaim::NoAnswer));
+    assert!(!asked.answered(Outcome::Done, s(112)), "nobody asked");
+    // An operator's question proves nothing against the process, and one that is not read leaves it open.
+    let mut by_hand = Reclaims::default();
+    by_hand.asked(&policy, None, s(100));
+    assert!(!by_hand.answered(Outcome::NoAnswer, s(110)));
+    assert_eq!(rung(&by_hand, Reason::HostSoft, 2050, 111), Rung::Reclaim);
+}
+
+#[test]
+fn refused_is_as_good_as_nothing_and_a_process_without_a_known_size_has_to_fall_below_the_limit() {
+    let refused = after(Reason::HostSoft, 100, 2010);
+    assert_eq!(rung(&refused, Reason::HostSoft, 2010, 103), Rung::Replace(NoReclaim::NoHelp { bytes: 0 }));
+    let soft = decision(Reason::HostSoft, Some(2000 * MIB));
+    let bare = SeriesFacts::of(MemoryKind::Host, Some(2010 * MIB));
+    for (left, helps) in [(1999, true), (2000, false)] {
+        let mut reclaims = Reclaims::default();
+        reclaims.asked(&policy(), Some((&soft, Some(&bare))), s(100));
+        reclaims.answered(Outcome::Done, s(101));
+        reclaims.read(s(102), |_| Some(left * MIB));
+        let rung = reclaims.rung(&policy(), Some(BOTH), &soft, Some(&bare), s(500));
+        assert_eq!(rung == Rung::Reclaim, helps, "{left}");
+    }
+}
+
+#[test]
+fn two_answers_are_one_outcome() {
+    use Outcome::{Done, NoAnswer, OtherAllocator, Partly, Refused, TooSoon};
+    for (one, other, both) in [
+        (Done, Done, Done),
+        (Done, Partly, Partly),
+        (Done, TooSoon, Partly),
+        (NoAnswer, Done, Partly),
+        (Refused, OtherAllocator, OtherAllocator),
+        (Refused, Refused, Refused),
+        (NoAnswer, TooSoon, NoAnswer),
+    ] {
+        assert_eq!((one.and(other), other.and(one)), (both, both), "{one:?} {other:?}");
+    }
+}
+
+#[test]
+fn what_is_said_of_it() {
+    let given =
+        Given { graphs_host: 1 << 30, graphs_device: 300 * MIB, pools: 512 * MIB, cublas: 0, heap: 80 * MIB };
+    let mut text = format!("{given}\n{}\n", Given::default());
+    for why in [
+        NoReclaim::NotMemory,
+        NoReclaim::Off,
+        NoReclaim::CannotAsk,
+        NoReclaim::NoHelp { bytes: 0 },
+        NoReclaim::NoHelp { bytes: MIB },
+        NoReclaim::NoAnswer,
+        NoReclaim::TooOften { seconds: 12 },
+    ] {
+        text.extend([why.to_string(), "\n".to_owned()]);
+    }
+    for outcome in Outcome::ALL {
+        text.extend([outcome.phrase(), "\n"]);
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// What came of a leak under a budget: when it was asked, and when it was replaced.
+#[derive(Debug, Default)]
+struct Story {
+    asked: Vec<u64>,
+    replaced: Option<u64>,
+    most: u64,
+}
+
+/// A second at a time: `gone` is the share of what grew that a reclaim brings back, `answers` whether it answers at all.
+fn live(leak_kib: u64, gone: f64, answers: bool, seconds: u64) -> Story {
+    let policy = policy();
+    let soft = decision(Reason::HostSoft, Some(2000 * MIB));
+    let (mut grown, mut reclaims, mut story) = (0, Reclaims::default(), Story::default());
+    let mut answer_at = None;
+    for now in 0..seconds {
+        grown += leak_kib * 1024;
+        let charged = 1000 * MIB + grown;
+        story.most = story.most.max(charged);
+        if answer_at == Some(now) {
+            answer_at = None;
+            if answers {
+                grown = scale(grown, 1.0 - gone);
+                reclaims.answered(Outcome::Done, s(now));
+            } else {
+                reclaims.answered(Outcome::NoAnswer, s(now));
+            }
+        }
+        reclaims.read(s(now), |_| Some(1000 * MIB + grown));
+        if 1000 * MIB + grown < 2000 * MIB {
+            continue;
+        }
+        let known = SeriesFacts {
+            growth: Some(Growth { baseline: Some(1000 * MIB), ..Growth::of(MemoryKind::Host) }),
+            ..SeriesFacts::of(MemoryKind::Host, Some(1000 * MIB + grown))
+        };
+        match reclaims.rung(&policy, Some(BOTH), &soft, Some(&known), s(now)) {
+            Rung::Reclaim => {
+                reclaims.asked(&policy, Some((&soft, Some(&known))), s(now));
+                story.asked.push(now);
+                answer_at = Some(now + if answers { 2 } else { policy.reclaim_wait.as_secs() + 2 });
+            }
+            Rung::Wait | Rung::Rest { .. } => {}
+            Rung::Replace(_) => {
+                story.replaced = Some(now);
+                return story;
+            }
+        }
+    }
+    story
+}
+
+proptest! {
+    #[test]
+    fn a_leak_is_asked_for_no_more_often_than_the_bound_and_replaced_no_later_than_by_its_limit(
+        leak_kib in 64_u64..40_000, gone in 0.0_f64..1.0, answers: bool,
+    ) {
+        let policy = policy();
+        let story = live(leak_kib, gone, answers, 40_000);
+        for two in story.asked.windows(2) {
+            prop_assert!(two[1] - two[0] >= policy.reclaim_again.as_secs(), "{story:?}");
+        }
+        let without = (1000 * 1024_u64).div_ceil(leak_kib).saturating_sub(1);
+        // Whoever does not answer, or does not give back enough, is replaced as without it, but for one question.
+        if !answers || gone < policy.reclaim_room {
+            prop_assert_eq!(story.asked.len(), usize::from(without < 40_000), "{:?}", story);
+            // What did come back has to grow again.
+            let back = if answers { scale(1100 * 1024, gone) / leak_kib + 1 } else { 0 };
+            let latest = without + policy.reclaim_limit.as_secs() + back;
+            prop_assert!(story.replaced.map_or(latest >= 40_000, |at| at <= latest), "{story:?} {latest}");
+        }
+        // However it ends, it was never above the budget for longer than one question takes.
+        let worst = 2000 * MIB + (policy.reclaim_limit.as_secs() + 1) * leak_kib * 1024;
+        prop_assert!(story.most <= worst, "{story:?}");
+    }
+
+    #[test]
+    fn a_leak_that_goes_back_whole_is_never_replaced_unless_it_comes_back_within_moments(
+        leak_kib in 64_u64..40_000,
+    ) {
+        let story = live(leak_kib, 1.0, true, 40_000);
+        let tooth = (1000 * 1024_u64).div_ceil(leak_kib);
+        if tooth > crate::defaults().recycle.reclaim_again.as_secs() + 3 {
+            prop_assert_eq!(story.replaced, None);
+        }
+        if tooth < crate::defaults().recycle.reclaim_again.as_secs() {
+            prop_assert!(story.replaced.is_some());
+        }
+    }
+}

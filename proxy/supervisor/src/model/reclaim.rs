@@ -1,0 +1,259 @@
+//! Asks a process to give memory back before it is replaced for it, or because an operator wants it.
+//!
+//! ```text
+//!   decision ── first rung ── ask (beside the task) ── answer ── a reading at once ── entry ── judged anew
+//!   operator ──────────────────┘        │
+//!                                       └ the process ends, or is silent: the entry says so
+//! ```
+//!
+//! The process serves on meanwhile, and nothing waits for it: drains, replacements, kills and the end go their way, and what
+//! is said of a generation that is gone is ignored.
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use warden_policies::lifecycle::Phase;
+use warden_policies::reclaim::{NoReclaim, Rung, Worth};
+use warden_policies::recycle::WhyNot;
+use warden_policies::{Action, Decision, GenerationId, Reason};
+
+use super::operators::Reclaiming;
+use super::unit::{Generation, Unit, UnitId};
+use super::{Model, Report};
+use crate::clock;
+use crate::error::ControlError;
+use crate::process::reclaim_file::Reclaimed;
+use crate::view::event::EventKind;
+use crate::view::ledger::ReclaimEntry;
+use crate::view::{ReclaimTotals, ReclaimView};
+
+/// A request under way, as far as its entry is known.
+#[derive(Debug)]
+pub(super) struct Asked {
+    entry: ReclaimEntry,
+    /// How many readings were begun when the answer came: a later one says what it was worth.
+    answered: Option<u64>,
+}
+
+/// What came of all requests to the processes of a model.
+#[derive(Debug, Default)]
+pub(super) struct ReclaimCounts {
+    totals: ReclaimTotals,
+}
+
+impl ReclaimCounts {
+    fn add(&mut self, entry: &ReclaimEntry) {
+        match self.totals.counts.iter_mut().find(|(known, _)| *known == entry.outcome) {
+            Some((_, count)) => *count += 1,
+            None => self.totals.counts.push((entry.outcome, 1)),
+        }
+        self.totals.given = self.totals.given.with(entry.given);
+    }
+
+    pub(super) fn show(&self) -> ReclaimTotals {
+        self.totals.clone()
+    }
+}
+
+impl Model {
+    /// What comes first for a decision about a process that serves: the decision as it stands when nothing else is to be
+    /// done about it now, or `None` if it is to be carried out.
+    pub(super) fn first_rung(&mut self, id: UnitId, decision: &Decision, now: Instant) -> Option<Decision> {
+        let at = self.context.now();
+        let free = self.replacements.is_empty() && self.end.is_none();
+        let policy = self.spec.recycle.common;
+        let live = self.live_mut(id)?;
+        let facts = live.memory.facts_of(decision.series).cloned();
+        let rung = live.reclaims.rung(&policy, live.memory.parts, decision, facts.as_ref(), at);
+        live.no_reclaim = match rung {
+            Rung::Replace(why) => Some(why),
+            _ => None,
+        };
+        match rung {
+            Rung::Replace(_) => None,
+            // It is about to be replaced, or another one of the model is: that goes first.
+            Rung::Reclaim if !free => None,
+            Rung::Reclaim => {
+                live.reclaims.asked(&policy, Some((decision, facts.as_ref())), at);
+                let reason = decision.reason?;
+                self.ask(id, reason, Some(decision));
+                Some(decision.but(WhyNot::Reclaiming))
+            }
+            Rung::Wait => {
+                let limit = if decision.action >= Action::DrainNow {
+                    policy.reclaim_limit_hard
+                } else {
+                    policy.reclaim_limit
+                };
+                live.timers.judgement = Some(clock::again(now, limit));
+                Some(decision.but(WhyNot::Reclaiming))
+            }
+            Rung::Rest { seconds, bytes } => Some(Decision {
+                reason: decision.reason,
+                series: decision.series,
+                limit_bytes: decision.limit_bytes,
+                why_not: Some(WhyNot::Reclaimed { seconds, bytes }),
+                ..Decision::OBSERVE
+            }),
+        }
+    }
+
+    /// Sends the request, beside the task.
+    fn ask(&mut self, id: UnitId, reason: Reason, decision: Option<&Decision>) {
+        let policy = self.spec.recycle.common;
+        let urgent = decision.is_some_and(|decision| decision.action >= Action::DrainNow);
+        let wait = if urgent { policy.reclaim_wait_hard } else { policy.reclaim_wait };
+        let name = self.spec.name.clone();
+        let Some(unit) = self.unit_mut(id) else { return };
+        let replica = unit.replica;
+        let Some(live) = &mut unit.live else { return };
+        let Some(process) = live.process.clone() else { return };
+        let generation = live.id;
+        let mut entry = ReclaimEntry::of(name, replica, generation, reason);
+        entry.series = decision.and_then(|decision| decision.series);
+        entry.budget_bytes = decision.and_then(|decision| decision.limit_bytes);
+        entry.host_before = live.memory.host;
+        entry.vram_before.clone_from(&live.memory.vram);
+        live.asked_back = Some(Asked { entry, answered: None });
+        self.help(generation, async move { Report::Reclaimed(Box::new(process.reclaim(wait).await)) });
+        self.changed();
+    }
+
+    /// A process has answered, or was waited for in vain.
+    pub(super) fn reclaimed(&mut self, id: UnitId, answer: &Reclaimed) {
+        let at = self.context.now();
+        let Some(live) = self.live_mut(id) else { return };
+        let Some(asked) = &mut live.asked_back else { return };
+        asked.entry.outcome = answer.outcome;
+        asked.entry.heap = answer.heap;
+        asked.entry.cuda = answer.cuda;
+        asked.entry.given = answer.given;
+        asked.entry.ms = answer.ms;
+        if live.reclaims.answered(answer.outcome, at) {
+            asked.answered = Some(live.memory.note_reclaim());
+            live.timers.sample = Some(Instant::now());
+        } else {
+            self.end_reclaim(id, None);
+            self.judge(id);
+        }
+        self.changed();
+    }
+
+    /// A reading was taken in. The first one that was begun after an answer completes its entry.
+    pub(super) fn note_read(&mut self, id: UnitId, number: u64) {
+        let at = self.context.now();
+        let Some(live) = self.live_mut(id) else { return };
+        let Some(asked) = &mut live.asked_back else { return };
+        if asked.answered.is_none_or(|answered| number <= answered) {
+            return;
+        }
+        asked.entry.host_after = live.memory.host;
+        asked.entry.vram_after.clone_from(&live.memory.vram);
+        let memory = &live.memory;
+        let worth = live.reclaims.read(at, |series| memory.charged(series));
+        self.end_reclaim(id, worth);
+    }
+
+    /// Writes the entry of a request that is over.
+    pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<Worth>) {
+        let Some(asked) = self.live_mut(id).and_then(|live| live.asked_back.take()) else { return };
+        let entry = ReclaimEntry {
+            id: self.context.ledger.next(),
+            at: clock::wall(),
+            helped: match worth {
+                Some(Worth::Enough) => Some(true),
+                Some(Worth::NotEnough) => Some(false),
+                Some(Worth::Unknown) | None => None,
+            },
+            ..asked.entry
+        };
+        self.context.ledger.append_reclaim(&entry);
+        self.reclaim_counts.add(&entry);
+        if let Some(live) = self.live_mut(id) {
+            live.reclaim_count += 1;
+            live.last_reclaim = Some(entry.clone());
+        }
+        self.tell(Some(entry.generation), EventKind::Reclaimed { entry: Box::new(entry.clone()) });
+        for reclaiming in self.operators.reclaimed(entry.generation, &entry) {
+            self.answer(reclaiming.reply, Ok(reclaiming.entries));
+        }
+        self.changed();
+    }
+
+    /// An operator asks: all processes that serve are asked at once, and the answer has an entry for each.
+    pub(super) fn reclaim(&mut self, reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>) {
+        let at = self.context.now();
+        let policy = self.spec.recycle.common;
+        let refused = |because: &str| ControlError::CannotReclaim {
+            model: self.spec.name.clone(),
+            because: because.to_owned(),
+        };
+        if self.end.is_some() {
+            self.answer(reply, Err(ControlError::ShuttingDown));
+            return;
+        }
+        if !policy.reclaim {
+            let error = refused(
+                "`policy.reclaim` is off for it: its processes are not told where they would be asked",
+            );
+            self.answer(reply, Err(error));
+            return;
+        }
+        let serves = |unit: &&Unit| unit.phase() == Phase::Ready && unit.live.is_some();
+        let serving: Vec<(UnitId, GenerationId, Option<bool>)> = self
+            .units
+            .iter()
+            .filter(serves)
+            .filter_map(|unit| {
+                let live = unit.live.as_ref()?;
+                Some((unit.id, live.id, live.memory.parts.map(|parts| parts.any())))
+            })
+            .collect();
+        if serving.is_empty() {
+            let error = refused("no process of it serves now; the next request starts one");
+            self.answer(reply, Err(error));
+            return;
+        }
+        let able: Vec<(UnitId, GenerationId)> = serving
+            .iter()
+            .filter(|(.., able)| *able != Some(false))
+            .map(|(id, generation, _)| (*id, *generation))
+            .collect();
+        if able.is_empty() {
+            let error = refused(
+                "its build cannot be asked: `llama-warden build` makes one with the fixes `reclaim-heap` and `reclaim-cuda`",
+            );
+            self.answer(reply, Err(error));
+            return;
+        }
+        let generations = able.iter().map(|(_, generation)| *generation).collect();
+        self.operators.reclaims.push(Reclaiming { generations, entries: Vec::new(), reply });
+        for (id, _) in able {
+            let Some(live) = self.live_mut(id) else { continue };
+            // One that is being asked answers for this, too.
+            if live.asked_back.is_none() {
+                live.reclaims.asked(&policy, None, at);
+                self.ask(id, Reason::Operator, None);
+            }
+        }
+    }
+}
+
+impl Generation {
+    /// What can be asked of it, and what came of it.
+    pub(super) fn show_reclaim(&self) -> ReclaimView {
+        ReclaimView {
+            parts: self.memory.parts,
+            wanted: self.made_of.reclaim,
+            asking: self.asked_back.is_some(),
+            count: self.reclaim_count,
+            last: self.last_reclaim.clone(),
+        }
+    }
+
+    /// Why it is replaced although it could be asked first, if that is worth telling.
+    pub(super) fn why_no_reclaim(&self) -> Option<NoReclaim> {
+        self.no_reclaim.filter(|why| {
+            matches!(why, NoReclaim::NoHelp { .. } | NoReclaim::NoAnswer | NoReclaim::TooOften { .. })
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! Where things are in the file of `LLAMA_WARDEN_RECLAIM`: the header `patches/server/llama-warden-reclaim.h` has the same.
+//!
+//! ```text
+//!   header | request | 16 answers of llama-server's heap | 16 answers of CUDA parts       each a block of 64 bytes
+//! ```
+//!
+//! Requests and answers end with a number that follows from the bytes before it: what was torn, or is no such thing, is
+//! passed over. Byte order is the machine's own.
+
+use warden_policies::reclaim::{Given, Outcome};
+
+pub(super) const BLOCK: usize = 64;
+/// Blocks of each part: so many processes may share a file.
+pub(super) const BLOCKS: usize = 16;
+pub(super) const FILE: usize = BLOCK * (2 + 2 * BLOCKS);
+const MAGIC: [u8; 8] = *b"LWRECL1\0";
+const VERSION: u32 = 1;
+/// Bytes before the check of a block.
+const CHECKED: usize = BLOCK - 8;
+
+pub(super) const GRAPHS: u32 = 1;
+pub(super) const POOLS: u32 = 2;
+pub(super) const CUBLAS: u32 = 4;
+pub(super) const HEAP: u32 = 8;
+
+/// Whose blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Heap,
+    Cuda,
+}
+
+impl Part {
+    pub(super) const fn asks(self) -> u32 {
+        match self {
+            Self::Heap => HEAP,
+            Self::Cuda => GRAPHS | POOLS | CUBLAS,
+        }
+    }
+
+    /// Where its blocks begin.
+    pub(super) const fn start(self) -> usize {
+        match self {
+            Self::Heap => BLOCK * 2,
+            Self::Cuda => BLOCK * (2 + BLOCKS),
+        }
+    }
+}
+
+/// What one part of one process has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// Of the request that it answers, or that stood there when it came.
+    pub(super) seq: u64,
+    /// `None`: that request was not meant for it.
+    pub(super) outcome: Option<Outcome>,
+    pub(super) given: Given,
+    pub(super) ms: u32,
+}
+
+/// A file in which nothing is asked yet.
+pub(super) fn empty() -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(VERSION.to_ne_bytes());
+    bytes.extend(u32::try_from(BLOCKS).unwrap_or_default().to_ne_bytes());
+    bytes.resize(FILE, 0);
+    bytes
+}
+
+pub(super) fn request(seq: u64, what: u32, deadline_ms: u32) -> Vec<u8> {
+    let mut block = seq.to_ne_bytes().to_vec();
+    block.extend(what.to_ne_bytes());
+    block.extend(deadline_ms.to_ne_bytes());
+    block.resize(CHECKED, 0);
+    block.extend(check(&block).to_ne_bytes());
+    block
+}
+
+/// The number of the request in a block; `None` if there is none.
+pub(super) fn asked(block: &[u8]) -> Option<u64> {
+    is_whole(block).then(|| u64_at(block, 0)).flatten()
+}
+
+/// `None` where nobody has written, or not yet the whole of it.
+pub(super) fn answer(block: &[u8], part: Part) -> Option<Answer> {
+    if !is_whole(block) {
+        return None;
+    }
+    let [one, two, three, four] =
+        [u64_at(block, 8)?, u64_at(block, 16)?, u64_at(block, 24)?, u64_at(block, 32)?];
+    let given = match part {
+        Part::Heap => Given { heap: one, ..Given::default() },
+        Part::Cuda => Given { graphs_host: one, graphs_device: two, pools: three, cublas: four, heap: 0 },
+    };
+    let result = u16::from_ne_bytes(block.get(44..46)?.try_into().ok()?);
+    let outcome = match result {
+        1 => Some(Outcome::Done),
+        2 => Some(Outcome::Partly),
+        3 => Some(Outcome::Refused),
+        5 => Some(Outcome::TooSoon),
+        6 => Some(Outcome::OtherAllocator),
+        0 => None,
+        // A result of a later version is none that we could call a success.
+        _ => Some(Outcome::Failed),
+    };
+    let ms = u32::from_ne_bytes(block.get(40..44)?.try_into().ok()?);
+    Some(Answer { seq: u64_at(block, 0)?, outcome, given, ms })
+}
+
+fn u64_at(block: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(block.get(at..at + 8)?.try_into().ok()?))
+}
+
+fn is_whole(block: &[u8]) -> bool {
+    let told = u64_at(block, CHECKED);
+    block.get(..CHECKED).is_some_and(|bytes| told == Some(check(bytes)))
+}
+
+/// FNV-1a.
+fn check(bytes: &[u8]) -> u64 {
+    let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)
+}
