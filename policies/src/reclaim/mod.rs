@@ -9,7 +9,7 @@
 //! | wanted because of | after a reclaim that helped |
 //! |---|---|
 //! | a budget | asked again when the budget is passed again; where that is sooner than `reclaim_again`, replaced |
-//! | growth | nothing until it holds as much as before; then asked again |
+//! | growth | nothing until it holds as much as before, and that was not a moment ago; then asked again. Budgets hold meanwhile |
 //! | a budget of all backends together | replaced if it is still the one that is chosen |
 //!
 //! Nothing here knows a clock or a process: it is told when something was asked and what was read.
@@ -178,7 +178,7 @@ impl Reclaims {
         if decision.reason == Some(Reason::Growth)
             && let Some((of, before, bytes)) = last.fell
             && of == series
-            && charged < before
+            && (charged < before || since < policy.reclaim_again)
         {
             return Rung::Rest { seconds: since.as_secs(), bytes };
         }

@@ -118,6 +118,9 @@ fn growth_rests_until_as_much_is_held_as_before_and_a_shared_budget_does_not_res
     assert_eq!(rung(&helped, Reason::Growth, 1500, 110), rest);
     assert_eq!(rung(&helped, Reason::Growth, 2009, 50_000), Rung::Rest { seconds: 49_899, bytes: 610 * MIB });
     assert_eq!(rung(&helped, Reason::Growth, 2010, 50_000), Rung::Reclaim);
+    // A fast leak far below its budget is no reason to replace what gives everything back; the budget itself is one.
+    assert_eq!(rung(&helped, Reason::Growth, 2500, 110), rest);
+    assert_eq!(rung(&helped, Reason::HostSoft, 2500, 110), Rung::Replace(NoReclaim::TooOften { seconds: 9 }));
     let shared = after(Reason::SharedHost, 100, 1400);
     assert_eq!(
         rung(&shared, Reason::SharedHost, 1400, 102),
