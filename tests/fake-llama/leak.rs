@@ -5,6 +5,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use memmap2::MmapMut;
+
 use crate::script::Script;
 
 /// What is saved up, at most: small beside any leak that a test can tell from noise, and a multiple of every page size.
@@ -26,9 +28,37 @@ pub(crate) struct Leak(Mutex<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    blocks: Vec<Vec<u8>>,
+    blocks: Vec<Block>,
     owed: usize,
     total: u64,
+    mapped: bool,
+}
+
+/// Memory of its own from the system where it can go back, so that it does at once; else of the heap.
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is held, and nobody looks at it")]
+enum Block {
+    Heap(Vec<u8>),
+    Mapped(MmapMut),
+}
+
+impl Block {
+    fn new(bytes: usize, mapped: bool) -> Self {
+        match MmapMut::map_anon(bytes) {
+            Ok(mut memory) if mapped => {
+                memory.fill(0xA5);
+                Self::Mapped(memory)
+            }
+            _ => Self::Heap(vec![0xA5; bytes]),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Heap(bytes) => bytes.len(),
+            Self::Mapped(bytes) => bytes.len(),
+        }
+    }
 }
 
 impl Leak {
@@ -55,9 +85,30 @@ impl Leak {
         held.total = held.total.saturating_add(bytes);
         held.owed = held.owed.saturating_add(usize::try_from(bytes).unwrap_or(usize::MAX));
         if held.owed >= BLOCK {
-            let block = vec![0xA5; std::mem::take(&mut held.owed)];
+            let block = Block::new(std::mem::take(&mut held.owed), held.mapped);
             held.blocks.push(block);
         }
+    }
+
+    /// What leaks from now on is to go back when somebody asks for it.
+    pub(crate) fn can_go_back(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).mapped = true;
+    }
+
+    /// Gives back this share of what has leaked, in whole blocks. Returns how many bytes that were.
+    pub(crate) fn give_back(&self, share: f64) -> u64 {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of what there is")]
+        #[expect(clippy::cast_precision_loss, reason = "some bytes more or less")]
+        let wanted = (held.total as f64 * share.clamp(0.0, 1.0)) as u64;
+        let mut given = 0;
+        while given < wanted
+            && let Some(block) = held.blocks.pop()
+        {
+            given += block.len() as u64;
+        }
+        held.total = held.total.saturating_sub(given);
+        given
     }
 
     /// Bytes leaked, those included that are still saved up.

@@ -22,6 +22,7 @@ mod leak;
 mod ledger;
 mod listen;
 mod reply;
+mod reclaim;
 mod report;
 mod routes;
 mod say;

@@ -94,6 +94,8 @@ pub(crate) struct Script {
     pub(crate) cancel_ms: u64,
     /// What is written where `LLAMA_WARDEN_REPORT` says.
     pub(crate) report: ReportKind,
+    /// What is given back where `LLAMA_WARDEN_RECLAIM` says; absent: it is a plain build, and does not know the variable.
+    pub(crate) reclaim: Option<crate::reclaim::Reclaim>,
     /// Paths whose requests are never answered.
     pub(crate) hangs_on: Vec<String>,
     /// Everything that goes wrong with single requests.

@@ -49,6 +49,10 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
     if args.model.as_ref().is_none_or(|path| !path.exists()) {
         return fail(Fail::MissingModel, &args, &script).await;
     }
+    if let Some(reclaim) = &script.reclaim {
+        engine.leak.can_go_back();
+        engine.tasks.spawn(crate::reclaim::run(Arc::clone(&engine), reclaim.clone()));
+    }
     engine.leak.grow(script.base_mib.saturating_mul(1 << 20));
     engine.vram.open(&script, engine.args.context);
     engine.cache.announce();

@@ -36,6 +36,7 @@ mod quarantine;
 mod queue;
 mod real;
 mod recordings;
+mod reclaim;
 mod reload;
 mod report;
 mod reproduced;
