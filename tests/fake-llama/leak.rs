@@ -36,7 +36,6 @@ struct Held {
 
 /// Memory of its own from the system where it can go back, so that it does at once; else of the heap.
 #[derive(Debug)]
-#[expect(dead_code, reason = "it is held, and nobody looks at it")]
 enum Block {
     Heap(Vec<u8>),
     Mapped(MmapMut),
@@ -98,7 +97,11 @@ impl Leak {
     /// Gives back this share of what has leaked, in whole blocks. Returns how many bytes that were.
     pub(crate) fn give_back(&self, share: f64) -> u64 {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of what there is")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of what there is"
+        )]
         #[expect(clippy::cast_precision_loss, reason = "some bytes more or less")]
         let wanted = (held.total as f64 * share.clamp(0.0, 1.0)) as u64;
         let mut given = 0;

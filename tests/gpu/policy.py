@@ -91,7 +91,8 @@ class Warden:
 
     def ledger(self):
         found = list(self.home.rglob("ledger.jsonl"))
-        return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
+        entries = [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
+        return [entry for entry in entries if entry.get("kind") != "reclaim"]
 
     def close(self):
         self.process.send_signal(signal.SIGTERM)

@@ -97,7 +97,9 @@ async fn a_leak_that_goes_back_saws_at_its_budget_with_no_request_lost_and_no_pr
 
 #[tokio::test]
 async fn a_leak_that_does_not_go_back_is_replaced_after_one_question_and_no_request_is_lost() -> Outcome {
-    for reclaim in [json!({"gives": 0.1}), json!({"how": "garbage"}), json!({"how": "silent", "parts": "heap"})] {
+    for reclaim in
+        [json!({"gives": 0.1}), json!({"how": "garbage"}), json!({"how": "silent", "parts": "heap"})]
+    {
         let (warden, _) = start(&reclaim, "").await?;
         let mut n = 0;
         wait_until("it is replaced", Duration::from_secs(120), async || {
@@ -126,7 +128,11 @@ async fn a_plain_build_is_replaced_as_before_and_status_says_why_it_is_not_asked
     let (warden, _) = start(&Value::Null, "").await?;
     assert_eq!(known(&warden).await?, json!({"heap": false, "cuda": false}));
     let table = warden.cli(&["status"]).await?;
-    assert!(table.stdout.contains("reclaim: this build cannot be asked to give memory back"), "{}", table.all());
+    assert!(
+        table.stdout.contains("reclaim: this build cannot be asked to give memory back"),
+        "{}",
+        table.all()
+    );
     let refused = warden.admin().post("/models/m/reclaim", &json!({})).await?;
     assert_eq!(refused.status, 409);
     assert!(refused.text().contains("its build cannot be asked: `llama-warden build`"), "{}", refused.text());

@@ -213,6 +213,12 @@ impl Reclaims {
         self.asked = Some(Asked { at: now, cause, answered: None });
     }
 
+    /// Limits have changed: what was in vain for the old ones may help for the new ones.
+    pub fn forgive(&mut self) {
+        self.in_vain.clear();
+        self.last = None;
+    }
+
     /// Whether it is being asked.
     pub const fn is_asking(&self) -> bool {
         self.asked.is_some()

@@ -107,6 +107,9 @@ fn what_helped_is_asked_for_again_when_the_budget_is_passed_again_and_not_too_of
     let vain = Rung::Replace(NoReclaim::NoHelp { bytes: 259 * MIB });
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 102), vain);
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 99_999), vain);
+    let mut forgiven = after(Reason::HostSoft, 100, 1751);
+    forgiven.forgive();
+    assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 102), Rung::Reclaim);
     // Another memory is another matter.
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1900), Reason::VramSoft, 2001, 500), Rung::Reclaim);
 }

@@ -89,6 +89,8 @@ impl Model {
         };
         if self.spec.recycle != before {
             self.cooldown.reset();
+            let lives = self.units.iter_mut().filter_map(|unit| unit.live.as_mut());
+            lives.for_each(|live| live.reclaims.forgive());
         }
         if self.spec.run.preload {
             self.wanted |= !old.run.preload;

@@ -26,8 +26,8 @@ impl ConfigFile {
         let budget = self.hard.map_or_else(String::new, |hard| {
             format!(
                 "\n[models.{MODEL}.policy]\n# Above this the backend is drained and replaced.\n\
-                 host.hard = \"{}MiB\"\n# For the demonstration: no pause between replacements.\n\
-                 min_interval_hard = \"0s\"\n",
+                 host.hard = \"{}MiB\"\n# For the demonstration: no pause between replacements, and no asking for memory first.\n\
+                 min_interval_hard = \"0s\"\nreclaim = false\n",
                 hard.0 / MIB
             )
         });
