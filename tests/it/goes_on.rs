@@ -1,6 +1,8 @@
 //! Promise: a streamed answer whose llama-server is killed in the middle goes on in the same stream, and is to the byte the answer
 //! that nobody disturbed.
 
+mod anew;
+
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -46,6 +48,11 @@ struct Heard {
     error: Option<String>,
     /// What follows the end.
     behind: usize,
+    reasoning: String,
+    /// Names and arguments of calls.
+    calls: String,
+    /// How often one had an id, which is another one in each answer.
+    call_ids: usize,
 }
 
 impl Heard {
@@ -62,8 +69,14 @@ impl Heard {
             if let Some(error) = event["error"]["message"].as_str() {
                 heard.error = Some(error.to_owned());
             }
-            ids.insert(event["id"].to_string());
             let choice = &event["choices"][0];
+            heard.other_routes(&event, &mut ids);
+            let call = &choice["delta"]["tool_calls"][0];
+            heard.call_ids += usize::from(call["id"].is_string());
+            for part in [&call["function"]["name"], &call["function"]["arguments"]] {
+                heard.calls.push_str(part.as_str().unwrap_or_default());
+            }
+            heard.reasoning.push_str(choice["delta"]["reasoning_content"].as_str().unwrap_or_default());
             for text in [&choice["delta"]["content"], &choice["text"], &event["content"]] {
                 heard.text.push_str(text.as_str().unwrap_or_default());
             }
@@ -82,6 +95,59 @@ impl Heard {
         }
         heard.ids = ids.len();
         heard
+    }
+
+    /// What the routes of messages and of responses say of the same.
+    fn other_routes(&mut self, event: &Value, ids: &mut BTreeSet<String>) {
+        let kind = event["type"].as_str().unwrap_or_default();
+        let (delta, item) = (&event["delta"], &event["item"]);
+        let of_response = &event["response"];
+        if kind.is_empty() {
+            ids.insert(event["id"].to_string());
+            return;
+        }
+        for (of, id) in [("message", &event["message"]["id"]), ("response", &of_response["id"])] {
+            ids.extend(id.as_str().map(|id| format!("{of} {id}")));
+        }
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        self.text += &text(&delta["text"]);
+        self.reasoning += &text(&delta["thinking"]);
+        self.calls += &text(&delta["partial_json"]);
+        match kind {
+            "content_block_start" => {
+                self.calls += &text(&event["content_block"]["name"]);
+                self.call_ids += usize::from(event["content_block"]["id"].is_string());
+            }
+            "response.output_item.added" => {
+                self.calls += &text(&item["name"]);
+                self.call_ids += usize::from(item["call_id"].is_string());
+            }
+            "response.output_text.delta" => self.text += &text(delta),
+            "response.reasoning_text.delta" => self.reasoning += &text(delta),
+            "response.function_call_arguments.delta" => self.calls += &text(delta),
+            "message_delta" => self.ends.push(text(&delta["stop_reason"])),
+            "response.completed" => {
+                self.ends.push(text(&of_response["status"]));
+                // All of it once more, under the names that its client knows.
+                for item in of_response["output"].as_array().into_iter().flatten() {
+                    self.behind += usize::from(
+                        item["content"][0]["text"] != self.text.as_str()
+                            && item["content"][0]["text"] != self.reasoning.as_str()
+                            && item["type"] != "function_call",
+                    );
+                }
+            }
+            _ => {}
+        }
+        let counted =
+            |usage: &Value| Some((usage["input_tokens"].as_u64()?, usage["output_tokens"].as_u64()?));
+        self.usage = counted(&of_response["usage"])
+            .or_else(|| Some((0, event["usage"]["output_tokens"].as_u64()?)))
+            .or(self.usage);
+        self.done |= ["message_stop", "response.completed"].contains(&kind);
+        if kind == "error" {
+            self.error = event["message"].as_str().map(str::to_owned).or_else(|| self.error.take());
+        }
     }
 }
 
@@ -210,8 +276,8 @@ async fn text_that_is_held_back_for_stop_words_is_not_passed_over() -> Outcome {
         let (all, none) = disturbed(&warden, path, &body, 20..24, why).await?;
         (whole, ended) = (whole + all, ended + none);
     }
-    // Of llama-server's own dialect some cannot go on; of the others all do.
-    assert!(ended > 0 && whole > 2 * ended, "{whole} whole, {ended} ended");
+    // Some of llama-server's own dialect cannot be told as tokens, and are asked for once more.
+    assert!(ended == 0 && whole > 20, "{whole} whole, {ended} ended");
     Ok(())
 }
 
@@ -233,9 +299,9 @@ async fn what_a_build_takes_out_of_an_answer_is_not_passed_over() -> Outcome {
     let mut body =
         json!({ "model": "m", "stream": true, "temperature": 0, "max_tokens": 24, "messages": messages });
     let why = "takes something out of what the model says";
-    // The blank that this model begins with is taken out.
+    // The blank that this model begins with is taken out, so that nobody knows the tokens: it is asked for once more.
     let (whole, ended) = disturbed(&warden, CHAT, &body, (1..24).step_by(6), why).await?;
-    assert!(ended > 0, "{whole} whole");
+    assert_eq!((whole, ended), (4, 0));
     // With a thought that the prompt has ended it is, too; with temperature no probe can tell.
     body["temperature"] = json!(0.8);
     let mut flow = warden.http.stream(CHAT, &body).await?;

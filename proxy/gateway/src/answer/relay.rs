@@ -30,7 +30,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use warden_policies::{ModelName, Work};
 
 use crate::answer::assemble::{Kind, is_events};
-use crate::answer::continuation::{self, Cut, DONE, Stage, Transcript, Voice};
+use crate::answer::continuation::{self, Cut, DONE, Repeat, Stage, Transcript, Voice};
 use crate::answer::flight::Flight;
 use crate::answer::meter::Meter;
 use crate::answer::resuming::Resuming;
@@ -68,8 +68,25 @@ pub(crate) struct EventTerms {
     pub(crate) silence: Duration,
     /// How often a client hears of us while another backend is looked for.
     pub(crate) comment: Duration,
-    /// What is generated, and how much of its text is kept so that another backend can go on with it.
-    pub(crate) continues: Option<(Kind, usize)>,
+    /// What is kept so that another backend can go on with it.
+    pub(crate) continues: Option<Continues>,
+}
+
+/// How a stream that is generated can go on by another backend.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Continues {
+    pub(crate) kind: Kind,
+    /// Bytes of it that are kept, at most.
+    pub(crate) most: usize,
+    /// What it generates stands in the middle of a text.
+    pub(crate) fills_in: bool,
+}
+
+impl Continues {
+    fn transcript(self) -> Transcript {
+        let heard = Transcript::of(self.kind, self.most);
+        if self.fills_in { heard.not_plain("what it fills in has text behind it") } else { heard }
+    }
 }
 
 pub(crate) struct Relay {
@@ -96,6 +113,8 @@ pub(crate) struct Relay {
     /// not read is never taken for the backend's silence.
     waiting: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
+    /// When the next sign of life is due, while another backend says again what the client has.
+    comment: Option<Pin<Box<Sleep>>>,
     deadline: Instant,
     dialect: Dialect,
     reusable: bool,
@@ -116,7 +135,7 @@ impl Relay {
         let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
         let again = again.filter(|_| terms.events.is_some());
         let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continues);
-        let heard = continues.and_then(|(kind, limit)| Transcript::of(kind, limit)).map(Box::new);
+        let heard = continues.map(|continues| Box::new(continues.transcript()));
         let mut relay = Self {
             incoming,
             flight,
@@ -136,6 +155,7 @@ impl Relay {
             resuming: None,
             waiting: None,
             timer: None,
+            comment: None,
             deadline,
             dialect: terms.dialect,
             reusable: terms.reusable,
@@ -213,11 +233,19 @@ impl Relay {
                     }
                 }
             }
+            if self.is_comment_due(context) {
+                let comment = self.comment(": another process is not there yet\n\n");
+                return Poll::Ready(Some(Ok(Frame::data(comment))));
+            }
             // The connection is dropped only when the answer has ended, so a missing one means that nothing is left.
             let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
             let piece = match conn.poll_piece(&mut self.incoming, context) {
                 Poll::Ready(Some(Ok(piece))) => match self.piece(piece) {
                     Ok(piece) => piece,
+                    Err(why) if matches!(self.voice.as_deref(), Some(Voice::Repeat(_))) => {
+                        self.leave_off(why);
+                        continue;
+                    }
                     Err(why) => {
                         if let Err(error) = self.cut(Outcome::UpstreamGarbled, why) {
                             return self.break_off(error, context);
@@ -395,6 +423,31 @@ impl Relay {
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
     }
 
+    /// Another backend's answer to the same request is another one. That says nothing against that backend.
+    fn leave_off(&mut self, why: &str) {
+        self.reusable = false;
+        let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
+        let died = continuation::in_the_middle(Outcome::UpstreamDied);
+        let words = format!("model `{model}`: {}", continuation::instead(died, why));
+        self.say(&words);
+        self.close(Outcome::UpstreamGarbled, Outcome::UpstreamDied);
+    }
+
+    /// Whether the client of a stream that is computed once more has heard nothing for long enough.
+    fn is_comment_due(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(EventTerms { comment, .. }) = self.terms else { return false };
+        if !self.voice.as_ref().is_some_and(|voice| voice.is_catching_up()) {
+            self.comment = None;
+            return false;
+        }
+        let timer = self.comment.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + comment)));
+        let is_due = timer.as_mut().poll(context).is_ready();
+        if is_due {
+            self.comment = None;
+        }
+        is_due
+    }
+
     /// The error event of a stream that cannot go on; nothing for any other answer.
     fn say(&mut self, message: &str) {
         let Some(events) = &mut self.events else { return };
@@ -429,10 +482,9 @@ impl Relay {
         if let Some(heard) = &heard {
             let wants = || continuation::wants_usage(&again, heard.kind());
             let ends = match heard.stage() {
-                Stage::Going => None,
                 Stage::Done => Some(Bytes::new()),
                 Stage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),
-                Stage::Finished { .. } => return false,
+                Stage::Going | Stage::Finished { .. } => None,
             };
             if let Some(words) = ends {
                 self.finish_for(words);
@@ -456,6 +508,7 @@ impl Relay {
             _ => Refusal::Died { model },
         };
         let mut record = self.flight.record.clone();
+        let paid = record.work;
         let looking = async move {
             let found = match heard {
                 None => {
@@ -464,12 +517,12 @@ impl Relay {
                 }
                 // Nothing of the answer is with the client, whatever it will be: it is begun anew in the same voice.
                 Some(heard) if heard.is_blank() => {
-                    let voice = heard.anew();
+                    let voice = Repeat::of(*heard, paid).map(Voice::Repeat);
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, voice)).map_err(Cut::from)
                 }
                 Some(heard) => {
-                    let found = continuation::go_on(*again, heard, &mut record, lease, died).await;
+                    let found = continuation::go_on(*again, heard, &mut record, lease, died, paid).await;
                     found.map(|(relayed, voice)| (relayed, Some(voice)))
                 }
             };
@@ -509,8 +562,13 @@ impl Relay {
         self.begin();
     }
 
-    /// Counts, gives everything back, reports. Only the first call does anything.
     fn end(&mut self, outcome: Outcome) {
+        self.close(outcome, outcome);
+    }
+
+    /// Counts, gives everything back, reports. Only the first call does anything. `told` is what became of the answer, which may
+    /// be the fault of an earlier backend.
+    fn close(&mut self, outcome: Outcome, told: Outcome) {
         self.ended = true;
         let Some(lease) = self.lease.take() else { return };
         blame(&*lease, &self.sent, outcome);
@@ -538,20 +596,20 @@ impl Relay {
         if let Some(meter) = &self.meter
             && (200..300).contains(&record.status)
         {
-            let told = meter.is_told();
+            let counts = meter.is_told();
             let events = self.events.as_ref().map(Events::seen);
-            let seen = (outcome != Outcome::Ok || !told).then_some(events.unwrap_or(0));
+            let seen = (outcome != Outcome::Ok || !counts).then_some(events.unwrap_or(0));
             let (images, audio) = self.sent.media();
             let work = Work { images, audio, ..meter.work(seen) };
             lease.add_work(work);
             record.work = self.voice.as_ref().map_or(work, |voice| voice.work(work));
-            if !told && events.is_none() {
+            if !counts && events.is_none() {
                 let prompt = if images + audio > 0 { 0 } else { bytes_in };
                 self.flight.untold = prompt + if self.generates { self.flight.record.bytes_out } else { 0 };
             }
         }
         drop(lease);
-        self.flight.finish(outcome);
+        self.flight.finish(told);
     }
 }
 

@@ -11,7 +11,7 @@ use super::{Answered, ClientBody, Exchange, Refused};
 use crate::access::cors;
 use crate::answer::answer_body::AnswerBody;
 use crate::answer::assemble::{self, Kind};
-use crate::answer::relay::{EventTerms, Relay, RelayTerms};
+use crate::answer::relay::{Continues, EventTerms, Relay, RelayTerms};
 use crate::backend::attempts::Relayed;
 use crate::observe::Outcome;
 use crate::protocol::conn_state::Busy;
@@ -67,10 +67,10 @@ async fn put_together(
     }
 }
 
-/// Of which kind the answers of a route are, if another server can go on with one.
-fn continues(route: Route) -> Option<Kind> {
-    // What it fills in has text behind it.
-    route.shape.filter(|_| route.name != "infill").and_then(Kind::of)
+/// How a streamed answer of this route can go on by another server.
+fn continues(route: Route, most: usize) -> Option<Continues> {
+    let kind = route.shape.and_then(Kind::of)?;
+    Some(Continues { kind, most, fills_in: route.name == "infill" })
 }
 
 fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy) -> Response<AnswerBody> {
@@ -106,7 +106,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
             limit: config.event_bytes.in_memory(),
             silence: config.stream_idle,
             comment: config.comment_interval,
-            continues: continues(route).map(|kind| (kind, config.continue_bytes.in_memory())),
+            continues: continues(route, config.continue_bytes.in_memory()),
         }),
         dialect: route.dialect,
         // llama-server closes after a stream and after an error, whatever its headers promise.

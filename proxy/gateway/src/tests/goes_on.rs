@@ -53,8 +53,12 @@ enum Odd {
     Refuses(&'static str),
     /// Does not tell its settings.
     Silent,
-    /// Has a grammar.
+    /// Has a grammar, and begins it anew behind a text.
     Grammar,
+    /// Has a grammar, which it puts where a text is.
+    Shapes,
+    /// Does not tell that it has a grammar.
+    Shapeless,
     /// Takes blanks out of an answer.
     Trims,
     /// Has a vocabulary that puts blanks before texts.
@@ -79,6 +83,7 @@ fn next(odd: Odd) -> (Upstream, Asked) {
             while let Some((head, body)) = peer.request().await {
                 let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                 let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let is_measure = path == "/completion" && body["stream"] == false;
                 log.lock().unwrap().push((path.clone(), body));
                 match odd {
                     Odd::DiesAt(at) if at == path => return,
@@ -88,7 +93,7 @@ fn next(odd: Odd) -> (Upstream, Asked) {
                     }
                     _ => {}
                 }
-                let grammar = if odd == Odd::Grammar { "root ::= x" } else { "" };
+                let grammar = if matches!(odd, Odd::Grammar | Odd::Shapes) { "root ::= x" } else { "" };
                 let settings = json!({ "grammar": grammar, "stop": ["END"], "preserved_tokens": [] });
                 let raw = if odd == Odd::Trims { " Hi" } else { "Hi" };
                 let told = json!({
@@ -104,6 +109,10 @@ fn next(odd: Odd) -> (Upstream, Asked) {
                     }
                     "/tokenize" => {
                         json!({ "tokens": [{ "id": 1, "piece": "Hel" }, { "id": 2, "piece": "lo" }] })
+                    }
+                    _ if is_measure => {
+                        let said = if odd == Odd::Shapes { "q" } else { "Hello" };
+                        json!({ "content": said, "stop_type": "eos" })
                     }
                     _ => {
                         let evaluated = if odd == Odd::OtherPrompt { 6 } else { 7 };
@@ -167,17 +176,20 @@ async fn it_goes_on_in_the_same_words_and_is_counted_once() {
 
 #[tokio::test]
 async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
+    let drawn = BODY.replace("\"temperature\":0", "\"temperature\":0.7");
     let with = |own: Value| {
-        let mut body: Value = serde_json::from_str(BODY).unwrap();
+        let mut body: Value = serde_json::from_str(&drawn).unwrap();
         for (name, value) in own.as_object().into_iter().flatten() {
             body[name] = value.clone();
         }
         body.to_string()
     };
-    let plain = BODY.to_owned();
+    let plain = drawn.clone();
     let cases = [
         (with(json!({ "n": 2 })), Odd::Well, "`n`"),
-        (with(json!({ "grammar": "root ::= x" })), Odd::Well, "`grammar`"),
+        (with(json!({ "grammar": "root ::= x" })), Odd::Shapeless, "does not tell which grammar"),
+        (with(json!({ "grammar": "root ::= x" })), Odd::Grammar, "does not put a grammar where a text is"),
+        (with(json!({ "mirostat": 2 })), Odd::Well, "`mirostat`"),
         (with(json!({ "something_new": 1 })), Odd::Well, "`something_new`"),
         (with(json!({ "max_tokens": "9" })), Odd::Well, "no number of tokens"),
         (plain.clone(), Odd::Silent, "does not tell with which settings"),
@@ -224,6 +236,28 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
 }
 
 #[tokio::test]
+async fn what_a_grammar_shapes_goes_on_where_the_next_server_puts_it_behind_the_text() {
+    let shaped = BODY
+        .replace("\"temperature\":0", "\"temperature\":0.7,\"response_format\":{\"type\":\"json_object\"}");
+    let dying = dying(said("Hel") + &said("lo"));
+    let (alive, asked) = next(Odd::Shapes);
+    let rig = Rig::with(going_on(), &[&dying, &alive]).await;
+    let (_, answer) = rig.ask(&post(CHAT, &shaped)).await;
+    assert!(answer.contains(&said(" you")) && answer.ends_with("data: [DONE]\n\n"), "{answer}");
+    let asked = asked.lock().unwrap().clone();
+    let paths: Vec<&str> = asked.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!(paths, [CHAT, "/apply-template", "/tokenize", "/completion", "/completion"]);
+    let (measure, rest) = (&asked[3].1, &asked[4].1);
+    assert_eq!(measure["grammar"], "root ::= \"Hello\" \"q\"");
+    assert_eq!((&rest["grammar"], &rest["generation_prompt"]), (&json!("root ::= x"), &json!("Hello")));
+    assert_eq!(
+        (&measure["generation_prompt"], &measure["prompt"]),
+        (&rest["generation_prompt"], &rest["prompt"])
+    );
+    rig.is_clean().await;
+}
+
+#[tokio::test]
 async fn what_had_no_token_yet_is_begun_anew_in_the_same_stream() {
     let delta = |id: &str, created: u64, delta: Value, reason: Value| {
         let choice = json!({ "finish_reason": reason, "index": 0, "delta": delta });
@@ -254,6 +288,164 @@ async fn what_had_no_token_yet_is_begun_anew_in_the_same_stream() {
         assert_eq!((record.continued, record.outcome), (true, Outcome::Ok));
         rig.is_clean().await;
     }
+}
+
+/// A server that answers any request with these events and a proper end.
+fn saying(events: String) -> (Upstream, Asked) {
+    let asked = Asked::default();
+    let log = asked.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let (events, log) = (events.clone(), log.clone());
+        async move {
+            while let Some((head, body)) = peer.request().await {
+                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+                log.lock().unwrap().push((path, serde_json::from_slice(&body).unwrap_or_default()));
+                peer.send(EVENTS).await;
+                for event in events.split_inclusive("\n\n") {
+                    peer.send_chunk(event.as_bytes()).await;
+                }
+                peer.send(b"0\r\n\r\n").await;
+            }
+        }
+    });
+    (upstream, asked)
+}
+
+/// An answer with a thought, a text and a call, in the words of a route; from the first event to the end.
+fn answers(path: &str, name: &str) -> Vec<String> {
+    let named = |event: Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    match path {
+        CHAT => {
+            let delta = |delta: Value, finish: Value| {
+                let choice = json!({ "finish_reason": finish, "index": 0, "delta": delta });
+                data(&json!({ "choices": [choice], "created": 7, "id": name, "model": "m" }))
+            };
+            let call = json!([{ "index": 0, "id": "call", "type": "function", "function": { "name": "f", "arguments": "{}" } }]);
+            vec![
+                delta(json!({ "role": "assistant", "content": null }), Value::Null),
+                delta(json!({ "reasoning_content": "so" }), Value::Null),
+                delta(json!({ "content": "Hello" }), Value::Null),
+                delta(json!({ "tool_calls": call }), Value::Null),
+                delta(json!({}), json!("tool_calls")),
+                "data: [DONE]\n\n".to_owned(),
+            ]
+        }
+        "/v1/messages" => [
+            json!({ "type": "message_start", "message": { "id": name } }),
+            json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "thinking", "thinking": "" } }),
+            json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "thinking_delta", "thinking": "so" } }),
+            json!({ "type": "content_block_start", "index": 1, "content_block": { "type": "text", "text": "" } }),
+            json!({ "type": "content_block_delta", "index": 1, "delta": { "type": "text_delta", "text": "Hello" } }),
+            json!({ "type": "message_delta", "delta": { "stop_reason": "end_turn" }, "usage": { "output_tokens": 2 } }),
+            json!({ "type": "message_stop" }),
+        ]
+        .map(named)
+        .into(),
+        _ => [
+            json!({ "type": "response.created", "response": { "id": name } }),
+            json!({ "type": "response.output_item.added", "item": { "type": "message", "id": "item" } }),
+            json!({ "type": "response.output_text.delta", "item_id": "item", "delta": "Hello" }),
+            json!({ "type": "response.completed", "response": { "id": name, "usage": { "input_tokens": 4, "output_tokens": 2 } } }),
+        ]
+        .map(named)
+        .into(),
+    }
+}
+
+#[tokio::test]
+async fn what_is_drawn_the_same_way_again_goes_on_behind_what_its_client_has() {
+    let tools = json!([{ "type": "function" }]);
+    for (path, body) in [
+        (CHAT, json!({ "messages": [], "tools": tools, "stream": true, "temperature": 0 })),
+        ("/v1/messages", json!({ "messages": [], "stream": true, "temperature": 0 })),
+        ("/v1/responses", json!({ "input": "hi", "stream": true, "temperature": 0.8, "seed": 3 })),
+    ] {
+        let (first, again) = (answers(path, "one"), answers(path, "two").concat());
+        for had in 1..first.len() - 1 {
+            // The one that had begun is nobody's.
+            let dead = dying(first[..had].concat() + "data: {\"choices\":[{\"del");
+            let (alive, asked) = saying(again.clone());
+            let rig = Rig::with(going_on(), &[&dead, &alive]).await;
+            // Nothing has to be known of what it is made of.
+            *rig.backends.kin_of_later.lock().unwrap() = None;
+            let (_, answer) = rig.ask(&post(path, &body.to_string())).await;
+            assert_eq!(events(&answer), first.concat(), "{path}, {had}: {answer}");
+            assert!(answer.contains(": continued by another process\n\n"));
+            assert_eq!(*asked.lock().unwrap(), [(path.to_owned(), body.clone())], "the very same");
+            let record = rig.record(0).await;
+            assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok));
+            if path == "/v1/responses" {
+                assert_eq!((record.work.prompt_tokens, record.work.output_tokens), (4, 2));
+            }
+            rig.is_clean().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_answer_to_the_same_request_is_nobodys_second_half() {
+    let body = json!({ "messages": [], "stream": true, "temperature": 0 }).to_string();
+    let first = answers("/v1/messages", "one");
+    let again = answers("/v1/messages", "two").concat();
+    for other in [again.replace("Hello", "Howdy"), again.replace("\"so\"", "\"hm\""), first[..4].concat()] {
+        let dead = dying(first[..5].concat());
+        let (alive, _) = saying(other.clone());
+        let third = Upstream::answering(|_, _| json_answer("{}"));
+        let rig = Rig::with(going_on(), &[&dead, &alive, &third]).await;
+        let (_, answer) = rig.ask(&post("/v1/messages", &body)).await;
+        let told = events(&answer);
+        let rest = told.strip_prefix(&first[..5].concat()).unwrap_or_else(|| panic!("{answer}"));
+        assert!(rest.starts_with("event: error\ndata: ") && rest.matches("\n\n").count() == 1, "{answer}");
+        if other.len() > first[..4].concat().len() {
+            let why = "asked for the same again, the process that follows says something else";
+            assert!(rest.contains(why), "{answer}");
+            assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
+        }
+        assert_eq!((rig.record(0).await.outcome, third.accepted()), (Outcome::UpstreamDied, 0));
+        // What the client has is paid for.
+        assert!(rig.record(0).await.work.output_tokens >= 2, "{:?}", rig.record(0).await.work);
+        rig.is_clean().await;
+    }
+    // Nobody is asked where a draw cannot be made again.
+    let (never, asked) = saying(again);
+    let dead = dying(first[..5].concat());
+    let rig = Rig::with(going_on(), &[&dead, &never]).await;
+    let drawn = body.replace("\"temperature\":0", "\"temperature\":1");
+    let (_, answer) = rig.ask(&post("/v1/messages", &drawn)).await;
+    assert!(
+        answer.contains("with a temperature and no seed") && asked.lock().unwrap().is_empty(),
+        "{answer}"
+    );
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn whoever_waits_until_another_has_said_it_again_hears_of_that() {
+    let first = answers(CHAT, "one");
+    let again = answers(CHAT, "two");
+    let go_on = Arc::new(Notify::new());
+    let going = go_on.clone();
+    let dead = dying(first[..3].concat());
+    let slow = Upstream::start(move |mut peer| {
+        let (again, going) = (again.clone(), going.clone());
+        async move {
+            peer.request().await;
+            peer.send(EVENTS).await;
+            peer.send_chunk(again[..2].concat().as_bytes()).await;
+            going.notified().await;
+            peer.send_chunk(again[2..].concat().as_bytes()).await;
+            peer.send(b"0\r\n\r\n").await;
+        }
+    });
+    let mut plan = going_on();
+    plan.config.upstream.comment_interval = Duration::from_millis(10);
+    let rig = Rig::with(plan, &[&dead, &slow]).await;
+    let mut client = rig.client().await;
+    client.send(&post(CHAT, r#"{"messages":[],"stream":true,"temperature":0}"#)).await;
+    client.until(": another process is not there yet\n\n").await;
+    go_on.notify_one();
+    client.until("data: [DONE]\n\n").await;
+    rig.is_clean().await;
 }
 
 #[tokio::test]
@@ -309,7 +501,8 @@ async fn a_process_made_of_something_else_does_not_go_on() {
         let (next, asked) = next(Odd::Well);
         let rig = Rig::with(going_on(), &[&dying, &next]).await;
         *rig.backends.kin_of_later.lock().unwrap() = kin.map(|made_of| Kin { made_of, answer_tokens: None });
-        let (_, answer) = rig.ask(&post(CHAT, BODY)).await;
+        let drawn = BODY.replace("\"temperature\":0", "\"temperature\":0.7");
+        let (_, answer) = rig.ask(&post(CHAT, &drawn)).await;
         assert!(answer.contains("started from something else"), "{answer}");
         assert!(asked.lock().unwrap().iter().all(|(path, _)| path != "/completion"));
         rig.is_clean().await;

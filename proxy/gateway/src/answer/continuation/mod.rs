@@ -2,38 +2,49 @@
 //!
 //! ```text
 //!   transcript (what the client has) --+
-//!   request (as it went to the dead) --+--> probe: what does the next server make of the request?
-//!                                      |      | a grammar, marks, thoughts, another build: the stream ends with an error
+//!   request (as it went to the dead) --+--> plain text, and all of it is understood?
+//!                                      |      | no, or what the next server makes of it says no
+//!                                      |      +--> the same draw can be expected? --> the request once more --> compared with
+//!                                      |                                               what the client has (`repeat`)
+//!                                      +--> probe: what does the next server make of the request?
 //!                                      +--> chat: its prompt, rendered there --> tokens of what was delivered
 //!                                             |
 //!                                             v
-//!                            the prompt and those tokens, for the rest --> voice --> the client
+//!                            the prompt and those tokens, for the rest (`rest`) --> voice --> the client
 //! ```
 //!
-//! When in doubt, the error: half of one answer and an unrelated second half must be impossible. Therefore the next server has
-//! the same command, binary and files as the dead one, all of the request is understood, and the server counts as many tokens of
-//! prompt as are meant.
+//! When in doubt, the error: half of one answer and an unrelated second half must be impossible. Therefore a server that is given
+//! tokens has the same command, binary and files as the dead one, all of the request is understood, and the server counts as many
+//! tokens of prompt as are meant; and the answer to a request that is sent once more begins with what the client has.
 
+mod asking;
+mod reading;
+mod repeat;
 mod request;
+mod rest;
+mod said;
+mod spelling;
 mod transcript;
 mod voice;
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::StatusCode;
-use hyper::body::Incoming;
-use tokio::time::{Instant, timeout_at};
+use warden_policies::Work;
+use warden_supervisor::Kin;
 
+use self::asking::{Asking, beside};
+use self::repeat::Draw;
+pub(crate) use self::repeat::Repeat;
 use self::request::{Settings, Why, Wish};
+use self::rest::Rest;
 pub(crate) use self::transcript::{Stage, Transcript};
 pub(crate) use self::voice::{DONE, Voice};
-use crate::answer::assemble::{Kind, is_events};
+use crate::answer::assemble::Kind;
 use crate::backend::again::Again;
 use crate::backend::attempts::{Attempts, Backend, Relayed};
-use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::backend::message::Message;
-use crate::backend::upstream_conn::{Partial, UpstreamConn};
+use crate::backend::backends::BackendLease;
+use crate::backend::upstream_conn::UpstreamConn;
 use crate::observe::{Outcome, Record};
 use crate::refusal::Refusal;
 
@@ -75,26 +86,30 @@ pub(crate) fn instead(died: &str, why: &str) -> String {
     format!("{died} (the rest of it cannot be computed elsewhere: {why})")
 }
 
-/// Has the rest of an answer computed. `died` is what its client is told if that cannot be.
+/// Has the rest of an answer computed. `died` is what its client is told if that cannot be, `paid` what it has had.
 pub(crate) async fn go_on(
     again: Again,
     heard: Box<Transcript>,
     record: &mut Record,
     dead: Arc<dyn BackendLease>,
     died: Refusal,
+    paid: Work,
 ) -> Result<(Relayed, Voice), Cut> {
     let outcome = died.outcome();
     let words = format!("model `{}`: {}", again.model, in_the_middle(outcome));
-    let gone_on = computed(again, &heard, record, dead, died).await;
+    let gone_on = computed(again, *heard, record, dead, died, paid).await;
     gone_on.map_err(|stop| match stop {
-        Stop::Cannot(why) => Cut { outcome, words: instead(&words, &why) },
+        Stop::Cannot(why) | Stop::Over(why) => Cut { outcome, words: instead(&words, &why) },
         Stop::Refused(refusal) => refusal.into(),
     })
 }
 
 /// Why there is no rest.
 enum Stop {
+    /// Not this way.
     Cannot(Why),
+    /// Nor any other.
+    Over(Why),
     Refused(Refusal),
 }
 
@@ -106,28 +121,21 @@ impl From<Why> for Stop {
 
 async fn computed(
     again: Again,
-    heard: &Transcript,
+    heard: Transcript,
     record: &mut Record,
     dead: Arc<dyn BackendLease>,
     died: Refusal,
+    paid: Work,
 ) -> Result<(Relayed, Voice), Stop> {
     let Again { upstream, model, kind: lease_kind, tokens, limits, message, deadline } = again;
     let kind = heard.kind();
-    let Some(frame) = heard.frame.clone() else { return Err("it has no event".to_owned().into()) };
-    let Some(body) = message.json() else { return Err("its request is not kept".to_owned().into()) };
-    let mut wish = Wish::of(kind, &body)?;
-    // Those of a text are drawn again. A client of llama-server's own dialect has the tokens, though not their text.
-    if heard.withholds() && (kind == Kind::Native || !wish.stops()) {
-        return Err("its last tokens have no text, or stop words may begin there".to_owned().into());
+    let Some(body) = message.json() else { return Err(Stop::Over("its request is not kept".to_owned())) };
+    let may_repeat = if heard.is_blank() { Ok(Draw::Same) } else { repeat::may_repeat(kind, &body) };
+    let both = |why: Why, nor: Why| Stop::Over(format!("{why}; and sent once more, {nor}"));
+    let planned = Plan::of(&heard, &body, dead.kin(), &may_repeat);
+    if let (Err(why), Err(nor)) = (&planned, &may_repeat) {
+        return Err(both(why.clone(), nor.clone()));
     }
-    if heard.text.contains('\u{FFFD}') && heard.ids_of_all().is_none() {
-        return Err("its text has bytes that are no characters".to_owned().into());
-    }
-    let Some(kin) = dead.kin() else {
-        return Err("it is not known what its server was started from".to_owned().into());
-    };
-    // A server with an end of its own would begin to count anew.
-    wish.limit = wish.limit.or(kin.answer_tokens);
     let mut attempts = Attempts {
         upstream: &upstream,
         record,
@@ -138,163 +146,148 @@ async fn computed(
         died: Some(died),
     };
     let lease = attempts.once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
-    let probe = beside(&message, None, wish.probe(), false)?;
+    let repeat = |heard| Repeat::of(heard, paid).map(Voice::Repeat).ok_or_else(no_event);
+    let Ok(mut plan) = planned else {
+        let voice = repeat(heard)?;
+        let relayed = attempts.run(lease, *message, deadline).await.map_err(Stop::Refused)?;
+        return Ok((relayed, voice));
+    };
+    let probe = beside(&message, None, plan.wish.probe(), false)?;
     // With all that holds for a request that a server may have died of: it may have to be alone there.
     let probed = attempts.run(lease, probe, deadline).await.map_err(Stop::Refused)?;
-    let Relayed { response, backend: Backend { lease, revoked, mut conn, pool, sent, deadline }, .. } =
-        probed;
-    if lease.kin() != Some(kin) {
-        return Err("the process that follows was started from something else".to_owned().into());
-    }
+    let Relayed { response, backend: Backend { lease, revoked, conn, pool, sent, deadline }, .. } = probed;
     let mut asking = Asking { attempts, message, lease, revoked, deadline };
-    if response.status() != StatusCode::OK {
-        let status = response.status();
-        return Err(format!("the process that follows answers with {status} when asked for it").into());
-    }
-    let most = ANSWER + body.len().saturating_mul(TIMES);
-    let told = asking.all(&mut conn, response.into_body(), most, sent.whole_print().is_some()).await?;
-    pool.put(conn, asking.lease.facts());
-    let settings = Settings::of(kind, &told)?;
-    let marks = match &settings.marks[..] {
-        [] => String::new(),
-        marks => request::harmless(&asking.ask("/detokenize", request::detokenize(marks)).await?)?,
-    };
-    let rendered = match kind {
-        Kind::Chat => Some(request::rendered(&asking.ask("/apply-template", wish.template()).await?)?),
-        _ => None,
-    };
-    if let Some(rendered) = &rendered
-        && settings.may_hide(&marks, rendered)
-    {
-        return Err("its model may have thought before it said that".to_owned().into());
-    }
-    let ids = match heard.ids_of_all() {
-        Some(ids) => ids.to_vec(),
-        None if heard.text.is_empty() => Vec::new(),
-        None if request::has_marks(&heard.text) => {
-            return Err("its text has marks of a template".to_owned().into());
+    let conn = (conn, sent.whole_print().is_some());
+    match plan.rest(&mut asking, &heard, (response, conn, pool)).await {
+        Ok((path, rest, voice)) => Ok((asking.stream(path, rest).await?, Voice::Rest(voice))),
+        Err(Stop::Cannot(why)) => {
+            let may_repeat = may_repeat.and_then(|draw| draw.known(plan.is_greedy));
+            may_repeat.map_err(|nor| both(why, nor))?;
+            let voice = repeat(heard)?;
+            Ok((asking.stream(None, body.to_vec()).await?, voice))
         }
-        None => {
-            let answer = asking.ask("/tokenize", request::tokenize(heard)).await?;
-            let ids = request::tokens(&answer, &heard.text);
-            // Where the stream counts them, they must be as many.
-            let ids = ids.filter(|ids| heard.counted.is_none_or(|counted| counted == ids.len() as u64));
-            ids.ok_or_else(|| "its vocabulary spells that text otherwise".to_owned())?
-        }
-    };
-    let rest = wish.rest(&settings, rendered, &ids);
-    let path = (kind == Kind::Chat).then_some("/completion");
-    let relayed = asking.stream(path, rest).await?;
-    let voice = Voice {
-        kind,
-        frame,
-        delivered: ids.len() as u64,
-        prompt: settings.prompt,
-        text: heard.text.clone(),
-        limit: wish.limit,
-        wants_usage: wish.wants_usage,
-        is_anew: false,
-        ended: false,
-    };
-    Ok((relayed, voice))
+        Err(stop) => Err(stop),
+    }
 }
 
-/// A request of ours with the head of the client's.
-fn beside(
-    message: &Message,
-    path: Option<&'static str>,
-    body: Vec<u8>,
-    streams: bool,
-) -> Result<Message, Why> {
-    let beside = message.beside(path, Bytes::from(body), streams);
-    beside.ok_or_else(|| "no more of requests may be held now".to_owned())
+fn no_event() -> Stop {
+    Stop::Over("it has no event".to_owned())
 }
 
-/// The next server, and what is asked there.
-struct Asking<'a> {
-    attempts: Attempts<'a>,
-    message: Box<Message>,
-    lease: Arc<dyn BackendLease>,
-    revoked: BoxFuture<'static, ()>,
-    deadline: Instant,
+/// An answer that can be continued by its tokens, as far as that shows without asking.
+struct Plan {
+    wish: Wish,
+    kin: Kin,
+    /// The same request has the same answer each time, as the next server says.
+    is_greedy: Option<bool>,
 }
 
-impl Asking<'_> {
-    /// What comes of it, unless the lease or the time ends first: neither says anything against that server.
-    async fn within<T>(&mut self, future: impl Future<Output = T>) -> Result<T, Stop> {
-        tokio::select! {
-            biased;
-            done = timeout_at(self.deadline, future) => done.map_err(|_| {
-                Stop::Cannot("the whole would take longer than `upstream.exchange_timeout`".to_owned())
-            }),
-            () = &mut self.revoked => {
-                if let Some(print) = self.message.sent().print() {
-                    self.lease.lost(print);
-                }
-                Err(Stop::Cannot("the process that followed was stopped, too".to_owned()))
-            }
+/// The answer to a probe, with its connection and whether the request was sent whole.
+type Probed = (http::Response<hyper::body::Incoming>, (UpstreamConn, bool), Arc<crate::backend::pool::Pool>);
+
+impl Plan {
+    fn of(
+        heard: &Transcript,
+        body: &[u8],
+        kin: Option<Kin>,
+        may_repeat: &Result<Draw, Why>,
+    ) -> Result<Self, Why> {
+        let kind = heard.kind();
+        heard.is_plain()?;
+        let mut wish = Wish::of(kind, body)?;
+        if wish.is_shaped() && *may_repeat == Ok(Draw::Same) {
+            // There may be blanks and fences around it that its client does not have.
+            return Err("it has a shape, and can be had to the letter".to_owned());
         }
+        // Those of a text are drawn again. A client of llama-server's own dialect has the tokens, though not their text.
+        if heard.withholds() && (kind == Kind::Native || !wish.stops()) {
+            return Err("its last tokens have no text, or stop words may begin there".to_owned());
+        }
+        if heard.text().contains('\u{FFFD}') && heard.ids_of_all().is_none() {
+            return Err("its text has bytes that are no characters".to_owned());
+        }
+        let Some(kin) = kin else {
+            return Err("it is not known what its server was started from".to_owned());
+        };
+        // A server with an end of its own would begin to count anew.
+        wish.limit = wish.limit.or(kin.answer_tokens);
+        Ok(Self { wish, kin, is_greedy: None })
     }
 
-    /// All of an answer.
-    async fn all(
+    /// What the next server is asked for, and where, after it has said what it makes of the request.
+    async fn rest(
         &mut self,
-        conn: &mut UpstreamConn,
-        body: Incoming,
-        limit: usize,
-        is_sent: bool,
-    ) -> Result<Vec<u8>, Stop> {
-        self.within(conn.all(body, limit)).await?.map_err(|part| match part {
-            Partial::Broken => self.broke(is_sent),
-            Partial::TooLong => {
-                Stop::Cannot("the process that follows answers with more than is held".to_owned())
-            }
-        })
-    }
-
-    /// The connection broke: the server may have died of what it was asked.
-    fn broke(&self, whole: bool) -> Stop {
-        if let Some(print) = self.message.sent().print().filter(|_| whole) {
-            self.lease.broke(print);
+        asking: &mut Asking<'_>,
+        heard: &Transcript,
+        (response, (mut conn, is_sent), pool): Probed,
+    ) -> Result<(Option<&'static str>, Vec<u8>, Rest), Stop> {
+        let kind = heard.kind();
+        let wish = &self.wish;
+        let frame = heard.frame.clone().ok_or_else(no_event)?;
+        if asking.lease.kin() != Some(self.kin) {
+            return Err("the process that follows was started from something else".to_owned().into());
         }
-        self.lease.doubt();
-        Stop::Cannot("the process that followed ended, too".to_owned())
-    }
-
-    /// The answer to a question.
-    async fn ask(&mut self, path: &'static str, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
-        let limit = ANSWER + body.len().saturating_mul(TIMES);
-        let mut message = beside(&self.message, Some(path), body, false)?;
-        let lease = self.lease.clone();
-        let Attempts { upstream, .. } = self.attempts;
-        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
-        let Ok((response, mut conn, pool)) = asked else {
-            return Err(self.broke(message.sent().is_whole()));
-        };
         if response.status() != StatusCode::OK {
-            return Err(format!("its build answers {path} with {}", response.status()).into());
-        }
-        let answer = self.all(&mut conn, response.into_body(), limit, true).await?;
-        pool.put(conn, lease.facts());
-        Ok(answer)
-    }
-
-    /// The stream that is the rest.
-    async fn stream(mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Relayed, Stop> {
-        let mut message = beside(&self.message, path, body, true)?;
-        let lease = self.lease.clone();
-        let Attempts { upstream, .. } = self.attempts;
-        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
-        let Ok((response, conn, pool)) = asked else {
-            return Err(self.broke(message.sent().is_whole()));
-        };
-        if response.status() != StatusCode::OK || !is_events(response.headers()) {
             let status = response.status();
-            return Err(format!("the process that follows answers with {status} and no stream").into());
+            return Err(format!("the process that follows answers with {status} when asked for it").into());
         }
-        let Self { lease, revoked, deadline, .. } = self;
-        let sent = message.sent();
-        let backend = Backend { lease, revoked, conn, pool, sent, deadline };
-        Ok(Relayed { response, backend, kept: None })
+        let most = ANSWER + asking.message.json().map_or(0, |body| body.len()).saturating_mul(TIMES);
+        let told = asking.all(&mut conn, response.into_body(), most, is_sent).await?;
+        pool.put(conn, asking.lease.facts());
+        self.is_greedy = request::is_greedy(kind, &told);
+        let settings = Settings::of(kind, &told)?;
+        match (wish.is_shaped(), settings.has_shape()) {
+            (true, true) if settings.is_greedy => return Err("it has a shape".to_owned().into()),
+            (false, true) => return Err("its server computes with `grammar`".to_owned().into()),
+            (true, false) => {
+                return Err("its server does not tell which grammar it computes with".to_owned().into());
+            }
+            _ => {}
+        }
+        let marks = match &settings.marks[..] {
+            [] => String::new(),
+            marks => spelling::harmless(&asking.ask("/detokenize", spelling::detokenize(marks)).await?)?,
+        };
+        let rendered = match kind {
+            Kind::Chat => Some(spelling::rendered(&asking.ask("/apply-template", wish.template()).await?)?),
+            _ => None,
+        };
+        if let Some(rendered) = &rendered
+            && settings.may_hide(&marks, rendered)
+        {
+            return Err("its model may have thought before it said that".to_owned().into());
+        }
+        let ids = match heard.ids_of_all() {
+            Some(ids) => ids.to_vec(),
+            None if heard.text().is_empty() => Vec::new(),
+            None if spelling::has_marks(heard.text()) => {
+                return Err("its text has marks of a template".to_owned().into());
+            }
+            None => {
+                let answer = asking.ask("/tokenize", spelling::tokenize(heard)).await?;
+                let ids = spelling::tokens(&answer, heard.text());
+                // Where the stream counts them, they must be as many.
+                let ids = ids.filter(|ids| heard.counted.is_none_or(|counted| counted == ids.len() as u64));
+                ids.ok_or_else(|| "its vocabulary spells that text otherwise".to_owned())?
+            }
+        };
+        let text = heard.text();
+        if let Some(measure) = wish.measure(&settings, rendered.clone(), &ids, text)
+            && !request::is_in_place(&asking.ask("/completion", measure).await?)
+        {
+            return Err("its build does not put a grammar where a text is".to_owned().into());
+        }
+        let rest = wish.rest(&settings, rendered, &ids, text);
+        let voice = Rest {
+            kind,
+            frame,
+            delivered: ids.len() as u64,
+            prompt: settings.prompt,
+            text: heard.text().to_owned(),
+            limit: wish.limit,
+            wants_usage: wish.wants_usage,
+            ended: false,
+        };
+        Ok(((kind == Kind::Chat).then_some("/completion"), rest, voice))
     }
 }

@@ -3,12 +3,11 @@
 //! A request is continued only if all of it is understood: whatever is not in the lists below may change how tokens are drawn
 //! or how events look, and then the end of the stream is an error instead of something unrelated.
 
-use std::borrow::Cow;
+use std::fmt::Write as _;
 
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::transcript::Transcript;
+use super::spelling::{THOUGHT, unknown_marks};
 use crate::answer::assemble::Kind;
 
 /// Why an answer is not continued: completes "the rest of it cannot be computed elsewhere: ".
@@ -71,13 +70,8 @@ const BESIDE: [&str; 15] = [
 /// What makes a prompt of a chat: the next server's own template does that.
 const TEMPLATE: [&str; 4] = ["chat_template_kwargs", "messages", "reasoning_effort", "reasoning_format"];
 
-/// Where a thought ends.
-const THOUGHT: &str = "</think>";
-
-/// Tokens that a template may want to see in a text and that do not change how it goes on: where reasoning and calls begin
-/// and end, of which the answer has none.
-const MARKS: [&str; 6] =
-    ["<think>", THOUGHT, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
+/// What gives an answer a shape: it becomes a grammar, which has to be where the text is.
+const SHAPES: [&str; 3] = ["grammar", "json_schema", "response_format"];
 
 /// What is needed of the last event of a chat's rest.
 const LAST: [&str; 8] =
@@ -130,6 +124,11 @@ impl Wish {
         bytes(body)
     }
 
+    /// Whether its answer has a shape that it names itself: a grammar, a schema.
+    pub(super) fn is_shaped(&self) -> bool {
+        SHAPES.iter().any(|name| self.body.get(*name).is_some_and(|value| !is_no_shape(name, value)))
+    }
+
     /// Whether it names stop words.
     pub(super) fn stops(&self) -> bool {
         self.body.get("stop").is_some_and(|stop| !stop.is_null())
@@ -140,8 +139,42 @@ impl Wish {
         bytes(self.body.clone())
     }
 
-    /// What the server is to go on with: the prompt and the tokens that were delivered.
-    pub(super) fn rest(&self, settings: &Settings, rendered: Option<String>, said: &[u32]) -> Vec<u8> {
+    /// What the server is to go on with: the prompt and the tokens that were delivered, which are this text.
+    pub(super) fn rest(
+        &self,
+        settings: &Settings,
+        rendered: Option<String>,
+        said: &[u32],
+        text: &str,
+    ) -> Vec<u8> {
+        bytes(self.rest_of(settings, rendered, said, text))
+    }
+
+    /// What shows whether the server puts a grammar where the text is: behind it, this one allows [`LETTER`] and nothing else.
+    /// `None`: nothing has a shape.
+    pub(super) fn measure(
+        &self,
+        settings: &Settings,
+        rendered: Option<String>,
+        said: &[u32],
+        text: &str,
+    ) -> Option<Vec<u8>> {
+        settings.shape.as_ref()?;
+        let mut body = self.rest_of(settings, rendered, said, text);
+        let begun = body.get("generation_prompt").and_then(Value::as_str).unwrap_or_default();
+        body.insert("grammar".to_owned(), json!(format!("root ::= {} \"{LETTER}\"", literal(begun))));
+        body.insert("n_predict".to_owned(), json!(PROBE));
+        body.insert("stream".to_owned(), json!(false));
+        Some(bytes(body))
+    }
+
+    fn rest_of(
+        &self,
+        settings: &Settings,
+        rendered: Option<String>,
+        said: &[u32],
+        text: &str,
+    ) -> Map<String, Value> {
         let mut body = self.body.clone();
         body.retain(|name, _| is_drawing(name) || (self.kind == Kind::Text && name == "model"));
         if let Some(stop) = self.stop(settings) {
@@ -158,8 +191,16 @@ impl Wish {
             // Of the last event only what a chat's has: without this it repeats the prompt and all settings.
             body.insert("response_fields".to_owned(), json!(LAST));
         }
+        if let Some((grammar, begun)) = &settings.shape {
+            body.insert("grammar".to_owned(), json!(grammar));
+            // Builds that put a grammar where a text is do so for those of their own, which this says that it is.
+            body.insert("grammar_type".to_owned(), json!("tool_calls"));
+            let is_own = self.body.get("grammar").is_some_and(|grammar| *grammar != "");
+            let begun = if is_own { "" } else { begun };
+            body.insert("generation_prompt".to_owned(), json!(format!("{begun}{text}")));
+        }
         body.insert("stream".to_owned(), json!(true));
-        bytes(body)
+        body
     }
 
     /// A template has words of its own at which a chat stops.
@@ -170,6 +211,31 @@ impl Wish {
             _ => self.body.get("stop").cloned(),
         }
     }
+}
+
+/// What a grammar that is where it should be lets a server say.
+const LETTER: &str = "q";
+
+/// Whether the answer to [`Wish::measure`] is what a server says that puts grammars where texts are.
+pub(super) fn is_in_place(answer: &[u8]) -> bool {
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+    answer["content"] == LETTER && answer["stop_type"] == "eos"
+}
+
+/// A text as a grammar spells it.
+fn literal(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for letter in text.chars() {
+        match letter {
+            '"' | '\\' => out.extend(['\\', letter]),
+            '\u{80}'.. | ' '..='~' => out.push(letter),
+            // Control characters, of which all are one byte. A String takes everything.
+            _ => drop(write!(out, "\\x{:02X}", u32::from(letter))),
+        }
+    }
+    out.push('"');
+    out
 }
 
 /// A prompt with what was delivered behind it, as the very tokens: a text would be spelled anew across the seam, with a blank more
@@ -197,14 +263,16 @@ pub(super) struct Settings {
     /// Tokens that the template wants to see in the text.
     pub(super) marks: Vec<u32>,
     /// The same request has the same answer each time.
-    is_greedy: bool,
+    pub(super) is_greedy: bool,
+    /// What shapes the answer, and what it has to be given first to be where the answer begins.
+    shape: Option<(String, String)>,
 }
 
 impl Settings {
     /// Of the answer to [`Wish::probe`].
     pub(super) fn of(kind: Kind, answer: &[u8]) -> Result<Self, Why> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-        let told = if kind == Kind::Native { &answer } else { &answer["__verbose"] };
+        let told = told(kind, &answer);
         let settings = &told["generation_settings"];
         let (true, Some(prompt)) = (settings.is_object(), told["tokens_evaluated"].as_u64()) else {
             return Err("its build does not tell with which settings it computes".to_owned());
@@ -217,8 +285,7 @@ impl Settings {
             _ => false,
         };
         // What has a state that the next process does not have.
-        for name in ["grammar", "grammar_lazy", "grammar_triggers", "mirostat", "adaptive_target", "n_probs"]
-        {
+        for name in ["grammar_lazy", "grammar_triggers", "mirostat", "adaptive_target", "n_probs"] {
             if !is_empty(&settings[name]) {
                 return Err(format!("its server computes with `{name}`"));
             }
@@ -226,12 +293,19 @@ impl Settings {
         let marks = settings["preserved_tokens"].as_array().into_iter().flatten();
         let marks = marks.map(|mark| u32::try_from(mark.as_u64()?).ok()).collect::<Option<Vec<_>>>();
         let Some(marks) = marks else { return Err(unknown_marks()) };
-        if kind == Kind::Chat && !is_passed_whole(&answer, told) {
+        let text = |name: &str| settings[name].as_str().unwrap_or_default().to_owned();
+        let shape =
+            Some((text("grammar"), text("generation_prompt"))).filter(|(grammar, _)| !grammar.is_empty());
+        if kind == Kind::Chat && !is_passed_whole(&answer, told, shape.is_some()) {
             return Err("its build takes something out of what the model says".to_owned());
         }
-        let is_greedy = settings["temperature"].as_f64().is_some_and(|temperature| temperature <= 0.0)
-            || settings["top_k"] == 1;
-        Ok(Self { stop: settings["stop"].clone(), prompt, marks, is_greedy })
+        let is_greedy = is_greedy_of(settings).unwrap_or(false);
+        Ok(Self { stop: settings["stop"].clone(), prompt, marks, is_greedy, shape })
+    }
+
+    /// Whether there is a grammar.
+    pub(super) fn has_shape(&self) -> bool {
+        self.shape.is_some()
     }
 
     /// Whether the answer may have begun with something that the client does not have, though the probe did not: at another
@@ -242,9 +316,26 @@ impl Settings {
     }
 }
 
+/// What an answer to a probe says of its request.
+fn told(kind: Kind, answer: &Value) -> &Value {
+    if kind == Kind::Native { answer } else { &answer["__verbose"] }
+}
+
+fn is_greedy_of(settings: &Value) -> Option<bool> {
+    let temperature = settings["temperature"].as_f64()?;
+    Some((temperature <= 0.0 || settings["top_k"] == 1) && settings["mirostat"].as_u64().unwrap_or(0) == 0)
+}
+
+/// Whether the same request has the same answer each time, if the answer to a probe says so.
+pub(super) fn is_greedy(kind: Kind, answer: &[u8]) -> Option<bool> {
+    let answer: Value = serde_json::from_slice(answer).ok()?;
+    is_greedy_of(&told(kind, &answer)["generation_settings"])
+}
+
 /// Whether a client has all that the model said, to the byte: what a build's reader of chats takes out (blanks before the text,
-/// thoughts, marks) would be missing from what the next server goes on with.
-fn is_passed_whole(answer: &Value, told: &Value) -> bool {
+/// thoughts, marks) would be missing from what the next server goes on with. Around what has a shape there may be blanks and a
+/// fence, which say nothing of how it goes on.
+fn is_passed_whole(answer: &Value, told: &Value, has_shape: bool) -> bool {
     let message = &answer["choices"][0]["message"];
     let content = match &message["content"] {
         Value::Null => "",
@@ -253,83 +344,7 @@ fn is_passed_whole(answer: &Value, told: &Value) -> bool {
     };
     let beside = ["reasoning_content", "tool_calls"].map(|name| &message[name]);
     let nothing = |value: &Value| value.is_null() || *value == "" || *value == json!([]);
-    told["content"] == content && beside.into_iter().all(nothing)
-}
-
-/// The rendered prompt of a chat.
-pub(super) fn rendered(answer: &[u8]) -> Result<String, Why> {
-    match serde_json::from_slice::<Value>(answer).unwrap_or_default()["prompt"].take() {
-        Value::String(prompt) => Ok(prompt),
-        _ => Err("its build does not render a chat".to_owned()),
-    }
-}
-
-/// Asks what tokens say.
-pub(super) fn detokenize(ids: &[u32]) -> Vec<u8> {
-    json!({ "tokens": ids }).to_string().into_bytes()
-}
-
-/// The marks, if all of them are of those that do no harm.
-pub(super) fn harmless(marks: &[u8]) -> Result<String, Why> {
-    let mut told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
-    let Value::String(marks) = told["content"].take() else { return Err(unknown_marks()) };
-    let mut rest = marks.as_str();
-    while !rest.is_empty() {
-        rest = MARKS.iter().find_map(|mark| rest.strip_prefix(mark)).ok_or_else(unknown_marks)?;
-    }
-    Ok(marks)
-}
-
-/// Whether a text has what may have been one token of the template's and would be several of the text.
-pub(super) fn has_marks(text: &str) -> bool {
-    text.contains("<|") || MARKS.iter().any(|mark| text.contains(mark))
-}
-
-fn unknown_marks() -> Why {
-    "its template has marks in the text that are not passed on".to_owned()
-}
-
-/// Asks which tokens the pieces of a text are.
-pub(super) fn tokenize(heard: &Transcript) -> Vec<u8> {
-    let pieces: Vec<&str> = heard.pieces().collect();
-    json!({ "content": pieces, "add_special": false, "parse_special": false, "with_pieces": true })
-        .to_string()
-        .into_bytes()
-}
-
-/// The answer to it. Read as such, and not as any JSON: it has a token for each few bytes of a text that may be long.
-#[derive(Deserialize)]
-struct Tokenized<'a> {
-    #[serde(borrow)]
-    tokens: Vec<Token<'a>>,
-}
-
-#[derive(Deserialize)]
-struct Token<'a> {
-    id: u32,
-    #[serde(borrow)]
-    piece: Piece<'a>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Piece<'a> {
-    Text(#[serde(borrow)] Cow<'a, str>),
-    /// Of a character that is not whole.
-    Bytes(Vec<u8>),
-}
-
-/// The tokens of a text, if they are that text to the byte.
-pub(super) fn tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
-    let Tokenized { tokens } = serde_json::from_slice(answer).ok()?;
-    let mut rest = text.as_bytes();
-    for token in &tokens {
-        rest = rest.strip_prefix(match &token.piece {
-            Piece::Text(piece) => piece.as_bytes(),
-            Piece::Bytes(piece) => piece,
-        })?;
-    }
-    rest.is_empty().then(|| tokens.iter().map(|token| token.id).collect())
+    (has_shape || told["content"] == content) && beside.into_iter().all(nothing)
 }
 
 fn is_drawing(name: &str) -> bool {
@@ -342,6 +357,7 @@ fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
         || is_drawing(name)
         || BESIDE.contains(&name)
         || (kind == Kind::Chat && TEMPLATE.contains(&name))
+        || (SHAPES.contains(&name) && is_no_shape(name, value))
         || match name {
             "continue_final_message"
             | "echo"
@@ -353,13 +369,26 @@ fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
             "n" | "best_of" => *value == 1,
             "n_probs" | "mirostat" | "n_indent" | "t_max_predict_ms" => *value == 0,
             "add_generation_prompt" => kind == Kind::Chat && *value == true,
+            "grammar" => value.is_string(),
+            "json_schema" => value.is_object(),
             "response_format" => {
-                value["type"] == "text" && value.as_object().is_some_and(|format| format.len() == 1)
+                kind == Kind::Chat && (value["type"] == "json_object" || value["type"] == "json_schema")
             }
             "tool_choice" => *value == "none" || *value == "auto",
-            "suffix" | "grammar" => *value == "",
+            "suffix" => *value == "",
             _ => false,
         }
+}
+
+/// Whether this says of an answer that it is any text.
+fn is_no_shape(name: &str, value: &Value) -> bool {
+    match name {
+        "grammar" => *value == "",
+        "response_format" => {
+            value["type"] == "text" && value.as_object().is_some_and(|format| format.len() == 1)
+        }
+        _ => value.is_null(),
+    }
 }
 
 /// A prompt that is one text, or tokens of one.

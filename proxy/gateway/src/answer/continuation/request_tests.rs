@@ -30,7 +30,7 @@ fn plain() -> Settings {
 }
 
 fn rest(wish: &Wish, rendered: Option<&str>, said: &[u32]) -> Value {
-    serde_json::from_slice(&wish.rest(&plain(), rendered.map(str::to_owned), said)).unwrap()
+    serde_json::from_slice(&wish.rest(&plain(), rendered.map(str::to_owned), said, "")).unwrap()
 }
 
 #[test]
@@ -49,10 +49,11 @@ fn what_is_not_known_to_change_nothing_is_not_continued() {
         json!({ "logprobs": true }),
         json!({ "tools": [{ "type": "function" }] }),
         json!({ "tool_choice": "required" }),
-        json!({ "grammar": "root ::= \"a\"" }),
-        json!({ "json_schema": { "type": "object" } }),
-        json!({ "response_format": { "type": "json_object" } }),
+        json!({ "grammar": 1 }),
+        json!({ "json_schema": "object" }),
+        json!({ "grammar_type": "tool_calls" }),
         json!({ "response_format": { "type": "text", "schema": {} } }),
+        json!({ "response_format": { "type": "regex" } }),
         json!({ "mirostat": 2 }),
         json!({ "n_probs": 3 }),
         json!({ "something_new": 1 }),
@@ -125,7 +126,6 @@ fn the_rest_has_what_was_delivered_behind_the_prompt_and_as_many_tokens_as_are_l
 #[test]
 fn what_has_a_state_of_its_own_is_not_continued() {
     for own in [
-        json!({ "grammar": "root ::= x" }),
         json!({ "grammar_lazy": true }),
         json!({ "grammar_triggers": [{}] }),
         json!({ "mirostat": 1 }),
@@ -141,39 +141,6 @@ fn what_has_a_state_of_its_own_is_not_continued() {
     let own = settings(&json!({ "preserved_tokens": [3, 4] }));
     let of_native = Settings::of(Kind::Native, own["__verbose"].to_string().as_bytes()).unwrap();
     assert_eq!((of_native.prompt, of_native.marks), (22, vec![3, 4]));
-}
-
-#[test]
-fn marks_of_reasoning_and_calls_do_no_harm_and_others_may() {
-    let told = |text: &str| harmless(json!({ "content": text }).to_string().as_bytes());
-    for text in ["", "<think></think><tool_call></tool_call>"] {
-        assert_eq!(told(text).unwrap(), text);
-    }
-    for text in ["<|channel|>", "<think> ", "x", "<think><|message|>"] {
-        assert!(told(text).is_err(), "{text}");
-    }
-    assert!(harmless(b"{}").is_err() && harmless(b"").is_err());
-    // In the text itself they may have been one token, and would be several now.
-    assert!(has_marks("a <think> b") && has_marks("<|im_end|>") && !has_marks("a < b | c > think"));
-}
-
-#[test]
-fn tokens_of_a_text_are_taken_only_if_they_spell_it() {
-    let answer = json!({ "tokens": [{ "id": 1, "piece": "a" }, { "id": 2, "piece": [230, 188] }, { "id": 3, "piece": [162] }] });
-    let answer = answer.to_string();
-    assert_eq!(tokens(answer.as_bytes(), "a漢"), Some(vec![1, 2, 3]));
-    assert_eq!(tokens(answer.as_bytes(), " a漢"), None);
-    for odd in [
-        "",
-        "{}",
-        "{\"tokens\":[1,2]}",
-        "{\"tokens\":[{\"id\":-1,\"piece\":\"a\"}]}",
-        "{\"tokens\":[{\"id\":1,\"piece\":[256]}]}",
-    ] {
-        assert_eq!(tokens(odd.as_bytes(), "a"), None, "{odd}");
-    }
-    assert!(rendered(b"{}").is_err());
-    assert_eq!(rendered(b"{\"prompt\":\"p\"}").unwrap(), "p");
 }
 
 #[test]
@@ -222,4 +189,36 @@ fn a_thought_that_may_have_come_before_is_not_passed_over() {
     ] {
         assert_eq!(settings.may_hide(marks, prompt), hides, "{marks} {prompt} {settings:?}");
     }
+}
+
+#[test]
+fn a_grammar_is_put_where_the_text_is_and_that_is_measured() {
+    let told = settings(&json!({ "grammar": "root ::= x", "generation_prompt": "<a>\n" })).to_string();
+    let told = Settings::of(Kind::Chat, told.as_bytes()).unwrap();
+    assert!(told.has_shape() && !plain().has_shape());
+    let read = |body: Vec<u8>| serde_json::from_slice::<Value>(&body).unwrap();
+    let schema =
+        wish(Kind::Chat, &json!({ "response_format": { "type": "json_object" }, "max_tokens": 9 })).unwrap();
+    assert!(schema.is_shaped());
+    let rest = read(schema.rest(&told, Some("P".to_owned()), &[5, 6], "{\"a\\\t漢"));
+    assert_eq!(
+        (&rest["grammar"], &rest["grammar_type"], &rest["generation_prompt"], &rest["n_predict"]),
+        (&json!("root ::= x"), &json!("tool_calls"), &json!("<a>\n{\"a\\\t漢"), &json!(7))
+    );
+    assert!(rest.get("response_format").is_none());
+    let measure = read(schema.measure(&told, Some("P".to_owned()), &[5, 6], "{\"a\\\t漢").unwrap());
+    assert_eq!(measure["grammar"], "root ::= \"<a>\\x0A{\\\"a\\\\\\x09漢\" \"q\"");
+    assert_eq!((&measure["stream"], &measure["prompt"]), (&json!(false), &json!(["P", 5, 6])));
+    assert_eq!(measure["generation_prompt"], rest["generation_prompt"]);
+    // A client's own grammar says nothing of what the template begins the answer with.
+    let own = wish(Kind::Chat, &json!({ "grammar": "root ::= x" })).unwrap();
+    assert_eq!(read(own.rest(&told, Some("P".to_owned()), &[5], "t"))["generation_prompt"], "t");
+    let none = wish(Kind::Chat, &json!({})).unwrap();
+    assert!(!none.is_shaped() && none.measure(&plain(), None, &[], "t").is_none());
+    let answer = |content: &str, end: &str| json!({ "content": content, "stop_type": end }).to_string();
+    assert!(is_in_place(answer("q", "eos").as_bytes()));
+    for (content, end) in [("<a>", "limit"), ("q", "limit"), ("", "eos")] {
+        assert!(!is_in_place(answer(content, end).as_bytes()), "{content} {end}");
+    }
+    assert!(!is_in_place(b"{}") && !is_in_place(b""));
 }

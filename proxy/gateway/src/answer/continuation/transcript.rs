@@ -1,17 +1,17 @@
 //! What a client has of a streamed answer, kept so that another server can compute the rest. Pure.
 //!
 //! ```text
-//!   whole events --> [ the chunk before, with another text? ] --yes--> its text is noted (the usual case: nothing is parsed)
+//!   whole events --> [ the event before, with another text? ] --yes--> its text is noted (the usual case: nothing is parsed)
 //!                           | no
 //!                           v
-//!                    parsed --> text | role | finish | counters | end
+//!                    parsed --> texts | marks | finish | counters | end (see `reading`)
 //!                           | anything else
 //!                           v
 //!                    given up, with the reason: the rest could not be said in the same voice
 //! ```
 //!
-//! It holds the text once, where each piece of it ends, and token ids where the stream has them: at most the bytes that it was
-//! given.
+//! It holds the texts once, what stands between them, and of an answer that is plain text where each piece of it ends, and token
+//! ids where the stream has them: at most the bytes that it was given.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -19,7 +19,8 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 use serde_json::{Map, Value};
 
-use super::voice::Voice;
+use super::reading::{self, Step, Why, is_progress};
+use super::said::{Channel, Item, Said, What};
 use crate::answer::assemble::Kind;
 
 static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
@@ -40,28 +41,33 @@ pub(crate) enum Stage {
 pub(crate) struct Transcript {
     kind: Kind,
     limit: usize,
-    pub(super) text: String,
-    /// Where each piece of `text` ends.
+    pub(super) said: Said,
+    /// Where each piece of the text ends, while there is only one text.
     pub(super) ends: Vec<u32>,
     /// Token ids, of llama-server's own dialect, while it tells one for each token.
     ids: Vec<u32>,
     spelled: bool,
     /// Tokens so far as the stream itself counts them, in that dialect.
     pub(super) counted: Option<u64>,
+    /// The last number that the stream gave an event, in dialects that number them.
+    pub(super) sequence: Option<u64>,
     /// The last tokens have no text. While stop words may be beginning, llama-server holds their text back.
     withholds: bool,
     /// The first event, whose id and names all others have.
     pub(super) frame: Option<Map<String, Value>>,
     stage: Stage,
-    lost: Option<&'static str>,
+    /// Why it is more than one text, whose tokens could be told to another server.
+    not_plain: Option<Why>,
+    lost: Option<Why>,
     mould: Option<Mould>,
 }
 
-/// A chunk around its text: what comes before the text, and what behind.
+/// An event around its text: what comes before the text, and what behind.
 #[derive(Debug)]
 struct Mould {
     before: Box<[u8]>,
     behind: Box<[u8]>,
+    channel: Channel,
 }
 
 /// Bytes for each piece beside its text.
@@ -70,22 +76,34 @@ const PER_PIECE: usize = 8;
 const PER_TOKEN: usize = 4;
 
 impl Transcript {
-    /// Of a stream of this kind; `None` for one that cannot go on elsewhere. Holds `limit` bytes at most.
-    pub(crate) fn of(kind: Kind, limit: usize) -> Option<Self> {
-        matches!(kind, Kind::Chat | Kind::Text | Kind::Native).then(|| Self {
+    /// Of a stream of this kind. Holds `limit` bytes at most.
+    pub(crate) fn of(kind: Kind, limit: usize) -> Self {
+        let not_plain = match kind {
+            Kind::Chat | Kind::Text | Kind::Native => None,
+            Kind::Messages | Kind::Responses => Some("its route does not tell what is made of its prompt"),
+        };
+        Self {
             kind,
             limit,
-            text: String::new(),
+            said: Said::default(),
             ends: Vec::new(),
             ids: Vec::new(),
             spelled: true,
             counted: None,
+            sequence: None,
             withholds: false,
             frame: None,
             stage: Stage::Going,
+            not_plain,
             lost: None,
             mould: None,
-        })
+        }
+    }
+
+    /// It is one whose tokens cannot be told to another server.
+    pub(crate) fn not_plain(mut self, why: Why) -> Self {
+        self.complicate(why);
+        self
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -97,17 +115,35 @@ impl Transcript {
     }
 
     /// Why the rest cannot be computed elsewhere.
-    pub(crate) fn lost(&self) -> Option<&'static str> {
+    pub(crate) fn lost(&self) -> Option<Why> {
         self.lost
     }
 
     /// Gives it up.
-    pub(crate) fn lose(&mut self, why: &'static str) {
+    pub(crate) fn lose(&mut self, why: Why) {
         if self.lost.is_none() {
             self.lost = Some(why);
-            (self.text, self.ends, self.ids) = (String::new(), Vec::new(), Vec::new());
+            (self.said, self.ends, self.ids) = (Said::default(), Vec::new(), Vec::new());
             (self.frame, self.mould) = (None, None);
         }
+    }
+
+    fn complicate(&mut self, why: Why) {
+        self.not_plain.get_or_insert(why);
+        (self.ends, self.ids, self.spelled) = (Vec::new(), Vec::new(), false);
+    }
+
+    /// Whether it is the beginning of one text and nothing else. Else, why not.
+    pub(super) fn is_plain(&self) -> Result<(), Why> {
+        match (self.not_plain, self.stage) {
+            (Some(why), _) => Err(why),
+            (None, Stage::Going) => Ok(()),
+            (None, _) => Err("its counters are what it lacks"),
+        }
+    }
+
+    pub(super) fn text(&self) -> &str {
+        self.said.text()
     }
 
     /// The pieces of the text, one for each chunk that had one.
@@ -115,7 +151,7 @@ impl Transcript {
         let mut from = 0;
         self.ends.iter().filter_map(move |end| {
             let end = *end as usize;
-            let piece = self.text.get(from..end);
+            let piece = self.said.text().get(from..end);
             from = end;
             piece
         })
@@ -129,12 +165,7 @@ impl Transcript {
     /// Whether the client has no token of the answer, but for the head of it.
     pub(crate) fn is_blank(&self) -> bool {
         let begun = self.stage == Stage::Going && self.frame.is_some();
-        begun && self.text.is_empty() && !self.withholds && self.counted.unwrap_or(0) == 0
-    }
-
-    /// The voice in which a blank one is begun anew.
-    pub(crate) fn anew(self) -> Option<Voice> {
-        Voice::anew(self.kind, self.frame)
+        begun && self.said.is_silent() && !self.withholds && self.counted.unwrap_or(0) == 0
     }
 
     /// Whether there are tokens whose text the client does not have.
@@ -161,22 +192,21 @@ impl Transcript {
         }
     }
 
-    fn event(&mut self, event: &[u8]) -> Result<(), &'static str> {
+    fn event(&mut self, event: &[u8]) -> Result<(), Why> {
         if let Some(mould) = self.mould.as_ref().filter(|_| self.stage == Stage::Going)
             && let Some(quoted) = mould.text(event)
         {
+            let channel = mould.channel;
             return match text(quoted) {
                 Some(text) if text.is_empty() => {
                     self.withholds = self.kind == Kind::Text;
                     Ok(())
                 }
-                Some(text) => self.piece(&text),
+                Some(text) => self.piece(channel, &text),
                 None => Err("its text cannot be read"),
             };
         }
-        let Some(data) = event.strip_prefix(b"data: ").filter(|data| !data.contains(&b'\n')) else {
-            return Err("its events have names");
-        };
+        let (_, data) = reading::parts(event)?;
         if data == b"[DONE]" {
             self.stage = Stage::Done;
             return Ok(());
@@ -184,21 +214,40 @@ impl Transcript {
         let Ok(Value::Object(chunk)) = serde_json::from_slice(data) else {
             return Err("an event is no JSON object");
         };
-        if chunk.get("error").is_some_and(|error| !error.is_null()) {
-            return Err("its server reported an error");
-        }
-        if self.stage != Stage::Going && self.kind == Kind::Native {
+        let reading = reading::read(self.kind, &chunk)?;
+        if self.stage == Stage::Done || (self.stage != Stage::Going && !reading.items.is_empty()) {
             return Err("something follows its last event");
         }
-        let text = match self.kind {
-            Kind::Native => self.native(&chunk)?,
-            _ => self.choice(&chunk)?,
+        if self.kind == Kind::Native && reading.step != Step::Done && !is_progress(&chunk) {
+            self.tokens(&chunk);
+        }
+        if self.kind == Kind::Text && reading.step == Step::On && !is_progress(&chunk) {
+            self.withholds = true;
+        }
+        self.sequence = chunk.get("sequence_number").and_then(Value::as_u64).or(self.sequence);
+        let only = match &reading.items[..] {
+            [Item::Text(channel, text)] if !text.is_empty() => Some((*channel, text.clone())),
+            _ => None,
         };
-        if !text.is_empty() {
-            self.piece(&text)?;
-            if self.kind != Kind::Native && self.stage == Stage::Going {
-                self.mould = Mould::of(event, &text);
+        for item in reading.items {
+            match item {
+                Item::Text(_, text) if text.is_empty() => {}
+                Item::Text(channel, text) => self.piece(channel, &text)?,
+                Item::Mark(mark, names) => self.mark(&mark, names, reading.step)?,
             }
+        }
+        match reading.step {
+            Step::On => {}
+            Step::Finished { counted } => self.stage = Stage::Finished { counted },
+            Step::Counted => {
+                if let Stage::Finished { counted } = &mut self.stage {
+                    *counted = true;
+                }
+            }
+            Step::Done => self.stage = Stage::Done,
+        }
+        if self.kind != Kind::Native && self.stage == Stage::Going && only.is_some() {
+            self.mould = only.and_then(|(channel, text)| Mould::of(event, channel, &text));
         }
         if self.frame.is_none() {
             self.frame = Some(chunk);
@@ -206,123 +255,76 @@ impl Transcript {
         Ok(())
     }
 
-    /// An event in llama-server's own dialect.
-    fn native(&mut self, chunk: &Map<String, Value>) -> Result<String, &'static str> {
-        if chunk.contains_key("completion_probabilities") {
-            return Err("it has probabilities");
-        }
-        if chunk.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0) {
-            return Err("there are several answers");
-        }
-        let Some(Value::String(text)) = chunk.get("content") else { return Err("an event has no text") };
-        if chunk.get("stop") == Some(&Value::Bool(true)) {
-            self.stage = Stage::Done;
-        } else if !is_progress(chunk) {
-            self.tokens(chunk, text.is_empty());
-        }
-        Ok(text.clone())
-    }
-
     /// The tokens of an event. One whose tokens are not told, or not all of them (the bytes of one character come with the last
     /// one), is a gap behind which no list of them is whole again, whatever it counts.
-    fn tokens(&mut self, chunk: &Map<String, Value>, is_silent: bool) {
+    fn tokens(&mut self, chunk: &Map<String, Value>) {
         let counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
         let told = chunk.get("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let grown = counted.and_then(|counted| counted.checked_sub(self.counted.unwrap_or(0)));
-        if grown == Some(told.len() as u64) {
+        if self.spelled && grown == Some(told.len() as u64) {
             self.ids.extend(told.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()));
         } else {
             (self.spelled, self.ids) = (false, Vec::new());
         }
-        self.withholds = is_silent && (!told.is_empty() || grown.is_some_and(|grown| grown > 0));
+        self.withholds = !told.is_empty() || grown.is_some_and(|grown| grown > 0);
         self.counted = counted;
     }
 
-    /// An event in `OpenAI`'s dialect.
-    fn choice(&mut self, chunk: &Map<String, Value>) -> Result<String, &'static str> {
-        if chunk.contains_key("__verbose") {
-            return Err("it tells what debugging needs");
+    fn piece(&mut self, channel: Channel, text: &str) -> Result<(), Why> {
+        self.withholds = false;
+        if channel != Channel::CONTENT {
+            self.complicate(match channel.what {
+                What::Arguments => "it calls a tool",
+                _ => "it has reasoning apart from its text",
+            });
         }
-        let counted = chunk.get("usage").is_some_and(Value::is_object);
-        let Some(Value::Array(choices)) = chunk.get("choices") else { return Err("an event has no choices") };
-        let choice = match &choices[..] {
-            [] => {
-                if let Stage::Finished { counted: before } = &mut self.stage {
-                    *before |= counted;
-                }
-                return Ok(String::new());
-            }
-            [Value::Object(choice)] => choice,
-            _ => return Err("there are several answers"),
-        };
-        if choice.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0) {
-            return Err("there are several answers");
+        self.said.add_text(channel, text);
+        if self.not_plain.is_none() {
+            self.ends.push(u32::try_from(self.said.text().len()).unwrap_or(u32::MAX));
         }
-        if choice.get("logprobs").is_some_and(|told| !told.is_null()) {
-            return Err("it has probabilities");
-        }
-        let text = match self.kind {
-            Kind::Chat => delta(choice.get("delta"))?,
-            _ => match choice.get("text") {
-                Some(Value::String(text)) => text.clone(),
-                _ => return Err("an event has no text"),
-            },
-        };
-        if choice.get("finish_reason").is_some_and(|reason| !reason.is_null()) {
-            self.stage = Stage::Finished { counted };
-        } else if self.stage != Stage::Going {
-            return Err("something follows its last event");
-        } else if self.kind == Kind::Text && !is_progress(chunk) {
-            self.withholds = text.is_empty();
-        }
-        Ok(text)
+        self.bounded()
     }
 
-    fn piece(&mut self, text: &str) -> Result<(), &'static str> {
-        self.withholds = false;
-        let held =
-            self.text.len() + text.len() + (self.ends.len() + 1) * PER_PIECE + self.ids.len() * PER_TOKEN;
+    fn mark(&mut self, mark: &str, names: Vec<String>, step: Step) -> Result<(), Why> {
+        if step == Step::On {
+            self.complicate("it calls a tool");
+        }
+        self.said.add_mark(mark, names);
+        self.bounded()
+    }
+
+    fn bounded(&self) -> Result<(), Why> {
+        let held = self.said.held() + self.ends.len() * PER_PIECE + self.ids.len() * PER_TOKEN;
         if held > self.limit || u32::try_from(held).is_err() {
             return Err("it is longer than is kept (`internal.upstream.continue_bytes`)");
         }
-        self.text.push_str(text);
-        self.ends.push(u32::try_from(self.text.len()).unwrap_or(u32::MAX));
         Ok(())
     }
 }
 
-/// Whether an event tells how much of the prompt is evaluated.
-fn is_progress(chunk: &Map<String, Value>) -> bool {
-    chunk.get("prompt_progress").is_some_and(|progress| !progress.is_null())
-}
-
-/// The text that a chunk of a chat adds. What is no text (a call, reasoning) is not continued.
-fn delta(delta: Option<&Value>) -> Result<String, &'static str> {
-    let Some(Value::Object(delta)) = delta else { return Err("an event has no delta") };
-    let mut text = String::new();
-    for (name, value) in delta {
-        match (name.as_str(), value) {
-            ("role", _) | (_, Value::Null) => {}
-            ("content", Value::String(content)) => text.push_str(content),
-            ("reasoning_content", _) => return Err("it has reasoning apart from its text"),
-            ("tool_calls", _) => return Err("it calls a tool"),
-            _ => return Err("it has more than text"),
-        }
-    }
-    Ok(text)
-}
+/// The members that hold texts, each with the quote before it.
+const TEXTS: [&[u8]; 7] = [
+    b"\"content",
+    b"\"reasoning_content",
+    b"\"text",
+    b"\"thinking",
+    b"\"delta",
+    b"\"arguments",
+    b"\"partial_json",
+];
 
 impl Mould {
-    /// Of a chunk with this text, if that stands in it once.
-    fn of(event: &[u8], text: &str) -> Option<Self> {
+    /// Of an event with this text, if that stands in it once.
+    fn of(event: &[u8], channel: Channel, text: &str) -> Option<Self> {
         let quoted = serde_json::to_string(text).ok()?;
         let mut found = memchr::memmem::find_iter(event, &quoted);
         let (Some(at), None) = (found.next(), found.next()) else { return None };
-        if ![&b"\"content\":"[..], b"\"text\":"].iter().any(|key| event[..at].ends_with(key)) {
+        let key = event[..at].strip_suffix(b"\":")?;
+        if !TEXTS.iter().any(|name| key.ends_with(name)) {
             return None;
         }
         let (from, to) = (at + 1, at + quoted.len() - 1);
-        Some(Self { before: event[..from].into(), behind: event[to..].into() })
+        Some(Self { before: event[..from].into(), behind: event[to..].into(), channel })
     }
 
     /// What stands in its place, quotes included, if this is the same chunk with another text.

@@ -28,7 +28,7 @@ fn native(text: &str, id: u32, counted: u64) -> Value {
 }
 
 fn heard(kind: Kind, events: &[Value]) -> Transcript {
-    let mut heard = Transcript::of(kind, LIMIT).unwrap();
+    let mut heard = Transcript::of(kind, LIMIT);
     for one in events {
         heard.feed(event(one).as_bytes());
     }
@@ -55,7 +55,7 @@ fn each_piece_of_a_chat_is_kept_whatever_stands_in_it() {
     events.extend(pieces.map(said));
     let heard = heard(Kind::Chat, &events);
     assert_eq!(heard.lost(), None);
-    assert_eq!(heard.text, pieces.concat());
+    assert_eq!(heard.text(), pieces.concat());
     assert_eq!(heard.pieces().collect::<String>(), pieces.concat());
     assert_eq!(heard.frame.unwrap()["id"], "chatcmpl-1");
     assert_eq!(heard.stage, Stage::Going);
@@ -67,8 +67,8 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
     for piece in
         ["x", "\"quoted\"", "back\\slash", "\\", "ends\\\\", "\"},\"delta\":{\"content\":\"y", "é漢\u{0}"]
     {
-        let mut slow = Transcript::of(Kind::Chat, LIMIT).unwrap();
-        let mut fast = Transcript::of(Kind::Chat, LIMIT).unwrap();
+        let mut slow = Transcript::of(Kind::Chat, LIMIT);
+        let mut fast = Transcript::of(Kind::Chat, LIMIT);
         for n in 0..20 {
             let mut one = said(piece);
             fast.feed(event(&one).as_bytes());
@@ -76,7 +76,7 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
             slow.feed(event(&one).as_bytes());
         }
         assert_eq!((fast.lost(), slow.lost()), (None, None), "{piece:?}");
-        assert_eq!((&fast.text, &fast.ends), (&slow.text, &slow.ends), "{piece:?}");
+        assert_eq!((fast.text(), &fast.ends), (slow.text(), &slow.ends), "{piece:?}");
         assert!(fast.mould.is_some());
     }
 }
@@ -87,7 +87,7 @@ fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
     assert_eq!(all.ids_of_all(), Some(&[5, 6][..]));
     // Of a letter in several tokens the last one comes along only.
     let some = heard(Kind::Native, &[native("a", 5, 1), native("漢", 9, 4)]);
-    assert_eq!((some.ids_of_all(), some.text.as_str()), (None, "a漢"));
+    assert_eq!((some.ids_of_all(), some.text()), (None, "a漢"));
     // Events about the prompt have a token 0; as many as are missing later do not make up for them.
     let mut progress = native("", 0, 0);
     progress["prompt_progress"] = json!({ "total": 9 });
@@ -116,7 +116,7 @@ fn tokens_whose_text_is_held_back_are_known_until_the_text_comes() {
     assert_eq!(heard(Kind::Text, &[one("a"), one(""), one("b")]).pieces().count(), 2);
     let role = chat(&json!({ "role": "assistant", "content": null }), &Value::Null);
     let blank = heard(Kind::Chat, &[role]);
-    assert!(blank.is_blank() && !blank.withholds() && blank.anew().is_some());
+    assert!(blank.is_blank() && !blank.withholds());
     assert!(!heard(Kind::Chat, &[said("a")]).is_blank() && !heard(Kind::Chat, &[]).is_blank());
 }
 
@@ -145,15 +145,63 @@ fn the_end_is_known_with_and_without_counters() {
 
 #[test]
 fn comments_are_no_events() {
-    let mut heard = Transcript::of(Kind::Chat, LIMIT).unwrap();
+    let mut heard = Transcript::of(Kind::Chat, LIMIT);
     heard.feed(b": ping\n\n");
     heard.feed(format!(":\n\n{}: x\n\n", event(&said("a"))).as_bytes());
-    assert_eq!((heard.text.as_str(), heard.lost()), ("a", None));
+    assert_eq!((heard.text(), heard.lost()), ("a", None));
 }
 
 #[test]
-fn what_is_more_than_text_is_not_continued() {
-    let call = json!([{ "index": 0, "function": { "name": "f", "arguments": "" } }]);
+fn what_is_more_than_one_text_is_not_plain() {
+    let header =
+        json!([{ "index": 0, "id": "x", "type": "function", "function": { "name": "f", "arguments": "{" } }]);
+    let more = json!([{ "index": 0, "function": { "arguments": "}" } }]);
+    let call = chat(&json!({ "tool_calls": header }), &Value::Null);
+    let calls = heard(Kind::Chat, &[said("a"), call, chat(&json!({ "tool_calls": more }), &Value::Null)]);
+    assert_eq!((calls.lost(), calls.is_plain(), calls.text()), (None, Err("it calls a tool"), "a{}"));
+    let thinks = heard(Kind::Chat, &[chat(&json!({ "reasoning_content": "hm" }), &Value::Null), said("a")]);
+    let why = "it has reasoning apart from its text";
+    assert_eq!((thinks.lost(), thinks.is_plain(), thinks.text()), (None, Err(why), "hma"));
+    let plain = heard(Kind::Chat, &[said("a")]);
+    assert_eq!(plain.is_plain(), Ok(()));
+    assert!(plain.not_plain("because").is_plain().is_err());
+    let ended = heard(Kind::Chat, &[said("a"), chat(&json!({}), &json!("stop"))]);
+    assert!(ended.is_plain().is_err());
+    for kind in [Kind::Messages, Kind::Responses] {
+        assert!(Transcript::of(kind, LIMIT).is_plain().is_err());
+    }
+}
+
+#[test]
+fn other_routes_are_heard_in_their_own_words() {
+    let data = |name: &str, event: &Value| format!("event: {name}\ndata: {event}\n\n");
+    let delta = |text: &str| {
+        data(
+            "content_block_delta",
+            &json!({ "type": "content_block_delta", "index": 1, "delta": { "type": "text_delta", "text": text } }),
+        )
+    };
+    let mut heard = Transcript::of(Kind::Messages, LIMIT);
+    heard.feed(
+        data("message_start", &json!({ "type": "message_start", "message": { "id": "one" } })).as_bytes(),
+    );
+    assert!(heard.is_blank());
+    heard.feed((delta("a") + &delta("\"b\"") + &delta("c")).as_bytes());
+    assert_eq!((heard.lost(), heard.text(), heard.is_blank()), (None, "a\"b\"c", false));
+    assert!(heard.mould.is_some());
+    heard.feed(data("message_stop", &json!({ "type": "message_stop" })).as_bytes());
+    assert_eq!(heard.stage(), Stage::Done);
+    let mut heard = Transcript::of(Kind::Responses, LIMIT);
+    let numbered = |number: u64, text: &str| {
+        let event = json!({ "type": "response.output_text.delta", "sequence_number": number, "item_id": "i", "delta": text });
+        data("response.output_text.delta", &event)
+    };
+    heard.feed((numbered(4, "a") + &numbered(5, "b")).as_bytes());
+    assert_eq!((heard.lost(), heard.text(), heard.sequence), (None, "ab", Some(5)));
+}
+
+#[test]
+fn what_is_not_understood_is_not_continued() {
     let mut second = said("b");
     second["choices"][0]["index"] = json!(1);
     let mut probable = said("b");
@@ -164,8 +212,16 @@ fn what_is_more_than_text_is_not_continued() {
     let mut probabilities = native("b", 1, 1);
     probabilities["completion_probabilities"] = json!([]);
     let cases = [
-        (Kind::Chat, chat(&json!({ "tool_calls": call }), &Value::Null), "calls a tool"),
-        (Kind::Chat, chat(&json!({ "reasoning_content": "hm" }), &Value::Null), "reasoning"),
+        (
+            Kind::Chat,
+            chat(&json!({ "tool_calls": [{ "index": 0 }, { "index": 1 }] }), &Value::Null),
+            "several calls",
+        ),
+        (Kind::Chat, chat(&json!({ "tool_calls": [{ "id": "x" }] }), &Value::Null), "not written as"),
+        (Kind::Chat, chat(&json!({ "audio": {} }), &Value::Null), "more than text"),
+        (Kind::Messages, json!({ "type": "something" }), "not known"),
+        (Kind::Responses, json!({ "type": "response.something" }), "not known"),
+        (Kind::Responses, json!({ "type": "response.failed" }), "an error"),
         (Kind::Chat, second, "several answers"),
         (Kind::Chat, two, "several answers"),
         (Kind::Chat, probable, "probabilities"),
@@ -181,16 +237,11 @@ fn what_is_more_than_text_is_not_continued() {
     for (kind, one, why) in cases {
         let heard = heard(kind, std::slice::from_ref(&one));
         assert!(heard.lost().is_some_and(|lost| lost.contains(why)), "{one}: {:?}", heard.lost());
-        assert!(heard.text.is_empty() && heard.frame.is_none(), "nothing is held for nothing");
+        assert!(heard.text().is_empty() && heard.frame.is_none(), "nothing is held for nothing");
     }
-    for odd in [
-        "event: x\ndata: {}\n\n",
-        "data: {}\r\n\r\n",
-        "data: {\ndata: }\n\n",
-        "id: 1\n\n",
-        "data: nonsense\n\n",
-    ] {
-        let mut heard = Transcript::of(Kind::Chat, LIMIT).unwrap();
+    for odd in ["event: x\n\n", "data: {}\r\n\r\n", "data: {\ndata: }\n\n", "id: 1\n\n", "data: nonsense\n\n"]
+    {
+        let mut heard = Transcript::of(Kind::Chat, LIMIT);
         heard.feed(odd.as_bytes());
         assert!(heard.lost().is_some(), "{odd:?}");
     }
@@ -199,25 +250,18 @@ fn what_is_more_than_text_is_not_continued() {
 }
 
 #[test]
-fn the_kinds_that_go_on_are_those_that_can() {
-    for kind in [Kind::Responses, Kind::Messages] {
-        assert!(Transcript::of(kind, LIMIT).is_none());
-    }
-}
-
-#[test]
 fn no_more_is_held_than_may_be() {
-    let mut heard = Transcript::of(Kind::Chat, 1000).unwrap();
+    let mut heard = Transcript::of(Kind::Chat, 1000);
     let mut fed = 0;
     while heard.lost().is_none() {
         heard.feed(event(&said("0123456789")).as_bytes());
         fed += 1;
-        assert!(heard.text.len() + heard.ends.len() * PER_PIECE <= 1000);
+        assert!(heard.said.held() + heard.ends.len() * PER_PIECE <= 1000);
         assert!(fed < 200, "it must come to an end");
     }
     assert!(heard.lost().is_some_and(|lost| lost.contains("continue_bytes")));
     // Pieces without text cost, too.
-    let mut empty = Transcript::of(Kind::Text, 1000).unwrap();
+    let mut empty = Transcript::of(Kind::Text, 1000);
     for _ in 0..10_000 {
         empty.feed(event(&text("", &Value::Null)).as_bytes());
         empty.feed(event(&text("a", &Value::Null)).as_bytes());

@@ -1,320 +1,69 @@
-//! Makes the events of a continuation those of the stream that they continue: the same id, names and indices, counters that add
-//! up, one end. Pure.
-//!
-//! A chat is continued by llama-server's own completions, which have no roles and no reasoning: its events become chunks of a
-//! chat. The other kinds are continued in their own dialect.
+//! How the events of another server become those of the stream that it goes on with.
 
 use bytes::Bytes;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use warden_policies::Work;
 
-use crate::answer::assemble::Kind;
+use super::repeat::Repeat;
+use super::rest::Rest;
 
 /// The end of a stream in `OpenAI`'s dialect.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// What all events of one stream have in common.
-const SAME: [&str; 4] = ["id", "created", "model", "system_fingerprint"];
-
-/// What is told anew in each event of a continuation.
-#[derive(Debug)]
-pub(crate) struct Voice {
-    pub(super) kind: Kind,
-    /// The first event of the stream.
-    pub(super) frame: Map<String, Value>,
-    /// Tokens that the client had before.
-    pub(super) delivered: u64,
-    /// Tokens of the prompt, as the client sees it.
-    pub(super) prompt: u64,
-    /// The text that the client had before.
-    pub(super) text: String,
-    /// Tokens of the whole answer, at most.
-    pub(super) limit: Option<u64>,
-    pub(super) wants_usage: bool,
-    /// The client had no token of the answer: the request is executed anew, and only its names are those of before.
-    pub(super) is_anew: bool,
-    pub(super) ended: bool,
-}
+/// What all events of one stream have in common, in that dialect.
+pub(super) const SAME: [&str; 4] = ["id", "created", "model", "system_fingerprint"];
 
 /// Why a continuation is none.
 pub(crate) type Why = &'static str;
 
-impl Voice {
-    /// Of the same request, executed anew behind the first event of a stream that had no token yet. `None` if there was no
-    /// event.
-    pub(crate) fn anew(kind: Kind, frame: Option<Map<String, Value>>) -> Option<Self> {
-        Some(Self {
-            kind,
-            frame: frame?,
-            delivered: 0,
-            prompt: u64::MAX,
-            text: String::new(),
-            limit: None,
-            wants_usage: false,
-            is_anew: true,
-            ended: false,
-        })
-    }
+/// In which way the other server goes on.
+#[derive(Debug)]
+pub(crate) enum Voice {
+    /// It was told the tokens of the answer so far.
+    Rest(Rest),
+    /// It computes the whole answer once more.
+    Repeat(Repeat),
+}
 
+impl Voice {
     /// Whether the answer has its end.
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended
+        match self {
+            Self::Rest(rest) => rest.has_ended(),
+            Self::Repeat(repeat) => repeat.has_ended(),
+        }
     }
 
-    /// The work of the whole answer, of which that of the continuation is known.
+    /// Whether the other server is not yet where the first one was.
+    pub(crate) fn is_catching_up(&self) -> bool {
+        matches!(self, Self::Repeat(repeat) if repeat.is_catching_up())
+    }
+
+    /// The work of the whole answer, of which that of the other server is known.
     pub(crate) fn work(&self, continued: Work) -> Work {
-        let output_tokens = continued.output_tokens + self.delivered;
-        let prompt_tokens = continued.prompt_tokens.min(self.prompt);
-        Work { prompt_tokens, output_tokens, ..continued }
+        match self {
+            Self::Rest(rest) => rest.work(continued),
+            Self::Repeat(repeat) => repeat.work(continued),
+        }
     }
 
-    /// Whole events of the continuation, as the client gets them.
+    /// Whole events of the other server, as the client gets them.
     pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
-        let mut out = Vec::with_capacity(whole.len() + whole.len() / 2);
-        for event in whole.split_inclusive(|byte| *byte == b'\n') {
-            let line = event.trim_ascii_end();
-            if line.starts_with(b":") {
-                out.extend_from_slice(line);
-                out.extend_from_slice(b"\n\n");
-                continue;
-            }
-            let Some(data) = line.strip_prefix(b"data: ").filter(|_| !self.ended) else { continue };
-            if data == b"[DONE]" && self.is_anew {
-                out.extend_from_slice(DONE);
-                self.ended = true;
-                continue;
-            }
-            if data == b"[DONE]" {
-                return Err("its continuation ended before its last event");
-            }
-            let Ok(Value::Object(event)) = serde_json::from_slice(data) else {
-                return Err("its continuation is not written as llama-server writes one");
-            };
-            if event.contains_key("error") {
-                // The server's own words for what is wrong.
-                put(&mut out, &event);
-                self.ended = true;
-                continue;
-            }
-            if self.is_anew {
-                self.same(&mut out, event);
-                continue;
-            }
-            match self.kind {
-                Kind::Native => self.native(&mut out, event)?,
-                Kind::Text => self.text(&mut out, event)?,
-                _ => self.chat(&mut out, event)?,
-            }
+        match self {
+            Self::Rest(rest) => rest.say(whole),
+            Self::Repeat(repeat) => repeat.say(whole),
         }
-        Ok(out.into())
-    }
-
-    /// Whether the client has as many tokens as it asked for.
-    fn is_full(&self) -> bool {
-        self.limit.is_some_and(|limit| self.delivered >= limit)
-    }
-
-    /// Whether the server counts as many tokens of prompt as it was meant to get: those of the prompt and the delivered ones.
-    fn check(&self, counted: Option<u64>) -> Result<(), Why> {
-        match counted {
-            Some(counted) if counted != self.prompt + self.delivered => {
-                Err("its continuation would not begin where it ended")
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Gives an event the names of the stream.
-    fn rename(&self, event: &mut Map<String, Value>) {
-        for name in SAME {
-            if let Some(value) = self.frame.get(name) {
-                set(event, name, value.clone());
-            }
-        }
-    }
-
-    /// An event of the same request: all but what the client has had, which is the role.
-    fn same(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) {
-        if self.kind == Kind::Native {
-            self.ended = event.get("stop") == Some(&Value::Bool(true));
-            return put(out, &event);
-        }
-        self.rename(&mut event);
-        let tells_progress = event.contains_key("prompt_progress");
-        let choice = event.get_mut("choices").and_then(|choices| choices.get_mut(0));
-        if let Some(Value::Object(choice)) = choice
-            && let Some(Value::Object(delta)) = choice.get_mut("delta")
-            && delta.shift_remove("role").is_some()
-        {
-            let says_nothing = delta.values().all(|value| value.is_null() || *value == "");
-            if says_nothing && !tells_progress && choice.get("finish_reason").is_none_or(Value::is_null) {
-                return;
-            }
-        }
-        put(out, &event);
-    }
-
-    fn native(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
-        self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
-        let stops = event.get("stop") == Some(&Value::Bool(true));
-        if self.is_full() {
-            if !stops {
-                return Ok(());
-            }
-            set(&mut event, "content", json!(""));
-            set(&mut event, "tokens", json!([]));
-            set(&mut event, "stop_type", json!("limit"));
-            set(&mut event, "tokens_predicted", json!(0));
-        }
-        set(&mut event, "tokens_evaluated", json!(self.prompt));
-        self.tell_timings(&mut event);
-        if let Some(predicted) = event.get("tokens_predicted").and_then(Value::as_u64) {
-            set(&mut event, "tokens_predicted", json!(predicted + self.delivered));
-        }
-        if stops {
-            if let Some(Value::String(prompt)) = event.get_mut("prompt")
-                && let Some(own) = prompt.strip_suffix(&self.text).map(str::to_owned)
-            {
-                *prompt = own;
-            }
-            if let (Some(Value::Object(settings)), Some(limit)) =
-                (event.get_mut("generation_settings"), self.limit)
-            {
-                set(settings, "max_tokens", json!(limit));
-                set(settings, "n_predict", json!(limit));
-            }
-            self.ended = true;
-        }
-        put(out, &event);
-        Ok(())
-    }
-
-    fn text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
-        self.rename(&mut event);
-        self.tell_timings(&mut event);
-        let Some(Value::Array(choices)) = event.get_mut("choices") else {
-            return Err("its continuation has no choices");
-        };
-        let Some(Value::Object(choice)) = choices.first_mut() else {
-            return Err("its continuation has no choices");
-        };
-        let ends = choice.get("finish_reason").is_some_and(|reason| !reason.is_null());
-        let is_full = self.limit.is_some_and(|limit| self.delivered >= limit);
-        if is_full {
-            if !ends {
-                return Ok(());
-            }
-            set(choice, "text", json!(""));
-            set(choice, "finish_reason", json!("length"));
-        }
-        if let Some(Value::Object(usage)) = event.get_mut("usage") {
-            self.check(usage.get("prompt_tokens").and_then(Value::as_u64))?;
-            let made = usage.get("completion_tokens").and_then(Value::as_u64).unwrap_or(0);
-            let all = self.delivered + if is_full { 0 } else { made };
-            set(usage, "completion_tokens", json!(all));
-            set(usage, "prompt_tokens", json!(self.prompt));
-            set(usage, "total_tokens", json!(self.prompt + all));
-            if let Some(Value::Object(details)) = usage.get_mut("prompt_tokens_details") {
-                let cached = details.get("cached_tokens").and_then(Value::as_u64).unwrap_or(0);
-                set(details, "cached_tokens", json!(cached.min(self.prompt)));
-            }
-        }
-        put(out, &event);
-        if ends {
-            out.extend_from_slice(DONE);
-            self.ended = true;
-        }
-        Ok(())
-    }
-
-    fn chat(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
-        self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
-        let Some(Value::String(text)) = event.get_mut("content").map(Value::take) else {
-            return Err("its continuation has no text");
-        };
-        let stops = event.get("stop") == Some(&Value::Bool(true));
-        let is_full = self.is_full();
-        let cached = event.get("timings").and_then(|timings| timings["cache_n"].as_u64()).unwrap_or(0);
-        self.tell_timings(&mut event);
-        let timings = event.get("timings").filter(|timings| timings.is_object()).cloned();
-        if !text.is_empty() && !is_full {
-            let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
-            let beside = timings.clone().filter(|_| !stops).map(|timings| ("timings", timings));
-            put(out, &self.chunk(json!([choice]), beside));
-        }
-        if !stops {
-            return Ok(());
-        }
-        self.ended = true;
-        let is_limit = is_full || event.get("stop_type").is_some_and(|kind| kind == "limit");
-        let reason = if is_limit { "length" } else { "stop" };
-        let choices = json!([{ "finish_reason": reason, "index": 0, "delta": {} }]);
-        let made =
-            if is_full { 0 } else { event.get("tokens_predicted").and_then(Value::as_u64).unwrap_or(0) };
-        if !self.wants_usage {
-            put(out, &self.chunk(choices, timings.map(|timings| ("timings", timings))));
-            out.extend_from_slice(DONE);
-            return Ok(());
-        }
-        let all = self.delivered + made;
-        let usage = json!({
-            "completion_tokens": all, "prompt_tokens": self.prompt, "total_tokens": self.prompt + all,
-            "prompt_tokens_details": { "cached_tokens": cached.min(self.prompt) },
-        });
-        put(out, &self.chunk(choices, None));
-        let mut last = self.chunk(json!([]), Some(("usage", usage)));
-        if let Some(timings) = timings {
-            last.insert("timings".to_owned(), timings);
-        }
-        put(out, &last);
-        out.extend_from_slice(DONE);
-        Ok(())
-    }
-
-    /// Counts of the whole answer; times and speeds stay those of the process that goes on.
-    fn tell_timings(&self, event: &mut Map<String, Value>) {
-        let Some(Value::Object(timings)) = event.get_mut("timings") else { return };
-        let told = |name: &str| timings.get(name).and_then(Value::as_u64).unwrap_or(0);
-        let cached = told("cache_n").min(self.prompt);
-        let counts = [
-            ("cache_n", cached),
-            ("prompt_n", told("prompt_n").min(self.prompt - cached)),
-            ("predicted_n", told("predicted_n") + self.delivered),
-        ];
-        for (name, count) in counts {
-            if timings.contains_key(name) {
-                timings.insert(name.to_owned(), json!(count));
-            }
-        }
-    }
-
-    /// A chunk like the first one of the stream.
-    fn chunk(&self, choices: Value, beside: Option<(&str, Value)>) -> Map<String, Value> {
-        let mut chunk = self.frame.clone();
-        // How far the prompt is, and the first timings, are the first event's own.
-        chunk.retain(|name, _| {
-            SAME.contains(&name.as_str()) || ["choices", "object"].contains(&name.as_str())
-        });
-        set(&mut chunk, "choices", choices);
-        if let Some((name, value)) = beside {
-            chunk.insert(name.to_owned(), value);
-        }
-        chunk
     }
 }
 
 /// Puts a value in, at the place of the one that was there.
-fn set(event: &mut Map<String, Value>, name: &str, value: Value) {
+pub(super) fn set(event: &mut Map<String, Value>, name: &str, value: Value) {
     event.insert(name.to_owned(), value);
 }
 
-fn put(out: &mut Vec<u8>, event: &Map<String, Value>) {
+pub(super) fn put(out: &mut Vec<u8>, event: &Map<String, Value>) {
     out.extend_from_slice(b"data: ");
     // Values that were read can be written.
     drop(serde_json::to_writer(&mut *out, event));
     out.extend_from_slice(b"\n\n");
 }
-
-#[cfg(test)]
-#[path = "voice_tests.rs"]
-mod tests;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn voice(kind: Kind) -> Voice {
+fn voice(kind: Kind) -> Rest {
     let frame = match kind {
         Kind::Chat => {
             json!({ "choices": [{ "delta": { "role": "assistant", "content": null }, "index": 0 }], "created": 7,
@@ -15,7 +15,7 @@ fn voice(kind: Kind) -> Voice {
         _ => json!({ "index": 0, "content": "a" }),
     };
     let Value::Object(frame) = frame else { unreachable!() };
-    Voice {
+    Rest {
         kind,
         frame,
         delivered: 3,
@@ -23,7 +23,6 @@ fn voice(kind: Kind) -> Voice {
         text: "abc".to_owned(),
         limit: Some(10),
         wants_usage: true,
-        is_anew: false,
         ended: false,
     }
 }
@@ -40,7 +39,7 @@ fn native(text: &str, made: u64, stop: bool) -> Value {
 }
 
 /// What is said of these events; without its end mark.
-fn said(voice: &mut Voice, events: &[Value]) -> (Vec<Value>, bool) {
+fn said(voice: &mut Rest, events: &[Value]) -> (Vec<Value>, bool) {
     let mut all = Vec::new();
     for event in events {
         all.extend_from_slice(&voice.say(format!("data: {event}\n\n").as_bytes()).unwrap());
@@ -92,7 +91,7 @@ fn a_chat_goes_on_as_a_chat_with_its_name_and_one_end() {
 
 #[test]
 fn without_a_wish_for_counters_there_are_none() {
-    let mut voice = Voice { wants_usage: false, ..voice(Kind::Chat) };
+    let mut voice = Rest { wants_usage: false, ..voice(Kind::Chat) };
     let (events, done) = said(&mut voice, &[native("", 0, true)]);
     assert!(done && events.len() == 1 && events[0].get("usage").is_none(), "{events:?}");
 }
@@ -128,7 +127,7 @@ fn completions_count_on_and_keep_their_name() {
 
 #[test]
 fn where_no_token_is_left_none_is_told() {
-    let full = |kind| Voice { delivered: 10, ..voice(kind) };
+    let full = |kind| Rest { delivered: 10, ..voice(kind) };
     let one = |stop| {
         let mut event = native("too much", 1, stop);
         event["tokens_evaluated"] = json!(32);
@@ -182,37 +181,6 @@ fn the_work_of_both_is_one() {
     let continued = Work { prompt_tokens: 25, output_tokens: 7, ..Work::default() };
     let work = voice(Kind::Chat).work(continued);
     assert_eq!((work.prompt_tokens, work.output_tokens), (22, 10));
-}
-
-#[test]
-fn a_stream_that_had_no_token_is_begun_anew_with_its_names_and_one_role() {
-    let Value::Object(frame) = json!({ "choices": [{ "delta": { "role": "assistant", "content": null }, "index": 0 }], "created": 7, "id": "cmpl-1", "model": "m" })
-    else {
-        unreachable!()
-    };
-    let mut voice = Voice::anew(Kind::Chat, Some(frame)).unwrap();
-    let with = |delta: Value, finish: Value| json!({ "choices": [{ "delta": delta, "index": 0, "finish_reason": finish }], "created": 9, "id": "cmpl-2", "model": "m" });
-    let (events, done) = said(
-        &mut voice,
-        &[
-            with(json!({ "role": "assistant", "content": null }), Value::Null),
-            with(json!({ "reasoning_content": "so" }), Value::Null),
-            with(json!({ "role": "assistant", "content": "a" }), Value::Null),
-            with(json!({}), json!("stop")),
-        ],
-    );
-    assert!(!done && !voice.has_ended());
-    assert!(events.iter().all(|event| event["id"] == "cmpl-1" && event["created"] == 7), "{events:?}");
-    let deltas: Vec<&Value> = events.iter().map(|event| &event["choices"][0]["delta"]).collect();
-    assert_eq!(deltas, [&json!({ "reasoning_content": "so" }), &json!({ "content": "a" }), &json!({})]);
-    assert_eq!(&voice.say(DONE).unwrap()[..], DONE);
-    assert!(voice.has_ended());
-    let work = Work { prompt_tokens: 25, output_tokens: 7, ..Work::default() };
-    assert_eq!(voice.work(work), work);
-    let mut native = Voice::anew(Kind::Native, Some(Map::new())).unwrap();
-    let event = json!({ "content": "", "stop": true, "tokens_predicted": 4 });
-    assert_eq!(said(&mut native, std::slice::from_ref(&event)), (vec![event.clone()], false));
-    assert!(native.has_ended() && Voice::anew(Kind::Chat, None).is_none());
 }
 
 #[test]

@@ -1,0 +1,116 @@
+//! The next server, and what is asked there: about the request, and for what is to be the rest of its answer.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::StatusCode;
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout_at};
+
+use super::request::Why;
+use super::{ANSWER, Stop, TIMES};
+use crate::answer::assemble::is_events;
+use crate::backend::attempts::{Attempts, Backend, Relayed};
+use crate::backend::backends::{BackendLease, BoxFuture};
+use crate::backend::message::Message;
+use crate::backend::upstream_conn::{Partial, UpstreamConn};
+
+/// A request of ours with the head of the client's.
+pub(super) fn beside(
+    message: &Message,
+    path: Option<&'static str>,
+    body: Vec<u8>,
+    streams: bool,
+) -> Result<Message, Why> {
+    let beside = message.beside(path, Bytes::from(body), streams);
+    beside.ok_or_else(|| "no more of requests may be held now".to_owned())
+}
+
+/// The next server, and what is asked there.
+pub(super) struct Asking<'a> {
+    pub(super) attempts: Attempts<'a>,
+    pub(super) message: Box<Message>,
+    pub(super) lease: Arc<dyn BackendLease>,
+    pub(super) revoked: BoxFuture<'static, ()>,
+    pub(super) deadline: Instant,
+}
+
+impl Asking<'_> {
+    /// What comes of it, unless the lease or the time ends first: neither says anything against that server.
+    async fn within<T>(&mut self, future: impl Future<Output = T>) -> Result<T, Stop> {
+        tokio::select! {
+            biased;
+            done = timeout_at(self.deadline, future) => done.map_err(|_| {
+                Stop::Over("the whole would take longer than `upstream.exchange_timeout`".to_owned())
+            }),
+            () = &mut self.revoked => {
+                if let Some(print) = self.message.sent().print() {
+                    self.lease.lost(print);
+                }
+                Err(Stop::Over("the process that followed was stopped, too".to_owned()))
+            }
+        }
+    }
+
+    /// All of an answer.
+    pub(super) async fn all(
+        &mut self,
+        conn: &mut UpstreamConn,
+        body: Incoming,
+        limit: usize,
+        is_sent: bool,
+    ) -> Result<Vec<u8>, Stop> {
+        self.within(conn.all(body, limit)).await?.map_err(|part| match part {
+            Partial::Broken => self.broke(is_sent),
+            Partial::TooLong => {
+                Stop::Cannot("the process that follows answers with more than is held".to_owned())
+            }
+        })
+    }
+
+    /// The connection broke: the server may have died of what it was asked.
+    fn broke(&self, whole: bool) -> Stop {
+        if let Some(print) = self.message.sent().print().filter(|_| whole) {
+            self.lease.broke(print);
+        }
+        self.lease.doubt();
+        Stop::Over("the process that followed ended, too".to_owned())
+    }
+
+    /// The answer to a question.
+    pub(super) async fn ask(&mut self, path: &'static str, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
+        let limit = ANSWER + body.len().saturating_mul(TIMES);
+        let mut message = beside(&self.message, Some(path), body, false)?;
+        let lease = self.lease.clone();
+        let Attempts { upstream, .. } = self.attempts;
+        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
+        let Ok((response, mut conn, pool)) = asked else {
+            return Err(self.broke(message.sent().is_whole()));
+        };
+        if response.status() != StatusCode::OK {
+            return Err(format!("its build answers {path} with {}", response.status()).into());
+        }
+        let answer = self.all(&mut conn, response.into_body(), limit, true).await?;
+        pool.put(conn, lease.facts());
+        Ok(answer)
+    }
+
+    /// The stream that is the rest.
+    pub(super) async fn stream(mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Relayed, Stop> {
+        let mut message = beside(&self.message, path, body, true)?;
+        let lease = self.lease.clone();
+        let Attempts { upstream, .. } = self.attempts;
+        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
+        let Ok((response, conn, pool)) = asked else {
+            return Err(self.broke(message.sent().is_whole()));
+        };
+        if response.status() != StatusCode::OK || !is_events(response.headers()) {
+            let status = response.status();
+            return Err(format!("the process that follows answers with {status} and no stream").into());
+        }
+        let Self { lease, revoked, deadline, .. } = self;
+        let sent = message.sent();
+        let backend = Backend { lease, revoked, conn, pool, sent, deadline };
+        Ok(Relayed { response, backend, kept: None })
+    }
+}

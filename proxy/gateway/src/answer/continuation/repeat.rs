@@ -1,0 +1,314 @@
+//! A stream that goes on by the answer to the same request from another server: of that answer the client gets what comes behind
+//! all that it has. Pure.
+//!
+//! ```text
+//!   the client has:   reasoning "so" | content "Hel"
+//!   the other says:   reasoning "so" | content "He" "llo" " you" | end
+//!   the client gets:                                 "lo" " you" | end      under the names that it knows
+//! ```
+//!
+//! What the client has in the end is one answer of one server, whatever made it: a grammar, tools, a thought. If the other
+//! server says anything else than the client has, the stream ends with an error. So nothing has to be known of either server,
+//! and only what is drawn the same way again can be continued like this: see [`may_repeat`].
+
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+use warden_policies::Work;
+
+use super::reading::{self, Reading, Step, is_progress};
+use super::said::{Comparing, Had, Item, What};
+use super::transcript::Transcript;
+use super::voice::{DONE, SAME, Why, put, set};
+use crate::answer::assemble::Kind;
+
+/// The other answer is another one.
+const DIFFERS: Why = "asked for the same again, the process that follows says something else";
+
+/// Members whose value names something for the length of one answer.
+const NAMES: [&str; 3] = ["id", "item_id", "call_id"];
+
+/// What is left to say of an answer that is computed once more from its beginning.
+#[derive(Debug)]
+pub(crate) struct Repeat {
+    kind: Kind,
+    /// The first event of the stream.
+    frame: Map<String, Value>,
+    had: Comparing,
+    /// Names of the other answer, and those that the client knows in their place.
+    names: Vec<(Box<str>, Box<str>)>,
+    /// Tokens that the client has, in llama-server's own dialect.
+    counted: u64,
+    /// The last number that an event had, where they are numbered.
+    sequence: Option<u64>,
+    /// What the client has is paid for, whatever becomes of the rest.
+    paid: Work,
+    is_ended: bool,
+}
+
+/// How the answer to a request would be drawn once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draw {
+    /// The same way.
+    Same,
+    /// As the server does where nothing is said, which may be the same way.
+    Default,
+}
+
+const ANOTHER: &str = "another answer would be drawn, with a temperature and no seed";
+
+impl Draw {
+    /// With what is known of the server. Else, why not.
+    pub(super) fn known(self, is_greedy: Option<bool>) -> Result<(), String> {
+        match (self, is_greedy) {
+            (Self::Default, Some(false)) => Err(ANOTHER.to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether the answer to a request can be expected to be the same again. Else, why not.
+pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<Draw, String> {
+    let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
+        return Err("its request is no JSON object".to_owned());
+    };
+    let member = |name: &str| body.get(name).filter(|value| !value.is_null());
+    let mirostat = member("mirostat").and_then(Value::as_u64).is_some_and(|mirostat| mirostat > 0);
+    let top_k = member("top_k").and_then(Value::as_u64);
+    let temperature = member("temperature").and_then(Value::as_f64);
+    let is_greedy =
+        !mirostat && (temperature.is_some_and(|temperature| temperature <= 0.0) || top_k == Some(1));
+    // -1 and its unsigned twin mean another one each time. The route of messages passes none on.
+    let seed = member("seed").filter(|_| kind != Kind::Messages).and_then(Value::as_u64);
+    let has_seed = seed.is_some_and(|seed| seed < u64::from(u32::MAX));
+    match (is_greedy || has_seed, member("temperature")) {
+        (true, _) => Ok(Draw::Same),
+        // The comparison tells.
+        (false, None) if !mirostat => Ok(Draw::Default),
+        _ => Err(ANOTHER.to_owned()),
+    }
+}
+
+impl Repeat {
+    /// Of what a client has. `None`: it has no event.
+    pub(crate) fn of(heard: Transcript, paid: Work) -> Option<Self> {
+        let kind = heard.kind();
+        let Transcript { said, frame, counted, sequence, .. } = heard;
+        Some(Self {
+            kind,
+            frame: frame?,
+            had: Comparing::with(said),
+            names: Vec::new(),
+            counted: counted.unwrap_or(0),
+            sequence,
+            paid,
+            is_ended: false,
+        })
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    /// Whether nothing new has come yet.
+    pub(crate) fn is_catching_up(&self) -> bool {
+        !self.had.is_over()
+    }
+
+    /// The work of the answer as its client got it.
+    pub(crate) fn work(&self, all: Work) -> Work {
+        if self.is_catching_up() { self.paid } else { all }
+    }
+
+    /// Whole events of the other answer, as far as the client does not have them.
+    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
+        let mut out = Vec::new();
+        let mut name = None;
+        for line in whole.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end) {
+            if line.starts_with(b":") {
+                out.extend_from_slice(line);
+                out.extend_from_slice(b"\n\n");
+            } else if let Some(own) = line.strip_prefix(b"event: ") {
+                name = Some(own);
+            } else if let Some(data) = line.strip_prefix(b"data: ").filter(|_| !self.is_ended) {
+                self.event(&mut out, name.take(), data)?;
+            }
+        }
+        Ok(out.into())
+    }
+
+    fn event(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, data: &[u8]) -> Result<(), Why> {
+        if data == b"[DONE]" {
+            self.is_ended = true;
+            if self.is_catching_up() {
+                return Err(DIFFERS);
+            }
+            out.extend_from_slice(DONE);
+            return Ok(());
+        }
+        let Ok(Value::Object(mut event)) = serde_json::from_slice(data) else {
+            return Err("its continuation is not written as llama-server writes one");
+        };
+        let is_error = event.get("error").is_some_and(|error| !error.is_null());
+        if is_error || event.get("type").is_some_and(|kind| kind == "error" || kind == "response.failed") {
+            // The server's own words for what is wrong.
+            self.is_ended = true;
+            self.tell(out, name, event);
+            return Ok(());
+        }
+        let was_over = self.had.is_over();
+        let Reading { items, step } = reading::read(self.kind, &event)?;
+        let is_new = self.compare(items, &mut event)?;
+        let ends = step == Step::Done;
+        if ends && self.is_catching_up() {
+            return Err(DIFFERS);
+        }
+        let is_said = match self.kind {
+            Kind::Native => ends || self.is_left(&event, is_new, was_over)?,
+            Kind::Chat if was_over && !is_new => is_left_of_chat(&mut event, step),
+            _ => is_new || was_over,
+        };
+        self.is_ended |= ends;
+        if is_said {
+            self.tell(out, name, event);
+        }
+        Ok(())
+    }
+
+    /// Takes out what the client has. Whether anything else is there.
+    fn compare(&mut self, items: Vec<Item>, event: &mut Map<String, Value>) -> Result<bool, Why> {
+        let mut is_new = false;
+        for item in items {
+            match item {
+                Item::Text(_, text) if text.is_empty() => {}
+                Item::Text(channel, text) => match self.had.text(channel, &text).map_err(|_| DIFFERS)? {
+                    Had::Nothing => is_new = true,
+                    Had::All => cut(self.kind, event, channel.what, ""),
+                    Had::Part(_) if self.kind == Kind::Native => return Err(DIFFERS),
+                    Had::Part(bytes) => {
+                        cut(self.kind, event, channel.what, text.get(bytes..).ok_or(DIFFERS)?);
+                        is_new = true;
+                    }
+                },
+                Item::Mark(mark, names) => match self.had.mark(&mark, &names).map_err(|_| DIFFERS)? {
+                    None => is_new = true,
+                    Some(own) => {
+                        let names = names.into_iter().map(String::into_boxed_str);
+                        self.names.extend(names.zip(own).filter(|(other, own)| other != own));
+                        if self.kind == Kind::Chat {
+                            without_head_of_call(event);
+                        }
+                    }
+                },
+            }
+        }
+        Ok(is_new)
+    }
+
+    /// Whether an event in llama-server's own dialect has tokens that the client lacks. Its tokens cannot be cut.
+    fn is_left(&self, event: &Map<String, Value>, is_new: bool, was_over: bool) -> Result<bool, Why> {
+        let counted = event.get("tokens_predicted").and_then(Value::as_u64);
+        let is_had = counted.is_some_and(|counted| counted <= self.counted) && !is_progress(event);
+        match (is_new, is_had) {
+            (true, true) => Err(DIFFERS),
+            (is_new, is_had) => Ok(is_new || (was_over && !is_had)),
+        }
+    }
+
+    /// An event under the names that the client knows.
+    fn tell(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, mut event: Map<String, Value>) {
+        if matches!(self.kind, Kind::Chat | Kind::Text) && !event.contains_key("error") {
+            for name in SAME {
+                if let Some(value) = self.frame.get(name) {
+                    set(&mut event, name, value.clone());
+                }
+            }
+            let choice = event.get_mut("choices").and_then(|choices| choices.get_mut(0));
+            if let Some(Value::Object(delta)) = choice.and_then(|choice| choice.get_mut("delta")) {
+                delta.shift_remove("role");
+            }
+        }
+        if !self.names.is_empty() {
+            event.iter_mut().for_each(|(member, value)| self.rename(member, value));
+        }
+        if let (Some(last), true) = (self.sequence, event.contains_key("sequence_number")) {
+            self.sequence = Some(last + 1);
+            set(&mut event, "sequence_number", json!(last + 1));
+        }
+        if let Some(name) = name {
+            out.extend_from_slice(b"event: ");
+            out.extend_from_slice(name);
+            out.push(b'\n');
+        }
+        put(out, &event);
+    }
+
+    fn rename(&self, member: &str, value: &mut Value) {
+        match value {
+            Value::String(text) if NAMES.contains(&member) => {
+                if let Some((_, own)) = self.names.iter().find(|(other, _)| **other == **text) {
+                    *text = own.to_string();
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.rename(member, item)),
+            Value::Object(members) => {
+                members.iter_mut().for_each(|(member, value)| self.rename(member, value));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether an event of a chat without a text is anything to its client, who has had the role.
+fn is_left_of_chat(event: &mut Map<String, Value>, step: Step) -> bool {
+    let delta = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
+    let Some(Value::Object(delta)) = delta else { return true };
+    let had_role = delta.shift_remove("role").is_some();
+    step != Step::On || !had_role || is_progress(event)
+}
+
+/// Leaves only this of a text in an event.
+fn cut(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) {
+    let at = |event: &mut Map<String, Value>, path: &[&str]| -> Option<()> {
+        let (first, path) = path.split_first()?;
+        let mut value = event.get_mut(*first)?;
+        for member in path {
+            value = match value {
+                Value::Array(items) => items.get_mut(member.parse::<usize>().ok()?)?,
+                value => value.get_mut(*member)?,
+            };
+        }
+        *value = Value::String(rest.to_owned());
+        Some(())
+    };
+    let path: &[&str] = match (kind, what) {
+        (Kind::Native, _) => &["content"],
+        (Kind::Text, _) => &["choices", "0", "text"],
+        (Kind::Chat, What::Content) => &["choices", "0", "delta", "content"],
+        (Kind::Chat, What::Reasoning) => &["choices", "0", "delta", "reasoning_content"],
+        (Kind::Chat, What::Arguments) => {
+            &["choices", "0", "delta", "tool_calls", "0", "function", "arguments"]
+        }
+        (Kind::Messages, What::Content) => &["delta", "text"],
+        (Kind::Messages, What::Reasoning) => &["delta", "thinking"],
+        (Kind::Messages, What::Arguments) => &["delta", "partial_json"],
+        (Kind::Responses, _) => &["delta"],
+    };
+    at(event, path);
+}
+
+/// Takes out of a chunk what begins a call: the client has it.
+fn without_head_of_call(event: &mut Map<String, Value>) {
+    let call = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
+    let call = call.and_then(|delta| delta.get_mut("tool_calls")?.get_mut(0));
+    if let Some(Value::Object(call)) = call {
+        call.shift_remove("id");
+        call.shift_remove("type");
+        if let Some(Value::Object(function)) = call.get_mut("function") {
+            function.shift_remove("name");
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "repeat_tests.rs"]
+mod tests;

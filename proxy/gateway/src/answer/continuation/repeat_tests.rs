@@ -1,0 +1,282 @@
+//! An answer that is computed once more goes on behind what its client has, or ends.
+
+use super::*;
+use crate::answer::continuation::Transcript;
+
+const LIMIT: usize = 1 << 20;
+
+fn chunk(id: &str, delta: &Value, finish: &Value) -> String {
+    let choice = json!({ "index": 0, "delta": delta, "finish_reason": finish });
+    let event = json!({ "choices": [choice], "created": id.len(), "id": id, "model": "m", "object": "c" });
+    format!("data: {event}\n\n")
+}
+
+fn delta(id: &str, delta: &Value) -> String {
+    chunk(id, delta, &Value::Null)
+}
+
+fn role(id: &str) -> String {
+    delta(id, &json!({ "role": "assistant", "content": null }))
+}
+
+fn named(event: &Value) -> String {
+    format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())
+}
+
+fn repeat(kind: Kind, heard: &str) -> Repeat {
+    let mut transcript = Transcript::of(kind, LIMIT);
+    transcript.feed(heard.as_bytes());
+    assert_eq!(transcript.lost(), None, "{heard}");
+    Repeat::of(transcript, Work::default()).unwrap()
+}
+
+/// What a client gets behind what it has heard.
+fn behind(kind: Kind, heard: &str, again: &str) -> Result<String, Why> {
+    let mut repeat = repeat(kind, heard);
+    let mut told = String::new();
+    for event in again.split_inclusive("\n\n") {
+        let catching_up = repeat.is_catching_up();
+        let said = repeat.say(event.as_bytes())?;
+        told.push_str(std::str::from_utf8(&said).unwrap());
+        assert!(!catching_up || repeat.is_catching_up() || !said.is_empty() || told.is_empty());
+    }
+    assert!(repeat.has_ended(), "{again}");
+    Ok(told)
+}
+
+/// All beginnings of a stream, also those that end in the middle of a piece of the other server's.
+fn beginnings(events: &str) -> impl Iterator<Item = String> {
+    let ends: Vec<usize> = memchr::memmem::find_iter(events.as_bytes(), "\n\n").map(|at| at + 2).collect();
+    let events = events.to_owned();
+    ends.into_iter().map(move |end| events[..end].to_owned())
+}
+
+#[test]
+fn wherever_a_chat_ended_the_client_has_one_answer() {
+    let answer = |id: &str, call: &str, pieces: [&str; 4]| {
+        role(id)
+            + &delta(id, &json!({ "reasoning_content": pieces[0] }))
+            + &delta(id, &json!({ "reasoning_content": pieces[1] }))
+            + &delta(id, &json!({ "content": pieces[2] }))
+            + &delta(id, &json!({ "content": pieces[3] }))
+            + &delta(
+                id,
+                &json!({ "tool_calls": [{ "index": 0, "id": call, "type": "function", "function": { "name": "f", "arguments": "{\"a" } }] }),
+            )
+            + &delta(id, &json!({ "tool_calls": [{ "index": 0, "function": { "arguments": "\":1}" } }] }))
+            + &chunk(id, &json!({}), &json!("tool_calls"))
+    };
+    let end = |id: &str| {
+        format!(
+            "data: {}\n\n",
+            json!({ "choices": [], "id": id, "created": id.len(), "model": "m", "usage": { "completion_tokens": 9 } })
+        ) + "data: [DONE]\n\n"
+    };
+    let first = answer("one", "x", ["so", " it", "Hel", "lo"]);
+    for pieces in [["so", " it", "Hel", "lo"], ["so it", "", "Hello", ""], ["s", "o it", "He", "llo"]] {
+        let again = answer("two!", "y", pieces) + &end("two!");
+        for begun in beginnings(&first) {
+            let told = behind(Kind::Chat, &begun, &again).unwrap_or_else(|why| panic!("{begun}: {why}"));
+            let whole = texts(&(begun.clone() + &told));
+            assert_eq!(whole, texts(&(first.clone() + &end("one"))), "{begun}\n{told}");
+            assert!(!told.contains("two!") && !told.contains("\"y\"") || !begun.contains("\"x\""), "{told}");
+            assert!(!told.contains("role"), "{told}");
+        }
+    }
+}
+
+/// What a client of a chat makes of events: reasoning, text, the name and arguments of a call, the end, counters.
+fn texts(events: &str) -> [String; 6] {
+    let mut all: [String; 6] = Default::default();
+    for data in events.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap()) {
+        let event: Value = serde_json::from_str(data).unwrap_or_default();
+        let (choice, usage) = (&event["choices"][0], &event["usage"]["completion_tokens"]);
+        let (delta, call) = (&choice["delta"], &choice["delta"]["tool_calls"][0]["function"]);
+        let parts = [
+            &delta["reasoning_content"],
+            &delta["content"],
+            &call["name"],
+            &call["arguments"],
+            &choice["finish_reason"],
+        ];
+        for (all, part) in all.iter_mut().zip(parts) {
+            all.push_str(part.as_str().unwrap_or_default());
+        }
+        all[5] += &usage.as_u64().map(|usage| usage.to_string()).unwrap_or_default();
+    }
+    all
+}
+
+#[test]
+fn whatever_else_is_said_ends_it() {
+    let begun = role("one") + &delta("one", &json!({ "content": "Hello" }));
+    for again in [
+        role("two") + &delta("two", &json!({ "content": "Help" })),
+        role("two") + &delta("two", &json!({ "reasoning_content": "Hello" })),
+        role("two") + &delta("two", &json!({ "content": "Hell" })) + "data: [DONE]\n\n",
+        role("two") + &delta("two", &json!({ "content": "Hel" })) + &chunk("two", &json!({}), &json!("stop")),
+        role("two")
+            + &delta(
+                "two",
+                &json!({ "tool_calls": [{ "index": 0, "id": "x", "function": { "name": "f" } }] }),
+            ),
+    ] {
+        assert_eq!(behind(Kind::Chat, &begun, &again), Err(DIFFERS), "{again}");
+    }
+    assert!(behind(Kind::Chat, &begun, "data: nonsense\n\n").is_err());
+    let error = "data: {\"error\":{\"message\":\"full\"}}\n\n";
+    assert_eq!(behind(Kind::Chat, &begun, error).as_deref(), Ok(error), "its own words");
+}
+
+#[test]
+fn messages_go_on_with_their_blocks() {
+    let answer = |id: &str, tool: &str| {
+        let block = |index: u64, block: Value| {
+            named(&json!({ "type": "content_block_start", "index": index, "content_block": block }))
+        };
+        let delta = |index: u64, delta: Value| {
+            named(&json!({ "type": "content_block_delta", "index": index, "delta": delta }))
+        };
+        let stop = |index: u64| named(&json!({ "type": "content_block_stop", "index": index }));
+        named(&json!({ "type": "message_start", "message": { "id": id, "usage": { "input_tokens": 5 } } }))
+            + &block(0, json!({ "type": "thinking", "thinking": "" }))
+            + &delta(0, json!({ "type": "thinking_delta", "thinking": "so" }))
+            + &block(1, json!({ "type": "text", "text": "" }))
+            + &delta(1, json!({ "type": "text_delta", "text": "Hel" }))
+            + &delta(1, json!({ "type": "text_delta", "text": "lo" }))
+            + &block(2, json!({ "type": "tool_use", "id": tool, "name": "f" }))
+            + &delta(2, json!({ "type": "input_json_delta", "partial_json": "{}" }))
+            + &delta(0, json!({ "type": "signature_delta", "signature": "" }))
+            + &stop(0)
+            + &stop(1)
+            + &stop(2)
+            + &named(
+                &json!({ "type": "message_delta", "delta": { "stop_reason": "tool_use" }, "usage": { "output_tokens": 9 } }),
+            )
+            + &named(&json!({ "type": "message_stop" }))
+    };
+    let first = answer("msg_1", "tool_1");
+    let again = answer("msg_2", "tool_2");
+    for begun in beginnings(&first).filter(|begun| !begun.contains("message_stop")) {
+        let told = behind(Kind::Messages, &begun, &again).unwrap();
+        let whole = begun.clone() + &told;
+        assert_eq!(whole.replace("tool_2", "tool_1"), first, "{begun}");
+        assert!(!(begun.contains("tool_1") && told.contains("tool_2")));
+    }
+}
+
+#[test]
+fn responses_go_on_with_their_names_and_numbers() {
+    let answer = |n: &str, first: u64| {
+        let (response, item) = (format!("resp_{n}"), format!("msg_{n}"));
+        let events = [
+            json!({ "type": "response.created", "response": { "id": response } }),
+            json!({ "type": "response.output_item.added", "item": { "type": "message", "id": item } }),
+            json!({ "type": "response.content_part.added", "item_id": item, "part": { "type": "output_text" } }),
+            json!({ "type": "response.output_text.delta", "item_id": item, "delta": "Hel" }),
+            json!({ "type": "response.output_text.delta", "item_id": item, "delta": "lo" }),
+            json!({ "type": "response.output_text.done", "item_id": item, "text": "Hello" }),
+            json!({ "type": "response.completed", "response": { "id": response, "output": [{ "id": item }], "usage": { "output_tokens": 2 } } }),
+        ];
+        events.into_iter().zip(first..).map(|(mut event, number)| {
+            event["sequence_number"] = json!(number);
+            named(&event)
+        })
+    };
+    let first: Vec<String> = answer("a", 3).collect();
+    // Another server may have told more of its prompt, and have counted that.
+    let again: String = named(&json!({ "type": "response.in_progress", "sequence_number": 0 }))
+        + &answer("b", 1).collect::<String>();
+    for had in 1..first.len() {
+        let begun = first[..had].concat();
+        let told = behind(Kind::Responses, &begun, &again).unwrap();
+        let names = told.replace("msg_b", if had < 2 { "msg_a" } else { "msg_b" });
+        assert_eq!(begun + &names, first.concat(), "{had}");
+    }
+}
+
+#[test]
+fn llama_servers_own_tokens_are_not_told_twice() {
+    let one = |text: &str, counted: u64| {
+        let event = json!({ "index": 0, "content": text, "tokens": [counted], "stop": false, "tokens_predicted": counted });
+        format!("data: {event}\n\n")
+    };
+    let end = "data: {\"content\":\"\",\"stop\":true,\"tokens_predicted\":4}\n\n";
+    let all = [one("a", 1), one("", 2), one("", 3), one("bcd", 4)];
+    let again = all.concat() + end;
+    for had in 1..all.len() {
+        let told = behind(Kind::Native, &all[..had].concat(), &again).unwrap();
+        assert_eq!(all[..had].concat() + &told, again, "{had}");
+    }
+    // Other tokens for the same text are another answer.
+    assert_eq!(behind(Kind::Native, &one("ab", 1), &(one("a", 1) + &one("bc", 2) + end)), Err(DIFFERS));
+    // A build that does not count.
+    let one = |text: &str| format!("data: {}\n\n", json!({ "content": text, "stop": false }));
+    let again = one("a") + &one("b") + &one("c") + end;
+    assert_eq!(behind(Kind::Native, &(one("a") + &one("b")), &again).unwrap(), one("c") + end);
+}
+
+#[test]
+fn a_completion_keeps_its_name_and_counts_all() {
+    let one = |id: &str, text: &str, finish: Value| {
+        format!(
+            "data: {}\n\n",
+            json!({ "choices": [{ "text": text, "index": 0, "finish_reason": finish }], "id": id })
+        )
+    };
+    let begun = one("one", "a", Value::Null);
+    let again = one("two", "ab", Value::Null) + &one("two", "", json!("length")) + "data: [DONE]\n\n";
+    let told = behind(Kind::Text, &begun, &again).unwrap();
+    assert_eq!(told, one("one", "b", Value::Null) + &one("one", "", json!("length")) + "data: [DONE]\n\n");
+}
+
+#[test]
+fn what_had_no_token_is_begun_with_its_names_and_one_role() {
+    let again = role("two")
+        + &delta("two", &json!({ "role": "assistant", "content": "a" }))
+        + &chunk("two", &json!({}), &json!("stop"))
+        + "data: [DONE]\n\n";
+    let told = behind(Kind::Chat, &role("one"), &again).unwrap();
+    let wanted = delta("one", &json!({ "content": "a" })) + &chunk("one", &json!({}), &json!("stop"));
+    assert_eq!(told, wanted + "data: [DONE]\n\n");
+    assert!(Repeat::of(Transcript::of(Kind::Chat, LIMIT), Work::default()).is_none(), "no event, no names");
+}
+
+#[test]
+fn what_the_client_has_is_paid_for_once() {
+    let work = |output_tokens| Work { output_tokens, ..Work::default() };
+    let mut transcript = Transcript::of(Kind::Chat, LIMIT);
+    transcript.feed((role("one") + &delta("one", &json!({ "content": "ab" }))).as_bytes());
+    let mut repeat = Repeat::of(transcript, work(2)).unwrap();
+    repeat.say(delta("two", &json!({ "content": "a" })).as_bytes()).unwrap();
+    assert_eq!(repeat.work(work(1)), work(2), "the other server has not said more yet");
+    repeat.say(delta("two", &json!({ "content": "bc" })).as_bytes()).unwrap();
+    assert_eq!(repeat.work(work(3)), work(3));
+}
+
+#[test]
+fn only_what_is_drawn_the_same_way_is_asked_for_again() {
+    let may = |kind, body: &Value| may_repeat(kind, body.to_string().as_bytes()).is_ok();
+    for body in [
+        json!({}),
+        json!({ "temperature": null }),
+        json!({ "temperature": 0 }),
+        json!({ "temperature": 0.0, "seed": -1 }),
+        json!({ "temperature": 1, "top_k": 1 }),
+        json!({ "temperature": 1, "seed": 7 }),
+        json!({ "mirostat": 2, "seed": 7 }),
+    ] {
+        assert!(may(Kind::Chat, &body), "{body}");
+    }
+    for body in [
+        json!({ "temperature": 0.1 }),
+        json!({ "temperature": 1, "seed": -1 }),
+        json!({ "temperature": 1, "seed": 4_294_967_295_u32 }),
+        json!({ "temperature": 1, "seed": "7" }),
+        json!({ "temperature": 0, "mirostat": 1 }),
+        json!([]),
+    ] {
+        assert!(!may(Kind::Chat, &body), "{body}");
+    }
+    assert!(!may(Kind::Messages, &json!({ "temperature": 1, "seed": 7 })), "no seed comes there");
+}

@@ -1,0 +1,252 @@
+//! Makes the events of a continuation those of the stream that they continue: the same id, names and indices, counters that add
+//! up, one end. Pure.
+//!
+//! A chat is continued by llama-server's own completions, which have no roles and no reasoning: its events become chunks of a
+//! chat. The other kinds are continued in their own dialect.
+
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+use warden_policies::Work;
+
+use super::voice::{DONE, SAME, Why, put, set};
+use crate::answer::assemble::Kind;
+
+/// What is told anew in each event of a continuation.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    pub(super) kind: Kind,
+    /// The first event of the stream.
+    pub(super) frame: Map<String, Value>,
+    /// Tokens that the client had before.
+    pub(super) delivered: u64,
+    /// Tokens of the prompt, as the client sees it.
+    pub(super) prompt: u64,
+    /// The text that the client had before.
+    pub(super) text: String,
+    /// Tokens of the whole answer, at most.
+    pub(super) limit: Option<u64>,
+    pub(super) wants_usage: bool,
+    pub(super) ended: bool,
+}
+
+impl Rest {
+    /// Whether the answer has its end.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The work of the whole answer, of which that of the continuation is known.
+    pub(crate) fn work(&self, continued: Work) -> Work {
+        let output_tokens = continued.output_tokens + self.delivered;
+        let prompt_tokens = continued.prompt_tokens.min(self.prompt);
+        Work { prompt_tokens, output_tokens, ..continued }
+    }
+
+    /// Whole events of the continuation, as the client gets them.
+    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
+        let mut out = Vec::with_capacity(whole.len() + whole.len() / 2);
+        for event in whole.split_inclusive(|byte| *byte == b'\n') {
+            let line = event.trim_ascii_end();
+            if line.starts_with(b":") {
+                out.extend_from_slice(line);
+                out.extend_from_slice(b"\n\n");
+                continue;
+            }
+            let Some(data) = line.strip_prefix(b"data: ").filter(|_| !self.ended) else { continue };
+            if data == b"[DONE]" {
+                return Err("its continuation ended before its last event");
+            }
+            let Ok(Value::Object(event)) = serde_json::from_slice(data) else {
+                return Err("its continuation is not written as llama-server writes one");
+            };
+            if event.contains_key("error") {
+                // The server's own words for what is wrong.
+                put(&mut out, &event);
+                self.ended = true;
+                continue;
+            }
+            match self.kind {
+                Kind::Native => self.native(&mut out, event)?,
+                Kind::Text => self.text(&mut out, event)?,
+                _ => self.chat(&mut out, event)?,
+            }
+        }
+        Ok(out.into())
+    }
+
+    /// Whether the client has as many tokens as it asked for.
+    fn is_full(&self) -> bool {
+        self.limit.is_some_and(|limit| self.delivered >= limit)
+    }
+
+    /// Whether the server counts as many tokens of prompt as it was meant to get: those of the prompt and the delivered ones.
+    fn check(&self, counted: Option<u64>) -> Result<(), Why> {
+        match counted {
+            Some(counted) if counted != self.prompt + self.delivered => {
+                Err("its continuation would not begin where it ended")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives an event the names of the stream.
+    fn rename(&self, event: &mut Map<String, Value>) {
+        for name in SAME {
+            if let Some(value) = self.frame.get(name) {
+                set(event, name, value.clone());
+            }
+        }
+    }
+
+    fn native(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
+        self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
+        let stops = event.get("stop") == Some(&Value::Bool(true));
+        if self.is_full() {
+            if !stops {
+                return Ok(());
+            }
+            set(&mut event, "content", json!(""));
+            set(&mut event, "tokens", json!([]));
+            set(&mut event, "stop_type", json!("limit"));
+            set(&mut event, "tokens_predicted", json!(0));
+        }
+        set(&mut event, "tokens_evaluated", json!(self.prompt));
+        self.tell_timings(&mut event);
+        if let Some(predicted) = event.get("tokens_predicted").and_then(Value::as_u64) {
+            set(&mut event, "tokens_predicted", json!(predicted + self.delivered));
+        }
+        if stops {
+            if let Some(Value::String(prompt)) = event.get_mut("prompt")
+                && let Some(own) = prompt.strip_suffix(&self.text).map(str::to_owned)
+            {
+                *prompt = own;
+            }
+            if let (Some(Value::Object(settings)), Some(limit)) =
+                (event.get_mut("generation_settings"), self.limit)
+            {
+                set(settings, "max_tokens", json!(limit));
+                set(settings, "n_predict", json!(limit));
+            }
+            self.ended = true;
+        }
+        put(out, &event);
+        Ok(())
+    }
+
+    fn text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
+        self.rename(&mut event);
+        self.tell_timings(&mut event);
+        let Some(Value::Array(choices)) = event.get_mut("choices") else {
+            return Err("its continuation has no choices");
+        };
+        let Some(Value::Object(choice)) = choices.first_mut() else {
+            return Err("its continuation has no choices");
+        };
+        let ends = choice.get("finish_reason").is_some_and(|reason| !reason.is_null());
+        let is_full = self.limit.is_some_and(|limit| self.delivered >= limit);
+        if is_full {
+            if !ends {
+                return Ok(());
+            }
+            set(choice, "text", json!(""));
+            set(choice, "finish_reason", json!("length"));
+        }
+        if let Some(Value::Object(usage)) = event.get_mut("usage") {
+            self.check(usage.get("prompt_tokens").and_then(Value::as_u64))?;
+            let made = usage.get("completion_tokens").and_then(Value::as_u64).unwrap_or(0);
+            let all = self.delivered + if is_full { 0 } else { made };
+            set(usage, "completion_tokens", json!(all));
+            set(usage, "prompt_tokens", json!(self.prompt));
+            set(usage, "total_tokens", json!(self.prompt + all));
+            if let Some(Value::Object(details)) = usage.get_mut("prompt_tokens_details") {
+                let cached = details.get("cached_tokens").and_then(Value::as_u64).unwrap_or(0);
+                set(details, "cached_tokens", json!(cached.min(self.prompt)));
+            }
+        }
+        put(out, &event);
+        if ends {
+            out.extend_from_slice(DONE);
+            self.ended = true;
+        }
+        Ok(())
+    }
+
+    fn chat(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
+        self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
+        let Some(Value::String(text)) = event.get_mut("content").map(Value::take) else {
+            return Err("its continuation has no text");
+        };
+        let stops = event.get("stop") == Some(&Value::Bool(true));
+        let is_full = self.is_full();
+        let cached = event.get("timings").and_then(|timings| timings["cache_n"].as_u64()).unwrap_or(0);
+        self.tell_timings(&mut event);
+        let timings = event.get("timings").filter(|timings| timings.is_object()).cloned();
+        if !text.is_empty() && !is_full {
+            let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
+            let beside = timings.clone().filter(|_| !stops).map(|timings| ("timings", timings));
+            put(out, &self.chunk(json!([choice]), beside));
+        }
+        if !stops {
+            return Ok(());
+        }
+        self.ended = true;
+        let is_limit = is_full || event.get("stop_type").is_some_and(|kind| kind == "limit");
+        let reason = if is_limit { "length" } else { "stop" };
+        let choices = json!([{ "finish_reason": reason, "index": 0, "delta": {} }]);
+        let made =
+            if is_full { 0 } else { event.get("tokens_predicted").and_then(Value::as_u64).unwrap_or(0) };
+        if !self.wants_usage {
+            put(out, &self.chunk(choices, timings.map(|timings| ("timings", timings))));
+            out.extend_from_slice(DONE);
+            return Ok(());
+        }
+        let all = self.delivered + made;
+        let usage = json!({
+            "completion_tokens": all, "prompt_tokens": self.prompt, "total_tokens": self.prompt + all,
+            "prompt_tokens_details": { "cached_tokens": cached.min(self.prompt) },
+        });
+        put(out, &self.chunk(choices, None));
+        let mut last = self.chunk(json!([]), Some(("usage", usage)));
+        if let Some(timings) = timings {
+            last.insert("timings".to_owned(), timings);
+        }
+        put(out, &last);
+        out.extend_from_slice(DONE);
+        Ok(())
+    }
+
+    /// Counts of the whole answer; times and speeds stay those of the process that goes on.
+    fn tell_timings(&self, event: &mut Map<String, Value>) {
+        let Some(Value::Object(timings)) = event.get_mut("timings") else { return };
+        let told = |name: &str| timings.get(name).and_then(Value::as_u64).unwrap_or(0);
+        let cached = told("cache_n").min(self.prompt);
+        let counts = [
+            ("cache_n", cached),
+            ("prompt_n", told("prompt_n").min(self.prompt - cached)),
+            ("predicted_n", told("predicted_n") + self.delivered),
+        ];
+        for (name, count) in counts {
+            if timings.contains_key(name) {
+                timings.insert(name.to_owned(), json!(count));
+            }
+        }
+    }
+
+    /// A chunk like the first one of the stream.
+    fn chunk(&self, choices: Value, beside: Option<(&str, Value)>) -> Map<String, Value> {
+        let mut chunk = self.frame.clone();
+        // How far the prompt is, and the first timings, are the first event's own.
+        chunk.retain(|name, _| {
+            SAME.contains(&name.as_str()) || ["choices", "object"].contains(&name.as_str())
+        });
+        set(&mut chunk, "choices", choices);
+        if let Some((name, value)) = beside {
+            chunk.insert(name.to_owned(), value);
+        }
+        chunk
+    }
+}
+
+#[cfg(test)]
+#[path = "rest_tests.rs"]
+mod tests;

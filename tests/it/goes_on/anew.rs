@@ -1,0 +1,167 @@
+//! Answers that are more than a text: thoughts, calls of tools, what a grammar shapes, and those of other routes. With a
+//! temperature of 0, or a seed, the next process is asked for the same once more, and its client gets what it lacks.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
+
+/// Renders what a model with tools and thoughts is given; the thought begins in the prompt if that is wished.
+const TEMPLATE: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
+    To call one: <tool_call>\n{\"name\": <name>, \"arguments\": <arguments>}\n</tool_call><|im_end|>\n{% endif -%}\
+    {%- for m in messages -%}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif -%}\
+    {%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for p in m.content or [] -%}{{ p.text }}{%- endfor -%}{%- endif -%}\
+    {%- for call in m.tool_calls or [] %}\n<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor -%}\
+    <|im_end|>\n{% endfor -%}\
+    {%- if add_generation_prompt -%}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}{% endif -%}";
+
+/// A llama-server with that template.
+async fn thinking(preset: Preset) -> Result<(tempfile::TempDir, Warden), Trouble> {
+    let home = tempfile::tempdir()?;
+    let template = home.path().join("tools.jinja");
+    std::fs::write(&template, TEMPLATE)?;
+    let flags = ["--jinja", "--chat-template-file", template.to_str().context("a path")?];
+    let warden = started(preset, "1", &flags).await?;
+    Ok((home, warden))
+}
+
+/// Requests of all routes, by what is asked of them. Each is answered with the same again.
+fn requests() -> Vec<(&'static str, &'static str, Value)> {
+    let messages = json!([{ "role": "user", "content": "tell — 漢字" }]);
+    let schema = json!({ "type": "object", "required": ["name", "n"], "properties": {
+        "name": { "type": "string", "minLength": 24, "maxLength": 40 }, "n": { "type": "integer" } } });
+    let thinks = json!({ "enable_thinking": true });
+    let silent = json!({ "enable_thinking": false });
+    let with = |own: Value, more: Value| {
+        let mut body =
+            json!({ "model": "m", "stream": true, "temperature": 0, "chat_template_kwargs": silent });
+        for (name, value) in own.as_object().into_iter().chain(more.as_object()).flatten() {
+            body[name] = value.clone();
+        }
+        body
+    };
+    let chat = |more: Value| with(json!({ "messages": messages, "max_tokens": 48 }), more);
+    let format = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
+    let grammar = "root ::= (\" \" [a-z]+ \",\")+ \"end\"";
+    let usage = json!({ "include_usage": true });
+    vec![
+        ("a thought", CHAT, chat(json!({ "chat_template_kwargs": thinks, "stream_options": usage }))),
+        (
+            "a thought and a text",
+            CHAT,
+            chat(json!({ "chat_template_kwargs": thinks, "reasoning_budget_tokens": 20 })),
+        ),
+        ("a schema", CHAT, chat(json!({ "response_format": format, "max_tokens": 120 }))),
+        ("any JSON", CHAT, chat(json!({ "response_format": { "type": "json_object" } }))),
+        ("a grammar", CHAT, chat(json!({ "grammar": grammar, "stream_options": usage }))),
+        ("a seed", CHAT, chat(json!({ "temperature": 0.9, "seed": 7, "mirostat": 2 }))),
+        (
+            "a schema",
+            "/completion",
+            with(json!({ "prompt": "once", "n_predict": 120, "json_schema": schema }), json!({})),
+        ),
+        (
+            "a grammar",
+            "/completion",
+            with(json!({ "prompt": "once", "n_predict": 48, "grammar": grammar }), json!({})),
+        ),
+        (
+            "a grammar",
+            "/v1/completions",
+            with(json!({ "prompt": "once", "max_tokens": 48, "grammar": grammar }), json!({})),
+        ),
+        ("a text", MESSAGES, chat(json!({ "system": "be brief" }))),
+        ("a thought", MESSAGES, chat(json!({ "chat_template_kwargs": thinks }))),
+        (
+            "a thought and a text",
+            MESSAGES,
+            chat(
+                json!({ "chat_template_kwargs": thinks, "thinking": { "type": "enabled", "budget_tokens": 20 } }),
+            ),
+        ),
+        ("a text", RESPONSES, with(json!({ "input": "tell", "max_output_tokens": 48 }), json!({}))),
+        (
+            "a thought and a text",
+            RESPONSES,
+            with(
+                json!({ "input": "tell", "instructions": "be brief", "max_output_tokens": 48 }),
+                json!({ "chat_template_kwargs": thinks, "reasoning_budget_tokens": 20 }),
+            ),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn whatever_is_drawn_the_same_way_again_is_the_answer_that_nobody_disturbed() -> Outcome {
+    let (_home, warden) = thinking(Preset::Slow).await?;
+    let mut told = BTreeMap::<String, (u64, u64)>::new();
+    for (what, path, body) in requests() {
+        let wanted = asked(&warden, path, &body, None).await?;
+        assert!(wanted.error.is_none() && wanted.ends.len() == 1, "{path}, {what}: {wanted:?}");
+        let events = 1.max(wanted.text.len().max(wanted.reasoning.len()) / 8).min(40);
+        let places = (0..kills()).map(|kill| 1 + (usize::try_from(kill).unwrap_or(0) + 1) * 29 % events);
+        let (whole, ended) = disturbed(&warden, path, &body, places, "says something else").await?;
+        told.insert(format!("{path}, {what}"), (whole, ended));
+    }
+    for (what, (whole, ended)) in &told {
+        println!("{what}: {whole} went on, {ended} ended with an error");
+        assert_eq!(*ended, 0, "{what}: one slot, the same answer");
+    }
+    let all: u64 = told.values().map(|(whole, _)| whole).sum();
+    println!("{all} of {} streams went on", told.values().map(|(whole, ended)| whole + ended).sum::<u64>());
+    Ok(())
+}
+
+/// The same question with a tool, in the words of each route.
+fn with_tools() -> [(&'static str, Value); 3] {
+    let parameters = json!({ "type": "object", "required": ["city"], "properties": { "city": { "type": "string", "minLength": 30, "maxLength": 60 } } });
+    let messages = json!([{ "role": "user", "content": "call it" }]);
+    let function = json!({ "name": "weather", "parameters": parameters });
+    let common = json!({ "model": "m", "stream": true, "temperature": 0, "chat_template_kwargs": { "enable_thinking": false } });
+    let with = |own: Value| {
+        let mut body = common.clone();
+        for (name, value) in own.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        body
+    };
+    let mut flat = function.clone();
+    flat["type"] = json!("function");
+    [
+        (
+            CHAT,
+            with(json!({ "messages": messages, "max_tokens": 300, "tool_choice": "required",
+                "tools": [{ "type": "function", "function": function }] })),
+        ),
+        (
+            MESSAGES,
+            with(json!({ "messages": messages, "max_tokens": 300, "tool_choice": { "type": "any" },
+                "tools": [{ "name": "weather", "input_schema": parameters }] })),
+        ),
+        (
+            RESPONSES,
+            with(
+                json!({ "input": "call it", "max_output_tokens": 300, "tool_choice": "required", "tools": [flat] }),
+            ),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn a_call_of_a_tool_arrives_whole_wherever_its_server_was_killed() -> Outcome {
+    let (_home, warden) = thinking(Preset::Tools).await?;
+    for (path, body) in with_tools() {
+        let wanted = asked(&warden, path, &body, None).await?;
+        let mut calls = wanted.calls.split("weather").skip(1);
+        let first = calls.next().and_then(|call| serde_json::from_str::<Value>(call).ok());
+        assert!(first.is_some_and(|call| call["city"].is_string()), "{path}: {wanted:?}");
+        assert_eq!(wanted.call_ids, wanted.calls.matches("weather").count(), "{path}: {wanted:?}");
+        let places = (0..kills()).map(|kill| 1 + (usize::try_from(kill).unwrap_or(0) + 1) * 29 % 60);
+        let (whole, ended) = disturbed(&warden, path, &body, places, "says something else").await?;
+        println!("{path}, calls of tools: {whole} went on, {ended} ended with an error");
+        assert_eq!(ended, 0, "{path}");
+    }
+    Ok(())
+}
