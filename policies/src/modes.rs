@@ -38,6 +38,17 @@ pub enum OnDeath {
     Error,
 }
 
+/// Whether what conversations will need next goes along when a process is replaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Warm {
+    /// Slots by file where the build, the model and the disk allow it, else their prompts are evaluated again.
+    #[default]
+    Auto,
+    /// Nothing of a conversation is kept, and the next process begins cold.
+    Off,
+}
+
 /// How a client's leaving ends its work where the answer is no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

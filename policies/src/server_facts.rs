@@ -19,6 +19,10 @@ pub struct ServerFacts {
     /// about b8485. A server that is started with more slots than when it was measured may serve more, never fewer.
     /// `None`: unknown.
     pub http_threads: Option<u32>,
+    /// Whether it can be told where to save slots, and lets nobody but who may save them see what is there. Not so `ik_llama.cpp`, which
+    /// lists them for everybody. `None`: unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slot_files: Option<bool>,
 }
 
 /// When the head of a streamed answer is sent: what a connection that ends without one proves.
@@ -67,6 +71,7 @@ mod tests {
             stream_head: StreamHead::BeforeFirstToken,
             unix_sockets: Some(true),
             http_threads: Some(3),
+            slot_files: None,
         };
         let text = serde_json::to_string(&facts).unwrap();
         assert_eq!(text, r#"{"stream_head":"before_first_token","unix_sockets":true,"http_threads":3}"#);

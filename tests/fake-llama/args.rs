@@ -39,6 +39,8 @@ pub(crate) struct Args {
     pub(crate) cache_ram: i64,
     /// `--api-key`.
     pub(crate) api_key: Option<String>,
+    /// `--slot-save-path`: a directory.
+    pub(crate) slot_save_path: Option<PathBuf>,
     /// `--embeddings`: accepted; embeddings are always served.
     pub(crate) mmproj: bool,
 }
@@ -59,6 +61,7 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
         metrics: false,
         cache_ram: 8192,
         api_key: None,
+        slot_save_path: None,
         mmproj: false,
     };
     let mut alias = None;
@@ -80,6 +83,16 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
             "-ub" | "--ubatch-size" => args.ubatch = number(flag, value()?)?,
             "-cram" | "--cache-ram" => args.cache_ram = number(flag, value()?)?,
             "--api-key" => args.api_key = Some(value()?.to_owned()),
+            "--slot-save-path" => {
+                let path = PathBuf::from(value()?);
+                if !path.is_dir() {
+                    return Err(format!(
+                        "error while handling argument \"{flag}\": not a directory: {}",
+                        path.display()
+                    ));
+                }
+                args.slot_save_path = Some(path);
+            }
             "--metrics" => args.metrics = true,
             "-mm" | "--mmproj" => {
                 value()?;

@@ -15,6 +15,7 @@ use crate::leak::Leak;
 use crate::ledger::Ledger;
 use crate::report::Report;
 use crate::script::{Fault, OnTerm, Script};
+use crate::slots::Slots;
 use crate::vram::Vram;
 
 /// A switch that is turned once and can be waited for.
@@ -53,6 +54,8 @@ pub(crate) struct Engine {
     pub(crate) ledger: Ledger,
     pub(crate) leak: Leak,
     pub(crate) cache: Cache,
+    /// What the slots hold.
+    pub(crate) held: Slots,
     pub(crate) report: Report,
     /// What it is said to hold on a GPU.
     pub(crate) vram: Vram,
@@ -95,6 +98,7 @@ impl Engine {
             ledger,
             leak: Leak::default(),
             cache,
+            held: Slots::new(slots),
             report: Report::default(),
             vram: Vram::default(),
             tasks: TaskTracker::new(),
@@ -158,7 +162,7 @@ impl Engine {
     }
 
     /// Waits, first come first served, for a slot. Nothing has been sent to the client until then.
-    pub(crate) async fn slot(self: &Arc<Self>, ordinal: u64) -> Slot {
+    pub(crate) async fn slot(self: &Arc<Self>, ordinal: u64, prompt: &[u32], asked: Option<usize>) -> Slot {
         let waiting = Waiting::new(self);
         let permit = Arc::clone(&self.permits).acquire_owned().await;
         drop(waiting);
@@ -166,7 +170,9 @@ impl Engine {
             self.hang().await;
         }
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = slots.iter().position(Option::is_none).unwrap_or(0);
+        let free: Vec<usize> = (0..slots.len()).filter(|index| slots[*index].is_none()).collect();
+        let first = free.first().copied().unwrap_or(0);
+        let index = if prompt.is_empty() { first } else { self.held.choose(&free, prompt, asked) };
         slots[index] = Some(ordinal);
         Slot { engine: Arc::clone(self), index, _permit: permit.ok() }
     }

@@ -29,6 +29,7 @@ use crate::ledger::Begun;
 use crate::reply::{Reply, error, full, ok, reply};
 use crate::script::{StreamHead, What};
 use crate::shape::{Facts, Shape, event};
+use crate::slots::{self, Kept};
 use crate::wire::Wire;
 use warden_rig::words::{Key, count_parts, count_words};
 
@@ -130,7 +131,11 @@ fn plan(
         Shape::Infill => &parts,
         _ => shape.required().map_or(&Value::Null, |field| &request[field]),
     };
+    let keeps = engine.script().kept != Kept::Nothing && generates;
+    let spelled = if keeps { slots::spelled(request) } else { Vec::new() };
+    let asked_slot = request["id_slot"].as_u64().and_then(|slot| usize::try_from(slot).ok());
     Ok(Plan {
+        asked: asked_slot,
         id,
         said,
         ordinal,
@@ -150,13 +155,19 @@ fn plan(
         facts: Facts {
             id: format!("chatcmpl-{}", key.short()),
             model: engine.args.alias.clone(),
-            prompt_tokens: begun.map_or_else(|| count_words(prompt), |begun| begun.words + said),
+            prompt_tokens: match begun {
+                _ if !spelled.is_empty() => spelled.len() as u64,
+                Some(begun) => begun.words + said,
+                None => count_words(prompt),
+            },
+            cached: 0,
             tokens: 0,
             by_limit: asked == Some(limit),
             slot: 0,
             prompt_ms: 0.0,
             predicted_ms: 0.0,
         },
+        prompt: spelled,
     })
 }
 

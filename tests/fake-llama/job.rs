@@ -14,6 +14,7 @@ use crate::leak::Units;
 use crate::ledger::Begun;
 use crate::script::{Fault, StreamHead, What};
 use crate::shape::Facts;
+use crate::slots::Kept;
 use crate::wire::Wire;
 use crate::{dirty, signals};
 use warden_rig::words::Key;
@@ -62,6 +63,8 @@ pub(crate) struct Job {
     fault: Option<Fault>,
     streaming: bool,
     begun: Instant,
+    /// The token that was generated last, which is evaluated with the next one.
+    last: Option<String>,
     /// What the answer reports.
     pub(crate) facts: Facts,
 }
@@ -80,12 +83,18 @@ pub(crate) struct Plan {
     pub(crate) images: u64,
     pub(crate) audio: u64,
     pub(crate) begun: Begun,
+    /// Tokens of the prompt, where slots keep what they hold.
+    pub(crate) prompt: Vec<u32>,
+    /// The slot that was asked for.
+    pub(crate) asked: Option<usize>,
 }
 
 impl Job {
     /// Waits for a slot and begins.
     pub(crate) async fn begin(engine: Arc<Engine>, wire: Wire, plan: Plan) -> Self {
-        let slot = engine.slot(plan.ordinal).await;
+        let slot = engine.slot(plan.ordinal, &plan.prompt, plan.asked).await;
+        let busy: Vec<bool> = engine.slots().iter().map(Option::is_some).collect();
+        let cached = engine.held.begin(engine.script().kept, slot.index, &plan.prompt, &busy);
         engine.ledger.begun(&plan.id, plan.ordinal, &plan.begun);
         let (told, id, ordinal) = (Arc::clone(&engine), plan.id.clone(), plan.ordinal);
         wire.at_first_byte(move || told.ledger.head(&id, ordinal));
@@ -109,6 +118,7 @@ impl Job {
         engine.prompt_tokens.fetch_add(plan.facts.prompt_tokens, Ordering::Relaxed);
         let mut facts = plan.facts;
         facts.slot = slot.index;
+        facts.cached = cached;
         Self {
             engine,
             slot: Some(slot),
@@ -121,6 +131,7 @@ impl Job {
             fault: plan.fault,
             streaming: plan.streaming,
             begun: Instant::now(),
+            last: None,
             facts,
         }
     }
@@ -133,7 +144,11 @@ impl Job {
     /// The pause between the slot and the first token.
     pub(crate) async fn prompt(&mut self) {
         let script = self.engine.script();
-        self.pause(Duration::from_millis(script.prompt_ms)).await;
+        let evaluated = self.facts.prompt_tokens.saturating_sub(self.facts.cached);
+        #[expect(clippy::cast_precision_loss, reason = "prompts are small")]
+        let evaluating =
+            Duration::from_secs_f64(script.ms_per_prompt_token.max(0.0) * evaluated as f64 / 1000.0);
+        self.pause(Duration::from_millis(script.prompt_ms) + evaluating).await;
         self.facts.prompt_ms = self.elapsed_ms();
     }
 
@@ -155,6 +170,12 @@ impl Job {
         }
         let text = self.key.token(self.said + self.facts.tokens, script.token_bytes);
         self.facts.tokens += 1;
+        let before = self.last.replace(text.clone());
+        if let (Some(before), Some(slot)) = (before, &self.slot)
+            && script.kept != Kept::Nothing
+        {
+            self.engine.held.push(slot.index, &before);
+        }
         self.facts.predicted_ms = (self.elapsed_ms() - self.facts.prompt_ms).max(0.001);
         self.engine.predicted_tokens.fetch_add(1, Ordering::Relaxed);
         self.engine.leak.pay(&script, Units { output_tokens: 1, ..Units::default() });

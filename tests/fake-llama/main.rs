@@ -29,6 +29,7 @@ mod say;
 mod script;
 mod shape;
 mod signals;
+mod slots;
 mod start;
 mod vram;
 mod wire;
@@ -46,7 +47,8 @@ fn main() -> ExitCode {
         }
         Ok(args::Parsed::Help) => {
             say::out(
-                "----- common params -----\n\n-h,    --help, --usage                  print usage and exit",
+                "----- common params -----\n\n-h,    --help, --usage                  print usage and exit\n\
+                 --slot-save-path PATH                   path to save slot kv cache (default: disabled)",
             );
             return ExitCode::SUCCESS;
         }

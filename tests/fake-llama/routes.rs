@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use crate::engine::Engine;
 use crate::reply::{Reply, error, full, ok, reply};
 use crate::shape::Shape;
+use crate::slots::{self, FileFault, Kept};
 use crate::wire::Wire;
 use crate::{clock, control};
 use crate::{generate, goes_on};
@@ -42,6 +44,9 @@ pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Inc
         engine.hang().await;
     }
     if head.method == Method::POST {
+        if let Some(slot) = path.strip_prefix("/slots/") {
+            return slot_action(&engine, slot, head.uri.query().unwrap_or_default(), body).await;
+        }
         let Some(shape) = Shape::of(&path) else { return small_post(&engine, &path, body).await };
         // A half-sent body keeps the connection, and SIGTERM, waiting.
         let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
@@ -96,14 +101,65 @@ async fn small_post(engine: &Engine, path: &str, body: Incoming) -> Reply {
             Err(wrong) => generate::bad_json(&wrong),
         },
         "/tokenize" => match serde_json::from_slice::<Value>(&body) {
+            Ok(value) if engine.script().kept != Kept::Nothing && value["with_pieces"] != true => {
+                ok(&json!({ "tokens": slots::spelled(&json!({ "prompt": value["content"] })) }))
+            }
             Ok(value) => ok(&goes_on::tokens(&value)),
             Err(wrong) => generate::bad_json(&wrong),
         },
         "/apply-template" => match serde_json::from_slice::<Value>(&body) {
+            Ok(value) if engine.script().kept != Kept::Nothing => {
+                ok(&json!({ "prompt": slots::rendered(&value["messages"]) }))
+            }
             Ok(value) => ok(&goes_on::rendered(&value)),
             Err(wrong) => generate::bad_json(&wrong),
         },
         _ => not_found(),
+    }
+}
+
+/// Saves, restores or empties a slot.
+async fn slot_action(engine: &Engine, slot: &str, query: &str, body: Incoming) -> Reply {
+    let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
+    let Some(directory) = &engine.args.slot_save_path else {
+        let why = "This server does not support slots action. Start it with `--slot-save-path`";
+        return error(501, "not_supported_error", why);
+    };
+    let Some(slot) = slot.parse().ok().filter(|slot| *slot < engine.args.slots as usize) else {
+        return error(400, "invalid_request_error", "Invalid slot ID");
+    };
+    let script = engine.script();
+    if query == "action=erase" {
+        return ok(&json!({ "id_slot": slot, "n_erased": engine.held.erase(slot) }));
+    }
+    let asked: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
+    let name = asked["filename"].as_str().filter(|name| !name.is_empty() && !name.contains('/'));
+    let Some(name) = name else { return error(400, "invalid_request_error", "Invalid filename") };
+    let path = directory.join(name);
+    // Deferred while the slot is busy.
+    while engine.slots()[slot].is_some() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let saves = query == "action=save";
+    let fault = if saves { script.save_fault } else { script.restore_fault };
+    match fault {
+        Some(FileFault::Error) => return error(400, "invalid_request_error", "Unable to do that"),
+        Some(FileFault::Garbage) => return reply(StatusCode::OK, "text/plain", full("what?")),
+        _ => {}
+    }
+    if saves {
+        tokio::time::sleep(Duration::from_millis(script.save_ms)).await;
+        let (file, tokens) = engine.held.save(slot);
+        let written = if fault.is_some() { &file[..file.len() / 2] } else { &file };
+        if std::fs::write(&path, written).is_err() {
+            return error(500, "server_error", "Unable to write");
+        }
+        return ok(&json!({ "id_slot": slot, "filename": name, "n_saved": tokens, "n_written": file.len() }));
+    }
+    let restored = std::fs::read(&path).ok().and_then(|file| engine.held.restore(script.kept, slot, &file));
+    match restored {
+        Some(tokens) => ok(&json!({ "id_slot": slot, "filename": name, "n_restored": tokens, "n_read": 1 })),
+        None => error(400, "invalid_request_error", "Unable to restore slot"),
     }
 }
 
@@ -129,10 +185,16 @@ fn props(engine: &Engine) -> Value {
 }
 
 fn slots(engine: &Engine) -> Value {
+    let held = engine.held.told();
     let one = |(id, task): (usize, Option<u64>)| {
-        json!({"id": id, "n_ctx": engine.args.context / u64::from(engine.args.slots), "speculative": false,
-               "is_processing": task.is_some(), "id_task": task,
-               "next_token": [{"n_decoded": engine.predicted_tokens.load(Ordering::Relaxed)}]})
+        let (tokens, used) = held[id];
+        let mut slot = json!({"id": id, "n_ctx": engine.args.context / u64::from(engine.args.slots), "speculative": false,
+               "is_processing": task.is_some(), "id_task": task.or((used > 0).then_some(used)),
+               "next_token": [{"n_decoded": engine.predicted_tokens.load(Ordering::Relaxed)}]});
+        if used > 0 {
+            slot["n_prompt_tokens"] = tokens.into();
+        }
+        slot
     };
     engine.slots().into_iter().enumerate().map(one).collect()
 }

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::slots::{FileFault, Kept};
+
 /// Variables that are settings of ours and not fields of [`Script`].
 const NOT_FIELDS: [&str; 2] = ["FAKE_LLAMA_SCRIPT", "FAKE_LLAMA_LEDGER"];
 
@@ -96,6 +98,18 @@ pub(crate) struct Script {
     pub(crate) report: ReportKind,
     /// What is given back where `LLAMA_WARDEN_RECLAIM` says; absent: it is a plain build, and does not know the variable.
     pub(crate) reclaim: Option<crate::reclaim::Reclaim>,
+    /// How slots keep what they hold.
+    pub(crate) kept: Kept,
+    /// Milliseconds that evaluating a token of prompt takes, where slots keep what they hold.
+    pub(crate) ms_per_prompt_token: f64,
+    /// Milliseconds that saving a slot takes.
+    pub(crate) save_ms: u64,
+    /// What goes wrong with saving.
+    pub(crate) save_fault: Option<FileFault>,
+    /// What goes wrong with restoring.
+    pub(crate) restore_fault: Option<FileFault>,
+    /// Refuses `--slot-save-path`, as a server does that is started where the directory is not.
+    pub(crate) no_slot_path: bool,
     /// Paths whose requests are never answered.
     pub(crate) hangs_on: Vec<String>,
     /// Everything that goes wrong with single requests.

@@ -29,6 +29,8 @@ pub(crate) struct Facts {
     pub(crate) id: String,
     pub(crate) model: String,
     pub(crate) prompt_tokens: u64,
+    /// Of these, tokens that the slot had.
+    pub(crate) cached: u64,
     pub(crate) tokens: u64,
     /// The limit, not the text, ended it.
     pub(crate) by_limit: bool,
@@ -44,11 +46,11 @@ impl Facts {
 
     fn usage(&self) -> Value {
         json!({"completion_tokens": self.tokens, "prompt_tokens": self.prompt_tokens,
-               "total_tokens": self.prompt_tokens + self.tokens, "prompt_tokens_details": {"cached_tokens": 0}})
+               "total_tokens": self.prompt_tokens + self.tokens, "prompt_tokens_details": {"cached_tokens": self.cached}})
     }
 
     fn timings(&self) -> Value {
-        json!({"cache_n": 0, "prompt_n": self.prompt_tokens, "prompt_ms": self.prompt_ms,
+        json!({"cache_n": self.cached, "prompt_n": self.prompt_tokens - self.cached, "prompt_ms": self.prompt_ms,
                "predicted_n": self.tokens, "predicted_ms": self.predicted_ms})
     }
 }

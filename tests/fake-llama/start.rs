@@ -26,6 +26,11 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if let Some(path) = args.slot_save_path.as_ref().filter(|_| script.no_slot_path) {
+        let path = path.display();
+        say::err(&format!("error while handling argument \"--slot-save-path\": not a directory: {path}"));
+        return ExitCode::FAILURE;
+    }
     // What the real one notices before it listens.
     if let Some(early @ (Fail::BadFlag | Fail::MissingLibrary | Fail::PortInUse)) = script.fail {
         return fail(early, &args, &script).await;

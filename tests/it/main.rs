@@ -52,4 +52,6 @@ mod tcp;
 mod tls;
 mod tracing;
 mod vram;
+mod warm;
+mod warm_real;
 mod wedged;

@@ -61,7 +61,7 @@ pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
-pub use serving::{Log, Model, Quarantine, Queue, Server, Upstream};
+pub use serving::{Log, Model, Quarantine, Queue, Server, Upstream, Warmth};
 
 /// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
 pub const TEXT: &str = include_str!("../defaults.toml");
@@ -88,6 +88,8 @@ section!(
         quarantine: Quarantine,
         /// How a model runs.
         model: Model,
+        /// What goes along when a process is replaced.
+        warmth: Warmth,
         /// Our own log.
         log: Log,
         /// Start, probe, drain, stop.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::duration::duration;
 use super::key::{Key, Section, Takes};
 use crate::hosts::Names;
-use crate::modes::{Cancel, OnDeath, Replace, Socket};
+use crate::modes::{Cancel, OnDeath, Replace, Socket, Warm};
 use crate::origins::Origins;
 use crate::units::ByteSize;
 
@@ -171,6 +171,37 @@ section!(
         /// executes it once more, or computes the rest of its stream (docs/continuation.md), `error` answers 502 or ends the
         /// stream with an error. Only for requests that change nothing in the server.
         pub on_death: OnDeath where Takes::OneOf(&["continue", "error"]),
+        /// What goes along when a process is replaced as planned: with `auto` the slots of the latest conversations, by file or by
+        /// evaluating their prompts again, so that their next turn need not (docs/warm.md); `off` keeps nothing of any request. A
+        /// change takes effect for processes that start after it.
+        pub warm: Warm where Takes::OneOf(&["auto", "off"]),
+        /// Bytes of slot files of one replacement, at most; they lie in `paths.runtime_dir` for as long as it takes. `0` writes none.
+        pub warm_bytes: ByteSize,
+    }
+);
+
+section!(
+    /// What goes along when a process is replaced.
+    #[derive(Copy)]
+    Warmth of "warmth" {
+        /// Tokens of a conversation below which its next turn may as well evaluate them.
+        least_tokens: u64,
+        /// Conversations of one model that are known at a time.
+        conversations: usize,
+        /// Bytes of their requests and answers that are kept, for each model.
+        kept_bytes: ByteSize,
+        /// Saving, restoring and proving take no longer while no process takes requests.
+        before_gate: Duration = "duration",
+        /// The same, and evaluating, while the old process serves.
+        beside: Duration = "duration",
+        /// For so long prompts are evaluated behind the gate whenever nothing else runs.
+        behind_gate: Duration = "duration",
+        /// Such an evaluation begins when nothing has run for so long.
+        quiet_for: Duration = "duration",
+        /// A piece of it takes about this long: whoever comes waits for its end.
+        piece: Duration = "duration",
+        /// Share of a disk's free room, or of free memory where the files lie there, that slot files take at most.
+        room: f64,
     }
 );
 

@@ -84,6 +84,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         policy: None,
         last_failure: None,
         outage: None,
+        warm: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
     };

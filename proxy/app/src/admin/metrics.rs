@@ -15,6 +15,7 @@ use warden_gateway::{Gauges, KeyCounts, Limit, Record};
 use warden_policies::MemoryLimit;
 use warden_policies::lifecycle::Phase;
 use warden_policies::units::exact;
+use warden_policies::warmth::{Cold, Warmth};
 use warden_supervisor::{EventKind, FleetView};
 
 use super::answer::Budgets;
@@ -34,6 +35,7 @@ labels! {
     ResultLabels { model: String, result: &'static str }
     ComponentLabels { model: String, component: &'static str }
     ActionLabels { model: String, action: String }
+    OutcomeLabels { model: String, outcome: &'static str }
     KindLabels { model: String, kind: &'static str }
     ReplicaLabels { model: String, replica: u32 }
     LimitLabel { limit: &'static str }
@@ -60,6 +62,10 @@ families! {
         crashes: Family<ModelLabel, Counter> = "crashes", "Unexpected ends of a backend";
         carried_over: Family<ModelLabel, Counter>
             = "requests_carried_over", "Requests that waited through a replacement";
+        warm: Family<OutcomeLabels, Counter>
+            = "warm_conversations", "Conversations of processes that were replaced, by what became of them";
+        slot_files: Family<ModelLabel, Counter>
+            = "slot_files" in Unit::Bytes, "Slots that went to the next process by files";
         in_flight: Family<ModelLabel, Gauge> = "in_flight", "Requests on a backend";
         waiting: Family<ModelLabel, Gauge> = "queue_waiting", "Requests waiting for a backend";
         known_requests: Family<KindLabels, Gauge>
@@ -119,6 +125,9 @@ impl Metrics {
                 self.carried_over
                     .get_or_create(&ModelLabel { model: model.clone() })
                     .inc_by(entry.carried_over);
+                if let Some(warmth) = &entry.warm {
+                    self.warmed(&model, warmth);
+                }
                 if entry.failed.is_none() {
                     let mode = entry.mode.as_str();
                     self.gap_seconds
@@ -126,6 +135,7 @@ impl Metrics {
                         .observe(exact(entry.gap_ms) / 1000.0);
                 }
             }
+            EventKind::Warmed { warmth } => self.warmed(&model, warmth),
             EventKind::PromptTooLarge { action, .. } => {
                 self.prompts_too_large.get_or_create(&ActionLabels { model, action: action.clone() }).inc();
             }
@@ -133,6 +143,19 @@ impl Metrics {
                 self.crashes.get_or_create(&ModelLabel { model }).inc();
             }
             _ => {}
+        }
+    }
+
+    /// What became of conversations. Those that are due are counted when that is done.
+    fn warmed(&self, model: &str, warmth: &Warmth) {
+        let cold = Cold::ALL.map(|cold| (cold.as_str(), warmth.cold.get(&cold).copied().unwrap_or(0)));
+        let warm =
+            [("carried", warmth.carried), ("evaluated", warmth.evaluated), ("unproven", warmth.unproven)];
+        for (outcome, count) in warm.into_iter().chain(cold).filter(|(_, count)| *count > 0) {
+            self.warm.get_or_create(&OutcomeLabels { model: model.to_owned(), outcome }).inc_by(count);
+        }
+        if warmth.bytes > 0 {
+            self.slot_files.get_or_create(&ModelLabel { model: model.to_owned() }).inc_by(warmth.bytes);
         }
     }
 

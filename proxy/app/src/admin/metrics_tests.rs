@@ -184,6 +184,7 @@ fn view() -> FleetView {
         policy: None,
         last_failure: None,
         outage: None,
+        warm: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
     };

@@ -124,6 +124,7 @@ mod tests {
             policy: None,
             last_failure: None,
             outage: None,
+            warm: None,
             replace_note: None,
             quarantine: QuarantineView { requests, quarantined: 1, refusals: 3 },
         };

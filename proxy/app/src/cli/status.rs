@@ -41,6 +41,9 @@ pub(crate) fn table(status: &Status) -> String {
         if let Some(last) = notes.last_mut().filter(|_| blind) {
             last.push("VRAM: no GPU is visible here, so the budgets on it are off".to_owned());
         }
+        if let (Some(warm), Some(last)) = (&model.warm, notes.last_mut()) {
+            last.push(format!("last replacement: {warm}"));
+        }
         let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
         if let Some(last) = notes.last_mut().filter(|_| refused > 0) {
             last.push(format!(
@@ -209,6 +212,7 @@ mod tests {
             policy: None,
             last_failure: None,
             outage: None,
+            warm: None,
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
         }

@@ -62,6 +62,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             };
             format!("asked to give memory back ({}): {}{enough}", entry.reason, entry.words())
         }
+        EventKind::Warmed { warmth } => format!("behind the gate: {warmth}"),
         EventKind::Verdict { message, .. }
         | EventKind::Unwell { message, .. }
         | EventKind::SettingLost { message }
@@ -133,9 +134,10 @@ fn done(entry: &LedgerEntry) -> String {
         }
         _ => ("memory".to_owned(), memory(entry.host_before), memory(entry.host_after)),
     };
+    let warm = entry.warm.as_ref().map(|warm| format!("; {warm}")).unwrap_or_default();
     format!(
         "recycle done: {}, {}, unavailable {} ms; {} waited, {} finished on the old process, {} aborted; {what} {before} -> \
-         {after}",
+         {after}{warm}",
         entry.reason,
         entry.mode.as_str(),
         entry.gap_ms,

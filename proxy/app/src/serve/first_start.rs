@@ -80,6 +80,7 @@ mod tests {
             policy: None,
             last_failure: kind.map(failure),
             outage: None,
+            warm: None,
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
         };

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use warden_builder::verify::{Door, Measured, Remembered, measure, measuring_flags, measuring_model};
+use warden_policies::ServerFacts;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::spec::{Command, ModelSpec, Socket};
@@ -79,7 +80,9 @@ impl Job {
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         for spec in using() {
-            fleet.learn(&spec.name, binary, server_facts::of(measured, &spec.command, cores)).await;
+            let facts = server_facts::of(measured, &spec.command, cores);
+            let facts = ServerFacts { slot_files: spec.facts.slot_files, ..facts };
+            fleet.learn(&spec.name, binary, facts).await;
         }
     }
 

@@ -6,4 +6,5 @@ pub(crate) mod continuation;
 pub(crate) mod flight;
 pub(crate) mod meter;
 pub(crate) mod relay;
+pub(crate) mod remember;
 mod resuming;

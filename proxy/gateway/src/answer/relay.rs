@@ -33,6 +33,7 @@ use crate::answer::assemble::{Kind, is_events};
 use crate::answer::continuation::{self, Cut, DONE, Repeat, Stage, Transcript, Voice};
 use crate::answer::flight::Flight;
 use crate::answer::meter::Meter;
+use crate::answer::remember::Remember;
 use crate::answer::resuming::Resuming;
 use crate::backend::again::Again;
 use crate::backend::attempts::{Backend, Relayed};
@@ -104,6 +105,8 @@ pub(crate) struct Relay {
     terms: Option<EventTerms>,
     /// The request, as long as it may be executed again or its answer go on elsewhere.
     again: Option<Box<Again>>,
+    /// The request and its answer, for the process that follows.
+    remember: Option<Box<Remember>>,
     /// What the client has of a stream that may go on elsewhere.
     heard: Option<Box<Transcript>>,
     /// How the rest of a stream is told that another backend began.
@@ -130,6 +133,7 @@ impl Relay {
         flight: Flight,
         backend: Backend,
         again: Option<Box<Again>>,
+        remember: Option<Box<Remember>>,
         terms: &RelayTerms,
     ) -> Self {
         let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
@@ -150,6 +154,7 @@ impl Relay {
             events: terms.events.map(|terms| Events::new(terms.limit)),
             terms: terms.events,
             again,
+            remember,
             heard,
             voice: None,
             resuming: None,
@@ -316,25 +321,27 @@ impl Relay {
         if let Some(meter) = &mut self.meter {
             meter.feed(&piece);
         }
-        let piece = match &mut self.events {
-            Some(events) => {
-                let before = events.seen();
-                let piece = events.pass(piece);
-                if let Some(lease) = &self.lease {
-                    lease.note_events(events.seen() - before);
-                }
-                let begins = before == 0 && events.seen() > 0;
-                let is_torn = events.is_torn();
-                match &mut self.voice {
-                    Some(voice) if !piece.is_empty() => voice.say(&piece)?,
-                    Some(_) => piece,
-                    None => {
-                        self.hear(&piece, begins, is_torn);
-                        piece
-                    }
+        let piece = if let Some(events) = &mut self.events {
+            let before = events.seen();
+            let piece = events.pass(piece);
+            if let Some(lease) = &self.lease {
+                lease.note_events(events.seen() - before);
+            }
+            let begins = before == 0 && events.seen() > 0;
+            let is_torn = events.is_torn();
+            match &mut self.voice {
+                Some(voice) if !piece.is_empty() => voice.say(&piece)?,
+                Some(_) => piece,
+                None => {
+                    self.hear(&piece, begins, is_torn);
+                    piece
                 }
             }
-            None => piece,
+        } else {
+            if let Some(remember) = &mut self.remember {
+                remember.hear(&piece);
+            }
+            piece
         };
         if !piece.is_empty() {
             self.flight.passed(piece.len());
@@ -591,7 +598,11 @@ impl Relay {
             && outcome == Outcome::Ok
         {
             // Only a whole answer says how its backend fares; one that was cut shows in other ways.
-            lease.note_outcome(&meter.outcome(record.status));
+            let ended = meter.outcome(record.status);
+            lease.note_outcome(&ended);
+            if let Some(remember) = self.remember.take().filter(|_| record.status == 200) {
+                remember.note(&*lease, meter, &ended, self.heard.as_deref());
+            }
         }
         if let Some(meter) = &self.meter
             && (200..300).contains(&record.status)

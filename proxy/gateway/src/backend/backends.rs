@@ -12,7 +12,7 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 use warden_supervisor::{
-    Alone, Denied, Endpoint, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size, Weighed,
+    Alone, Denied, Endpoint, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size, Turn, Weighed,
 };
 
 use crate::backend::pool::Pool;
@@ -73,6 +73,12 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn note_setting(&self, path: &str, body: Bytes);
     /// It stops computing for as long as this request takes.
     fn note_pause(&self);
+    /// Whether conversations are kept for the process that follows.
+    fn keeps_turns(&self) -> bool;
+    /// The request was answered whole.
+    fn note_turn(&self, turn: Turn);
+    /// Whether it saves slots for us alone, and for no client.
+    fn saves_for_us(&self) -> bool;
     /// The connections to this generation, made with `init` at its first use.
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool>;
     /// The backend broke a connection: it gets no other request until it has answered a probe. Without this, whoever
@@ -178,6 +184,9 @@ impl BackendLease for Lease {
         fn note_events(&self, events: u64);
         fn note_setting(&self, path: &str, body: Bytes);
         fn note_pause(&self);
+        fn keeps_turns(&self) -> bool;
+        fn note_turn(&self, turn: Turn);
+        fn saves_for_us(&self) -> bool;
         fn facts(&self) -> ServerFacts;
         fn standing(&self, request: Fingerprint) -> Standing;
         fn broke(&self, request: Fingerprint);

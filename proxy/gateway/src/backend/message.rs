@@ -34,6 +34,8 @@ pub(crate) struct Repeating {
     pub(crate) generates: bool,
     /// It may be executed again if its server dies.
     pub(crate) repeats: bool,
+    /// It is remembered for the process that follows.
+    pub(crate) remembers: bool,
     /// Bytes of a body that is kept, at most.
     pub(crate) most_bytes: usize,
 }
@@ -56,14 +58,14 @@ fn executes_nothing(method: &Method) -> bool {
 impl Message {
     /// A request with its body, as far as that was taken in.
     pub(crate) fn new(parts: Parts, intake: Intake, repeating: Repeating) -> Result<Self, Refusal> {
-        let Repeating { generates, repeats, most_bytes } = repeating;
+        let Repeating { generates, repeats, remembers, most_bytes } = repeating;
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
         let is_safe = executes_nothing(&parts.method);
         // Whether that proves anything is looked at when it has failed: each attempt may meet another build.
         let streams = intake.is_stream();
         let generates_stream = generates && streams;
-        let kept = is_safe || repeats || generates_stream;
+        let kept = is_safe || repeats || generates_stream || remembers;
         *head.headers_mut() = parts.headers;
         if !is_safe && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
             // Without it, llama-server would wait for a body until the connection ends.
@@ -157,6 +159,14 @@ impl Message {
         match &self.body {
             Outgoing::Again(intake) => intake.may_stay(),
             Outgoing::Once(..) | Outgoing::Beside(..) => false,
+        }
+    }
+
+    /// All of a JSON body, to be remembered until its answer is whole; `None` if it may not stay that long.
+    pub(crate) fn remembered(&self) -> Option<Held> {
+        match &self.body {
+            Outgoing::Again(intake) if intake.may_stay() => intake.remembered(),
+            _ => None,
         }
     }
 

@@ -349,6 +349,14 @@ impl Intake {
         images + audio == 0 && self.held.is_ample()
     }
 
+    /// All of a JSON body, held once more under the same budget; `None` if it is no such body, or others need the room.
+    pub(crate) fn remembered(&self) -> Option<Held> {
+        let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
+        let mut held = self.held.anew();
+        let fits = whole && self.held.again().into_iter().all(|piece| held.push_ahead(piece).is_ok());
+        fits.then_some(held)
+    }
+
     /// Another body, held under the same budget; `None` if there is no room for it.
     pub(crate) fn beside(&self, body: Bytes) -> Option<Held> {
         let mut held = self.held.anew();

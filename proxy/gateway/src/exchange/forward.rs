@@ -16,6 +16,7 @@ use warden_supervisor::ResolveError;
 use super::{Answered, Asked, ClientBody, Exchange, Refused, prompt_size};
 use crate::access::keys::{self, Access};
 use crate::answer::assemble::{self, Kind};
+use crate::answer::remember::Remember;
 use crate::backend::again::Again;
 use crate::backend::attempts::{Attempts, Relayed};
 use crate::backend::backends::{BackendLease, Backends};
@@ -70,16 +71,31 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Ans
         intake.record(RequestCopy::new(recorder.clone(), &parts.method, parts.uri.path()));
     }
     if exchange.route.effect == Effect::Pauses {
+        if lease.saves_for_us() {
+            return Err(rest.refused(Refusal::SlotFiles));
+        }
         lease.note_pause();
     }
     let is_page = parts.method == Method::GET && parts.uri.path() == "/";
     let on_death = exchange.live.models.get(&model).map_or(OnDeath::default(), |rules| rules.on_death);
+    let generates = exchange.route.shape.filter(|_| exchange.route.generates).and_then(Kind::of);
+    let kept = generates.filter(|_| lease.keeps_turns()).map(|kind| {
+        // The others are made of parts that stand in no other request.
+        let is_whole = exchange.route.name != "infill";
+        let understood = matches!(kind, Kind::Chat | Kind::Text | Kind::Native) && is_whole;
+        (route::plain(parts.uri.path()).into_owned(), understood)
+    });
     let repeating = Repeating {
         generates: exchange.route.generates,
         repeats: exchange.route.computes && on_death == OnDeath::Continue,
+        remembers: kept.is_some(),
         most_bytes: shared.config.upstream.replay_bytes.in_memory(),
     };
     let message = Message::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
+    let remember = kept.map(|(path, understood)| {
+        let limit = shared.config.upstream.continue_bytes.in_memory();
+        Box::new(Remember::of(&message, &path, understood, limit))
+    });
     let deadline = Instant::now() + shared.config.upstream.exchange_timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
     let relayed = attempts.run(lease, message, deadline).await;
@@ -90,7 +106,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Ans
         let (upstream, kind) = (shared.upstream.clone(), exchange.route.kind);
         Box::new(Again { upstream, model, kind, tokens, limits, message, deadline })
     });
-    Ok(Answered { relayed, rest, assemble, sets, again })
+    Ok(Answered { relayed, rest, assemble, sets, again, remember })
 }
 
 /// Whether the answer can be passed on.

@@ -41,6 +41,7 @@ use crate::access::{csrf, host_check};
 use crate::answer::answer_body::AnswerBody;
 use crate::answer::assemble::Kind;
 use crate::answer::flight::Flight;
+use crate::answer::remember::Remember;
 use crate::backend::again::Again;
 use crate::backend::attempts::Relayed;
 use crate::backend::line_limits::fits_line;
@@ -112,6 +113,8 @@ struct Answered {
     sets: Option<(String, Bytes)>,
     /// To be executed once more if its server dies before anything of the answer is with the client.
     again: Option<Box<Again>>,
+    /// For the process that follows.
+    remember: Option<Box<Remember>>,
 }
 
 /// Why a request ends without a backend's answer.
@@ -134,7 +137,7 @@ enum ClientBody {
 impl Answered {
     /// What is passed on as it is.
     fn alone(relayed: Relayed, rest: ClientBody) -> Self {
-        Self { relayed, rest, assemble: None, sets: None, again: None }
+        Self { relayed, rest, assemble: None, sets: None, again: None, remember: None }
     }
 }
 

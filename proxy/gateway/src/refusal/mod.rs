@@ -92,6 +92,9 @@ pub(crate) enum Refusal {
          that has it"
     )]
     NoPage,
+    /// As llama-server says it.
+    #[error("This server does not support slots action. Start it with `--slot-save-path`")]
+    SlotFiles,
     #[error("File Not Found: all routes are under `{0}` (`server.api_prefix`)")]
     NoPrefix(String),
     #[error("no model's name stands behind `/upstream/` ({})", models(.known))]
@@ -209,6 +212,7 @@ impl Refusal {
                 (StatusCode::BAD_GATEWAY, "server_error")
             }
             Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
+            Self::SlotFiles => (StatusCode::NOT_IMPLEMENTED, "not_supported_error"),
         }
     }
 
@@ -317,6 +321,7 @@ impl Refusal {
             Self::TwoModels => BodyFault::TwoModels.outcome(),
             Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
             Self::NoRoute | Self::NoPage | Self::NoPrefix(_) => Outcome::Rejected("unknown_route"),
+            Self::SlotFiles => Outcome::Rejected("slot_files"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",
                 Denied::Deadline { .. } => "queue_deadline",

@@ -56,6 +56,7 @@ fn refusals() -> Vec<Refusal> {
         Refusal::Unreadable { model: model(), why: Unreadable::Repeats },
         Refusal::NoRoute,
         Refusal::NoPage,
+        Refusal::SlotFiles,
         Refusal::NoPrefix("/api".into()),
         Refusal::Upstream { known: known() },
         unknown().into(),

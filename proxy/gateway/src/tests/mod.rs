@@ -16,6 +16,7 @@ mod names;
 mod outcomes;
 mod passing;
 mod peer;
+mod remember;
 mod ruled;
 mod slow;
 mod stopping;
@@ -43,7 +44,7 @@ use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
     Alone, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended, ResolveError, Size,
-    Weighed,
+    Turn, Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
@@ -56,6 +57,7 @@ const NEW: ServerFacts = ServerFacts {
     stream_head: StreamHead::BeforeFirstToken,
     unix_sockets: Some(true),
     http_threads: Some(ServerFacts::THREADS_ON_DEMAND),
+    slot_files: None,
 };
 
 /// What all generations are made of.
@@ -103,6 +105,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         policy: None,
         last_failure: None,
         outage: None,
+        warm: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
     }
@@ -130,6 +133,9 @@ struct TestBackends {
     /// How often a generation was found wanting.
     doubts: AtomicUsize,
     ended: Mutex<Vec<Ended>>,
+    turns: Mutex<Vec<Turn>>,
+    keeps_turns: AtomicBool,
+    saves_for_us: AtomicBool,
     /// Tokens told with each request for a slot.
     demands: Mutex<Vec<Option<u64>>>,
     /// Tokens for which there is room, if prompts are weighed.
@@ -306,6 +312,15 @@ impl BackendLease for TestRight {
         self.backends.events.fetch_add(events, Ordering::SeqCst);
     }
     fn note_pause(&self) {}
+    fn keeps_turns(&self) -> bool {
+        self.backends.keeps_turns.load(Ordering::SeqCst)
+    }
+    fn note_turn(&self, turn: Turn) {
+        self.backends.turns.lock().unwrap().push(turn);
+    }
+    fn saves_for_us(&self) -> bool {
+        self.backends.saves_for_us.load(Ordering::SeqCst)
+    }
     fn note_setting(&self, _: &str, _: bytes::Bytes) {}
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
         let mut pools = self.backends.pools.lock().unwrap();
@@ -451,6 +466,9 @@ impl Rig {
             events: AtomicU64::new(0),
             doubts: AtomicUsize::new(0),
             ended: Mutex::default(),
+            turns: Mutex::default(),
+            keeps_turns: AtomicBool::new(false),
+            saves_for_us: AtomicBool::new(false),
             demands: Mutex::default(),
             room_tokens: Mutex::default(),
             revoke: CancellationToken::new(),

@@ -2,7 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub(crate) struct Cell {
     facts: Mutex<ServerFacts>,
     /// What it was started from, once that is known.
     pub(crate) kin: OnceLock<Kin>,
+    /// Its process was told where to save slots by us, and not by its own command.
+    pub(crate) saves_for_us: AtomicBool,
     pub(super) work: Mutex<Work>,
     /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
     progress: AtomicU64,
@@ -49,6 +51,7 @@ impl Cell {
             born: Instant::now(),
             facts: Mutex::new(facts),
             kin: OnceLock::new(),
+            saves_for_us: AtomicBool::new(false),
             work: Mutex::default(),
             progress: AtomicU64::new(0),
             pulses: Pulses::new(),

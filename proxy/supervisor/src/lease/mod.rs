@@ -7,12 +7,15 @@
 //! | `admit` | whether a prompt fits into memory, and who waits because it does not |
 //! | `outcomes` | what the ends of exchanges tell about a generation's health |
 //! | `pulse` | what its requests wait for |
+//! | `turns`, `prints` | the latest conversations, for the process that follows |
 
 pub(crate) mod admit;
 pub(crate) mod cell;
 pub(crate) mod outcomes;
+mod prints;
 pub(crate) mod pulse;
 pub(crate) mod queue;
+pub(crate) mod turns;
 
 use std::any::{Any, TypeId};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -30,6 +33,7 @@ use crate::lease::outcomes::Outcome;
 use crate::lease::pulse::{Asked, Pulse};
 use crate::lease::queue::Leases;
 use crate::lease::queue::ward::Alone;
+use crate::lease::turns::Turn;
 use crate::process::endpoint::Endpoint;
 use crate::process::needs::Kin;
 use crate::sync::lock;
@@ -180,6 +184,21 @@ impl Lease {
     /// The backend has taken what a client has set in it beside requests: it is set again in the processes that follow.
     pub fn note_setting(&self, path: &str, body: Bytes) {
         self.leases.note_setting(self.cell.id, path, body);
+    }
+
+    /// Whether requests and their answers are kept at all, so that nobody makes a [`Turn`] where they are not.
+    pub fn keeps_turns(&self) -> bool {
+        self.leases.turns.keeps()
+    }
+
+    /// The request was answered whole: the process that follows this one may need to know it.
+    pub fn note_turn(&self, turn: Turn) {
+        self.leases.turns.note(self.cell.id, turn);
+    }
+
+    /// Whether the backend saves slots for us alone: the operator has not enabled that for clients.
+    pub fn saves_for_us(&self) -> bool {
+        self.cell.saves_for_us.load(Ordering::Relaxed)
     }
 
     /// The backend stops computing for as long as this request takes: it saves or restores a slot.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -223,7 +224,10 @@ impl Model {
         let recipe = recipe(&self.spec);
         let memory = self.tracker(generation, &recipe.request.command);
         let health = HealthTracker::new(&lock(&self.context.common), &recipe.request.command);
-        let live = Generation::new(generation, socket.clone(), cell.clone(), recipe.clone(), memory, health);
+        let mut live =
+            Generation::new(generation, socket.clone(), cell.clone(), recipe.clone(), memory, health);
+        let slot_files = self.slot_files(generation, &socket);
+        live.slot_files.clone_from(&slot_files);
         let Some(unit) = self.unit_mut(id) else { return };
         unit.live = Some(live);
 
@@ -273,6 +277,13 @@ impl Model {
             // Left by a supervisor with our process id that could not clean up.
             drop(std::fs::remove_file(&socket));
             report_file::remove(&socket);
+            if let Some(files) = slot_files {
+                match files.announce(&mut with_socket.command) {
+                    Ok(is_ours) => born.saves_for_us.store(is_ours, Ordering::Relaxed),
+                    // Then its slots are not saved.
+                    Err(error) => tracing::warn!(%error, "cannot make the directory for slots"),
+                }
+            }
             context.fleet_memory.born(generation, &world.free(limit).await);
             Report::Spawned(world.spawn(with_socket, socket, endpoint, longest, sink).await)
         });

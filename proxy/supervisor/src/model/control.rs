@@ -99,6 +99,7 @@ impl Model {
             self.reopen();
         }
         self.set_replicas();
+        self.keep_turns();
         let remade = recipe(&self.spec) != recipe(&old);
         if remade {
             self.timers.configuration = None;

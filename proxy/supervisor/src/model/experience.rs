@@ -17,6 +17,10 @@ pub(super) struct Experience {
     pub(super) n_ctx: Option<u64>,
     pub(super) modalities: Option<Modalities>,
     pub(super) lulls: Lulls,
+    /// A process would not start with a directory for slots.
+    pub(super) refuses_slot_files: bool,
+    /// Of processes made of this it is known that they do not use what they have restored.
+    pub(super) reuses_no_slots: Option<u64>,
     /// What the last process was started with that became ready.
     command: Option<Command>,
     /// What prompts cost in a process, and what that is made of.
@@ -26,7 +30,8 @@ pub(super) struct Experience {
 impl Experience {
     pub(super) fn new(lulls: Lulls) -> Self {
         let (load_time, n_ctx, modalities, command, prices) = Default::default();
-        Self { load_time, n_ctx, modalities, lulls, command, prices }
+        let (refuses_slot_files, reuses_no_slots) = (false, None);
+        Self { load_time, n_ctx, modalities, lulls, refuses_slot_files, reuses_no_slots, command, prices }
     }
 
     /// A process became ready. Returns whether the one before it was started with another command.

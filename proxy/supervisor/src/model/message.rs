@@ -5,9 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use warden_policies::warmth::Warmth;
 use warden_policies::{GenerationId, ServerFacts};
 
 use super::recipe::Recipe;
+use super::warm::pack::Parcel;
+use super::warm::unpack::Unpacked;
 use crate::error::{ControlError, SpawnError};
 use crate::memory::fleet_memory::Returned;
 use crate::memory::tracker::Taken;
@@ -49,7 +52,13 @@ pub(crate) enum Report {
         vram: Option<u64>,
         /// Settings of clients that could not be set again before it is used, in words.
         unset: Vec<String>,
+        /// What goes along from the process that it follows, if anything does.
+        warmed: Option<Box<Unpacked>>,
     },
+    /// Slots of the process, which has drained, are saved.
+    Packed(Box<Parcel>),
+    /// What was due behind its gate for conversations of the process that it follows.
+    Warmed(Box<Warmth>),
     /// What was set in another process of the model could not be set in this one, in words.
     Unset(Vec<String>),
     /// What it needs was looked at, just before its creation.

@@ -42,6 +42,7 @@
 //! | `replace` | replacements from decision to ledger entry |
 //! | `replace_mode` | in sequence or by overlap |
 //! | `room` | what room memory has for prompts |
+//! | `warm` | what conversations will need next goes along |
 //! | `spread` | what a client set in one process is set in the others |
 //! | `settle` | what the whole state asks for |
 //! | `control` | restart, drain, reload, removal, end |
@@ -72,6 +73,7 @@ mod show;
 mod spread;
 mod timers;
 mod unit;
+mod warm;
 mod words;
 
 use std::sync::Arc;
@@ -195,6 +197,7 @@ impl Model {
             steps: 0,
         };
         model.set_replicas();
+        model.keep_turns();
         model.context.publisher.update(model.show());
         (model, outbox)
     }

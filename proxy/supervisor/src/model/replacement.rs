@@ -8,11 +8,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::lifecycle::Phase;
 use warden_policies::sample::{HostMemory, Vram};
+use warden_policies::warmth::{NoFile, Warmth};
 use warden_policies::{Decision, GenerationId, MemoryKind, ModelName, Reason, cooldown};
 use warden_sensors::Report;
 
 use super::context::Permit;
 use super::unit::{Generation, Unit};
+use super::warm::unpack::Luggage;
 use super::words;
 use crate::clock;
 use crate::lease::queue::Opened;
@@ -41,6 +43,10 @@ pub(super) struct Replacement {
     pub(super) given_up: bool,
     /// Others wait as long as this is held.
     pub(super) permit: Option<Permit>,
+    /// What the next process is made warm with.
+    pub(super) luggage: Option<Luggage>,
+    /// Why there are no files in it.
+    pub(super) no_file: Option<NoFile>,
 }
 
 impl Replacement {
@@ -78,11 +84,18 @@ impl Replacement {
             measured: live.is_none(),
             given_up: false,
             permit,
+            luggage: None,
+            no_file: None,
         }
     }
 
     pub(super) fn reason(&self) -> Reason {
         self.entry.reason
+    }
+
+    /// The generation that goes.
+    pub(super) fn from(&self) -> Option<GenerationId> {
+        self.entry.from
     }
 
     /// Its entry, all but when and under which number. `failed`: why it did not succeed.
@@ -151,6 +164,8 @@ pub(super) struct Replacements {
     under_way: Vec<Replacement>,
     /// The last complete one of each replica.
     pub(super) last: Vec<LedgerEntry>,
+    /// What became of the conversations at the last one that had any.
+    pub(super) warm: Option<Warmth>,
     /// How many were completed for each reason.
     pub(super) counts: Vec<(Reason, u64)>,
 }
@@ -177,6 +192,33 @@ impl Replacements {
 
     pub(super) fn of_mut(&mut self, generation: GenerationId) -> Option<&mut Replacement> {
         self.under_way.iter_mut().find(|known| known.entry.from == Some(generation))
+    }
+
+    /// The one of a replica.
+    pub(super) fn of_replica(&self, replica: u32) -> Option<&Replacement> {
+        self.under_way.iter().find(|known| known.entry.replica == replica)
+    }
+
+    /// What goes along from a generation.
+    pub(super) fn bring(&mut self, from: GenerationId, luggage: Luggage) {
+        if let Some(replacement) = self.of_mut(from) {
+            replacement.luggage = Some(luggage);
+        }
+    }
+
+    /// Nothing of it is in files.
+    pub(super) fn bring_no_file(&mut self, from: GenerationId, why: NoFile) {
+        if let Some(replacement) = self.of_mut(from) {
+            replacement.no_file = Some(why);
+        }
+    }
+
+    /// What became of the conversations of a generation.
+    pub(super) fn note_warm(&mut self, from: GenerationId, warmth: &Warmth) {
+        if let Some(replacement) = self.of_mut(from) {
+            replacement.entry.warm = Some(warmth.clone());
+        }
+        self.warm = Some(warmth.clone());
     }
 
     /// For how long a generation has been under replacement for this reason.

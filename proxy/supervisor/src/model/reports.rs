@@ -10,6 +10,7 @@ use warden_policies::lifecycle::{Cause, Effect, Event, Phase, Timer};
 use super::spread::set_all;
 use super::timers;
 use super::unit::{Pending, Role, UnitId};
+use super::warm::unpack::Unpacked;
 use super::{Model, Report};
 use crate::clock;
 use crate::error::{FailureKind, SpawnError};
@@ -40,12 +41,14 @@ impl Model {
         match report {
             Report::Spawned(Ok(process)) => self.spawned(id, generation, process),
             Report::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
-            Report::Probed { sent, health, props, vram, unset } => {
+            Report::Probed { sent, health, props, vram, unset, warmed } => {
                 for message in unset {
                     self.tell(Some(generation), EventKind::SettingLost { message });
                 }
-                self.probed(id, sent, health, props, vram);
+                self.probed(id, sent, health, props, vram, warmed);
             }
+            Report::Packed(parcel) => self.packed(id, generation, *parcel),
+            Report::Warmed(warmth) => self.warmed_behind(generation, *warmth),
             Report::Unset(messages) => {
                 for message in messages {
                     self.tell(Some(generation), EventKind::SettingLost { message });
@@ -169,14 +172,20 @@ impl Model {
     ) {
         let now = self.context.now();
         let Some(unit) = self.unit(id) else { return };
+        if never_ready {
+            self.died_of_warming(unit.replica);
+        }
         let mut after = unit.machine.clone();
         after.step(event(Cause::MayPass), now, &self.spec.lifecycle);
         let mut cause = Cause::MayPass;
         if matches!(after.phase(), Phase::Backoff | Phase::Failed) {
             // They go into events, the ledger and answers to clients.
             let lines = discreet::lines(&self.logs.of(generation));
+            let refuses = never_ready && self.refuses_slot_files(&lines);
             let failure = failure::judge(end, &lines, self.watch.child.failure_lines, after.failures());
             cause = match failure.kind {
+                // The next one is started without.
+                _ if refuses => Cause::MayPass,
                 kind if never_ready && kind.is_permanent() => Cause::NeedsChange,
                 FailureKind::OutOfMemory
                     if never_ready && self.context.fleet_memory.is_making_room(generation) =>
@@ -244,9 +253,10 @@ impl Model {
         live.moves = live.cell.pulses.moves();
         // Whether it lost its GPU is known before the other one goes.
         let reads = starting && role == Role::Successor && history.offload(&live.memory.key).is_some();
+        let unpacking = if starting { self.unpacking(id) } else { None };
         self.help(generation, async move {
             let health = process.probe(timeout).await;
-            let (mut props, mut vram, mut unset) = (None, None, Vec::new());
+            let (mut props, mut vram, mut unset, mut warmed) = (None, None, Vec::new(), None);
             if health == Health::Ready && starting {
                 props = Some(process.props(timeout).await);
                 // Before its gate opens: nobody is answered by a process that lacks them.
@@ -254,12 +264,24 @@ impl Model {
                 if reads {
                     vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
                 }
+                if let Some(unpacking) = unpacking {
+                    let slots = props.as_ref().and_then(|props| props.slots);
+                    warmed = unpacking.run(process.as_ref(), slots).await.map(Box::new);
+                }
             }
-            Report::Probed { sent: now, health, props, vram, unset }
+            Report::Probed { sent: now, health, props, vram, unset, warmed }
         });
     }
 
-    fn probed(&mut self, id: UnitId, sent: Instant, health: Health, props: Option<Props>, vram: Option<u64>) {
+    fn probed(
+        &mut self,
+        id: UnitId,
+        sent: Instant,
+        health: Health,
+        props: Option<Props>,
+        vram: Option<u64>,
+        warmed: Option<Box<Unpacked>>,
+    ) {
         let timing = self.spec.lifecycle;
         let crashed = health == Health::Lost && self.crash_line(id).is_some();
         let Some(unit) = self.unit_mut(id) else { return };
@@ -281,7 +303,7 @@ impl Model {
                 live.heard.1 = live.heard.0;
                 let turned_down = self.turns_down(id, vram);
                 if !turned_down {
-                    self.ready(id, props.unwrap_or_default());
+                    self.ready(id, props.unwrap_or_default(), warmed);
                 }
             }
             Phase::Starting => live.timers.probe = Some(clock::again(now, timing.start_probe_interval)),
@@ -349,7 +371,7 @@ impl Model {
         }
     }
 
-    fn ready(&mut self, id: UnitId, props: Props) {
+    fn ready(&mut self, id: UnitId, props: Props, warmed: Option<Box<Unpacked>>) {
         let timing = self.spec.lifecycle;
         let command = self.spec.command.clone();
         let available = self.context.world.available();
@@ -362,7 +384,9 @@ impl Model {
         let now = Instant::now();
         live.ready = Some(now);
         live.slots = props.slots;
-        let start = now.saturating_duration_since(live.spawned);
+        // How long loading takes is what the next start is judged by.
+        let warming = warmed.as_ref().map(|warmed| warmed.took).unwrap_or_default();
+        let start = now.saturating_duration_since(live.spawned).saturating_sub(warming);
         live.memory.ready(&command, &props, &lines, available);
         live.health.ready(&command, &props, start);
         if let Some(tokens) = props.n_ctx {
@@ -376,6 +400,9 @@ impl Model {
         if self.experience.ready(start, &props, with) {
             // What ended another build, or one with other arguments, may do no harm to this one.
             self.leases.release_requests(None);
+        }
+        if let Some(warmed) = warmed {
+            self.warmed(id, *warmed);
         }
         // The lease gate opens in here, before anybody is told.
         self.step(id, Event::ProbeReady);

@@ -61,7 +61,7 @@ impl Model {
         for id in self.ids() {
             let Some(unit) = self.unit(id) else { continue };
             let empty = unit.generation().is_none_or(|generation| self.leases.in_flight(generation) == 0);
-            if unit.phase() == Phase::Draining && empty {
+            if unit.phase() == Phase::Draining && empty && self.is_packed(id) {
                 self.step(id, Event::Drained);
             }
         }

@@ -32,6 +32,7 @@ impl Model {
             policy: neediest.map(|(decision, held)| PolicyView { decision, held }),
             last_failure: self.units.iter().filter_map(|unit| unit.failure.clone()).next_back(),
             outage: self.outage(),
+            warm: self.replacements.warm.clone(),
             replace_note: self
                 .needs
                 .missing()

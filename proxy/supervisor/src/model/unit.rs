@@ -14,12 +14,14 @@ use super::health::HealthTracker;
 use super::recipe::Recipe;
 use super::reclaim::Asked;
 use super::timers::Timers;
+use super::warm::Packed;
 use crate::error::Failure;
 use crate::lease::cell::Cell;
 use crate::memory::tracker::MemoryTracker;
 use crate::process::Process;
 use crate::process::needs::Sight;
 use crate::view::ledger::ReclaimEntry;
+use crate::process::slot_files::SlotFiles;
 
 /// Names a unit within its model; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +171,10 @@ pub(super) struct Generation {
     pub(super) no_reclaim: Option<NoReclaim>,
     /// It is ended without draining: its grace is short.
     pub(super) hurried: bool,
+    /// Where it saves slots, if it does.
+    pub(super) slot_files: Option<Arc<SlotFiles>>,
+    /// How far its slots are saved for the process that follows.
+    pub(super) packed: Packed,
     /// This generation's random number for jitter.
     pub(super) random: f64,
 }
@@ -212,6 +218,8 @@ impl Generation {
             last_reclaim: None,
             no_reclaim: None,
             hurried: false,
+            slot_files: None,
+            packed: Packed::NotYet,
             random: rand::random(),
         }
     }

@@ -8,6 +8,7 @@ use std::path::Path;
 use warden_policies::GenerationId;
 
 use crate::error::FleetError;
+use crate::process::slot_files;
 use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker, socket};
 use crate::spec::FleetConfig;
 
@@ -41,6 +42,7 @@ fn sweep(path: &Path) {
         let name = entry.file_name();
         let dead = |pid: u32| pid != std::process::id() && !Path::new(&format!("/proc/{pid}")).exists();
         if name.to_str().and_then(maker).is_some_and(dead) {
+            slot_files::remove(&entry.path());
             drop(fs::remove_file(entry.path()));
         }
     }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use warden_policies::warmth::NoFile;
+
 use crate::spec::Command;
 
 /// The first key that the command line, a file that it names, or the environment gives llama-server: `/props` asks for one.
@@ -62,13 +64,59 @@ pub(crate) fn answer_tokens(command: &Command) -> Option<u64> {
     given.or_else(|| variable(command, "LLAMA_ARG_N_PREDICT"))?.trim().parse().ok()
 }
 
+/// Why a process of this command begins cold whatever is done: it has no slots of its own, or gives them back by itself.
+pub fn stays_cold(command: &Command) -> Option<&'static str> {
+    let is_router = command.args.iter().any(|arg| normal(arg).starts_with("--models-"));
+    match () {
+        () if is_router => Some("it serves several models by processes of its own"),
+        () if sleeps(command) => Some("it gives its slots back while it sleeps"),
+        () => None,
+    }
+}
+
+/// Why slots of a process of this command cannot go to another by files, if its words tell.
+pub fn no_slot_files(command: &Command) -> Option<NoFile> {
+    let adapts = adapts(command).then_some(NoFile::Adapters);
+    adapts.or_else(|| drafts(command).then_some(NoFile::Draft))
+}
+
+/// Whether slots may have been computed with adapters that a request chose.
+fn adapts(command: &Command) -> bool {
+    command.args.iter().any(|arg| normal(arg).starts_with("--lora"))
+}
+
+/// Whether it has a draft model, or drafts in another way that has a state.
+fn drafts(command: &Command) -> bool {
+    let given = |arg: &String| {
+        let arg = normal(arg);
+        arg == "-md"
+            || arg == "-hfd"
+            || arg == "-hfrd"
+            || ["--model-draft", "--hf-repo-draft", "--spec-", "--mtp"]
+                .iter()
+                .any(|flag| arg.starts_with(flag))
+    };
+    let variables = [
+        "LLAMA_ARG_MODEL_DRAFT",
+        "LLAMA_ARG_HFD_REPO",
+        "LLAMA_ARG_HF_REPO_DRAFT",
+        "LLAMA_ARG_SPEC_DRAFT_MODEL",
+        "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+        "LLAMA_ARG_SPEC_TYPE",
+    ];
+    command.args.iter().any(given) || variables.iter().any(|name| variable(command, name).is_some())
+}
+
 /// The values of a flag, in order.
-fn values<'a>(command: &'a Command, flags: &'a [&str]) -> impl DoubleEndedIterator<Item = &'a str> {
+pub(crate) fn values<'a>(
+    command: &'a Command,
+    flags: &'a [&str],
+) -> impl DoubleEndedIterator<Item = &'a str> {
     let pairs = command.args.windows(2).filter(|pair| flags.contains(&normal(&pair[0]).as_str()));
     pairs.map(|pair| pair[1].as_str())
 }
 
-fn is_given(command: &Command, flag: &str) -> bool {
+pub(crate) fn is_given(command: &Command, flag: &str) -> bool {
     command.args.iter().any(|arg| normal(arg) == flag)
 }
 
@@ -126,6 +174,22 @@ mod tests {
         let mut removed = command(&[], &[("LLAMA_API_KEY", "three")]);
         removed.env_remove.push("LLAMA_API_KEY".to_owned());
         assert_eq!(api_key(&removed), None);
+    }
+
+    #[test]
+    fn adapters_and_drafts_keep_slots_out_of_files() {
+        let of = |args: &[&str], env: &[(&str, &str)]| no_slot_files(&command(args, env));
+        assert_eq!(of(&["-m", "x", "--draft-max", "4"], &[]), None);
+        for args in [["--lora", "a"], ["--lora_scaled", "a:1"], ["--lora-init-without-apply", "-v"]] {
+            assert_eq!(of(&args, &[]), Some(NoFile::Adapters), "{args:?}");
+        }
+        for args in [["-md", "x"], ["--model_draft", "x"], ["--spec-type", "mtp"], ["-hfd", "x"]] {
+            assert_eq!(of(&args, &[]), Some(NoFile::Draft), "{args:?}");
+        }
+        assert_eq!(of(&[], &[("LLAMA_ARG_MODEL_DRAFT", "x")]), Some(NoFile::Draft));
+        assert!(stays_cold(&command(&["--models-dir", "x"], &[])).is_some());
+        assert!(stays_cold(&command(&["--sleep-idle-seconds", "9"], &[])).is_some());
+        assert_eq!(stays_cold(&command(&["-m", "x"], &[])), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -30,7 +31,8 @@ use crate::process::reclaim_file::{Desk, Reclaimed};
 use crate::process::report_file::Source;
 use crate::process::settings::Setting;
 use crate::process::{
-    Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World, backend_slots, directories, lines,
+    Ask, FreeMemory, Health, NoVram, Process, Props, Question, Sample, Sink, World, backend_slots,
+    directories, lines,
 };
 use crate::spec::{Command, SpawnRequest};
 use crate::sync::lock;
@@ -288,6 +290,17 @@ impl Process for HostProcess {
         })
     }
 
+    fn ask(&self, question: Question, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
+        let Question { path, body } = question;
+        Box::pin(async move {
+            let answer = match body {
+                Some(body) => self.http.post(&path, body, limit).await?,
+                None => self.http.get(&path, limit).await?,
+            };
+            whole(answer).await
+        })
+    }
+
     fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory> {
         Box::pin(async move {
             let before = lock(&self.kills).clone();
@@ -364,6 +377,22 @@ impl Process for HostProcess {
             }
         })
     }
+}
+
+/// Bytes of an answer that are read: the tokens of a prompt of a million take 8 MB.
+const LONGEST_ANSWER: usize = 16 << 20;
+
+/// Status and body of an answer that is not too long.
+async fn whole(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
+    let status = answer.status().as_u16();
+    let mut all = Vec::new();
+    while let Some(piece) = answer.chunk().await.ok()? {
+        if all.len() + piece.len() > LONGEST_ANSWER {
+            return None;
+        }
+        all.extend_from_slice(&piece);
+    }
+    Some((status, all.into()))
 }
 
 /// On a machine without any GPU there is nothing to know, and nothing to tell.

@@ -141,7 +141,7 @@ async fn another_program_at_its_port_is_sent_not_a_byte_while_it_runs_or_when_it
     for _ in 0..2 {
         assert_eq!(process.probe(PATIENCE).await, Health::Lost);
         assert_eq!(process.props(PATIENCE).await, Props::default());
-        let setting = Setting { path: "/slots/0?action=erase".to_owned(), body: bytes::Bytes::default() };
+        let setting = Setting { path: "/slots/0?action=erase".to_owned(), body: Bytes::default() };
         assert!(process.set(setting, PATIENCE).await.is_err());
         process.kill();
         process.wait().await;

@@ -12,6 +12,7 @@
 //! | `lines`, `discreet`, `failure` | what it said, without secrets, and why it ended |
 //! | `needs` | what it needs to start |
 //! | `settings` | what clients have set in it |
+//! | `slot_files`, `slot_talk`, `touch` | how the contents of its slots are taken to the next one |
 //! | `gpus`, `population` | the GPUs for all, and how many children there are |
 
 pub(crate) mod backend_http;
@@ -34,14 +35,18 @@ pub mod private_dir;
 pub(crate) mod reclaim_file;
 pub(crate) mod report_file;
 pub(crate) mod settings;
+pub(crate) mod slot_files;
+pub(crate) mod slot_talk;
 pub(crate) mod socket_name;
 pub(crate) mod spawn;
+pub(crate) mod touch;
 
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use warden_policies::health::Slots;
 use warden_policies::reclaim::Parts;
@@ -164,6 +169,22 @@ pub(crate) struct FreeMemory {
     pub(crate) gpus: Vec<(GpuIndex, u64)>,
 }
 
+/// A question beside clients' requests.
+#[derive(Clone)]
+pub(crate) struct Question {
+    /// Its path, with a query.
+    pub(crate) path: String,
+    /// JSON to be posted; `None`: it is a `GET`.
+    pub(crate) body: Option<Bytes>,
+}
+
+impl Debug for Question {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // A body may be anybody's text.
+        write!(f, "Question({}, {:?} bytes)", self.path, self.body.as_ref().map(Bytes::len))
+    }
+}
+
 pub(crate) trait Process: Send + Sync + Debug {
     fn pid(&self) -> u32;
     /// SIGTERM to the group.
@@ -180,6 +201,9 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
     /// Sets again what a client had set in another one. What went wrong, in words without anything of it.
     fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
+    /// Asks it; its status and all of its answer, or `None` if there is none within the time, or a larger one than is read. Who
+    /// drops this has left: it goes on for no longer than it does for clients.
+    fn ask(&self, question: Question, timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>>;
     /// Whether the kernel has killed somebody for lack of memory since the last reading of this one. Asked when SIGKILL
     /// has ended it.
     fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory>;

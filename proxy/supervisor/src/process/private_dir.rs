@@ -5,6 +5,7 @@
 //!     llama-warden-<pid>/          ours: mode 0700
 //!       lock                       our mark, locked as long as we live, in whatever process namespace
 //!       admin.sock, *.sock, *.report, *.reclaim
+//!       *.slots/                 slots of a process, while it is replaced
 //! ```
 //!
 //! Removal is file by file, of names and kinds that only we make, and then of the directory if nothing is left in it.
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
+use crate::process::slot_files;
 use crate::process::socket_name::maker;
 
 /// Begins the names of such directories.
@@ -179,8 +181,11 @@ fn clear(path: &Path, lock: &File) {
         return;
     }
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| is_made_by_us(&entry.file_name(), kind)) {
+        let Ok(kind) = entry.file_type() else { continue };
+        if is_made_by_us(&entry.file_name(), kind) {
             drop(fs::remove_file(entry.path()));
+        } else if kind.is_dir() && entry.file_name().to_str().is_some_and(|name| maker(name).is_some()) {
+            slot_files::remove(&entry.path());
         }
     }
     if marked {
@@ -218,6 +223,8 @@ mod tests {
         drop(UnixListener::bind(place.join(ADMIN_SOCKET)).unwrap());
         fs::write(place.join("m-7-g1.report"), "").unwrap();
         fs::write(place.join("m-7-g1.reclaim"), "").unwrap();
+        fs::create_dir(place.join("m-7-g1.slots")).unwrap();
+        fs::write(place.join("m-7-g1.slots/llama-warden-7-g1-0.slot"), "").unwrap();
         drop(made);
         assert!(!place.exists());
         assert!(base.path().join("run").exists());

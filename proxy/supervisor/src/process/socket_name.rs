@@ -17,13 +17,13 @@ pub(crate) fn socket(directory: &Path, model: &ModelName, generation: Generation
     directory.join(format!("{short}-{}-{generation}.sock", std::process::id()))
 }
 
-/// The process id in the name of a socket that [`socket`] made, or of the memory report beside it.
+/// The process id in the name of a socket that [`socket`] made, or of the memory report or the directory for slots beside it.
 pub(crate) fn maker(file_name: &str) -> Option<u32> {
     // A further process of a generation puts its id behind the name of the report.
     let numbered = file_name.rsplit_once('.').filter(|(_, end)| end.parse::<u32>().is_ok());
     let file_name =
         numbered.map(|(name, _)| name).filter(|name| name.ends_with(".report")).unwrap_or(file_name);
-    let kinds = [".sock", ".report", ".reclaim"];
+    let kinds = [".sock", ".report", ".reclaim", ".slots"];
     let stem = kinds.iter().find_map(|kind| file_name.strip_suffix(kind))?;
     let mut parts = stem.rsplit('-');
     parts.next()?.strip_prefix('g')?.parse::<u64>().ok()?;
@@ -45,6 +45,7 @@ mod tests {
         assert_eq!(report, format!("Some-Long-Mo-{}-g12.report", std::process::id()));
         assert_eq!(maker(report), Some(std::process::id()));
         assert_eq!(maker(&format!("{report}.4711")), Some(std::process::id()));
+        assert_eq!(maker("a-1-g2.slots"), Some(1));
         assert_eq!(maker("a-1-g2.sock.4711"), None);
         assert_eq!(maker("else.sock"), None);
         assert_eq!(maker("a-1-g2.txt"), None);

@@ -9,6 +9,7 @@ use warden_policies::cooldown::Held;
 use warden_policies::growth::{Growth, Verdict};
 use warden_policies::quarantine::Fingerprint;
 use warden_policies::sample::GpuIndex;
+use warden_policies::warmth::Warmth;
 use warden_policies::{Decision, GenerationId, ModelName, Reason};
 
 use crate::clock;
@@ -154,6 +155,11 @@ pub enum EventKind {
     Reclaimed {
         /// Its entry in the ledger.
         entry: Box<ReclaimEntry>,
+    },
+    /// Prompts that were due behind the gate of a process that followed another are evaluated, or will not be.
+    Warmed {
+        /// What became of them: none is counted in the entry of the replacement but as due.
+        warmth: Warmth,
     },
     /// A series of readings says something else than before.
     Verdict {
@@ -332,15 +338,19 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             tracing::info!(model, generation, %reason, mode = mode.as_str(), note, "replacement began");
         }
         EventKind::RecycleDone { entry } => match &entry.failed {
-            None => tracing::info!(
-                model, reason = %entry.reason, gap_ms = entry.gap_ms, carried_over = entry.carried_over,
-                cut = entry.cut, "replaced"
-            ),
+            None => {
+                let warm = entry.warm.as_ref().map(ToString::to_string);
+                tracing::info!(
+                    model, reason = %entry.reason, gap_ms = entry.gap_ms, carried_over = entry.carried_over,
+                    cut = entry.cut, warm, "replaced"
+                );
+            }
             Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
         },
         EventKind::Reclaimed { entry } => {
             tracing::info!(model, generation, reason = %entry.reason, helped = entry.helped, "asked to give memory back: {}", entry.words());
         }
+        EventKind::Warmed { warmth } => tracing::info!(model, generation, "behind the gate: {warmth}"),
         EventKind::Verdict { growth, message, .. } => match growth.verdict {
             Verdict::Suspected | Verdict::Leaking => tracing::warn!(model, generation, "{message}"),
             _ => tracing::info!(model, generation, "{message}"),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use warden_policies::growth::{Blame, Forecast, Interval, Verdict};
 use warden_policies::reclaim::{Given, Outcome};
 use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, Vram};
+use warden_policies::warmth::Warmth;
 use warden_policies::{ByteSize, GenerationId, ModelName, Reason, Work, secrets};
 use warden_sensors::report::Totals;
 
@@ -144,6 +145,9 @@ pub struct LedgerEntry {
     pub vram_after_exit: Vec<AfterExit>,
     /// For replacements because of memory: whether the new generation holds clearly less and is under the budget.
     pub helped: Option<bool>,
+    /// What became of the conversations of the old generation; absent if it had none that matter, or nothing is taken along.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<Warmth>,
     /// Why it did not succeed; `None` if it did.
     pub failed: Option<String>,
 }
@@ -175,6 +179,7 @@ impl LedgerEntry {
             vram_after: Vec::new(),
             vram_after_exit: Vec::new(),
             helped: None,
+            warm: None,
             failed: None,
         }
     }
@@ -401,7 +406,7 @@ mod tests {
         let entry: LedgerEntry = serde_json::from_str(line).unwrap();
         assert_eq!((entry.evidence.host_bytes, entry.evidence.report), (Some(7), None));
         let written = serde_json::to_string(&entry).unwrap();
-        for absent in ["report", "vram", "series", "verdict", "slope"] {
+        for absent in ["report", "vram", "series", "verdict", "slope", "warm"] {
             assert!(!written.contains(absent), "nothing known, nothing written: {written}");
         }
     }

@@ -15,6 +15,7 @@ use warden_policies::lifecycle::Phase;
 use warden_policies::quarantine::Known;
 use warden_policies::reclaim::{Given, Outcome, Parts};
 use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, Vram};
+use warden_policies::warmth::Warmth;
 use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
 use warden_sensors::{CgroupMemory, HostTotals, Report};
 
@@ -132,6 +133,9 @@ pub struct ModelView {
     /// What is to be expected while it has no process because one has failed.
     #[serde(default)]
     pub outage: Option<Outage>,
+    /// What became of the conversations at the last replacement that had any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<Warmth>,
     /// Why a start or replacement chose its way (`sequential: a GPU is present`), for people.
     pub replace_note: Option<String>,
     /// Requests that may have killed its processes.

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use clap::Args;
 use warden_policies::admission::AdmissionMode;
 use warden_policies::declared_memory::DeclaredMemory;
+use warden_policies::modes::Warm;
 use warden_policies::recycle::GrowthMode;
+use warden_policies::warmth::NoFile;
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 use warden_sensors::gpu::{Device, Gpus};
 use warden_supervisor::ModelSpec;
@@ -102,6 +104,32 @@ impl Here<'_> {
     }
 }
 
+/// Whether the next process is warm.
+fn warm(spec: &ModelSpec) -> String {
+    if spec.run.warm == Warm::Off {
+        return "off: the next process begins cold, and nothing of a request is kept".to_owned();
+    }
+    if let Some(why) = warden_supervisor::stays_cold(&spec.command) {
+        return format!("off: the next process begins cold, because {why}");
+    }
+    let again = "before the switch where the old process serves on, else whenever nothing else runs";
+    let hindrance = warden_supervisor::no_slot_files(&spec.command)
+        .or_else(|| (spec.run.warm_bytes.0 == 0).then_some(NoFile::Off));
+    match hindrance {
+        Some(why) => {
+            format!(
+                "prompts of the latest conversations are evaluated again, {again}; no slot files: {}",
+                why.words()
+            )
+        }
+        None => format!(
+            "slots of the latest conversations go along in files of {} at most; where build or model does not allow that, their \
+             prompts are evaluated again, {again}",
+            spec.run.warm_bytes
+        ),
+    }
+}
+
 fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet {
     let mut sheet = Sheet::new(&format!("model {}", spec.name));
     host(&mut sheet, spec, keeps, here);
@@ -143,6 +171,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet 
         },
     );
     cooldown(&mut sheet, spec);
+    sheet.say("warm", warm(spec));
     sheet.say(
         "admission",
         match spec.admission.mode {

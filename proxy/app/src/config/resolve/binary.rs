@@ -12,15 +12,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_builder::Measured;
 use warden_patches::mitigation::BuildFacts;
-use warden_policies::ModelName;
 use warden_policies::modes::Cancel;
+use warden_policies::{ModelName, ServerFacts};
 use warden_supervisor::Command;
 
 use super::arguments;
 use super::cancel;
 use super::judge::with_ours;
 use super::mitigations::{Judge, Mitigated, Mitigations};
-use super::server_facts::{self, Known, Unmeasured, unix_sockets_in};
+use super::server_facts::{self, Known, Unmeasured, slot_files_in, unix_sockets_in};
 use crate::config::machine::{Machine, is_executable};
 use crate::config::problem::{Place, Problem, Problems};
 use crate::config::resolve::Resolved;
@@ -68,13 +68,14 @@ impl Found {
 
     /// What is known of how it behaves: by its provenance, by what was measured before, or by its own word.
     async fn behaves(&self, cache: &Path, version: &str, timeout: Duration) -> Known {
+        let help = help(self.path(), timeout).await;
+        let slot_files = help.as_deref().and_then(slot_files_in);
         match self {
-            Self::Built(build) => Known { measured: build.measured, unmeasured: None },
+            Self::Built(build) => Known { measured: build.measured, unmeasured: None, slot_files },
             Self::Foreign(path) => {
-                let mut known = Known::remembered(cache, path, version);
+                let mut known = Known { slot_files, ..Known::remembered(cache, path, version) };
                 if known.measured.unix_sockets.is_none() {
-                    known.measured.unix_sockets =
-                        help(path, timeout).await.and_then(|text| unix_sockets_in(&text));
+                    known.measured.unix_sockets = help.as_deref().and_then(unix_sockets_in);
                 }
                 known
             }
@@ -127,7 +128,8 @@ pub(crate) async fn fill(
             *build = Some(facts.clone());
             let name = spec.name.clone();
             put(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
-            spec.facts = server_facts::of(behaves.measured, &spec.command, cores);
+            let facts = server_facts::of(behaves.measured, &spec.command, cores);
+            spec.facts = ServerFacts { slot_files: behaves.slot_files, ..facts };
             unmeasured.extend(behaves.unmeasured.clone().filter(|new| !unmeasured.contains(new)));
         }
     }

@@ -25,6 +25,8 @@ pub(crate) struct Known {
     pub(crate) measured: Measured,
     /// Set if it is to be measured.
     pub(crate) unmeasured: Option<Unmeasured>,
+    /// See [`ServerFacts::slot_files`].
+    pub(crate) slot_files: Option<bool>,
 }
 
 impl Known {
@@ -32,10 +34,10 @@ impl Known {
     pub(crate) fn remembered(cache: &Path, binary: &Path, version: &str) -> Self {
         let Some(identity) = Remembered::identity(binary, version) else { return Self::default() };
         if let Some(measured) = Remembered::new(cache).read(&identity) {
-            return Self { measured, unmeasured: None };
+            return Self { measured, ..Self::default() };
         }
         let unmeasured = Some(Unmeasured { binary: binary.to_owned(), identity });
-        Self { measured: Measured::default(), unmeasured }
+        Self { unmeasured, ..Self::default() }
     }
 }
 
@@ -44,6 +46,13 @@ impl Known {
 pub(crate) fn unix_sockets_in(help: &str) -> Option<bool> {
     let help = help.to_ascii_lowercase();
     help.contains("--host").then(|| help.contains("unix socket"))
+}
+
+/// Whether a server can be told where to save slots, by what it says to `--help`. One fork lists what is there to every client, and
+/// lets them rename and remove it: it is known by a flag that nobody else has.
+pub(crate) fn slot_files_in(help: &str) -> Option<bool> {
+    let listed = |flag: &str| help.split([' ', ',', '\n', '\t']).any(|word| word == flag);
+    listed("--help").then(|| listed("--slot-save-path") && !listed("--run-time-repack"))
 }
 
 /// The facts of a model that is started so. `cores`: processors that it may use.
@@ -59,6 +68,8 @@ pub(crate) fn of(measured: Measured, command: &Command, cores: usize) -> ServerF
             HttpThreads::OnDemand => ServerFacts::THREADS_ON_DEMAND,
             HttpThreads::Fixed => fixed(command, cores),
         }),
+        // Nobody measures that.
+        slot_files: None,
     }
 }
 
@@ -112,6 +123,14 @@ mod tests {
             threads(HttpThreads::Fixed, &["--threads-http", "-1"], &[("LLAMA_ARG_THREADS_HTTP", "7")], 2),
             7
         );
+    }
+
+    #[test]
+    fn a_server_says_itself_whether_it_saves_slots() {
+        assert_eq!(slot_files_in("--help\n--slot-save-path PATH  path to save slots"), Some(true));
+        assert_eq!(slot_files_in("--help\n-rtr, --run-time-repack\n--slot-save-path PATH"), Some(false));
+        assert_eq!(slot_files_in("-h, --help\n--slots"), Some(false));
+        assert_eq!(slot_files_in("error: unknown flag"), None);
     }
 
     #[test]

@@ -39,7 +39,7 @@ const fn fixed<T: Section>() -> Part {
     Part { name: T::NAME, home: None, keys: T::KEYS }
 }
 
-static PARTS: [Part; 17] = [
+static PARTS: [Part; 18] = [
     part::<defaults::Server>(&["server"]),
     part::<defaults::Log>(&["log"]),
     part::<defaults::Upstream>(&["upstream"]),
@@ -57,6 +57,7 @@ static PARTS: [Part; 17] = [
     fixed::<defaults::Levels>(),
     fixed::<defaults::Moment>(),
     fixed::<defaults::Admission>(),
+    fixed::<defaults::Warmth>(),
 ];
 
 impl Part {

@@ -119,6 +119,11 @@ impl Transcript {
         self.lost
     }
 
+    /// All of the text; `None` if that is not known.
+    pub(crate) fn all(&self) -> Option<&str> {
+        self.lost.is_none().then_some(&self.text)
+    }
+
     /// Gives it up.
     pub(crate) fn lose(&mut self, why: Why) {
         if self.lost.is_none() {

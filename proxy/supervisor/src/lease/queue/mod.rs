@@ -33,6 +33,7 @@ use crate::error::Denied;
 use crate::lease::Lease;
 use crate::lease::admit::{Admit, Board, Judged};
 use crate::lease::cell::Cell;
+use crate::lease::turns::Turns;
 use crate::process::settings::{self, Settings};
 use crate::sync::lock;
 use crate::view::event::{EventKind, Journal};
@@ -54,6 +55,8 @@ pub(crate) struct Leases {
     asks: AtomicBool,
     /// What clients have set in its processes.
     pub(crate) settings: Settings,
+    /// The latest conversations.
+    pub(crate) turns: Turns,
     /// Something is known against some request, so that nobody takes the lock for it where nothing is.
     knows: AtomicBool,
     /// Wakes those who wait to be alone, or for what becomes of a generation.
@@ -137,8 +140,8 @@ impl Leases {
         };
         let (asks, knows) = (AtomicBool::new(false), AtomicBool::new(false));
         let (wake, moved, born) = (Notify::new(), Notify::new(), Instant::now());
-        let settings = Settings::default();
-        Self { name, journal, wake, asks, settings, knows, moved, born, state: Mutex::new(state) }
+        let (settings, turns) = (Settings::default(), Turns::default());
+        Self { name, journal, wake, asks, settings, turns, knows, moved, born, state: Mutex::new(state) }
     }
 
     pub(crate) fn name(&self) -> &ModelName {
@@ -308,6 +311,11 @@ impl Leases {
 
     pub(crate) fn any_open(&self) -> bool {
         lock(&self.state).dispatch.any_open()
+    }
+
+    /// Whether a generation takes leases.
+    pub(crate) fn is_open(&self, generation: GenerationId) -> bool {
+        lock(&self.state).dispatch.is_open(generation)
     }
 
     /// Whether somebody waits whom nobody can serve.

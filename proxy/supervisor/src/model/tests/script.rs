@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -25,7 +26,7 @@ use crate::process::needs::Sight;
 use crate::process::needs::missing::Missing;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::settings::Setting;
-use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Sample, Sink, World};
+use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Question, Sample, Sink, World};
 use crate::spec::Command;
 use crate::spec::SpawnRequest;
 use crate::sync::lock;
@@ -532,6 +533,11 @@ impl Process for Actor {
             lock(&self.set).push(setting.path);
             if self.role.refuses { Err("it answered 400".to_owned()) } else { Ok(()) }
         })
+    }
+
+    fn ask(&self, question: Question, _timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
+        drop(question);
+        Box::pin(async { None })
     }
 
     fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory> {

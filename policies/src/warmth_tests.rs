@@ -1,0 +1,143 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn slot(id: u32, busy: bool, tokens: impl Into<Option<u64>>) -> SlotFacts {
+    SlotFacts { id, busy, tokens: tokens.into(), task: None }
+}
+
+#[test]
+fn slots_of_the_latest_conversations_are_saved_first_and_busy_or_small_ones_never() {
+    let slots = [
+        slot(0, false, 4000),
+        slot(1, true, 900),
+        slot(2, false, 12),
+        slot(3, false, None),
+        slot(4, false, 901),
+    ];
+    assert_eq!(order(&slots, &[902, 4001], 256), [4, 0, 3]);
+    assert_eq!(order(&slots, &[], 256), [0, 3, 4]);
+    let of = |id, task| SlotFacts { task: Some(task), ..slot(id, false, 500) };
+    assert_eq!(order(&[of(0, 7), of(1, 30), of(2, 9)], &[500, 500, 500], 256), [1, 2, 0]);
+}
+
+#[test]
+fn a_slot_is_the_latest_conversation_of_about_its_size() {
+    let all = [500, 801, 500];
+    assert_eq!(conversation_of(499, &all, &[]), Some(0));
+    assert_eq!(conversation_of(499, &all, &[0]), Some(2));
+    assert_eq!(conversation_of(499, &all, &[0, 2]), None);
+    assert_eq!(conversation_of(805, &all, &[]), None);
+}
+
+#[test]
+fn files_keep_within_their_room_and_what_cannot_fit_is_not_begun() {
+    let mut room = Room::new(1000, Some(1600), 0.5);
+    assert!(room.has(None) && room.has(Some(1 << 40)), "nothing is known yet");
+    assert!(room.take(100, 600));
+    assert!(room.has(Some(33)) && !room.has(Some(34)), "six bytes a token, 200 are left");
+    assert!(!room.take(50, 300), "larger than was thought: it goes");
+    assert!(room.take(33, 200) && !room.has(None));
+    assert!(!Room::new(0, None, 0.5).has(None) && Room::new(1, None, 0.5).has(None));
+}
+
+#[test]
+fn a_file_pays_where_writing_and_reading_it_is_quicker_than_evaluating() {
+    assert!(pays(1000, 400.0, Some(1.0)) && !pays(1000, 600.0, Some(1.0)));
+    assert!(pays(1000, 600.0, None), "not known: the time limit holds");
+    assert!(pays(1000, 100.0, Some(0.001)), "nobody notices");
+}
+
+#[test]
+fn a_proof_takes_less_than_evaluating_and_pieces_follow_the_speed() {
+    let second = Duration::from_secs(1);
+    assert_eq!(patience(8000, Some(1.0)), 2 * second);
+    assert_eq!(
+        (patience(800, Some(1.0)), patience(8000, None), patience(9, Some(f64::NAN))),
+        (second, second, second)
+    );
+    let mut pieces = Pieces::new(Duration::from_millis(100));
+    assert_eq!(pieces.size(), 32);
+    for (took_ms, next) in [(10, 128), (100, 128), (50, 256), (400, 64), (900, 32), (0, 128)] {
+        pieces.took(pieces.size(), Duration::from_millis(took_ms));
+        assert_eq!(pieces.size(), next, "{took_ms}");
+    }
+}
+
+#[test]
+fn only_what_was_cached_proves_anything() {
+    for (cached, evaluated, expected) in [
+        (1440, 30, Proof::Reused),
+        (0, 1470, Proof::Evaluated),
+        (0, 3, Proof::Evaluated),
+        (300, 16, Proof::Reused),
+        (100, 17, Proof::Evaluated),
+        (64, 1400, Proof::Evaluated),
+    ] {
+        assert_eq!(proof(cached, evaluated), expected, "{cached} {evaluated}");
+    }
+}
+
+#[test]
+fn the_words_name_everything_that_is_not_warm() {
+    let mut all = Warmth { conversations: 8, carried: 6, evaluated: 1, bytes: 3 << 20, ..Warmth::default() };
+    all.chill(Cold::Media, 1);
+    all.without(NoFile::Room);
+    all.without(NoFile::Time);
+    let mut windows = Warmth { conversations: 4, evaluated: 1, later: 2, unproven: 1, ..Warmth::default() };
+    windows.without(NoFile::NotReused);
+    let whole = Warmth { conversations: 8, carried: 8, bytes: 1 << 30, ..Warmth::default() };
+    insta::assert_snapshot!(format!("{all}\n{windows}\n{whole}\n{}", Warmth::default()));
+    let json = serde_json::to_value(&all).unwrap();
+    assert_eq!((&json["cold"]["media"], &json["no_file"]), (&1.into(), &"room".into()));
+    assert_eq!(serde_json::from_value::<Warmth>(json).unwrap(), all);
+}
+
+#[test]
+fn what_was_due_is_counted_once_when_it_is_done() {
+    let mut all = Warmth { conversations: 8, carried: 3, evaluated: 1, later: 4, ..Warmth::default() };
+    let mut behind = Warmth { conversations: 3, evaluated: 1, evaluate_ms: 5, ..Warmth::default() };
+    behind.chill(Cold::Refused, 1);
+    all.settle(&behind);
+    assert_eq!((all.conversations, all.warm(), all.later), (8, 5, 0));
+    assert_eq!((all.cold[&Cold::Refused], all.cold[&Cold::Time]), (1, 2));
+}
+
+proptest! {
+    #[test]
+    fn every_idle_slot_that_is_large_enough_is_ordered_once(
+        slots in proptest::collection::vec((any::<bool>(), proptest::option::of(0_u64..3000)), 0..20),
+        conversations in proptest::collection::vec(0_u64..3000, 0..20),
+    ) {
+        let slots: Vec<SlotFacts> =
+            (0..).zip(slots).map(|(id, (busy, tokens))| slot(id, busy, tokens)).collect();
+        let mut ordered = order(&slots, &conversations, 256);
+        let ranks: Vec<usize> = ordered
+            .iter()
+            .map(|id| {
+                let tokens = slots[*id as usize].tokens;
+                tokens.and_then(|tokens| conversation_of(tokens, &conversations, &[])).unwrap_or(usize::MAX)
+            })
+            .collect();
+        prop_assert!(ranks.is_sorted(), "{ranks:?}");
+        ordered.sort_unstable();
+        let fit = slots.iter().filter(|slot| !slot.busy && slot.tokens.is_none_or(|tokens| tokens >= 256));
+        prop_assert_eq!(ordered, fit.map(|slot| slot.id).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn files_never_take_more_than_their_room(
+        bytes in 0_u64..10_000,
+        free in proptest::option::of(0_u64..10_000),
+        files in proptest::collection::vec((1_u64..500, 0_u64..4000), 0..20),
+    ) {
+        let mut room = Room::new(bytes, free, 0.5);
+        let mut taken = 0;
+        for (tokens, size) in files {
+            if room.has(Some(tokens)) && room.take(tokens, size) {
+                taken += size;
+            }
+        }
+        prop_assert!(taken <= bytes && free.is_none_or(|free| taken <= free / 2 + 1), "{taken}");
+    }
+}

@@ -1,0 +1,74 @@
+//! A request that generates text, and its answer, remembered until the answer is whole: then the supervisor knows the conversation,
+//! and can give it to the process that follows. What is held meanwhile is held under the budget of all bodies, and given up where others
+//! need the room.
+
+use bytes::Bytes;
+use warden_supervisor::{Outcome, Said, Turn};
+
+use crate::answer::continuation::Transcript;
+use crate::answer::meter::Meter;
+use crate::backend::backends::BackendLease;
+use crate::backend::message::Message;
+use crate::body::budget::Held;
+
+/// What is remembered of one exchange.
+pub(crate) struct Remember {
+    path: String,
+    /// The body as it went to the backend; `None` if it cannot be kept.
+    body: Option<Held>,
+    has_media: bool,
+    /// An answer that is no stream, so far; `None`: it is longer than is kept.
+    said: Option<Vec<u8>>,
+    limit: usize,
+}
+
+impl Remember {
+    /// Of a request to this path. `understood`: the supervisor can make another of it. Of its answer at most `limit` bytes are held.
+    pub(crate) fn of(message: &Message, path: &str, understood: bool, limit: usize) -> Self {
+        let (images, audio) = message.sent().media();
+        let has_media = images + audio > 0;
+        let body = if understood && !has_media { message.remembered() } else { None };
+        Self { path: path.to_owned(), body, has_media, said: Some(Vec::new()), limit }
+    }
+
+    /// A piece of an answer that is no stream.
+    pub(super) fn hear(&mut self, piece: &[u8]) {
+        let Some(said) = self.said.as_mut().filter(|_| self.body.is_some()) else { return };
+        if said.len() + piece.len() > self.limit {
+            self.said = None;
+        } else {
+            said.extend_from_slice(piece);
+        }
+    }
+
+    /// The answer is whole. `heard`: what is known of the text of a stream.
+    pub(super) fn note(
+        self,
+        lease: &dyn BackendLease,
+        meter: &Meter,
+        ended: &Outcome,
+        heard: Option<&Transcript>,
+    ) {
+        let Some(prompt) = ended.prompt else { return };
+        let said = match (heard.and_then(Transcript::all), self.said) {
+            (Some(text), _) => Said::Text(text.to_owned()),
+            (None, Some(said)) if heard.is_none() && !said.is_empty() => Said::Whole(said.into()),
+            _ => Said::Nothing,
+        };
+        let body = self.body.map(|held| {
+            let mut pieces = held.again();
+            match pieces.len() {
+                1 => pieces.pop_front().unwrap_or_default(),
+                _ => Bytes::from(Vec::from(pieces).concat()),
+            }
+        });
+        lease.note_turn(Turn {
+            path: self.path,
+            body,
+            said,
+            tokens: prompt + meter.work(None).output_tokens,
+            has_media: self.has_media,
+            prefill: ended.prefill,
+        });
+    }
+}

@@ -1,0 +1,215 @@
+//! What a request's prompt is made of, as hashes: enough to tell whether another request goes on with it, and nothing of its text.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// Bytes of a text, or members of a list, for each hash.
+const BLOCK: usize = 256;
+
+/// Messages without the last one that make a conversation: a system prompt, a question and its answer. Fewer may begin many.
+const COMMON: usize = 3;
+
+/// Hashes of a prompt, each of everything up to the end of a message, or of a block of a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prints {
+    all: Vec<u64>,
+    /// They are of messages, of which the last may be edited.
+    messages: bool,
+}
+
+impl Prints {
+    /// Of the body of a request; `None` if it has no prompt that is known, or forbids that it is kept: it wants no cache, or adapters
+    /// of its own.
+    pub(crate) fn of(body: &[u8]) -> Option<Self> {
+        let body: Body = serde_json::from_slice(body).ok()?;
+        if body.cache_prompt == Some(false) || body.lora.is_some() {
+            return None;
+        }
+        let messages = body.messages.is_some();
+        let all = body.messages.or(body.prompt)?.0;
+        (!all.is_empty()).then_some(Self { all, messages })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.all.len() * size_of::<u64>()
+    }
+
+    /// Whether these are of a request that goes on with the other one, or is it again.
+    pub(crate) fn go_on_from(&self, other: &Self) -> bool {
+        let begins = |with: &[u64]| !with.is_empty() && self.all.starts_with(with);
+        let but_last = other.all.split_last().map_or(&[][..], |(_, rest)| rest);
+        self.messages == other.messages
+            && (begins(&other.all) || (self.messages && but_last.len() >= COMMON && begins(but_last)))
+    }
+}
+
+#[derive(Deserialize)]
+struct Body {
+    messages: Option<Blocks>,
+    prompt: Option<Blocks>,
+    cache_prompt: Option<bool>,
+    lora: Option<IgnoredAny>,
+}
+
+/// The hashes of a list by its members, or of a text by its blocks.
+struct Blocks(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Blocks {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Of;
+        impl<'de> Visitor<'de> for Of {
+            type Value = Blocks;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a prompt")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Blocks, E> {
+                let mut hasher = DefaultHasher::new();
+                let whole = text.as_bytes().chunks_exact(BLOCK);
+                Ok(Blocks(whole.map(|block| then(&mut hasher, block)).collect()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Blocks, A::Error> {
+                let (mut hasher, mut all) = (DefaultHasher::new(), Vec::new());
+                let (mut numbers, mut newest) = (0, 0);
+                while let Some(Print(print, is_number)) = list.next_element()? {
+                    newest = then(&mut hasher, print);
+                    // Tokens are many, messages few.
+                    numbers = if is_number { numbers + 1 } else { 0 };
+                    if numbers % BLOCK == 0 {
+                        all.push(newest);
+                    }
+                }
+                if all.is_empty() && numbers > 0 {
+                    all.push(newest);
+                }
+                Ok(Blocks(all))
+            }
+        }
+        from.deserialize_any(Of)
+    }
+}
+
+fn then(hasher: &mut DefaultHasher, what: impl Hash) -> u64 {
+    what.hash(hasher);
+    hasher.finish()
+}
+
+/// The hash of any JSON, and whether it is a number.
+struct Print(u64, bool);
+
+impl<'de> Deserialize<'de> for Print {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Of;
+        impl<'de> Visitor<'de> for Of {
+            type Value = Print;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("JSON")
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Print, E> {
+                Ok(Print(hashed(value), false))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Print, E> {
+                Ok(Print(hashed(value), true))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Print, E> {
+                Ok(Print(hashed(value), true))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Print, E> {
+                Ok(Print(hashed(value.to_bits()), true))
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Print, E> {
+                Ok(Print(hashed(value), false))
+            }
+
+            fn visit_unit<E>(self) -> Result<Print, E> {
+                Ok(Print(hashed(()), false))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Print, A::Error> {
+                let mut hasher = DefaultHasher::new();
+                b'['.hash(&mut hasher);
+                while let Some(Print(print, _)) = list.next_element()? {
+                    print.hash(&mut hasher);
+                }
+                Ok(Print(hasher.finish(), false))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Print, A::Error> {
+                let mut hasher = DefaultHasher::new();
+                b'{'.hash(&mut hasher);
+                while let Some((Print(name, _), Print(value, _))) = map.next_entry()? {
+                    (name, value).hash(&mut hasher);
+                }
+                Ok(Print(hasher.finish(), false))
+            }
+        }
+        from.deserialize_any(Of)
+    }
+}
+
+fn hashed(what: impl Hash) -> u64 {
+    then(&mut DefaultHasher::new(), what)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn of(body: &Value) -> Option<Prints> {
+        Prints::of(body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn what_goes_on_begins_with_what_was() {
+        let say = |texts: &[&str]| json!({ "messages": texts }).clone();
+        let pairs = [
+            (say(&["s", "a"]), say(&["s", "a", "b", "c"]), true),
+            (say(&["s", "a"]), say(&["s", "a"]), true),
+            (say(&["s", "a"]), say(&["s", "b"]), false),
+            (say(&["s", "a", "b", "c"]), say(&["s", "a", "b", "d"]), true),
+            (say(&["s", "a", "b", "c"]), say(&["s", "a"]), false),
+            (say(&["a", "b"]), say(&["ab"]), false),
+            (json!({ "prompt": "x".repeat(600) }), json!({ "prompt": "x".repeat(600) + "y" }), true),
+            (json!({ "prompt": "x".repeat(600) }), json!({ "prompt": "y".repeat(600) }), false),
+            (json!({ "prompt": vec![7; 600] }), json!({ "prompt": vec![7; 700] }), true),
+            (json!({ "prompt": vec![7; 20] }), json!({ "prompt": vec![7; 20] }), true),
+            (json!({ "prompt": "x".repeat(600) }), say(&["x"]), false),
+        ];
+        for (old, new, expected) in pairs {
+            let (old, new) = (of(&old).unwrap(), of(&new).unwrap());
+            assert_eq!(new.go_on_from(&old), expected, "{old:?} {new:?}");
+        }
+        assert!(!Prints::default().go_on_from(&Prints::default()), "nothing is known of either");
+    }
+
+    #[test]
+    fn what_wants_no_cache_or_adapters_of_its_own_or_has_no_prompt_is_not_kept() {
+        for body in [
+            json!({ "messages": ["a"], "cache_prompt": false }),
+            json!({ "messages": ["a"], "lora": [{ "id": 0, "scale": 0.5 }] }),
+            json!({ "input": "a" }),
+            json!({ "messages": [] }),
+            json!({ "prompt": 7 }),
+            json!([1]),
+        ] {
+            assert_eq!(of(&body), None, "{body}");
+        }
+        assert!(
+            of(&json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "n": null }] }] }))
+                .is_some()
+        );
+    }
+}

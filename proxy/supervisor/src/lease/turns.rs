@@ -1,0 +1,240 @@
+//! The latest conversations of one model: the last request of each with what is known of its answer, kept so that the next process
+//! can be given what it will need. In memory only, bounded, and never told: a request is somebody's text.
+//!
+//! A request belongs to the conversation that it goes on with: it has all of the earlier one's messages (but perhaps the last, which
+//! was edited), or begins with its prompt. So each conversation is kept once, as far as it has come.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use warden_policies::GenerationId;
+
+use crate::lease::prints::Prints;
+use crate::process::touch::Said;
+use crate::sync::lock;
+
+/// A request that was answered whole.
+pub struct Turn {
+    /// The path that it went to, without a query.
+    pub path: String,
+    /// Its body as it went to the backend; `None` if it is not one that can be given to another process.
+    pub body: Option<Bytes>,
+    /// Its answer.
+    pub said: Said,
+    /// Tokens of prompt and answer together.
+    pub tokens: u64,
+    /// It has images or sound.
+    pub has_media: bool,
+    /// Tokens of prompt that were evaluated for it, and the milliseconds that they took.
+    pub prefill: Option<(u64, f64)>,
+}
+
+impl std::fmt::Debug for Turn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bytes = self.body.as_ref().map(Bytes::len);
+        write!(f, "Turn({}, {bytes:?} bytes, {} tokens)", self.path, self.tokens)
+    }
+}
+
+/// One that is kept.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) turn: Turn,
+    prints: Prints,
+}
+
+impl Kept {
+    fn bytes(&self) -> u64 {
+        let body = self.turn.body.as_ref().map_or(0, Bytes::len);
+        (body + self.turn.said.bytes() + self.prints.bytes()) as u64
+    }
+
+    /// Tokens that a slot holds of it: the last one of an answer was never evaluated.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.turn.tokens.saturating_sub(1)
+    }
+}
+
+/// All that are kept of one model.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    /// They are kept at all, so that nobody makes one where they are not.
+    keeps: AtomicBool,
+    /// Milliseconds for a token of prompt at best, as bits; 0 while nothing is known.
+    pace: AtomicU64,
+    /// The latest one first, each with the generation that has it.
+    all: Mutex<VecDeque<(GenerationId, Arc<Kept>)>>,
+}
+
+/// An evaluation of fewer tokens says nothing of the speed.
+const TELLING: u64 = 64;
+
+impl Turns {
+    /// Whether any are kept from now on. What was kept goes with that.
+    pub(crate) fn set(&self, keeps: bool) {
+        self.keeps.store(keeps, Ordering::Relaxed);
+        if !keeps {
+            lock(&self.all).clear();
+        }
+    }
+
+    pub(crate) fn keeps(&self) -> bool {
+        self.keeps.load(Ordering::Relaxed)
+    }
+
+    /// A request was answered.
+    pub(crate) fn note(&self, generation: GenerationId, mut turn: Turn) {
+        let numbers = &warden_policies::defaults().warmth;
+        if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= TELLING) {
+            self.note_pace(tokens, ms);
+        }
+        if !self.keeps() || turn.tokens < numbers.least_tokens {
+            return;
+        }
+        let most = numbers.kept_bytes.0;
+        let fits = |body: &Bytes| body.len() as u64 <= most / 2;
+        let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| Prints::of(body));
+        let prints = if let Some(Some(prints)) = prints {
+            // A copy of its own: what came may be a part of a larger buffer.
+            turn.body = turn.body.map(|body| Bytes::copy_from_slice(&body));
+            prints
+        } else {
+            turn.body = None;
+            Prints::default()
+        };
+        let new = Arc::new(Kept { turn, prints });
+        let mut all = lock(&self.all);
+        all.retain(|(_, old)| !new.prints.go_on_from(&old.prints));
+        all.push_front((generation, new));
+        let mut bytes = 0_u64;
+        let mut count = 0;
+        all.retain(|(_, one)| {
+            bytes = bytes.saturating_add(one.bytes());
+            count += 1;
+            count <= numbers.conversations && bytes <= most
+        });
+    }
+
+    fn note_pace(&self, tokens: u64, ms: f64) {
+        let each = ms / warden_policies::units::exact(tokens);
+        if !(each.is_finite() && each > 0.0) {
+            return;
+        }
+        let known = f64::from_bits(self.pace.load(Ordering::Relaxed));
+        if known == 0.0 || each < known {
+            self.pace.store(each.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// Milliseconds that a token of prompt takes at best.
+    pub(crate) fn pace(&self) -> Option<f64> {
+        let each = f64::from_bits(self.pace.load(Ordering::Relaxed));
+        (each > 0.0).then_some(each)
+    }
+
+    /// The conversations that a generation has, the latest first.
+    pub(crate) fn of(&self, generation: GenerationId) -> Vec<Arc<Kept>> {
+        let all = lock(&self.all);
+        all.iter().filter(|(has, _)| *has == generation).map(|(_, kept)| Arc::clone(kept)).collect()
+    }
+
+    /// Forgets the conversations of a generation.
+    pub(crate) fn forget(&self, generation: GenerationId) {
+        lock(&self.all).retain(|(has, _)| *has != generation);
+    }
+
+    /// Another generation has this conversation from now on, unless that has come further meanwhile.
+    pub(crate) fn moved(&self, kept: &Arc<Kept>, to: GenerationId) {
+        let mut all = lock(&self.all);
+        if let Some((has, _)) = all.iter_mut().find(|(_, known)| Arc::ptr_eq(known, kept)) {
+            *has = to;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn turn(body: impl Into<Option<serde_json::Value>>, tokens: u64) -> Turn {
+        Turn {
+            path: "/v1/chat/completions".to_owned(),
+            body: body.into().map(|body| body.to_string().into()),
+            said: Said::Nothing,
+            tokens,
+            has_media: false,
+            prefill: None,
+        }
+    }
+
+    fn chat(messages: &[&str]) -> serde_json::Value {
+        let messages: Vec<_> =
+            messages.iter().map(|text| json!({ "role": "user", "content": text })).collect();
+        json!({ "messages": messages })
+    }
+
+    const ONE: GenerationId = GenerationId(1);
+
+    fn kept() -> Turns {
+        let turns = Turns::default();
+        turns.set(true);
+        turns
+    }
+
+    #[test]
+    fn a_conversation_is_kept_once_as_far_as_it_has_come() {
+        let turns = kept();
+        turns.note(ONE, turn(chat(&["be brief", "a"]), 300));
+        turns.note(ONE, turn(chat(&["be brief", "b"]), 400));
+        turns.note(ONE, turn(chat(&["be brief", "a", "well", "more"]), 500));
+        turns.note(ONE, turn(chat(&["be brief", "a", "well", "edited"]), 501));
+        turns.note(ONE, turn(chat(&["be brief", "small"]), 255));
+        let tokens = |of: &Turns| of.of(ONE).iter().map(|kept| kept.turn.tokens).collect::<Vec<_>>();
+        assert_eq!(tokens(&turns), [501, 400]);
+        let prompt = |text: String| json!({ "prompt": text });
+        turns.note(ONE, turn(prompt("x".repeat(700)), 600));
+        turns.note(ONE, turn(prompt("x".repeat(900)), 700));
+        turns.note(ONE, turn(prompt("y".repeat(900)), 800));
+        assert_eq!(tokens(&turns), [800, 700, 501, 400]);
+        turns.set(false);
+        assert_eq!(tokens(&turns), [0_u64; 0]);
+        turns.note(ONE, turn(chat(&["off"]), 900));
+        assert_eq!(tokens(&turns), [0_u64; 0]);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_belongs_to_a_generation() {
+        let turns = kept();
+        for n in 0..100 {
+            turns.note(ONE, turn(chat(&[&format!("conversation {n}")]), 1000 + n));
+        }
+        let all = turns.of(ONE);
+        assert_eq!((all.len(), all[0].turn.tokens), (64, 1099));
+        turns.moved(&all[3], GenerationId(2));
+        assert_eq!((turns.of(ONE).len(), turns.of(GenerationId(2)).len()), (63, 1));
+        turns.forget(GenerationId(2));
+        assert_eq!((turns.of(ONE).len(), turns.of(GenerationId(2)).len()), (63, 0));
+        for n in 0..4 {
+            turns.note(ONE, turn(chat(&[&format!("{n}{}", "x".repeat(7 << 20))]), 5000 + n));
+        }
+        assert_eq!(turns.of(ONE).iter().map(|kept| kept.turn.tokens).collect::<Vec<_>>(), [5003, 5002]);
+        turns.note(ONE, turn(chat(&[&"x".repeat(9 << 20)]), 9000));
+        assert!(turns.of(ONE)[0].turn.body.is_none(), "too large to be kept, but known");
+        let shown = format!("{:?}", turns.of(ONE));
+        assert!(!shown.contains("xxx"), "nothing of a text is shown");
+    }
+
+    #[test]
+    fn the_best_speed_of_prompts_is_known() {
+        let turns = kept();
+        assert_eq!(turns.pace(), None);
+        for prefill in [(10, 1.0), (100, 400.0), (200, 100.0), (100, f64::NAN), (100, 300.0)] {
+            turns.note(ONE, Turn { prefill: Some(prefill), ..turn(None, 1) });
+        }
+        assert_eq!(turns.pace(), Some(0.5));
+    }
+}

@@ -1,0 +1,201 @@
+//! Behind the open gate: prompts that the new process does not have are evaluated whenever nothing else runs there, the latest
+//! conversation first, in small pieces, so that whoever comes waits for the end of one piece at most. Only slots that hold nothing are
+//! used.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use warden_policies::GenerationId;
+use warden_policies::warmth::{Cold, Pieces, Warmth};
+
+use crate::clock;
+use crate::lease::queue::Leases;
+use crate::lease::turns::Kept;
+use crate::process::slot_talk::{self, Touched};
+use crate::process::{Process, touch};
+
+/// How often it is looked whether nothing runs.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What it takes to go on behind the gate.
+#[derive(Debug)]
+pub(in crate::model) struct Behind {
+    pub(in crate::model) process: Arc<dyn Process>,
+    pub(in crate::model) leases: Arc<Leases>,
+    /// Whose conversations they are.
+    pub(in crate::model) from: GenerationId,
+    /// The process's own number.
+    pub(in crate::model) to: GenerationId,
+    /// Slots in which something was restored.
+    pub(in crate::model) used: Vec<u32>,
+    pub(in crate::model) timeout: Duration,
+}
+
+/// What came of one conversation.
+enum Done {
+    Evaluated,
+    Cold(Cold),
+    /// It came by itself, or the process is no more.
+    Gone,
+}
+
+impl Behind {
+    /// What was evaluated, and what was not, until nothing is left or the time is over.
+    pub(in crate::model) async fn run(mut self) -> Warmth {
+        let begun = Instant::now();
+        let until = clock::after(begun, warden_policies::defaults().warmth.behind_gate);
+        let mut warmth = Warmth::default();
+        let mut tried: Vec<Arc<Kept>> = Vec::new();
+        loop {
+            let Some(kept) = self.next(&tried) else {
+                // What still runs in the old process is a conversation of this one when it has ended.
+                if self.leases.in_flight(self.from) > 0
+                    && self.leases.is_open(self.to)
+                    && Instant::now() < until
+                {
+                    tokio::time::sleep(LOOK).await;
+                    continue;
+                }
+                break;
+            };
+            let done = match tokio::time::timeout_at(until, self.one(&kept)).await {
+                Ok(done) => done,
+                Err(_) => Done::Cold(Cold::Time),
+            };
+            match done {
+                Done::Evaluated => {
+                    self.leases.turns.moved(&kept, self.to);
+                    warmth.evaluated += 1;
+                }
+                Done::Cold(why) => warmth.chill(why, 1),
+                Done::Gone => {}
+            }
+            tried.push(kept);
+        }
+        warmth.conversations = tried.len() as u64;
+        warmth.evaluate_ms = clock::millis(begun.elapsed());
+        warmth
+    }
+
+    /// The latest conversation that the old process had, this one does not have, and that can be evaluated.
+    fn next(&self, tried: &[Arc<Kept>]) -> Option<Arc<Kept>> {
+        let all = self.leases.turns.of(self.from);
+        all.into_iter()
+            .find(|kept| kept.turn.body.is_some() && !tried.iter().any(|known| Arc::ptr_eq(known, kept)))
+    }
+
+    /// Whether it still waits: it has not come by itself.
+    fn waits(&self, kept: &Arc<Kept>) -> bool {
+        self.leases.turns.of(self.from).iter().any(|known| Arc::ptr_eq(known, kept))
+    }
+
+    async fn one(&mut self, kept: &Arc<Kept>) -> Done {
+        if !self.quiet(kept).await {
+            return Done::Gone;
+        }
+        let Some(tokens) = self.tokens(kept).await else { return Done::Cold(Cold::Refused) };
+        let Some(slot) = self.empty_slot().await else { return Done::Cold(Cold::Slots) };
+        self.used.push(slot);
+        let mut pieces = Pieces::new(warden_policies::defaults().warmth.piece);
+        let mut done = 0;
+        let mut requests = self.requests();
+        while done < tokens.len() {
+            if !self.quiet(kept).await {
+                return Done::Gone;
+            }
+            if requests != self.requests() {
+                requests = self.requests();
+                if !self.has(slot, done).await {
+                    // Somebody has it now.
+                    return Done::Cold(Cold::Slots);
+                }
+            }
+            let size = usize::try_from(pieces.size()).unwrap_or(usize::MAX);
+            let end = done.saturating_add(size).min(tokens.len());
+            let body = json!({
+                "prompt": tokens[..end], "n_predict": 0, "cache_prompt": true, "stream": true, "id_slot": slot
+            });
+            let begun = Instant::now();
+            let body = body.to_string().into_bytes();
+            match slot_talk::touch(self.process.as_ref(), "/completion", body, self.timeout).await {
+                Touched::Counted(_, evaluated) => pieces.took(evaluated.max(1), begun.elapsed()),
+                Touched::Refused => return Done::Cold(Cold::Refused),
+                Touched::Silent => return Done::Gone,
+            }
+            done = end;
+        }
+        Done::Evaluated
+    }
+
+    /// Waits until nothing has run for a while. False: it is not needed any more.
+    async fn quiet(&self, kept: &Arc<Kept>) -> bool {
+        let least = warden_policies::defaults().warmth.quiet_for;
+        loop {
+            if !self.process.is_running() || !self.leases.is_open(self.to) || !self.waits(kept) {
+                return false;
+            }
+            let idle = self.leases.idle_since(self.to).is_some_and(|since| since.elapsed() >= least);
+            if idle && self.leases.waiting() == 0 {
+                return true;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// The tokens of the prompt with its answer, as the process spells them.
+    async fn tokens(&self, kept: &Kept) -> Option<Vec<Value>> {
+        let request = kept.turn.body.as_ref()?;
+        let mut said = &kept.turn.said;
+        let prompt = loop {
+            let body = touch::body(request, said, None)?;
+            let asked: Value = serde_json::from_slice(&body).ok()?;
+            if let Some(prompt) = asked.get("prompt") {
+                break prompt.clone();
+            }
+            if let Some(mut answer) =
+                slot_talk::post(self.process.as_ref(), "/apply-template", body, self.timeout).await
+            {
+                break answer["prompt"].take();
+            }
+            if *said == touch::Said::Nothing {
+                return None;
+            }
+            said = &touch::Said::Nothing;
+        };
+        match prompt {
+            Value::Array(tokens) if tokens.iter().all(Value::is_u64) => Some(tokens),
+            Value::String(text) => {
+                let body = json!({ "content": text, "add_special": true, "parse_special": true });
+                let body = body.to_string().into_bytes();
+                let mut answer =
+                    slot_talk::post(self.process.as_ref(), "/tokenize", body, self.timeout).await?;
+                match answer["tokens"].take() {
+                    Value::Array(tokens) if !tokens.is_empty() => Some(tokens),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Requests that the process has answered.
+    fn requests(&self) -> u64 {
+        self.leases.work(self.to).unwrap_or_default().requests
+    }
+
+    /// Whether a slot still holds what was evaluated in it.
+    async fn has(&self, slot: u32, tokens: usize) -> bool {
+        let Some(told) = slot_talk::slots(self.process.as_ref(), self.timeout).await else { return false };
+        let found = told.iter().find(|told| told.facts.id == slot);
+        found.is_some_and(|told| !told.facts.busy && told.facts.tokens == Some(tokens as u64))
+    }
+
+    /// A slot that holds nothing.
+    async fn empty_slot(&self) -> Option<u32> {
+        let told = slot_talk::slots(self.process.as_ref(), self.timeout).await?;
+        let empty = told.iter().find(|slot| slot.is_empty && !self.used.contains(&slot.facts.id));
+        empty.map(|slot| slot.facts.id)
+    }
+}

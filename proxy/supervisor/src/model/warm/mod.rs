@@ -1,0 +1,270 @@
+//! A replacement as planned is warm: what conversations will need next goes along.
+//!
+//! ```text
+//!   sequential   old: drained -- pack -- TERM          new: ready -- unpack -- gate opens -- behind: the other prompts, when idle
+//!   overlap      old: serves ------------------ pack --+-- drains
+//!                new:                   ready ---------+-- unpack, the other prompts -- gate opens -- behind: what was in use
+//! ```
+//!
+//! | file | job |
+//! |---|---|
+//! | `pack` | slots of the old process to files |
+//! | `unpack` | files to slots of the new one, and proof |
+//! | `behind` | prompts evaluated behind the gate |
+//!
+//! What is decided is decided in [`warden_policies::warmth`].
+
+mod behind;
+pub(super) mod pack;
+pub(super) mod unpack;
+
+use std::sync::{Arc, Mutex};
+
+use tokio::time::Instant;
+use warden_policies::lifecycle::{Phase, Then, Timer};
+use warden_policies::modes::Warm;
+use warden_policies::warmth::{NoFile, Warmth};
+use warden_policies::{GenerationId, Reason};
+
+use self::behind::Behind;
+use self::pack::{Packing, Parcel};
+use self::unpack::{Bag, Luggage, Unpacked, Unpacking};
+use super::replacement::Replacement;
+use super::unit::{Generation, Role, UnitId};
+use super::{Model, Report};
+use crate::clock;
+use crate::process::hints;
+use crate::process::slot_files::{self, SlotFiles};
+use crate::spec::Command;
+use crate::sync::lock;
+use crate::view::event::EventKind;
+
+/// How far the slots of a process that goes are saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Packed {
+    #[default]
+    NotYet,
+    UnderWay,
+    Done,
+}
+
+/// Whether the process is well, and its end foreseen.
+fn is_planned(reason: Reason) -> bool {
+    !matches!(
+        reason,
+        Reason::Crashed
+            | Reason::Unresponsive
+            | Reason::Wedged
+            | Reason::ComputeErrors
+            | Reason::DeviceFault
+            | Reason::Degraded
+            | Reason::MemoryExhausted
+    )
+}
+
+impl Model {
+    /// Whether conversations are kept from now on.
+    pub(super) fn keep_turns(&self) {
+        let keeps = self.spec.run.warm == Warm::Auto && hints::stays_cold(&self.spec.command).is_none();
+        self.leases.turns.set(keeps);
+    }
+
+    /// Where a new process saves slots; `None` if it does not.
+    pub(super) fn slot_files(
+        &self,
+        generation: GenerationId,
+        socket: &std::path::Path,
+    ) -> Option<Arc<SlotFiles>> {
+        let command = &self.spec.command;
+        self.no_file(command).is_none().then(|| Arc::new(SlotFiles::of(command, socket, generation)))
+    }
+
+    /// Whether a process did not start because of the directory that we named: a wrapper may start its server where that is not. From
+    /// then on none is told of one.
+    pub(super) fn refuses_slot_files(&mut self, lines: &[String]) -> bool {
+        let news = !self.experience.refuses_slot_files
+            && self.no_file(&self.spec.command).is_none()
+            && !slot_files::is_given(&self.spec.command)
+            && lines.iter().any(|line| line.contains(slot_files::FLAG));
+        self.experience.refuses_slot_files |= news;
+        news
+    }
+
+    /// Why slots of a process of this command are not saved, if that is known before.
+    fn no_file(&self, command: &Command) -> Option<NoFile> {
+        let can = self.spec.facts.slot_files == Some(true) && !self.experience.refuses_slot_files;
+        match () {
+            () if self.spec.run.warm == Warm::Off || self.spec.run.warm_bytes.0 == 0 => Some(NoFile::Off),
+            () if !can && !slot_files::is_given(command) => Some(NoFile::Build),
+            () => hints::no_slot_files(command),
+        }
+    }
+
+    /// The same of a process that runs, for one that follows it.
+    fn no_file_of(&self, live: &Generation) -> Option<NoFile> {
+        let Some(kin) = live.cell.kin.get() else { return Some(NoFile::Other) };
+        self.no_file(live.made_of.command())
+            .or_else(|| live.slot_files.is_none().then_some(NoFile::Build))
+            .or_else(|| (!self.leases.settings.are_untouched()).then_some(NoFile::Adapters))
+            .or_else(|| (self.experience.reuses_no_slots == Some(kin.made_of)).then_some(NoFile::NotReused))
+    }
+
+    /// What it takes to save the slots of a process; why they are not saved, otherwise.
+    fn packing(&self, live: &Generation, alone: bool) -> Result<Packing, NoFile> {
+        if let Some(why) = self.no_file_of(live) {
+            return Err(why);
+        }
+        let (Some(process), Some(files), Some(kin)) = (&live.process, &live.slot_files, live.cell.kin.get())
+        else {
+            return Err(NoFile::Other);
+        };
+        Ok(Packing {
+            process: Arc::clone(process),
+            files: Arc::clone(files),
+            kin: *kin,
+            conversations: self.leases.turns.of(live.id),
+            slots: live.slots.unwrap_or(1),
+            bytes: self.spec.run.warm_bytes.0,
+            available: self.context.world.available(),
+            pace: self.leases.turns.pace(),
+            alone,
+            until: clock::after(Instant::now(), warden_policies::defaults().warmth.before_gate / 2),
+        })
+    }
+
+    /// Whether a process that has drained may be told to end: not while its slots are saved.
+    pub(super) fn is_packed(&mut self, id: UnitId) -> bool {
+        let Some(unit) = self.unit(id) else { return true };
+        let Some(live) = &unit.live else { return true };
+        let planned = self.replacements.of(live.id).map(Replacement::reason).is_some_and(is_planned);
+        let follows = unit.role == Role::Current && unit.machine.then() == Some(Then::Restart);
+        if !planned || !follows || live.hurried || live.crashed.is_some() || self.end.is_some() {
+            return true;
+        }
+        match live.packed {
+            Packed::Done => return true,
+            Packed::UnderWay => return false,
+            Packed::NotYet => {}
+        }
+        let generation = live.id;
+        if self.leases.turns.of(generation).is_empty() {
+            return true;
+        }
+        let packing = self.packing(live, true);
+        let bag = Bag::Parcel(None);
+        self.replacements.bring(generation, Arc::new(Mutex::new(Some(bag))));
+        let Some(unit) = self.unit_mut(id) else { return true };
+        let Some(live) = &mut unit.live else { return true };
+        let packing = match packing {
+            Ok(packing) => packing,
+            Err(why) => {
+                live.packed = Packed::Done;
+                self.replacements.bring_no_file(generation, why);
+                return true;
+            }
+        };
+        live.packed = Packed::UnderWay;
+        // What runs out meanwhile is the time of the drain, which is over.
+        let until = clock::after(packing.until, self.spec.lifecycle.probe_timeout);
+        if let Some(unit) = self.unit_mut(id)
+            && let Some((Timer::Drain, at)) = &mut unit.timer
+        {
+            *at = (*at).max(until);
+        }
+        self.help(generation, async move { Report::Packed(Box::new(packing.run().await)) });
+        false
+    }
+
+    /// The slots of a process that has drained are saved.
+    pub(super) fn packed(&mut self, id: UnitId, generation: GenerationId, parcel: Parcel) {
+        let Some(unit) = self.unit_mut(id) else { return };
+        let drains = unit.phase() == Phase::Draining;
+        let Some(live) = &mut unit.live else { return };
+        // One that serves on is packed anew at its next drain.
+        live.packed = if drains { Packed::Done } else { Packed::NotYet };
+        if drains {
+            self.replacements
+                .bring(generation, Arc::new(Mutex::new(Some(Bag::Parcel(Some(Box::new(parcel)))))));
+        }
+        self.changed();
+    }
+
+    /// What it takes to make a process warm that starts in the place of another.
+    pub(super) fn unpacking(&mut self, id: UnitId) -> Option<Unpacking> {
+        let unit = self.unit(id)?;
+        let live = unit.live.as_ref()?;
+        let (replica, role) = (unit.replica, unit.role);
+        let replacement = self.replacements.of_replica(replica).filter(|known| is_planned(known.reason()))?;
+        let from = replacement.from().filter(|from| *from != live.id)?;
+        if self.spec.run.warm == Warm::Off || self.leases.turns.of(from).is_empty() {
+            return None;
+        }
+        let mut no_file = replacement.no_file;
+        let urgent = matches!(
+            replacement.reason(),
+            Reason::HostHard | Reason::VramHard | Reason::SharedHost | Reason::SharedVram
+        );
+        if role == Role::Successor && replacement.luggage.is_none() {
+            let old = self.current(replica)?.live.as_ref().filter(|old| old.id == from)?;
+            let packing = self.packing(old, false);
+            no_file = packing.as_ref().err().copied();
+            let bag = Bag::Old(packing.ok().map(Box::new));
+            self.replacements.bring(from, Arc::new(Mutex::new(Some(bag))));
+            if let Some(why) = no_file {
+                self.replacements.bring_no_file(from, why);
+            }
+        }
+        let luggage: Luggage = Arc::clone(self.replacements.of_replica(replica)?.luggage.as_ref()?);
+        let live = self.live(id)?;
+        Some(Unpacking {
+            luggage,
+            leases: Arc::clone(&self.leases),
+            from,
+            cell: Arc::clone(&live.cell),
+            files: live.slot_files.clone(),
+            no_file,
+            urgent,
+        })
+    }
+
+    /// A process has ended before it was ready. If that was while it was made warm, one of the conversations may be why: none of them
+    /// is given to the next one.
+    pub(super) fn died_of_warming(&self, replica: u32) {
+        let Some(replacement) = self.replacements.of_replica(replica) else { return };
+        let is_taken = replacement.luggage.as_ref().is_some_and(|bag| lock(bag).is_none());
+        if is_taken && let Some(from) = replacement.from() {
+            self.leases.turns.forget(from);
+        }
+    }
+
+    /// A process is ready, and so warm.
+    pub(super) fn warmed(&mut self, id: UnitId, unpacked: Unpacked) {
+        let Some(live) = self.live(id) else { return };
+        let (to, process, kin) = (live.id, live.process.clone(), live.cell.kin.get().copied());
+        let Unpacked { from, warmth, warm, used, .. } = unpacked;
+        for kept in warm {
+            self.leases.turns.moved(&kept, to);
+        }
+        if warmth.no_file == Some(NoFile::NotReused)
+            && let Some(kin) = kin
+        {
+            self.experience.reuses_no_slots = Some(kin.made_of);
+        }
+        self.replacements.note_warm(from, &warmth);
+        let Some(process) = process else { return };
+        let leases = Arc::clone(&self.leases);
+        let timeout = self.spec.lifecycle.probe_timeout;
+        let behind = Behind { process, leases, from, to, used, timeout };
+        self.help(to, async move { Report::Warmed(Box::new(behind.run().await)) });
+    }
+
+    /// What was due behind the gate is done.
+    pub(super) fn warmed_behind(&mut self, generation: GenerationId, warmth: Warmth) {
+        if warmth.conversations > 0 {
+            if let Some(last) = &mut self.replacements.warm {
+                last.settle(&warmth);
+            }
+            self.tell(Some(generation), EventKind::Warmed { warmth });
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The old process's part: the slots of its latest conversations are saved to files.
+//!
+//! With a unified KV cache idle slots are empty, because what they had lies in the process's prompt cache. There a conversation is
+//! touched first, which brings it back into a slot for the price of one token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::warmth::{self, NoFile, Proof, Room, SlotFacts};
+
+use crate::lease::turns::Kept;
+use crate::process::needs::Kin;
+use crate::process::slot_files::SlotFiles;
+use crate::process::slot_talk::{self, Refused, Touched};
+use crate::process::{Process, touch};
+
+/// What it takes to save slots.
+#[derive(Debug)]
+pub(in crate::model) struct Packing {
+    pub(in crate::model) process: Arc<dyn Process>,
+    pub(in crate::model) files: Arc<SlotFiles>,
+    /// What the process is made of.
+    pub(in crate::model) kin: Kin,
+    /// The latest first.
+    pub(in crate::model) conversations: Vec<Arc<Kept>>,
+    /// How many slots it has.
+    pub(in crate::model) slots: u32,
+    /// Bytes of files, at most, and what memory is available.
+    pub(in crate::model) bytes: u64,
+    pub(in crate::model) available: Option<u64>,
+    /// Milliseconds that a token of prompt takes, at best.
+    pub(in crate::model) pace: Option<f64>,
+    /// Nobody else uses it.
+    pub(in crate::model) alone: bool,
+    pub(in crate::model) until: Instant,
+}
+
+/// Slots in files. Dropping it removes them.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub(in crate::model) files: Arc<SlotFiles>,
+    pub(in crate::model) kin: Kin,
+    /// The latest conversations first.
+    pub(in crate::model) slots: Vec<Packed>,
+    pub(in crate::model) no_file: Option<NoFile>,
+    pub(in crate::model) bytes: u64,
+    pub(in crate::model) took: Duration,
+}
+
+/// One slot in a file.
+#[derive(Debug)]
+pub(in crate::model) struct Packed {
+    pub(in crate::model) name: String,
+    /// Where it is to be restored.
+    pub(in crate::model) slot: u32,
+    pub(in crate::model) tokens: u64,
+    /// Whose it is, if that is known.
+    pub(in crate::model) of: Option<Arc<Kept>>,
+}
+
+/// What came of one slot.
+enum Saved {
+    Packed,
+    /// It holds too little to matter.
+    Little,
+    Not(NoFile),
+}
+
+impl Packing {
+    pub(in crate::model) async fn run(self) -> Parcel {
+        let begun = Instant::now();
+        let numbers = warden_policies::defaults().warmth;
+        let mut parcel = Parcel {
+            files: Arc::clone(&self.files),
+            kin: self.kin,
+            slots: Vec::new(),
+            no_file: None,
+            bytes: 0,
+            took: Duration::ZERO,
+        };
+        let mut room = Room::new(self.bytes, self.files.free(self.available), numbers.room);
+        let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
+        let told = slot_talk::slots(self.process.as_ref(), self.left()).await;
+        let facts: Vec<SlotFacts> = match told {
+            Some(told) => told.iter().map(|slot| slot.facts).collect(),
+            // It does not tell: where nothing runs, none is busy.
+            None if self.alone => {
+                (0..self.slots).map(|id| SlotFacts { id, busy: false, tokens: None, task: None }).collect()
+            }
+            None => Vec::new(),
+        };
+        let mut empty = Vec::new();
+        for id in warmth::order(&facts, &sizes, 0) {
+            let tokens = facts.iter().find(|slot| slot.id == id).and_then(|slot| slot.tokens);
+            if tokens.is_some_and(|tokens| tokens < numbers.least_tokens) {
+                empty.push(id);
+                continue;
+            }
+            match self.save(id, id, tokens, None, &mut room, &mut parcel).await {
+                Saved::Packed => {}
+                Saved::Little => empty.push(id),
+                Saved::Not(why) => {
+                    parcel.no_file = parcel.no_file.or(Some(why));
+                    if matches!(why, NoFile::Time | NoFile::Failed | NoFile::Dearer) {
+                        break;
+                    }
+                }
+            }
+        }
+        if self.alone && !empty.is_empty() && parcel.no_file.is_none() {
+            self.recall(&empty, &mut room, &mut parcel).await;
+        }
+        let packed = |kept: &Arc<Kept>| {
+            parcel.slots.iter().any(|slot| slot.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept)))
+        };
+        if parcel.no_file.is_none() && !empty.is_empty() && !self.conversations.iter().all(packed) {
+            parcel.no_file = Some(NoFile::Empty);
+        }
+        let place = |of: &Option<Arc<Kept>>| {
+            let of = of.as_ref()?;
+            self.conversations.iter().position(|kept| Arc::ptr_eq(kept, of))
+        };
+        parcel.slots.sort_by_key(|slot| place(&slot.of).unwrap_or(usize::MAX));
+        parcel.took = begun.elapsed();
+        parcel
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Saves a slot, to be restored at a place. `of`: whose it is, if that is known.
+    async fn save(
+        &self,
+        slot: u32,
+        place: u32,
+        tokens: Option<u64>,
+        of: Option<&Arc<Kept>>,
+        room: &mut Room,
+        parcel: &mut Parcel,
+    ) -> Saved {
+        if self.left().is_zero() {
+            return Saved::Not(NoFile::Time);
+        }
+        if !room.has(tokens) {
+            return Saved::Not(NoFile::Room);
+        }
+        let name = self.files.name(parcel.slots.len());
+        if let Err(error) = self.files.make(&name) {
+            tracing::warn!(%error, "cannot make a file for a slot");
+            return Saved::Not(NoFile::Failed);
+        }
+        let begun = Instant::now();
+        let saved = slot_talk::save(self.process.as_ref(), slot, &name, self.left()).await;
+        let took = begun.elapsed();
+        let sealed = self.files.seal(&name);
+        let outcome = match (saved, sealed) {
+            // One that is busy by now is saved when it ends, for nobody.
+            (Err(Refused::Silent), _) => Saved::Not(NoFile::Time),
+            (Err(Refused::Said), _) | (_, Err(_)) => Saved::Not(NoFile::Failed),
+            (Ok((tokens, _)), _) if tokens < warden_policies::defaults().warmth.least_tokens => Saved::Little,
+            // A full disk shows only here: the server says that all is well.
+            (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => Saved::Not(NoFile::Room),
+            (Ok((tokens, bytes)), Ok(_)) => {
+                if !room.take(tokens, bytes) {
+                    Saved::Not(NoFile::Room)
+                } else if warmth::pays(tokens, took.as_secs_f64() * 1000.0, self.pace) {
+                    let of = of.cloned().or_else(|| self.whose(tokens, parcel));
+                    parcel.bytes += bytes;
+                    parcel.slots.push(Packed { name: name.clone(), slot: place, tokens, of });
+                    return Saved::Packed;
+                } else {
+                    Saved::Not(NoFile::Dearer)
+                }
+            }
+        };
+        self.files.remove(&name);
+        outcome
+    }
+
+    /// The conversation that a slot of so many tokens holds.
+    fn whose(&self, tokens: u64, parcel: &Parcel) -> Option<Arc<Kept>> {
+        let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
+        let of = parcel.slots.iter().filter_map(|slot| slot.of.as_ref());
+        let taken: Vec<usize> =
+            of.filter_map(|of| self.conversations.iter().position(|kept| Arc::ptr_eq(kept, of))).collect();
+        let index = warmth::conversation_of(tokens, &sizes, &taken)?;
+        self.conversations.get(index).cloned()
+    }
+
+    /// Brings conversations back from the prompt cache into a slot, and saves that: each for one of the slots that are empty. The first
+    /// one that is not there ends it.
+    async fn recall(&self, empty: &[u32], room: &mut Room, parcel: &mut Parcel) {
+        let packed: Vec<Arc<Kept>> = parcel.slots.iter().filter_map(|slot| slot.of.clone()).collect();
+        let is_packed = |kept: &&Arc<Kept>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
+        let missing = self.conversations.iter().filter(|kept| !is_packed(kept));
+        for (kept, place) in missing.zip(empty) {
+            // Into whichever slot it wants: one that is named is not looked for in the cache.
+            let request = kept.turn.body.as_ref();
+            let Some(body) = request.and_then(|body| touch::body(body, &kept.turn.said, None)) else {
+                continue;
+            };
+            // What is there takes a moment; more than a part of what evaluating takes is none.
+            let patience = warmth::patience(kept.turn.tokens, self.pace).min(self.left());
+            let touched = slot_talk::touch(self.process.as_ref(), &kept.turn.path, body, patience).await;
+            let Touched::Counted(cached, evaluated) = touched else { return };
+            if warmth::proof(cached, evaluated) != Proof::Reused {
+                return;
+            }
+            let Some(slot) = self.holder(cached + evaluated).await else { return };
+            let tokens = Some(kept.tokens());
+            if let Saved::Not(why) = self.save(slot, *place, tokens, Some(kept), room, parcel).await {
+                parcel.no_file = parcel.no_file.or(Some(why));
+                return;
+            }
+        }
+    }
+
+    /// The slot that holds so many tokens.
+    async fn holder(&self, tokens: u64) -> Option<u32> {
+        let told = slot_talk::slots(self.process.as_ref(), self.left()).await?;
+        let found = told.iter().find(|slot| slot.facts.tokens == Some(tokens) && !slot.facts.busy);
+        found.map(|slot| slot.facts.id)
+    }
+}

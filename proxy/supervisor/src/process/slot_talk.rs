@@ -1,0 +1,160 @@
+//! How a process is asked for its slots: to list them, to save one, to restore one, and to have a conversation's prompt.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use warden_policies::warmth::SlotFacts;
+
+use crate::process::{Process, Question, touch};
+
+/// One slot, as the process tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) facts: SlotFacts,
+    /// It holds nothing, as far as that is told.
+    pub(crate) is_empty: bool,
+}
+
+/// Its slots; `None` if it does not tell.
+pub(crate) async fn slots(process: &dyn Process, timeout: Duration) -> Option<Vec<Told>> {
+    let (status, answer) = process.ask(Question { path: "/slots".to_owned(), body: None }, timeout).await?;
+    if status != 200 {
+        return None;
+    }
+    read(&serde_json::from_slice(&answer).ok()?)
+}
+
+fn read(answer: &Value) -> Option<Vec<Told>> {
+    let of = |slot: &Value| {
+        let id = u32::try_from(slot["id"].as_u64()?).ok()?;
+        // `state` stood there before `is_processing`; 0 is idle.
+        let by_state = || slot["state"].as_u64().is_some_and(|state| state != 0);
+        let busy = slot["is_processing"].as_bool().unwrap_or_else(by_state);
+        let tokens = slot["n_prompt_tokens"].as_u64();
+        let task = slot["id_task"].as_i64().and_then(|task| u64::try_from(task).ok());
+        Some(Told {
+            facts: SlotFacts { id, busy, tokens, task },
+            is_empty: !busy && (task.is_none() || tokens == Some(0)),
+        })
+    };
+    answer.as_array()?.iter().map(of).collect()
+}
+
+/// Why there is no file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// No answer within the time.
+    Silent,
+    /// It said no, or something that is no answer to that.
+    Said,
+}
+
+/// Has a slot saved; tokens and bytes, as it says.
+pub(crate) async fn save(
+    process: &dyn Process,
+    slot: u32,
+    name: &str,
+    timeout: Duration,
+) -> Result<(u64, u64), Refused> {
+    let answer = act(process, slot, "save", name, timeout).await?;
+    answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(Refused::Said)
+}
+
+/// Has a slot restored; tokens, as it says.
+pub(crate) async fn restore(
+    process: &dyn Process,
+    slot: u32,
+    name: &str,
+    timeout: Duration,
+) -> Result<u64, Refused> {
+    act(process, slot, "restore", name, timeout).await?["n_restored"].as_u64().ok_or(Refused::Said)
+}
+
+async fn act(
+    process: &dyn Process,
+    slot: u32,
+    action: &str,
+    name: &str,
+    timeout: Duration,
+) -> Result<Value, Refused> {
+    let body = Bytes::from(json!({ "filename": name }).to_string());
+    let question = Question { path: format!("/slots/{slot}?action={action}"), body: Some(body) };
+    let (status, answer) = process.ask(question, timeout).await.ok_or(Refused::Silent)?;
+    if status != 200 {
+        tracing::debug!(slot, action, status, "refused");
+        return Err(Refused::Said);
+    }
+    serde_json::from_slice(&answer).map_err(|_| Refused::Said)
+}
+
+/// What came of a touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touched {
+    /// It had so many tokens, and evaluated so many.
+    Counted(u64, u64),
+    /// It was refused, or what it cost is not told.
+    Refused,
+    /// There was no answer within the time.
+    Silent,
+}
+
+/// Makes a process have a prompt.
+pub(crate) async fn touch(process: &dyn Process, path: &str, body: Vec<u8>, timeout: Duration) -> Touched {
+    let question = Question { path: path.to_owned(), body: Some(body.into()) };
+    match process.ask(question, timeout).await {
+        None => Touched::Silent,
+        Some((200, answer)) => match touch::counted(&answer) {
+            Some((cached, evaluated)) => Touched::Counted(cached, evaluated),
+            None => Touched::Refused,
+        },
+        Some((status, _)) => {
+            tracing::debug!(path, status, "a conversation's prompt was refused");
+            Touched::Refused
+        }
+    }
+}
+
+/// The answer to a question, as JSON.
+pub(crate) async fn post(
+    process: &dyn Process,
+    path: &str,
+    body: Vec<u8>,
+    timeout: Duration,
+) -> Option<Value> {
+    let question = Question { path: path.to_owned(), body: Some(body.into()) };
+    let (status, answer) = process.ask(question, timeout).await?;
+    (status == 200).then(|| serde_json::from_slice(&answer).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_read_as_every_build_tells_them() {
+        let slot =
+            |id, busy, tokens, task, is_empty| Told { facts: SlotFacts { id, busy, tokens, task }, is_empty };
+        let now = json!([
+            { "id": 0, "is_processing": false, "id_task": 7, "n_prompt_tokens": 900 },
+            { "id": 1, "is_processing": true, "id_task": 9, "n_prompt_tokens": 3 },
+            { "id": 2, "is_processing": false },
+            { "id": 3, "is_processing": false, "id_task": 5, "n_prompt_tokens": 0 },
+        ]);
+        let expected = [
+            slot(0, false, Some(900), Some(7), false),
+            slot(1, true, Some(3), Some(9), false),
+            slot(2, false, None, None, true),
+            slot(3, false, Some(0), Some(5), true),
+        ];
+        assert_eq!(read(&now).unwrap(), expected);
+        let once = json!([{ "id": 0, "state": 1, "id_task": 4 }, { "id": 1, "state": 0, "id_task": -1 }]);
+        assert_eq!(
+            read(&once).unwrap(),
+            [slot(0, true, None, Some(4), false), slot(1, false, None, None, true)]
+        );
+        for no_list in [json!({}), json!([{ "n_ctx": 1 }]), json!(["x"])] {
+            assert_eq!(read(&no_list), None, "{no_list}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! How long the first token of the next turn takes after a planned replacement: undisturbed, warm and cold.
+//!
+//! `cargo bench -p warden-tests --bench warm`: eight conversations of about 4,000 tokens on a real llama-server with a sample model, one
+//! turn each, one more undisturbed, and one more after a replacement; the same with `warm = "off"`. One conversation after the other, so
+//! each first token is a prompt's time and nothing else. The last column is the line of the ledger.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use warden_rig::load::{millis, quantile};
+use warden_rig::real::llama_server;
+use warden_rig::warden::{CHAT, SOON, Setup, json_lines};
+use warden_rig::{Context as _, Http, Trouble, Warden, wait_until};
+
+const CONVERSATIONS: usize = 8;
+/// Words of the first message, of some four tokens each.
+const WORDS: usize = 980;
+
+/// One turn of each conversation; the time to the first token of each.
+async fn turns(http: &Http, talks: &mut [Vec<Value>]) -> Result<Vec<Duration>, Trouble> {
+    let mut times = Vec::new();
+    for messages in talks {
+        let body =
+            json!({ "model": "m", "messages": messages, "max_tokens": 16, "temperature": 0, "stream": true });
+        let begun = Instant::now();
+        let mut flow = http.stream(CHAT, &body).await?;
+        let (mut text, mut first) = (String::new(), None);
+        while let Some(event) = flow.event().await? {
+            let event: Value = serde_json::from_str(&event).unwrap_or_default();
+            let said = event["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
+            if !said.is_empty() {
+                first.get_or_insert_with(|| begun.elapsed());
+            }
+            text.push_str(said);
+        }
+        times.push(first.context("an answer without a token")?);
+        messages.push(json!({ "role": "assistant", "content": text }));
+        messages.push(json!({ "role": "user", "content": "and what came then" }));
+    }
+    Ok(times)
+}
+
+fn talks() -> Vec<Vec<Value>> {
+    let text =
+        |n: usize| (0..WORDS).map(|k| format!("w{}", (k * 7 + n * 13) % 97)).collect::<Vec<_>>().join(" ");
+    (0..CONVERSATIONS).map(|n| vec![json!({ "role": "user", "content": text(n) })]).collect()
+}
+
+async fn started(arch: &str, replace: &str, warm: &str) -> Result<Warden, Trouble> {
+    let setup = Setup::new()?;
+    let model: PathBuf = setup.home.path().join("m.gguf");
+    let shown = model.to_string_lossy().into_owned();
+    let ran = setup.home.warden(&["sample-model", "--arch", arch, "-o", &shown], SOON).await?;
+    if ran.code != 0 {
+        return Err(Trouble::new(format!("{ran:?}")));
+    }
+    let lines = format!(
+        "binary = '{}'\nmodel = '{shown}'\nargs = [\"-t\", \"1\", \"-np\", \"8\", \"-c\", \"49152\"]\npreload = true\n\
+         replace = \"{replace}\"\nwarm = \"{warm}\"\non_death = \"continue\"\n",
+        llama_server().await?.display()
+    );
+    let warden = setup.top("log.level = 'warn'").model("m", &lines).start().await?;
+    warden.until_ready(1).await?;
+    Ok(warden)
+}
+
+/// First tokens before and after a replacement, and the line of the ledger.
+async fn measure(
+    arch: &str,
+    replace: &str,
+    warm: &str,
+) -> Result<(Vec<Duration>, Vec<Duration>, String), Trouble> {
+    let warden = started(arch, replace, warm).await?;
+    let mut talks = talks();
+    turns(&warden.http, &mut talks).await?;
+    let before = turns(&warden.http, &mut talks).await?;
+    warden.restart("m", 1).await?;
+    let entries = json_lines(&warden.recycles())?;
+    let entry = entries.last().context("no entry")?;
+    let mut line = entry["warm"].to_string();
+    if !entry["warm"].is_null() {
+        wait_until("nothing is due behind the gate", Duration::from_secs(300), async || {
+            warden.status("m").await.is_ok_and(|model| model["warm"]["later"] == 0)
+        })
+        .await?;
+        line = warden.status("m").await?["warm"].to_string();
+    }
+    let after = turns(&warden.http, &mut talks).await?;
+    Ok((before, after, format!("gap {} ms, {line}", entry["gap_ms"])))
+}
+
+#[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
+#[tokio::main]
+async fn main() -> Result<(), Trouble> {
+    println!(
+        "| model | replacement | undisturbed, p50 ms | warm, p50 ms | cold, p50 ms | warm / undisturbed | cold / undisturbed | ledger |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for (arch, name) in [("llama", "dense"), ("gemma4", "sliding windows")] {
+        for replace in ["sequential", "overlap"] {
+            let (mut before, mut warm, line) = measure(arch, replace, "auto").await?;
+            let (_, mut cold, _) = measure(arch, replace, "off").await?;
+            let [before, warm, cold] =
+                [&mut before, &mut warm, &mut cold].map(|times| millis(quantile(times, 0.5)));
+            println!(
+                "| {name} | {replace} | {before:.1} | {warm:.1} | {cold:.1} | {:.2} | {:.1} | {line} |",
+                warm / before,
+                cold / before
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! What the slots hold, where the script wants it told: tokens of prompts and answers, which are not evaluated again, and the files
+//! that slots are saved to and restored from.
+//!
+//! A token is a word; a chat is its roles and texts, with the role of the answer behind them. So the next turn of a conversation begins
+//! with all that its slot holds, as with the real one.
+
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::goes_on::token_id;
+
+/// How slots keep what they hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kept {
+    /// Not at all: each prompt counts as evaluated.
+    #[default]
+    Nothing,
+    /// As a dense model: a restored slot is as good as one that was computed.
+    Dense,
+    /// As a model with sliding windows: restoring says that all is well, and nothing of it is used.
+    Windows,
+    /// As with a unified KV cache: when a task begins, idle slots are moved away, and are found again by their prompt.
+    Unified,
+}
+
+/// What goes wrong with files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FileFault {
+    /// An error.
+    Error,
+    /// An answer that is none.
+    Garbage,
+    /// Half of the file, and the answer for all of it.
+    Full,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Slot {
+    tokens: Vec<u32>,
+    /// What it holds cannot be gone on with.
+    is_stale: bool,
+    /// Grows with each use of any slot.
+    used: u64,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Slots(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    slots: Vec<Slot>,
+    /// What was moved away.
+    parked: Vec<Vec<u32>>,
+    clock: u64,
+}
+
+impl Slots {
+    pub(crate) fn new(count: usize) -> Self {
+        Self(Mutex::new(State { slots: vec![Slot::default(); count], parked: Vec::new(), clock: 0 }))
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which of the free slots a prompt gets: the one that was asked for, else the one that holds the most of it, else the one that was
+    /// used the longest ago.
+    pub(crate) fn choose(&self, free: &[usize], prompt: &[u32], asked: Option<usize>) -> usize {
+        let state = self.state();
+        if let Some(asked) = asked.filter(|asked| free.contains(asked)) {
+            return asked;
+        }
+        let common = |slot: &&usize| common(&state.slots[**slot].tokens, prompt);
+        let best = free.iter().max_by_key(common).filter(|slot| common(slot) * 10 > prompt.len());
+        let oldest = || free.iter().min_by_key(|slot| state.slots[**slot].used);
+        best.or_else(oldest).copied().unwrap_or(0)
+    }
+
+    /// A prompt begins in a slot; how many of its tokens it had.
+    pub(crate) fn begin(&self, kept: Kept, slot: usize, prompt: &[u32], busy: &[bool]) -> u64 {
+        if kept == Kept::Nothing {
+            return 0;
+        }
+        let mut state = self.state();
+        let state = &mut *state;
+        if kept == Kept::Unified {
+            for (index, other) in state.slots.iter_mut().enumerate() {
+                if index != slot && !busy.get(index).is_some_and(|busy| *busy) && !other.tokens.is_empty() {
+                    state.parked.push(std::mem::take(&mut other.tokens));
+                }
+            }
+            let here = common(&state.slots[slot].tokens, prompt);
+            let best = (0..state.parked.len()).max_by_key(|index| common(&state.parked[*index], prompt));
+            // What would be lost for some words in common stays where it is.
+            let serves = |index: &usize| {
+                let there = common(&state.parked[*index], prompt);
+                there > here && there * 4 > state.parked[*index].len()
+            };
+            if let Some(better) = best.filter(serves) {
+                let found = state.parked.remove(better);
+                let before = std::mem::replace(&mut state.slots[slot].tokens, found);
+                state.parked.extend((!before.is_empty()).then_some(before));
+            }
+        }
+        state.clock += 1;
+        let slot = &mut state.slots[slot];
+        let had = if slot.is_stale { 0 } else { common(&slot.tokens, prompt) };
+        *slot = Slot { tokens: prompt.to_vec(), is_stale: false, used: state.clock };
+        // One token is evaluated always.
+        had.min(prompt.len().saturating_sub(1)) as u64
+    }
+
+    /// One more token of an answer was evaluated.
+    pub(crate) fn push(&self, slot: usize, text: &str) {
+        self.state().slots[slot].tokens.push(token_id(text.trim()));
+    }
+
+    /// Tokens that each holds, and when something was computed there last: a number that grows, 0 for never.
+    pub(crate) fn told(&self) -> Vec<(usize, u64)> {
+        self.state().slots.iter().map(|slot| (slot.tokens.len(), slot.used)).collect()
+    }
+
+    /// The file of a slot, and its tokens.
+    pub(crate) fn save(&self, slot: usize) -> (Vec<u8>, usize) {
+        let tokens = self.state().slots[slot].tokens.clone();
+        let mut file = json!(tokens).to_string().into_bytes();
+        // As a KV cache: so many bytes for each token.
+        file.resize(file.len() + tokens.len() * 100, b' ');
+        (file, tokens.len())
+    }
+
+    /// Takes a file; its tokens, or `None` if it is none.
+    pub(crate) fn restore(&self, kept: Kept, slot: usize, file: &[u8]) -> Option<usize> {
+        let tokens: Vec<u32> = serde_json::from_slice(file).ok()?;
+        let count = tokens.len();
+        self.state().slots[slot] = Slot { tokens, is_stale: kept == Kept::Windows, used: 0 };
+        Some(count)
+    }
+
+    /// Empties a slot; how many tokens it held.
+    pub(crate) fn erase(&self, slot: usize) -> usize {
+        std::mem::take(&mut self.state().slots[slot].tokens).len()
+    }
+}
+
+fn common(one: &[u32], other: &[u32]) -> usize {
+    one.iter().zip(other).take_while(|(one, other)| one == other).count()
+}
+
+/// A chat as one text.
+pub(crate) fn rendered(messages: &Value) -> String {
+    let mut text = String::new();
+    let mut last = "";
+    for message in messages.as_array().into_iter().flatten() {
+        last = message["role"].as_str().unwrap_or_default();
+        let content = match &message["content"] {
+            Value::String(content) => content.clone(),
+            parts => {
+                let parts = parts.as_array().into_iter().flatten();
+                parts.filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join(" ")
+            }
+        };
+        text.push_str(&format!("{last} {content} "));
+    }
+    if last != "assistant" {
+        text.push_str("assistant");
+    }
+    text
+}
+
+/// The tokens of a request's prompt.
+pub(crate) fn spelled(request: &Value) -> Vec<u32> {
+    let of_text = |text: &str| text.split_whitespace().map(token_id).collect();
+    match (&request["messages"], &request["prompt"]) {
+        (messages @ Value::Array(_), _) => of_text(&rendered(messages)),
+        (_, Value::String(text)) => of_text(text),
+        (_, Value::Array(parts)) => {
+            let each = parts.iter().flat_map(|part| match part {
+                Value::String(text) => text.split_whitespace().map(token_id).collect(),
+                number => {
+                    number.as_u64().and_then(|id| u32::try_from(id).ok()).into_iter().collect::<Vec<_>>()
+                }
+            });
+            each.collect()
+        }
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,336 @@
+//! Promise: a planned replacement is warm. What conversations will need next goes along, the ledger says what did and what did not, and
+//! nothing of it is left on a disk.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use warden_rig::warden::{CHAT, SOON, Setup, json_lines};
+use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
+
+/// One conversation, as its client knows it.
+#[derive(Clone, Debug)]
+struct Talk {
+    messages: Vec<Value>,
+}
+
+impl Talk {
+    fn new(n: usize) -> Self {
+        let text: Vec<String> = (0..400).map(|word| format!("w{n}x{word}")).collect();
+        Self { messages: vec![json!({ "role": "user", "content": text.join(" ") })] }
+    }
+
+    /// The next turn; tokens that were cached, and that were evaluated.
+    async fn turn(&mut self, warden: &Warden, streams: bool) -> Result<(u64, u64), Trouble> {
+        let body = json!({ "model": "m", "messages": self.messages, "max_tokens": 8, "stream": streams });
+        let (mut text, mut timings) = (String::new(), Value::Null);
+        if streams {
+            let mut flow = warden.http.stream(CHAT, &body).await?;
+            while let Some(event) = flow.event().await? {
+                let event: Value = serde_json::from_str(&event).unwrap_or_default();
+                text.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+                if event["timings"].is_object() {
+                    timings = event["timings"].clone();
+                }
+            }
+        } else {
+            let answer = warden.http.post(CHAT, &body).await?.json()?;
+            text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned();
+            timings = answer["timings"].clone();
+        }
+        self.messages.push(json!({ "role": "assistant", "content": text }));
+        self.messages.push(json!({ "role": "user", "content": "and then" }));
+        let counted = timings["cache_n"].as_u64().zip(timings["prompt_n"].as_u64());
+        counted.context(format!("no timings: {timings}, {text:?}"))
+    }
+}
+
+async fn started(script: &Value, lines: &str) -> Result<Warden, Trouble> {
+    let lines = format!("on_death = \"continue\"\n{lines}");
+    let warden = Setup::new()?.fake("m", script, &lines)?.start().await?;
+    warden.until_ready(1).await?;
+    Ok(warden)
+}
+
+/// Conversations with one turn each, every second one streamed.
+async fn talks(warden: &Warden, count: usize) -> Result<Vec<Talk>, Trouble> {
+    let mut all: Vec<Talk> = (0..count).map(Talk::new).collect();
+    for (n, talk) in all.iter_mut().enumerate() {
+        talk.turn(warden, n % 2 == 1).await?;
+    }
+    Ok(all)
+}
+
+/// What the ledger says of the last replacement's conversations.
+fn last(warden: &Warden) -> Result<Value, Trouble> {
+    let entries = json_lines(&warden.recycles())?;
+    let entry = entries.last().context("no entry")?;
+    if !entry["failed"].is_null() {
+        return Err(Trouble::new(format!("{entry}")));
+    }
+    Ok(entry["warm"].clone())
+}
+
+/// Waits until what was due behind the gate is done; what became of all.
+async fn settled(warden: &Warden) -> Result<Value, Trouble> {
+    let mut warm = Value::Null;
+    wait_until("nothing is due behind the gate", SOON, async || {
+        warm = warden.status("m").await.map(|model| model["warm"].clone()).unwrap_or_default();
+        warm["later"] == 0
+    })
+    .await?;
+    Ok(warm)
+}
+
+/// Where processes may save slots.
+fn directories(warden: &Warden) -> Vec<PathBuf> {
+    let of = |backend: &warden_rig::process::ProcessId| {
+        let args = backend.command_line();
+        let at = args.iter().position(|arg| arg == "--slot-save-path")?;
+        Some(PathBuf::from(args.get(at + 1)?))
+    };
+    warden.backends().iter().filter_map(of).collect()
+}
+
+fn files(directory: &Path) -> usize {
+    std::fs::read_dir(directory).map_or(0, Iterator::count)
+}
+
+/// Each of them has its next turn, and pays for no more than what is new.
+async fn all_warm(warden: &Warden, talks: &mut [Talk]) -> Outcome {
+    for (n, talk) in talks.iter_mut().enumerate() {
+        let (cached, evaluated) = talk.turn(warden, n % 2 == 0).await?;
+        assert!(cached > 400 && evaluated < 16, "conversation {n}: {cached} cached, {evaluated} evaluated");
+    }
+    Ok(())
+}
+
+async fn carried(replace: &str, kept: &str) -> Outcome {
+    let mut warden = started(&json!({ "kept": kept }), &format!("replace = \"{replace}\"")).await?;
+    let mut talks = talks(&warden, 3).await?;
+    for _ in 0..2 {
+        warden.restart("m", 1).await?;
+        let warm = last(&warden)?;
+        assert_eq!((&warm["conversations"], &warm["carried"]), (&json!(3), &json!(3)), "{warm}");
+        assert!(warm["bytes"].as_u64().is_some_and(|bytes| bytes > 3 * 400 * 100), "{warm}");
+        let directories = directories(&warden);
+        assert_eq!(directories.len(), 1);
+        assert_eq!(files(&directories[0]), 0, "files went as soon as they were read");
+        assert_eq!(std::fs::metadata(&directories[0])?.permissions().mode() & 0o777, 0o700);
+        all_warm(&warden, &mut talks).await?;
+    }
+    let metrics = ["llama_warden_warm_conversations_total{model=\"m\",outcome=\"carried\"} 6"];
+    warden.until_metrics(&metrics).await?;
+    let directory = directories(&warden).remove(0);
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    assert!(!directory.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn slots_go_along_in_sequence() -> Outcome {
+    carried("sequential", "dense").await
+}
+
+#[tokio::test]
+async fn slots_go_along_by_overlap() -> Outcome {
+    carried("overlap", "dense").await
+}
+
+#[tokio::test]
+async fn with_a_unified_cache_they_are_called_back_first() -> Outcome {
+    carried("sequential", "unified").await
+}
+
+#[tokio::test]
+async fn with_sliding_windows_prompts_are_evaluated_behind_the_gate_in_sequence() -> Outcome {
+    let warden = started(&json!({ "kept": "windows" }), "replace = \"sequential\"").await?;
+    let mut talks = talks(&warden, 3).await?;
+    for round in 0..2 {
+        warden.restart("m", 1).await?;
+        let warm = last(&warden)?;
+        assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(0), &json!("not_reused")), "{warm}");
+        // What was learnt by trial is known the second time.
+        assert_eq!(warm["bytes"] == 0, round == 1, "{warm}");
+        let warm = settled(&warden).await?;
+        assert_eq!((&warm["conversations"], &warm["evaluated"]), (&json!(3), &json!(3)), "{warm}");
+        all_warm(&warden, &mut talks).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_sliding_windows_prompts_are_evaluated_before_the_gate_by_overlap() -> Outcome {
+    let warden = started(&json!({ "kept": "windows" }), "replace = \"overlap\"").await?;
+    let mut talks = talks(&warden, 3).await?;
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    assert_eq!((&warm["evaluated"], &warm["later"]), (&json!(3), &json!(0)), "{warm}");
+    all_warm(&warden, &mut talks).await
+}
+
+async fn failing(script: Value, why: &str) -> Outcome {
+    let warden = started(&script, "replace = \"sequential\"").await?;
+    let mut talks = talks(&warden, 2).await?;
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(0), &json!(why)), "{warm}");
+    assert_eq!(files(&directories(&warden)[0]), 0);
+    assert_eq!(settled(&warden).await?["evaluated"], 2);
+    all_warm(&warden, &mut talks).await
+}
+
+#[tokio::test]
+async fn slots_that_cannot_be_saved_are_evaluated_again_and_the_reason_is_told() -> Outcome {
+    failing(json!({ "kept": "dense", "save_fault": "error" }), "failed").await
+}
+
+#[tokio::test]
+async fn an_answer_that_is_none_saves_nothing() -> Outcome {
+    failing(json!({ "kept": "dense", "save_fault": "garbage" }), "failed").await
+}
+
+#[tokio::test]
+async fn a_full_disk_is_seen_by_the_file() -> Outcome {
+    failing(json!({ "kept": "dense", "save_fault": "full" }), "room").await
+}
+
+#[tokio::test]
+async fn slots_that_cannot_be_restored_are_evaluated_again() -> Outcome {
+    failing(json!({ "kept": "dense", "restore_fault": "error" }), "failed").await
+}
+
+#[tokio::test]
+async fn a_slow_disk_holds_nobody_up() -> Outcome {
+    failing(json!({ "kept": "dense", "save_ms": 60_000 }), "time").await
+}
+
+#[tokio::test]
+async fn slot_files_keep_within_their_bytes() -> Outcome {
+    let warden =
+        started(&json!({ "kept": "dense" }), "replace = \"sequential\"\nwarm_bytes = \"60KiB\"").await?;
+    talks(&warden, 3).await?;
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(1), &json!("room")), "{warm}");
+    assert!(warm["bytes"].as_u64().is_some_and(|bytes| bytes <= 60 * 1024), "{warm}");
+    assert_eq!(settled(&warden).await?["evaluated"], 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn clients_cannot_save_slots_where_the_operator_did_not_say_so() -> Outcome {
+    let warden = started(&json!({ "kept": "dense" }), "").await?;
+    assert_eq!(directories(&warden).len(), 1, "it is for us alone");
+    for path in [
+        "/slots/0?action=save",
+        "/slots/1?action=restore",
+        "/slots/0?action=erase",
+        "/%73lots/0?action=save",
+        "/slots%2F0?action=save",
+    ] {
+        for name in ["x", "../x", "llama-warden-1-g1-0.slot"] {
+            let answer = warden.http.post(path, &json!({ "filename": name })).await?;
+            assert_eq!(answer.status.as_u16(), 501, "{path} {name}: {}", answer.text());
+            let error = answer.json()?["error"].clone();
+            assert_eq!(error["type"], "not_supported_error", "{error}");
+        }
+    }
+    assert_eq!(files(&directories(&warden)[0]), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_directory_of_the_operators_is_used_and_keeps_what_is_theirs() -> Outcome {
+    let setup = Setup::new()?;
+    let theirs = setup.home.path().join("theirs");
+    std::fs::create_dir(&theirs)?;
+    std::fs::write(theirs.join("chat.bin"), "[]")?;
+    let args = format!(
+        "replace = \"sequential\"\nargs = [\"-np\", \"4\", \"--slot-save-path\", \"{}\"]",
+        theirs.display()
+    );
+    let lines = format!("on_death = \"continue\"\n{args}");
+    let warden = setup.fake("m", &json!({ "kept": "dense" }), &lines)?.start().await?;
+    warden.until_ready(1).await?;
+    let mut talks = talks(&warden, 2).await?;
+    let saved = warden.http.post("/slots/0?action=save", &json!({ "filename": "own.bin" })).await?;
+    assert_eq!(saved.status.as_u16(), 200, "the operator has enabled it");
+    warden.restart("m", 1).await?;
+    assert_eq!(last(&warden)?["carried"], 2);
+    all_warm(&warden, &mut talks).await?;
+    assert_eq!(files(&theirs), 2, "ours are gone, theirs are not");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_off_keeps_nothing() -> Outcome {
+    let warden = started(&json!({ "kept": "dense" }), "replace = \"sequential\"\nwarm = \"off\"").await?;
+    let mut talks = talks(&warden, 2).await?;
+    assert!(directories(&warden).is_empty());
+    warden.restart("m", 1).await?;
+    assert!(last(&warden)?.is_null());
+    assert_eq!(talks[0].turn(&warden, false).await?.0, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_is_started_where_the_directory_is_not_starts_without() -> Outcome {
+    let script = json!({ "kept": "dense", "no_slot_path": true });
+    let lines = "replace = \"sequential\"\nlifecycle.backoff_first = \"20ms\"";
+    let warden = started(&script, lines).await?;
+    assert!(directories(&warden).is_empty());
+    talks(&warden, 1).await?;
+    warden.restart("m", 1).await?;
+    assert_eq!(last(&warden)?["no_file"], "build");
+    Ok(())
+}
+
+#[tokio::test]
+async fn files_of_one_that_was_killed_go_at_the_next_start() -> Outcome {
+    let mut warden =
+        started(&json!({ "kept": "dense", "save_ms": 60_000 }), "replace = \"sequential\"").await?;
+    talks(&warden, 1).await?;
+    let directory = directories(&warden).remove(0);
+    let saved = wait_until("a slot is being saved", SOON, async || files(&directory) == 1);
+    tokio::select! {
+        saved = saved => saved?,
+        ran = warden.cli(&["restart", "m"]) => return Err(Trouble::new(format!("nothing was saved: {ran:?}"))),
+    }
+    warden.kid.signal(Signal::KILL);
+    wait_until("it has ended", SOON, async || warden.kid.ended().is_some()).await?;
+    assert_eq!(files(&directory), 1, "nobody could remove it");
+    let name = std::fs::read_dir(&directory)?.next().context("no file")??;
+    assert_eq!(name.metadata()?.permissions().mode() & 0o777, 0o600);
+    let warden = warden.again().await?;
+    warden.until_ready(1).await?;
+    assert!(!directory.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_goes_along_never_fails_a_request_that_comes_meanwhile() -> Outcome {
+    for replace in ["sequential", "overlap"] {
+        let script = json!({ "kept": "windows", "ms_per_prompt_token": 0.5 });
+        let warden = started(&script, &format!("replace = \"{replace}\"")).await?;
+        let mut talks = talks(&warden, 4).await?;
+        let restarts = warden.restart("m", 3);
+        let turns = async {
+            for round in 0..12 {
+                for talk in &mut talks {
+                    talk.turn(&warden, round % 2 == 0).await?;
+                }
+            }
+            Ok::<_, Trouble>(())
+        };
+        let (turns, restarts) = tokio::join!(turns, tokio::time::timeout(Duration::from_secs(120), restarts));
+        turns?;
+        restarts.context("restarts take too long")??;
+        for entry in json_lines(&warden.recycles())? {
+            assert_eq!((&entry["cut"], &entry["failed"]), (&json!(0), &Value::Null), "{entry}");
+        }
+    }
+    Ok(())
+}

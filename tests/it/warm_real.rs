@@ -1,0 +1,160 @@
+//! Promise: after a planned replacement of a real llama-server the next turn of each conversation evaluates no more than it would have
+//! undisturbed, and says the same to the byte: with a dense model by slot files, with sliding windows by prompts that were evaluated again.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use warden_rig::real::{REPRODUCIBLE, Undisturbed, llama_server};
+use warden_rig::warden::{CHAT, SOON, Setup, json_lines};
+use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
+
+const CONVERSATIONS: usize = 3;
+
+/// One slot for each, and one more.
+fn flags(more: &[&'static str]) -> Vec<&'static str> {
+    let mut flags = vec!["-c", "8192"];
+    flags.extend(more);
+    flags.extend(REPRODUCIBLE);
+    flags
+}
+
+/// What each turn said, tokens that were cached and that were evaluated.
+type Turn = (String, u64, u64);
+
+/// Some turns of each conversation; the second half of them after something has happened.
+#[derive(Debug)]
+struct Talks {
+    messages: Vec<Vec<Value>>,
+}
+
+impl Talks {
+    fn new() -> Self {
+        let text =
+            |n: usize| (0..150).map(|k| format!("w{}", (k * 7 + n * 11) % 97)).collect::<Vec<_>>().join(" ");
+        let messages = |n| vec![json!({ "role": "user", "content": text(n) })];
+        Self { messages: (0..CONVERSATIONS).map(messages).collect() }
+    }
+
+    async fn turns(&mut self, http: &Http) -> Result<Vec<Turn>, Trouble> {
+        let mut said = Vec::new();
+        for (n, messages) in self.messages.iter_mut().enumerate() {
+            let streams = n % 2 == 1;
+            let body = json!({ "model": "m", "messages": messages, "max_tokens": 20, "temperature": 0, "stream": streams });
+            let (mut text, mut timings) = (String::new(), Value::Null);
+            if streams {
+                let mut flow = http.stream(CHAT, &body).await?;
+                while let Some(event) = flow.event().await? {
+                    let event: Value = serde_json::from_str(&event).unwrap_or_default();
+                    text.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+                    if event["timings"].is_object() {
+                        timings = event["timings"].clone();
+                    }
+                }
+            } else {
+                let answer = http.post(CHAT, &body).await?.json()?;
+                text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned();
+                timings = answer["timings"].clone();
+            }
+            messages.push(json!({ "role": "assistant", "content": text }));
+            messages.push(json!({ "role": "user", "content": "and then" }));
+            let counted = timings["cache_n"].as_u64().zip(timings["prompt_n"].as_u64());
+            let (cached, evaluated) = counted.context(format!("no timings in {timings}"))?;
+            said.push((text, cached, evaluated));
+        }
+        Ok(said)
+    }
+}
+
+/// A sample model of this architecture.
+async fn model(setup: &Setup, arch: &str) -> Result<PathBuf, Trouble> {
+    let path = setup.home.path().join(format!("{arch}.gguf"));
+    let shown = path.to_string_lossy().into_owned();
+    let ran = setup.home.warden(&["sample-model", "--arch", arch, "-o", &shown], SOON).await?;
+    if ran.code == 0 { Ok(path) } else { Err(Trouble::new(format!("{ran:?}"))) }
+}
+
+async fn last(warden: &Warden) -> Result<Value, Trouble> {
+    let entries = json_lines(&warden.recycles())?;
+    let entry = entries.last().context("no entry")?;
+    if !entry["failed"].is_null() || entry["warm"].is_null() {
+        return Err(Trouble::new(format!("{entry}")));
+    }
+    wait_until("nothing is due behind the gate", SOON, async || {
+        warden.status("m").await.is_ok_and(|model| model["warm"]["later"] == 0)
+    })
+    .await?;
+    Ok(warden.status("m").await?["warm"].clone())
+}
+
+async fn replaced(arch: &str, replace: &str, more: &[&'static str], files: bool) -> Outcome {
+    let setup = Setup::new()?;
+    let model = model(&setup, arch).await?;
+    let flags = flags(more);
+    let server = llama_server().await?;
+    let undisturbed = Undisturbed::start_model(&server, &model, &flags, &[]).await?;
+    let mut talks = Talks::new();
+    let mut expected = Vec::new();
+    for _ in 0..3 {
+        expected.push(talks.turns(&undisturbed.http).await?);
+    }
+    drop(undisturbed);
+
+    let args: Vec<String> = flags.iter().map(|flag| format!("{flag:?}")).collect();
+    let lines = format!(
+        "binary = '{}'\nmodel = '{}'\nargs = [{}]\npreload = true\nreplace = \"{replace}\"\non_death = \"continue\"\n",
+        server.display(),
+        model.display(),
+        args.join(", ")
+    );
+    let warden = setup.top("log.children = false").model("m", &lines).start().await?;
+    warden.until_ready(1).await?;
+    let mut talks = Talks::new();
+    for (round, expected) in expected.iter().enumerate() {
+        if round > 0 {
+            warden.restart("m", 1).await?;
+            let warm = last(&warden).await?;
+            let (carried, evaluated) = if files { (CONVERSATIONS, 0) } else { (0, CONVERSATIONS) };
+            assert_eq!(
+                (&warm["carried"], &warm["evaluated"]),
+                (&json!(carried), &json!(evaluated)),
+                "{warm}"
+            );
+        }
+        for (said, expected) in talks.turns(&warden.http).await?.iter().zip(expected) {
+            assert_eq!(said.0, expected.0, "round {round}: the same text");
+            // The seam of an answer's last token may move by one.
+            assert!(said.2 <= expected.2 + 2, "round {round}: {said:?} instead of {expected:?}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dense_model_is_carried_in_sequence() -> Outcome {
+    replaced("llama", "sequential", &["-np", "4"], true).await
+}
+
+#[tokio::test]
+async fn a_dense_model_is_carried_by_overlap() -> Outcome {
+    replaced("llama", "overlap", &["-np", "4"], true).await
+}
+
+#[tokio::test]
+async fn a_dense_model_with_a_unified_cache_is_carried_in_sequence() -> Outcome {
+    replaced("llama", "sequential", &[], true).await
+}
+
+#[tokio::test]
+async fn a_model_with_sliding_windows_is_evaluated_again_in_sequence() -> Outcome {
+    replaced("gemma4", "sequential", &["-np", "4"], false).await
+}
+
+#[tokio::test]
+async fn a_model_with_sliding_windows_is_evaluated_again_by_overlap() -> Outcome {
+    replaced("gemma4", "overlap", &["-np", "4"], false).await
+}
+
+#[tokio::test]
+async fn with_the_whole_window_kept_sliding_windows_are_carried_like_a_dense_model() -> Outcome {
+    replaced("gemma4", "sequential", &["-np", "4", "--swa-full"], true).await
+}
