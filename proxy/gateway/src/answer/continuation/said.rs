@@ -69,6 +69,12 @@ impl Said {
         &self.text
     }
 
+    /// The same, if nothing was thought and no tool was called.
+    pub(super) fn content(&self) -> Option<&str> {
+        let beside = |entry: &Entry| matches!(entry, Entry::Text(channel, _) if channel.what != What::Content);
+        (!self.entries.iter().any(beside)).then_some(&self.text)
+    }
+
     /// Whether no text has been said.
     pub(super) fn is_silent(&self) -> bool {
         self.text.is_empty()

@@ -119,9 +119,9 @@ impl Transcript {
         self.lost
     }
 
-    /// All of the text; `None` if that is not known.
+    /// All of the answer, if it is known and is content and nothing else.
     pub(crate) fn all(&self) -> Option<&str> {
-        self.lost.is_none().then_some(&self.text)
+        self.lost.is_none().then(|| self.said.content()).flatten()
     }
 
     /// Gives it up.
