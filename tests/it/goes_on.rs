@@ -2,6 +2,7 @@
 //! that nobody disturbed.
 
 mod anew;
+mod stand_in;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,10 +25,15 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A llama-server that gives the same answer to the same request.
 async fn started(preset: Preset, slots: &str, more: &[&str]) -> Result<Warden, Trouble> {
+    started_with(preset, slots, more, "").await
+}
+
+/// The same with more keys of the model.
+async fn started_with(preset: Preset, slots: &str, more: &[&str], keys: &str) -> Result<Warden, Trouble> {
     let mut flags = vec!["-np", slots, "-c", "8192", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
     flags.extend(more);
-    let lines = model_lines(preset, &flags).await? + GOING_ON;
+    let lines = model_lines(preset, &flags).await? + GOING_ON + keys;
     let warden = Setup::new()?.top("log.children = false").model("m", &lines).start().await?;
     warden.until_ready(1).await?;
     Ok(warden)

@@ -49,6 +49,11 @@ pub(crate) struct Request {
     /// Tokens that a request may generate, at most; also where the client does not say. Default: no limit.
     #[schemars(range(min = 1))]
     pub(crate) max_tokens: Option<u64>,
+    /// Give each request that generates and names no seed a seed of its own, drawn at random as llama-server would: its answer
+    /// can then be drawn once more, so that any stream goes on when its process dies (docs/continuation.md). None comes by
+    /// `/v1/messages`.
+    #[serde(default)]
+    pub(crate) fresh_seed: bool,
 }
 
 /// How the system prompt stands to the client's own.
@@ -128,6 +133,7 @@ impl Resolver<'_> {
                     .clone()
                     .map(|text| SystemPrompt { text, mode: request.system_prompt_mode.into() }),
                 max_tokens: request.max_tokens,
+                fresh_seed: request.fresh_seed,
             },
             upstream_model: model.upstream_model.clone(),
         }

@@ -33,7 +33,7 @@ fn a_model_has_its_own_rules_over_those_for_all_models() {
          [models.a]\nFILE\n\
          [models.\"org/b\"]\nFILE\nupstream_model = \"b\"\n[models.\"org/b\".request]\nset.seed = 8\nmax_tokens = 10\n\
          default.chat_template_kwargs = { enable_thinking = false, list = [1, \"x\", 2.0] }\n\
-         system_prompt = \"Be brief.\"\nsystem_prompt_mode = \"prepend\"\nstrip = []\n",
+         system_prompt = \"Be brief.\"\nsystem_prompt_mode = \"prepend\"\nstrip = []\nfresh_seed = true\n",
     )
     .unwrap();
     let set = |seed: u64| vec![("seed".to_owned(), json!(seed)), ("temperature".to_owned(), json!(0.5))];
@@ -53,6 +53,7 @@ fn a_model_has_its_own_rules_over_those_for_all_models() {
         max_tokens: Some(10),
         system_prompt: Some(SystemPrompt { text: "Be brief.".to_owned(), mode: SystemMode::Prepend }),
         strip: Vec::new(),
+        fresh_seed: true,
     };
     assert_eq!(all[1], ModelRules { request, upstream_model: Some("b".to_owned()), ..ModelRules::default() });
     assert!(rules("[models.a]\nFILE\n").unwrap()[0].is_empty());

@@ -487,7 +487,7 @@ impl Relay {
         };
         let (Some(again), Some(terms)) = (self.again.take(), self.terms) else { return false };
         if let Some(heard) = &heard {
-            let wants = || continuation::wants_usage(&again, heard.kind());
+            let wants = || continuation::wants_usage(&again);
             let ends = match heard.stage() {
                 Stage::Done => Some(Bytes::new()),
                 Stage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),

@@ -27,6 +27,11 @@ impl Shape {
         matches!(self, Self::Chat | Self::Native | Self::Completion | Self::Responses | Self::Messages)
     }
 
+    /// Whether the route takes a seed. That of messages passes none on.
+    pub(crate) fn takes_seeds(self) -> bool {
+        self.generates() && self != Self::Messages
+    }
+
     /// The list of messages, and the member that holds a system prompt.
     pub(crate) fn prompts(self) -> (Option<&'static str>, Option<&'static str>) {
         match self {

@@ -46,7 +46,7 @@ pub(crate) async fn apply(
         return Err(Refusal::Busy);
     }
     match JsonIndex::of(intake.pieces(), plan.wanted()) {
-        Ok(index) => intake.edit(plan.edits(&index)),
+        Ok(index) => intake.edit(plan.edits(&index, rand::random())),
         Err(why) if plan.is_strict() || why == Unreadable::Repeats => Err(unreadable(why)),
         Err(_) => Ok(()),
     }

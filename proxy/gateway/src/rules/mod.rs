@@ -44,6 +44,8 @@ pub struct RequestRules {
     pub system_prompt: Option<SystemPrompt>,
     /// Tokens that may be generated, at most.
     pub max_tokens: Option<u64>,
+    /// A seed of its own for each request that generates and has none, so that its answer can be drawn once more.
+    pub fresh_seed: bool,
 }
 
 impl RequestRules {

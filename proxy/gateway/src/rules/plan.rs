@@ -1,7 +1,7 @@
 //! From rules and the index of a body to edits. Pure.
 //!
 //! ```text
-//!   set > strip > max_tokens > default        one member is touched by one of them, the first that names it
+//!   set > strip > max_tokens > default > seed one member is touched by one of them, the first that names it
 //!   system prompt                             messages | instructions | system, by the shape of the route
 //!   upstream_model                            model
 //! ```
@@ -19,6 +19,8 @@ use crate::route::Shape;
 
 /// All names of the bound on generated tokens.
 const BOUNDS: [&str; 4] = ["n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens"];
+/// What decides a draw.
+const SEED: &str = "seed";
 /// What Anthropic's route takes if the body does not say.
 const ANTHROPIC_DEFAULT: u64 = 4096;
 
@@ -39,6 +41,9 @@ impl<'r> Plan<'r> {
             wanted.extend(request.strip.iter().map(String::as_str));
             if request.max_tokens.is_some() && shape.generates() {
                 wanted.extend(BOUNDS);
+            }
+            if request.fresh_seed && shape.takes_seeds() {
+                wanted.push(SEED);
             }
             let (list, member) = shape.prompts();
             if request.system_prompt.is_some() {
@@ -63,10 +68,14 @@ impl<'r> Plan<'r> {
         &self.wanted
     }
 
-    pub(crate) fn edits(&self, index: &JsonIndex) -> Vec<Edit> {
+    /// With a number drawn for this request.
+    pub(crate) fn edits(&self, index: &JsonIndex, draw: u32) -> Vec<Edit> {
         let mut draft = Draft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
         if let Some((request, shape)) = self.request {
             draft.parameters(request, shape);
+            if request.fresh_seed && shape.takes_seeds() {
+                draft.seed(request, draw);
+            }
             if let Some(prompt) = &request.system_prompt {
                 draft.system(prompt, shape);
             }
@@ -135,6 +144,25 @@ impl<'a> Draft<'a> {
         let unsaid = !shape.bounds().iter().any(|name| told(name));
         if unsaid && !(shape == Shape::Messages && most >= ANTHROPIC_DEFAULT) {
             self.inserts.push((shape.bounds()[0].to_owned(), most.to_string()));
+        }
+    }
+
+    /// Where neither the client nor another rule says anything of a seed. All but the highest number are seeds: that one asks for
+    /// another draw each time.
+    fn seed(&mut self, request: &RequestRules, draw: u32) {
+        let is_said = request.set.iter().chain(&request.default).any(|(name, _)| name == SEED);
+        if is_said {
+            return;
+        }
+        let seed = json!(draw % u32::MAX);
+        let strips = request.strip.iter().any(|name| name == SEED);
+        match self.named(SEED).last() {
+            Some(last) if !strips => {
+                if last.kind == Kind::Word("null".to_owned()) {
+                    self.replace(last.value.clone(), seed.to_string());
+                }
+            }
+            _ => self.inserts.push((SEED.to_owned(), seed.to_string())),
         }
     }
 

@@ -144,6 +144,7 @@ fn rules() -> impl Strategy<Value = RequestRules> {
             strip: strip.into_iter().map(str::to_owned).collect(),
             system_prompt: system.map(|(text, mode)| SystemPrompt { text, mode }),
             max_tokens,
+            fresh_seed: false,
         },
     )
 }
@@ -164,7 +165,7 @@ proptest! {
         if let Some(plan) = Plan::new(&rules, Some(Shape::Chat)) {
             let pieces: Vec<Bytes> = bytes.chunks(7).map(Bytes::copy_from_slice).collect();
             if let Ok(index) = JsonIndex::of(&pieces, plan.wanted()) {
-                splice::apply(pieces.into(), plan.edits(&index));
+                splice::apply(pieces.into(), plan.edits(&index, 7));
             }
         }
     }

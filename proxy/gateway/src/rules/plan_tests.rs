@@ -13,7 +13,7 @@ fn ruled_in(text: &str, size: usize, rules: &ModelRules, shape: Shape) -> Result
     let pieces: Vec<Bytes> = text.as_bytes().chunks(size.max(1)).map(Bytes::copy_from_slice).collect();
     let Some(plan) = Plan::new(rules, Some(shape)) else { return Ok(text.to_owned()) };
     let index = JsonIndex::of(&pieces, plan.wanted())?;
-    let out = splice::apply(pieces.into(), plan.edits(&index));
+    let out = splice::apply(pieces.into(), plan.edits(&index, 7));
     Ok(String::from_utf8(out.iter().flat_map(|piece| piece.to_vec()).collect()).unwrap())
 }
 
@@ -248,4 +248,31 @@ fn no_rule_means_no_plan() {
     assert!(Plan::new(&ModelRules::default(), Some(Shape::Chat)).is_none());
     assert!(Plan::new(&most(1), None).is_none());
     assert!(Plan::new(&most(1), Some(Shape::ChatCount)).is_none());
+}
+
+#[test]
+fn whoever_names_no_seed_gets_one_of_its_own() {
+    let fresh = request(RequestRules { fresh_seed: true, ..RequestRules::default() });
+    for (shape, body, expected) in [
+        (Shape::Chat, "{}", r#"{"seed":7}"#),
+        (Shape::Native, r#"{"prompt":"a"}"#, r#"{"prompt":"a","seed":7}"#),
+        (Shape::Responses, r#"{"seed":null,"a":1}"#, r#"{"seed":7,"a":1}"#),
+        // Its own word stands, also the one that asks for another draw each time.
+        (Shape::Chat, r#"{"seed":-1}"#, r#"{"seed":-1}"#),
+        (Shape::Completion, r#"{ "seed" : 3 }"#, r#"{ "seed" : 3 }"#),
+        (Shape::Messages, "{}", "{}"),
+        (Shape::ChatCount, "{}", "{}"),
+    ] {
+        assert_eq!(ruled(body, &fresh, shape), expected, "{shape:?} {body}");
+    }
+    let mut rules = parameters(&[], &[("seed", json!(5))], &[]);
+    rules.request.fresh_seed = true;
+    assert_eq!(ruled("{}", &rules, Shape::Chat), r#"{"seed":5}"#, "another rule says it");
+    let mut rules = parameters(&[], &[], &["seed"]);
+    rules.request.fresh_seed = true;
+    assert_eq!(ruled(r#"{"seed":1,"a":2}"#, &rules, Shape::Chat), r#"{"a":2,"seed":7}"#);
+    let body = Bytes::from_static(b"{}");
+    let plan = Plan::new(&fresh, Some(Shape::Chat)).unwrap();
+    let index = JsonIndex::of([&body], plan.wanted()).unwrap();
+    assert_eq!(plan.edits(&index, u32::MAX)[0].text, "\"seed\":0", "the highest number is no seed");
 }

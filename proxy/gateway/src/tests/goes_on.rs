@@ -188,7 +188,7 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
     let cases = [
         (with(json!({ "n": 2 })), Odd::Well, "`n`"),
         (with(json!({ "grammar": "root ::= x" })), Odd::Shapeless, "does not tell which grammar"),
-        (with(json!({ "grammar": "root ::= x" })), Odd::Grammar, "does not put a grammar where a text is"),
+        (with(json!({ "grammar": "root ::= x" })), Odd::Grammar, "does not put a grammar where that text is"),
         (with(json!({ "mirostat": 2 })), Odd::Well, "`mirostat`"),
         (with(json!({ "something_new": 1 })), Odd::Well, "`something_new`"),
         (with(json!({ "max_tokens": "9" })), Odd::Well, "no number of tokens"),

@@ -68,9 +68,10 @@ impl From<Refusal> for Cut {
 }
 
 /// Whether a request wants its counters behind the end of its answer.
-pub(crate) fn wants_usage(again: &Again, kind: Kind) -> bool {
+pub(crate) fn wants_usage(again: &Again) -> bool {
     let body = again.message.json().unwrap_or_default();
-    Wish::of(kind, &body).map_or(true, |wish| wish.wants_usage)
+    let body = serde_json::from_slice::<serde_json::Value>(&body);
+    body.map_or(true, |body| body["stream_options"]["include_usage"] == true)
 }
 
 /// What became of the server.
@@ -272,10 +273,16 @@ impl Plan {
             }
         };
         let text = heard.text();
-        if let Some(measure) = wish.measure(&settings, rendered.clone(), &ids, text)
-            && !request::is_in_place(&asking.ask("/completion", measure).await?)
-        {
-            return Err("its build does not put a grammar where a text is".to_owned().into());
+        if let Some(measure) = wish.measure(&settings, rendered.clone(), &ids, text) {
+            // A vocabulary that spells the text otherwise leads to a refusal.
+            let is_in_place = match asking.ask("/completion", measure).await {
+                Ok(answer) => request::is_in_place(&answer),
+                Err(Stop::Cannot(_)) => false,
+                Err(stop) => return Err(stop),
+            };
+            if !is_in_place {
+                return Err("its build does not put a grammar where that text is".to_owned().into());
+            }
         }
         let rest = wish.rest(&settings, rendered, &ids, text);
         let voice = Rest {

@@ -168,6 +168,7 @@ impl Repeat {
             _ => is_new || was_over,
         };
         self.is_ended |= ends;
+        self.had.forget();
         if is_said {
             self.tell(out, name, event);
         }

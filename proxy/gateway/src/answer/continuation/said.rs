@@ -134,6 +134,13 @@ impl Comparing {
         self.entry >= self.said.entries.len()
     }
 
+    /// Lets go of what has come again.
+    pub(super) fn forget(&mut self) {
+        if self.is_over() && self.entry > 0 {
+            *self = Self::default();
+        }
+    }
+
     /// A text comes.
     ///
     /// # Errors
