@@ -165,7 +165,7 @@ pub(crate) fn rendered(messages: &Value) -> String {
                 parts.filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join(" ")
             }
         };
-        text.push_str(&format!("{last} {content} "));
+        text.extend([last, " ", &content, " "]);
     }
     if last != "assistant" {
         text.push_str("assistant");

@@ -37,7 +37,7 @@ impl Talk {
             }
         } else {
             let answer = warden.http.post(CHAT, &body).await?.json()?;
-            text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned();
+            answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().clone_into(&mut text);
             timings = answer["timings"].clone();
         }
         self.messages.push(json!({ "role": "assistant", "content": text }));

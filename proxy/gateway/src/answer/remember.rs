@@ -25,7 +25,7 @@ pub(crate) struct Remember {
 impl Remember {
     /// Of a request to this path. `understood`: the supervisor can make another of it. Of its answer at most `limit` bytes are held.
     pub(crate) fn of(message: &Message, path: &str, understood: bool, limit: usize) -> Self {
-        let (images, audio) = message.sent().media();
+        let (images, audio) = message.media();
         let has_media = images + audio > 0;
         let body = if understood && !has_media { message.remembered() } else { None };
         Self { path: path.to_owned(), body, has_media, said: Some(Vec::new()), limit }

@@ -162,6 +162,14 @@ impl Message {
         }
     }
 
+    /// Images and recordings in it, before it is sent.
+    pub(crate) fn media(&self) -> (u64, u64) {
+        match &self.body {
+            Outgoing::Again(intake) => intake.media(),
+            Outgoing::Once(..) | Outgoing::Beside(..) => self.sent().media(),
+        }
+    }
+
     /// All of a JSON body, to be remembered until its answer is whole; `None` if it may not stay that long.
     pub(crate) fn remembered(&self) -> Option<Held> {
         match &self.body {

@@ -349,6 +349,12 @@ impl Intake {
         images + audio == 0 && self.held.is_ample()
     }
 
+    /// Images and recordings in it, as far as it is here.
+    pub(crate) fn media(&self) -> (u64, u64) {
+        self.count_media();
+        self.sent.media()
+    }
+
     /// All of a JSON body, held once more under the same budget; `None` if it is no such body, or others need the room.
     pub(crate) fn remembered(&self) -> Option<Held> {
         let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
