@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_for, wait_until};
@@ -207,9 +208,11 @@ async fn a_kill_a_drain_and_the_end_in_the_middle_of_it_cost_no_request_and_leav
 }
 
 /// `POST /models/m/reclaim`, in a task of its own.
-fn by_hand(warden: &Warden) -> tokio::task::JoinHandle<Result<Value, Trouble>> {
+fn by_hand(warden: &Warden) -> AbortOnDropHandle<Result<Value, Trouble>> {
     let admin = warden.admin();
-    tokio::spawn(async move { admin.post("/models/m/reclaim", &json!({})).await?.json() })
+    let task =
+        TaskTracker::new().spawn(async move { admin.post("/models/m/reclaim", &json!({})).await?.json() });
+    AbortOnDropHandle::new(task)
 }
 
 #[tokio::test]

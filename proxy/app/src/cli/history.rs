@@ -123,14 +123,13 @@ impl History {
         let read = serde_json::from_str::<Value>(line).ok();
         match read.and_then(|mut json| {
             let event = event(&json)?;
-            if let (kind, Some(fields)) = (&event.kind, json.as_object_mut()) {
-                match kind {
-                    EventKind::RecycleDone { .. } => {
-                        drop(fields.insert("kind".to_owned(), "recycle_done".into()))
-                    }
-                    EventKind::Reclaimed { .. } => drop(fields.insert("kind".to_owned(), "reclaimed".into())),
-                    _ => {}
-                }
+            let kind = match event.kind {
+                EventKind::RecycleDone { .. } => Some("recycle_done"),
+                EventKind::Reclaimed { .. } => Some("reclaimed"),
+                _ => None,
+            };
+            if let (Some(kind), Some(fields)) = (kind, json.as_object_mut()) {
+                fields.insert("kind".to_owned(), kind.into());
             }
             Some(Entry { at: event.at.parse().ok(), event, json })
         }) {

@@ -30,8 +30,9 @@ use crate::spec::{Common, FleetConfig, ModelSpec, Watch};
 use crate::sync::lock;
 use crate::view::FleetView;
 use crate::view::event::{ApplyReport, EventKind, EventTail, Journal};
-use crate::view::ledger::{Ledger, LedgerEntry, ReclaimEntry};
+use crate::view::ledger::{Ledger, LedgerEntry};
 use crate::view::log::{LogRing, LogTail};
+use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Digits of a fingerprint that are enough to name it.
 const FINGERPRINT_SHOWN: usize = 8;

@@ -20,7 +20,8 @@ use crate::process::needs::Sight;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::{Health, Process, Props, Sample};
 use crate::spec::{ModelSpec, Watch};
-use crate::view::ledger::{LedgerEntry, ReclaimEntry};
+use crate::view::ledger::LedgerEntry;
+use crate::view::reclaim_entry::ReclaimEntry;
 
 /// A message to a model's task.
 #[derive(Debug)]

@@ -4,7 +4,8 @@ use tokio::sync::oneshot;
 use warden_policies::GenerationId;
 
 use crate::error::ControlError;
-use crate::view::ledger::{LedgerEntry, ReclaimEntry};
+use crate::view::ledger::LedgerEntry;
+use crate::view::reclaim_entry::ReclaimEntry;
 
 /// A restart that an operator waits for: every replica is to have a process made after this generation.
 #[derive(Debug)]

@@ -12,7 +12,7 @@
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::lifecycle::Phase;
-use warden_policies::reclaim::{NoReclaim, Rung, Worth};
+use warden_policies::reclaim::{NoReclaim, Parts, Rung, Worth};
 use warden_policies::recycle::WhyNot;
 use warden_policies::{Action, Decision, GenerationId, Reason};
 
@@ -23,7 +23,7 @@ use crate::clock;
 use crate::error::ControlError;
 use crate::process::reclaim_file::Reclaimed;
 use crate::view::event::EventKind;
-use crate::view::ledger::ReclaimEntry;
+use crate::view::reclaim_entry::ReclaimEntry;
 use crate::view::{ReclaimTotals, ReclaimView};
 
 /// A request under way, as far as its entry is known.
@@ -205,7 +205,7 @@ impl Model {
             .filter(serves)
             .filter_map(|unit| {
                 let live = unit.live.as_ref()?;
-                Some((unit.id, live.id, live.memory.parts.map(|parts| parts.any())))
+                Some((unit.id, live.id, live.memory.parts.map(Parts::any)))
             })
             .collect();
         if serving.is_empty() {

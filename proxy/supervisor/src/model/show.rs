@@ -4,7 +4,7 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::Phase;
 
 use super::Model;
-use super::unit::{Role, Unit};
+use super::unit::{Generation, Role, Unit};
 use crate::clock;
 use crate::view::{BackendView, ModelState, ModelView, Outage, PolicyView};
 
@@ -107,7 +107,7 @@ impl Model {
             memory: live.map(|live| live.memory.show()).unwrap_or_default(),
             health: live.map(|live| live.health.show(&live.cell)).unwrap_or_default(),
             degraded: live.and_then(|live| live.degraded).map(|lost| lost.to_string()),
-            reclaim: live.map(|live| live.show_reclaim()).unwrap_or_default(),
+            reclaim: live.map(Generation::show_reclaim).unwrap_or_default(),
             next: live.and_then(|live| live.wish.said).map(|(decision, held)| PolicyView { decision, held }),
         }
     }

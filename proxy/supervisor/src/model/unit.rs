@@ -20,8 +20,8 @@ use crate::lease::cell::Cell;
 use crate::memory::tracker::MemoryTracker;
 use crate::process::Process;
 use crate::process::needs::Sight;
-use crate::view::ledger::ReclaimEntry;
 use crate::process::slot_files::SlotFiles;
+use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Names a unit within its model; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,9 @@ use warden_policies::{Decision, GenerationId, ModelName, Reason};
 use crate::clock;
 use crate::error::{Failure, NoRoom};
 use crate::sync::lock;
-use crate::view::ledger::{LedgerEntry, Mode, ReclaimEntry};
+use crate::view::ledger::{LedgerEntry, Mode};
 use crate::view::log::LISTENERS_LAG;
+use crate::view::reclaim_entry::ReclaimEntry;
 
 /// What a reload changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ pub mod event;
 pub mod ledger;
 pub mod log;
 pub(crate) mod publish;
+pub mod reclaim_entry;
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
 use warden_sensors::{CgroupMemory, HostTotals, Report};
 
 use crate::error::Failure;
-use crate::view::ledger::ReclaimEntry;
+use crate::view::reclaim_entry::ReclaimEntry;
 
 /// The fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -2,6 +2,8 @@ use std::io::Read as _;
 use std::process::Stdio;
 use std::sync::Arc;
 
+use tokio_util::task::TaskTracker;
+
 use super::*;
 
 fn command(env: &[(&str, &str)]) -> Command {
@@ -118,7 +120,7 @@ async fn the_cuda_part_is_asked_first_and_answers_of_all_processes_are_added_up(
     say(&desk, Part::Heap, 0, 0, 0, 0);
     let desk = Arc::new(desk);
     let asking = Arc::clone(&desk);
-    let asked = tokio::spawn(async move { asking.reclaim(Duration::from_secs(30)).await });
+    let asked = TaskTracker::new().spawn(async move { asking.reclaim(Duration::from_secs(30)).await });
     let seen = async |seq| {
         let block = || {
             let mut block = [0; BLOCK];
@@ -152,7 +154,7 @@ async fn who_is_silent_is_waited_for_until_the_time_is_up_and_who_ends_is_not() 
     );
     let desk = Arc::new(desk);
     let asking = Arc::clone(&desk);
-    let asked = tokio::spawn(async move { asking.reclaim(Duration::from_secs(600)).await });
+    let asked = TaskTracker::new().spawn(async move { asking.reclaim(Duration::from_secs(600)).await });
     while layout::asked(&{
         let mut block = [0; BLOCK];
         desk.file.read_exact_at(&mut block, BLOCK as u64).unwrap();

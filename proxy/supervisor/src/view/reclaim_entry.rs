@@ -1,0 +1,135 @@
+//! What came of asking a process to give memory back: a line of the ledger, an event, and what an operator is answered.
+
+use serde::{Deserialize, Serialize};
+use warden_policies::reclaim::{Given, Outcome};
+use warden_policies::sample::{HostMemory, MemoryKind, Vram};
+use warden_policies::{ByteSize, GenerationId, ModelName, Reason};
+
+/// The `kind` of a line about a reclaim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReclaimKind {
+    /// A process was asked to give memory back.
+    #[default]
+    Reclaim,
+}
+
+/// A process was asked to give memory back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReclaimEntry {
+    /// Always `reclaim`.
+    pub kind: ReclaimKind,
+    /// Of the same numbers as those of replacements.
+    pub id: u64,
+    /// When it was complete, RFC 3339.
+    pub at: String,
+    /// The model.
+    pub model: ModelName,
+    /// Which of its replicas.
+    pub replica: u32,
+    /// The process, which goes on.
+    pub generation: GenerationId,
+    /// Why.
+    pub reason: Reason,
+    /// Which memory was the reason; absent if an operator asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<MemoryKind>,
+    /// The budget that was passed or is near, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_bytes: Option<u64>,
+    /// How it ended, all in all.
+    pub outcome: Outcome,
+    /// For the heap; absent if that could not be asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heap: Option<Outcome>,
+    /// For graphs, pools and cuBLAS; absent if they could not be asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<Outcome>,
+    /// What it gave back, by its own count, in bytes.
+    pub given: Given,
+    /// Milliseconds that it was at it.
+    pub ms: u64,
+    /// Host memory at the last reading before it was asked.
+    pub host_before: Option<HostMemory>,
+    /// Host memory at the first reading after its answer.
+    pub host_after: Option<HostMemory>,
+    /// VRAM before, GPU by GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vram_before: Vec<Vram>,
+    /// VRAM after.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vram_after: Vec<Vram>,
+    /// Whether the memory that was the reason came down far enough; `None` if an operator asked, or it is not known.
+    pub helped: Option<bool>,
+}
+
+impl ReclaimEntry {
+    /// One of which nothing more is known yet.
+    pub fn of(model: ModelName, replica: u32, generation: GenerationId, reason: Reason) -> Self {
+        Self {
+            kind: ReclaimKind::Reclaim,
+            id: 0,
+            at: String::new(),
+            model,
+            replica,
+            generation,
+            reason,
+            series: None,
+            budget_bytes: None,
+            outcome: Outcome::NoAnswer,
+            heap: None,
+            cuda: None,
+            given: Given::default(),
+            ms: 0,
+            host_before: None,
+            host_after: None,
+            vram_before: Vec::new(),
+            vram_after: Vec::new(),
+            helped: None,
+        }
+    }
+
+    /// In a sentence, for people.
+    pub fn words(&self) -> String {
+        let bytes = |host: Option<HostMemory>| host.map(|host| ByteSize(host.charged()));
+        let mut text = format!("{}: {} given back in {} ms", self.outcome.phrase(), self.given, self.ms);
+        if let (Some(before), Some(after)) = (bytes(self.host_before), bytes(self.host_after)) {
+            text.extend([format!("; host memory {before} before, {after} after")]);
+        }
+        for after in &self.vram_after {
+            if let Some(before) = self.vram_before.iter().find(|before| before.gpu == after.gpu) {
+                let (gpu, before, after) = (after.gpu.0, ByteSize(before.bytes), ByteSize(after.bytes));
+                text.extend([format!("; GPU {gpu} {before} before, {after} after")]);
+            }
+        }
+        let parts = [("the heap", self.heap), ("graphs, pools and cuBLAS", self.cuda)];
+        for (name, outcome) in parts {
+            if let Some(outcome) = outcome.filter(|outcome| *outcome != self.outcome) {
+                text.extend([format!("; {name}: {}", outcome.phrase())]);
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::ledger::LedgerEntry;
+
+    #[test]
+    fn a_line_about_a_reclaim_is_told_from_one_about_a_replacement() {
+        let entry = ReclaimEntry::of(ModelName::new("m"), 0, GenerationId(3), Reason::Operator);
+        let line = serde_json::to_string(&entry).unwrap();
+        assert!(line.starts_with(r#"{"kind":"reclaim","id":0,"#), "{line}");
+        assert_eq!(serde_json::from_str::<ReclaimEntry>(&line).unwrap(), entry);
+        assert!(serde_json::from_str::<LedgerEntry>(&line).is_err());
+        for absent in ["series", "budget_bytes", "heap\":\"", "vram_before"] {
+            assert!(!line.contains(absent), "nothing known, nothing written: {line}");
+        }
+        let of_replacement =
+            LedgerEntry::of(ModelName::new("m"), 0, Reason::Operator, crate::view::ledger::Mode::Sequential);
+        let line = serde_json::to_string(&of_replacement).unwrap();
+        assert!(serde_json::from_str::<ReclaimEntry>(&line).is_err(), "{line}");
+    }
+}
