@@ -1,3 +1,5 @@
+//! Which rung comes first, and that asking never makes a replacement late by more than its limit.
+
 use proptest::prelude::*;
 
 use super::*;

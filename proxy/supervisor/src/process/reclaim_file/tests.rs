@@ -1,3 +1,5 @@
+//! The file, with another process at its other end.
+
 use std::io::Read as _;
 use std::process::Stdio;
 use std::sync::Arc;
