@@ -1,3 +1,5 @@
+//! Sentences and properties about what goes along, and how it is told.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -138,7 +138,8 @@ async fn ask(
 async fn every_route_of_a_real_server_answers_as_it_does_directly() -> Outcome {
     let flags = ["-np", "2", "-c", "2048", "-t", "1", "--metrics"];
     let lines = model_lines(Preset::Chat, &flags).await?;
-    let setup = Setup::new()?.model("org/m", &lines);
+    // As its command alone makes it: with a directory for slots of ours it does for us what it does for no client.
+    let setup = Setup::new()?.model("org/m", &format!("{lines}warm = \"off\"\n"));
     let warden = setup.fake("other", &json!({}), "preload = false\n")?.start().await?;
     let backend = warden.until_ready(1).await?[0];
     let direct = Http::Unix(backend.socket().context("no socket")?);
