@@ -71,7 +71,8 @@ impl Said {
 
     /// The same, if nothing was thought and no tool was called.
     pub(super) fn content(&self) -> Option<&str> {
-        let beside = |entry: &Entry| matches!(entry, Entry::Text(channel, _) if channel.what != What::Content);
+        let beside =
+            |entry: &Entry| matches!(entry, Entry::Text(channel, _) if channel.what != What::Content);
         (!self.entries.iter().any(beside)).then_some(&self.text)
     }
 
