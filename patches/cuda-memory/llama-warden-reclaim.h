@@ -5,7 +5,8 @@
 // its answers into a block of its own. Nobody maps it: a store into a mapping ends the process when the disk is full or
 // somebody cuts the file, and a command is never worth a server. Whoever has a block holds a lock on its bytes, by which
 // the supervisor knows who is there to answer.
-#pragma once
+#ifndef LLAMA_WARDEN_RECLAIM_H // by name and not by file: there may be two of them on a path
+#define LLAMA_WARDEN_RECLAIM_H
 
 #if defined(__unix__) || defined(__APPLE__)
 #define LLAMA_WARDEN_RECLAIM
@@ -142,4 +143,6 @@ class channel {
 
 } // namespace reclaim
 } // namespace llama_warden
+#endif
+
 #endif
