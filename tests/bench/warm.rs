@@ -18,9 +18,26 @@ const CONVERSATIONS: usize = 8;
 /// Words of the first message, of some four tokens each.
 const WORDS: usize = 980;
 
-/// One turn of each conversation; the time to the first token of each.
-async fn turns(http: &Http, talks: &mut [Vec<Value>]) -> Result<Vec<Duration>, Trouble> {
-    let mut times = Vec::new();
+/// One turn of each conversation: the times to the first tokens, and how many tokens of prompt were evaluated.
+#[derive(Debug, Default)]
+struct Turns {
+    times: Vec<Duration>,
+    tokens: Vec<u64>,
+}
+
+impl Turns {
+    fn first_token(&mut self) -> f64 {
+        millis(quantile(&mut self.times, 0.5))
+    }
+
+    fn evaluated(&mut self) -> u64 {
+        self.tokens.sort_unstable();
+        self.tokens.get(self.tokens.len() / 2).copied().unwrap_or(0)
+    }
+}
+
+async fn turns(http: &Http, talks: &mut [Vec<Value>]) -> Result<Turns, Trouble> {
+    let mut all = Turns::default();
     for messages in talks {
         let body =
             json!({ "model": "m", "messages": messages, "max_tokens": 16, "temperature": 0, "stream": true });
@@ -34,12 +51,13 @@ async fn turns(http: &Http, talks: &mut [Vec<Value>]) -> Result<Vec<Duration>, T
                 first.get_or_insert_with(|| begun.elapsed());
             }
             text.push_str(said);
+            all.tokens.extend(event["timings"]["prompt_n"].as_u64());
         }
-        times.push(first.context("an answer without a token")?);
+        all.times.push(first.context("an answer without a token")?);
         messages.push(json!({ "role": "assistant", "content": text }));
         messages.push(json!({ "role": "user", "content": "and what came then" }));
     }
-    Ok(times)
+    Ok(all)
 }
 
 fn talks() -> Vec<Vec<Value>> {
@@ -66,12 +84,8 @@ async fn started(arch: &str, replace: &str, warm: &str) -> Result<Warden, Troubl
     Ok(warden)
 }
 
-/// First tokens before and after a replacement, and the line of the ledger.
-async fn measure(
-    arch: &str,
-    replace: &str,
-    warm: &str,
-) -> Result<(Vec<Duration>, Vec<Duration>, String), Trouble> {
+/// The turns before and after a replacement, and the line of the ledger.
+async fn measure(arch: &str, replace: &str, warm: &str) -> Result<(Turns, Turns, String), Trouble> {
     let warden = started(arch, replace, warm).await?;
     let mut talks = talks();
     turns(&warden.http, &mut talks).await?;
@@ -95,19 +109,21 @@ async fn measure(
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
     println!(
-        "| model | replacement | undisturbed, p50 ms | warm, p50 ms | cold, p50 ms | warm / undisturbed | cold / undisturbed | ledger |"
+        "| model | replacement | undisturbed, p50 ms | warm, p50 ms | cold, p50 ms | warm / undisturbed | cold / undisturbed | tokens evaluated, p50 | ledger |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for (arch, name) in [("llama", "dense"), ("gemma4", "sliding windows")] {
         for replace in ["sequential", "overlap"] {
             let (mut before, mut warm, line) = measure(arch, replace, "auto").await?;
             let (_, mut cold, _) = measure(arch, replace, "off").await?;
-            let [before, warm, cold] =
-                [&mut before, &mut warm, &mut cold].map(|times| millis(quantile(times, 0.5)));
+            let [undisturbed, after, fresh] = [&mut before, &mut warm, &mut cold].map(Turns::first_token);
             println!(
-                "| {name} | {replace} | {before:.1} | {warm:.1} | {cold:.1} | {:.2} | {:.1} | {line} |",
-                warm / before,
-                cold / before
+                "| {name} | {replace} | {undisturbed:.1} | {after:.1} | {fresh:.1} | {:.2} | {:.1} | {}, {}, {} | {line} |",
+                after / undisturbed,
+                fresh / undisturbed,
+                before.evaluated(),
+                warm.evaluated(),
+                cold.evaluated()
             );
         }
     }
