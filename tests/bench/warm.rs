@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p warden-tests --bench warm`: eight conversations of about 4,000 tokens on a real llama-server with a sample model, one
 //! turn each, one more undisturbed, and one more after a replacement; the same with `warm = "off"`. One conversation after the other, so
-//! each first token is a prompt's time and nothing else. The last column is the line of the ledger.
+//! each first token is a prompt's time and nothing else. The last column is the line of the ledger. `WARDEN_WARM_SIZE=gpu` takes models of
+//! some gigabytes, and `WARDEN_WARM_FLAGS` are further flags (`-ngl 99` on a machine with a GPU).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -70,14 +71,20 @@ async fn started(arch: &str, replace: &str, warm: &str) -> Result<Warden, Troubl
     let setup = Setup::new()?;
     let model: PathBuf = setup.home.path().join("m.gguf");
     let shown = model.to_string_lossy().into_owned();
-    let ran = setup.home.warden(&["sample-model", "--arch", arch, "-o", &shown], SOON).await?;
+    let size = std::env::var("WARDEN_WARM_SIZE").unwrap_or_else(|_| "tiny".to_owned());
+    let words = ["sample-model", "--arch", arch, "--size", &size, "-o", &shown];
+    let ran = setup.home.warden(&words, SOON * 4).await?;
     if ran.code != 0 {
         return Err(Trouble::new(format!("{ran:?}")));
     }
+    let mut flags: Vec<String> = ["-t", "1", "-np", "8", "-c", "49152"].map(str::to_owned).into();
+    flags
+        .extend(std::env::var("WARDEN_WARM_FLAGS").unwrap_or_default().split_whitespace().map(str::to_owned));
     let lines = format!(
-        "binary = '{}'\nmodel = '{shown}'\nargs = [\"-t\", \"1\", \"-np\", \"8\", \"-c\", \"49152\"]\npreload = true\n\
+        "binary = '{}'\nmodel = '{shown}'\nargs = {}\npreload = true\n\
          replace = \"{replace}\"\nwarm = \"{warm}\"\non_death = \"continue\"\n",
-        llama_server().await?.display()
+        llama_server().await?.display(),
+        json!(flags)
     );
     let warden = setup.top("log.level = 'warn'").model("m", &lines).start().await?;
     warden.until_ready(1).await?;

@@ -3,11 +3,11 @@
     evidence.py images   --server BIN --models DIR [--env NAME=VALUE]... [--requests 300]
     evidence.py prefill  --server BIN --models DIR [--env NAME=VALUE]... [--prompts 3]
     evidence.py decode   --server BIN --against BIN --models DIR [--env ...]
-    evidence.py parallel --server BIN --against BIN --models DIR [--env ...] [--requests 200] [--pause SECONDS]
+    evidence.py parallel --server BIN --against BIN --models DIR [--env ...] [--requests 200] [--pause SECONDS] [--reclaim]
 
 Each prints one line of JSON. `--env` is for `--server`; `--against` is a second server, without any variable. `--gpu 1` or
-`--gpu 0,1` says which devices it may use, `--flag=-sm --flag=tensor` is added to both servers' flags. Device memory is the
-process's own, from NVML.
+`--gpu 0,1` says which devices it may use, `--flag=-sm --flag=tensor` is added to both servers' flags. With `--reclaim` the first
+server is asked to give memory back again and again while it computes. Device memory is the process's own, from NVML.
 """
 import argparse
 import base64
@@ -27,6 +27,8 @@ import tempfile
 import threading
 import time
 import zlib
+
+from channel import Asking, Channel
 
 MARKER = "<__picture__>"
 
@@ -266,9 +268,17 @@ def parallel(args):
     arguments = ["-m", str(run.models / args.model), "-c", "32768", "-np", "4", "-fa", "on", "--cache-ram", "0",
                  "--ctx-checkpoints", "0"]
 
+    asked = {}
+
     def answers(binary, env):
         texts = []
+        channel = Channel(os.path.join(run.folder, "reclaim")) if args.reclaim and env is run.env else None
+        if channel:
+            env["LLAMA_WARDEN_RECLAIM"] = channel.path
         with run.server(binary, arguments, env) as server:
+            asking = Asking(channel) if channel else None
+            if asking:
+                asking.start()
             for call in range(args.requests // 4):
                 prompts = [tokens(call * 4 + slot, 40 + 150 * (call % 5)) for slot in range(4)]
                 body = {**text_request(0, 1, args.output), "prompt": prompts}
@@ -276,6 +286,8 @@ def parallel(args):
                 texts += [one["content"] for one in answer]
                 if args.pause and call % 5 == 4:
                     time.sleep(args.pause)  # long enough for what is given back while idle
+            if asking:
+                asked.update(asking.stop())
             lines = server.warden_lines()
         return texts, lines, server.code
 
@@ -284,7 +296,7 @@ def parallel(args):
     ours, lines, code = answers(args.server, run.env)
     same = lambda one, other: sum(a == b for a, b in zip(one, other))
     return {"requests": len(plain), "plain_equals_itself": same(plain, again), "equal": same(plain, ours),
-            "distinct": len(set(plain)), "exit": code, "lines": lines, "report": report(run.report)}
+            "distinct": len(set(plain)), "exit": code, "asked": asked, "lines": lines, "report": report(run.report)}
 
 
 def main():
@@ -306,6 +318,7 @@ def main():
     parser.add_argument("--gpu", default="")
     parser.add_argument("--flag", action="append", default=[])
     parser.add_argument("--pause", type=float, default=0)
+    parser.add_argument("--reclaim", action="store_true")
     args = parser.parse_args()
     if args.what in ("decode", "parallel") and not args.against:
         parser.error(f"{args.what} needs --against")
