@@ -1,5 +1,5 @@
-// llama-warden: the file by which a running server is asked to give memory back; docs/patches.md describes it. This file is
-// llama-warden's own. The sets `server` and `cuda-memory` both have it, byte for byte the same: a test compares them.
+// llama-warden, patch sets server and cuda-memory: the file by which a running server is asked to give memory back;
+// docs/patches.md describes it. This file is llama-warden's own. Both sets have it, byte for byte the same: a test compares them.
 //
 // The supervisor makes the file before it makes the process, and writes requests into it; each part of each process writes
 // its answers into a block of its own. Nobody maps it: a store into a mapping ends the process when the disk is full or

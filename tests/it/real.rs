@@ -50,7 +50,7 @@ async fn four_hundred(replace: &str) -> Outcome {
     let lines = model_lines(Preset::FatKv, &flags("4096")).await?;
     let policy = format!(
         "replace = \"{replace}\"\npolicy.host.soft = \"320MiB\"\npolicy.host.hard = \"1GiB\"\npolicy.jitter = 0.0\n\
-         policy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\npolicy.min_interval = \"1ms\"\n"
+         policy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\npolicy.min_interval = \"1ms\"\npolicy.reclaim = false\n"
     );
     let setup = Setup::new()?.top("sensors.interval = \"200ms\"").model("m", &format!("{lines}{policy}"));
     let mut warden = setup.start().await?;

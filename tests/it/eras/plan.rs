@@ -75,8 +75,10 @@ async fn a_plan_for_cuda_has_the_sets_with_their_statuses_and_writes_nothing() -
             "pool-purge verified",
             "cublas-reset verified",
             "memory-report verified",
+            "reclaim-cuda verified",
             "server verified",
             "cancel-nonstream verified",
+            "reclaim-heap verified",
         ];
         assert_eq!(statuses(&plan), expected, "{}", era.version);
         assert!(names_both_sets(&plan), "{plan}");
@@ -113,7 +115,7 @@ async fn an_unverified_tree_is_planned_when_allowed_and_marked() -> Outcome {
     let allowed = json(&home, tree.path(), &["--allow-unverified"]).await?;
     let told = statuses(&allowed);
     assert_eq!(told[..2], ["cuda-memory unverified", "graph-cache-cap unverified"]);
-    assert_eq!(told[5..], ["server verified", "cancel-nonstream verified"]);
+    assert_eq!(told[6..], ["server verified", "cancel-nonstream verified", "reclaim-heap verified"]);
     let (cuda, server) = (&allowed["patches"][0], &allowed["patches"][1]);
     assert_eq!(cuda["allowed_unverified"], true);
     assert_eq!(server["allowed_unverified"], Value::Null);

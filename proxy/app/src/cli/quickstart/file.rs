@@ -25,9 +25,8 @@ impl ConfigFile {
         let text = |path: &Path| toml::Value::String(path.display().to_string());
         let budget = self.hard.map_or_else(String::new, |hard| {
             format!(
-                "\n[models.{MODEL}.policy]\n# Above this the backend is drained and replaced.\n\
-                 host.hard = \"{}MiB\"\n# For the demonstration: no pause between replacements, and no asking for memory first.\n\
-                 min_interval_hard = \"0s\"\nreclaim = false\n",
+                "# Above this the backend is drained and replaced.\nhost.hard = \"{}MiB\"\n\
+                 # For the demonstration: no pause between replacements.\nmin_interval_hard = \"0s\"\n",
                 hard.0 / MIB
             )
         });
@@ -36,7 +35,9 @@ impl ConfigFile {
              [server]\nport = {}\n\n[log]\nlevel = \"warn\"\n\n[sensors]\ninterval = \"500ms\"\n\n\
              [models.{MODEL}]\nbinary = {}\nmodel = {}\n\
              args = [\"-c\", \"4096\", \"-np\", \"2\", \"-t\", \"1\", \"--cache-ram\", \"2048\"]\n\
-             preload = true\n{budget}",
+             preload = true\n\n[models.{MODEL}.policy]\n\
+             # It shows a replacement, so memory is not asked for first. From the start, because another value is another process.\n\
+             reclaim = false\n{budget}",
             self.port,
             text(&self.binary),
             text(&self.model),
