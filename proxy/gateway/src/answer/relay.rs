@@ -486,7 +486,8 @@ impl Relay {
             None
         };
         let (Some(again), Some(terms)) = (self.again.take(), self.terms) else { return false };
-        if let Some(heard) = &heard {
+        let is_one = heard.as_ref().is_some_and(|heard| continuation::is_one(&again, heard));
+        if let Some(heard) = heard.as_ref().filter(|_| is_one) {
             let wants = || continuation::wants_usage(&again);
             let ends = match heard.stage() {
                 Stage::Done => Some(Bytes::new()),
@@ -523,7 +524,7 @@ impl Relay {
                     found.map(|relayed| (relayed, None)).map_err(Cut::from)
                 }
                 // Nothing of the answer is with the client, whatever it will be: it is begun anew in the same voice.
-                Some(heard) if heard.is_blank() => {
+                Some(heard) if heard.is_blank() && is_one => {
                     let voice = Repeat::of(*heard, paid).map(Voice::Repeat);
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, voice)).map_err(Cut::from)

@@ -607,3 +607,24 @@ async fn what_is_kept_for_it_is_bounded() {
     assert!(answer.contains("its request could not be kept") && asked.lock().unwrap().is_empty(), "{answer}");
     rig.is_clean().await;
 }
+
+#[tokio::test]
+async fn of_several_answers_the_end_of_the_first_is_not_taken_for_the_end_of_all() {
+    let body = r#"{"prompt":["a","b"],"stream":true,"temperature":0}"#;
+    let piece = data(&json!({ "index": 0, "content": "one", "stop": false, "tokens_predicted": 1 }));
+    let end = data(
+        &json!({ "index": 0, "content": "", "stop": true, "stop_type": "limit", "tokens_predicted": 1 }),
+    );
+    // In the first answer, and between the two.
+    for said in [piece.clone(), piece.clone() + &end] {
+        let dying = dying(said.clone());
+        let (next, asked) = next(Odd::Well);
+        let rig = Rig::with(going_on(), &[&dying, &next]).await;
+        let (_, answer) = rig.ask(&post("/completion", body)).await;
+        let told = events(&answer);
+        let rest = told.strip_prefix(&said).unwrap_or_else(|| panic!("{answer}"));
+        assert!(rest.contains("\"error\":{\"code\":502") && rest.contains("several prompts"), "{answer}");
+        assert!(asked.lock().unwrap().is_empty(), "it is known without asking");
+        rig.is_clean().await;
+    }
+}

@@ -74,6 +74,11 @@ pub(crate) fn wants_usage(again: &Again) -> bool {
     body.map_or(true, |body| body["stream_options"]["include_usage"] == true)
 }
 
+/// Whether the answer is one whose end can be seen: what has several is over when all of them are.
+pub(crate) fn is_one(again: &Again, heard: &Transcript) -> bool {
+    again.message.json().is_some_and(|body| repeat::is_one(heard.kind(), &body).is_ok())
+}
+
 /// What became of the server.
 pub(crate) fn in_the_middle(outcome: Outcome) -> &'static str {
     match outcome {
@@ -131,6 +136,7 @@ async fn computed(
     let Again { upstream, model, kind: lease_kind, tokens, limits, message, deadline } = again;
     let kind = heard.kind();
     let Some(body) = message.json() else { return Err(Stop::Over("its request is not kept".to_owned())) };
+    repeat::is_one(kind, &body).map_err(Stop::Over)?;
     let may_repeat = if heard.is_blank() { Ok(Draw::Same) } else { repeat::may_repeat(kind, &body) };
     let both = |why: Why, nor: Why| Stop::Over(format!("{why}; and sent once more, {nor}"));
     let planned = Plan::of(&heard, &body, dead.kin(), &may_repeat);

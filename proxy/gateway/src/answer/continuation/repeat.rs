@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use warden_policies::Work;
 
 use super::reading::{self, Reading, Step, is_progress};
+use super::request::prompt;
 use super::said::{Comparing, Had, Item, What};
 use super::transcript::Transcript;
 use super::voice::{DONE, SAME, Why, put, set};
@@ -86,6 +87,37 @@ pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<Draw, String> {
         (false, None) if !mirostat => Ok(Draw::Default),
         _ => Err(ANOTHER.to_owned()),
     }
+}
+
+/// Whether the answer to a request is one, told in events that can be read to its end. Else, why not. Several answers may
+/// come one behind the other, and then the end of the first would look like the end of all.
+pub(super) fn is_one(kind: Kind, body: &[u8]) -> Result<(), String> {
+    let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
+        return Err("its request is no JSON object".to_owned());
+    };
+    let member = |name: &str| body.get(name).filter(|value| !value.is_null());
+    let is_more_than = |name: &str, most: u64| {
+        member(name).is_some_and(|value| value.as_u64().is_none_or(|number| number > most) && *value != false)
+    };
+    if let Some(name) = ["n", "best_of", "n_cmpl"].into_iter().find(|name| is_more_than(name, 1)) {
+        return Err(format!("`{name}` asks for several answers"));
+    }
+    if let Some(name) =
+        ["logprobs", "top_logprobs", "n_probs", "verbose"].into_iter().find(|name| is_more_than(name, 0))
+    {
+        return Err(format!("`{name}` asks for more than the answer"));
+    }
+    if matches!(kind, Kind::Text | Kind::Native) && member("prompt").is_some() {
+        prompt(member("prompt"))?;
+    }
+    let tells = |name: &str| match member("response_fields") {
+        Some(Value::Array(fields)) => fields.iter().any(|field| field == name),
+        _ => true,
+    };
+    if kind == Kind::Native && !(tells("stop") && tells("content")) {
+        return Err("`response_fields` leave out what shows its end".to_owned());
+    }
+    Ok(())
 }
 
 impl Repeat {

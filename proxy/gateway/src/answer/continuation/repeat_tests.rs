@@ -280,3 +280,31 @@ fn only_what_is_drawn_the_same_way_is_asked_for_again() {
     }
     assert!(!may(Kind::Messages, &json!({ "temperature": 1, "seed": 7 })), "no seed comes there");
 }
+
+#[test]
+fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
+    let is_one = |kind, body: Value| super::is_one(kind, body.to_string().as_bytes()).is_ok();
+    for body in [
+        json!({ "prompt": "a", "n": 1, "logprobs": false, "verbose": false, "n_probs": 0 }),
+        json!({ "prompt": ["a", 1, 2], "n": null }),
+        json!({ "prompt": "a", "response_fields": ["content", "stop"] }),
+        json!({ "input_prefix": "a" }),
+    ] {
+        assert!(is_one(Kind::Native, body.clone()), "{body}");
+    }
+    for body in [
+        json!({ "prompt": ["a", "b"] }),
+        json!({ "prompt": [[1], [2]] }),
+        json!({ "prompt": "a", "n": 2 }),
+        json!({ "prompt": "a", "n_cmpl": 2 }),
+        json!({ "prompt": "a", "n_probs": 3 }),
+        json!({ "prompt": "a", "response_fields": ["content"] }),
+        json!([]),
+    ] {
+        assert!(!is_one(Kind::Native, body.clone()), "{body}");
+    }
+    for body in [json!({ "n": 2 }), json!({ "logprobs": true }), json!({ "verbose": true })] {
+        assert!(!is_one(Kind::Chat, body.clone()), "{body}");
+    }
+    assert!(is_one(Kind::Chat, json!({ "messages": [] })), "it has no prompt");
+}

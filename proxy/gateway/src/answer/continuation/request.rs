@@ -392,7 +392,7 @@ fn is_no_shape(name: &str, value: &Value) -> bool {
 }
 
 /// A prompt that is one text, or tokens of one.
-fn prompt(prompt: Option<&Value>) -> Result<(), Why> {
+pub(super) fn prompt(prompt: Option<&Value>) -> Result<(), Why> {
     let is_one = match prompt {
         Some(Value::String(_)) => true,
         Some(Value::Array(parts)) => {
