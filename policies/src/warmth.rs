@@ -65,27 +65,30 @@ fn is_same(conversation: u64, slot: u64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Room {
     left: u64,
-    /// Bytes of a token, as far as files showed.
-    per_token: Option<f64>,
+    /// Bytes of a token: what the last file showed, and before the first one what large models take.
+    per_token: f64,
 }
+
+/// Bytes of a token before any file was seen: 80 layers with 8 heads of 128 in f16 take 320 KiB. Too much costs a file that is not
+/// written, too little could fill what the directory lies in.
+const ASSUMED: f64 = 512.0 * 1024.0;
 
 impl Room {
     /// At most `bytes`, and that share of what is free; `None`: that is not known.
     pub fn new(bytes: u64, free: Option<u64>, share: f64) -> Self {
         let of_free = free.map_or(u64::MAX, |free| scale(free, share));
-        Self { left: bytes.min(of_free), per_token: None }
+        Self { left: bytes.min(of_free), per_token: ASSUMED }
     }
 
-    /// Whether there is room for a slot of so many tokens, where that can be told.
+    /// Whether there is room for a slot of so many tokens. Of one whose size nobody knows it cannot be told: none.
     pub fn has(&self, tokens: Option<u64>) -> bool {
-        let needed = self.per_token.zip(tokens).map(|(each, tokens)| scale(tokens, each));
-        needed.map_or(self.left > 0, |needed| needed <= self.left)
+        tokens.is_some_and(|tokens| scale(tokens, self.per_token) <= self.left)
     }
 
     /// A file of this size was written. False: it has no room, and must go.
     pub fn take(&mut self, tokens: u64, bytes: u64) -> bool {
         if tokens > 0 {
-            self.per_token = Some(exact(bytes) / exact(tokens));
+            self.per_token = exact(bytes) / exact(tokens);
         }
         let fits = bytes <= self.left;
         self.left -= if fits { bytes } else { 0 };

@@ -34,13 +34,18 @@ fn a_slot_is_the_latest_conversation_of_about_its_size() {
 
 #[test]
 fn files_keep_within_their_room_and_what_cannot_fit_is_not_begun() {
-    let mut room = Room::new(1000, Some(1600), 0.5);
-    assert!(room.has(None) && room.has(Some(1 << 40)), "nothing is known yet");
-    assert!(room.take(100, 600));
-    assert!(room.has(Some(33)) && !room.has(Some(34)), "six bytes a token, 200 are left");
-    assert!(!room.take(50, 300), "larger than was thought: it goes");
-    assert!(room.take(33, 200) && !room.has(None));
-    assert!(!Room::new(0, None, 0.5).has(None) && Room::new(1, None, 0.5).has(None));
+    const MIB: u64 = 1 << 20;
+    let mut room = Room::new(1000 * MIB, Some(1600 * MIB), 0.5);
+    assert!(
+        room.has(Some(1600)) && !room.has(Some(1601)),
+        "before the first file: half a MiB a token, of 800 MiB"
+    );
+    assert!(!room.has(None), "a file of any size could come of it");
+    assert!(room.take(100, 600 * MIB));
+    assert!(room.has(Some(33)) && !room.has(Some(34)), "six MiB a token, 200 are left");
+    assert!(!room.take(50, 300 * MIB), "larger than was thought: it goes");
+    assert!(room.take(33, 200 * MIB) && !room.has(Some(1)));
+    assert!(!Room::new(0, None, 0.5).has(Some(1)));
 }
 
 #[test]
@@ -133,6 +138,9 @@ proptest! {
         free in proptest::option::of(0_u64..10_000),
         files in proptest::collection::vec((1_u64..500, 0_u64..4000), 0..20),
     ) {
+        // In MiB, because a token is thought to take half of one.
+        let (bytes, free) = (bytes << 20, free.map(|free| free << 20));
+        let files: Vec<(u64, u64)> = files.into_iter().map(|(tokens, size)| (tokens, size << 20)).collect();
         let mut room = Room::new(bytes, free, 0.5);
         let mut taken = 0;
         for (tokens, size) in files {

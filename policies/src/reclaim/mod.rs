@@ -124,19 +124,25 @@ struct Cause {
     most: u64,
 }
 
-/// One that is complete.
+/// Memory that fell far enough when it was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Past {
+struct Fell {
+    series: MemoryKind,
     at: Duration,
-    /// Memory that fell far enough: which, from where, and by how much.
-    fell: Option<(MemoryKind, u64, u64)>,
+    /// From where.
+    before: u64,
+    /// By how much.
+    bytes: u64,
 }
 
 /// What is remembered of the requests to one generation. All times are since one moment of the caller's choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reclaims {
     asked: Option<Asked>,
-    last: Option<Past>,
+    /// When the last one was complete.
+    last: Option<Duration>,
+    /// What came of the last one for each memory. One for another memory, or by an operator, changes nothing about it.
+    fell: Vec<Fell>,
     /// Memories for which it is not asked again.
     in_vain: Vec<(MemoryKind, NoReclaim)>,
 }
@@ -174,13 +180,18 @@ impl Reclaims {
             return Rung::Replace(NoReclaim::CannotAsk);
         }
         let Some(last) = self.last else { return Rung::Reclaim };
-        let since = now.saturating_sub(last.at);
-        if decision.reason == Some(Reason::Growth)
-            && let Some((of, before, bytes)) = last.fell
-            && of == series
-            && (charged < before || since < policy.reclaim_again)
-        {
-            return Rung::Rest { seconds: since.as_secs(), bytes };
+        let since = now.saturating_sub(last);
+        if decision.reason == Some(Reason::Growth) {
+            let fell = self.fell.iter().find(|fell| fell.series == series);
+            if let Some(Fell { at, before, bytes, .. }) = fell
+                && (charged < *before || since < policy.reclaim_again)
+            {
+                return Rung::Rest { seconds: now.saturating_sub(*at).as_secs(), bytes: *bytes };
+            }
+            if since < policy.reclaim_again {
+                // For another memory, or by an operator: it is asked for this one when it is time.
+                return Rung::Wait;
+            }
         }
         if since < policy.reclaim_again {
             return Rung::Replace(NoReclaim::TooOften { seconds: since.as_secs() });
@@ -216,6 +227,7 @@ impl Reclaims {
     /// Limits have changed: what was in vain for the old ones may help for the new ones.
     pub fn forgive(&mut self) {
         self.in_vain.clear();
+        self.fell.clear();
         self.last = None;
     }
 
@@ -245,21 +257,23 @@ impl Reclaims {
             return None;
         }
         self.asked = None;
-        let (mut fell, mut worth) = (None, Worth::Unknown);
+        let mut worth = Worth::Unknown;
         // What could not be read is no sign that it did not help; the next decision tells.
         if let Some(cause) = cause
             && let Some(after) = charged(cause.series)
         {
-            let bytes = cause.before.saturating_sub(after);
+            let Cause { series, before, .. } = cause;
+            let bytes = before.saturating_sub(after);
+            self.fell.retain(|fell| fell.series != series);
             if after <= cause.most {
                 worth = Worth::Enough;
-                fell = Some((cause.series, cause.before, bytes));
+                self.fell.push(Fell { series, at, before, bytes });
             } else {
                 worth = Worth::NotEnough;
                 self.in_vain.push((cause.series, NoReclaim::NoHelp { bytes }));
             }
         }
-        self.last = Some(Past { at, fell });
+        self.last = Some(at);
         Some(worth)
     }
 }

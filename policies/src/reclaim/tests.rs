@@ -301,3 +301,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_request_for_something_else_ends_no_rest_and_makes_none_too_often() {
+    let again = policy().reclaim_again.as_secs();
+    let mut rests = after(Reason::Growth, 100, 1200);
+    let asked_by_hand = |reclaims: &mut Reclaims, at: u64| {
+        reclaims.asked(&policy(), None, s(at));
+        assert!(reclaims.answered(Outcome::Done, s(at)));
+        assert_eq!(reclaims.read(s(at), |_| Some(1100 * MIB)), Some(Worth::Unknown));
+    };
+    asked_by_hand(&mut rests, 200);
+    for at in [201, 300] {
+        let rung = rung(&rests, Reason::Growth, 1300, at);
+        assert_eq!(rung, Rung::Rest { seconds: at - 101, bytes: 810 * MIB });
+    }
+    // One who was never asked for its growth is asked when it is time, and not replaced meanwhile.
+    let mut new = Reclaims::default();
+    asked_by_hand(&mut new, 200);
+    assert_eq!(rung(&new, Reason::Growth, 1900, 201), Rung::Wait);
+    assert_eq!(rung(&new, Reason::Growth, 1900, 200 + again), Rung::Reclaim);
+    // A budget that is passed in spite of it does not wait.
+    assert_eq!(rung(&new, Reason::HostSoft, 2001, 201), Rung::Replace(NoReclaim::TooOften { seconds: 1 }));
+}

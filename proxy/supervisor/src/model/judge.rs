@@ -14,6 +14,7 @@
 
 use tokio::time::Instant;
 use warden_policies::cooldown::{Ask, Held};
+use warden_policies::growth::Verdict;
 use warden_policies::lifecycle::{Event, Phase, Timer};
 use warden_policies::recycle::{Decision, Facts, WhyNot, decide_unless};
 use warden_policies::share::Reach;
@@ -59,9 +60,13 @@ impl Model {
 
     /// What follows from a decision about a process that serves.
     fn weigh(&mut self, id: UnitId, replica: u32, mut decision: Decision, now: Instant) {
-        if let Some(waiting) = self.first_rung(id, &decision, now) {
-            self.remember(id, waiting, None, now);
-            return;
+        let mut facts = None;
+        while let Some(waiting) = self.first_rung(id, &decision, now) {
+            let Some(other) = self.beside_a_rest(id, &mut facts, &waiting, now) else {
+                self.remember(id, waiting, None, now);
+                return;
+            };
+            decision = other;
         }
         let ask = |live: &Generation| Ask {
             now: self.context.now(),
@@ -129,6 +134,32 @@ impl Model {
             _ if permit.is_some() => self.replace_by_policy(replica, decision, permit),
             _ => {}
         }
+    }
+
+    /// What is wanted beside growth that rests because memory was given back: a budget, a share of requests, an age, another
+    /// memory. `None`: nothing, or it does not rest. `facts`: as they are without the growth of all that rests.
+    fn beside_a_rest(
+        &self,
+        id: UnitId,
+        facts: &mut Option<Facts>,
+        waiting: &Decision,
+        now: Instant,
+    ) -> Option<Decision> {
+        let (Some(WhyNot::Reclaimed { .. }), Some(series)) = (waiting.why_not, waiting.series) else {
+            return None;
+        };
+        if facts.is_none() {
+            facts.clone_from(&self.live(id)?.memory.facts);
+        }
+        let facts = facts.as_mut()?;
+        facts.series.iter_mut().find(|facts| facts.series == series)?.growth.as_mut()?.verdict =
+            Verdict::Steady;
+        let denied = self.denies_growth(id, now);
+        let decision = decide_unless(&self.spec.recycle, facts, |reason, series| {
+            self.cooldown.bars(reason, series, &self.spec.recycle).is_some()
+                || denied && is_growth_of_host(Some(reason), series)
+        });
+        (decision.action != Action::Observe).then_some(decision)
     }
 
     fn remember(&mut self, id: UnitId, decision: Decision, held: Option<Held>, now: Instant) {

@@ -291,3 +291,29 @@ async fn growth_that_was_given_back_rests_and_is_still_called_a_leak() {
     );
     rig.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn growth_that_rests_hides_no_share_of_requests() {
+    let rig = Rig::new(|config, _| {
+        let nothing_kept = ["--cache-ram", "0", "--ctx-checkpoints", "0"];
+        config.models[0].command.args.extend(nothing_kept.map(str::to_owned));
+        config.models[0].recycle.host_soft = mib(2000);
+        config.models[0].recycle.max_requests = Some(500);
+        config.models[0].recycle.common.growth = warden_policies::recycle::GrowthMode::Recycle;
+    })
+    .await;
+    drop(rig.lease().await.unwrap());
+    let child = rig.script.last();
+    child.set_gives(Some(Gives { takes: Duration::from_millis(100), ..down_to(120 * MIB) }));
+    for _ in 0..520_u64 {
+        let lease = rig.lease().await.unwrap();
+        lease.add_work(Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 0, audio: 0 });
+        child.set_anon(child.anon() + 4 * MIB);
+        drop(lease);
+        pass(secs(3)).await;
+    }
+    pass(secs(60)).await;
+    assert!(child.asked_back() >= 1, "it has given memory back, and rests");
+    assert_eq!(rig.ledger()[0].reason, Reason::MaxRequests);
+    rig.end().await;
+}

@@ -29,6 +29,7 @@ use warden_policies::{GenerationId, Reason};
 use self::behind::Behind;
 use self::pack::{Packing, Parcel};
 use self::unpack::{Bag, Luggage, Unpacked, Unpacking};
+use super::recipe::recipe;
 use super::replacement::Replacement;
 use super::unit::{Generation, Role, UnitId};
 use super::{Model, Report};
@@ -103,6 +104,10 @@ impl Model {
     /// The same of a process that runs, for one that follows it.
     fn no_file_of(&self, live: &Generation) -> Option<NoFile> {
         let Some(kin) = live.cell.kin.get() else { return Some(NoFile::Other) };
+        if recipe(&self.spec).command() != live.made_of.command() {
+            // The next one will be made of something else.
+            return Some(NoFile::Other);
+        }
         self.no_file(live.made_of.command())
             .or_else(|| live.slot_files.is_none().then_some(NoFile::Build))
             .or_else(|| (!self.leases.settings.are_untouched()).then_some(NoFile::Adapters))
@@ -216,6 +221,8 @@ impl Model {
         }
         let luggage: Luggage = Arc::clone(self.replacements.of_replica(replica)?.luggage.as_ref()?);
         let live = self.live(id)?;
+        // Its start has an end, and being made warm is a part of it.
+        let start = self.unit(id)?.timer.filter(|(timer, _)| *timer == Timer::Start).map(|(_, at)| at);
         Some(Unpacking {
             luggage,
             leases: Arc::clone(&self.leases),
@@ -224,6 +231,7 @@ impl Model {
             files: live.slot_files.clone(),
             no_file,
             urgent,
+            start,
         })
     }
 

@@ -91,8 +91,19 @@ impl Packing {
             None => Vec::new(),
         };
         let mut empty = Vec::new();
-        for id in warmth::order(&facts, &sizes, 0) {
-            let tokens = facts.iter().find(|slot| slot.id == id).and_then(|slot| slot.tokens);
+        let tokens_of = |id: u32| facts.iter().find(|slot| slot.id == id).and_then(|slot| slot.tokens);
+        let mut order = warmth::order(&facts, &sizes, 0);
+        // Where the latest might be too large, a small one shows how large a token is.
+        let worth = |id: &u32| tokens_of(*id).filter(|tokens| *tokens >= numbers.least_tokens);
+        if let Some(first) = order.first()
+            && !room.has(self.expected(tokens_of(*first)))
+            && let Some(small) = order.iter().copied().filter(|id| worth(id).is_some()).min_by_key(worth)
+        {
+            order.retain(|id| *id != small);
+            order.insert(0, small);
+        }
+        for id in order {
+            let tokens = tokens_of(id);
             if tokens.is_some_and(|tokens| tokens < numbers.least_tokens) {
                 empty.push(id);
                 continue;
@@ -130,6 +141,11 @@ impl Packing {
         self.until.saturating_duration_since(Instant::now())
     }
 
+    /// How many tokens a slot may have that does not tell: as many as the largest conversation.
+    fn expected(&self, tokens: Option<u64>) -> Option<u64> {
+        tokens.or_else(|| self.conversations.iter().map(|kept| kept.tokens()).max())
+    }
+
     /// Saves a slot, to be restored at a place. `of`: whose it is, if that is known.
     async fn save(
         &self,
@@ -143,7 +159,7 @@ impl Packing {
         if self.left().is_zero() {
             return Saved::Not(NoFile::Time);
         }
-        if !room.has(tokens) {
+        if !room.has(self.expected(tokens)) {
             return Saved::Not(NoFile::Room);
         }
         let name = self.files.name(parcel.slots.len());

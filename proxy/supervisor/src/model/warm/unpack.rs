@@ -44,7 +44,12 @@ pub(in crate::model) struct Unpacking {
     pub(in crate::model) no_file: Option<NoFile>,
     /// Memory runs out meanwhile.
     pub(in crate::model) urgent: bool,
+    /// When it has to be ready.
+    pub(in crate::model) start: Option<Instant>,
 }
+
+/// What is left of a start for all that comes after being made warm.
+const SPARE: Duration = Duration::from_secs(5);
 
 /// What came of it.
 #[derive(Debug)]
@@ -70,6 +75,10 @@ impl Unpacking {
         let beside = matches!(bag, Bag::Old(_));
         let patient = beside && !self.urgent;
         let until = clock::after(begun, if patient { numbers.beside } else { numbers.before_gate });
+        let until = match self.start {
+            Some(start) => until.min(start.checked_sub(SPARE).unwrap_or(begun)).max(begun),
+            None => until,
+        };
         let parcel = match bag {
             Bag::Parcel(parcel) => parcel,
             Bag::Old(Some(mut packing)) => {
@@ -120,7 +129,11 @@ impl Unpacking {
                 done.warmth.later += 1;
                 continue;
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.left(until, beside);
+            if left.is_zero() {
+                done.warmth.later += 1;
+                continue;
+            }
             match evaluated(process, kept, request, Some(slot), left).await {
                 Touched::Counted(..) => {
                     done.warmth.evaluated += 1;
@@ -134,6 +147,14 @@ impl Unpacking {
         done.warmth.evaluate_ms = clock::millis(evaluating.elapsed());
         done.took = begun.elapsed();
         Some(done)
+    }
+
+    /// How much time is left. None while nobody serves any more: then those who wait for this one come first.
+    fn left(&self, until: Instant, beside: bool) -> Duration {
+        if beside && !self.leases.is_open(self.from) {
+            return Duration::ZERO;
+        }
+        until.saturating_duration_since(Instant::now())
     }
 
     /// Restores what is in files, the latest conversation last, and looks whether it is used.
@@ -183,7 +204,7 @@ impl Unpacking {
         // Behind all of them: which slot has which conversation is known by their sizes alone.
         for packed in restored {
             let left = until.saturating_duration_since(Instant::now());
-            if !self.prove(process, packed, conversations, left, done).await {
+            if left.is_zero() || !self.prove(process, packed, conversations, left, done).await {
                 break;
             }
         }
@@ -233,9 +254,11 @@ impl Unpacking {
                 done.not_used(none_before, holder.as_slice());
                 !none_before
             }
+            // It had no time to show anything, and what it holds may be of use.
             Touched::Silent => {
-                done.not_used(none_before, &[]);
-                !none_before
+                done.warmth.unproven += 1;
+                done.restored.push(kept);
+                false
             }
             Touched::Refused => {
                 done.warmth.unproven += 1;
