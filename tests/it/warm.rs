@@ -213,10 +213,11 @@ async fn slot_files_keep_within_their_bytes() -> Outcome {
         started(&json!({ "kept": "dense" }), "replace = \"sequential\"\nwarm_bytes = \"60KiB\"").await?;
     talks(&warden, 3).await?;
     warden.restart("m", 1).await?;
+    // Nobody knows how large a token is before the first file, and the first one might be too large.
     let warm = last(&warden)?;
-    assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(1), &json!("room")), "{warm}");
-    assert!(warm["bytes"].as_u64().is_some_and(|bytes| bytes <= 60 * 1024), "{warm}");
-    assert_eq!(settled(&warden).await?["evaluated"], 2);
+    assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(0), &json!("room")), "{warm}");
+    assert_eq!(warm["bytes"], 0, "{warm}");
+    assert_eq!(settled(&warden).await?["evaluated"], 3);
     Ok(())
 }
 

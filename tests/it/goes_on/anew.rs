@@ -184,7 +184,16 @@ async fn with_seeds_of_their_own_answers_with_a_temperature_go_on_too() -> Outco
         body["temperature"] = json!(0.9);
         for kill in 0..kills() {
             let at = 3 + usize::try_from(kill).unwrap_or(0) * 7 % 14;
-            let heard = asked(&warden, path, &body, Some(at)).await?;
+            let mut heard = asked(&warden, path, &body, Some(at)).await?;
+            for _ in 0..20 {
+                // Some of what noise says at such a temperature is nothing that llama-server's own reader of chats takes, whoever is
+                // killed: that is another draw's turn.
+                let refused = |error: &str| error.contains("does not match the expected");
+                if !heard.error.as_deref().is_some_and(refused) {
+                    break;
+                }
+                heard = asked(&warden, path, &body, Some(at)).await?;
+            }
             assert!(
                 heard.error.is_none() && heard.ends.len() == 1,
                 "{path}, {what}, killed at {at}: {heard:?}"
