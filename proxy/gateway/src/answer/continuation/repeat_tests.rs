@@ -283,14 +283,14 @@ fn only_what_is_drawn_the_same_way_is_asked_for_again() {
 
 #[test]
 fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
-    let is_one = |kind, body: Value| super::is_one(kind, body.to_string().as_bytes()).is_ok();
+    let one = |kind, body: Value| is_one(kind, body.to_string().as_bytes()).is_ok();
     for body in [
         json!({ "prompt": "a", "n": 1, "logprobs": false, "verbose": false, "n_probs": 0 }),
         json!({ "prompt": ["a", 1, 2], "n": null }),
         json!({ "prompt": "a", "response_fields": ["content", "stop"] }),
         json!({ "input_prefix": "a" }),
     ] {
-        assert!(is_one(Kind::Native, body.clone()), "{body}");
+        assert!(one(Kind::Native, body.clone()), "{body}");
     }
     for body in [
         json!({ "prompt": ["a", "b"] }),
@@ -301,10 +301,10 @@ fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
         json!({ "prompt": "a", "response_fields": ["content"] }),
         json!([]),
     ] {
-        assert!(!is_one(Kind::Native, body.clone()), "{body}");
+        assert!(!one(Kind::Native, body.clone()), "{body}");
     }
     for body in [json!({ "n": 2 }), json!({ "logprobs": true }), json!({ "verbose": true })] {
-        assert!(!is_one(Kind::Chat, body.clone()), "{body}");
+        assert!(!one(Kind::Chat, body.clone()), "{body}");
     }
-    assert!(is_one(Kind::Chat, json!({ "messages": [] })), "it has no prompt");
+    assert!(one(Kind::Chat, json!({ "messages": [] })), "it has no prompt");
 }
