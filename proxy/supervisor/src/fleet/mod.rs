@@ -130,8 +130,7 @@ impl Fleet {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, Denied> {
-        let leases = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
-        leases.ok_or(Denied::Removed)?.lease(kind, tokens).await
+        self.leases(model)?.lease(kind, tokens).await
     }
 
     /// The same for a request whose generation has died: it was let in once, so a full queue does not turn it away.
@@ -145,8 +144,12 @@ impl Fleet {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, Denied> {
+        self.leases(model)?.lease_again(kind, tokens).await
+    }
+
+    fn leases(&self, model: &ModelName) -> Result<Arc<Leases>, Denied> {
         let leases = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
-        leases.ok_or(Denied::Removed)?.lease_again(kind, tokens).await
+        leases.ok_or(Denied::Removed)
     }
 
     /// Whether a prompt of this size would find room now. Decides nothing: it tells whether counting its tokens
