@@ -145,6 +145,8 @@ pub struct Reclaims {
     fell: Vec<Fell>,
     /// Memories for which it is not asked again.
     in_vain: Vec<(MemoryKind, NoReclaim)>,
+    /// That the last request was a moment ago says nothing about the next one: it is waited for.
+    waits: bool,
 }
 
 impl Reclaims {
@@ -194,6 +196,9 @@ impl Reclaims {
             }
         }
         if since < policy.reclaim_again {
+            if self.waits && decision.action < Action::DrainNow {
+                return Rung::Wait;
+            }
             return Rung::Replace(NoReclaim::TooOften { seconds: since.as_secs() });
         }
         Rung::Reclaim
@@ -224,11 +229,12 @@ impl Reclaims {
         self.asked = Some(Asked { at: now, cause, answered: None });
     }
 
-    /// Limits have changed: what was in vain for the old ones may help for the new ones.
+    /// Limits have changed: what was in vain for the old ones may help for the new ones. When it was asked last stays known: a
+    /// process that is asked again too soon refuses.
     pub fn forgive(&mut self) {
         self.in_vain.clear();
         self.fell.clear();
-        self.last = None;
+        self.waits = true;
     }
 
     /// Whether it is being asked.
@@ -244,6 +250,11 @@ impl Reclaims {
                 self.in_vain.push((cause.series, NoReclaim::NoAnswer));
             }
             self.asked = None;
+            return false;
+        }
+        if outcome == Outcome::TooSoon && !self.waits {
+            // It knows of a request that we do not know of. Once more, when that is long ago.
+            (self.asked, self.last, self.waits) = (None, Some(now), true);
             return false;
         }
         asked.answered = Some(now);
@@ -273,7 +284,7 @@ impl Reclaims {
                 self.in_vain.push((cause.series, NoReclaim::NoHelp { bytes }));
             }
         }
-        self.last = Some(at);
+        (self.last, self.waits) = (Some(at), false);
         Some(worth)
     }
 }

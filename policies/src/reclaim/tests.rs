@@ -111,7 +111,11 @@ fn what_helped_is_asked_for_again_when_the_budget_is_passed_again_and_not_too_of
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 99_999), vain);
     let mut forgiven = after(Reason::HostSoft, 100, 1751);
     forgiven.forgive();
-    assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 102), Rung::Reclaim);
+    // A process refuses what comes too soon: it is waited for, but not in front of a hard budget.
+    assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 102), Rung::Wait);
+    let hard = Rung::Replace(NoReclaim::TooOften { seconds: 1 });
+    assert_eq!(rung(&forgiven, Reason::HostHard, 2001, 102), hard);
+    assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 101 + again), Rung::Reclaim);
     // Another memory is another matter.
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1900), Reason::VramSoft, 2001, 500), Rung::Reclaim);
 }
@@ -323,4 +327,24 @@ fn a_request_for_something_else_ends_no_rest_and_makes_none_too_often() {
     assert_eq!(rung(&new, Reason::Growth, 1900, 200 + again), Rung::Reclaim);
     // A budget that is passed in spite of it does not wait.
     assert_eq!(rung(&new, Reason::HostSoft, 2001, 201), Rung::Replace(NoReclaim::TooOften { seconds: 1 }));
+}
+
+#[test]
+fn a_request_that_came_too_soon_is_made_once_more_and_not_for_ever() {
+    let again = policy().reclaim_again.as_secs();
+    let mut reclaims = Reclaims::default();
+    let ask = |reclaims: &mut Reclaims, at: u64| {
+        reclaims.asked(
+            &policy(),
+            Some((&decision(Reason::HostSoft, Some(2000 * MIB)), Some(&facts(MemoryKind::Host, 2010)))),
+            s(at),
+        );
+        reclaims.answered(Outcome::TooSoon, s(at))
+    };
+    assert!(!ask(&mut reclaims, 100), "nothing is read for it");
+    assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 101), Rung::Wait);
+    assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 100 + again), Rung::Reclaim);
+    assert!(ask(&mut reclaims, 100 + again));
+    assert_eq!(reclaims.read(s(101 + again), |_| Some(2010 * MIB)), Some(Worth::NotEnough));
+    assert!(matches!(rung(&reclaims, Reason::HostSoft, 2010, 1000), Rung::Replace(NoReclaim::NoHelp { .. })));
 }

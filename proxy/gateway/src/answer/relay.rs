@@ -458,7 +458,8 @@ impl Relay {
     /// The error event of a stream that cannot go on; nothing for any other answer.
     fn say(&mut self, message: &str) {
         let Some(events) = &mut self.events else { return };
-        let end = stream_error(message, self.dialect, events.seen());
+        let last = self.voice.as_ref().and_then(|voice| voice.sequence());
+        let end = stream_error(message, self.dialect, last.map_or(events.seen(), |last| last + 1));
         let words = format!("{}{end}", events.cut());
         self.flight.passed(words.len());
         self.last_words = Some(Bytes::from(words));

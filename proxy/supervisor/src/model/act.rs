@@ -226,7 +226,7 @@ impl Model {
         let health = HealthTracker::new(&lock(&self.context.common), &recipe.request.command);
         let mut live =
             Generation::new(generation, socket.clone(), cell.clone(), recipe.clone(), memory, health);
-        let slot_files = self.slot_files(generation, &socket);
+        let slot_files = self.slot_files(&socket);
         live.slot_files.clone_from(&slot_files);
         let Some(unit) = self.unit_mut(id) else { return };
         unit.live = Some(live);
@@ -280,8 +280,8 @@ impl Model {
             if let Some(files) = slot_files {
                 match files.announce(&mut with_socket.command) {
                     Ok(is_ours) => born.saves_for_us.store(is_ours, Ordering::Relaxed),
-                    // Then its slots are not saved.
-                    Err(error) => tracing::warn!(%error, "cannot make the directory for slots"),
+                    // Then its slots are not saved, or nobody removes their files if we are killed.
+                    Err(error) => tracing::warn!(%error, "cannot make what the directory for slots needs"),
                 }
             }
             context.fleet_memory.born(generation, &world.free(limit).await);

@@ -35,6 +35,17 @@ pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     fs::remove_file(probe)
 }
 
+/// Makes the directory of a socket, or of what lies beside it, again if it is gone: the end of a login session takes `/run/user/UID`
+/// away, and cleaners of `/tmp` know no mercy. Without it no process could ever start again.
+pub(crate) fn restore(beside: &Path) {
+    let Some(directory) = beside.parent().filter(|directory| !directory.exists()) else { return };
+    tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
+    if let Err(error) = make_private(directory) {
+        // The child says so too, in words that end in a failure which callers are told.
+        tracing::error!(directory = %directory.display(), %error, "cannot make the directory for sockets");
+    }
+}
+
 /// Best effort: a socket or a report that stays behind is in nobody's way.
 fn sweep(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };

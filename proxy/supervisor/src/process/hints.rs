@@ -66,7 +66,9 @@ pub(crate) fn answer_tokens(command: &Command) -> Option<u64> {
 
 /// Why a process of this command begins cold whatever is done: it has no slots of its own, or gives them back by itself.
 pub fn stays_cold(command: &Command) -> Option<&'static str> {
-    let is_router = command.args.iter().any(|arg| normal(arg).starts_with("--models-"));
+    let variables = ["LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"];
+    let is_router = command.args.iter().any(|arg| normal(arg).starts_with("--models-"))
+        || variables.iter().any(|name| variable(command, name).is_some());
     match () {
         () if is_router => Some("it serves several models by processes of its own"),
         () if sleeps(command) => Some("it gives its slots back while it sleeps"),
@@ -188,6 +190,7 @@ mod tests {
         }
         assert_eq!(of(&[], &[("LLAMA_ARG_MODEL_DRAFT", "x")]), Some(NoFile::Draft));
         assert!(stays_cold(&command(&["--models-dir", "x"], &[])).is_some());
+        assert!(stays_cold(&command(&[], &[("LLAMA_ARG_MODELS_DIR", "x")])).is_some());
         assert!(stays_cold(&command(&["--sleep-idle-seconds", "9"], &[])).is_some());
         assert_eq!(stays_cold(&command(&["-m", "x"], &[])), None);
     }

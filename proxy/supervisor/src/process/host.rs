@@ -69,7 +69,7 @@ impl World for Host {
             let key = api_key(&request.command);
             let report = Source::of(&request.command, &socket);
             let tells = tells_metrics(&request.command);
-            restore_directory(&socket);
+            directories::restore(&socket);
             let desk = Desk::make(&request.command, &socket).map(Arc::new);
             let birth = Birth::new(&self.population);
             let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
@@ -167,17 +167,6 @@ impl World for Host {
         numbered("/dev", "nvidia")
             || ["/dev/kfd", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
             || numbered("/dev/dri", "renderD")
-    }
-}
-
-/// Makes the socket's directory again if it is gone: the end of a login session takes `/run/user/UID` away, and cleaners
-/// of `/tmp` know no mercy. Without it no process could ever start again.
-fn restore_directory(socket: &Path) {
-    let Some(directory) = socket.parent().filter(|directory| !directory.exists()) else { return };
-    tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
-    if let Err(error) = directories::make_private(directory) {
-        // The child says so too, in words that end in a failure which callers are told.
-        tracing::error!(directory = %directory.display(), %error, "cannot make the directory for sockets");
     }
 }
 

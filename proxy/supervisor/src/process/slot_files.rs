@@ -2,17 +2,20 @@
 //! replacement takes. Files have conversations in them, so they go in every way in which a process can end: with the last handle,
 //! with the private directory, and with the next start where we were killed.
 //!
-//! A `--slot-save-path` of the model's own comes first. That directory is its owner's: only files of our naming are made and removed
-//! there.
+//! A `--slot-save-path` of the model's own comes first. That directory is its owner's, and others may use it at the same time: on this
+//! machine, in another container, over the network, where process ids say nothing. So our files have a name in them that is drawn for
+//! each process, and a mark with that name is locked for as long as they may be needed. Whose mark nobody holds, his files are left over.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use warden_policies::GenerationId;
+use rustix::fs::{FlockOperation, flock};
 
-use crate::process::hints;
+use crate::process::private_dir::is_at;
+use crate::process::{directories, hints};
 use crate::spec::Command;
 
 /// llama-server's flag for it.
@@ -22,14 +25,24 @@ const PREFIX: &str = "llama-warden-";
 /// Ends it, and the name of the directory.
 const FILE: &str = ".slot";
 const DIRECTORY: &str = "slots";
+/// Ends the name of a mark.
+const MARK: &str = ".mark";
 
-/// Such a directory. Dropping it removes what is ours.
+/// Such a directory. Dropping it removes what is ours, beside the caller where that can be had: large files take their time to go.
 #[derive(Debug)]
 pub(crate) struct SlotFiles {
+    place: Option<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
     path: PathBuf,
     /// It is ours, with all that is in it.
     own: bool,
-    generation: GenerationId,
+    /// In the names of our files.
+    token: String,
+    /// Tells others that our files are in use; in a directory of our own nobody else looks.
+    mark: Mutex<Option<File>>,
 }
 
 /// The directory of the generation that listens on this socket: equally unique.
@@ -39,14 +52,21 @@ pub(crate) fn beside(socket: &Path) -> PathBuf {
 
 impl SlotFiles {
     /// Of a process of this command.
-    pub(crate) fn of(command: &Command, socket: &Path, generation: GenerationId) -> Self {
-        match given(command) {
+    pub(crate) fn of(command: &Command, socket: &Path) -> Self {
+        let (path, own) = match given(command) {
             Some(path) => {
                 let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
-                Self { path: directory.join(path), own: false, generation }
+                (directory.join(path), false)
             }
-            None => Self { path: beside(socket), own: true, generation },
-        }
+            None => (beside(socket), true),
+        };
+        let token = format!("{:016x}", rand::random::<u64>());
+        Self { place: Some(Place { path, own, token, mark: Mutex::default() }) }
+    }
+
+    /// There is one until it is dropped.
+    fn path(&self) -> &Path {
+        self.place.as_ref().map_or(Path::new(""), |place| &place.path)
     }
 
     /// Tells a process of it, unless its own command does, and makes it. Whether it was told by us.
@@ -54,25 +74,30 @@ impl SlotFiles {
     /// # Errors
     /// It cannot be made.
     pub(crate) fn announce(&self, command: &mut Command) -> io::Result<bool> {
-        if !self.own {
-            sweep(&self.path);
+        let Some(Place { path, own, token, mark }) = &self.place else { return Ok(false) };
+        if !own {
+            sweep(path);
+            *mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(hang_out(path, token)?);
             return Ok(false);
         }
-        match DirBuilder::new().mode(0o700).create(&self.path) {
-            // Left by a supervisor with our process id that could not clean up.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(&self.path) => {
-                clear(&self.path);
+        let make = || DirBuilder::new().mode(0o700).create(path);
+        match make() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                directories::restore(path);
+                make()?;
             }
+            // Left by a supervisor with our process id that could not clean up.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => clear(path),
             made => made?,
         }
-        command.args.extend([FLAG.to_owned(), self.path.to_string_lossy().into_owned()]);
+        command.args.extend([FLAG.to_owned(), path.to_string_lossy().into_owned()]);
         Ok(true)
     }
 
     /// The name of a file.
     pub(crate) fn name(&self, number: usize) -> String {
-        let Self { generation, .. } = self;
-        format!("{PREFIX}{}-{generation}-{number}{FILE}", std::process::id())
+        let token = self.place.as_ref().map_or("", |place| &place.token);
+        format!("{PREFIX}{token}-{number}{FILE}")
     }
 
     /// Makes an empty file for a process to write: its own would have the mode that its umask leaves.
@@ -80,7 +105,7 @@ impl SlotFiles {
     /// # Errors
     /// It exists, or cannot be made.
     pub(crate) fn make(&self, name: &str) -> io::Result<()> {
-        File::options().write(true).create_new(true).mode(0o600).open(self.path.join(name)).map(drop)
+        File::options().write(true).create_new(true).mode(0o600).open(self.path().join(name)).map(drop)
     }
 
     /// Bytes of a file, which nobody else can read from now on.
@@ -88,7 +113,7 @@ impl SlotFiles {
     /// # Errors
     /// It is no file, or is gone.
     pub(crate) fn seal(&self, name: &str) -> io::Result<u64> {
-        let path = self.path.join(name);
+        let path = self.path().join(name);
         let facts = fs::symlink_metadata(&path)?;
         if !facts.is_file() {
             return Err(io::Error::other("it is no file"));
@@ -105,23 +130,20 @@ impl SlotFiles {
     /// # Errors
     /// They are on different disks, or it is gone.
     pub(crate) fn adopt(&self, other: &Self, name: &str) -> io::Result<()> {
-        if self.path == other.path { Ok(()) } else { fs::rename(other.path.join(name), self.path.join(name)) }
+        let (from, to) = (other.path(), self.path());
+        if from == to { Ok(()) } else { fs::rename(from.join(name), to.join(name)) }
     }
 
     /// Removes a file, and what a build may have put beside it.
     pub(crate) fn remove(&self, name: &str) {
-        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
-            if entry.file_name().to_str().is_some_and(|found| found.starts_with(name)) {
-                drop(fs::remove_file(entry.path()));
-            }
-        }
+        remove_those(self.path(), |found| found.starts_with(name));
     }
 
     /// Bytes that can be written there: on a disk what is free, in memory no more than is available.
     pub(crate) fn free(&self, available: Option<u64>) -> Option<u64> {
         const TMPFS: i64 = 0x0102_1994;
         const RAMFS: i64 = 0x8584_58f6;
-        let disk = rustix::fs::statfs(&self.path).ok()?;
+        let disk = rustix::fs::statfs(self.path()).ok()?;
         let bytes = disk.f_bavail.saturating_mul(u64::try_from(disk.f_bsize).ok()?);
         let in_memory = [TMPFS, RAMFS].contains(&disk.f_type);
         Some(if in_memory { bytes.min(available?) } else { bytes })
@@ -130,11 +152,25 @@ impl SlotFiles {
 
 impl Drop for SlotFiles {
     fn drop(&mut self) {
-        if self.own {
-            remove(&self.path);
-        } else {
-            let own = format!("{PREFIX}{}-{}-", std::process::id(), self.generation);
-            self.remove(&own);
+        let place = self.place.take();
+        // A task that never comes to run is dropped, and with it the place.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(place))),
+            Err(_) => drop(place),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Self { path, own, token, mark } = self;
+        if *own {
+            return remove(path);
+        }
+        let mark = mark.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        clear_of(path, token);
+        if mark.is_some() {
+            drop(fs::remove_file(mark_of(path, token)));
         }
     }
 }
@@ -164,33 +200,67 @@ fn is_ours(path: &Path) -> bool {
 }
 
 fn clear(directory: &Path) {
+    remove_those(directory, |name| name.starts_with(PREFIX));
+}
+
+/// The files that were made under this name, and what builds put beside them.
+fn clear_of(directory: &Path, token: &str) {
+    remove_those(directory, |name| maker(name) == Some(token));
+}
+
+fn remove_those(directory: &Path, is_one: impl Fn(&str) -> bool) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if is_file && entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
+        if is_file && entry.file_name().to_str().is_some_and(&is_one) {
             drop(fs::remove_file(entry.path()));
         }
     }
+}
+
+fn mark_of(directory: &Path, token: &str) -> PathBuf {
+    directory.join(format!("{PREFIX}{token}{MARK}"))
+}
+
+/// Puts up the mark of this name, locked.
+///
+/// # Errors
+/// It cannot be made, or files cannot be locked there: then others would take ours for left over.
+fn hang_out(directory: &Path, token: &str) -> io::Result<File> {
+    let path = mark_of(directory, token);
+    let made = || {
+        let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
+        // Whoever looks at it in this moment lets go at once, and may have removed it.
+        flock(&file, FlockOperation::LockExclusive)?;
+        if is_at(&file, &path) { Ok(file) } else { Err(io::Error::other("it was removed")) }
+    };
+    let first = made();
+    first.or_else(|_| made()).inspect_err(|_| drop(fs::remove_file(&path)))
 }
 
 /// Removes what those who were killed left in a directory of somebody's.
 fn sweep(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let dead = |pid: u32| pid != std::process::id() && !Path::new(&format!("/proc/{pid}")).exists();
+        let token = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(MARK));
+        let Some(token) = token.filter(|token| is_token(token)) else { continue };
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if is_file && name.to_str().and_then(maker).is_some_and(dead) {
+        let Some(file) = is_file.then(|| File::open(entry.path()).ok()).flatten() else { continue };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, &entry.path()) {
+            clear_of(directory, token);
             drop(fs::remove_file(entry.path()));
         }
     }
 }
 
-/// The process id in the name of one of our files, or of what a build put beside it.
-fn maker(name: &str) -> Option<u32> {
-    let (pid, rest) = name.strip_prefix(PREFIX)?.split_once('-')?;
-    let (generation, rest) = rest.split_once('-')?;
-    generation.strip_prefix('g')?.parse::<u64>().ok()?;
+fn is_token(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// What was drawn for the maker of one of our files, or of what a build put beside it.
+fn maker(name: &str) -> Option<&str> {
+    let (token, rest) = name.strip_prefix(PREFIX)?.split_once('-')?;
     rest.split_once(FILE)?.0.parse::<usize>().ok()?;
-    pid.parse().ok()
+    is_token(token).then_some(token)
 }
 
 #[cfg(test)]
@@ -216,7 +286,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let socket = base.path().join("m-7-g1.sock");
         let mut told = command(&["-c", "512"]);
-        let files = SlotFiles::of(&told, &socket, GenerationId(1));
+        let files = SlotFiles::of(&told, &socket);
         files.announce(&mut told).unwrap();
         let path = base.path().join("m-7-g1.slots");
         assert_eq!(told.args[2..], [FLAG.to_owned(), path.to_str().unwrap().to_owned()]);
@@ -241,7 +311,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let of = |generation: u64| {
             let socket = base.path().join(format!("m-7-g{generation}.sock"));
-            let files = SlotFiles::of(&command(&[]), &socket, GenerationId(generation));
+            let files = SlotFiles::of(&command(&[]), &socket);
             files.announce(&mut command(&[])).unwrap();
             files
         };
@@ -261,18 +331,31 @@ mod tests {
         let own = command(&["--slot_save_path", theirs.path().to_str().unwrap()]);
         let mut told = own.clone();
         let kept = theirs.path().join("my-chat.bin");
-        let dead = theirs.path().join("llama-warden-4999999-g3-0.slot");
-        let alive = theirs.path().join("llama-warden-1-g3-0.slot");
-        for file in [&kept, &dead, &alive] {
+        let (dead, alive) = ("0123456789abcdef", "fedcba9876543210");
+        let of = |token: &str| {
+            ["-0.slot", "-0.slot.more", ".mark"]
+                .map(|end| theirs.path().join(format!("{PREFIX}{token}{end}")))
+        };
+        let foreign = theirs.path().join("llama-warden-notes.mark");
+        for file in of(dead).iter().chain(&of(alive)).chain([&kept, &foreign]) {
             fs::write(file, "x").unwrap();
         }
-        let files = SlotFiles::of(&own, Path::new("/run/w/m-7-g1.sock"), GenerationId(1));
+        // In another container, process ids are others; locks are not.
+        let held = File::open(&of(alive)[2]).unwrap();
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+        let socket = Path::new("/run/w/m-7-g1.sock");
+        let files = SlotFiles::of(&own, socket);
         files.announce(&mut told).unwrap();
         assert_eq!(told, own, "it has been told");
-        assert!(is_given(&own) && kept.exists() && alive.exists() && !dead.exists());
+        assert!(is_given(&own) && kept.exists() && foreign.exists());
+        assert!(of(alive).iter().all(|file| file.exists()) && !of(dead).iter().any(|file| file.exists()));
         files.make(&files.name(0)).unwrap();
-        drop(files);
-        assert_eq!(fs::read_dir(theirs.path()).unwrap().count(), 2);
+        // Another one's next start finds our mark held.
+        let other = SlotFiles::of(&own, socket);
+        other.announce(&mut told).unwrap();
+        assert_eq!(files.seal(&files.name(0)).unwrap(), 0);
+        drop((files, other));
+        assert_eq!(fs::read_dir(theirs.path()).unwrap().count(), 5);
     }
 
     #[test]
@@ -295,9 +378,12 @@ mod tests {
 
     #[test]
     fn names_tell_their_maker() {
-        assert_eq!(maker("llama-warden-7-g1-0.slot"), Some(7));
-        assert_eq!(maker("llama-warden-7-g1-0.slot.checkpoints"), Some(7));
-        for other in ["llama-warden-7", "llama-warden-7-g1-x.slot", "chat.slot", "llama-warden-x-g1-0.slot"] {
+        let token = "0123456789abcdef";
+        assert_eq!(maker(&format!("llama-warden-{token}-0.slot")), Some(token));
+        assert_eq!(maker(&format!("llama-warden-{token}-0.slot.checkpoints")), Some(token));
+        for other in
+            ["llama-warden-7", "llama-warden-0123456789abcdef-x.slot", "chat.slot", "llama-warden-7-0.slot"]
+        {
             assert_eq!(maker(other), None, "{other}");
         }
     }

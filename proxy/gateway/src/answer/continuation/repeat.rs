@@ -39,6 +39,10 @@ pub(crate) struct Repeat {
     names: Vec<(Box<str>, Box<str>)>,
     /// Tokens that the client has, in llama-server's own dialect.
     counted: u64,
+    /// Events that the client has with that count: of tokens that were guessed together, each counts all.
+    with_count: u64,
+    /// The same of the other answer, as far as it has come.
+    came: (u64, u64),
     /// The last number that an event had, where they are numbered.
     sequence: Option<u64>,
     /// What the client has is paid for, whatever becomes of the rest.
@@ -124,13 +128,15 @@ impl Repeat {
     /// Of what a client has. `None`: it has no event.
     pub(crate) fn of(heard: Transcript, paid: Work) -> Option<Self> {
         let kind = heard.kind();
-        let Transcript { said, frame, counted, sequence, .. } = heard;
+        let Transcript { said, frame, counted, with_count, sequence, .. } = heard;
         Some(Self {
             kind,
             frame: frame?,
             had: Comparing::with(said),
             names: Vec::new(),
             counted: counted.unwrap_or(0),
+            with_count,
+            came: (0, 0),
             sequence,
             paid,
             is_ended: false,
@@ -139,6 +145,11 @@ impl Repeat {
 
     pub(crate) fn has_ended(&self) -> bool {
         self.is_ended
+    }
+
+    /// The number of the last event that the client has, where they are numbered.
+    pub(crate) fn sequence(&self) -> Option<u64> {
+        self.sequence
     }
 
     /// Whether nothing new has come yet.
@@ -189,6 +200,7 @@ impl Repeat {
         }
         let was_over = self.had.is_over();
         let Reading { items, step } = reading::read(self.kind, &event)?;
+        let has_items = !items.is_empty();
         let is_new = self.compare(items, &mut event)?;
         let ends = step == Step::Done;
         if ends && self.is_catching_up() {
@@ -197,6 +209,8 @@ impl Repeat {
         let is_said = match self.kind {
             Kind::Native => ends || self.is_left(&event, is_new, was_over)?,
             Kind::Chat if was_over && !is_new => is_left_of_chat(&mut event, step),
+            // That it has begun the client knows.
+            Kind::Responses if step == Step::On && !has_items => false,
             _ => is_new || was_over,
         };
         self.is_ended |= ends;
@@ -238,9 +252,12 @@ impl Repeat {
     }
 
     /// Whether an event in llama-server's own dialect has tokens that the client lacks. Its tokens cannot be cut.
-    fn is_left(&self, event: &Map<String, Value>, is_new: bool, was_over: bool) -> Result<bool, Why> {
-        let counted = event.get("tokens_predicted").and_then(Value::as_u64);
-        let is_had = counted.is_some_and(|counted| counted <= self.counted) && !is_progress(event);
+    fn is_left(&mut self, event: &Map<String, Value>, is_new: bool, was_over: bool) -> Result<bool, Why> {
+        let counted = event.get("tokens_predicted").and_then(Value::as_u64).filter(|_| !is_progress(event));
+        let is_had = counted.is_some_and(|counted| {
+            self.came = if self.came.0 == counted { (counted, self.came.1 + 1) } else { (counted, 1) };
+            counted < self.counted || (counted == self.counted && self.came.1 <= self.with_count)
+        });
         match (is_new, is_had) {
             (true, true) => Err(DIFFERS),
             (is_new, is_had) => Ok(is_new || (was_over && !is_had)),

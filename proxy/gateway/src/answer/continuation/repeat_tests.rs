@@ -193,6 +193,19 @@ fn responses_go_on_with_their_names_and_numbers() {
         let names = told.replace("msg_b", if had < 2 { "msg_a" } else { "msg_b" });
         assert_eq!(begun + &names, first.concat(), "{had}");
     }
+    // That its answer is under way a client is told once.
+    let begun = answer("a", 0).next().unwrap()
+        + &named(
+            &json!({ "type": "response.in_progress", "response": { "id": "resp_a" }, "sequence_number": 1 }),
+        );
+    let again = answer("b", 0).next().unwrap()
+        + &named(
+            &json!({ "type": "response.in_progress", "response": { "id": "resp_b" }, "sequence_number": 1 }),
+        )
+        + &answer("b", 2).skip(1).collect::<String>();
+    let told = behind(Kind::Responses, &begun, &again).unwrap();
+    let whole = told.replace("_b", "_a");
+    assert_eq!(whole, answer("a", 1).skip(1).collect::<String>());
 }
 
 #[test]
@@ -203,6 +216,13 @@ fn llama_servers_own_tokens_are_not_told_twice() {
     };
     let end = "data: {\"content\":\"\",\"stop\":true,\"tokens_predicted\":4}\n\n";
     let all = [one("a", 1), one("", 2), one("", 3), one("bcd", 4)];
+    let again = all.concat() + end;
+    for had in 1..all.len() {
+        let told = behind(Kind::Native, &all[..had].concat(), &again).unwrap();
+        assert_eq!(all[..had].concat() + &told, again, "{had}");
+    }
+    // Tokens that were guessed together: each counts all of them.
+    let all = [one("a", 1), one("b", 4), one("c", 4), one("", 4), one("d", 6), one("e", 6)];
     let again = all.concat() + end;
     for had in 1..all.len() {
         let told = behind(Kind::Native, &all[..had].concat(), &again).unwrap();

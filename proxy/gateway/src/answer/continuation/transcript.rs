@@ -49,6 +49,8 @@ pub(crate) struct Transcript {
     spelled: bool,
     /// Tokens so far as the stream itself counts them, in that dialect.
     pub(super) counted: Option<u64>,
+    /// Events with that count.
+    pub(super) with_count: u64,
     /// The last number that the stream gave an event, in dialects that number them.
     pub(super) sequence: Option<u64>,
     /// The last tokens have no text. While stop words may be beginning, llama-server holds their text back.
@@ -90,6 +92,7 @@ impl Transcript {
             ids: Vec::new(),
             spelled: true,
             counted: None,
+            with_count: 0,
             sequence: None,
             withholds: false,
             frame: None,
@@ -272,6 +275,7 @@ impl Transcript {
             (self.spelled, self.ids) = (false, Vec::new());
         }
         self.withholds = !told.is_empty() || grown.is_some_and(|grown| grown > 0);
+        self.with_count = if self.counted == counted { self.with_count + 1 } else { 1 };
         self.counted = counted;
     }
 

@@ -39,6 +39,14 @@ impl Voice {
         matches!(self, Self::Repeat(repeat) if repeat.is_catching_up())
     }
 
+    /// The number of the last event that the client has, where they are numbered.
+    pub(crate) fn sequence(&self) -> Option<u64> {
+        match self {
+            Self::Rest(_) => None,
+            Self::Repeat(repeat) => repeat.sequence(),
+        }
+    }
+
     /// The work of the whole answer, of which that of the other server is known.
     pub(crate) fn work(&self, continued: Work) -> Work {
         match self {

@@ -71,13 +71,9 @@ impl Model {
     }
 
     /// Where a new process saves slots; `None` if it does not.
-    pub(super) fn slot_files(
-        &self,
-        generation: GenerationId,
-        socket: &std::path::Path,
-    ) -> Option<Arc<SlotFiles>> {
+    pub(super) fn slot_files(&self, socket: &std::path::Path) -> Option<Arc<SlotFiles>> {
         let command = &self.spec.command;
-        self.no_file(command).is_none().then(|| Arc::new(SlotFiles::of(command, socket, generation)))
+        self.no_file(command).is_none().then(|| Arc::new(SlotFiles::of(command, socket)))
     }
 
     /// Whether a process did not start because of the directory that we named: a wrapper may start its server where that is not. From
