@@ -123,12 +123,13 @@ pub fn proof(cached: u64, evaluated: u64) -> Proof {
     if cached > 0 && evaluated <= SEAM.max(all / 10) { Proof::Reused } else { Proof::Evaluated }
 }
 
-/// How long a server may take to show that it has a prompt of so many tokens, at so many milliseconds a token: much less than
-/// evaluating it takes, and long enough for one that is busy.
-pub fn patience(tokens: u64, per_token_ms: Option<f64>) -> Duration {
+/// How long a server may take to show that it has a prompt of so many tokens, at so many milliseconds a token. Where somebody waits
+/// for that, much less than evaluating it takes, and long enough for one that is busy; where nobody does, long enough to evaluate it.
+pub fn patience(tokens: u64, per_token_ms: Option<f64>, nobody_waits: bool) -> Duration {
     const LEAST: Duration = Duration::from_secs(1);
     let whole = per_token_ms.map_or(0.0, |each| exact(tokens) * each / 1000.0);
-    Duration::try_from_secs_f64(whole / 4.0).map_or(LEAST, |quarter| quarter.max(LEAST))
+    let part = if nobody_waits { 1.5 } else { 0.25 };
+    Duration::try_from_secs_f64(whole * part).map_or(LEAST, |share| share.max(LEAST))
 }
 
 /// How much of a prompt is evaluated at a time behind the gate, where whoever comes waits for the end of it.

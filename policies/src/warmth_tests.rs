@@ -58,9 +58,10 @@ fn a_file_pays_where_writing_and_reading_it_is_quicker_than_evaluating() {
 #[test]
 fn a_proof_takes_less_than_evaluating_and_pieces_follow_the_speed() {
     let second = Duration::from_secs(1);
-    assert_eq!(patience(8000, Some(1.0)), 2 * second);
+    assert_eq!(patience(8000, Some(1.0), false), 2 * second);
+    assert_eq!(patience(8000, Some(1.0), true), 12 * second, "nobody waits for it");
     assert_eq!(
-        (patience(800, Some(1.0)), patience(8000, None), patience(9, Some(f64::NAN))),
+        (patience(800, Some(1.0), false), patience(8000, None, true), patience(9, Some(f64::NAN), true)),
         (second, second, second)
     );
     let mut pieces = Pieces::new(Duration::from_millis(100));

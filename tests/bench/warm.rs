@@ -67,17 +67,37 @@ fn talks() -> Vec<Vec<Value>> {
     (0..CONVERSATIONS).map(|n| vec![json!({ "role": "user", "content": text(n) })]).collect()
 }
 
-async fn started(arch: &str, replace: &str, warm: &str) -> Result<Warden, Trouble> {
+/// What a server has loaded.
+#[derive(Clone, Copy, Debug)]
+struct Loaded {
+    name: &'static str,
+    arch: &'static str,
+    /// Beside its model one for images, of which these conversations have none.
+    projector: bool,
+}
+
+const ALL: [Loaded; 3] = [
+    Loaded { name: "dense", arch: "llama", projector: false },
+    Loaded { name: "sliding windows", arch: "gemma4", projector: false },
+    Loaded { name: "sliding windows and a projector", arch: "gemma4", projector: true },
+];
+
+async fn started(loaded: Loaded, replace: &str, warm: &str) -> Result<Warden, Trouble> {
     let setup = Setup::new()?;
     let model: PathBuf = setup.home.path().join("m.gguf");
     let shown = model.to_string_lossy().into_owned();
     let size = std::env::var("WARDEN_WARM_SIZE").unwrap_or_else(|_| "tiny".to_owned());
-    let words = ["sample-model", "--arch", arch, "--size", &size, "-o", &shown];
+    let projector = setup.home.path().join("mmproj.gguf").to_string_lossy().into_owned();
+    let mut words = vec!["sample-model", "--arch", loaded.arch, "--size", &size, "-o", &shown];
+    let mut flags: Vec<String> = ["-t", "1", "-np", "8", "-c", "49152"].map(str::to_owned).into();
+    if loaded.projector {
+        words.extend(["--vision", "--mmproj", &projector]);
+        flags.extend(["--mmproj".to_owned(), projector.clone()]);
+    }
     let ran = setup.home.warden(&words, SOON * 4).await?;
     if ran.code != 0 {
         return Err(Trouble::new(format!("{ran:?}")));
     }
-    let mut flags: Vec<String> = ["-t", "1", "-np", "8", "-c", "49152"].map(str::to_owned).into();
     flags
         .extend(std::env::var("WARDEN_WARM_FLAGS").unwrap_or_default().split_whitespace().map(str::to_owned));
     let lines = format!(
@@ -92,8 +112,8 @@ async fn started(arch: &str, replace: &str, warm: &str) -> Result<Warden, Troubl
 }
 
 /// The turns before and after a replacement, and the line of the ledger.
-async fn measure(arch: &str, replace: &str, warm: &str) -> Result<(Turns, Turns, String), Trouble> {
-    let warden = started(arch, replace, warm).await?;
+async fn measure(loaded: Loaded, replace: &str, warm: &str) -> Result<(Turns, Turns, String), Trouble> {
+    let warden = started(loaded, replace, warm).await?;
     let mut talks = talks();
     turns(&warden.http, &mut talks).await?;
     let before = turns(&warden.http, &mut talks).await?;
@@ -119,13 +139,14 @@ async fn main() -> Result<(), Trouble> {
         "| model | replacement | undisturbed, p50 ms | warm, p50 ms | cold, p50 ms | warm / undisturbed | cold / undisturbed | tokens evaluated, p50 | ledger |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
-    for (arch, name) in [("llama", "dense"), ("gemma4", "sliding windows")] {
+    for loaded in ALL {
         for replace in ["sequential", "overlap"] {
-            let (mut before, mut warm, line) = measure(arch, replace, "auto").await?;
-            let (_, mut cold, _) = measure(arch, replace, "off").await?;
+            let (mut before, mut warm, line) = measure(loaded, replace, "auto").await?;
+            let (_, mut cold, _) = measure(loaded, replace, "off").await?;
             let [undisturbed, after, fresh] = [&mut before, &mut warm, &mut cold].map(Turns::first_token);
             println!(
-                "| {name} | {replace} | {undisturbed:.1} | {after:.1} | {fresh:.1} | {:.2} | {:.1} | {}, {}, {} | {line} |",
+                "| {} | {replace} | {undisturbed:.1} | {after:.1} | {fresh:.1} | {:.2} | {:.1} | {}, {}, {} | {line} |",
+                loaded.name,
                 after / undisturbed,
                 fresh / undisturbed,
                 before.evaluated(),

@@ -51,6 +51,15 @@ async fn begun(warden: &Warden, id: &str, tokens: u64) -> Result<(Answer, Flow),
     Ok((answer, flow))
 }
 
+/// A request whose answer is told once more, because tools have a state that its tokens do not tell.
+fn told_again(id: &str, tokens: u64) -> Value {
+    let mut body = chat(id, "m", "hi", tokens, true);
+    body["temperature"] = json!(0);
+    body["tools"] =
+        json!([{ "type": "function", "function": { "name": "look", "parameters": { "type": "object" } } }]);
+    body
+}
+
 fn kill(warden: &Warden) {
     for process in warden.backends() {
         process.signal(Signal::KILL);
@@ -151,7 +160,14 @@ async fn streams_of_one_connection_of_http_2_over_tls_all_go_on() -> Outcome {
     let flags = format!("{SOON_AGAIN}args = ['-np', '8']\n");
     let warden = setup.top(&top).fake("m", &json!({"ms_per_token": 10}), &flags)?.start().await?;
     warden.until_ready(1).await?;
-    let wanted = warden.https(&identity).post(CHAT, &chat("u", "m", "hi", 40, false)).await?.answer()?.text;
+    // By tokens, and once more.
+    let asked: [fn(&str) -> Value; 2] = [|id| chat(id, "m", "hi", 40, true), |id| told_again(id, 40)];
+    let mut wanted = Vec::new();
+    for asks in asked {
+        let mut body = asks("u");
+        body["stream"] = json!(false);
+        wanted.push(warden.https(&identity).post(CHAT, &body).await?.answer()?.text);
+    }
     let stream = identity.connect(warden.address(), &["h2"]).await?;
     let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
     let mut tasks = JoinSet::new();
@@ -160,7 +176,7 @@ async fn streams_of_one_connection_of_http_2_over_tls_all_go_on() -> Outcome {
     for number in 0..8 {
         let mut sender = sender.clone();
         let url = format!("https://localhost:{}{CHAT}", warden.address().port());
-        let request = json_request(&url, &chat(&format!("h{number}"), "m", "hi", 40, true))?;
+        let request = json_request(&url, &asked[number % 2](&format!("h{number}")))?;
         // Sent before the next one is, so that all are at the server when it dies.
         let mut body = sender.send_request(request).await?.into_body();
         let (mut events, mut answer) = (Events::default(), Answer::default());
@@ -176,13 +192,13 @@ async fn streams_of_one_connection_of_http_2_over_tls_all_go_on() -> Outcome {
                     answer.event(&event);
                 }
             }
-            Ok::<_, Trouble>(answer)
+            Ok::<_, Trouble>((answer, number % 2))
         });
     }
     kill(&warden);
     while let Some(answer) = readers.join_next().await {
-        let answer = answer??;
-        assert!(answer.is_whole() && answer.text == wanted, "{answer:?}");
+        let (answer, way) = answer??;
+        assert!(answer.is_whole() && answer.text == wanted[way], "{answer:?}");
     }
     Ok(())
 }
@@ -247,6 +263,38 @@ async fn a_replacement_of_the_process_that_goes_on_waits_for_the_rest() -> Outco
     let (read, replaced) = tokio::join!(reader, operator);
     read?;
     replaced?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_new_command_while_the_answer_is_told_again_waits_for_its_end() -> Outcome {
+    let args = |context: u32| format!("args = ['-np', '4', '-c', '{context}']\n");
+    let mut warden = one(&json!({"ms_per_token": 10}), &args(1024), "").await?;
+    let mut body = told_again("undisturbed", 120);
+    body["stream"] = json!(false);
+    let wanted = warden.http.post(CHAT, &body).await?.answer()?.text;
+    let mut flow = warden.http.stream(CHAT, &told_again("again", 120)).await?;
+    let mut first = Answer::default();
+    while first.text.len() < wanted.len() / 2 {
+        first.event(&flow.event().await?.context("it has ended")?);
+    }
+    let dead = warden.backends();
+    kill(&warden);
+    wait_until("it is told again", SOON, async || {
+        let lines = warden.ledger().lines().unwrap_or_default();
+        lines.iter().any(|line| line.event == "begun" && line.pid != dead[0].pid)
+    })
+    .await?;
+    let changed = warden.setup.config().replace(&args(1024), &args(2048));
+    warden.reload(&changed)?;
+    let answer = rest_behind(first, &mut flow).await?;
+    assert!(answer.is_whole() && answer.text == wanted, "{answer:?}");
+    wait_until("the new command is served", SOON, async || {
+        let backends = warden.backends();
+        backends.len() == 1 && backends[0].command_line().contains(&"2048".to_owned())
+    })
+    .await?;
+    assert!(!undisturbed(&warden, 5).await?.is_empty());
     Ok(())
 }
 

@@ -254,7 +254,7 @@ async fn a_directory_of_the_operators_is_used_and_keeps_what_is_theirs() -> Outc
         theirs.display()
     );
     let lines = format!("on_death = \"continue\"\n{args}");
-    let warden = setup.fake("m", &json!({ "kept": "dense" }), &lines)?.start().await?;
+    let mut warden = setup.fake("m", &json!({ "kept": "dense" }), &lines)?.start().await?;
     warden.until_ready(1).await?;
     let mut talks = talks(&warden, 2).await?;
     let saved = warden.http.post("/slots/0?action=save", &json!({ "filename": "own.bin" })).await?;
@@ -262,7 +262,10 @@ async fn a_directory_of_the_operators_is_used_and_keeps_what_is_theirs() -> Outc
     warden.restart("m", 1).await?;
     assert_eq!(last(&warden)?["carried"], 2);
     all_warm(&warden, &mut talks).await?;
-    assert_eq!(files(&theirs), 2, "ours are gone, theirs are not");
+    // The mark of the process that runs, beside what is theirs.
+    wait_until("ours are gone", SOON, async || files(&theirs) == 3).await?;
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    assert_eq!(files(&theirs), 2, "what is theirs is there");
     Ok(())
 }
 
@@ -333,5 +336,96 @@ async fn what_goes_along_never_fails_a_request_that_comes_meanwhile() -> Outcome
             assert_eq!((&entry["cut"], &entry["failed"]), (&json!(0), &Value::Null), "{entry}");
         }
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_had_no_time_to_show_its_use_is_not_called_useless() -> Outcome {
+    let warden = started(&json!({ "kept": "dense" }), "replace = \"sequential\"").await?;
+    let mut talks = talks(&warden, 2).await?;
+    // The next process is too slow to say within a second that it has a prompt.
+    warden.script("m", &json!({ "prompt_ms": 3000 })).await?;
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    assert_eq!((&warm["carried"], &warm["unproven"]), (&json!(0), &json!(2)), "{warm}");
+    assert!(warm["no_file"].is_null(), "{warm}");
+    warden.script("m", &json!({ "prompt_ms": 0 })).await?;
+    all_warm(&warden, &mut talks).await?;
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    assert_eq!(
+        (&warm["carried"], &warm["no_file"]),
+        (&json!(2), &Value::Null),
+        "files are used again: {warm}"
+    );
+    all_warm(&warden, &mut talks).await
+}
+
+#[tokio::test]
+async fn a_process_of_another_command_gets_prompts_and_no_files() -> Outcome {
+    for replace in ["sequential", "overlap"] {
+        let args =
+            |context: u32| format!("replace = \"{replace}\"\nargs = [\"-np\", \"4\", \"-c\", \"{context}\"]");
+        let mut warden = started(&json!({ "kept": "dense" }), &args(4096)).await?;
+        let mut talks = talks(&warden, 2).await?;
+        let changed = warden.setup.config().replace(&args(4096), &args(8192));
+        warden.reload(&changed)?;
+        wait_until("it is replaced", SOON, async || {
+            json_lines(&warden.recycles()).is_ok_and(|entries| !entries.is_empty())
+        })
+        .await?;
+        let warm = last(&warden)?;
+        assert_eq!(
+            (&warm["carried"], &warm["no_file"], &warm["bytes"]),
+            (&json!(0), &json!("other"), &json!(0)),
+            "{warm}"
+        );
+        assert_eq!(settled(&warden).await?["evaluated"], 2, "{replace}");
+        all_warm(&warden, &mut talks).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn being_made_warm_ends_with_the_time_that_a_start_may_take() -> Outcome {
+    // Each of the four conversations takes two seconds, and something has to be left of a start for what comes behind them.
+    let script = json!({ "kept": "windows", "ms_per_prompt_token": 5 });
+    let lines = "replace = \"overlap\"\nlifecycle.start_timeout = \"9s\"\nlifecycle.probe_timeout = \"1s\"";
+    let warden = started(&script, lines).await?;
+    let mut talks = talks(&warden, 4).await?;
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    assert!(warm["later"].as_u64().is_some_and(|later| later >= 1), "{warm}");
+    assert_eq!(settled(&warden).await?["evaluated"], 4);
+    all_warm(&warden, &mut talks).await
+}
+
+#[tokio::test]
+async fn who_dies_while_the_next_is_made_warm_is_followed_at_once() -> Outcome {
+    // Longer than anybody waits here.
+    let script = json!({ "kept": "windows", "ms_per_prompt_token": 20 });
+    let warden = started(&script, "replace = \"overlap\"\nlifecycle.start_timeout = \"5m\"").await?;
+    let all = talks(&warden, 4).await?;
+    let old = warden.backends();
+    let dies = async {
+        wait_until("the next one is asked for the first prompt", SOON, async || {
+            let lines = warden.ledger().lines().unwrap_or_default();
+            lines.iter().any(|line| line.event == "begun" && line.pid != old[0].pid)
+        })
+        .await?;
+        old[0].signal(Signal::KILL);
+        let mut talk = Talk::new(9);
+        talk.messages = vec![json!({ "role": "user", "content": "short" })];
+        talk.turn(&warden, true).await
+    };
+    let (turn, restarted) = tokio::join!(dies, warden.cli(&["restart", "m"]));
+    let (_, evaluated) = turn?;
+    assert!(evaluated < 16, "{evaluated}");
+    drop(restarted);
+    wait_until("nothing is due behind the gate", SOON * 4, async || {
+        warden.status("m").await.is_ok_and(|model| model["warm"].is_null() || model["warm"]["later"] == 0)
+    })
+    .await?;
+    assert_eq!(all.len(), 4);
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Promise: after a planned replacement of a real llama-server the next turn of each conversation evaluates no more than it would have
-//! undisturbed, and says the same to the byte: with a dense model by slot files, with sliding windows by prompts that were evaluated again.
+//! undisturbed, and says the same to the byte: with a dense model by slot files, with sliding windows or a projector by prompts that
+//! were evaluated again.
 
 use std::path::PathBuf;
 
@@ -8,10 +9,12 @@ use warden_rig::real::{REPRODUCIBLE, Undisturbed, llama_server};
 use warden_rig::warden::{CHAT, SOON, Setup, json_lines};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
+use crate::sample_models::picture;
+
 const CONVERSATIONS: usize = 3;
 
 /// One slot for each, and one more.
-fn flags(more: &[&'static str]) -> Vec<&'static str> {
+fn flags<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let mut flags = vec!["-c", "8192"];
     flags.extend(more);
     flags.extend(REPRODUCIBLE);
@@ -65,12 +68,17 @@ impl Talks {
     }
 }
 
-/// A sample model of this architecture.
-async fn model(setup: &Setup, arch: &str) -> Result<PathBuf, Trouble> {
+/// A sample model of this architecture, and its projector if it sees.
+async fn model(setup: &Setup, arch: &str, sees: bool) -> Result<(PathBuf, Option<String>), Trouble> {
     let path = setup.home.path().join(format!("{arch}.gguf"));
     let shown = path.to_string_lossy().into_owned();
-    let ran = setup.home.warden(&["sample-model", "--arch", arch, "-o", &shown], SOON).await?;
-    if ran.code == 0 { Ok(path) } else { Err(Trouble::new(format!("{ran:?}"))) }
+    let projector = setup.home.path().join("mmproj.gguf").to_string_lossy().into_owned();
+    let mut words = vec!["sample-model", "--arch", arch, "-o", &shown];
+    if sees {
+        words.extend(["--vision", "--mmproj", &projector]);
+    }
+    let ran = setup.home.warden(&words, SOON).await?;
+    if ran.code == 0 { Ok((path, sees.then_some(projector))) } else { Err(Trouble::new(format!("{ran:?}"))) }
 }
 
 async fn last(warden: &Warden) -> Result<Value, Trouble> {
@@ -86,10 +94,23 @@ async fn last(warden: &Warden) -> Result<Value, Trouble> {
     Ok(warden.status("m").await?["warm"].clone())
 }
 
-async fn replaced(arch: &str, replace: &str, more: &[&'static str], files: bool) -> Outcome {
+/// Whether slots go to the next process, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Files,
+    Evaluated,
+    /// The same, on a server that sees.
+    Projector,
+}
+
+async fn replaced(arch: &str, replace: &str, more: &[&'static str], how: How) -> Outcome {
     let setup = Setup::new()?;
-    let model = model(&setup, arch).await?;
-    let flags = flags(more);
+    let sees = how == How::Projector;
+    let (model, projector) = model(&setup, arch, sees).await?;
+    let mut flags = flags(more);
+    if let Some(projector) = &projector {
+        flags.extend(["--mmproj", projector]);
+    }
     let server = llama_server().await?;
     let undisturbed = Undisturbed::start_model(&server, &model, &flags, &[]).await?;
     let mut talks = Talks::new();
@@ -111,9 +132,18 @@ async fn replaced(arch: &str, replace: &str, more: &[&'static str], files: bool)
     let mut talks = Talks::new();
     for (round, expected) in expected.iter().enumerate() {
         if round > 0 {
+            if sees {
+                let question = "what is this ".repeat(120);
+                let parts = json!([{"type": "text", "text": question},
+                    {"type": "image_url", "image_url": {"url": picture(48, 200)}}]);
+                let body = json!({ "model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": parts}] });
+                assert_eq!(warden.http.post(CHAT, &body).await?.status, 200);
+            }
             warden.restart("m", 1).await?;
             let warm = last(&warden).await?;
-            let (carried, evaluated) = if files { (CONVERSATIONS, 0) } else { (0, CONVERSATIONS) };
+            let (carried, evaluated) =
+                if how == How::Files { (CONVERSATIONS, 0) } else { (0, CONVERSATIONS) };
+            assert_eq!(warm["cold"]["media"], if sees { json!(1) } else { Value::Null }, "{warm}");
             assert_eq!(
                 (&warm["carried"], &warm["evaluated"]),
                 (&json!(carried), &json!(evaluated)),
@@ -131,30 +161,40 @@ async fn replaced(arch: &str, replace: &str, more: &[&'static str], files: bool)
 
 #[tokio::test]
 async fn a_dense_model_is_carried_in_sequence() -> Outcome {
-    replaced("llama", "sequential", &["-np", "4"], true).await
+    replaced("llama", "sequential", &["-np", "4"], How::Files).await
 }
 
 #[tokio::test]
 async fn a_dense_model_is_carried_by_overlap() -> Outcome {
-    replaced("llama", "overlap", &["-np", "4"], true).await
+    replaced("llama", "overlap", &["-np", "4"], How::Files).await
 }
 
 #[tokio::test]
 async fn a_dense_model_with_a_unified_cache_is_carried_in_sequence() -> Outcome {
-    replaced("llama", "sequential", &[], true).await
+    replaced("llama", "sequential", &[], How::Files).await
 }
 
 #[tokio::test]
 async fn a_model_with_sliding_windows_is_evaluated_again_in_sequence() -> Outcome {
-    replaced("gemma4", "sequential", &["-np", "4"], false).await
+    replaced("gemma4", "sequential", &["-np", "4"], How::Evaluated).await
 }
 
 #[tokio::test]
 async fn a_model_with_sliding_windows_is_evaluated_again_by_overlap() -> Outcome {
-    replaced("gemma4", "overlap", &["-np", "4"], false).await
+    replaced("gemma4", "overlap", &["-np", "4"], How::Evaluated).await
 }
 
 #[tokio::test]
 async fn with_the_whole_window_kept_sliding_windows_are_carried_like_a_dense_model() -> Outcome {
-    replaced("gemma4", "sequential", &["-np", "4", "--swa-full"], true).await
+    replaced("gemma4", "sequential", &["-np", "4", "--swa-full"], How::Files).await
+}
+
+#[tokio::test]
+async fn a_model_that_sees_is_evaluated_again_in_sequence_and_its_pictures_are_named() -> Outcome {
+    replaced("gemma4", "sequential", &["-np", "5"], How::Projector).await
+}
+
+#[tokio::test]
+async fn a_model_that_sees_is_evaluated_again_by_overlap() -> Outcome {
+    replaced("gemma4", "overlap", &["-np", "5"], How::Projector).await
 }

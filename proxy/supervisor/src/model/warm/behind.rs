@@ -30,6 +30,10 @@ pub(in crate::model) struct Behind {
     pub(in crate::model) to: GenerationId,
     /// Slots in which something was restored.
     pub(in crate::model) used: Vec<u32>,
+    /// These were, and what that is worth shows when they come.
+    pub(in crate::model) restored: Vec<Arc<Kept>>,
+    /// A prompt was begun in these, and not finished: nobody's, until somebody comes.
+    pub(in crate::model) begun: Vec<u32>,
     pub(in crate::model) timeout: Duration,
 }
 
@@ -83,7 +87,8 @@ impl Behind {
     fn next(&self, tried: &[Arc<Kept>]) -> Option<Arc<Kept>> {
         let all = self.leases.turns.of(self.from);
         all.into_iter()
-            .find(|kept| kept.turn.body.is_some() && !tried.iter().any(|known| Arc::ptr_eq(known, kept)))
+            .filter(|kept| kept.turn.body.is_some())
+            .find(|kept| !tried.iter().chain(&self.restored).any(|known| Arc::ptr_eq(known, kept)))
     }
 
     /// Whether it still waits: it has not come by itself.
@@ -192,10 +197,14 @@ impl Behind {
         found.is_some_and(|told| !told.facts.busy && told.facts.tokens == Some(tokens as u64))
     }
 
-    /// A slot that holds nothing.
+    /// A slot that holds nothing of anybody.
     async fn empty_slot(&self) -> Option<u32> {
         let told = slot_talk::slots(self.process.as_ref(), self.timeout).await?;
-        let empty = told.iter().find(|slot| slot.is_empty && !self.used.contains(&slot.facts.id));
+        let nobody_came = self.requests() == 0;
+        let is_free = |slot: &slot_talk::Told| {
+            slot.is_empty || (nobody_came && !slot.facts.busy && self.begun.contains(&slot.facts.id))
+        };
+        let empty = told.iter().find(|slot| is_free(slot) && !self.used.contains(&slot.facts.id));
         empty.map(|slot| slot.facts.id)
     }
 }

@@ -245,7 +245,7 @@ impl Model {
     pub(super) fn warmed(&mut self, id: UnitId, unpacked: Unpacked) {
         let Some(live) = self.live(id) else { return };
         let (to, process, kin) = (live.id, live.process.clone(), live.cell.kin.get().copied());
-        let Unpacked { from, warmth, warm, used, .. } = unpacked;
+        let Unpacked { from, warmth, warm, restored, used, begun, .. } = unpacked;
         for kept in warm {
             self.leases.turns.moved(&kept, to);
         }
@@ -258,7 +258,7 @@ impl Model {
         let Some(process) = process else { return };
         let leases = Arc::clone(&self.leases);
         let timeout = self.spec.lifecycle.probe_timeout;
-        let behind = Behind { process, leases, from, to, used, timeout };
+        let behind = Behind { process, leases, from, to, used, restored, begun, timeout };
         self.help(to, async move { Report::Warmed(Box::new(behind.run().await)) });
     }
 

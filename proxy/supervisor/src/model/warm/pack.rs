@@ -218,7 +218,7 @@ impl Packing {
                 continue;
             };
             // What is there takes a moment; more than a part of what evaluating takes is none.
-            let patience = warmth::patience(kept.turn.tokens, self.pace).min(self.left());
+            let patience = warmth::patience(kept.turn.tokens, self.pace, false).min(self.left());
             let touched = slot_talk::touch(self.process.as_ref(), &kept.turn.path, body, patience).await;
             let Touched::Counted(cached, evaluated) = touched else { return };
             if warmth::proof(cached, evaluated) != Proof::Reused {

@@ -62,6 +62,8 @@ pub(crate) struct Unpacked {
     pub(in crate::model) restored: Vec<Arc<Kept>>,
     /// It has something in these slots.
     pub(in crate::model) used: Vec<u32>,
+    /// A prompt was begun in these, and not finished.
+    pub(in crate::model) begun: Vec<u32>,
     /// How long all of it took.
     pub(in crate::model) took: Duration,
 }
@@ -100,6 +102,7 @@ impl Unpacking {
             warm: Vec::new(),
             restored: Vec::new(),
             used: Vec::new(),
+            begun: Vec::new(),
             took: Duration::ZERO,
         };
         if let Some(why) = self.no_file {
@@ -107,7 +110,7 @@ impl Unpacking {
         }
         let unpacking = Instant::now();
         if let Some(parcel) = parcel {
-            self.restore(process, *parcel, &conversations, until, &mut done).await;
+            self.restore(process, *parcel, &conversations, (until, beside), &mut done).await;
         }
         done.warmth.restore_ms = clock::millis(unpacking.elapsed());
         let evaluating = Instant::now();
@@ -141,7 +144,10 @@ impl Unpacking {
                     done.used.push(slot);
                 }
                 Touched::Refused => done.warmth.chill(Cold::Refused, 1),
-                Touched::Silent => done.warmth.later += 1,
+                Touched::Silent => {
+                    done.warmth.later += 1;
+                    done.begun.push(slot);
+                }
             }
         }
         done.warmth.evaluate_ms = clock::millis(evaluating.elapsed());
@@ -163,7 +169,7 @@ impl Unpacking {
         process: &dyn Process,
         mut parcel: Parcel,
         conversations: &[Arc<Kept>],
-        until: Instant,
+        (until, beside): (Instant, bool),
         done: &mut Unpacked,
     ) {
         (done.warmth.bytes, done.warmth.save_ms) = (parcel.bytes, clock::millis(parcel.took));
@@ -202,46 +208,58 @@ impl Unpacking {
             }
         }
         // Behind all of them: which slot has which conversation is known by their sizes alone.
-        for packed in restored {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || !self.prove(process, packed, conversations, left, done).await {
-                break;
-            }
+        let mut unseen = restored.into_iter();
+        let mut use_of = Use::Shown;
+        while use_of == Use::Shown
+            && let Some(packed) = unseen.next()
+        {
+            let left = self.left(until, beside);
+            use_of = if left.is_zero() {
+                done.unproven(packed.of.filter(|kept| is_known(conversations, kept)));
+                Use::Unknown
+            } else {
+                self.prove(process, packed, conversations, (left, beside), done).await
+            };
+        }
+        if use_of == Use::Unknown {
+            // It holds them, and what that is worth shows when they come.
+            let kept = unseen.filter_map(|packed| packed.of).filter(|kept| is_known(conversations, kept));
+            kept.for_each(|kept| done.unproven(Some(kept)));
         }
     }
 
-    /// Whether what was restored is used. False: it is not, nor will the next one be.
+    /// Whether what was restored is used.
     async fn prove(
         &self,
         process: &dyn Process,
         packed: Packed,
         conversations: &[Arc<Kept>],
-        left: Duration,
+        (left, beside): (Duration, bool),
         done: &mut Unpacked,
-    ) -> bool {
+    ) -> Use {
         let Some(kept) = packed.of else {
             // One that nothing is known of.
             done.warmth.conversations += 1;
-            done.warmth.unproven += 1;
-            return true;
+            done.unproven(None);
+            return Use::Shown;
         };
-        if !conversations.iter().any(|known| Arc::ptr_eq(known, &kept)) {
+        if !is_known(conversations, &kept) {
             // It has come further meanwhile.
-            return true;
+            return Use::Shown;
         }
         let Some(request) = kept.turn.body.clone() else {
-            done.warmth.unproven += 1;
-            done.restored.push(kept);
-            return true;
+            done.unproven(Some(kept));
+            return Use::Shown;
         };
-        let patience = warmth::patience(kept.turn.tokens, self.leases.turns.pace()).min(left);
+        let nobody_waits = beside && !self.urgent;
+        let patience = warmth::patience(kept.turn.tokens, self.leases.turns.pace(), nobody_waits).min(left);
         let touched = evaluated(process, &kept, &request, None, patience).await;
         let none_before = done.warmth.carried == 0;
         match touched {
             Touched::Counted(cached, evaluated) if warmth::proof(cached, evaluated) == Proof::Reused => {
                 done.warmth.carried += 1;
                 done.warm.push(kept);
-                true
+                Use::Shown
             }
             Touched::Counted(cached, evaluated) => {
                 // By that very question it has it now.
@@ -252,24 +270,43 @@ impl Unpacking {
                 let holder =
                     told.iter().find(|slot| slot.facts.tokens == Some(all)).map(|slot| slot.facts.id);
                 done.not_used(none_before, holder.as_slice());
-                !none_before
+                if none_before { Use::None } else { Use::Shown }
             }
             // It had no time to show anything, and what it holds may be of use.
             Touched::Silent => {
-                done.warmth.unproven += 1;
-                done.restored.push(kept);
-                false
+                done.unproven(Some(kept));
+                Use::Unknown
             }
             Touched::Refused => {
-                done.warmth.unproven += 1;
-                done.restored.push(kept);
-                true
+                done.unproven(Some(kept));
+                Use::Shown
             }
         }
     }
 }
 
+/// Whether restored slots are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// The next one is looked at.
+    Shown,
+    /// They are not, nor will the next one be.
+    None,
+    /// There was no time to see it.
+    Unknown,
+}
+
+fn is_known(conversations: &[Arc<Kept>], kept: &Arc<Kept>) -> bool {
+    conversations.iter().any(|known| Arc::ptr_eq(known, kept))
+}
+
 impl Unpacked {
+    /// It was restored, and nothing shows whether that is of use.
+    fn unproven(&mut self, kept: Option<Arc<Kept>>) {
+        self.warmth.unproven += 1;
+        self.restored.extend(kept);
+    }
+
     /// What was restored is not used. That is the model's way, unless another one was.
     /// `holds`: what holds something all the same.
     fn not_used(&mut self, is_way: bool, holds: &[u32]) {
