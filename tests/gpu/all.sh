@@ -92,6 +92,8 @@ EOF
     chmod +x "$wrapped"
     measure base/memcheck parallel --server "$wrapped" --against "$B" --requests 12 --output 24 "${all[@]}" --report
     tail -3 "$out/memcheck.log" | tee -a "$out/progress"
+    measure base/memcheck-reclaim parallel --server "$wrapped" --against "$B" --requests 12 --output 24 --env $cap --reclaim --report
+    tail -3 "$out/memcheck.log" | tee -a "$out/progress"
 fi
 timeout 600 python3 "$here/policy.py" --warden "$warden" --server "$P" --models "$models" --out "$out/policy" \
     >"$out/policy.json" 2>>"$out/errors"
