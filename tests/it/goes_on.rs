@@ -40,7 +40,7 @@ async fn started_with(preset: Preset, slots: &str, more: &[&str], keys: &str) ->
 }
 
 /// What a client makes of a stream.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Heard {
     text: String,
     /// Of each event of the answer: a stream of another answer would have another.

@@ -17,11 +17,28 @@ const TEMPLATE: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool
     <|im_end|>\n{% endfor -%}\
     {%- if add_generation_prompt -%}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}{% endif -%}";
 
+/// The same of one without thoughts.
+const PLAIN: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
+    To call one: <tool_call>\n{\"name\": <name>, \"arguments\": <arguments>}\n</tool_call><|im_end|>\n{% endif -%}\
+    {%- for m in messages -%}<|im_start|>{{ m.role }}\n\
+    {%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for p in m.content or [] -%}{{ p.text }}{%- endfor -%}{%- endif -%}\
+    {%- for call in m.tool_calls or [] %}\n<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor -%}\
+    <|im_end|>\n{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}";
+
 /// A llama-server with that template.
 async fn thinking(preset: Preset, rules: &str) -> Result<(tempfile::TempDir, Warden), Trouble> {
+    rendering(TEMPLATE, preset, rules).await
+}
+
+async fn rendering(
+    template: &str,
+    preset: Preset,
+    rules: &str,
+) -> Result<(tempfile::TempDir, Warden), Trouble> {
     let home = tempfile::tempdir()?;
+    let text = template;
     let template = home.path().join("tools.jinja");
-    std::fs::write(&template, TEMPLATE)?;
+    std::fs::write(&template, text)?;
     let flags = ["--jinja", "--chat-template-file", template.to_str().context("a path")?];
     let warden = started_with(preset, "1", &flags, rules).await?;
     Ok((home, warden))
@@ -207,6 +224,57 @@ async fn with_seeds_of_their_own_answers_with_a_temperature_go_on_too() -> Outco
     println!("with seeds of their own: {whole} of {whole} went on");
     let told = warden.metric("llama_warden_requests_continued_total{model=\"m\"}").await?;
     assert!(told.is_some_and(|told| told >= f64::from(whole)), "{told:?} of {whole}");
+    Ok(())
+}
+
+/// No seed comes by the route of messages, and tools have a state: there the next process is given the text as the beginning of its
+/// message. At this temperature each draw is the likeliest, so it shows whether the rest is what belongs behind that text.
+#[tokio::test]
+async fn what_is_drawn_with_a_temperature_goes_on_behind_its_text() -> Outcome {
+    let (_home, warden) = rendering(PLAIN, Preset::Slow, "").await?;
+    let mut asks: Vec<(&str, Value)> = requests()
+        .into_iter()
+        .filter(|(what, path, _)| *what == "a text" && [MESSAGES, RESPONSES].contains(path))
+        .map(|(_, path, body)| (path, body))
+        .collect();
+    for (path, mut body) in with_tools() {
+        body["tool_choice"] = if path == MESSAGES { json!({ "type": "auto" }) } else { json!("auto") };
+        for limit in ["max_tokens", "max_output_tokens"] {
+            if body[limit].is_number() {
+                body[limit] = json!(48);
+            }
+        }
+        if path == CHAT {
+            body["stream_options"] = json!({ "include_usage": true });
+        }
+        asks.push((path, body));
+    }
+    let (mut whole, mut same) = (0, 0);
+    for (path, mut body) in asks {
+        let has_tools = body["tools"].is_array();
+        let wanted = asked(&warden, path, &body, None).await?;
+        assert!(
+            wanted.error.is_none() && wanted.usage.is_some_and(|usage| usage.1 == 48),
+            "{path}: {wanted:?}"
+        );
+        body["temperature"] = json!(0.0001);
+        for kill in 0..kills() {
+            let at = 6 + usize::try_from(kill).unwrap_or(0) * 7 % 30;
+            let heard = asked(&warden, path, &body, Some(at)).await?;
+            assert!(heard.error.is_none(), "{path}, killed at {at}: {heard:?}");
+            let said: Vec<&str> = wanted.text.split(' ').take(at - 4).collect();
+            assert!(heard.text.starts_with(&said.join(" ")), "{path}, killed at {at}: {heard:?}, {wanted:?}");
+            // The sample's words begin with a blank, and the reader of calls takes the first one away: then that word is spelled
+            // otherwise, and something else belongs behind it.
+            assert!(has_tools || heard.text == wanted.text, "{path}, killed at {at}: {heard:?}, {wanted:?}");
+            same += u64::from(heard.text == wanted.text);
+            // Names, one role, one end, all of the text in what is told of the whole, and counts that add up.
+            let [heard, wanted] = [heard, wanted.clone()].map(|heard| Heard { text: String::new(), ..heard });
+            assert_eq!(heard, wanted, "{path}, killed at {at}");
+            whole += 1;
+        }
+    }
+    println!("behind its text: {whole} of {whole} went on, {same} as nobody disturbed them");
     Ok(())
 }
 

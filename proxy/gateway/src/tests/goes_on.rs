@@ -139,7 +139,7 @@ fn next(odd: Odd) -> (Upstream, Asked) {
 }
 
 /// Events without comments.
-fn events(body: &str) -> String {
+pub(super) fn events(body: &str) -> String {
     body.split_inclusive("\n\n").filter(|event| !event.starts_with(':')).collect()
 }
 
@@ -222,7 +222,8 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
         );
         assert!(!told.contains("[DONE]"), "{odd:?}: {answer}");
         assert_eq!(third.accepted(), 0, "nothing is tried a third time");
-        if odd == Odd::Well {
+        // What is not known here may be known to the next server, which is asked.
+        if odd == Odd::Well && why != "`something_new`" {
             assert!(asked.lock().unwrap().is_empty(), "it is known without asking");
         }
         let record = rig.record(0).await;

@@ -3,6 +3,7 @@
 
 mod again;
 mod assemble;
+mod behind_its_text;
 mod cancel;
 mod choice;
 mod death;

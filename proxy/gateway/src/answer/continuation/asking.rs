@@ -13,7 +13,11 @@ use crate::answer::assemble::is_events;
 use crate::backend::attempts::{Attempts, Backend, Relayed};
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::message::Message;
+use crate::backend::pool::Pool;
 use crate::backend::upstream_conn::{Partial, UpstreamConn};
+
+/// The answer to a probe, with its connection and whether the request was sent whole.
+pub(super) type Probed = (http::Response<Incoming>, (UpstreamConn, bool), Arc<Pool>);
 
 /// A request of ours with the head of the client's.
 pub(super) fn beside(
@@ -77,10 +81,34 @@ impl Asking<'_> {
         Stop::Over("the process that followed ended, too".to_owned())
     }
 
+    /// All of the answer to a probe.
+    pub(super) async fn answer(
+        &mut self,
+        (response, (mut conn, is_sent), pool): Probed,
+    ) -> Result<Vec<u8>, Stop> {
+        if response.status() != StatusCode::OK {
+            let status = response.status();
+            return Err(format!("the process that follows answers with {status} when asked for it").into());
+        }
+        let most = ANSWER + self.message.json().map_or(0, |body| body.len()).saturating_mul(TIMES);
+        let told = self.all(&mut conn, response.into_body(), most, is_sent).await?;
+        pool.put(conn, self.lease.facts());
+        Ok(told)
+    }
+
     /// The answer to a question.
     pub(super) async fn ask(&mut self, path: &'static str, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
+        self.ask_of(Some(path), body).await
+    }
+
+    /// The answer to a question of the client's own route.
+    pub(super) async fn ask_again(&mut self, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
+        self.ask_of(None, body).await
+    }
+
+    async fn ask_of(&mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
         let limit = ANSWER + body.len().saturating_mul(TIMES);
-        let mut message = beside(&self.message, Some(path), body, false)?;
+        let mut message = beside(&self.message, path, body, false)?;
         let lease = self.lease.clone();
         let Attempts { upstream, .. } = self.attempts;
         let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
@@ -88,7 +116,8 @@ impl Asking<'_> {
             return Err(self.broke(message.sent().is_whole()));
         };
         if response.status() != StatusCode::OK {
-            return Err(format!("its build answers {path} with {}", response.status()).into());
+            let asked = path.unwrap_or("that request");
+            return Err(format!("its build answers {asked} with {}", response.status()).into());
         }
         let answer = self.all(&mut conn, response.into_body(), limit, true).await?;
         pool.put(conn, lease.facts());

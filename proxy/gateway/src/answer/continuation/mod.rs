@@ -5,7 +5,9 @@
 //!   request (as it went to the dead) --+--> plain text, and all of it is understood?
 //!                                      |      | no, or what the next server makes of it says no
 //!                                      |      +--> the same draw can be expected? --> the request once more --> compared with
-//!                                      |                                               what the client has (`repeat`)
+//!                                      |      |                                        what the client has (`repeat`)
+//!                                      |      +--> one text so far? --> the request with that text as the beginning of the answer,
+//!                                      |                                if the next server shows that it goes on there (`prefill`)
 //!                                      +--> probe: what does the next server make of the request?
 //!                                      +--> chat: its prompt, rendered there --> tokens of what was delivered
 //!                                             |
@@ -18,6 +20,7 @@
 //! tokens of prompt as are meant; and the answer to a request that is sent once more begins with what the client has.
 
 mod asking;
+mod prefill;
 mod reading;
 mod repeat;
 mod request;
@@ -29,13 +32,13 @@ mod voice;
 
 use std::sync::Arc;
 
-use http::StatusCode;
 use warden_policies::Work;
 use warden_supervisor::Kin;
 
-use self::asking::{Asking, beside};
-use self::repeat::Draw;
+use self::asking::{Asking, Probed, beside};
+use self::prefill::Prefill;
 pub(crate) use self::repeat::Repeat;
+use self::repeat::{Draw, Shift};
 use self::request::{Settings, Why, Wish};
 use self::rest::Rest;
 pub(crate) use self::transcript::{Stage, Transcript};
@@ -44,7 +47,6 @@ use crate::answer::assemble::Kind;
 use crate::backend::again::Again;
 use crate::backend::attempts::{Attempts, Backend, Relayed};
 use crate::backend::backends::BackendLease;
-use crate::backend::upstream_conn::UpstreamConn;
 use crate::observe::{Outcome, Record};
 use crate::refusal::Refusal;
 
@@ -138,10 +140,17 @@ async fn computed(
     let Some(body) = message.json() else { return Err(Stop::Over("its request is not kept".to_owned())) };
     repeat::is_one(kind, &body).map_err(Stop::Over)?;
     let may_repeat = if heard.is_blank() { Ok(Draw::Same) } else { repeat::may_repeat(kind, &body) };
-    let both = |why: Why, nor: Why| Stop::Over(format!("{why}; and sent once more, {nor}"));
-    let planned = Plan::of(&heard, &body, dead.kin(), &may_repeat);
-    if let (Err(why), Err(nor)) = (&planned, &may_repeat) {
-        return Err(both(why.clone(), nor.clone()));
+    let kin = dead.kin();
+    let prefill = match kin {
+        Some(_) => Prefill::of(&heard, &body),
+        None => Err("it is not known what its server was started from".to_owned()),
+    };
+    let all = |why: Why, nor: Why, nor_text: Why| {
+        Stop::Over(format!("{why}; and sent once more, {nor}; and as the beginning of a message, {nor_text}"))
+    };
+    let planned = Plan::of(&heard, &body, kin, &may_repeat);
+    if let (Err(why), Err(nor), Err(nor_text)) = (&planned, &may_repeat, &prefill) {
+        return Err(all(why.clone(), nor.clone(), nor_text.clone()));
     }
     let mut attempts = Attempts {
         upstream: &upstream,
@@ -154,27 +163,81 @@ async fn computed(
     };
     let lease = attempts.once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
     let repeat = |heard| Repeat::of(heard, paid).map(Voice::Repeat).ok_or_else(no_event);
-    let Ok(mut plan) = planned else {
+    if planned.is_err() && may_repeat.is_ok() {
         let voice = repeat(heard)?;
         let relayed = attempts.run(lease, *message, deadline).await.map_err(Stop::Refused)?;
         return Ok((relayed, voice));
+    }
+    let probe = match (&planned, &prefill) {
+        (Ok(plan), _) => plan.wish.probe(),
+        (Err(_), Ok(prefill)) => prefill.first(),
+        (Err(why), Err(nor)) => return Err(Stop::Over(format!("{why}; {nor}"))),
     };
-    let probe = beside(&message, None, plan.wish.probe(), false)?;
+    let probe = beside(&message, None, probe, false)?;
     // With all that holds for a request that a server may have died of: it may have to be alone there.
     let probed = attempts.run(lease, probe, deadline).await.map_err(Stop::Refused)?;
     let Relayed { response, backend: Backend { lease, revoked, conn, pool, sent, deadline }, .. } = probed;
     let mut asking = Asking { attempts, message, lease, revoked, deadline };
-    let conn = (conn, sent.whole_print().is_some());
-    match plan.rest(&mut asking, &heard, (response, conn, pool)).await {
-        Ok((path, rest, voice)) => Ok((asking.stream(path, rest).await?, Voice::Rest(voice))),
-        Err(Stop::Cannot(why)) => {
-            let may_repeat = may_repeat.and_then(|draw| draw.known(plan.is_greedy));
-            may_repeat.map_err(|nor| both(why, nor))?;
-            let voice = repeat(heard)?;
-            Ok((asking.stream(None, body.to_vec()).await?, voice))
+    let probed = (response, (conn, sent.whole_print().is_some()), pool);
+    let (why, nor, first) = match planned {
+        Ok(mut plan) => match plan.rest(&mut asking, &heard, probed).await {
+            Ok((path, rest, voice)) => return Ok((asking.stream(path, rest).await?, Voice::Rest(voice))),
+            Err(Stop::Cannot(why)) => match may_repeat.and_then(|draw| draw.known(plan.is_greedy)) {
+                Ok(()) => {
+                    let voice = repeat(heard)?;
+                    return Ok((asking.stream(None, body.to_vec()).await?, voice));
+                }
+                Err(nor) => (why, nor, None),
+            },
+            Err(stop) => return Err(stop),
+        },
+        Err(why) => (why, may_repeat.err().unwrap_or_default(), Some(asking.answer(probed).await?)),
+    };
+    let said = match prefill {
+        Ok(_) if asking.lease.kin() != kin => Err(another().into()),
+        Ok(prefill) => behind_its_text(&mut asking, &prefill, first).await,
+        Err(nor_text) => Err(Stop::Cannot(nor_text)),
+    };
+    match said {
+        Ok((rest, shift)) => {
+            let voice = Repeat::behind(heard, paid, shift).map(Voice::Repeat).ok_or_else(no_event)?;
+            Ok((asking.stream(None, rest).await?, voice))
         }
+        Err(Stop::Cannot(nor_text)) => Err(all(why, nor, nor_text)),
         Err(stop) => Err(stop),
     }
+}
+
+/// How often it is tried to have a prompt in the slot where the next request looks for it: others may take that in between.
+const TRIES: usize = 3;
+
+/// The request for what is behind a text, if the next server shows that it goes on there. `first`: its answer to the first question.
+async fn behind_its_text(
+    asking: &mut Asking<'_>,
+    prefill: &Prefill,
+    mut first: Option<Vec<u8>>,
+) -> Result<(Vec<u8>, Shift), Stop> {
+    let tokens = Prefill::spelled(&asking.ask("/tokenize", prefill.spell()).await?)?;
+    Prefill::has_no_state(&asking.ask("/completion", Prefill::settings()).await?)?;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let known = match first.take() {
+            Some(known) => known,
+            None => asking.ask_again(prefill.first()).await?,
+        };
+        let known = prefill.counted(&known)?;
+        let behind = prefill.counted(&asking.ask_again(prefill.second()).await?)?;
+        match prefill.shift(&known, &behind, tokens) {
+            Ok(shift) => return Ok((prefill.rest(tokens)?, shift)),
+            Err(_) if tries < TRIES && behind.may_be_there(&known, tokens) => {}
+            Err(why) => return Err(why.into()),
+        }
+    }
+}
+
+fn another() -> Why {
+    "the process that follows was started from something else".to_owned()
 }
 
 fn no_event() -> Stop {
@@ -188,9 +251,6 @@ struct Plan {
     /// The same request has the same answer each time, as the next server says.
     is_greedy: Option<bool>,
 }
-
-/// The answer to a probe, with its connection and whether the request was sent whole.
-type Probed = (http::Response<hyper::body::Incoming>, (UpstreamConn, bool), Arc<crate::backend::pool::Pool>);
 
 impl Plan {
     fn of(
@@ -226,21 +286,15 @@ impl Plan {
         &mut self,
         asking: &mut Asking<'_>,
         heard: &Transcript,
-        (response, (mut conn, is_sent), pool): Probed,
+        probed: Probed,
     ) -> Result<(Option<&'static str>, Vec<u8>, Rest), Stop> {
         let kind = heard.kind();
         let wish = &self.wish;
         let frame = heard.frame.clone().ok_or_else(no_event)?;
         if asking.lease.kin() != Some(self.kin) {
-            return Err("the process that follows was started from something else".to_owned().into());
+            return Err(another().into());
         }
-        if response.status() != StatusCode::OK {
-            let status = response.status();
-            return Err(format!("the process that follows answers with {status} when asked for it").into());
-        }
-        let most = ANSWER + asking.message.json().map_or(0, |body| body.len()).saturating_mul(TIMES);
-        let told = asking.all(&mut conn, response.into_body(), most, is_sent).await?;
-        pool.put(conn, asking.lease.facts());
+        let told = asking.answer(probed).await?;
         self.is_greedy = request::is_greedy(kind, &told);
         let settings = Settings::of(kind, &told)?;
         match (wish.is_shaped(), settings.has_shape()) {

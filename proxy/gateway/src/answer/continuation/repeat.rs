@@ -45,9 +45,20 @@ pub(crate) struct Repeat {
     came: (u64, u64),
     /// The last number that an event had, where they are numbered.
     sequence: Option<u64>,
+    /// What of the answer stood in the other server's prompt.
+    shift: Option<Shift>,
     /// What the client has is paid for, whatever becomes of the rest.
     paid: Work,
     is_ended: bool,
+}
+
+/// An answer of which the beginning stood in the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shift {
+    /// Tokens of that beginning.
+    pub(super) tokens: u64,
+    /// It is said once more.
+    pub(super) repeats: bool,
 }
 
 /// How the answer to a request would be drawn once more.
@@ -138,9 +149,20 @@ impl Repeat {
             with_count,
             came: (0, 0),
             sequence,
+            shift: None,
             paid,
             is_ended: false,
         })
+    }
+
+    /// The same, where the beginning stood in the prompt.
+    pub(super) fn behind(heard: Transcript, paid: Work, shift: Shift) -> Option<Self> {
+        let mut repeat = Self::of(heard, paid)?;
+        if !shift.repeats {
+            repeat.had = repeat.had.without_texts();
+        }
+        repeat.shift = Some(shift);
+        Some(repeat)
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -159,7 +181,14 @@ impl Repeat {
 
     /// The work of the answer as its client got it.
     pub(crate) fn work(&self, all: Work) -> Work {
-        if self.is_catching_up() { self.paid } else { all }
+        let Some(Shift { tokens, .. }) = self.shift.filter(|_| !self.is_catching_up()) else {
+            return if self.is_catching_up() { self.paid } else { all };
+        };
+        Work {
+            prompt_tokens: all.prompt_tokens.saturating_sub(tokens),
+            output_tokens: all.output_tokens + tokens,
+            ..all
+        }
     }
 
     /// Whole events of the other answer, as far as the client does not have them.
@@ -277,6 +306,12 @@ impl Repeat {
                 delta.shift_remove("role");
             }
         }
+        if let Some(Shift { tokens, .. }) = self.shift {
+            recount(&mut event, tokens);
+            if let Some(Value::Object(response)) = event.get_mut("response") {
+                recount(response, tokens);
+            }
+        }
         if !self.names.is_empty() {
             event.iter_mut().for_each(|(member, value)| self.rename(member, value));
         }
@@ -344,6 +379,46 @@ fn cut(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) {
         (Kind::Responses, _) => &["delta"],
     };
     at(event, path);
+}
+
+/// Counts as many tokens of the prompt as tokens of the answer.
+fn recount(of: &mut Map<String, Value>, tokens: u64) {
+    let known = |of: &Map<String, Value>, name: &str| of.get(name).and_then(Value::as_u64);
+    if let Some(Value::Object(timings)) = of.get_mut("timings")
+        && let (Some(cached), Some(evaluated)) = (known(timings, "cache_n"), known(timings, "prompt_n"))
+    {
+        let prompt = (cached + evaluated).saturating_sub(tokens);
+        let cached = cached.min(prompt);
+        set(timings, "cache_n", json!(cached));
+        set(timings, "prompt_n", json!(prompt - cached));
+        if let Some(predicted) = known(timings, "predicted_n") {
+            set(timings, "predicted_n", json!(predicted + tokens));
+        }
+    }
+    let Some(Value::Object(usage)) = of.get_mut("usage") else { return };
+    // One route counts what was known already apart.
+    let apart = known(usage, "cache_read_input_tokens");
+    for name in ["prompt_tokens", "input_tokens"] {
+        let Some(counted) = known(usage, name) else { continue };
+        let prompt = (counted + apart.unwrap_or(0)).saturating_sub(tokens);
+        let cached = apart.map(|cached| cached.min(prompt));
+        set(usage, name, json!(prompt - cached.unwrap_or(0)));
+        if let Some(cached) = cached {
+            set(usage, "cache_read_input_tokens", json!(cached));
+        }
+        for details in ["prompt_tokens_details", "input_tokens_details"] {
+            if let Some(Value::Object(details)) = usage.get_mut(details)
+                && let Some(cached) = known(details, "cached_tokens")
+            {
+                set(details, "cached_tokens", json!(cached.min(prompt)));
+            }
+        }
+    }
+    for name in ["completion_tokens", "output_tokens"] {
+        if let Some(counted) = known(usage, name) {
+            set(usage, name, json!(counted + tokens));
+        }
+    }
 }
 
 /// Takes out of a chunk what begins a call: the client has it.

@@ -328,3 +328,50 @@ fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
     }
     assert!(one(Kind::Chat, json!({ "messages": [] })), "it has no prompt");
 }
+
+#[test]
+fn what_stood_in_the_prompt_counts_as_answer() {
+    let message = |id: &str, text: &str| {
+        named(&json!({ "type": "message_start", "message": { "id": id } }))
+            + &named(
+                &json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } }),
+            )
+            + &named(
+                &json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } }),
+            )
+    };
+    let end = |tokens: u64| {
+        named(&json!({ "type": "content_block_stop", "index": 0 }))
+            + &named(
+                &json!({ "type": "message_delta", "delta": { "stop_reason": "end_turn" }, "usage": { "output_tokens": tokens } }),
+            )
+            + &named(&json!({ "type": "message_stop" }))
+    };
+    for (repeats, text) in [(true, "Once upon"), (false, " upon")] {
+        let mut transcript = Transcript::of(Kind::Messages, LIMIT);
+        transcript.feed(message("one", "Once").as_bytes());
+        let shift = Shift { tokens: 3, repeats };
+        let mut repeat = Repeat::behind(transcript, Work::default(), shift).unwrap();
+        assert_eq!(repeat.is_catching_up(), true);
+        let told = repeat.say((message("two", text) + &end(4)).as_bytes()).unwrap();
+        let delta = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": " upon" } });
+        assert_eq!(told, named(&delta) + &end(7), "{repeats}");
+        let work = Work { prompt_tokens: 53, output_tokens: 4, ..Work::default() };
+        assert_eq!(repeat.work(work), Work { prompt_tokens: 50, output_tokens: 7, ..Work::default() });
+    }
+    let mut told = json!({ "usage": { "input_tokens": 60, "output_tokens": 2, "total_tokens": 62, "input_tokens_details": { "cached_tokens": 59 } },
+        "timings": { "cache_n": 59, "prompt_n": 1, "predicted_n": 2 } });
+    recount(told.as_object_mut().unwrap(), 3);
+    assert_eq!(
+        told,
+        json!({ "usage": { "input_tokens": 57, "output_tokens": 5, "total_tokens": 62, "input_tokens_details": { "cached_tokens": 57 } },
+        "timings": { "cache_n": 57, "prompt_n": 0, "predicted_n": 5 } })
+    );
+    let mut told =
+        json!({ "usage": { "input_tokens": 5, "cache_read_input_tokens": 55, "output_tokens": 2 } });
+    recount(told.as_object_mut().unwrap(), 7);
+    assert_eq!(
+        told,
+        json!({ "usage": { "input_tokens": 0, "cache_read_input_tokens": 53, "output_tokens": 9 } })
+    );
+}

@@ -37,6 +37,10 @@ pub(super) enum Item {
     Mark(String, Vec<String>),
 }
 
+/// The marks behind which a text of content begins.
+const BEGINNINGS: [&str; 5] =
+    ["start", "block 0 text ", "created", "item \"message\" ", "part \"output_text\""];
+
 /// Bytes for each entry beside its text.
 const PER_ENTRY: usize = 48;
 
@@ -74,6 +78,24 @@ impl Said {
         let beside =
             |entry: &Entry| matches!(entry, Entry::Text(channel, _) if channel.what != What::Content);
         (!self.entries.iter().any(beside)).then_some(&self.text)
+    }
+
+    /// The text, if there is one of content and nothing has ended it, and if nothing else has been said or begun.
+    pub(super) fn only_text(&self) -> Option<&str> {
+        let (last, before) = self.entries.split_last()?;
+        let begins = |entry: &Entry| match entry {
+            Entry::Mark(mark) => BEGINNINGS.iter().any(|known| mark.starts_with(known)),
+            Entry::Text(..) => false,
+        };
+        let is_content = matches!(last, Entry::Text(channel, _) if channel.what == What::Content);
+        (is_content && before.iter().all(begins)).then_some(&self.text)
+    }
+
+    /// What stands between the texts, without them.
+    pub(super) fn without_texts(mut self) -> Self {
+        self.text.clear();
+        self.entries.retain(|entry| matches!(entry, Entry::Mark(_)));
+        self
     }
 
     /// Whether no text has been said.
@@ -128,6 +150,11 @@ pub(super) struct Differs;
 impl Comparing {
     pub(super) fn with(said: Said) -> Self {
         Self { said, ..Self::default() }
+    }
+
+    /// The same without texts, which do not come again.
+    pub(super) fn without_texts(self) -> Self {
+        Self::with(self.said.without_texts())
     }
 
     /// Whether all of it has come again.

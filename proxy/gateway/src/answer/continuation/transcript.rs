@@ -127,6 +127,11 @@ impl Transcript {
         self.lost.is_none().then(|| self.said.content()).flatten()
     }
 
+    /// All of the answer, if it is one text of content that goes on.
+    pub(super) fn one_text(&self) -> Option<&str> {
+        self.lost.is_none().then(|| self.said.only_text()).flatten()
+    }
+
     /// Gives it up.
     pub(crate) fn lose(&mut self, why: Why) {
         if self.lost.is_none() {

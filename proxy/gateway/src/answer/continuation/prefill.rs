@@ -1,0 +1,294 @@
+//! A text that another server goes on with, as the beginning of the answer's own message. Pure.
+//!
+//! ```text
+//!   the request, for one token                               P tokens of prompt
+//!   the request, its last message the text, for one token    P + T tokens of prompt, P of them known already
+//!   the same, for the rest                                    the text once more, or not, and what is behind it
+//! ```
+//!
+//! It is the way of those routes that do not tell what is made of their prompts, and of chats with tools: the next server's own
+//! reader of the route makes the prompt, so all that the request says of drawing, tools and templates holds for the rest, too. A server
+//! that would begin another message behind the text (older builds do) has more tokens than P + T, and one that makes anything else
+//! of the beginning does not know P of them. Another model would go on as well, so the next server has to be made of the same.
+
+use serde_json::{Map, Value, json};
+
+use super::repeat::Shift;
+use super::request::Why;
+use super::spelling;
+use super::transcript::{Stage, Transcript};
+use crate::answer::assemble::Kind;
+
+/// Members that limit an answer, by their routes.
+const LIMITS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
+
+/// What gives an answer a shape, or a state that the next process does not have.
+const STATES: [&str; 12] = [
+    "grammar",
+    "json_schema",
+    "response_format",
+    "mirostat",
+    "adaptive_target",
+    "t_max_predict_ms",
+    "continue_final_message",
+    "add_generation_prompt",
+    "echo",
+    "text",
+    "previous_response_id",
+    "functions",
+];
+
+/// A request, and what its client has of the answer.
+#[derive(Debug)]
+pub(super) struct Prefill {
+    kind: Kind,
+    body: Map<String, Value>,
+    text: String,
+}
+
+/// What a server said of a request for one token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// Tokens of the prompt.
+    prompt: u64,
+    /// Those of them that it knew already.
+    cached: u64,
+    text: String,
+}
+
+impl Counted {
+    /// Whether all is as it should be, but for what was known of the prompt: somebody may have had its slot in between.
+    pub(super) fn may_be_there(&self, first: &Self, tokens: u64) -> bool {
+        self.prompt == first.prompt + tokens && self.cached < first.prompt
+    }
+}
+
+impl Prefill {
+    /// Of a whole body, as it went to the server that died. Else, why it cannot go on like this.
+    pub(super) fn of(heard: &Transcript, body: &[u8]) -> Result<Self, Why> {
+        let kind = heard.kind();
+        let why = |why: &str| Err(why.to_owned());
+        if !matches!(kind, Kind::Chat | Kind::Messages | Kind::Responses) {
+            return why("its route has no messages");
+        }
+        let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
+            return why("the request is no JSON object");
+        };
+        if heard.stage() != Stage::Going {
+            return why("its counters are what it lacks");
+        }
+        let Some(text) = heard.one_text() else {
+            return why("it has more than one text");
+        };
+        if text.is_empty() || text.contains('\u{FFFD}') || spelling::has_marks(text) {
+            return why("its text would be spelled otherwise as the beginning of a message");
+        }
+        let said = |name: &&&str| body.get(**name).is_some_and(|value| !is_nothing(value));
+        if let Some(name) = STATES.iter().find(said) {
+            return Err(format!("it asks for `{name}`"));
+        }
+        if !matches!(body.get("tool_choice"), None | Some(Value::Null)) && body["tool_choice"] != "auto" {
+            let kind = body["tool_choice"]["type"].as_str();
+            if kind != Some("auto") && body["tool_choice"] != "none" && kind != Some("none") {
+                return why("it has to call a tool");
+            }
+        }
+        let turns = match kind {
+            Kind::Responses => "input",
+            _ => "messages",
+        };
+        match body.get(turns) {
+            Some(Value::String(_)) if kind == Kind::Responses => {}
+            Some(Value::Array(turns)) if turns.iter().all(is_of_texts) => {
+                if turns.last().is_none_or(|last| last["role"] == "assistant") {
+                    return why("its last message is the beginning of the answer");
+                }
+            }
+            _ => return why("its messages have more than text"),
+        }
+        let odd =
+            |name: &&&str| body.get(**name).is_some_and(|limit| !limit.is_null() && limit.as_i64().is_none());
+        if let Some(name) = LIMITS.iter().find(odd) {
+            return Err(format!("`{name}` is no number of tokens"));
+        }
+        Ok(Self { kind, body, text: text.to_owned() })
+    }
+
+    /// The request, for one token.
+    pub(super) fn first(&self) -> Vec<u8> {
+        bytes(self.of_one(self.body.clone()))
+    }
+
+    /// What of the text is to be spelled.
+    pub(super) fn spell(&self) -> Vec<u8> {
+        json!({ "content": self.text, "add_special": false, "parse_special": false }).to_string().into_bytes()
+    }
+
+    /// The request with the text as the beginning of the answer, for one token.
+    pub(super) fn second(&self) -> Vec<u8> {
+        bytes(self.of_one(self.begun()))
+    }
+
+    /// The same for the rest, of an answer of which the client has so many tokens.
+    pub(super) fn rest(&self, had: u64) -> Result<Vec<u8>, Why> {
+        let mut body = self.begun();
+        for name in LIMITS {
+            let Some(limit) = body.get_mut(name).filter(|limit| !limit.is_null()) else { continue };
+            match limit.as_i64() {
+                Some(below) if below < 0 => {}
+                Some(most) if most.cast_unsigned() > had => *limit = json!(most.cast_unsigned() - had),
+                _ => return Err("it is as long as it may be".to_owned()),
+            }
+        }
+        body.insert("stream".to_owned(), json!(true));
+        Ok(bytes(body))
+    }
+
+    /// How many tokens the text has, by the answer to [`Self::spell`].
+    pub(super) fn spelled(answer: &[u8]) -> Result<u64, Why> {
+        let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);
+        tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not spell texts".to_owned())
+    }
+
+    /// Asks with which settings a server computes where nothing is said.
+    pub(super) fn settings() -> Vec<u8> {
+        json!({ "prompt": "a", "n_predict": 1, "stream": false }).to_string().into_bytes()
+    }
+
+    /// Whether none of them has a state that the next process does not have, by the answer to [`Self::settings`].
+    pub(super) fn has_no_state(answer: &[u8]) -> Result<(), Why> {
+        let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let Value::Object(settings) = &answer["generation_settings"] else {
+            return Err("its build does not tell with which settings it computes".to_owned());
+        };
+        let said = |name: &&&str| settings.get(**name).is_some_and(|value| !is_nothing(value));
+        match ["grammar", "mirostat", "n_probs"].iter().find(said) {
+            Some(name) => Err(format!("its server computes with `{name}`")),
+            None => Ok(()),
+        }
+    }
+
+    /// What a server said to one of the requests for one token.
+    pub(super) fn counted(&self, answer: &[u8]) -> Result<Counted, Why> {
+        let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let usage = &answer["usage"];
+        let (prompt, cached) = match self.kind {
+            Kind::Messages => {
+                let cached = usage["cache_read_input_tokens"].as_u64();
+                (usage["input_tokens"].as_u64().zip(cached).map(|(new, cached)| new + cached), cached)
+            }
+            Kind::Responses => {
+                (usage["input_tokens"].as_u64(), usage["input_tokens_details"]["cached_tokens"].as_u64())
+            }
+            _ => (usage["prompt_tokens"].as_u64(), usage["prompt_tokens_details"]["cached_tokens"].as_u64()),
+        };
+        let (Some(prompt), Some(cached)) = (prompt, cached) else {
+            return Err("its build does not tell what it knew of a prompt".to_owned());
+        };
+        let text = match self.kind {
+            Kind::Chat => text_of(&answer["choices"][0]["message"]["content"]),
+            Kind::Messages => text_of(&answer["content"]),
+            _ => answer["output"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|item| text_of(&item["content"]))
+                .collect(),
+        };
+        Ok(Counted { prompt, cached, text })
+    }
+
+    /// How the rest is told, if the second answer shows that it begins behind the text, which has so many tokens.
+    pub(super) fn shift(&self, first: &Counted, second: &Counted, tokens: u64) -> Result<Shift, Why> {
+        if second.prompt != first.prompt + tokens || second.cached < first.prompt {
+            return Err("its build does not go on behind a text".to_owned());
+        }
+        // What it says again is compared to the letter. Of what it does not, a template may have taken blanks.
+        let repeats = second.text.starts_with(&self.text);
+        if !repeats && self.text.trim() != self.text {
+            return Err("its build does not show that it keeps the blanks around its text".to_owned());
+        }
+        if !repeats && self.kind == Kind::Responses {
+            return Err("its build tells a part of the answer for all of it".to_owned());
+        }
+        Ok(Shift { tokens, repeats })
+    }
+
+    fn begun(&self) -> Map<String, Value> {
+        let mut body = self.body.clone();
+        if self.kind == Kind::Responses {
+            let turn = json!({ "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": self.text }] });
+            let before = body.shift_remove("input").unwrap_or_default();
+            let mut turns = match before {
+                Value::Array(turns) => turns,
+                one => vec![json!({ "role": "user", "content": one })],
+            };
+            turns.push(turn);
+            body.insert("input".to_owned(), Value::Array(turns));
+        } else if let Some(Value::Array(turns)) = body.get_mut("messages") {
+            turns.push(json!({ "role": "assistant", "content": self.text }));
+        }
+        body
+    }
+
+    fn of_one(&self, mut body: Map<String, Value>) -> Map<String, Value> {
+        for name in LIMITS.iter().chain(&["stream_options", "return_progress", "timings_per_token"]) {
+            body.shift_remove(*name);
+        }
+        let limit = if self.kind == Kind::Responses { "max_output_tokens" } else { "max_tokens" };
+        body.insert(limit.to_owned(), json!(1));
+        body.insert("stream".to_owned(), json!(false));
+        body
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        // OpenAI's words for any text.
+        Value::Object(format) => format.iter().all(|(name, value)| match name.as_str() {
+            "type" => *value == "text",
+            "format" => is_nothing(value),
+            _ => false,
+        }),
+        Value::Bool(true) => false,
+    }
+}
+
+/// Whether a turn has nothing but texts, calls of tools and what came of them.
+fn is_of_texts(turn: &Value) -> bool {
+    let is_known = |part: &Value| match part["type"].as_str() {
+        Some("text" | "input_text" | "output_text" | "tool_use" | "thinking") => true,
+        Some("tool_result") => match &part["content"] {
+            Value::Array(parts) => parts.iter().all(|part| part["type"] == "text"),
+            _ => true,
+        },
+        _ => false,
+    };
+    match &turn["content"] {
+        Value::Array(parts) => parts.iter().all(is_known),
+        Value::String(_) | Value::Null => true,
+        _ => false,
+    }
+}
+
+/// A text, or the texts of its parts.
+fn text_of(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        _ => String::new(),
+    }
+}
+
+fn bytes(body: Map<String, Value>) -> Vec<u8> {
+    Value::Object(body).to_string().into_bytes()
+}
+
+#[cfg(test)]
+#[path = "prefill_tests.rs"]
+mod tests;

@@ -1,0 +1,178 @@
+//! What a text has to be to stand at the beginning of a message, and what shows that a server goes on behind it.
+
+use super::*;
+
+fn named(event: &Value) -> String {
+    format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())
+}
+
+fn heard(kind: Kind, events: &str) -> Transcript {
+    let mut heard = Transcript::of(kind, 1 << 20);
+    heard.feed(events.as_bytes());
+    assert_eq!(heard.lost(), None, "{events}");
+    heard
+}
+
+/// A text of a message so far, behind a block of this kind.
+fn message(block: &str, text: &str) -> Transcript {
+    let events = [
+        json!({ "type": "message_start", "message": { "id": "one" } }),
+        json!({ "type": "content_block_start", "index": 0, "content_block": { "type": block, "text": "" } }),
+        json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } }),
+    ];
+    heard(Kind::Messages, &events.iter().map(named).collect::<String>())
+}
+
+fn response(text: &str) -> Transcript {
+    let events = [
+        json!({ "type": "response.created", "response": { "id": "r" } }),
+        json!({ "type": "response.in_progress", "response": { "id": "r" } }),
+        json!({ "type": "response.output_item.added", "item": { "type": "message", "id": "i" } }),
+        json!({ "type": "response.content_part.added", "item_id": "i", "part": { "type": "output_text", "text": "" } }),
+        json!({ "type": "response.output_text.delta", "item_id": "i", "delta": text }),
+    ];
+    heard(Kind::Responses, &events.iter().map(named).collect::<String>())
+}
+
+fn chat(text: &str) -> Transcript {
+    let chunk = |delta: Value| {
+        format!("data: {}\n\n", json!({ "id": "c", "choices": [{ "index": 0, "delta": delta }] }))
+    };
+    heard(
+        Kind::Chat,
+        &(chunk(json!({ "role": "assistant", "content": null })) + &chunk(json!({ "content": text }))),
+    )
+}
+
+fn turns() -> Value {
+    json!([{ "role": "user", "content": "tell" }])
+}
+
+fn of(heard: &Transcript, body: &Value) -> Result<Prefill, Why> {
+    Prefill::of(heard, body.to_string().as_bytes())
+}
+
+#[test]
+fn a_text_becomes_the_beginning_of_a_message_in_the_words_of_each_route() {
+    let read = |body: Vec<u8>| serde_json::from_slice::<Value>(&body).unwrap();
+    let text = "Once";
+    let body = json!({ "messages": turns(), "max_tokens": 40, "temperature": 1, "tools": [{ "name": "f" }], "stream": true,
+        "tool_choice": { "type": "auto" } });
+    let begun = json!([{ "role": "user", "content": "tell" }, { "role": "assistant", "content": text }]);
+    let prefill = of(&message("text", text), &body).unwrap();
+    let mut one = body.clone();
+    (one["max_tokens"], one["stream"]) = (json!(1), json!(false));
+    assert_eq!(read(prefill.first()), one, "all that is said of drawing goes along");
+    one["messages"] = begun.clone();
+    assert_eq!(read(prefill.second()), one);
+    let mut rest = body.clone();
+    (rest["max_tokens"], rest["messages"]) = (json!(37), begun.clone());
+    assert_eq!(read(prefill.rest(3).unwrap()), rest);
+    assert!(prefill.rest(40).is_err(), "nothing is left of it");
+
+    let body = json!({ "messages": turns(), "max_completion_tokens": 40, "n_predict": -1, "stream_options": { "include_usage": true } });
+    let prefill = of(&chat(text), &body).unwrap();
+    assert_eq!(read(prefill.first()), json!({ "messages": turns(), "max_tokens": 1, "stream": false }));
+    let rest = read(prefill.rest(3).unwrap());
+    assert_eq!(
+        (&rest["max_completion_tokens"], &rest["n_predict"], &rest["messages"]),
+        (&json!(37), &json!(-1), &begun)
+    );
+    assert_eq!(rest["stream_options"], body["stream_options"]);
+
+    for input in
+        [json!("tell"), json!([{ "role": "user", "content": [{ "type": "input_text", "text": "tell" }] }])]
+    {
+        let body =
+            json!({ "input": input, "max_output_tokens": 40, "text": { "format": { "type": "text" } } });
+        let second = read(of(&response(text), &body).unwrap().second());
+        let turns = second["input"].as_array().unwrap();
+        assert_eq!(
+            (turns.len(), &turns[0]["role"], &turns[1]["content"][0]["text"]),
+            (2, &json!("user"), &json!(text))
+        );
+        assert_eq!(second["max_output_tokens"], 1);
+    }
+}
+
+#[test]
+fn what_has_a_state_or_is_more_than_a_text_has_no_such_rest() {
+    let text = message("text", "Once");
+    let plain = json!({ "messages": turns() });
+    assert!(of(&text, &plain).is_ok());
+    for (name, value) in [
+        ("grammar", json!("root ::= \"a\"")),
+        ("response_format", json!({ "type": "json_object" })),
+        ("mirostat", json!(2)),
+        ("tool_choice", json!({ "type": "any" })),
+        ("tool_choice", json!("required")),
+        ("messages", json!([])),
+        ("messages", json!([{ "role": "assistant", "content": "On" }])),
+        ("messages", json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }])),
+        ("continue_final_message", json!(true)),
+    ] {
+        let mut body = plain.clone();
+        body[name] = value;
+        assert!(of(&text, &body).is_err(), "{body}");
+    }
+    for name in ["grammar", "response_format", "mirostat", "tool_choice"] {
+        let mut body = plain.clone();
+        body[name] = Value::Null;
+        assert!(of(&text, &body).is_ok(), "{body}");
+    }
+    let called = json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": [{ "type": "tool_use", "id": "x" }] },
+        { "role": "user", "content": [{ "type": "tool_result", "content": [{ "type": "text", "text": "b" }] }] }]);
+    assert!(of(&text, &json!({ "messages": called })).is_ok());
+
+    let thought = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "thinking_delta", "thinking": "so" } });
+    let call = json!({ "type": "content_block_start", "index": 1, "content_block": { "type": "tool_use", "name": "f", "id": "x" } });
+    for more in [&thought, &call, &json!({ "type": "content_block_stop", "index": 0 })] {
+        let mut heard = message("text", "Once");
+        heard.feed(named(more).as_bytes());
+        assert!(of(&heard, &plain).is_err(), "{more}");
+    }
+    for odd in [message("thinking", "Once"), message("text", "On <|im_end|>"), message("text", "\u{FFFD}")] {
+        assert!(of(&odd, &plain).is_err(), "{odd:?}");
+    }
+}
+
+#[test]
+fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
+    let prefill = of(&message("text", "Once"), &json!({ "messages": turns() })).unwrap();
+    let said = |new: u64, cached: u64, text: &str| {
+        let answer = json!({ "content": [{ "type": "text", "text": text }],
+            "usage": { "input_tokens": new, "cache_read_input_tokens": cached, "output_tokens": 1 } });
+        prefill.counted(answer.to_string().as_bytes()).unwrap()
+    };
+    let first = said(50, 2, "Once");
+    let shift = |second: &Counted| prefill.shift(&first, second, 3);
+    assert_eq!(shift(&said(3, 52, "Once upon")), Ok(Shift { tokens: 3, repeats: true }));
+    assert_eq!(shift(&said(2, 53, " upon")), Ok(Shift { tokens: 3, repeats: false }));
+    // Another message begins, the beginning is another one, or its slot is gone.
+    for second in [said(8, 52, "On"), said(55, 0, " upon"), said(4, 51, " upon"), said(2, 52, " upon")] {
+        assert!(shift(&second).is_err(), "{second:?}");
+    }
+    assert!(said(55, 0, "").may_be_there(&first, 3) && !said(60, 0, "").may_be_there(&first, 3));
+    assert!(prefill.counted(br#"{"usage":{"input_tokens":9}}"#).is_err(), "an old build");
+
+    // Blanks that a template may take away have to be seen again.
+    let prefill = of(&message("text", " Once"), &json!({ "messages": turns() })).unwrap();
+    assert!(prefill.shift(&first, &said(3, 52, " Once upon"), 3).is_ok());
+    assert!(prefill.shift(&first, &said(3, 52, " upon"), 3).is_err());
+    // What is told of the whole at the end would be a part of it.
+    let prefill = of(&response("Once"), &json!({ "input": "tell" })).unwrap();
+    assert!(prefill.shift(&first, &said(3, 52, " upon"), 3).is_err());
+}
+
+#[test]
+fn the_servers_own_settings_have_a_state_or_not() {
+    let may = |settings: Value| {
+        Prefill::has_no_state(json!({ "generation_settings": settings }).to_string().as_bytes()).is_ok()
+    };
+    assert!(may(json!({ "grammar": "", "mirostat": 0, "n_probs": 0 })));
+    for settings in [json!({ "grammar": "root ::= \"a\"" }), json!({ "mirostat": 1 }), Value::Null] {
+        assert!(!may(settings.clone()), "{settings}");
+    }
+    assert_eq!(Prefill::spelled(br#"{"tokens":[1,2]}"#), Ok(2));
+    assert!(Prefill::spelled(br#"{"tokens":[]}"#).is_err());
+}

@@ -1,0 +1,166 @@
+//! An answer that is drawn with a temperature goes on as the beginning of its own message, if the next server shows that it does.
+
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use super::goes_on::events;
+use super::*;
+use crate::Outcome;
+
+const PATH: &str = "/v1/messages";
+const BODY: &str =
+    r#"{"messages":[{"role":"user","content":"tell"}],"max_tokens":9,"temperature":1,"stream":true}"#;
+
+fn named(event: &Value) -> String {
+    format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap_or_default())
+}
+
+fn begun(id: &str, texts: &[&str]) -> String {
+    let delta = |text: &&str| {
+        named(
+            &json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } }),
+        )
+    };
+    named(&json!({ "type": "message_start", "message": { "id": id } }))
+        + &named(
+            &json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } }),
+        )
+        + &texts.iter().map(delta).collect::<String>()
+}
+
+fn end(tokens: u64) -> String {
+    named(&json!({ "type": "content_block_stop", "index": 0 }))
+        + &named(
+            &json!({ "type": "message_delta", "delta": { "stop_reason": "end_turn" }, "usage": { "output_tokens": tokens } }),
+        )
+        + &named(&json!({ "type": "message_stop" }))
+}
+
+fn dying(events: String) -> Upstream {
+    Upstream::start(move |mut peer| {
+        let events = events.clone();
+        async move {
+            peer.request().await;
+            peer.send(EVENTS).await;
+            peer.send_chunk(events.as_bytes()).await;
+        }
+    })
+}
+
+/// What the next server does with the beginning of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// It goes on, and says the beginning again.
+    Again,
+    /// It goes on, and does not.
+    Behind,
+    /// It begins another message.
+    Another,
+    /// Others have its slot, as often as it is asked.
+    Busy,
+    /// It is gone.
+    Dies,
+}
+
+type Asked = Arc<Mutex<Vec<(String, Value)>>>;
+
+fn next(way: Way) -> (Upstream, Asked) {
+    let asked = Asked::default();
+    let log = asked.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let log = log.clone();
+        async move {
+            while let Some((head, body)) = peer.request().await {
+                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                log.lock().unwrap().push((path.clone(), body.clone()));
+                let has_text = body["messages"].as_array().is_some_and(|turns| turns.len() > 1);
+                let said = |new: u64, cached: u64, text: &str| {
+                    json!({ "content": [{ "type": "text", "text": text }],
+                        "usage": { "input_tokens": new, "cache_read_input_tokens": cached, "output_tokens": 1 } })
+                };
+                let answer = match (path.as_str(), has_text, way) {
+                    ("/tokenize", ..) => json!({ "tokens": [1, 2] }),
+                    ("/completion", ..) => json!({ "generation_settings": { "grammar": "", "mirostat": 0 } }),
+                    (_, true, Way::Dies) => return,
+                    (_, true, _) if body["stream"] == true => {
+                        let text = if way == Way::Again { "Once upon" } else { " upon" };
+                        peer.send(EVENTS).await;
+                        peer.send_chunk((begun("two", &[text, " a"]) + &end(3)).as_bytes()).await;
+                        peer.send(b"0\r\n\r\n").await;
+                        continue;
+                    }
+                    (_, true, Way::Again) => said(2, 50, "Once upon"),
+                    (_, true, Way::Behind) => said(1, 51, " upon"),
+                    (_, true, Way::Another) => said(8, 50, "Well"),
+                    (_, true, Way::Busy) => said(52, 0, "Once upon"),
+                    _ => said(50, 0, "Once"),
+                };
+                peer.send(&json_answer(&answer.to_string())).await;
+            }
+        }
+    });
+    (upstream, asked)
+}
+
+fn going_on() -> Plan {
+    Plan { rotates: true, on_death: OnDeath::Continue, ..Plan::default() }
+}
+
+#[tokio::test]
+async fn a_text_goes_on_where_the_next_server_shows_that_it_does() {
+    for way in [Way::Again, Way::Behind] {
+        let dead = dying(begun("one", &["On", "ce"]) + "event: content_bl");
+        let (alive, asked) = next(way);
+        let rig = Rig::with(going_on(), &[&dead, &alive]).await;
+        let (_, answer) = rig.ask(&post(PATH, BODY)).await;
+        assert_eq!(events(&answer), begun("one", &["On", "ce", " upon", " a"]) + &end(5), "{way:?}");
+        let asked = asked.lock().unwrap().clone();
+        let paths: Vec<&str> = asked.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(paths, [PATH, "/tokenize", "/completion", PATH, PATH]);
+        let (_, last) = &asked[4];
+        assert_eq!((&last["max_tokens"], &last["temperature"]), (&json!(7), &json!(1)), "{last}");
+        assert_eq!(last["messages"][1], json!({ "role": "assistant", "content": "Once" }));
+        let record = rig.record(0).await;
+        assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok));
+        assert_eq!(record.work.output_tokens, 5);
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_made_of_something_else_is_not_asked() {
+    for kin in [None, Some(2)] {
+        let dead = dying(begun("one", &["Once"]));
+        let (other, asked) = next(Way::Again);
+        let rig = Rig::with(going_on(), &[&dead, &other]).await;
+        *rig.backends.kin_of_later.lock().unwrap() = kin.map(|made_of| Kin { made_of, answer_tokens: None });
+        let (_, answer) = rig.ask(&post(PATH, BODY)).await;
+        assert!(answer.contains("started from something else"), "{answer}");
+        assert!(asked.lock().unwrap().iter().all(|(_, body)| body["stream"] != true));
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn where_it_shows_something_else_the_stream_ends_with_an_error() {
+    for (way, questions) in [(Way::Another, 4), (Way::Busy, 8), (Way::Dies, 4)] {
+        let begun = begun("one", &["Once"]);
+        let dead = dying(begun.clone());
+        let (alive, asked) = next(way);
+        let third = Upstream::answering(|_, _| json_answer("{}"));
+        let rig = Rig::with(going_on(), &[&dead, &alive, &third]).await;
+        let (_, answer) = rig.ask(&post(PATH, BODY)).await;
+        let told = events(&answer);
+        let rest = told.strip_prefix(&begun).unwrap_or_else(|| panic!("{answer}"));
+        assert!(rest.starts_with("event: error\ndata: ") && rest.matches("\n\n").count() == 1, "{answer}");
+        if way != Way::Dies {
+            assert!(rest.contains("does not go on behind a text"), "{answer}");
+            assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
+        }
+        assert_eq!((asked.lock().unwrap().len(), third.accepted()), (questions, 0), "{way:?}");
+        assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamDied);
+        rig.is_clean().await;
+    }
+}
