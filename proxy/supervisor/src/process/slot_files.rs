@@ -80,11 +80,11 @@ impl SlotFiles {
             *mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(hang_out(path, token)?);
             return Ok(false);
         }
-        let make = || DirBuilder::new().mode(0o700).create(path);
-        match make() {
+        let create = || DirBuilder::new().mode(0o700).create(path);
+        match create() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 directories::restore(path);
-                make()?;
+                create()?;
             }
             // Left by a supervisor with our process id that could not clean up.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => clear(path),

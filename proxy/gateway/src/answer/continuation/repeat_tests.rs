@@ -352,7 +352,7 @@ fn what_stood_in_the_prompt_counts_as_answer() {
         transcript.feed(message("one", "Once").as_bytes());
         let shift = Shift { tokens: 3, repeats };
         let mut repeat = Repeat::behind(transcript, Work::default(), shift).unwrap();
-        assert_eq!(repeat.is_catching_up(), true);
+        assert!(repeat.is_catching_up());
         let told = repeat.say((message("two", text) + &end(4)).as_bytes()).unwrap();
         let delta = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": " upon" } });
         assert_eq!(told, named(&delta) + &end(7), "{repeats}");

@@ -14,81 +14,45 @@
 //!      +---> connection closed at once, lease given back
 //! ```
 //!
+//! | file | job |
+//! |---|---|
+//! | `terms` | numbers and manner of a relay |
+//! | `onward` | another backend for an answer whose own is gone |
+//! | `ending` | counts, gives back, tells |
+//!
 //! It asks for the next piece only when the client has taken the last one, so a slow reader stalls its own backend.
+
+mod ending;
+mod onward;
+mod terms;
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
-use warden_policies::{ModelName, Work};
+use warden_policies::ModelName;
 
-use crate::answer::assemble::{Kind, is_events};
-use crate::answer::continuation::{self, Cut, DONE, Repeat, Stage, Transcript, Voice};
+use self::onward::of_events;
+pub(crate) use self::terms::{Continues, EventTerms, RelayTerms};
+use crate::answer::continuation::{self, Cut, Transcript, Voice};
 use crate::answer::flight::Flight;
 use crate::answer::meter::Meter;
 use crate::answer::remember::Remember;
 use crate::answer::resuming::Resuming;
 use crate::backend::again::Again;
-use crate::backend::attempts::{Backend, Relayed};
+use crate::backend::attempts::Backend;
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::pool::Pool;
 use crate::backend::upstream_conn::UpstreamConn;
 use crate::body::sent::Sent;
 use crate::observe::Outcome;
 use crate::protocol::sse::Events;
-use crate::protocol::wire;
-use crate::refusal::{Dialect, Refusal, stream_error};
-
-/// Numbers and manner of a relay.
-pub(crate) struct RelayTerms {
-    /// Count the work that the answer reports.
-    pub(crate) tail_bytes: Option<usize>,
-    /// The answer is text that was generated.
-    pub(crate) generates: bool,
-    /// For an event stream.
-    pub(crate) events: Option<EventTerms>,
-    /// How errors are spelled.
-    pub(crate) dialect: Dialect,
-    /// The connection may carry another request afterwards.
-    pub(crate) reusable: bool,
-}
-
-/// Numbers of an event stream.
-#[derive(Clone, Copy)]
-pub(crate) struct EventTerms {
-    /// Bytes held of an incomplete event.
-    pub(crate) limit: usize,
-    /// The longest silence.
-    pub(crate) silence: Duration,
-    /// How often a client hears of us while another backend is looked for.
-    pub(crate) comment: Duration,
-    /// What is kept so that another backend can go on with it.
-    pub(crate) continues: Option<Continues>,
-}
-
-/// How a stream that is generated can go on by another backend.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Continues {
-    pub(crate) kind: Kind,
-    /// Bytes of it that are kept, at most.
-    pub(crate) most: usize,
-    /// What it generates stands in the middle of a text.
-    pub(crate) fills_in: bool,
-}
-
-impl Continues {
-    fn transcript(self) -> Transcript {
-        let heard = Transcript::of(self.kind, self.most);
-        if self.fills_in { heard.not_plain("what it fills in has text behind it") } else { heard }
-    }
-}
+use crate::refusal::Dialect;
 
 pub(crate) struct Relay {
     incoming: Incoming,
@@ -415,31 +379,6 @@ impl Relay {
         None
     }
 
-    /// The answer cannot go on. An event stream gets an error event; everything else breaks off.
-    fn cut(&mut self, outcome: Outcome, why: &str) -> io::Result<()> {
-        self.reusable = false;
-        let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
-        let died = matches!(outcome, Outcome::UpstreamDied | Outcome::Revoked);
-        let words = match self.heard.as_ref().and_then(|heard| heard.lost()).filter(|_| died) {
-            Some(lost) => format!("model `{model}`: {}", continuation::instead(why, lost)),
-            None => format!("model `{model}`: {why}"),
-        };
-        self.say(&words);
-        let in_band = self.last_words.is_some();
-        self.end(outcome);
-        if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
-    }
-
-    /// Another backend's answer to the same request is another one. That says nothing against that backend.
-    fn leave_off(&mut self, why: &str) {
-        self.reusable = false;
-        let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
-        let died = continuation::in_the_middle(Outcome::UpstreamDied);
-        let words = format!("model `{model}`: {}", continuation::instead(died, why));
-        self.say(&words);
-        self.close(Outcome::UpstreamGarbled, Outcome::UpstreamDied);
-    }
-
     /// Whether the client of a stream that is computed once more has heard nothing for long enough.
     fn is_comment_due(&mut self, context: &mut Context<'_>) -> bool {
         let Some(EventTerms { comment, .. }) = self.terms else { return false };
@@ -453,207 +392,5 @@ impl Relay {
             self.comment = None;
         }
         is_due
-    }
-
-    /// The error event of a stream that cannot go on; nothing for any other answer.
-    fn say(&mut self, message: &str) {
-        let Some(events) = &mut self.events else { return };
-        let last = self.voice.as_ref().and_then(|voice| voice.sequence());
-        let end = stream_error(message, self.dialect, last.map_or(events.seen(), |last| last + 1));
-        let words = format!("{}{end}", events.cut());
-        self.flight.passed(words.len());
-        self.last_words = Some(Bytes::from(words));
-    }
-
-    /// What clients skip, and proxies take for a sign of life.
-    fn comment(&mut self, words: &'static str) -> Bytes {
-        self.flight.passed(words.len());
-        Bytes::from_static(words.as_bytes())
-    }
-
-    /// The backend is gone: whether the stream goes on all the same, or has all that it needs. Else, why not.
-    fn goes_on(&mut self, outcome: Outcome) -> bool {
-        if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
-            self.finish_for(Bytes::new());
-            return true;
-        }
-        let begun = self.events.as_ref().is_some_and(|events| events.seen() > 0);
-        let heard = if begun {
-            match self.heard.take_if(|heard| heard.lost().is_none() && self.again.is_some()) {
-                Some(heard) => Some(heard),
-                None => return false,
-            }
-        } else {
-            None
-        };
-        let (Some(again), Some(terms)) = (self.again.take(), self.terms) else { return false };
-        let is_one = heard.as_ref().is_some_and(|heard| continuation::is_one(&again, heard));
-        if let Some(heard) = heard.as_ref().filter(|_| is_one) {
-            let wants = || continuation::wants_usage(&again);
-            let ends = match heard.stage() {
-                Stage::Done => Some(Bytes::new()),
-                Stage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),
-                Stage::Going | Stage::Finished { .. } => None,
-            };
-            if let Some(words) = ends {
-                self.finish_for(words);
-                return true;
-            }
-        }
-        let Some(lease) = self.lease.take() else { return false };
-        blame(&*lease, &self.sent, outcome);
-        // Paid for, whatever becomes of the rest.
-        if begun && let Some(meter) = &self.meter {
-            let (images, audio) = self.sent.media();
-            let seen = self.events.as_ref().map(Events::seen);
-            self.flight.record.work = Work { images, audio, ..meter.work(seen) };
-        }
-        self.conn = None;
-        self.revoked = Box::pin(std::future::pending());
-        self.flight.record.continued = true;
-        let model = again.model.clone();
-        let died = match outcome {
-            Outcome::Revoked => Refusal::Revoked { model },
-            _ => Refusal::Died { model },
-        };
-        let mut record = self.flight.record.clone();
-        let paid = record.work;
-        let looking = async move {
-            let found = match heard {
-                None => {
-                    let found = again.run(&mut record, lease, died).await;
-                    found.map(|relayed| (relayed, None)).map_err(Cut::from)
-                }
-                // Nothing of the answer is with the client, whatever it will be: it is begun anew in the same voice.
-                Some(heard) if heard.is_blank() && is_one => {
-                    let voice = Repeat::of(*heard, paid).map(Voice::Repeat);
-                    let found = again.run(&mut record, lease, died).await;
-                    found.map(|relayed| (relayed, voice)).map_err(Cut::from)
-                }
-                Some(heard) => {
-                    let found = continuation::go_on(*again, heard, &mut record, lease, died, paid).await;
-                    found.map(|(relayed, voice)| (relayed, Some(voice)))
-                }
-            };
-            (record, found)
-        };
-        self.resuming = Some(Box::new(Resuming::new(Box::pin(looking), terms.comment)));
-        true
-    }
-
-    /// Its backend died when the client had all that it computed.
-    fn finish_for(&mut self, words: Bytes) {
-        self.reusable = false;
-        if let Some(lease) = &self.lease {
-            lease.doubt();
-        }
-        if !words.is_empty() {
-            self.flight.passed(words.len());
-            self.last_words = Some(words);
-        }
-        self.end(Outcome::Ok);
-    }
-
-    /// Another backend's answer to the same request begins, or the rest of the first one's.
-    fn resume(&mut self, relayed: Relayed, voice: Option<Voice>) {
-        let Relayed { response, backend, .. } = relayed;
-        let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
-        lease.note_progress(0);
-        lease.note_answered(true, true);
-        self.incoming = response.into_body();
-        (self.lease, self.conn) = (Some(lease), Some(conn));
-        (self.revoked, self.pool, self.sent, self.deadline) = (revoked, pool, sent, deadline);
-        // What the first one began and did not end is nobody's.
-        self.events = self.terms.map(|terms| Events::new(terms.limit));
-        self.meter = self.tail_bytes.map(Meter::new);
-        self.voice = voice.map(Box::new);
-        (self.waiting, self.timer) = (None, None);
-        self.begin();
-    }
-
-    fn end(&mut self, outcome: Outcome) {
-        self.close(outcome, outcome);
-    }
-
-    /// Counts, gives everything back, reports. Only the first call does anything. `told` is what became of the answer, which may
-    /// be the fault of an earlier backend.
-    fn close(&mut self, outcome: Outcome, told: Outcome) {
-        self.ended = true;
-        let Some(lease) = self.lease.take() else { return };
-        blame(&*lease, &self.sent, outcome);
-        if outcome == Outcome::Ok {
-            lease.answered(self.sent.print());
-        }
-        // The connection first: once the lease is back, its generation may be stopped.
-        if let Some(conn) = self.conn.take()
-            && outcome == Outcome::Ok
-            && self.reusable
-            && self.sent.is_whole()
-        {
-            self.pool.put(conn, lease.facts());
-        }
-        self.revoked = Box::pin(std::future::pending());
-        let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
-        let record = &mut self.flight.record;
-        record.bytes_in = bytes_in;
-        if let Some(meter) = &self.meter
-            && outcome == Outcome::Ok
-        {
-            // Only a whole answer says how its backend fares; one that was cut shows in other ways.
-            let ended = meter.outcome(record.status);
-            lease.note_outcome(&ended);
-            if let Some(remember) = self.remember.take().filter(|_| record.status == 200) {
-                remember.note(&*lease, meter, &ended, self.heard.as_deref());
-            }
-        }
-        if let Some(meter) = &self.meter
-            && (200..300).contains(&record.status)
-        {
-            let counts = meter.is_told();
-            let events = self.events.as_ref().map(Events::seen);
-            let seen = (outcome != Outcome::Ok || !counts).then_some(events.unwrap_or(0));
-            let (images, audio) = self.sent.media();
-            let work = Work { images, audio, ..meter.work(seen) };
-            lease.add_work(work);
-            record.work = self.voice.as_ref().map_or(work, |voice| voice.work(work));
-            if !counts && events.is_none() {
-                let prompt = if images + audio > 0 { 0 } else { bytes_in };
-                self.flight.untold = prompt + if self.generates { self.flight.record.bytes_out } else { 0 };
-            }
-        }
-        drop(lease);
-        self.flight.finish(told);
-    }
-}
-
-/// What is known against a request whose backend has gone, and against that backend.
-fn blame(lease: &dyn BackendLease, sent: &Sent, outcome: Outcome) {
-    match (outcome, sent.whole_print()) {
-        (Outcome::UpstreamDied, print) => {
-            if let Some(print) = print {
-                lease.broke(print);
-            }
-            lease.doubt();
-        }
-        (Outcome::Revoked, Some(print)) => lease.lost(print),
-        _ => {}
-    }
-}
-
-/// The answer of a second backend, if it can stand in the place of the stream that the first one began.
-fn of_events(relayed: Relayed, model: &ModelName) -> Result<Relayed, Refusal> {
-    let (status, headers) = (relayed.response.status(), relayed.response.headers());
-    let why = match wire::check_answer(status, headers) {
-        Err(why) => why.to_owned(),
-        Ok(()) if status == StatusCode::OK && is_events(headers) => return Ok(relayed),
-        Ok(()) => format!("the process that followed the one that died answers with {status} and no stream"),
-    };
-    Err(Refusal::Garbled { model: model.clone(), why })
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.reusable = false;
-        self.end(Outcome::ClientGone);
     }
 }

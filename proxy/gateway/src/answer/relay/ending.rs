@@ -1,0 +1,145 @@
+//! How an answer ends: counted, with everything given back, and with words for its client where it is not whole.
+
+use std::io;
+
+use bytes::Bytes;
+use warden_policies::Work;
+
+use super::Relay;
+use crate::answer::continuation;
+use crate::backend::backends::BackendLease;
+use crate::body::sent::Sent;
+use crate::observe::Outcome;
+use crate::protocol::sse::Events;
+use crate::refusal::stream_error;
+
+impl Relay {
+    /// The answer cannot go on. An event stream gets an error event; everything else breaks off.
+    pub(super) fn cut(&mut self, outcome: Outcome, why: &str) -> io::Result<()> {
+        self.reusable = false;
+        let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
+        let died = matches!(outcome, Outcome::UpstreamDied | Outcome::Revoked);
+        let words = match self.heard.as_ref().and_then(|heard| heard.lost()).filter(|_| died) {
+            Some(lost) => format!("model `{model}`: {}", continuation::instead(why, lost)),
+            None => format!("model `{model}`: {why}"),
+        };
+        self.say(&words);
+        let in_band = self.last_words.is_some();
+        self.end(outcome);
+        if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
+    }
+
+    /// Another backend's answer to the same request is another one. That says nothing against that backend.
+    pub(super) fn leave_off(&mut self, why: &str) {
+        self.reusable = false;
+        let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
+        let died = continuation::in_the_middle(Outcome::UpstreamDied);
+        let words = format!("model `{model}`: {}", continuation::instead(died, why));
+        self.say(&words);
+        self.close(Outcome::UpstreamGarbled, Outcome::UpstreamDied);
+    }
+
+    /// The error event of a stream that cannot go on; nothing for any other answer.
+    pub(super) fn say(&mut self, message: &str) {
+        let Some(events) = &mut self.events else { return };
+        let last = self.voice.as_ref().and_then(|voice| voice.sequence());
+        let end = stream_error(message, self.dialect, last.map_or(events.seen(), |last| last + 1));
+        let words = format!("{}{end}", events.cut());
+        self.flight.passed(words.len());
+        self.last_words = Some(Bytes::from(words));
+    }
+
+    /// What clients skip, and proxies take for a sign of life.
+    pub(super) fn comment(&mut self, words: &'static str) -> Bytes {
+        self.flight.passed(words.len());
+        Bytes::from_static(words.as_bytes())
+    }
+
+    /// Its backend died when the client had all that it computed.
+    pub(super) fn finish_for(&mut self, words: Bytes) {
+        self.reusable = false;
+        if let Some(lease) = &self.lease {
+            lease.doubt();
+        }
+        if !words.is_empty() {
+            self.flight.passed(words.len());
+            self.last_words = Some(words);
+        }
+        self.end(Outcome::Ok);
+    }
+
+    pub(super) fn end(&mut self, outcome: Outcome) {
+        self.close(outcome, outcome);
+    }
+
+    /// Counts, gives everything back, reports. Only the first call does anything. `told` is what became of the answer, which may
+    /// be the fault of an earlier backend.
+    pub(super) fn close(&mut self, outcome: Outcome, told: Outcome) {
+        self.ended = true;
+        let Some(lease) = self.lease.take() else { return };
+        blame(&*lease, &self.sent, outcome);
+        if outcome == Outcome::Ok {
+            lease.answered(self.sent.print());
+        }
+        // The connection first: once the lease is back, its generation may be stopped.
+        if let Some(conn) = self.conn.take()
+            && outcome == Outcome::Ok
+            && self.reusable
+            && self.sent.is_whole()
+        {
+            self.pool.put(conn, lease.facts());
+        }
+        self.revoked = Box::pin(std::future::pending());
+        let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let record = &mut self.flight.record;
+        record.bytes_in = bytes_in;
+        if let Some(meter) = &self.meter
+            && outcome == Outcome::Ok
+        {
+            // Only a whole answer says how its backend fares; one that was cut shows in other ways.
+            let ended = meter.outcome(record.status);
+            lease.note_outcome(&ended);
+            if let Some(remember) = self.remember.take().filter(|_| record.status == 200) {
+                remember.note(&*lease, meter, &ended, self.heard.as_deref());
+            }
+        }
+        if let Some(meter) = &self.meter
+            && (200..300).contains(&record.status)
+        {
+            let counts = meter.is_told();
+            let events = self.events.as_ref().map(Events::seen);
+            let seen = (outcome != Outcome::Ok || !counts).then_some(events.unwrap_or(0));
+            let (images, audio) = self.sent.media();
+            let work = Work { images, audio, ..meter.work(seen) };
+            lease.add_work(work);
+            record.work = self.voice.as_ref().map_or(work, |voice| voice.work(work));
+            if !counts && events.is_none() {
+                let prompt = if images + audio > 0 { 0 } else { bytes_in };
+                self.flight.untold = prompt + if self.generates { self.flight.record.bytes_out } else { 0 };
+            }
+        }
+        drop(lease);
+        self.flight.finish(told);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.reusable = false;
+        self.end(Outcome::ClientGone);
+    }
+}
+
+/// What is known against a request whose backend has gone, and against that backend.
+pub(super) fn blame(lease: &dyn BackendLease, sent: &Sent, outcome: Outcome) {
+    match (outcome, sent.whole_print()) {
+        (Outcome::UpstreamDied, print) => {
+            if let Some(print) = print {
+                lease.broke(print);
+            }
+            lease.doubt();
+        }
+        (Outcome::Revoked, Some(print)) => lease.lost(print),
+        _ => {}
+    }
+}

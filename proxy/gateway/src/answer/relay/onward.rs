@@ -1,0 +1,117 @@
+//! An answer whose backend is gone goes on by another one.
+
+use bytes::Bytes;
+use http::StatusCode;
+use warden_policies::{ModelName, Work};
+
+use super::Relay;
+use super::ending::blame;
+use crate::answer::assemble::is_events;
+use crate::answer::continuation::{self, Cut, DONE, Repeat, Stage, Voice};
+use crate::answer::meter::Meter;
+use crate::answer::resuming::Resuming;
+use crate::backend::attempts::{Backend, Relayed};
+use crate::observe::Outcome;
+use crate::protocol::sse::Events;
+use crate::protocol::wire;
+use crate::refusal::Refusal;
+
+impl Relay {
+    /// The backend is gone: whether the stream goes on all the same, or has all that it needs. Else, why not.
+    pub(super) fn goes_on(&mut self, outcome: Outcome) -> bool {
+        if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
+            self.finish_for(Bytes::new());
+            return true;
+        }
+        let begun = self.events.as_ref().is_some_and(|events| events.seen() > 0);
+        let heard = if begun {
+            match self.heard.take_if(|heard| heard.lost().is_none() && self.again.is_some()) {
+                Some(heard) => Some(heard),
+                None => return false,
+            }
+        } else {
+            None
+        };
+        let (Some(again), Some(terms)) = (self.again.take(), self.terms) else { return false };
+        let is_one = heard.as_ref().is_some_and(|heard| continuation::is_one(&again, heard));
+        if let Some(heard) = heard.as_ref().filter(|_| is_one) {
+            let wants = || continuation::wants_usage(&again);
+            let ends = match heard.stage() {
+                Stage::Done => Some(Bytes::new()),
+                Stage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),
+                Stage::Going | Stage::Finished { .. } => None,
+            };
+            if let Some(words) = ends {
+                self.finish_for(words);
+                return true;
+            }
+        }
+        let Some(lease) = self.lease.take() else { return false };
+        blame(&*lease, &self.sent, outcome);
+        // Paid for, whatever becomes of the rest.
+        if begun && let Some(meter) = &self.meter {
+            let (images, audio) = self.sent.media();
+            let seen = self.events.as_ref().map(Events::seen);
+            self.flight.record.work = Work { images, audio, ..meter.work(seen) };
+        }
+        self.conn = None;
+        self.revoked = Box::pin(std::future::pending());
+        self.flight.record.continued = true;
+        let model = again.model.clone();
+        let died = match outcome {
+            Outcome::Revoked => Refusal::Revoked { model },
+            _ => Refusal::Died { model },
+        };
+        let mut record = self.flight.record.clone();
+        let paid = record.work;
+        let looking = async move {
+            let found = match heard {
+                None => {
+                    let found = again.run(&mut record, lease, died).await;
+                    found.map(|relayed| (relayed, None)).map_err(Cut::from)
+                }
+                // Nothing of the answer is with the client, whatever it will be: it is begun anew in the same voice.
+                Some(heard) if heard.is_blank() && is_one => {
+                    let voice = Repeat::of(*heard, paid).map(Voice::Repeat);
+                    let found = again.run(&mut record, lease, died).await;
+                    found.map(|relayed| (relayed, voice)).map_err(Cut::from)
+                }
+                Some(heard) => {
+                    let found = continuation::go_on(*again, heard, &mut record, lease, died, paid).await;
+                    found.map(|(relayed, voice)| (relayed, Some(voice)))
+                }
+            };
+            (record, found)
+        };
+        self.resuming = Some(Box::new(Resuming::new(Box::pin(looking), terms.comment)));
+        true
+    }
+
+    /// Another backend's answer to the same request begins, or the rest of the first one's.
+    pub(super) fn resume(&mut self, relayed: Relayed, voice: Option<Voice>) {
+        let Relayed { response, backend, .. } = relayed;
+        let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
+        lease.note_progress(0);
+        lease.note_answered(true, true);
+        self.incoming = response.into_body();
+        (self.lease, self.conn) = (Some(lease), Some(conn));
+        (self.revoked, self.pool, self.sent, self.deadline) = (revoked, pool, sent, deadline);
+        // What the first one began and did not end is nobody's.
+        self.events = self.terms.map(|terms| Events::new(terms.limit));
+        self.meter = self.tail_bytes.map(Meter::new);
+        self.voice = voice.map(Box::new);
+        (self.waiting, self.timer) = (None, None);
+        self.begin();
+    }
+}
+
+/// The answer of a second backend, if it can stand in the place of the stream that the first one began.
+pub(super) fn of_events(relayed: Relayed, model: &ModelName) -> Result<Relayed, Refusal> {
+    let (status, headers) = (relayed.response.status(), relayed.response.headers());
+    let why = match wire::check_answer(status, headers) {
+        Err(why) => why.to_owned(),
+        Ok(()) if status == StatusCode::OK && is_events(headers) => return Ok(relayed),
+        Ok(()) => format!("the process that followed the one that died answers with {status} and no stream"),
+    };
+    Err(Refusal::Garbled { model: model.clone(), why })
+}
