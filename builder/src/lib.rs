@@ -71,7 +71,7 @@ mod clock;
 mod environment;
 mod error;
 mod event;
-mod gguf;
+pub mod gguf;
 pub mod git;
 mod kind;
 mod lock;

@@ -11,6 +11,7 @@
 //! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
 //! | [`declared_memory`] | what a server is told to keep, so that growth in it is no leak |
 //! | [`health`] | whether a backend is ill in other ways: wedged, answering errors, slow, a fault of its device |
+//! | [`book`] | what a model needs before it was ever loaded, and who fits together |
 //! | [`reclaim`] | whether a process is asked to give memory back before it is replaced |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
 //! | [`cooldown`] | whether a replacement is allowed now, and when recycling has proved futile |
@@ -35,6 +36,7 @@
 
 pub mod admission;
 pub mod backoff;
+pub mod book;
 pub mod cooldown;
 pub mod declared_memory;
 pub mod defaults;

@@ -145,8 +145,10 @@ pub struct Reclaims {
     fell: Vec<Fell>,
     /// Memories for which it is not asked again.
     in_vain: Vec<(MemoryKind, NoReclaim)>,
-    /// That the last request was a moment ago says nothing about the next one: it is waited for.
-    waits: bool,
+    /// The last request was for other limits: that it was a moment ago says nothing about the next one, which is waited for.
+    forgiven: bool,
+    /// The last request came too soon, though we knew of none before.
+    refused: bool,
 }
 
 impl Reclaims {
@@ -196,7 +198,7 @@ impl Reclaims {
             }
         }
         if since < policy.reclaim_again {
-            if self.waits && decision.action < Action::DrainNow {
+            if (self.forgiven || self.refused) && decision.action < Action::DrainNow {
                 return Rung::Wait;
             }
             return Rung::Replace(NoReclaim::TooOften { seconds: since.as_secs() });
@@ -234,7 +236,7 @@ impl Reclaims {
     pub fn forgive(&mut self) {
         self.in_vain.clear();
         self.fell.clear();
-        self.waits = true;
+        self.forgiven = true;
     }
 
     /// Whether it is being asked.
@@ -252,9 +254,9 @@ impl Reclaims {
             self.asked = None;
             return false;
         }
-        if outcome == Outcome::TooSoon && !self.waits {
+        if outcome == Outcome::TooSoon && !self.refused {
             // It knows of a request that we do not know of. Once more, when that is long ago.
-            (self.asked, self.last, self.waits) = (None, Some(now), true);
+            (self.asked, self.last, self.refused) = (None, Some(now), true);
             return false;
         }
         asked.answered = Some(now);
@@ -284,7 +286,8 @@ impl Reclaims {
                 self.in_vain.push((cause.series, NoReclaim::NoHelp { bytes }));
             }
         }
-        (self.last, self.waits) = (Some(at), false);
+        self.last = Some(at);
+        (self.forgiven, self.refused) = (false, false);
         Some(worth)
     }
 }

@@ -278,6 +278,20 @@ async fn what_is_drawn_with_a_temperature_goes_on_behind_its_text() -> Outcome {
     Ok(())
 }
 
+/// Where there are several slots, a server looks for the one that holds a good part of a prompt.
+#[tokio::test]
+async fn a_long_answer_to_a_short_question_goes_on_behind_its_text_where_there_are_several_slots() -> Outcome
+{
+    let warden = started(Preset::Slow, "4", &[]).await?;
+    let messages = json!([{ "role": "user", "content": "a" }]);
+    let body =
+        json!({ "model": "m", "stream": true, "temperature": 0.9, "max_tokens": 400, "messages": messages });
+    let heard = asked(&warden, MESSAGES, &body, Some(360)).await?;
+    assert!(heard.error.is_none() && heard.done && heard.ids == 1, "{heard:?}");
+    assert_eq!((heard.usage, &heard.ends), (Some((0, 400)), &vec!["max_tokens".to_owned()]), "{heard:?}");
+    Ok(())
+}
+
 /// A grammar has to be where the text is, and no seed helps: each answer is another one, and each is one.
 #[tokio::test]
 async fn what_a_grammar_shapes_parses_wherever_its_server_was_killed() -> Outcome {

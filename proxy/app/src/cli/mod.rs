@@ -22,6 +22,7 @@ mod history;
 mod keys;
 mod mitigations;
 mod patches;
+mod plan;
 mod policy;
 pub(crate) mod progress;
 mod quarantine;
@@ -58,6 +59,8 @@ enum Command {
     /// Shows what policies would do: replays recordings, explains a configuration, simulates.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Shows what each model needs, and who fits together, without loading anything.
+    Plan(plan::PlanArgs),
     /// Finds out whether a server's memory leaks, and with which work: experiments with fresh processes.
     Diagnose(Box<diagnose::DiagnoseArgs>),
     /// Makes API keys, and checks a file of them.
@@ -152,6 +155,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Patches(command) => patches::run(*command),
         Command::Mitigations(command) => mitigations::run(&command),
         Command::Policy(command) => policy::run(command),
+        Command::Plan(args) => plan::run(&args),
         Command::Diagnose(args) => diagnose::run(*args),
         Command::Keys(command) => keys::run(command),
         Command::SampleModel(args) => sample_model::run(&args),

@@ -31,6 +31,9 @@ use crate::spec::Command;
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
+/// How long a start waits for the directory where slots are saved.
+const ANNOUNCE: Duration = Duration::from_secs(5);
+
 impl Model {
     /// Gives an event to a unit's machine and carries out what it answers.
     pub(super) fn step(&mut self, id: UnitId, event: Event) {
@@ -278,10 +281,19 @@ impl Model {
             drop(std::fs::remove_file(&socket));
             report_file::remove(&socket);
             if let Some(files) = slot_files {
-                match files.announce(&mut with_socket.command) {
-                    Ok(is_ours) => born.saves_for_us.store(is_ours, Ordering::Relaxed),
+                // Left-over files are large, and disks may hang.
+                let mut command = with_socket.command.clone();
+                let announcing = tokio::task::spawn_blocking(move || (files.announce(&mut command), command));
+                match tokio::time::timeout(ANNOUNCE, announcing).await {
+                    Ok(Ok((Ok(is_ours), command))) => {
+                        with_socket.command = command;
+                        born.saves_for_us.store(is_ours, Ordering::Relaxed);
+                    }
                     // Then its slots are not saved, or nobody removes their files if we are killed.
-                    Err(error) => tracing::warn!(%error, "cannot make what the directory for slots needs"),
+                    Ok(Ok((Err(error), _))) => {
+                        tracing::warn!(%error, "cannot make what the directory for slots needs");
+                    }
+                    Ok(Err(_)) | Err(_) => tracing::warn!("the directory for slots does not answer"),
                 }
             }
             context.fleet_memory.born(generation, &world.free(limit).await);

@@ -244,7 +244,9 @@ fn sweep(directory: &Path) {
         let token = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(MARK));
         let Some(token) = token.filter(|token| is_token(token)) else { continue };
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        let Some(file) = is_file.then(|| File::open(entry.path()).ok()).flatten() else { continue };
+        // Over the network only who may write can lock.
+        let open = || File::options().read(true).write(true).open(entry.path()).ok();
+        let Some(file) = is_file.then(open).flatten() else { continue };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, &entry.path()) {
             clear_of(directory, token);
             drop(fs::remove_file(entry.path()));

@@ -8,6 +8,8 @@ mod check;
 mod replay;
 mod simulate;
 
+pub(crate) use replay::find;
+
 /// What can be asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyCommand {

@@ -163,23 +163,23 @@ async fn computed(
     };
     let lease = attempts.once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
     let repeat = |heard| Repeat::of(heard, paid).map(Voice::Repeat).ok_or_else(no_event);
-    if planned.is_err() && may_repeat.is_ok() {
+    // Where the server's own settings decide, they are asked for, if there is another way.
+    let asks_first = may_repeat == Ok(Draw::Default) && prefill.is_ok();
+    if planned.is_err() && may_repeat.is_ok() && !asks_first {
         let voice = repeat(heard)?;
         let relayed = attempts.run(lease, *message, deadline).await.map_err(Stop::Refused)?;
         return Ok((relayed, voice));
     }
-    let probe = match (&planned, &prefill) {
-        (Ok(plan), _) => plan.wish.probe(),
-        (Err(_), Ok(prefill)) => prefill.first(),
-        (Err(why), Err(nor)) => return Err(Stop::Over(format!("{why}; {nor}"))),
+    let probe = match &planned {
+        Ok(plan) => beside(&message, None, plan.wish.probe(), false)?,
+        Err(_) => beside(&message, Some("/completion"), Prefill::settings(), false)?,
     };
-    let probe = beside(&message, None, probe, false)?;
     // With all that holds for a request that a server may have died of: it may have to be alone there.
     let probed = attempts.run(lease, probe, deadline).await.map_err(Stop::Refused)?;
     let Relayed { response, backend: Backend { lease, revoked, conn, pool, sent, deadline }, .. } = probed;
     let mut asking = Asking { attempts, message, lease, revoked, deadline };
     let probed = (response, (conn, sent.whole_print().is_some()), pool);
-    let (why, nor, first) = match planned {
+    let (why, nor, settings) = match planned {
         Ok(mut plan) => match plan.rest(&mut asking, &heard, probed).await {
             Ok((path, rest, voice)) => return Ok((asking.stream(path, rest).await?, Voice::Rest(voice))),
             Err(Stop::Cannot(why)) => match may_repeat.and_then(|draw| draw.known(plan.is_greedy)) {
@@ -191,11 +191,22 @@ async fn computed(
             },
             Err(stop) => return Err(stop),
         },
-        Err(why) => (why, may_repeat.err().unwrap_or_default(), Some(asking.answer(probed).await?)),
+        Err(why) => {
+            let settings = asking.answer(probed).await?;
+            let is_greedy = Prefill::is_greedy(&settings).ok();
+            match may_repeat.and_then(|draw| draw.known(is_greedy)) {
+                // What cannot be told is shown by the comparison.
+                Ok(()) => {
+                    let voice = repeat(heard)?;
+                    return Ok((asking.stream(None, body.to_vec()).await?, voice));
+                }
+                Err(nor) => (why, nor, Some(settings)),
+            }
+        }
     };
     let said = match prefill {
         Ok(_) if asking.lease.kin() != kin => Err(another().into()),
-        Ok(prefill) => behind_its_text(&mut asking, &prefill, first).await,
+        Ok(prefill) => behind_its_text(&mut asking, &prefill, settings, kin).await,
         Err(nor_text) => Err(Stop::Cannot(nor_text)),
     };
     match said {
@@ -208,32 +219,34 @@ async fn computed(
     }
 }
 
-/// How often it is tried to have a prompt in the slot where the next request looks for it: others may take that in between.
-const TRIES: usize = 3;
-
-/// The request for what is behind a text, if the next server shows that it goes on there. `first`: its answer to the first question.
+/// The request for what is behind a text, if the next server shows that it goes on there. `settings`: with which it computes, if that was
+/// asked already. That comes before the prompt, whose slot it would take.
 async fn behind_its_text(
     asking: &mut Asking<'_>,
     prefill: &Prefill,
-    mut first: Option<Vec<u8>>,
+    settings: Option<Vec<u8>>,
+    kin: Option<Kin>,
 ) -> Result<(Vec<u8>, Shift), Stop> {
-    let tokens = Prefill::spelled(&asking.ask("/tokenize", prefill.spell()).await?)?;
-    Prefill::has_no_state(&asking.ask("/completion", Prefill::settings()).await?)?;
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let known = match first.take() {
-            Some(known) => known,
-            None => asking.ask_again(prefill.first()).await?,
+    let settings = match settings {
+        Some(settings) => settings,
+        None => asking.ask("/completion", Prefill::settings()).await?,
+    };
+    Prefill::is_greedy(&settings)?;
+    let tokens = Prefill::spelled(&asking.ask("/tokenize", Prefill::spell(prefill.text())).await?)?;
+    let rest = prefill.rest(tokens, kin.and_then(|kin| kin.answer_tokens))?;
+    let first = prefill.counted(&asking.ask_again(prefill.first()).await?)?;
+    let mut before = None;
+    for text in prefill.steps(first.prompt(), tokens) {
+        let spelled = if text == prefill.text() {
+            tokens
+        } else {
+            Prefill::spelled(&asking.ask("/tokenize", Prefill::spell(text)).await?)?
         };
-        let known = prefill.counted(&known)?;
-        let behind = prefill.counted(&asking.ask_again(prefill.second()).await?)?;
-        match prefill.shift(&known, &behind, tokens) {
-            Ok(shift) => return Ok((prefill.rest(tokens)?, shift)),
-            Err(_) if tries < TRIES && behind.may_be_there(&known, tokens) => {}
-            Err(why) => return Err(why.into()),
-        }
+        let now = prefill.counted(&asking.ask_again(prefill.second(text)).await?)?;
+        Prefill::shows(&first, before.as_ref(), &now, (text, spelled))?;
+        before = Some(now);
     }
+    Ok((rest, Prefill::shift(&first, tokens)))
 }
 
 fn another() -> Why {

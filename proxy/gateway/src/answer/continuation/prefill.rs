@@ -3,15 +3,19 @@
 //! ```text
 //!   the request, for one token                               P tokens of prompt
 //!   the request, its last message the text, for one token    P + T tokens of prompt, P of them known already
-//!   the same, for the rest                                    the text once more, or not, and what is behind it
+//!   the same, for the rest                                    the text once more, and what is behind it
 //! ```
 //!
 //! It is the way of those routes that do not tell what is made of their prompts, and of chats with tools: the next server's own
 //! reader of the route makes the prompt, so all that the request says of drawing, tools and templates holds for the rest, too. A server
 //! that would begin another message behind the text (older builds do) has more tokens than P + T, and one that makes anything else
 //! of the beginning does not know P of them. Another model would go on as well, so the next server has to be made of the same.
+//!
+//! Only servers that say the text again are asked for the rest: what they say is compared to the letter, and what comes behind it has
+//! the blanks that belong there. Readers of older builds take away blanks with which the rest begins.
 
 use serde_json::{Map, Value, json};
+use warden_policies::units::{exact, scale};
 
 use super::repeat::Shift;
 use super::request::Why;
@@ -21,6 +25,12 @@ use crate::answer::assemble::Kind;
 
 /// Members that limit an answer, by their routes.
 const LIMITS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
+
+/// A slot is found again by a tenth of a prompt, if nothing else is said.
+const GROWTH: u64 = 4;
+
+/// Tokens of a message whose request names no end.
+const MESSAGE: u64 = 4096;
 
 /// What gives an answer a shape, or a state that the next process does not have.
 const STATES: [&str; 12] = [
@@ -57,9 +67,9 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Whether all is as it should be, but for what was known of the prompt: somebody may have had its slot in between.
-    pub(super) fn may_be_there(&self, first: &Self, tokens: u64) -> bool {
-        self.prompt == first.prompt + tokens && self.cached < first.prompt
+    /// Tokens of the prompt.
+    pub(super) fn prompt(&self) -> u64 {
+        self.prompt
     }
 }
 
@@ -80,6 +90,9 @@ impl Prefill {
         let Some(text) = heard.one_text() else {
             return why("it has more than one text");
         };
+        if body.get("cache_prompt") == Some(&Value::Bool(false)) {
+            return why("it wants nothing of its prompt to be known");
+        }
         if text.is_empty() || text.contains('\u{FFFD}') || spelling::has_marks(text) {
             return why("its text would be spelled otherwise as the beginning of a message");
         }
@@ -119,26 +132,64 @@ impl Prefill {
         bytes(self.of_one(self.body.clone()))
     }
 
-    /// What of the text is to be spelled.
-    pub(super) fn spell(&self) -> Vec<u8> {
-        json!({ "content": self.text, "add_special": false, "parse_special": false }).to_string().into_bytes()
+    /// Asks how a text is spelled.
+    pub(super) fn spell(text: &str) -> Vec<u8> {
+        json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
     }
 
-    /// The request with the text as the beginning of the answer, for one token.
-    pub(super) fn second(&self) -> Vec<u8> {
-        bytes(self.of_one(self.begun()))
+    /// The text.
+    pub(super) fn text(&self) -> &str {
+        &self.text
     }
 
-    /// The same for the rest, of an answer of which the client has so many tokens.
-    pub(super) fn rest(&self, had: u64) -> Result<Vec<u8>, Why> {
-        let mut body = self.begun();
+    /// Beginnings of the text, the last of which is all of it. A server with several slots looks for the one that holds a good part of
+    /// a prompt: behind a prompt of so many tokens, a text of so many is shown to it in steps that are no larger than that.
+    pub(super) fn steps(&self, prompt: u64, tokens: u64) -> Vec<&str> {
+        let all = self.text.len();
+        let (mut held, mut steps) = (prompt.max(1), Vec::new());
+        loop {
+            let next = held.saturating_mul(GROWTH).saturating_sub(prompt);
+            if next >= tokens {
+                break;
+            }
+            // In bytes; behind a word, where no token goes on.
+            let end = scale(all as u64, exact(next) / exact(tokens));
+            let end = usize::try_from(end).unwrap_or(all).min(all);
+            let begun = steps.last().map_or(0, |step: &&str| step.len());
+            let blank = self.text.as_bytes()[..end].iter().rposition(|byte| *byte == b' ');
+            match blank.filter(|blank| *blank > begun).and_then(|blank| self.text.get(..blank)) {
+                Some(step) => steps.push(step),
+                None => break,
+            }
+            held = prompt + next;
+        }
+        steps.push(&self.text);
+        steps
+    }
+
+    /// The request with a beginning of the text as the beginning of the answer, for one token.
+    pub(super) fn second(&self, text: &str) -> Vec<u8> {
+        bytes(self.of_one(self.begun(text)))
+    }
+
+    /// The same for the rest, of an answer of which the client has so many tokens. `own`: where a request names no end, its server ends an
+    /// answer behind as many.
+    pub(super) fn rest(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, Why> {
+        let mut body = self.begun(&self.text);
+        let left = |most: u64| most.checked_sub(had).filter(|left| *left > 0);
+        let full = || "it is as long as it may be".to_owned();
+        let mut is_limited = false;
         for name in LIMITS {
             let Some(limit) = body.get_mut(name).filter(|limit| !limit.is_null()) else { continue };
-            match limit.as_i64() {
-                Some(below) if below < 0 => {}
-                Some(most) if most.cast_unsigned() > had => *limit = json!(most.cast_unsigned() - had),
-                _ => return Err("it is as long as it may be".to_owned()),
-            }
+            let Some(most) = limit.as_i64().and_then(|most| u64::try_from(most).ok()) else { continue };
+            *limit = json!(left(most).ok_or_else(full)?);
+            is_limited = true;
+        }
+        // Such an end would begin to count anew.
+        let of_route = (self.kind == Kind::Messages).then_some(MESSAGE);
+        if let Some(most) = [own, of_route].into_iter().flatten().min().filter(|_| !is_limited) {
+            let name = if self.kind == Kind::Responses { "max_output_tokens" } else { "max_tokens" };
+            body.insert(name.to_owned(), json!(left(most).ok_or_else(full)?));
         }
         body.insert("stream".to_owned(), json!(true));
         Ok(bytes(body))
@@ -156,8 +207,9 @@ impl Prefill {
         json!({ "prompt": "a", "n_predict": 1, "stream": false }).to_string().into_bytes()
     }
 
-    /// Whether none of them has a state that the next process does not have, by the answer to [`Self::settings`].
-    pub(super) fn has_no_state(answer: &[u8]) -> Result<(), Why> {
+    /// Whether the same request has the same answer each time, by the answer to [`Self::settings`]. Else, which of them has a state that the
+    /// next process does not have.
+    pub(super) fn is_greedy(answer: &[u8]) -> Result<bool, Why> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         let Value::Object(settings) = &answer["generation_settings"] else {
             return Err("its build does not tell with which settings it computes".to_owned());
@@ -165,7 +217,17 @@ impl Prefill {
         let said = |name: &&&str| settings.get(**name).is_some_and(|value| !is_nothing(value));
         match ["grammar", "mirostat", "n_probs"].iter().find(said) {
             Some(name) => Err(format!("its server computes with `{name}`")),
-            None => Ok(()),
+            None if settings
+                .get("adaptive_target")
+                .and_then(Value::as_f64)
+                .is_some_and(|target| target > 0.0) =>
+            {
+                Err("its server computes with `adaptive_target`".to_owned())
+            }
+            None => {
+                let is_zero = settings.get("temperature").and_then(Value::as_f64).is_some_and(|at| at <= 0.0);
+                Ok(is_zero || settings.get("top_k").and_then(Value::as_u64) == Some(1))
+            }
         }
     }
 
@@ -199,26 +261,40 @@ impl Prefill {
         Ok(Counted { prompt, cached, text })
     }
 
-    /// How the rest is told, if the second answer shows that it begins behind the text, which has so many tokens.
-    pub(super) fn shift(&self, first: &Counted, second: &Counted, tokens: u64) -> Result<Shift, Why> {
-        if second.prompt != first.prompt + tokens || second.cached < first.prompt {
-            return Err("its build does not go on behind a text".to_owned());
+    /// Whether an answer shows that its server goes on behind a beginning of the text, which has so many tokens. `first`: what it said to the
+    /// request without; `before`: to the one with the beginning before this one, if there is one.
+    pub(super) fn shows(
+        first: &Counted,
+        before: Option<&Counted>,
+        now: &Counted,
+        (text, tokens): (&str, u64),
+    ) -> Result<(), Why> {
+        // The one token that was drawn may be the text's own; the last one of a beginning may be another one where the text goes on.
+        let known = match before {
+            None => first.prompt..=first.prompt + 1,
+            Some(before) => before.prompt.saturating_sub(2)..=before.prompt + 1,
+        };
+        if now.prompt != first.prompt + tokens || !known.contains(&now.cached) {
+            return Err(
+                "its build does not go on behind a text, or the prompt is not known any more".to_owned()
+            );
         }
-        // What it says again is compared to the letter. Of what it does not, a template may have taken blanks.
-        let repeats = second.text.starts_with(&self.text);
-        if !repeats && self.text.trim() != self.text {
-            return Err("its build does not show that it keeps the blanks around its text".to_owned());
+        // One token cannot say a text of several, so that has been said again.
+        if tokens < 2 || !now.text.starts_with(text) {
+            return Err("its build does not say again what it goes on with".to_owned());
         }
-        if !repeats && self.kind == Kind::Responses {
-            return Err("its build tells a part of the answer for all of it".to_owned());
-        }
-        Ok(Shift { tokens, repeats })
+        Ok(())
     }
 
-    fn begun(&self) -> Map<String, Value> {
+    /// How the rest is told, of a text of so many tokens.
+    pub(super) fn shift(first: &Counted, tokens: u64) -> Shift {
+        Shift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
+    }
+
+    fn begun(&self, text: &str) -> Map<String, Value> {
         let mut body = self.body.clone();
         if self.kind == Kind::Responses {
-            let turn = json!({ "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": self.text }] });
+            let turn = json!({ "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": text }] });
             let before = body.shift_remove("input").unwrap_or_default();
             let mut turns = match before {
                 Value::Array(turns) => turns,
@@ -227,7 +303,7 @@ impl Prefill {
             turns.push(turn);
             body.insert("input".to_owned(), Value::Array(turns));
         } else if let Some(Value::Array(turns)) = body.get_mut("messages") {
-            turns.push(json!({ "role": "assistant", "content": self.text }));
+            turns.push(json!({ "role": "assistant", "content": text }));
         }
         body
     }

@@ -64,16 +64,16 @@ fn a_text_becomes_the_beginning_of_a_message_in_the_words_of_each_route() {
     (one["max_tokens"], one["stream"]) = (json!(1), json!(false));
     assert_eq!(read(prefill.first()), one, "all that is said of drawing goes along");
     one["messages"] = begun.clone();
-    assert_eq!(read(prefill.second()), one);
+    assert_eq!(read(prefill.second(text)), one);
     let mut rest = body.clone();
     (rest["max_tokens"], rest["messages"]) = (json!(37), begun.clone());
-    assert_eq!(read(prefill.rest(3).unwrap()), rest);
-    assert!(prefill.rest(40).is_err(), "nothing is left of it");
+    assert_eq!(read(prefill.rest(3, Some(9)).unwrap()), rest);
+    assert!(prefill.rest(40, None).is_err(), "nothing is left of it");
 
     let body = json!({ "messages": turns(), "max_completion_tokens": 40, "n_predict": -1, "stream_options": { "include_usage": true } });
     let prefill = of(&chat(text), &body).unwrap();
     assert_eq!(read(prefill.first()), json!({ "messages": turns(), "max_tokens": 1, "stream": false }));
-    let rest = read(prefill.rest(3).unwrap());
+    let rest = read(prefill.rest(3, Some(9)).unwrap());
     assert_eq!(
         (&rest["max_completion_tokens"], &rest["n_predict"], &rest["messages"]),
         (&json!(37), &json!(-1), &begun)
@@ -85,7 +85,7 @@ fn a_text_becomes_the_beginning_of_a_message_in_the_words_of_each_route() {
     {
         let body =
             json!({ "input": input, "max_output_tokens": 40, "text": { "format": { "type": "text" } } });
-        let second = read(of(&response(text), &body).unwrap().second());
+        let second = read(of(&response(text), &body).unwrap().second(text));
         let turns = second["input"].as_array().unwrap();
         assert_eq!(
             (turns.len(), &turns[0]["role"], &turns[1]["content"][0]["text"]),
@@ -110,6 +110,7 @@ fn what_has_a_state_or_is_more_than_a_text_has_no_such_rest() {
         ("messages", json!([{ "role": "assistant", "content": "On" }])),
         ("messages", json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }])),
         ("continue_final_message", json!(true)),
+        ("cache_prompt", json!(false)),
     ] {
         let mut body = plain.clone();
         body[name] = value;
@@ -145,34 +146,67 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
         prefill.counted(answer.to_string().as_bytes()).unwrap()
     };
     let first = said(50, 2, "Once");
-    let shift = |second: &Counted| prefill.shift(&first, second, 3);
-    assert_eq!(shift(&said(3, 52, "Once upon")), Ok(Shift { tokens: 3, repeats: true }));
-    assert_eq!(shift(&said(2, 53, " upon")), Ok(Shift { tokens: 3, repeats: false }));
-    // Another message begins, the beginning is another one, or its slot is gone.
-    for second in [said(8, 52, "On"), said(55, 0, " upon"), said(4, 51, " upon"), said(2, 52, " upon")] {
-        assert!(shift(&second).is_err(), "{second:?}");
+    let shows = |second: &Counted| Prefill::shows(&first, None, second, ("Once", 3)).is_ok();
+    assert!(shows(&said(3, 52, "Once upon")) && shows(&said(2, 53, "Once upon")));
+    assert_eq!(Prefill::shift(&first, 3), Shift { tokens: 3, evaluated: 50 });
+    // Another message begins, the beginning is another one, its slot is gone, or it was asked the same before.
+    for second in [
+        said(8, 52, "On"),
+        said(55, 0, "Once upon"),
+        said(4, 51, "Once upon"),
+        said(2, 52, "Once"),
+        said(1, 54, "Once upon"),
+    ] {
+        assert!(!shows(&second), "{second:?}");
     }
-    assert!(said(55, 0, "").may_be_there(&first, 3) && !said(60, 0, "").may_be_there(&first, 3));
+    // Older builds do not say it again, and take blanks away behind it. One token may be the same by chance.
+    assert!(!shows(&said(3, 52, " upon")));
+    assert!(Prefill::shows(&first, None, &said(1, 52, "Once"), ("Once", 1)).is_err());
+    // In steps, each knows the one before.
+    let second = said(3, 52, "Once upon");
+    let next = |now: &Counted| Prefill::shows(&first, Some(&second), now, ("Once upon a time", 8)).is_ok();
+    assert!(next(&said(5, 55, "Once upon a time there")) && next(&said(7, 53, "Once upon a time there")));
+    assert!(!next(&said(60, 0, "Once upon a time there")) && !next(&said(9, 51, "Once upon a time there")));
     assert!(prefill.counted(br#"{"usage":{"input_tokens":9}}"#).is_err(), "an old build");
-
-    // Blanks that a template may take away have to be seen again.
-    let prefill = of(&message("text", " Once"), &json!({ "messages": turns() })).unwrap();
-    assert!(prefill.shift(&first, &said(3, 52, " Once upon"), 3).is_ok());
-    assert!(prefill.shift(&first, &said(3, 52, " upon"), 3).is_err());
-    // What is told of the whole at the end would be a part of it.
-    let prefill = of(&response("Once"), &json!({ "input": "tell" })).unwrap();
-    assert!(prefill.shift(&first, &said(3, 52, " upon"), 3).is_err());
 }
 
 #[test]
 fn the_servers_own_settings_have_a_state_or_not() {
-    let may = |settings: Value| {
-        Prefill::has_no_state(json!({ "generation_settings": settings }).to_string().as_bytes()).is_ok()
+    let of = |settings: Value| {
+        Prefill::is_greedy(json!({ "generation_settings": settings }).to_string().as_bytes())
     };
-    assert!(may(json!({ "grammar": "", "mirostat": 0, "n_probs": 0 })));
-    for settings in [json!({ "grammar": "root ::= \"a\"" }), json!({ "mirostat": 1 }), Value::Null] {
-        assert!(!may(settings.clone()), "{settings}");
+    let plain = json!({ "grammar": "", "mirostat": 0, "n_probs": 0, "adaptive_target": -1.0, "temperature": 0.8, "top_k": 40 });
+    assert_eq!(of(plain), Ok(false));
+    assert_eq!((of(json!({ "temperature": 0.0 })), of(json!({ "top_k": 1 }))), (Ok(true), Ok(true)));
+    for settings in [
+        json!({ "grammar": "root ::= \"a\"" }),
+        json!({ "mirostat": 1 }),
+        json!({ "adaptive_target": 0.5 }),
+        Value::Null,
+    ] {
+        assert!(of(settings.clone()).is_err(), "{settings}");
     }
     assert_eq!(Prefill::spelled(br#"{"tokens":[1,2]}"#), Ok(2));
     assert!(Prefill::spelled(br#"{"tokens":[]}"#).is_err());
+}
+
+#[test]
+fn a_long_text_is_shown_in_steps_that_a_server_finds_again() {
+    let text = (0..500).map(|word| format!("word{word}")).collect::<Vec<_>>().join(" ");
+    let prefill = of(&message("text", &text), &json!({ "messages": turns() })).unwrap();
+    let sizes = |prompt: u64, tokens: u64| -> Vec<usize> {
+        let steps = prefill.steps(prompt, tokens);
+        assert_eq!(steps.last(), Some(&&*text));
+        assert!(
+            steps.windows(2).all(|two| two[1].starts_with(two[0]) && two[1][two[0].len()..].starts_with(' '))
+        );
+        steps.iter().map(|step| step.len() * usize::try_from(tokens).unwrap() / text.len()).collect()
+    };
+    assert_eq!(sizes(5000, 1000), [1000]);
+    let steps = sizes(20, 1000);
+    assert_eq!(steps.len(), 3, "{steps:?}");
+    assert!(steps[0] <= 60 && steps[1] <= 300, "{steps:?}");
+    assert!(sizes(0, 1000).len() < 8);
+    let one = of(&message("text", &"x".repeat(900)), &json!({ "messages": turns() })).unwrap();
+    assert_eq!(one.steps(1, 900).len(), 1, "there is no word to cut behind");
 }

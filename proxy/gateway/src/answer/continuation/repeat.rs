@@ -57,8 +57,8 @@ pub(crate) struct Repeat {
 pub(super) struct Shift {
     /// Tokens of that beginning.
     pub(super) tokens: u64,
-    /// It is said once more.
-    pub(super) repeats: bool,
+    /// Tokens of the prompt that were evaluated for it, before.
+    pub(super) evaluated: u64,
 }
 
 /// How the answer to a request would be drawn once more.
@@ -158,9 +158,6 @@ impl Repeat {
     /// The same, where the beginning stood in the prompt.
     pub(super) fn behind(heard: Transcript, paid: Work, shift: Shift) -> Option<Self> {
         let mut repeat = Self::of(heard, paid)?;
-        if !shift.repeats {
-            repeat.had = repeat.had.without_texts();
-        }
         repeat.shift = Some(shift);
         Some(repeat)
     }
@@ -181,14 +178,10 @@ impl Repeat {
 
     /// The work of the answer as its client got it.
     pub(crate) fn work(&self, all: Work) -> Work {
-        let Some(Shift { tokens, .. }) = self.shift.filter(|_| !self.is_catching_up()) else {
+        let Some(Shift { tokens, evaluated }) = self.shift.filter(|_| !self.is_catching_up()) else {
             return if self.is_catching_up() { self.paid } else { all };
         };
-        Work {
-            prompt_tokens: all.prompt_tokens.saturating_sub(tokens),
-            output_tokens: all.output_tokens + tokens,
-            ..all
-        }
+        Work { prompt_tokens: evaluated, output_tokens: all.output_tokens + tokens, ..all }
     }
 
     /// Whole events of the other answer, as far as the client does not have them.

@@ -91,13 +91,6 @@ impl Said {
         (is_content && before.iter().all(begins)).then_some(&self.text)
     }
 
-    /// What stands between the texts, without them.
-    pub(super) fn without_texts(mut self) -> Self {
-        self.text.clear();
-        self.entries.retain(|entry| matches!(entry, Entry::Mark(_)));
-        self
-    }
-
     /// Whether no text has been said.
     pub(super) fn is_silent(&self) -> bool {
         self.text.is_empty()
@@ -150,11 +143,6 @@ pub(super) struct Differs;
 impl Comparing {
     pub(super) fn with(said: Said) -> Self {
         Self { said, ..Self::default() }
-    }
-
-    /// The same without texts, which do not come again.
-    pub(super) fn without_texts(self) -> Self {
-        Self::with(self.said.without_texts())
     }
 
     /// Whether all of it has come again.

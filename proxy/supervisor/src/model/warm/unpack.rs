@@ -215,7 +215,7 @@ impl Unpacking {
         {
             let left = self.left(until, beside);
             use_of = if left.is_zero() {
-                done.unproven(packed.of.filter(|kept| is_known(conversations, kept)));
+                done.unseen(packed, conversations);
                 Use::Unknown
             } else {
                 self.prove(process, packed, conversations, (left, beside), done).await
@@ -223,8 +223,7 @@ impl Unpacking {
         }
         if use_of == Use::Unknown {
             // It holds them, and what that is worth shows when they come.
-            let kept = unseen.filter_map(|packed| packed.of).filter(|kept| is_known(conversations, kept));
-            kept.for_each(|kept| done.unproven(Some(kept)));
+            unseen.for_each(|packed| done.unseen(packed, conversations));
         }
     }
 
@@ -237,16 +236,10 @@ impl Unpacking {
         (left, beside): (Duration, bool),
         done: &mut Unpacked,
     ) -> Use {
-        let Some(kept) = packed.of else {
-            // One that nothing is known of.
-            done.warmth.conversations += 1;
-            done.unproven(None);
+        let Some(kept) = packed.of.clone().filter(|kept| is_known(conversations, kept)) else {
+            done.unseen(packed, conversations);
             return Use::Shown;
         };
-        if !is_known(conversations, &kept) {
-            // It has come further meanwhile.
-            return Use::Shown;
-        }
         let Some(request) = kept.turn.body.clone() else {
             done.unproven(Some(kept));
             return Use::Shown;
@@ -301,6 +294,19 @@ fn is_known(conversations: &[Arc<Kept>], kept: &Arc<Kept>) -> bool {
 }
 
 impl Unpacked {
+    /// It was restored, and is not looked at. One that nothing is known of is a conversation more; one that has come further
+    /// meanwhile is counted as that.
+    fn unseen(&mut self, packed: Packed, conversations: &[Arc<Kept>]) {
+        match packed.of {
+            None => {
+                self.warmth.conversations += 1;
+                self.unproven(None);
+            }
+            Some(kept) if is_known(conversations, &kept) => self.unproven(Some(kept)),
+            Some(_) => {}
+        }
+    }
+
     /// It was restored, and nothing shows whether that is of use.
     fn unproven(&mut self, kept: Option<Arc<Kept>>) {
         self.warmth.unproven += 1;

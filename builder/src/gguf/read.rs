@@ -1,0 +1,352 @@
+//! Reads what a GGUF file says of its model: its metadata, and how many bytes each tensor has. Never a tensor.
+//!
+//! Version 2 and 3, little-endian, as the specification has it (ggml, `docs/gguf.md`). What is not needed to know a model's size
+//! (the texts of its vocabulary) is passed over. A file may be anybody's: every count is compared with what the file can hold, nothing
+//! is allocated because a number says so, and no more than [`HEAD`] is read.
+//!
+//! The size of a tensor is the distance to the next one, so types that this module has never heard of have a size, too.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+
+/// Bytes before the first tensor, at most. The largest vocabularies take 20 MiB.
+const HEAD: u64 = 256 << 20;
+/// Entries and tensors, at most. The largest models have some thousands.
+const COUNT: u64 = 1 << 20;
+/// Bytes of a name or of a text that is kept.
+const TEXT: u64 = 64 << 10;
+/// Numbers of an array that is kept: one for each layer.
+const NUMBERS: u64 = 4096;
+/// Parts of a model that is split over files.
+const PARTS: u64 = 999;
+
+/// Why a file tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum GgufError {
+    /// It cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is something else.
+    #[error("{} is no GGUF file: {why}", path.display())]
+    NotGguf {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead.
+        why: &'static str,
+    },
+    /// It ends too early, or contradicts itself.
+    #[error("{} is damaged: {why}; compare its size with that of the download", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        why: String,
+    },
+}
+
+/// One tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its name, such as `blk.0.attn_q.weight`.
+    pub name: String,
+    /// Its lengths, the innermost first.
+    pub lengths: Vec<u64>,
+    /// Bytes in the file, with what pads them.
+    pub bytes: u64,
+}
+
+/// What a model file says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Texts by their keys, without long ones.
+    pub texts: BTreeMap<String, String>,
+    /// Numbers and truth values (0 and 1) by their keys; an array has as many as it has values.
+    pub numbers: BTreeMap<String, Vec<f64>>,
+    /// How many values each array has, the texts of the vocabulary among them.
+    pub lengths: BTreeMap<String, u64>,
+    /// All tensors, of all files of a model that is split.
+    pub tensors: Vec<Tensor>,
+    /// Bytes of all its files.
+    pub file_bytes: u64,
+}
+
+impl Facts {
+    /// The architecture, such as `llama`; empty where the file does not say.
+    pub fn architecture(&self) -> &str {
+        self.texts.get("general.architecture").map_or("", String::as_str)
+    }
+
+    /// A number of the architecture's own, such as `block_count`.
+    pub fn of_architecture(&self, name: &str) -> Option<&[f64]> {
+        self.numbers.get(&format!("{}.{name}", self.architecture())).map(Vec::as_slice)
+    }
+}
+
+/// Reads a file, and its siblings if the model is split (`…-00001-of-00003.gguf`).
+///
+/// # Errors
+/// It cannot be read, is no GGUF file, or is damaged; the same of a sibling.
+pub fn read(path: &Path) -> Result<Facts, GgufError> {
+    let mut facts = read_one(path)?;
+    let parts = facts.numbers.get("split.count").and_then(|count| count.first()).copied().unwrap_or(0.0);
+    if parts < 2.0 {
+        return Ok(facts);
+    }
+    let siblings = siblings(path, parts).ok_or_else(|| GgufError::Damaged {
+        path: path.to_owned(),
+        why: format!(
+            "it is one of {parts} parts and not named like the first one (`…-00001-of-{parts:05}.gguf`)"
+        ),
+    })?;
+    for sibling in siblings {
+        let more = read_one(&sibling)?;
+        facts.tensors.extend(more.tensors);
+        facts.file_bytes += more.file_bytes;
+    }
+    Ok(facts)
+}
+
+/// The other parts of a model whose first one this is.
+fn siblings(path: &Path, parts: f64) -> Option<Vec<PathBuf>> {
+    // A count of files is far below what a float has exactly.
+    let parts = whole(parts).filter(|parts| *parts <= PARTS)?;
+    let name = path.file_name()?.to_str()?;
+    let stem = name.strip_suffix(&format!("-00001-of-{parts:05}.gguf"))?;
+    Some(
+        (2..=parts).map(|part| path.with_file_name(format!("{stem}-{part:05}-of-{parts:05}.gguf"))).collect(),
+    )
+}
+
+/// A number that is whole and not negative.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "what is whole and below 2^53 stays what it is"
+)]
+fn whole(number: f64) -> Option<u64> {
+    ((0.0..9e15).contains(&number) && number.fract() == 0.0).then_some(number as u64)
+}
+
+fn read_one(path: &Path) -> Result<Facts, GgufError> {
+    let io = |source: io::Error| match source.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            GgufError::Damaged { path: path.to_owned(), why: "it ends within its own description".to_owned() }
+        }
+        _ => GgufError::Io { path: path.to_owned(), source },
+    };
+    let file = File::open(path).map_err(io)?;
+    let facts = file.metadata().map_err(io)?;
+    if !facts.is_file() {
+        return Err(GgufError::NotGguf { path: path.to_owned(), why: "it is no file" });
+    }
+    let mut head = Head { inner: BufReader::new(file), at: 0, size: facts.len() };
+    parsed(&mut head).map_err(|fault| match fault {
+        Fault::Io(source) => io(source),
+        Fault::Other(why) => GgufError::NotGguf { path: path.to_owned(), why },
+        Fault::Odd(why) => GgufError::Damaged { path: path.to_owned(), why },
+    })
+}
+
+/// What may be wrong with a file.
+enum Fault {
+    Io(io::Error),
+    /// It is none.
+    Other(&'static str),
+    Odd(String),
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// The beginning of a file.
+struct Head {
+    inner: BufReader<File>,
+    at: u64,
+    /// Of the whole file.
+    size: u64,
+}
+
+impl Head {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+        let mut bytes = [0; N];
+        self.inner.read_exact(&mut bytes)?;
+        self.moved(N as u64)?;
+        Ok(bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Fault> {
+        Ok(u32::from_le_bytes(self.bytes()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, Fault> {
+        Ok(u64::from_le_bytes(self.bytes()?))
+    }
+
+    fn moved(&mut self, by: u64) -> Result<(), Fault> {
+        self.at = self.at.saturating_add(by);
+        if self.at > HEAD {
+            return Err(Fault::Odd(format!("its description is larger than {} MiB", HEAD >> 20)));
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, bytes: u64) -> Result<(), Fault> {
+        if bytes > self.size.saturating_sub(self.at) {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        self.moved(bytes)?;
+        self.inner.seek_relative(i64::try_from(bytes).unwrap_or(i64::MAX))?;
+        Ok(())
+    }
+
+    /// A text; empty if it is a long one.
+    fn text(&mut self) -> Result<String, Fault> {
+        let length = self.u64()?;
+        if length > TEXT {
+            self.skip(length)?;
+            return Ok(String::new());
+        }
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        self.inner.read_exact(&mut bytes)?;
+        self.moved(length)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn count(&mut self, of: &str) -> Result<u64, Fault> {
+        let count = self.u64()?;
+        if count > COUNT {
+            return Err(Fault::Odd(format!("it says that it has {count} {of}")));
+        }
+        Ok(count)
+    }
+}
+
+/// The types of values.
+const TEXT_TYPE: u32 = 8;
+const ARRAY_TYPE: u32 = 9;
+
+/// Bytes of a number of this type.
+const fn width(kind: u32) -> Option<u64> {
+    match kind {
+        0 | 1 | 7 => Some(1),
+        2 | 3 => Some(2),
+        4..=6 => Some(4),
+        10..=12 => Some(8),
+        _ => None,
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes of models are far below 2^53")]
+fn number(head: &mut Head, kind: u32) -> Result<f64, Fault> {
+    Ok(match kind {
+        0 => f64::from(u8::from_le_bytes(head.bytes()?)),
+        1 => f64::from(i8::from_le_bytes(head.bytes()?)),
+        2 => f64::from(u16::from_le_bytes(head.bytes()?)),
+        3 => f64::from(i16::from_le_bytes(head.bytes()?)),
+        4 => f64::from(head.u32()?),
+        5 => f64::from(i32::from_le_bytes(head.bytes()?)),
+        6 => f64::from(f32::from_le_bytes(head.bytes()?)),
+        7 => f64::from(u8::from_le_bytes(head.bytes()?) & 1),
+        10 => head.u64()? as f64,
+        11 => i64::from_le_bytes(head.bytes()?) as f64,
+        12 => f64::from_le_bytes(head.bytes()?),
+        _ => return Err(Fault::Odd(format!("it has a value of type {kind}"))),
+    })
+}
+
+fn parsed(head: &mut Head) -> Result<Facts, Fault> {
+    match head.bytes::<4>() {
+        Ok(magic) if magic == *b"GGUF" => {}
+        Ok(_) => return Err(Fault::Other("it does not begin like one")),
+        Err(Fault::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(Fault::Other("it is empty, or nearly so"));
+        }
+        Err(fault) => return Err(fault),
+    }
+    match head.u32()? {
+        2 | 3 => {}
+        1 => return Err(Fault::Other("it is of version 1, which llama.cpp does not read any more")),
+        version if version.swap_bytes() <= 3 => return Err(Fault::Other("it is big-endian")),
+        _ => return Err(Fault::Other("its version is not known")),
+    }
+    let tensors = head.count("tensors")?;
+    let entries = head.count("entries")?;
+    let mut facts = Facts { file_bytes: head.size, ..Facts::default() };
+    for _ in 0..entries {
+        entry(head, &mut facts)?;
+    }
+    let mut begins = Vec::new();
+    for _ in 0..tensors {
+        let name = head.text()?;
+        let dimensions = head.u32()?;
+        if dimensions > 8 {
+            return Err(Fault::Odd(format!("its tensor {name} has {dimensions} dimensions")));
+        }
+        let lengths = (0..dimensions).map(|_| head.u64()).collect::<Result<Vec<_>, _>>()?;
+        let _kind = head.u32()?;
+        begins.push((head.u64()?, begins.len()));
+        facts.tensors.push(Tensor { name, lengths, bytes: 0 });
+    }
+    let alignment = facts.numbers.get("general.alignment").and_then(|of| of.first()).copied();
+    let alignment = alignment.and_then(whole).filter(|of| of.is_power_of_two()).unwrap_or(32);
+    let data = head.at.next_multiple_of(alignment);
+    begins.sort_unstable();
+    let ends = begins.iter().skip(1).map(|(begin, _)| *begin).chain([head.size.saturating_sub(data)]);
+    for ((begin, index), end) in begins.iter().zip(ends.collect::<Vec<_>>()) {
+        let Some(bytes) = end.checked_sub(*begin) else {
+            let name = &facts.tensors[*index].name;
+            return Err(Fault::Odd(format!("its tensor {name} begins behind the end of the file")));
+        };
+        facts.tensors[*index].bytes = bytes;
+    }
+    Ok(facts)
+}
+
+fn entry(head: &mut Head, facts: &mut Facts) -> Result<(), Fault> {
+    let key = head.text()?;
+    let kind = head.u32()?;
+    match kind {
+        TEXT_TYPE => {
+            let text = head.text()?;
+            facts.texts.insert(key, text);
+        }
+        ARRAY_TYPE => {
+            let of = head.u32()?;
+            let length = head.u64()?;
+            facts.lengths.insert(key.clone(), length);
+            match (of, width(of)) {
+                (TEXT_TYPE, _) => {
+                    for _ in 0..length {
+                        let bytes = head.u64()?;
+                        head.skip(bytes)?;
+                    }
+                }
+                (_, Some(_)) if length <= NUMBERS => {
+                    let numbers = (0..length).map(|_| number(head, of)).collect::<Result<Vec<_>, _>>()?;
+                    facts.numbers.insert(key, numbers);
+                }
+                (_, Some(width)) => head.skip(length.saturating_mul(width))?,
+                (_, None) => return Err(Fault::Odd(format!("its entry {key} is an array of type {of}"))),
+            }
+        }
+        _ => {
+            let value = number(head, kind)?;
+            facts.numbers.insert(key, vec![value]);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "read_tests.rs"]
+mod tests;

@@ -1,0 +1,199 @@
+//! The book of memory: what a model needs on the host and on GPUs before it was ever loaded, from what its file says and how it is told
+//! to run.
+//!
+//! ```text
+//!   file ──> Shape ──┐
+//!   flags ─> Run ────┼──> needs() ──> weights | cache | state | computing | fixed, each on the host or on GPUs
+//!   GPUs ────────────┘                        └──> fit() ──> who fits together, and where
+//! ```
+//!
+//! It reckons as llama.cpp allocates: the cache for all tokens of context at once, windowed layers for their window and one
+//! micro-batch, buffers for computing as large as the largest micro-batch needs. What a process holds beside that (its code,
+//! the vocabulary, a CUDA context) is fixed, and was measured.
+
+mod fit;
+mod run;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+pub use fit::{Fit, Machine, Misfit, Wanted, fit};
+pub use run::{CacheType, GpuLayers, Run};
+pub use shape::{Described, Layer, Shape};
+
+use crate::units::MIB;
+
+/// Slots where nothing is said, which share one cache then.
+const SLOTS: u64 = 4;
+/// Tokens computed at a time where nothing is said.
+const UBATCH: u64 = 512;
+/// Contexts of caches are multiples of this.
+const CACHE_STEP: u64 = 256;
+/// What a process holds before it has loaded anything: its code, buffers of its libraries, threads.
+const PROCESS: u64 = 40 * MIB;
+/// For each token of the vocabulary: its text in two tables, its score, and its place in a third.
+const PER_WORD: u64 = 330;
+/// A CUDA context with llama.cpp's kernels.
+const CUDA_CONTEXT: u64 = 530 * MIB;
+/// The same on the host.
+const CUDA_HOST: u64 = 190 * MIB;
+
+/// What bytes are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Tensors of the model.
+    Weights,
+    /// Keys and values of all tokens of context.
+    Cache,
+    /// Recurrent state.
+    State,
+    /// Buffers for computing.
+    Computing,
+    /// The projector for images and sound.
+    Projector,
+    /// What each process holds.
+    Fixed,
+}
+
+impl Part {
+    /// In one word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Cache => "cache",
+            Self::State => "state",
+            Self::Computing => "computing",
+            Self::Projector => "projector",
+            Self::Fixed => "fixed",
+        }
+    }
+}
+
+/// What a model needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Bytes on the host that are its own.
+    pub host: Vec<(Part, u64)>,
+    /// Bytes of its file that are mapped: the kernel can take them back, for the price of reading them again at each token.
+    pub mapped: u64,
+    /// Bytes on GPUs together, by part.
+    pub gpu: Vec<(Part, u64)>,
+    /// Of these, what each GPU that has a part of it needs beside its share.
+    pub each_gpu: u64,
+    /// Tokens of context of all slots together.
+    pub context: u64,
+    /// Slots.
+    pub slots: u64,
+    /// What is told and not reckoned with.
+    pub unknown: Vec<String>,
+}
+
+impl Needs {
+    /// Bytes on the host.
+    pub fn host_bytes(&self) -> u64 {
+        self.host.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes on this many GPUs together.
+    pub fn gpu_bytes(&self, gpus: u64) -> u64 {
+        let shared: u64 = self.gpu.iter().map(|(_, bytes)| bytes).sum();
+        if shared == 0 { 0 } else { shared + self.each_gpu * gpus.max(1) }
+    }
+
+    /// Whether anything of it is on a GPU.
+    pub fn uses_gpu(&self) -> bool {
+        self.gpu.iter().any(|(_, bytes)| *bytes > 0)
+    }
+}
+
+/// Tokens of context and slots that a server would have.
+fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
+    let slots = run.slots.unwrap_or(SLOTS);
+    let unified = run.unified.unwrap_or(run.slots.is_none());
+    let context = run.context.unwrap_or(shape.context);
+    // Each slot has a part of its own.
+    let each = if unified { context } else { context.div_ceil(slots).next_multiple_of(CACHE_STEP) };
+    let context = if unified { context.next_multiple_of(CACHE_STEP) } else { each * slots };
+    (context, slots, unified)
+}
+
+/// What a model needs that is told to run like this. `gpus`: a GPU is there, and its build can use it; `projector`: bytes of that file.
+pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
+    let (context, slots, unified) = room(shape, run);
+    let ubatch = run.ubatch.unwrap_or(UBATCH).min(context);
+    let count = shape.layers.len() as u64;
+    // The output counts as the last layer.
+    let first_on_gpu = match run.gpu_layers {
+        _ if !gpus => count + 1,
+        None | Some(GpuLayers::All) => 0,
+        Some(GpuLayers::Last(layers)) => (count + 1).saturating_sub(layers),
+    };
+    let windows = if unified { slots } else { 1 };
+    let window = (shape.window * windows + ubatch).next_multiple_of(CACHE_STEP);
+    let streams = if unified { 1 } else { slots };
+    let short = if run.whole_windows { context } else { (window * streams).min(context) };
+    let (mut host, mut gpu) = ([0_u64; 6], [0_u64; 6]);
+    let slot = |part: Part| part as usize;
+    for (index, layer) in (0..).zip(&shape.layers) {
+        let on_gpu = index >= first_on_gpu;
+        let host_experts = if on_gpu && index < run.host_experts { layer.experts } else { 0 };
+        let tokens = if layer.windowed { short } else { context };
+        let cache = run.key_type.bytes(layer.keys * tokens) + run.value_type.bytes(layer.values * tokens);
+        let side = if on_gpu { &mut gpu } else { &mut host };
+        side[slot(Part::Weights)] += layer.bytes - host_experts;
+        side[slot(Part::State)] += layer.state * 4 * slots;
+        host[slot(Part::Weights)] += host_experts;
+        let side = if on_gpu && !run.cache_on_host { &mut gpu } else { &mut host };
+        side[slot(Part::Cache)] += cache;
+    }
+    host[slot(Part::Weights)] += shape.input;
+    if first_on_gpu <= count {
+        gpu[slot(Part::Weights)] += if shape.tied { shape.input + shape.output } else { shape.output };
+    } else {
+        host[slot(Part::Weights)] += shape.output;
+    }
+    let computing = computing(shape, run, context, ubatch);
+    let uses_gpu = gpu[slot(Part::Weights)] > 0;
+    if uses_gpu {
+        gpu[slot(Part::Computing)] += computing;
+        // What goes there and back: tokens, the mask, and the chosen numbers.
+        host[slot(Part::Computing)] +=
+            ubatch * (context * 4 + shape.embedding * 4) + slots * shape.vocabulary * 4;
+        if projector > 0 {
+            gpu[slot(Part::Projector)] += projector;
+        }
+    } else {
+        host[slot(Part::Computing)] += computing + slots * shape.vocabulary * 4;
+        host[slot(Part::Projector)] += projector;
+    }
+    host[slot(Part::Fixed)] += PROCESS + shape.vocabulary * PER_WORD + if gpus { CUDA_HOST } else { 0 };
+    let mapped = if run.no_mmap { 0 } else { std::mem::take(&mut host[slot(Part::Weights)]) };
+    let parts = [Part::Weights, Part::Cache, Part::State, Part::Computing, Part::Projector, Part::Fixed];
+    let listed = |side: [u64; 6]| {
+        parts.iter().map(|part| (*part, side[slot(*part)])).filter(|(_, bytes)| *bytes > 0).collect()
+    };
+    Needs {
+        host: listed(host),
+        mapped,
+        gpu: listed(gpu),
+        each_gpu: if uses_gpu { CUDA_CONTEXT } else { 0 },
+        context,
+        slots,
+        unknown: run.unknown.clone(),
+    }
+}
+
+/// Bytes of buffers for computing one micro-batch.
+fn computing(shape: &Shape, run: &Run, context: u64, ubatch: u64) -> u64 {
+    let row = 4 * ubatch;
+    // Each token of a micro-batch may be asked for.
+    let output = row * (shape.vocabulary + shape.embedding);
+    let inner = row * (3 * shape.feed_forward.max(shape.embedding) + 2 * shape.embedding);
+    let attention = if run.flash == Some(false) {
+        // Scores of all heads over all tokens, before and after they are normalised.
+        row * context * shape.heads + row * context
+    } else {
+        row * context / 2
+    };
+    output.max(inner + attention).max(attention + row * shape.embedding * 2)
+}

@@ -1,0 +1,197 @@
+//! What a model is made of, as far as its memory goes, from what its file says.
+
+use std::collections::BTreeMap;
+
+use crate::units::whole;
+
+/// What a file says: numbers by their keys, how long its arrays are, and the bytes of its tensors.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Described {
+    /// The architecture, such as `llama`.
+    pub architecture: String,
+    /// Numbers by their keys, an array's in order.
+    pub numbers: BTreeMap<String, Vec<f64>>,
+    /// How many values arrays have.
+    pub lengths: BTreeMap<String, u64>,
+    /// Name and bytes of each tensor.
+    pub tensors: Vec<(String, u64)>,
+}
+
+/// What one layer keeps for each token, or for each sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layer {
+    /// Numbers of keys for each token.
+    pub keys: u64,
+    /// Numbers of values for each token.
+    pub values: u64,
+    /// It looks back no further than the window.
+    pub windowed: bool,
+    /// Numbers (32 bits) of recurrent state for each sequence.
+    pub state: u64,
+    /// Bytes of its tensors.
+    pub bytes: u64,
+    /// Bytes of its experts, among them.
+    pub experts: u64,
+}
+
+/// What a model is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// The architecture, such as `llama`.
+    pub architecture: String,
+    /// Its layers, the first one first.
+    pub layers: Vec<Layer>,
+    /// Bytes of what turns tokens into numbers, which stays on the host.
+    pub input: u64,
+    /// Bytes of what turns numbers into tokens.
+    pub output: u64,
+    /// The output is the input's tensor, of which a GPU needs a copy.
+    pub tied: bool,
+    /// Numbers for each token between layers.
+    pub embedding: u64,
+    /// The widest part of a layer.
+    pub feed_forward: u64,
+    /// Heads of attention.
+    pub heads: u64,
+    /// Tokens of its vocabulary.
+    pub vocabulary: u64,
+    /// Tokens of context that it was made for.
+    pub context: u64,
+    /// Tokens that windowed layers look back.
+    pub window: u64,
+}
+
+/// Of how many layers one looks back over everything, where the file does not say: by what llama.cpp has for the architecture.
+const PERIODS: [(&str, u64); 6] =
+    [("gemma2", 2), ("gemma3", 6), ("gemma3n", 5), ("gpt-oss", 2), ("cohere2", 4), ("exaone4", 4)];
+
+impl Shape {
+    /// Of what a file says. Else, what it does not say.
+    ///
+    /// # Errors
+    /// A number that all models have is missing, in words.
+    pub fn of(file: &Described) -> Result<Self, String> {
+        let own = |name: &str| {
+            let key = format!("{}.{name}", file.architecture);
+            file.numbers.get(&key).map(|values| values.iter().map(|value| whole(*value)).collect::<Vec<_>>())
+        };
+        let one = |name: &str| own(name).and_then(|values| values.iter().copied().max());
+        let needed = |name: &str| {
+            one(name).ok_or_else(|| format!("its file does not say `{}.{name}`", file.architecture))
+        };
+        if file.architecture.is_empty() {
+            return Err("its file does not say what it is (`general.architecture`)".to_owned());
+        }
+        let count = needed("block_count")?;
+        // Layers for drafts come behind the others, and are loaded only for that.
+        let drafts = one("nextn_predict_layers").unwrap_or(0);
+        let embedding = needed("embedding_length")?;
+        let heads = needed("attention.head_count").unwrap_or(1).max(1);
+        let of_layer = |values: &Option<Vec<u64>>, layer: u64| {
+            let values = values.as_ref()?;
+            let index = usize::try_from(layer).ok()?;
+            if values.len() == 1 { values.first().copied() } else { values.get(index).copied() }
+        };
+        let kv_heads = own("attention.head_count_kv").or_else(|| own("attention.head_count"));
+        let head_counts = own("attention.head_count");
+        let key_length = one("attention.key_length").unwrap_or(embedding / heads);
+        let value_length = one("attention.value_length").unwrap_or(embedding / heads);
+        let short_key = one("attention.key_length_swa").unwrap_or(key_length);
+        let short_value = one("attention.value_length_swa").unwrap_or(value_length);
+        // Keys and values of such models are one short row, of which the values are a part.
+        let latent = one("attention.kv_lora_rank").filter(|_| own("attention.key_length_mla").is_some());
+        let window = one("attention.sliding_window").unwrap_or(0);
+        let pattern = own("attention.sliding_window_pattern");
+        let period = match &pattern {
+            Some(values) if values.len() == 1 => values.first().copied(),
+            Some(_) => None,
+            None => PERIODS.iter().find(|(name, _)| *name == file.architecture).map(|(_, period)| *period),
+        };
+        let is_windowed = |layer: u64| {
+            window > 0
+                && match (&pattern, period) {
+                    (Some(values), None) => of_layer(&Some(values.clone()), layer) == Some(1),
+                    (_, Some(period)) if period > 1 => layer % period < period - 1,
+                    (None, None) => true,
+                    _ => false,
+                }
+        };
+        let shared = one("attention.shared_kv_layers").unwrap_or(0);
+        let attends_every = one("full_attention_interval");
+        let state = recurrent_state(&own);
+        let mut layers: Vec<Layer> = (0..count)
+            .map(|layer| {
+                let kv_heads = of_layer(&kv_heads, layer).unwrap_or(heads);
+                let has_heads = of_layer(&head_counts, layer).is_none_or(|heads| heads > 0);
+                let attends = attends_every.is_none_or(|every| (layer + 1) % every.max(1) == 0);
+                let keeps = layer < count - shared.min(count) && layer < count - drafts.min(count);
+                if kv_heads == 0 || !has_heads || !attends {
+                    return Layer { state, ..Layer::default() };
+                }
+                let windowed = is_windowed(layer);
+                let (key, value) =
+                    if windowed { (short_key, short_value) } else { (key_length, value_length) };
+                let (keys, values) = match latent {
+                    Some(_) => (key, 0),
+                    None => (key * kv_heads, value * kv_heads),
+                };
+                if keeps { Layer { keys, values, windowed, ..Layer::default() } } else { Layer::default() }
+            })
+            .collect();
+        let (mut input, mut output, mut has_output) = (0, 0, false);
+        for (name, bytes) in &file.tensors {
+            let layer =
+                name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+            match layer.and_then(|layer| layers.get_mut(layer)) {
+                Some(layer) => {
+                    layer.bytes += bytes;
+                    if name.contains("_exps") {
+                        layer.experts += bytes;
+                    }
+                }
+                None if name.starts_with("output") => {
+                    output += bytes;
+                    has_output |= name == "output.weight";
+                }
+                None => input += bytes,
+            }
+        }
+        Ok(Self {
+            architecture: file.architecture.clone(),
+            layers,
+            input,
+            output,
+            tied: !has_output,
+            embedding,
+            feed_forward: one("feed_forward_length").unwrap_or(4 * embedding),
+            heads,
+            vocabulary: file.lengths.get("tokenizer.ggml.tokens").copied().unwrap_or(0),
+            context: one("context_length").unwrap_or(4096),
+            window,
+        })
+    }
+
+    /// Bytes of all tensors.
+    pub fn weights(&self) -> u64 {
+        self.input + self.output + self.layers.iter().map(|layer| layer.bytes).sum::<u64>()
+    }
+}
+
+/// Numbers that a layer with a state has for each sequence: of its convolution and of its recurrence.
+fn recurrent_state(own: &impl Fn(&str) -> Option<Vec<u64>>) -> u64 {
+    let one = |name: &str| own(name).and_then(|values| values.iter().copied().max());
+    if let Some(head) = one("wkv.head_size") {
+        let embedding = one("embedding_length").unwrap_or(0);
+        return embedding * one("token_shift_count").unwrap_or(2) + embedding * head;
+    }
+    if let Some(cache) = one("shortconv.l_cache") {
+        return one("embedding_length").unwrap_or(0) * cache.saturating_sub(1);
+    }
+    let (Some(kernel), Some(inner), Some(state)) =
+        (one("ssm.conv_kernel"), one("ssm.inner_size"), one("ssm.state_size"))
+    else {
+        return 0;
+    };
+    let groups = one("ssm.group_count").unwrap_or(0);
+    kernel.saturating_sub(1) * (inner + 2 * groups * state) + state * inner
+}

@@ -1,0 +1,266 @@
+//! What is reckoned is what llama.cpp allocates, for shapes whose sizes are known; and nobody is placed where there is no room.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::units::exact;
+
+const GIB: u64 = 1 << 30;
+
+/// A description as a file has it.
+fn file(architecture: &str, numbers: &[(&str, &[f64])], words: u64) -> Described {
+    let key = |name: &str| format!("{architecture}.{name}");
+    Described {
+        architecture: architecture.to_owned(),
+        numbers: numbers.iter().map(|(name, values)| (key(name), values.to_vec())).collect(),
+        lengths: [("tokenizer.ggml.tokens".to_owned(), words)].into(),
+        tensors: Vec::new(),
+    }
+}
+
+/// Eight billion numbers: 32 layers, 8 heads of 128 for keys and values.
+fn eight_billion() -> Described {
+    let mut of = file(
+        "llama",
+        &[
+            ("block_count", &[32.0]),
+            ("embedding_length", &[4096.0]),
+            ("feed_forward_length", &[14336.0]),
+            ("attention.head_count", &[32.0]),
+            ("attention.head_count_kv", &[8.0]),
+            ("context_length", &[131_072.0]),
+        ],
+        128_256,
+    );
+    of.tensors = (0..32).map(|layer| (format!("blk.{layer}.ffn_up.weight"), 130 * MIB)).collect();
+    of.tensors.push(("token_embd.weight".to_owned(), 280 * MIB));
+    of.tensors.push(("output.weight".to_owned(), 410 * MIB));
+    of
+}
+
+fn run(words: &str) -> Run {
+    let args: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+    Run::of(&args, &BTreeMap::new())
+}
+
+fn of(side: &[(Part, u64)], part: Part) -> u64 {
+    side.iter().find(|(known, _)| *known == part).map_or(0, |(_, bytes)| *bytes)
+}
+
+#[test]
+fn the_cache_of_a_dense_model_is_what_llama_cpp_says_at_its_start() {
+    let shape = Shape::of(&eight_billion()).unwrap();
+    let cache = |words: &str| of(&needs(&shape, &run(words), true, 0).gpu, Part::Cache);
+    assert_eq!(cache("-c 8192 -np 1"), GIB, "llama_kv_cache: size = 1024.00 MiB (8192 cells, 32 layers)");
+    assert_eq!(cache("-c 8192 -np 4"), GIB);
+    assert_eq!(cache("-c 8192 -np 1 -ctk q8_0 -ctv q8_0"), 544 * MIB, "size = 544.00 MiB");
+    assert_eq!(cache("-c 8192 -np 1 -ctk q4_0 -ctv q4_0"), 288 * MIB);
+    assert_eq!(cache("-c 1000 -np 3 -no-kvu"), 3 * 512 * 131_072, "each slot has a multiple of 256");
+    assert_eq!(cache("-np 1"), 16 * GIB, "as long as it was made for");
+    let halved = needs(&shape, &run("-c 8192 -np 1 -ngl 17"), true, 0);
+    assert_eq!((of(&halved.gpu, Part::Cache), of(&halved.host, Part::Cache)), (GIB / 2, GIB / 2));
+    let kept = needs(&shape, &run("-c 8192 -np 1 -nkvo"), true, 0);
+    assert_eq!((of(&kept.gpu, Part::Cache), of(&kept.host, Part::Cache)), (0, GIB));
+}
+
+#[test]
+fn weights_are_where_their_layers_are() {
+    let shape = Shape::of(&eight_billion()).unwrap();
+    let weights = |words: &str| {
+        let needs = needs(&shape, &run(words), true, 0);
+        (of(&needs.gpu, Part::Weights) / MIB, needs.mapped / MIB, of(&needs.host, Part::Weights) / MIB)
+    };
+    assert_eq!(weights("-c 4096"), (32 * 130 + 410, 280, 0));
+    assert_eq!(weights("-c 4096 -ngl 99 --no-mmap"), (32 * 130 + 410, 0, 280));
+    assert_eq!(weights("-c 4096 -ngl 1"), (410, 280 + 32 * 130, 0), "the output is the last layer");
+    assert_eq!(weights("-c 4096 -ngl 0"), (0, 280 + 410 + 32 * 130, 0));
+    let without = needs(&shape, &run("-c 4096"), false, 100 * MIB);
+    assert!(!without.uses_gpu() && without.gpu_bytes(1) == 0);
+    assert_eq!(of(&without.host, Part::Projector), 100 * MIB);
+    // One whose output is its input needs that twice, where they are apart.
+    let mut tied = eight_billion();
+    tied.tensors.pop();
+    let tied = Shape::of(&tied).unwrap();
+    assert_eq!(of(&needs(&tied, &run("-c 4096"), true, 0).gpu, Part::Weights) / MIB, 32 * 130 + 280);
+}
+
+#[test]
+fn experts_stay_on_the_host_where_that_is_wished() {
+    let mut described = eight_billion();
+    for layer in 0..32 {
+        described.tensors.push((format!("blk.{layer}.ffn_up_exps.weight"), 500 * MIB));
+    }
+    let shape = Shape::of(&described).unwrap();
+    let on_gpu = |words: &str| of(&needs(&shape, &run(words), true, 0).gpu, Part::Weights) / MIB;
+    assert_eq!(on_gpu("-c 4096"), 32 * 630 + 410);
+    assert_eq!(on_gpu("-c 4096 --n-cpu-moe 12"), 32 * 630 + 410 - 12 * 500);
+    assert_eq!(on_gpu("-c 4096 --cpu-moe"), 32 * 130 + 410);
+}
+
+#[test]
+fn windows_recurrence_and_shared_layers_keep_less() {
+    let mut gemma = file(
+        "gemma3",
+        &[
+            ("block_count", &[12.0]),
+            ("embedding_length", &[2048.0]),
+            ("attention.head_count", &[8.0]),
+            ("attention.head_count_kv", &[4.0]),
+            ("attention.key_length", &[256.0]),
+            ("attention.value_length", &[256.0]),
+            ("attention.sliding_window", &[1024.0]),
+        ],
+        262_144,
+    );
+    let cells = |described: &Described, words: &str| {
+        let shape = Shape::of(described).unwrap();
+        of(&needs(&shape, &run(words), false, 0).host, Part::Cache) / (2 * 2 * 1024)
+    };
+    // Two layers look back over everything, ten over their window and one micro-batch.
+    assert_eq!(cells(&gemma, "-c 32768 -np 1"), 2 * 32_768 + 10 * 1536);
+    assert_eq!(cells(&gemma, "-c 32768 -np 4"), 2 * 32_768 + 10 * 4 * 1536);
+    assert_eq!(cells(&gemma, "-c 32768"), 2 * 32_768 + 10 * (4 * 1024 + 512));
+    assert_eq!(cells(&gemma, "-c 32768 -np 1 --swa-full"), 12 * 32_768);
+    gemma.numbers.insert("gemma3.attention.shared_kv_layers".to_owned(), vec![6.0]);
+    assert_eq!(cells(&gemma, "-c 32768 -np 1"), 32_768 + 5 * 1536);
+
+    let hybrid = file(
+        "qwen3next",
+        &[
+            ("block_count", &[8.0]),
+            ("embedding_length", &[2048.0]),
+            ("attention.head_count", &[16.0]),
+            ("attention.head_count_kv", &[2.0]),
+            ("attention.key_length", &[256.0]),
+            ("attention.value_length", &[256.0]),
+            ("full_attention_interval", &[4.0]),
+            ("ssm.conv_kernel", &[4.0]),
+            ("ssm.inner_size", &[4096.0]),
+            ("ssm.state_size", &[128.0]),
+            ("ssm.group_count", &[16.0]),
+        ],
+        1000,
+    );
+    let shape = Shape::of(&hybrid).unwrap();
+    let needs = needs(&shape, &run("-c 4096 -np 2"), false, 0);
+    assert_eq!(of(&needs.host, Part::Cache), 2 * 4096 * 2 * 1024);
+    assert_eq!(of(&needs.host, Part::State), 6 * 2 * 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096));
+}
+
+#[test]
+fn a_file_that_lacks_what_all_have_is_told_in_words() {
+    assert!(Shape::of(&Described::default()).unwrap_err().contains("general.architecture"));
+    let none = file("llama", &[("embedding_length", &[64.0])], 0);
+    assert!(Shape::of(&none).unwrap_err().contains("llama.block_count"));
+}
+
+#[test]
+fn flags_are_read_as_llama_server_reads_them() {
+    let told = run(
+        "--ctx_size 8192 -c 4096 --parallel 2 -ub 256 -ngl all -fa off -ctk q4_1 -ts 3,1 -md draft.gguf -ctv q9",
+    );
+    assert_eq!((told.context, told.slots, told.ubatch), (Some(4096), Some(2), Some(256)));
+    assert_eq!(
+        (told.gpu_layers, told.flash, told.key_type),
+        (Some(GpuLayers::All), Some(false), CacheType::Q4(20))
+    );
+    assert_eq!(
+        (told.shares, told.unknown),
+        (vec![3.0, 1.0], vec!["-md".to_owned(), "--cache-type-v q9".to_owned()])
+    );
+    let env = [("LLAMA_ARG_CTX_SIZE", "2048"), ("LLAMA_ARG_N_GPU_LAYERS", "7"), ("LLAMA_ARG_SWA_FULL", "1")];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let told = Run::of(&[], &env);
+    assert_eq!(
+        (told.context, told.gpu_layers, told.whole_windows),
+        (Some(2048), Some(GpuLayers::Last(7)), true)
+    );
+    assert_eq!(run("-c 0 -np -1"), Run::default());
+}
+
+/// One of so many GiB.
+fn wanted(name: &str, gib: u64) -> Wanted {
+    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], each_gpu: GIB / 2, ..Needs::default() };
+    Wanted { name: name.to_owned(), needs, gpus: Vec::new(), may_split: true }
+}
+
+fn machine(gpus: &[u64]) -> Machine {
+    Machine { host: 64 * GIB, gpus: gpus.iter().map(|gib| gib * GIB).collect() }
+}
+
+#[test]
+fn one_gpu_is_preferred_pins_hold_and_the_large_ones_are_spread() {
+    let places = |machine: &Machine, all: &[Wanted]| {
+        let all: Vec<&Wanted> = all.iter().collect();
+        fit(machine, &all).map(|mut fits| {
+            fits.sort_by(|a, b| a.name.cmp(&b.name));
+            fits.into_iter()
+                .map(|fit| fit.gpus.iter().map(|(gpu, _)| *gpu).collect::<Vec<_>>())
+                .collect::<Vec<_>>()
+        })
+    };
+    let two = machine(&[24, 24]);
+    assert_eq!(places(&two, &[wanted("a", 20), wanted("b", 20)]), Ok(vec![vec![0], vec![1]]));
+    assert_eq!(places(&two, &[wanted("a", 40)]), Ok(vec![vec![0, 1]]));
+    let pinned = Wanted { gpus: vec![0], ..wanted("b", 20) };
+    assert_eq!(places(&two, &[wanted("a", 20), pinned.clone()]), Ok(vec![vec![1], vec![0]]));
+    // The larger one would take the only place of the pinned one.
+    assert_eq!(places(&machine(&[24, 12]), &[wanted("a", 9), pinned]), Ok(vec![vec![1], vec![0]]));
+    let whole = Wanted { may_split: false, ..wanted("a", 40) };
+    assert_eq!(
+        places(&two, &[whole]),
+        Err(Misfit::Gpu { name: "a".to_owned(), needed: 40 * GIB + GIB / 2, left: 24 * GIB })
+    );
+    let three = [wanted("a", 14), wanted("b", 14), wanted("c", 19)];
+    assert!(
+        matches!(places(&two, &three), Err(Misfit::Gpu { .. })),
+        "48.5 GiB and the second context are more than 48"
+    );
+    let host = Needs { host: vec![(Part::Cache, 65 * GIB)], ..Needs::default() };
+    let host = Wanted { name: "h".to_owned(), needs: host, gpus: Vec::new(), may_split: true };
+    assert_eq!(places(&two, &[host]), Err(Misfit::Host { needed: 65 * GIB, there: 64 * GIB }));
+}
+
+proptest! {
+    #[test]
+    fn nobody_is_placed_where_there_is_no_room(
+        gpus in proptest::collection::vec(1_u64..48, 0..5),
+        models in proptest::collection::vec((1_u64..40, any::<bool>(), proptest::option::of(0_usize..5)), 0..6),
+    ) {
+        let machine = machine(&gpus);
+        let all: Vec<Wanted> = models.iter().enumerate().map(|(index, (gib, may_split, pin))| Wanted {
+            gpus: pin.iter().copied().collect(),
+            may_split: *may_split,
+            ..wanted(&format!("m{index}"), *gib)
+        }).collect();
+        let all: Vec<&Wanted> = all.iter().collect();
+        if let Ok(fits) = fit(&machine, &all) {
+            prop_assert_eq!(fits.len(), all.len());
+            for (gpu, room) in machine.gpus.iter().enumerate() {
+                let taken: u64 = fits.iter().flat_map(|fit| &fit.gpus).filter(|(at, _)| *at == gpu).map(|(_, bytes)| bytes).sum();
+                prop_assert!(taken <= *room, "GPU {gpu}: {taken} of {room}: {fits:?}");
+            }
+            for fit in &fits {
+                let one = all.iter().find(|one| one.name == fit.name).unwrap();
+                let held: u64 = fit.gpus.iter().map(|(_, bytes)| bytes).sum();
+                prop_assert!(exact(held) >= exact(one.needs.gpu_bytes(fit.gpus.len() as u64)) * 0.999);
+                prop_assert!(fit.gpus.len() == 1 || one.may_split);
+                prop_assert!(fit.gpus.iter().all(|(gpu, _)| one.gpus.is_empty() || one.gpus.contains(gpu)));
+            }
+        }
+    }
+
+    #[test]
+    fn more_context_slots_or_layers_never_need_less(context in 256_u64..65_536, slots in 1_u64..8, layers in 0_u64..34) {
+        let shape = Shape::of(&eight_billion()).unwrap();
+        let total = |context: u64, slots: u64, layers: u64| {
+            let needs = needs(&shape, &run(&format!("-c {context} -np {slots} -ngl {layers}")), true, 0);
+            (needs.host_bytes() + needs.mapped + needs.gpu_bytes(1), needs.gpu_bytes(1))
+        };
+        let (all, gpu) = total(context, slots, layers);
+        prop_assert!(total(context + 256 * slots, slots, layers).0 >= all);
+        prop_assert!(total(context, slots, layers + 1).1 >= gpu);
+    }
+}

@@ -1,0 +1,390 @@
+//! `llama-warden plan`: what each model of a configuration needs, and who fits together, before anything is loaded.
+//!
+//! It reads what the models' files say of themselves and how they are told to run, and asks the drivers which GPUs there are; `--gpus`
+//! and `--host` are for a machine that is not this one.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use serde_json::{Value, json};
+use warden_builder::gguf;
+use warden_policies::ByteSize;
+use warden_policies::book::{self, Described, Fit, Machine as Room, Misfit, Needs, Part, Run, Shape, Wanted};
+use warden_sensors::gpu::Gpus;
+use warden_supervisor::spec::Command;
+
+use crate::cli::ConfigArgs;
+use crate::config::machine::Machine;
+use crate::config::resolve::resolve;
+use crate::exit::Failure;
+use crate::out;
+
+/// What is left to the system and its page cache: a sixteenth of the host.
+const SYSTEM: u64 = 16;
+/// The same of a GPU, for its display and for what fragments.
+const DISPLAY: u64 = 64;
+/// So many models are tried in all combinations.
+const COMBINED: usize = 12;
+/// Contexts that are proposed are multiples of this.
+const CONTEXT_STEP: u64 = 1024;
+
+/// What `plan` takes.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// GPUs of another machine, by their memory: `24GiB,24GiB`; `none` for a machine, or a build, without.
+    #[arg(long, value_name = "SIZES")]
+    gpus: Option<String>,
+    /// Memory of another machine.
+    #[arg(long, value_name = "SIZE")]
+    host: Option<ByteSize>,
+    /// Only this model.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// As JSON, with bytes.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// A model, as far as it is known.
+struct Sheet {
+    name: String,
+    known: Result<Known, String>,
+}
+
+struct Known {
+    shape: Shape,
+    run: Run,
+    projector: u64,
+    needs: Needs,
+}
+
+pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    if let Some(name) = &args.model {
+        super::policy::find(&loaded, name)?;
+    }
+    let resolved = resolve(&loaded, &machine, false)?;
+    let room = room(args, &machine)?;
+    let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
+    env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
+    let asked = |name: &str| args.model.as_deref().is_none_or(|asked| asked == name);
+    let models = resolved.fleet.models.iter().filter(|spec| asked(spec.name.as_str()));
+    let sheets: Vec<Sheet> = models
+        .map(|spec| Sheet {
+            name: spec.name.to_string(),
+            known: known(&spec.command, env.clone(), !room.gpus.is_empty()),
+        })
+        .collect();
+    if args.json {
+        out::write(&format!("{:#}\n", as_json(&sheets, &room)))
+    } else {
+        out::write(&text(&sheets, &room))
+    }
+}
+
+/// What models may have.
+fn room(args: &PlanArgs, machine: &Machine) -> Result<Room, Failure> {
+    let host = args.host.unwrap_or(machine.memory).0;
+    let gpus = match args.gpus.as_deref() {
+        Some("none") => Vec::new(),
+        Some(sizes) => sizes.split(',').map(|size| size_of(size.trim())).collect::<Result<_, _>>()?,
+        None => {
+            let gpus = Gpus::open();
+            let own = gpus.devices().iter().filter(|gpu| !gpu.unified);
+            own.filter_map(|gpu| gpu.total).collect::<Vec<u64>>()
+        }
+    };
+    Ok(Room {
+        host: host - host / SYSTEM,
+        gpus: gpus.into_iter().map(|bytes| bytes - bytes / DISPLAY).collect(),
+    })
+}
+
+fn size_of(text: &str) -> Result<u64, Failure> {
+    ByteSize::from_str(text).map(|size| size.0).map_err(|error| {
+        Failure::usage(
+            format!("--gpus: {error}"),
+            "write the memory of each GPU: `--gpus 24GiB,24GiB`, or `none`",
+        )
+    })
+}
+
+/// What a command's model needs. Else, why that is not known.
+fn known(command: &Command, mut env: BTreeMap<String, String>, gpus: bool) -> Result<Known, String> {
+    env.extend(command.env.iter().cloned());
+    for name in &command.env_remove {
+        env.remove(name);
+    }
+    let file = model_file(&command.args, &env)?;
+    let directory = command.directory.clone().unwrap_or_default();
+    let facts = gguf::read(&directory.join(file)).map_err(|error| error.to_string())?;
+    let described = Described {
+        architecture: facts.architecture().to_owned(),
+        numbers: facts.numbers,
+        lengths: facts.lengths,
+        tensors: facts.tensors.into_iter().map(|tensor| (tensor.name, tensor.bytes)).collect(),
+    };
+    let shape = Shape::of(&described)?;
+    let run = Run::of(&command.args, &env);
+    let projector = run.projector.as_deref().map_or(Ok(0), |path| {
+        let path = directory.join(path);
+        let size = std::fs::metadata(&path).map(|facts| facts.len());
+        size.map_err(|error| format!("cannot read {}: {error}", path.display()))
+    })?;
+    let needs = book::needs(&shape, &run, gpus, projector);
+    Ok(Known { shape, run, projector, needs })
+}
+
+/// The model's file, by flag or variable.
+fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf, String> {
+    let at = args.iter().rposition(|word| word == "-m" || word == "--model");
+    let told = at.and_then(|at| args.get(at + 1)).or_else(|| env.get("LLAMA_ARG_MODEL"));
+    told.map(PathBuf::from).ok_or_else(|| {
+        "its command names no file (`-m`): what is downloaded is known when it is here".to_owned()
+    })
+}
+
+/// The models that are known, as those who want a place.
+fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
+    let each = sheets.iter().filter_map(|sheet| Some((sheet.name.clone(), sheet.known.as_ref().ok()?)));
+    each.map(|(name, known)| {
+        let run = &known.run;
+        let one_only = run.split.as_deref() == Some("none");
+        let shares = run.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
+        let gpus: Vec<usize> = match run.main_gpu.filter(|_| one_only) {
+            Some(gpu) => vec![gpu],
+            None => shares.map(|(gpu, _)| gpu).collect(),
+        };
+        Wanted { name, needs: known.needs.clone(), gpus, may_split: !one_only }
+    })
+    .collect()
+}
+
+/// The largest sets that fit, each with its places; no set is a part of another.
+fn together(all: &[Wanted], room: &Room) -> Vec<Vec<Fit>> {
+    let fits = |set: u32| {
+        let chosen: Vec<&Wanted> =
+            (0..).zip(all).filter(|(index, _)| set >> index & 1 == 1).map(|(_, one)| one).collect();
+        book::fit(room, &chosen).ok()
+    };
+    let mut sets: Vec<u32> = (1..1_u32 << all.len()).collect();
+    sets.sort_by_key(|set| std::cmp::Reverse(set.count_ones()));
+    let mut found: Vec<(u32, Vec<Fit>)> = Vec::new();
+    for set in sets {
+        if found.iter().any(|(larger, _)| larger & set == set) {
+            continue;
+        }
+        if let Some(fit) = fits(set) {
+            found.push((set, fit));
+        }
+    }
+    found.into_iter().map(|(_, fit)| fit).collect()
+}
+
+fn bytes(parts: &[(Part, u64)], part: Part) -> String {
+    parts
+        .iter()
+        .find(|(known, _)| *known == part)
+        .map_or("-".to_owned(), |(_, bytes)| ByteSize(*bytes).to_string())
+}
+
+fn text(sheets: &[Sheet], room: &Room) -> String {
+    let mut lines = Vec::new();
+    let rows = rows(sheets);
+    if rows.len() > 1 {
+        lines.push(out::table(&rows));
+    }
+    lines.extend(sheets.iter().map(|sheet| match &sheet.known {
+        Ok(known) => words(&sheet.name, known),
+        Err(why) => format!("{}: not known: {why}", sheet.name),
+    }));
+    let gpus: Vec<String> = room.gpus.iter().map(|bytes| ByteSize(*bytes).to_string()).collect();
+    let gpus = if gpus.is_empty() { "no GPU".to_owned() } else { format!("GPUs of {}", gpus.join(", ")) };
+    lines.push(format!("\nmodels may have {} of the host, and {gpus}", ByteSize(room.host)));
+    let all = wanted(sheets);
+    let mut every = Vec::new();
+    for one in &all {
+        match book::fit(room, &[one]) {
+            Ok(_) => every.push(one),
+            Err(misfit) => {
+                let sheet = sheets.iter().find(|sheet| sheet.name == one.name);
+                let known = sheet.and_then(|sheet| sheet.known.as_ref().ok());
+                let less = known.map(|known| less(known, one, room)).unwrap_or_default();
+                lines.push(format!("{} does not fit even alone: {}{less}", one.name, why(&misfit)));
+            }
+        }
+    }
+    match (book::fit(room, &every), every.len()) {
+        (Ok(_), 0) => {}
+        (Ok(fits), 1) => lines.push(format!("it fits: {}", places(&fits))),
+        (Ok(fits), count) => lines.push(format!("all {count} fit together: {}", places(&fits))),
+        (Err(misfit), count) => {
+            lines.push(format!("not all of them fit together: {}", why(&misfit)));
+            if count <= COMBINED {
+                let every: Vec<Wanted> = every.into_iter().cloned().collect();
+                lines.extend(
+                    together(&every, room).iter().map(|fits| format!("  together: {}", places(fits))),
+                );
+            }
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// The table: what each model needs on GPUs and on the host.
+fn rows(sheets: &[Sheet]) -> Vec<Vec<String>> {
+    let head = ["MODEL", "WHERE", "WEIGHTS", "CACHE", "STATE", "COMPUTING", "PROJECTOR", "FIXED", "ALL"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for sheet in sheets {
+        let Ok(Known { needs, .. }) = &sheet.known else { continue };
+        for (place, parts, fixed, all) in [
+            ("GPU", &needs.gpu, needs.each_gpu, needs.gpu_bytes(1)),
+            ("host", &needs.host, 0, needs.host_bytes()),
+        ] {
+            if all == 0 {
+                continue;
+            }
+            let fixed = if fixed > 0 { ByteSize(fixed).to_string() } else { bytes(parts, Part::Fixed) };
+            let name = if place == "host" && needs.uses_gpu() { String::new() } else { sheet.name.clone() };
+            let cells = [Part::Weights, Part::Cache, Part::State, Part::Computing, Part::Projector];
+            let mut row = vec![name, place.to_owned()];
+            row.extend(cells.map(|part| bytes(parts, part)));
+            row.extend([fixed, ByteSize(all).to_string()]);
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+/// What is said of one model beside its numbers.
+fn words(name: &str, known: &Known) -> String {
+    let Needs { context, slots, mapped, unknown, .. } = &known.needs;
+    let each = if *slots == 1 { "one slot".to_owned() } else { format!("{slots} slots") };
+    let mut parts = vec![format!("{name}: {context} tokens of context for {each}")];
+    if *mapped > 0 {
+        let mapped = ByteSize(*mapped);
+        parts.push(format!("{mapped} of its file are mapped, and are read again where memory is short"));
+    }
+    if !unknown.is_empty() {
+        parts.push(format!("not reckoned with: {}", unknown.join(", ")));
+    }
+    parts.join("; ")
+}
+
+fn why(misfit: &Misfit) -> String {
+    match misfit {
+        Misfit::Host { needed, there } => {
+            format!("{} of the host are needed, {} are there", ByteSize(*needed), ByteSize(*there))
+        }
+        Misfit::Gpu { name, needed, left } => {
+            format!(
+                "`{name}` needs {}, and the GPUs that it may be on have {} left",
+                ByteSize(*needed),
+                ByteSize(*left)
+            )
+        }
+    }
+}
+
+/// A smaller context with which it would fit, if there is one.
+fn less(known: &Known, one: &Wanted, room: &Room) -> String {
+    let fits = |context: u64| {
+        let run = Run { context: Some(context), ..known.run.clone() };
+        let needs = book::needs(&known.shape, &run, !room.gpus.is_empty(), known.projector);
+        book::fit(room, &[&Wanted { needs, ..one.clone() }]).is_ok()
+    };
+    let (mut low, mut high) = (0, known.needs.context / CONTEXT_STEP);
+    while low + 1 < high {
+        let middle = low.midpoint(high);
+        if fits(middle * CONTEXT_STEP) { low = middle } else { high = middle }
+    }
+    if low == 0 { String::new() } else { format!("; with `-c {}` it would", low * CONTEXT_STEP) }
+}
+
+/// `a on GPU 0, b on GPUs 0 and 1`.
+fn places(fits: &[Fit]) -> String {
+    let mut fits: Vec<&Fit> = fits.iter().collect();
+    fits.sort_by(|one, other| one.name.cmp(&other.name));
+    let place = |fit: &Fit| match &fit.gpus[..] {
+        [] => format!("{} on the host", fit.name),
+        [(gpu, _)] => format!("{} on GPU {gpu}", fit.name),
+        several => {
+            let shares: Vec<String> =
+                several.iter().map(|(gpu, bytes)| format!("{gpu} ({})", ByteSize(*bytes))).collect();
+            format!("{} on GPUs {}", fit.name, shares.join(" and "))
+        }
+    };
+    fits.into_iter().map(place).collect::<Vec<_>>().join(", ")
+}
+
+fn as_json(sheets: &[Sheet], room: &Room) -> Value {
+    let parts = |parts: &[(Part, u64)]| {
+        Value::Object(parts.iter().map(|(part, bytes)| (part.as_str().to_owned(), json!(bytes))).collect())
+    };
+    let models: Vec<Value> = sheets
+        .iter()
+        .map(|sheet| match &sheet.known {
+            Ok(Known { needs, .. }) => json!({
+                "name": sheet.name, "context": needs.context, "slots": needs.slots,
+                "host": parts(&needs.host), "host_bytes": needs.host_bytes(), "mapped_bytes": needs.mapped,
+                "gpu": parts(&needs.gpu), "each_gpu_bytes": needs.each_gpu, "gpu_bytes": needs.gpu_bytes(1),
+                "unknown": needs.unknown,
+            }),
+            Err(why) => json!({ "name": sheet.name, "error": why }),
+        })
+        .collect();
+    let all = wanted(sheets);
+    let every: Vec<&Wanted> = all.iter().collect();
+    let place = |fit: &Fit| json!({ "name": fit.name, "gpus": fit.gpus.iter().map(|(gpu, bytes)| json!({ "gpu": gpu, "bytes": bytes })).collect::<Vec<_>>() });
+    let fit = match book::fit(room, &every) {
+        Ok(fits) => json!({ "all": true, "places": fits.iter().map(place).collect::<Vec<_>>() }),
+        Err(misfit) => json!({ "all": false, "why": why(&misfit) }),
+    };
+    json!({ "host_bytes": room.host, "gpu_bytes": room.gpus, "models": models, "fit": fit })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_models_file_is_found_by_flag_and_variable() {
+        let args = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let env: BTreeMap<_, _> = [("LLAMA_ARG_MODEL".to_owned(), "e.gguf".to_owned())].into();
+        assert_eq!(
+            model_file(&args(&["-m", "a.gguf", "--model", "b.gguf"]), &env).as_deref(),
+            Ok(Path::new("b.gguf"))
+        );
+        assert_eq!(model_file(&[], &env).as_deref(), Ok(Path::new("e.gguf")));
+        assert!(model_file(&args(&["-hf", "x/y"]), &BTreeMap::new()).unwrap_err().contains("names no file"));
+    }
+
+    #[test]
+    fn the_largest_sets_are_told_and_none_that_is_a_part_of_another() {
+        let one = |name: &str, gib: u64| Wanted {
+            name: name.to_owned(),
+            needs: Needs { gpu: vec![(Part::Weights, gib << 30)], ..Needs::default() },
+            gpus: Vec::new(),
+            may_split: false,
+        };
+        let room = Room { host: 1 << 40, gpus: vec![24 << 30] };
+        let all = [one("a", 12), one("b", 12), one("c", 20), one("d", 4)];
+        let sets: Vec<String> = together(&all, &room).iter().map(|fits| places(fits)).collect();
+        assert_eq!(
+            sets,
+            [
+                "a on GPU 0, b on GPU 0",
+                "a on GPU 0, d on GPU 0",
+                "b on GPU 0, d on GPU 0",
+                "c on GPU 0, d on GPU 0",
+            ]
+        );
+    }
+}
