@@ -185,7 +185,10 @@ impl Run {
                 &["--kv-offload", "-kvo"],
                 "LLAMA_ARG_NO_KV_OFFLOAD",
             ) == Some(true),
-            no_mmap: is_on(&["--no-mmap"], &["--mmap"], "LLAMA_ARG_NO_MMAP") == Some(true),
+            no_mmap: match given(&["--load-mode", "-lm"], "LLAMA_ARG_LOAD_MODE").as_deref() {
+                Some("none" | "mlock" | "dio") => true,
+                _ => is_on(&["--no-mmap"], &["--mmap"], "LLAMA_ARG_NO_MMAP") == Some(true),
+            },
             split: given(&["--split-mode", "-sm"], "LLAMA_ARG_SPLIT_MODE"),
             shares,
             main_gpu: number(&["--main-gpu", "-mg"], "LLAMA_ARG_MAIN_GPU")

@@ -74,6 +74,7 @@ fn weights_are_where_their_layers_are() {
     };
     assert_eq!(weights("-c 4096"), (32 * 130 + 410, 280, 0));
     assert_eq!(weights("-c 4096 -ngl 99 --no-mmap"), (32 * 130 + 410, 0, 280));
+    assert_eq!(weights("-c 4096 -ngl 99 -lm none"), (32 * 130 + 410, 0, 280), "the same in newer builds");
     assert_eq!(weights("-c 4096 -ngl 1"), (410, 280 + 32 * 130, 0), "the output is the last layer");
     assert_eq!(weights("-c 4096 -ngl 0"), (0, 280 + 410 + 32 * 130, 0));
     let without = needs(&shape, &run("-c 4096"), false, 100 * MIB);
