@@ -31,6 +31,7 @@ mod pages;
 mod passthrough;
 mod patched;
 mod patches;
+mod plan;
 mod policy;
 mod quarantine;
 mod queue;

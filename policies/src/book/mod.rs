@@ -33,8 +33,8 @@ const CACHE_STEP: u64 = 256;
 const PROCESS: u64 = 40 * MIB;
 /// For each token of the vocabulary: its text in two tables, its score, and its place in a third.
 const PER_WORD: u64 = 330;
-/// A CUDA context with llama.cpp's kernels.
-const CUDA_CONTEXT: u64 = 530 * MIB;
+/// A CUDA context with llama.cpp's kernels and cuBLAS, on an H100. Older GPUs have less.
+const CUDA_CONTEXT: u64 = 690 * MIB;
 /// The same on the host.
 const CUDA_HOST: u64 = 190 * MIB;
 

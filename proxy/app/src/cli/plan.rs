@@ -65,14 +65,15 @@ struct Known {
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
-    if let Some(name) = &args.model {
-        super::policy::find(&loaded, name)?;
-    }
+    let only = match &args.model {
+        Some(name) => Some(super::policy::find(&loaded, name)?.0.to_owned()),
+        None => None,
+    };
     let resolved = resolve(&loaded, &machine, false)?;
     let room = room(args, &machine)?;
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
-    let asked = |name: &str| args.model.as_deref().is_none_or(|asked| asked == name);
+    let asked = |name: &str| only.as_deref().is_none_or(|asked| asked == name);
     let models = resolved.fleet.models.iter().filter(|spec| asked(spec.name.as_str()));
     let sheets: Vec<Sheet> = models
         .map(|spec| Sheet {

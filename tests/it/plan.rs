@@ -1,0 +1,73 @@
+//! `plan` says what models need and who fits together, and starts nothing.
+
+use serde_json::Value;
+use warden_rig::warden::SOON;
+use warden_rig::{Home, Outcome, Trouble};
+
+/// A home with two sample models and a configuration of them, whose program is not there.
+async fn home() -> Result<Home, Trouble> {
+    let home = Home::new()?;
+    let mut models = String::new();
+    for (name, flags) in [("small", "\"-c\", \"2048\", \"-np\", \"1\""), ("long", "\"-c\", \"65536\", \"-np\", \"2\"")] {
+        let file = format!("{name}.gguf");
+        let ran = home.warden(&["sample-model", "--arch", "llama", "-o", &file], SOON).await?;
+        assert_eq!(ran.code, 0, "{ran:?}");
+        let path = home.path().join(file);
+        models += &format!("[models.{name}]\nbinary = '/bin/true'\nmodel = '{}'\nargs = [{flags}]\n", path.display());
+    }
+    home.file("warden.toml", models)?;
+    Ok(home)
+}
+
+async fn plan(home: &Home, more: &[&str]) -> Result<String, Trouble> {
+    let ran = home.warden(&[&["plan", "--config", "warden.toml"], more].concat(), SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    Ok(ran.stdout)
+}
+
+#[tokio::test]
+async fn each_model_has_its_parts_and_those_that_do_not_fit_together_are_told() -> Outcome {
+    let home = home().await?;
+    let told: Value = serde_json::from_str(&plan(&home, &["--json", "--gpus", "none"]).await?)?;
+    assert_eq!((&told["fit"]["all"], &told["models"][1]["context"]), (&Value::Bool(true), &Value::from(65_536)), "{told}");
+    let cache = |model: usize| told["models"][model]["host"]["cache"].as_u64().unwrap_or(0);
+    assert_eq!(cache(1), 32 * cache(0), "so much longer");
+
+    let told: Value = serde_json::from_str(&plan(&home, &["--json", "--gpus", "2GiB"]).await?)?;
+    let needed = |model: usize| told["models"][model]["gpu_bytes"].as_u64().unwrap_or(0);
+    assert!(needed(0) > 0 && needed(1) > needed(0), "{told}");
+    // Room for the larger one, and not for the other beside it.
+    let gpu = format!("{}B", (needed(1) + needed(0) / 2) * 64 / 63);
+    let told = plan(&home, &["--gpus", &gpu]).await?;
+    for words in ["not all of them fit together", "  together: long on GPU 0\n", "  together: small on GPU 0\n"] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    let told = plan(&home, &["--gpus", &format!("{gpu},{gpu}")]).await?;
+    assert!(told.contains("all 2 fit together: long on GPU") && told.contains("small on GPU"), "{told}");
+    // One that is too large for the machine, and what would do.
+    let gpu = format!("{}B", (needed(0) + 1) * 64 / 63 + 2);
+    let told = plan(&home, &["--gpus", &gpu]).await?;
+    assert!(told.contains("long does not fit even alone") && told.contains("with `-c "), "{told}");
+    let told = plan(&home, &["--host", "10MiB"]).await?;
+    assert!(told.contains("small does not fit even alone") && told.contains("of the host are needed"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_no_model_is_told_and_the_others_are_planned_all_the_same() -> Outcome {
+    let home = home().await?;
+    let whole = std::fs::read(home.path().join("small.gguf"))?;
+    home.file("long.gguf", &whole[..whole.len() / 4])?;
+    let told = plan(&home, &[]).await?;
+    assert!(told.contains("long: not known: ") && told.contains("long.gguf"), "{told}");
+    assert!(told.contains("it fits: small"), "{told}");
+    home.file("long.gguf", "<html>not found</html>")?;
+    assert!(plan(&home, &[]).await?.contains("is no GGUF file: it does not begin like one"));
+    std::fs::remove_file(home.path().join("long.gguf"))?;
+    assert!(plan(&home, &[]).await?.contains("cannot read"));
+    for (flags, words) in [(&["--gpus", "lots"][..], "--gpus"), (&["--model", "none"], "there is no such model")] {
+        let ran = home.warden(&[&["plan", "--config", "warden.toml"], flags].concat(), SOON).await?;
+        assert!(ran.code == 2 && ran.stderr.contains(words), "{ran:?}");
+    }
+    Ok(())
+}
