@@ -8,12 +8,17 @@ use warden_rig::{Home, Outcome, Trouble};
 async fn home() -> Result<Home, Trouble> {
     let home = Home::new()?;
     let mut models = String::new();
-    for (name, flags) in [("small", "\"-c\", \"2048\", \"-np\", \"1\""), ("long", "\"-c\", \"65536\", \"-np\", \"2\"")] {
+    for (name, flags) in
+        [("small", "\"-c\", \"2048\", \"-np\", \"1\""), ("long", "\"-c\", \"65536\", \"-np\", \"2\"")]
+    {
         let file = format!("{name}.gguf");
         let ran = home.warden(&["sample-model", "--arch", "llama", "-o", &file], SOON).await?;
         assert_eq!(ran.code, 0, "{ran:?}");
         let path = home.path().join(file);
-        models += &format!("[models.{name}]\nbinary = '/bin/true'\nmodel = '{}'\nargs = [{flags}]\n", path.display());
+        models += &format!(
+            "[models.{name}]\nbinary = '/bin/true'\nmodel = '{}'\nargs = [{flags}]\n",
+            path.display()
+        );
     }
     home.file("warden.toml", models)?;
     Ok(home)
@@ -29,7 +34,11 @@ async fn plan(home: &Home, more: &[&str]) -> Result<String, Trouble> {
 async fn each_model_has_its_parts_and_those_that_do_not_fit_together_are_told() -> Outcome {
     let home = home().await?;
     let told: Value = serde_json::from_str(&plan(&home, &["--json", "--gpus", "none"]).await?)?;
-    assert_eq!((&told["fit"]["all"], &told["models"][1]["context"]), (&Value::Bool(true), &Value::from(65_536)), "{told}");
+    assert_eq!(
+        (&told["fit"]["all"], &told["models"][1]["context"]),
+        (&Value::Bool(true), &Value::from(65_536)),
+        "{told}"
+    );
     let cache = |model: usize| told["models"][model]["host"]["cache"].as_u64().unwrap_or(0);
     assert_eq!(cache(1), 32 * cache(0), "so much longer");
 
@@ -39,7 +48,9 @@ async fn each_model_has_its_parts_and_those_that_do_not_fit_together_are_told() 
     // Room for the larger one, and not for the other beside it.
     let gpu = format!("{}B", (needed(1) + needed(0) / 2) * 64 / 63);
     let told = plan(&home, &["--gpus", &gpu]).await?;
-    for words in ["not all of them fit together", "  together: long on GPU 0\n", "  together: small on GPU 0\n"] {
+    for words in
+        ["not all of them fit together", "  together: long on GPU 0\n", "  together: small on GPU 0\n"]
+    {
         assert!(told.contains(words), "{words}: {told}");
     }
     let told = plan(&home, &["--gpus", &format!("{gpu},{gpu}")]).await?;
@@ -49,7 +60,10 @@ async fn each_model_has_its_parts_and_those_that_do_not_fit_together_are_told() 
     let told = plan(&home, &["--gpus", &gpu]).await?;
     assert!(told.contains("long does not fit even alone") && told.contains("with `-c "), "{told}");
     let told = plan(&home, &["--host", "10MiB"]).await?;
-    assert!(told.contains("small does not fit even alone") && told.contains("of the host are needed"), "{told}");
+    assert!(
+        told.contains("small does not fit even alone") && told.contains("of the host are needed"),
+        "{told}"
+    );
     Ok(())
 }
 
@@ -64,8 +78,12 @@ async fn what_is_no_model_is_told_and_the_others_are_planned_all_the_same() -> O
     home.file("long.gguf", "<html>not found</html>")?;
     assert!(plan(&home, &[]).await?.contains("is no GGUF file: it does not begin like one"));
     std::fs::remove_file(home.path().join("long.gguf"))?;
-    assert!(plan(&home, &[]).await?.contains("cannot read"));
-    for (flags, words) in [(&["--gpus", "lots"][..], "--gpus"), (&["--model", "none"], "there is no such model")] {
+    let ran = home.warden(&["plan", "--config", "warden.toml"], SOON).await?;
+    assert!(ran.code == 2 && ran.stderr.contains("there is no file"), "{ran:?}");
+    home.file("long.gguf", &whole)?;
+    for (flags, words) in
+        [(&["--gpus", "lots"][..], "--gpus"), (&["--model", "none"], "there is no such model")]
+    {
         let ran = home.warden(&[&["plan", "--config", "warden.toml"], flags].concat(), SOON).await?;
         assert!(ran.code == 2 && ran.stderr.contains(words), "{ran:?}");
     }
