@@ -7,7 +7,7 @@ use warden_rig::{Home, Outcome, Trouble};
 /// A home with two sample models and a configuration of them, whose program is not there.
 async fn home() -> Result<Home, Trouble> {
     let home = Home::new()?;
-    let mut models = String::new();
+    let mut models = Vec::new();
     for (name, flags) in
         [("small", "\"-c\", \"2048\", \"-np\", \"1\""), ("long", "\"-c\", \"65536\", \"-np\", \"2\"")]
     {
@@ -15,12 +15,12 @@ async fn home() -> Result<Home, Trouble> {
         let ran = home.warden(&["sample-model", "--arch", "llama", "-o", &file], SOON).await?;
         assert_eq!(ran.code, 0, "{ran:?}");
         let path = home.path().join(file);
-        models += &format!(
+        models.push(format!(
             "[models.{name}]\nbinary = '/bin/true'\nmodel = '{}'\nargs = [{flags}]\n",
             path.display()
-        );
+        ));
     }
-    home.file("warden.toml", models)?;
+    home.file("warden.toml", models.concat())?;
     Ok(home)
 }
 

@@ -192,7 +192,11 @@ async fn computed(
             Err(stop) => return Err(stop),
         },
         Err(why) => {
-            let settings = asking.answer(probed).await?;
+            let settings = match asking.answer(probed).await {
+                // It tells nothing.
+                Err(Stop::Cannot(_)) => Vec::new(),
+                told => told?,
+            };
             let is_greedy = Prefill::is_greedy(&settings).ok();
             match may_repeat.and_then(|draw| draw.known(is_greedy)) {
                 // What cannot be told is shown by the comparison.
