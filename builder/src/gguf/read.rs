@@ -302,7 +302,7 @@ fn parsed(head: &mut Head) -> Result<Facts, Fault> {
     let data = head.at.next_multiple_of(alignment);
     begins.sort_unstable();
     let ends = begins.iter().skip(1).map(|(begin, _)| *begin).chain([head.size.saturating_sub(data)]);
-    for ((begin, index), end) in begins.iter().zip(ends.collect::<Vec<_>>()) {
+    for ((begin, index), end) in begins.iter().zip(ends) {
         let Some(bytes) = end.checked_sub(*begin) else {
             let name = &facts.tensors[*index].name;
             return Err(Fault::Odd(format!("its tensor {name} begins behind the end of the file")));

@@ -1,4 +1,4 @@
-//! Whole files are read, and whatever else a file may be is told in words.
+//! A whole file is read; a file that is damaged, or no GGUF file, gives an error that says what is wrong.
 
 use super::*;
 use crate::gguf::{Gguf, Value};

@@ -58,7 +58,7 @@ pub enum Misfit {
 /// may be on one GPU only keep it.
 ///
 /// # Errors
-/// There are none.
+/// They do not fit.
 pub fn fit(machine: &Machine, wanted: &[&Wanted]) -> Result<Vec<Fit>, Misfit> {
     let needed = wanted.iter().map(|one| one.needs.host_bytes()).sum();
     if needed > machine.host {
@@ -77,7 +77,7 @@ pub fn fit(machine: &Machine, wanted: &[&Wanted]) -> Result<Vec<Fit>, Misfit> {
     Err(worst.unwrap_or(Misfit::Host { needed, there: machine.host }))
 }
 
-/// Searches places for all from `at` on. What was missing at the deepest point is told.
+/// Finds places for all models from number `at` on. Where there is none, `worst` has the first model that found no room.
 fn place(
     order: &[&Wanted],
     at: usize,

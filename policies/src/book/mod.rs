@@ -1,5 +1,5 @@
-//! The book of memory: what a model needs on the host and on GPUs before it was ever loaded, from what its file says and how it is told
-//! to run.
+//! The book of memory: how much a model will need on the host and on GPUs. It is worked out before the model is loaded, from the model's
+//! file and from llama-server's flags.
 //!
 //! ```text
 //!   file ──> Shape ──┐
@@ -84,7 +84,7 @@ pub struct Needs {
     pub context: u64,
     /// Slots.
     pub slots: u64,
-    /// What is told and not reckoned with.
+    /// Flags that take memory and that this book leaves out.
     pub unknown: Vec<String>,
 }
 
@@ -117,7 +117,8 @@ fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
     (context, slots, unified)
 }
 
-/// What a model needs that is told to run like this. `gpus`: a GPU is there, and its build can use it; `projector`: bytes of that file.
+/// What a model needs when llama-server runs it with these flags. `gpus`: the machine has a GPU, and the build can use it. `projector`:
+/// bytes of the projector's file.
 pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
     let (context, slots, unified) = room(shape, run);
     let ubatch = run.ubatch.unwrap_or(UBATCH).min(context);

@@ -1,8 +1,8 @@
-//! How a llama-server is told to run a model, as far as that decides what it needs.
+//! The flags of a llama-server that decide how much memory its model needs.
 
 use std::collections::BTreeMap;
 
-/// What it is told. What is not told is `None`.
+/// What the flags say. `None`: they say nothing, and llama-server's default holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
     /// Tokens of context of all slots together.
@@ -37,7 +37,7 @@ pub struct Run {
     pub main_gpu: Option<usize>,
     /// The projector's file.
     pub projector: Option<String>,
-    /// What is told and not reckoned with, as written.
+    /// Flags that take memory and that the book leaves out, as written.
     pub unknown: Vec<String>,
 }
 

@@ -170,11 +170,6 @@ impl Shape {
             window,
         })
     }
-
-    /// Bytes of all tensors.
-    pub fn weights(&self) -> u64 {
-        self.input + self.output + self.layers.iter().map(|layer| layer.bytes).sum::<u64>()
-    }
 }
 
 /// Numbers that a layer with a state has for each sequence: of its convolution and of its recurrence.

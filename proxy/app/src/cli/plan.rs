@@ -1,7 +1,7 @@
 //! `llama-warden plan`: what each model of a configuration needs, and who fits together, before anything is loaded.
 //!
-//! It reads what the models' files say of themselves and how they are told to run, and asks the drivers which GPUs there are; `--gpus`
-//! and `--host` are for a machine that is not this one.
+//! It reads the models' files and the flags of their llama-servers, and asks the drivers which GPUs there are. `--gpus` and `--host`
+//! describe another machine.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,10 +1,8 @@
 //! An answer that is drawn with a temperature goes on as the beginning of its own message, if the next server shows that it does.
 
-use std::sync::{Arc, Mutex};
-
 use serde_json::{Value, json};
 
-use super::goes_on::events;
+use super::goes_on::{Asked, dying, events, going_on, note};
 use super::*;
 use crate::Outcome;
 
@@ -37,17 +35,6 @@ fn end(tokens: u64) -> String {
         + &named(&json!({ "type": "message_stop" }))
 }
 
-fn dying(events: String) -> Upstream {
-    Upstream::start(move |mut peer| {
-        let events = events.clone();
-        async move {
-            peer.request().await;
-            peer.send(EVENTS).await;
-            peer.send_chunk(events.as_bytes()).await;
-        }
-    })
-}
-
 /// What the next server does with the beginning of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
@@ -63,8 +50,6 @@ enum Way {
     Dies,
 }
 
-type Asked = Arc<Mutex<Vec<(String, Value)>>>;
-
 fn next(way: Way) -> (Upstream, Asked) {
     let asked = Asked::default();
     let log = asked.clone();
@@ -72,9 +57,7 @@ fn next(way: Way) -> (Upstream, Asked) {
         let log = log.clone();
         async move {
             while let Some((head, body)) = peer.request().await {
-                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-                log.lock().unwrap().push((path.clone(), body.clone()));
+                let (path, body) = note(&log, &head, &body);
                 let has_text = body["messages"].as_array().is_some_and(|turns| turns.len() > 1);
                 let said = |new: u64, cached: u64, text: &str| {
                     json!({ "content": [{ "type": "text", "text": text }],
@@ -104,10 +87,6 @@ fn next(way: Way) -> (Upstream, Asked) {
         }
     });
     (upstream, asked)
-}
-
-fn going_on() -> Plan {
-    Plan { rotates: true, on_death: OnDeath::Continue, ..Plan::default() }
 }
 
 #[tokio::test]

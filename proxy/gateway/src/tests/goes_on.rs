@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const BODY: &str =
     r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":9,"temperature":0}"#;
 
-fn going_on() -> Plan {
+pub(super) fn going_on() -> Plan {
     Plan { rotates: true, on_death: OnDeath::Continue, ..Plan::default() }
 }
 
@@ -32,7 +32,7 @@ fn finished(reason: &str) -> String {
 }
 
 /// Sends the head of a stream and this, and is gone.
-fn dying(events: String) -> Upstream {
+pub(super) fn dying(events: String) -> Upstream {
     Upstream::start(move |mut peer| {
         let events = events.clone();
         async move {
@@ -71,7 +71,16 @@ enum Odd {
     DiesInTheRest,
 }
 
-type Asked = Arc<Mutex<Vec<(String, Value)>>>;
+/// Paths and bodies of what a server was asked, in order.
+pub(super) type Asked = Arc<Mutex<Vec<(String, Value)>>>;
+
+/// What a server is asked now, noted.
+pub(super) fn note(log: &Asked, head: &str, body: &[u8]) -> (String, Value) {
+    let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+    let asked = (path, serde_json::from_slice(body).unwrap_or_default());
+    log.lock().unwrap().push(asked.clone());
+    asked
+}
 
 /// A server that goes on with "Hel" and "lo", which are its tokens 1 and 2: with " you".
 fn next(odd: Odd) -> (Upstream, Asked) {
@@ -81,10 +90,8 @@ fn next(odd: Odd) -> (Upstream, Asked) {
         let log = log.clone();
         async move {
             while let Some((head, body)) = peer.request().await {
-                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let (path, body) = note(&log, &head, &body);
                 let is_measure = path == "/completion" && body["stream"] == false;
-                log.lock().unwrap().push((path.clone(), body));
                 match odd {
                     Odd::DiesAt(at) if at == path => return,
                     Odd::Refuses(at) if at == path => {
@@ -299,8 +306,7 @@ fn saying(events: String) -> (Upstream, Asked) {
         let (events, log) = (events.clone(), log.clone());
         async move {
             while let Some((head, body)) = peer.request().await {
-                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-                log.lock().unwrap().push((path, serde_json::from_slice(&body).unwrap_or_default()));
+                note(&log, &head, &body);
                 peer.send(EVENTS).await;
                 for event in events.split_inclusive("\n\n") {
                     peer.send_chunk(event.as_bytes()).await;

@@ -41,7 +41,7 @@ pub(crate) fn restore(beside: &Path) {
     let Some(directory) = beside.parent().filter(|directory| !directory.exists()) else { return };
     tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
     if let Err(error) = make_private(directory) {
-        // The child says so too, in words that end in a failure which callers are told.
+        // The child fails for the same reason, and callers get its words.
         tracing::error!(directory = %directory.display(), %error, "cannot make the directory for sockets");
     }
 }

@@ -236,15 +236,15 @@ async fn behind_its_text(
         None => asking.ask("/completion", Prefill::settings()).await?,
     };
     Prefill::is_greedy(&settings)?;
-    let tokens = Prefill::spelled(&asking.ask("/tokenize", Prefill::spell(prefill.text())).await?)?;
+    let tokens = spelling::counted(&asking.ask("/tokenize", spelling::count(&prefill.text)).await?)?;
     let rest = prefill.rest(tokens, kin.and_then(|kin| kin.answer_tokens))?;
     let first = prefill.counted(&asking.ask_again(prefill.first()).await?)?;
     let mut before = None;
-    for text in prefill.steps(first.prompt(), tokens) {
-        let spelled = if text == prefill.text() {
+    for text in prefill.steps(first.prompt, tokens) {
+        let spelled = if text == prefill.text {
             tokens
         } else {
-            Prefill::spelled(&asking.ask("/tokenize", Prefill::spell(text)).await?)?
+            spelling::counted(&asking.ask("/tokenize", spelling::count(text)).await?)?
         };
         let now = prefill.counted(&asking.ask_again(prefill.second(text)).await?)?;
         Prefill::shows(&first, before.as_ref(), &now, (text, spelled))?;

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use warden_policies::units::{exact, scale};
 
 use super::repeat::Shift;
-use super::request::Why;
+use super::request::{Why, bytes, has_no_state, is_greedy, untold};
 use super::spelling;
 use super::transcript::{Stage, Transcript};
 use crate::answer::assemble::Kind;
@@ -53,24 +53,17 @@ const STATES: [&str; 12] = [
 pub(super) struct Prefill {
     kind: Kind,
     body: Map<String, Value>,
-    text: String,
+    pub(super) text: String,
 }
 
 /// What a server said of a request for one token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Counted {
     /// Tokens of the prompt.
-    prompt: u64,
+    pub(super) prompt: u64,
     /// Those of them that it knew already.
     cached: u64,
     text: String,
-}
-
-impl Counted {
-    /// Tokens of the prompt.
-    pub(super) fn prompt(&self) -> u64 {
-        self.prompt
-    }
 }
 
 impl Prefill {
@@ -100,11 +93,10 @@ impl Prefill {
         if let Some(name) = STATES.iter().find(said) {
             return Err(format!("it asks for `{name}`"));
         }
-        if !matches!(body.get("tool_choice"), None | Some(Value::Null)) && body["tool_choice"] != "auto" {
-            let kind = body["tool_choice"]["type"].as_str();
-            if kind != Some("auto") && body["tool_choice"] != "none" && kind != Some("none") {
-                return why("it has to call a tool");
-            }
+        let choice = body.get("tool_choice").unwrap_or(&Value::Null);
+        let chosen = choice["type"].as_str().or(choice.as_str());
+        if !choice.is_null() && !matches!(chosen, Some("auto" | "none")) {
+            return why("it has to call a tool");
         }
         let turns = match kind {
             Kind::Responses => "input",
@@ -130,16 +122,6 @@ impl Prefill {
     /// The request, for one token.
     pub(super) fn first(&self) -> Vec<u8> {
         bytes(self.of_one(self.body.clone()))
-    }
-
-    /// Asks how a text is spelled.
-    pub(super) fn spell(text: &str) -> Vec<u8> {
-        json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
-    }
-
-    /// The text.
-    pub(super) fn text(&self) -> &str {
-        &self.text
     }
 
     /// Beginnings of the text, the last of which is all of it. A server with several slots looks for the one that holds a good part of
@@ -195,40 +177,21 @@ impl Prefill {
         Ok(bytes(body))
     }
 
-    /// How many tokens the text has, by the answer to [`Self::spell`].
-    pub(super) fn spelled(answer: &[u8]) -> Result<u64, Why> {
-        let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-        let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);
-        tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not spell texts".to_owned())
-    }
-
     /// Asks with which settings a server computes where nothing is said.
     pub(super) fn settings() -> Vec<u8> {
         json!({ "prompt": "a", "n_predict": 1, "stream": false }).to_string().into_bytes()
     }
 
-    /// Whether the same request has the same answer each time, by the answer to [`Self::settings`]. Else, which of them has a state that the
-    /// next process does not have.
+    /// Whether the same request has the same answer each time, by the answer to [`Self::settings`]. Else, which of the settings has a
+    /// state that the next process does not have.
     pub(super) fn is_greedy(answer: &[u8]) -> Result<bool, Why> {
-        let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-        let Value::Object(settings) = &answer["generation_settings"] else {
-            return Err("its build does not tell with which settings it computes".to_owned());
-        };
-        let said = |name: &&&str| settings.get(**name).is_some_and(|value| !is_nothing(value));
-        match ["grammar", "mirostat", "n_probs"].iter().find(said) {
-            Some(name) => Err(format!("its server computes with `{name}`")),
-            None if settings
-                .get("adaptive_target")
-                .and_then(Value::as_f64)
-                .is_some_and(|target| target > 0.0) =>
-            {
-                Err("its server computes with `adaptive_target`".to_owned())
-            }
-            None => {
-                let is_zero = settings.get("temperature").and_then(Value::as_f64).is_some_and(|at| at <= 0.0);
-                Ok(is_zero || settings.get("top_k").and_then(Value::as_u64) == Some(1))
-            }
+        let told: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let settings = &told["generation_settings"];
+        if !settings.is_object() {
+            return Err(untold());
         }
+        has_no_state(settings, &["grammar"])?;
+        Ok(is_greedy(Kind::Native, answer).unwrap_or(false))
     }
 
     /// What a server said to one of the requests for one token.
@@ -286,7 +249,7 @@ impl Prefill {
         Ok(())
     }
 
-    /// How the rest is told, of a text of so many tokens.
+    /// What has to be counted otherwise where a text of so many tokens stood in the prompt.
     pub(super) fn shift(first: &Counted, tokens: u64) -> Shift {
         Shift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
     }
@@ -359,10 +322,6 @@ fn text_of(content: &Value) -> String {
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
         _ => String::new(),
     }
-}
-
-fn bytes(body: Map<String, Value>) -> Vec<u8> {
-    Value::Object(body).to_string().into_bytes()
 }
 
 #[cfg(test)]

@@ -193,7 +193,7 @@ fn responses_go_on_with_their_names_and_numbers() {
         let names = told.replace("msg_b", if had < 2 { "msg_a" } else { "msg_b" });
         assert_eq!(begun + &names, first.concat(), "{had}");
     }
-    // That its answer is under way a client is told once.
+    // The client gets `response.in_progress` once.
     let begun = answer("a", 0).next().unwrap()
         + &named(
             &json!({ "type": "response.in_progress", "response": { "id": "resp_a" }, "sequence_number": 1 }),

@@ -275,21 +275,9 @@ impl Settings {
         let told = told(kind, &answer);
         let settings = &told["generation_settings"];
         let (true, Some(prompt)) = (settings.is_object(), told["tokens_evaluated"].as_u64()) else {
-            return Err("its build does not tell with which settings it computes".to_owned());
+            return Err(untold());
         };
-        let is_empty = |value: &Value| match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::String(text) => text.is_empty(),
-            Value::Array(items) => items.is_empty(),
-            Value::Number(number) => number.as_f64().is_some_and(|number| number <= 0.0),
-            _ => false,
-        };
-        // What has a state that the next process does not have.
-        for name in ["grammar_lazy", "grammar_triggers", "mirostat", "adaptive_target", "n_probs"] {
-            if !is_empty(&settings[name]) {
-                return Err(format!("its server computes with `{name}`"));
-            }
-        }
+        has_no_state(settings, &["grammar_lazy", "grammar_triggers"])?;
         let marks = settings["preserved_tokens"].as_array().into_iter().flatten();
         let marks = marks.map(|mark| u32::try_from(mark.as_u64()?).ok()).collect::<Option<Vec<_>>>();
         let Some(marks) = marks else { return Err(unknown_marks()) };
@@ -313,6 +301,28 @@ impl Settings {
     pub(super) fn may_hide(&self, marks: &str, rendered: &str) -> bool {
         let thinks = marks.contains(THOUGHT) || rendered.contains(THOUGHT);
         thinks && !self.is_greedy && !rendered.trim_ascii_end().ends_with(THOUGHT)
+    }
+}
+
+pub(super) fn untold() -> Why {
+    "its build does not tell with which settings it computes".to_owned()
+}
+
+/// What any server may compute with that has a state which the next process does not have.
+const STATES: [&str; 3] = ["mirostat", "adaptive_target", "n_probs"];
+
+/// Whether these settings have no such state, nor any of `more`. Else, which one.
+pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), Why> {
+    let is_empty = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Number(number) => number.as_f64().is_some_and(|number| number <= 0.0),
+        _ => false,
+    };
+    match more.iter().chain(&STATES).find(|name| !is_empty(&settings[**name])) {
+        Some(name) => Err(format!("its server computes with `{name}`")),
+        None => Ok(()),
     }
 }
 
@@ -440,7 +450,7 @@ fn limit(body: &Map<String, Value>) -> Result<Option<u64>, Why> {
     Ok(limit.and_then(|limit| u64::try_from(limit).ok()))
 }
 
-fn bytes(body: Map<String, Value>) -> Vec<u8> {
+pub(super) fn bytes(body: Map<String, Value>) -> Vec<u8> {
     Value::Object(body).to_string().into_bytes()
 }
 

@@ -57,7 +57,19 @@ pub(super) fn tokenize(heard: &Transcript) -> Vec<u8> {
         .into_bytes()
 }
 
-/// The answer to it. Read as such, and not as any JSON: it has a token for each few bytes of a text that may be long.
+/// Asks how many tokens a text has.
+pub(super) fn count(text: &str) -> Vec<u8> {
+    json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
+}
+
+/// The answer to that.
+pub(super) fn counted(answer: &[u8]) -> Result<u64, Why> {
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+    let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);
+    tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not spell texts".to_owned())
+}
+
+/// The answer to [`tokenize`]. Read as such, and not as any JSON: it has a token for each few bytes of a text that may be long.
 #[derive(Deserialize)]
 struct Tokenized<'a> {
     #[serde(borrow)]
