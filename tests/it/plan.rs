@@ -1,8 +1,8 @@
 //! `plan` says what models need and who fits together, and starts nothing.
 
-use serde_json::Value;
-use warden_rig::warden::SOON;
-use warden_rig::{Home, Outcome, Trouble};
+use serde_json::{Value, json};
+use warden_rig::warden::{SOON, Setup};
+use warden_rig::{Home, Outcome, Trouble, wait_until};
 
 /// A home with two sample models and a configuration of them, whose program is not there.
 async fn home() -> Result<Home, Trouble> {
@@ -87,5 +87,35 @@ async fn what_is_no_model_is_told_and_the_others_are_planned_all_the_same() -> O
         let ran = home.warden(&[&["plan", "--config", "warden.toml"], flags].concat(), SOON).await?;
         assert!(ran.code == 2 && ran.stderr.contains(words), "{ran:?}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
+    const TAKEN: u64 = 96;
+    let setup = Setup::new()?.top("sensors.interval = \"20ms\"");
+    // The one there is empty: a fake needs no more.
+    std::fs::remove_file(setup.home.path().join("model.gguf"))?;
+    let ran = setup.home.warden(&["sample-model", "--arch", "llama", "-o", "model.gguf"], SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let warden = setup.fake("m", &json!({ "base_mib": TAKEN }), "").map(Setup::start)?.await?;
+    warden.until_ready(1).await?;
+    let kept = warden.home().path().join("state/llama-warden/growth.json");
+    wait_until("what it holds is kept", SOON, async || {
+        std::fs::read_to_string(&kept).is_ok_and(|text| text.contains("\"ready\""))
+    })
+    .await?;
+    let told: Value = serde_json::from_str(&plan(warden.home(), &["--json"]).await?)?;
+    let model = &told["models"][0];
+    let of = |name: &str| model[name].as_u64().unwrap_or(0);
+    let mib = of("measured_host_bytes") >> 20;
+    assert!((TAKEN..TAKEN + 32).contains(&mib), "{told}");
+    assert_eq!(of("host_bytes"), of("measured_host_bytes"), "{told}");
+    assert_ne!(of("planned_host_bytes"), of("host_bytes"), "{told}");
+    let told = plan(warden.home(), &[]).await?;
+    assert!(told.contains(" MiB (measured)") && told.contains("measured: "), "{told}");
+    // Another machine is not this one.
+    let told: Value = serde_json::from_str(&plan(warden.home(), &["--json", "--gpus", "2GiB"]).await?)?;
+    assert!(told["models"][0]["measured_host_bytes"].is_null(), "{told}");
     Ok(())
 }

@@ -137,7 +137,7 @@ fn place(
 /// Shares of one model on these GPUs, in proportion to their room, if that is enough.
 fn shares(one: &Wanted, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64)>> {
     let count = group.len() as u64;
-    let spread = one.needs.gpu_bytes(count) - one.needs.each_gpu * count;
+    let spread = one.needs.gpu_bytes(count).saturating_sub(one.needs.each_gpu * count);
     let room: Vec<u64> = group.iter().map(|gpu| free[*gpu].saturating_sub(one.needs.each_gpu)).collect();
     let all: u64 = room.iter().sum();
     if all < spread || room.contains(&0) {

@@ -12,15 +12,20 @@
 //! the vocabulary, a CUDA context) is fixed, and was measured.
 
 mod fit;
+pub mod held;
 mod run;
 mod shape;
 #[cfg(test)]
 mod tests;
 
 pub use fit::{Fit, Machine, Misfit, Wanted, fit};
+pub use held::Held;
 pub use run::{CacheType, GpuLayers, Run};
 pub use shape::{Described, Layer, Shape};
 
+use std::collections::BTreeMap;
+
+use crate::sample::MemoryKind;
 use crate::units::MIB;
 
 /// Slots where nothing is said, which share one cache then.
@@ -86,23 +91,63 @@ pub struct Needs {
     pub slots: u64,
     /// Flags that take memory and that this book leaves out.
     pub unknown: Vec<String>,
+    /// What processes with the same command held, which counts instead of all that.
+    pub measured: Measured,
+}
+
+/// What processes of a kind held at their most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// Bytes on the host; `None` if that was never read.
+    pub host: Option<u64>,
+    /// Bytes on all GPUs together, and how many GPUs those were.
+    pub gpu: Option<(u64, u64)>,
+}
+
+impl Measured {
+    /// Of what was seen while they served, and of an experiment with their largest prompts, whichever is more.
+    pub fn of(held: &[Held], worst: &[(MemoryKind, u64)]) -> Self {
+        let mut all: BTreeMap<MemoryKind, u64> = BTreeMap::new();
+        let seen = held.iter().map(|held| (held.series, held.most));
+        for (series, bytes) in seen.chain(worst.iter().copied()) {
+            let most = all.entry(series).or_default();
+            *most = bytes.max(*most);
+        }
+        let host = all.remove(&MemoryKind::Host);
+        let gpus = all.len() as u64;
+        Self { host, gpu: (gpus > 0).then(|| (all.into_values().sum(), gpus)) }
+    }
 }
 
 impl Needs {
     /// Bytes on the host.
     pub fn host_bytes(&self) -> u64 {
+        self.measured.host.unwrap_or_else(|| self.planned_host())
+    }
+
+    /// Bytes on the host as they were planned.
+    pub fn planned_host(&self) -> u64 {
         self.host.iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Bytes on this many GPUs together.
     pub fn gpu_bytes(&self, gpus: u64) -> u64 {
+        match self.measured.gpu {
+            // One more of them has a context of its own.
+            Some((bytes, were)) => bytes + self.each_gpu * gpus.saturating_sub(were),
+            None => self.planned_gpu(gpus),
+        }
+    }
+
+    /// The same as it was planned.
+    pub fn planned_gpu(&self, gpus: u64) -> u64 {
         let shared: u64 = self.gpu.iter().map(|(_, bytes)| bytes).sum();
         if shared == 0 { 0 } else { shared + self.each_gpu * gpus.max(1) }
     }
 
     /// Whether anything of it is on a GPU.
     pub fn uses_gpu(&self) -> bool {
-        self.gpu.iter().any(|(_, bytes)| *bytes > 0)
+        self.measured.gpu.is_some() || self.gpu.iter().any(|(_, bytes)| *bytes > 0)
     }
 }
 
@@ -181,6 +226,7 @@ pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
         context,
         slots,
         unknown: run.unknown.clone(),
+        measured: Measured::default(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::sample::GpuIndex;
 use crate::units::exact;
 
 const GIB: u64 = 1 << 30;
@@ -264,4 +265,30 @@ proptest! {
         prop_assert!(total(context + 256 * slots, slots, layers).0 >= all);
         prop_assert!(total(context, slots, layers + 1).1 >= gpu);
     }
+}
+
+#[test]
+fn what_was_measured_counts_in_the_place_of_what_was_planned() {
+    let gpu = |index: u32| MemoryKind::Vram(GpuIndex(index));
+    let held = |series, most| Held { series, ready: most / 2, most };
+    let planned = Needs {
+        host: vec![(Part::Fixed, 100)],
+        gpu: vec![(Part::Weights, 1000)],
+        each_gpu: 50,
+        ..Needs::default()
+    };
+    assert_eq!((planned.host_bytes(), planned.gpu_bytes(1), planned.gpu_bytes(2)), (100, 1050, 1100));
+    let seen = [held(MemoryKind::Host, 90), held(gpu(0), 700), held(gpu(1), 300)];
+    let measured = Measured::of(&seen, &[(gpu(0), 800), (MemoryKind::Host, 80)]);
+    assert_eq!(measured, Measured { host: Some(90), gpu: Some((1100, 2)) }, "the larger one of both");
+    let needs = Needs { measured, ..planned.clone() };
+    assert_eq!((needs.host_bytes(), needs.gpu_bytes(2), needs.gpu_bytes(3)), (90, 1100, 1150));
+    assert_eq!((needs.planned_host(), needs.planned_gpu(2)), (100, 1100));
+    // Nothing was read of its GPUs: they are as planned.
+    let host_only = Needs { measured: Measured::of(&seen[..1], &[]), ..planned };
+    assert_eq!((host_only.host_bytes(), host_only.gpu_bytes(1)), (90, 1050));
+    // Less than the contexts of those that it would be spread over: no number goes below nothing.
+    let tiny = Needs { measured: Measured { host: None, gpu: Some((10, 1)) }, ..needs };
+    let wanted = Wanted { name: "m".to_owned(), needs: tiny, gpus: Vec::new(), may_split: true };
+    assert!(fit(&Machine { host: 1000, gpus: vec![5, 5] }, &[&wanted]).is_err());
 }

@@ -61,7 +61,7 @@ pub use lease::outcomes::Outcome;
 pub use lease::pulse::Asked;
 pub use lease::queue::ward::Alone;
 pub use lease::turns::Turn;
-pub use memory::leak_history::remember;
+pub use memory::leak_history::{KnownMemory, known_memory, remember};
 pub use process::child::Child;
 pub use process::endpoint::Endpoint;
 pub use process::group::Exit;

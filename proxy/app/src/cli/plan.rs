@@ -4,20 +4,24 @@
 //! describe another machine.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
 use serde_json::{Value, json};
 use warden_builder::gguf;
-use warden_policies::ByteSize;
-use warden_policies::book::{self, Described, Fit, Machine as Room, Misfit, Needs, Part, Run, Shape, Wanted};
+use warden_policies::book::{
+    self, Described, Fit, Machine as Room, Measured, Misfit, Needs, Part, Run, Shape, Wanted,
+};
+use warden_policies::growth::Prior;
+use warden_policies::{ByteSize, phrases};
 use warden_sensors::gpu::Gpus;
+use warden_supervisor::known_memory;
 use warden_supervisor::spec::Command;
 
-use crate::cli::ConfigArgs;
+use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::Machine;
-use crate::config::resolve::resolve;
+use crate::config::resolve::{resolve, store};
 use crate::exit::Failure;
 use crate::out;
 
@@ -60,6 +64,8 @@ struct Known {
     run: Run,
     projector: u64,
     needs: Needs,
+    /// How processes with this command leaked.
+    leaks: Vec<Prior>,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -69,8 +75,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(name) => Some(super::policy::find(&loaded, name)?.0.to_owned()),
         None => None,
     };
-    let resolved = resolve(&loaded, &machine, false)?;
+    let mut resolved = resolve(&loaded, &machine, false)?;
     let room = room(args, &machine)?;
+    // What was measured is known by the whole command. Where a program is not there, or is none, its models are planned all the same.
+    drop(block_on(store::fill(&mut resolved, &machine))?);
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
     let asked = |name: &str| only.as_deref().is_none_or(|asked| asked == name);
@@ -78,7 +86,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sheets: Vec<Sheet> = models
         .map(|spec| Sheet {
             name: spec.name.to_string(),
-            known: known(&spec.command, env.clone(), !room.gpus.is_empty()),
+            known: known(&spec.command, env.clone(), !room.gpus.is_empty()).map(|mut known| {
+                if args.gpus.is_none() {
+                    measured(&mut known, &resolved.dirs.state, &spec.command);
+                }
+                known
+            }),
         })
         .collect();
     if args.json {
@@ -138,7 +151,14 @@ fn known(command: &Command, mut env: BTreeMap<String, String>, gpus: bool) -> Re
         size.map_err(|error| format!("cannot read {}: {error}", path.display()))
     })?;
     let needs = book::needs(&shape, &run, gpus, projector);
-    Ok(Known { shape, run, projector, needs })
+    Ok(Known { shape, run, projector, needs, leaks: Vec::new() })
+}
+
+/// What processes with this command held on this machine takes the place of what is planned.
+fn measured(known: &mut Known, state_dir: &Path, command: &Command) {
+    let seen = known_memory(state_dir, command);
+    known.needs.measured = Measured::of(&seen.held, &seen.worst);
+    known.leaks = seen.leaks;
 }
 
 /// The model's file, by flag or variable.
@@ -250,12 +270,15 @@ fn rows(sheets: &[Sheet]) -> Vec<Vec<String>> {
             if all == 0 {
                 continue;
             }
+            let is_measured =
+                if place == "host" { needs.measured.host.is_some() } else { needs.measured.gpu.is_some() };
+            let all = format!("{}{}", ByteSize(all), if is_measured { " (measured)" } else { "" });
             let fixed = if fixed > 0 { ByteSize(fixed).to_string() } else { bytes(parts, Part::Fixed) };
             let name = if place == "host" && needs.uses_gpu() { String::new() } else { sheet.name.clone() };
             let cells = [Part::Weights, Part::Cache, Part::State, Part::Computing, Part::Projector];
             let mut row = vec![name, place.to_owned()];
             row.extend(cells.map(|part| bytes(parts, part)));
-            row.extend([fixed, ByteSize(all).to_string()]);
+            row.extend([fixed, all]);
             rows.push(row);
         }
     }
@@ -274,7 +297,22 @@ fn words(name: &str, known: &Known) -> String {
     if !unknown.is_empty() {
         parts.push(format!("not reckoned with: {}", unknown.join(", ")));
     }
+    parts.extend(measured_words(&known.needs));
+    for leak in &known.leaks {
+        parts.push(format!("it leaks: {}, {}", leak.series, phrases::slope(&leak.slope)));
+    }
     parts.join("; ")
+}
+
+/// What was measured, beside what was planned.
+fn measured_words(needs: &Needs) -> Option<String> {
+    let of = |measured: u64, planned: u64, place: &str| {
+        format!("{} {place} ({} planned)", ByteSize(measured), ByteSize(planned))
+    };
+    let gpu = needs.measured.gpu.map(|(bytes, gpus)| of(bytes, needs.planned_gpu(gpus), "on GPUs"));
+    let host = needs.measured.host.map(|bytes| of(bytes, needs.planned_host(), "on the host"));
+    let both: Vec<String> = gpu.into_iter().chain(host).collect();
+    (!both.is_empty()).then(|| format!("measured: {}", both.join(" and ")))
 }
 
 fn why(misfit: &Misfit) -> String {
@@ -296,6 +334,7 @@ fn why(misfit: &Misfit) -> String {
 fn less(known: &Known, one: &Wanted, room: &Room) -> String {
     let fits = |context: u64| {
         let run = Run { context: Some(context), ..known.run.clone() };
+        // What was measured is of the context as it is.
         let needs = book::needs(&known.shape, &run, !room.gpus.is_empty(), known.projector);
         book::fit(room, &[&Wanted { needs, ..one.clone() }]).is_ok()
     };
@@ -335,6 +374,8 @@ fn as_json(sheets: &[Sheet], room: &Room) -> Value {
                 "host": parts(&needs.host), "host_bytes": needs.host_bytes(), "mapped_bytes": needs.mapped,
                 "gpu": parts(&needs.gpu), "each_gpu_bytes": needs.each_gpu, "gpu_bytes": needs.gpu_bytes(1),
                 "unknown": needs.unknown,
+                "planned_host_bytes": needs.planned_host(), "planned_gpu_bytes": needs.planned_gpu(1),
+                "measured_host_bytes": needs.measured.host, "measured_gpu_bytes": needs.measured.gpu.map(|(bytes, _)| bytes),
             }),
             Err(why) => json!({ "name": sheet.name, "error": why }),
         })
@@ -351,8 +392,6 @@ fn as_json(sheets: &[Sheet], room: &Room) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]

@@ -1,5 +1,5 @@
 //! What is remembered of earlier processes, by what they were made of: slopes of series that leaked, what a diagnosis
-//! measured of the largest prompts, and what the best of them had on GPUs. Kept in `growth.json` in the state directory, so that the next generation, and the next
+//! measured of the largest prompts, what the best of them had on GPUs, and what they held. Kept in `growth.json` in the state directory, so that the next generation, and the next
 //! run, begin as known leakers and with known prices.
 //!
 //! The file is replaced whole, under a lock, after it was read again: a diagnosis may write it while models are served. One
@@ -15,6 +15,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use warden_policies::book::held::{self, Held};
 use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Prior, Verdict};
 use warden_policies::health::Offload;
@@ -22,6 +23,9 @@ use warden_policies::{MemoryKind, ModelName};
 
 use crate::spec::Command;
 use crate::sync::lock;
+
+/// The name of the file.
+const FILE: &str = "growth.json";
 
 /// One kind of process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +40,26 @@ struct Known {
     /// What the best of them had on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     offload: Option<Offload>,
+    /// What they held.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    held: Vec<Held>,
+}
+
+impl Known {
+    fn is_empty(&self) -> bool {
+        self.priors.is_empty() && self.measured.is_empty() && self.offload.is_none() && self.held.is_empty()
+    }
+}
+
+/// What is known of the memory of processes with one command, from those that ran.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KnownMemory {
+    /// What they were seen to hold.
+    pub held: Vec<Held>,
+    /// The most that they hold with the largest prompts, as an experiment measured it.
+    pub worst: Vec<(MemoryKind, u64)>,
+    /// How they leak.
+    pub leaks: Vec<Prior>,
 }
 
 #[derive(Debug)]
@@ -48,7 +72,7 @@ pub(crate) struct LeakHistory {
 impl LeakHistory {
     /// Reads the file in `directory`, if there is one.
     pub(crate) fn open(directory: &Path) -> Self {
-        let path = directory.join("growth.json");
+        let path = directory.join(FILE);
         let known = read(&path);
         Self { path, known: Mutex::new(known) }
     }
@@ -116,6 +140,15 @@ impl LeakHistory {
         }
     }
 
+    /// Such a process held this. Writes the file if that is news; blocks for that.
+    pub(crate) fn held(&self, key: &str, model: &ModelName, shown: &[Held], keep: usize) {
+        let before = lock(&self.known).iter().find(|known| known.key == key).map(|known| known.held.clone());
+        let Some(now) = held::take(&before.unwrap_or_default(), shown) else { return };
+        if let Err(error) = self.change(key, model, keep, |known| known.held = now) {
+            tracing::warn!(path = %self.path.display(), %error, "what it held is not kept");
+        }
+    }
+
     /// Takes in what a diagnosis measured of such a process. Blocks.
     fn take(&self, key: &str, model: &ModelName, measured: Learnt, keep: usize) -> io::Result<()> {
         self.change(key, model, keep, |known| known.measured = measured)
@@ -144,9 +177,10 @@ impl LeakHistory {
             priors: Vec::new(),
             measured: Learnt::default(),
             offload: None,
+            held: Vec::new(),
         });
         change(&mut one);
-        if !one.priors.is_empty() || !one.measured.is_empty() || one.offload.is_some() {
+        if !one.is_empty() {
             known.push(one);
         }
         let surplus = known.len().saturating_sub(keep.max(1));
@@ -168,6 +202,18 @@ pub fn remember(
 ) -> io::Result<()> {
     fs::create_dir_all(state_dir)?;
     LeakHistory::open(state_dir).take(&key(command), model, measured, keep)
+}
+
+/// What is known of the memory of processes with this command. Reads the file in the state directory and changes nothing: one that
+/// cannot be read, or does not exist, knows nothing.
+pub fn known_memory(state_dir: &Path, command: &Command) -> KnownMemory {
+    let (path, key) = (state_dir.join(FILE), key(command));
+    let all: Vec<Known> =
+        fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let found = all.into_iter().find(|known| known.key == key);
+    found
+        .map(|known| KnownMemory { held: known.held, worst: known.measured.worst, leaks: known.priors })
+        .unwrap_or_default()
 }
 
 /// The file as it is; empty if there is none.

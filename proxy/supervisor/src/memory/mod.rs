@@ -5,7 +5,7 @@
 //! | `tracker` | what the readings of one generation add up to |
 //! | `declared_memory` | what a process is told to keep, and what it reports of that |
 //! | `fleet_memory` | what all generations hold; what comes back when one has ended |
-//! | `leak_history` | growth, prices and GPU layers of earlier processes, by what they were made of |
+//! | `leak_history` | growth, prices, GPU layers and memory of earlier processes, by what they were made of |
 //! | `recording` | readings in a file, for `policy replay` |
 
 pub(crate) mod declared_memory;

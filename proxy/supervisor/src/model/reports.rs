@@ -158,6 +158,18 @@ impl Model {
             self.writers
                 .spawn_blocking(move || context.leak_history.learn(&key, &name, &found, &growth, keep));
         }
+        self.keep_held(id);
+    }
+
+    /// Remembers what a generation was seen to hold.
+    pub(super) fn keep_held(&mut self, id: UnitId) {
+        let Some(live) = self.live(id) else { return };
+        let (held, key) = (live.memory.held(), live.memory.key.clone());
+        let (context, name) = (Arc::clone(&self.context), self.spec.name.clone());
+        let keep = self.watch.sensors.priors_kept;
+        if !held.is_empty() {
+            self.writers.spawn_blocking(move || context.leak_history.held(&key, &name, &held, keep));
+        }
     }
 
     /// The machine says whether this end was asked for; only then is it known what to tell.

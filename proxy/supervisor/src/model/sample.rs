@@ -122,6 +122,7 @@ impl Model {
         if first {
             self.replacements.note_sampled(generation, sample.host, &sample.vram);
             self.judge_offload(id, true);
+            self.keep_held(id);
         }
         for change in changes.unwrap_or_default() {
             self.tell_verdict(id, change);

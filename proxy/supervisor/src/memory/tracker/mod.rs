@@ -15,9 +15,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
+use warden_policies::book::held::{self, Held};
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::experiment::headroom::Learnt;
-use warden_policies::growth::{Growth, Monitor, Prior, VerdictChange};
+use warden_policies::growth::{Growth, Monitor, Prior, Verdict, VerdictChange};
 use warden_policies::health::Offload;
 use warden_policies::reclaim::Parts;
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
@@ -90,6 +91,8 @@ pub(crate) struct MemoryTracker {
     pub(crate) group: Option<CgroupMemory>,
     /// What an experiment measured of such a process.
     measured: Learnt,
+    /// What it was seen to hold.
+    held: Vec<Held>,
     /// The facts of the last judgement.
     pub(crate) facts: Option<Facts>,
     /// When growth of host memory was read page by page, and whether that showed it, too.
@@ -129,6 +132,7 @@ impl MemoryTracker {
             totals: None,
             group: None,
             measured: Learnt::default(),
+            held: Vec::new(),
             facts: None,
             confirmed: None,
             confirm_next: false,
@@ -269,6 +273,10 @@ impl MemoryTracker {
             recorder.write(&sample);
         }
         let changes = self.monitor.observe(&sample);
+        for (series, bytes) in &now {
+            let sound = self.is_sound(*series);
+            held::note(&mut self.held, *series, *bytes, sound);
+        }
         self.cost.observe(&sample);
         (self.largest_prompt, self.busy) = (sample.largest_prompt, sample.in_flight > 0);
         if let Some(facts) = &mut self.facts {
@@ -356,6 +364,23 @@ impl MemoryTracker {
     /// What the last judgement knew of one memory.
     pub(crate) fn facts_of(&self, kind: Option<MemoryKind>) -> Option<&SeriesFacts> {
         self.facts.as_ref()?.series.iter().find(|facts| Some(facts.series) == kind)
+    }
+
+    /// Whether what it holds of one memory is its own need, and no leak as far as is known.
+    fn is_sound(&self, series: MemoryKind) -> bool {
+        self.growth(series)
+            .is_none_or(|growth| !matches!(growth.verdict, Verdict::Suspected | Verdict::Leaking))
+    }
+
+    /// What it was seen to hold. Of what leaks nobody knows how much was needed: it counts as it was when it was ready.
+    pub(crate) fn held(&self) -> Vec<Held> {
+        let mut all = self.held.clone();
+        for held in &mut all {
+            if !self.is_sound(held.series) {
+                held.most = held.ready;
+            }
+        }
+        all
     }
 
     fn was(&self, series: MemoryKind) -> Option<u64> {

@@ -1,0 +1,81 @@
+//! What processes of one kind were seen to hold: it takes the place of what was planned.
+
+use serde::{Deserialize, Serialize};
+
+use crate::sample::MemoryKind;
+
+/// What processes of one kind held of one memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Which memory.
+    pub series: MemoryKind,
+    /// Bytes when the latest of them was ready.
+    pub ready: u64,
+    /// The most bytes that any of them held while it did not leak.
+    pub most: u64,
+}
+
+/// What differs by less is not worth being written down.
+const SMALL: u64 = 64;
+
+/// A process holds so many bytes now. `sound`: as far as is known none of it is a leak.
+pub fn note(held: &mut Vec<Held>, series: MemoryKind, bytes: u64, sound: bool) {
+    match held.iter_mut().find(|held| held.series == series) {
+        Some(held) if sound => held.most = held.most.max(bytes),
+        Some(_) => {}
+        None => held.push(Held { series, ready: bytes, most: bytes }),
+    }
+}
+
+/// What is known of a kind when one more of its processes has shown this. `None` if that changes nothing that matters.
+pub fn take(known: &[Held], shown: &[Held]) -> Option<Vec<Held>> {
+    let mut all = known.to_vec();
+    let mut news = false;
+    for now in shown {
+        match all.iter_mut().find(|known| known.series == now.series) {
+            Some(known) => {
+                let next = Held { series: now.series, ready: now.ready, most: known.most.max(now.most) };
+                let differs = |one: u64, other: u64| one.abs_diff(other) > one.max(other) / SMALL;
+                if differs(known.ready, next.ready) || differs(known.most, next.most) {
+                    *known = next;
+                    news = true;
+                }
+            }
+            None => {
+                all.push(*now);
+                news = true;
+            }
+        }
+    }
+    all.sort_by_key(|held| held.series);
+    news.then_some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::GpuIndex;
+
+    const HOST: MemoryKind = MemoryKind::Host;
+
+    #[test]
+    fn the_first_reading_counts_as_ready_and_a_leak_raises_nothing() {
+        let mut held = Vec::new();
+        for (bytes, sound) in [(100, true), (150, true), (120, true), (900, false)] {
+            note(&mut held, HOST, bytes, sound);
+        }
+        assert_eq!(held, [Held { series: HOST, ready: 100, most: 150 }]);
+    }
+
+    #[test]
+    fn the_latest_start_and_the_most_of_all_are_kept_and_small_differences_are_not() {
+        let gpu = MemoryKind::Vram(GpuIndex(0));
+        let one = |ready, most| Held { series: HOST, ready, most };
+        let known = take(&[], &[one(1000, 2000)]).unwrap();
+        assert_eq!(take(&known, &[one(1005, 1900)]), None);
+        assert_eq!(take(&known, &[one(800, 900)]), Some(vec![one(800, 2000)]));
+        let both = take(&known, &[Held { series: gpu, ready: 5, most: 6 }]).unwrap();
+        assert_eq!(both.len(), 2);
+        assert_eq!(both[0], one(1000, 2000), "what was not read stays");
+    }
+}
