@@ -21,6 +21,7 @@ mod files;
 mod goes_on;
 mod goes_on_under;
 mod growth;
+mod idle;
 mod keys;
 mod layout;
 mod measured;

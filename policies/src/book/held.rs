@@ -32,19 +32,16 @@ pub fn take(known: &[Held], shown: &[Held]) -> Option<Vec<Held>> {
     let mut all = known.to_vec();
     let mut news = false;
     for now in shown {
-        match all.iter_mut().find(|known| known.series == now.series) {
-            Some(known) => {
-                let next = Held { series: now.series, ready: now.ready, most: known.most.max(now.most) };
-                let differs = |one: u64, other: u64| one.abs_diff(other) > one.max(other) / SMALL;
-                if differs(known.ready, next.ready) || differs(known.most, next.most) {
-                    *known = next;
-                    news = true;
-                }
-            }
-            None => {
-                all.push(*now);
-                news = true;
-            }
+        let Some(known) = all.iter_mut().find(|known| known.series == now.series) else {
+            all.push(*now);
+            news = true;
+            continue;
+        };
+        let next = Held { series: now.series, ready: now.ready, most: known.most.max(now.most) };
+        let differs = |one: u64, other: u64| one.abs_diff(other) > one.max(other) / SMALL;
+        if differs(known.ready, next.ready) || differs(known.most, next.most) {
+            *known = next;
+            news = true;
         }
     }
     all.sort_by_key(|held| held.series);

@@ -2,6 +2,7 @@
 //! a reload can tell which models changed.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::defaults::{self, Child, Sensors};
@@ -62,6 +63,8 @@ pub struct ModelSpec {
     pub queue: defaults::Queue,
     /// Requests of the slot kind at a time on one process; its number of slots if `None`.
     pub max_in_flight: Option<u32>,
+    /// Without a request for so long it is unloaded; `None`: never.
+    pub ttl: Option<Duration>,
     /// Crash handling and deadlines.
     pub lifecycle: LifecyclePolicy,
     /// Budgets, and limits on recycling.

@@ -154,7 +154,9 @@ struct SharedVramKeys {
     hard: (),
 }
 
-fn optional_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+pub(super) fn optional_duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     text.map(|text| defaults::parse_duration(&text).map_err(serde::de::Error::custom)).transpose()
 }

@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use figment::value::Dict;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use warden_policies::defaults;
 
-use super::policy::{Policy, Shared};
+use super::policy::{Policy, Shared, optional_duration};
 use super::request::Request;
 use super::schema::{self, AllModels, Of, OneModel};
 
@@ -146,6 +147,10 @@ pub(crate) struct Model {
     /// Requests at a time on one process. Default: its number of slots.
     #[schemars(range(min = 1))]
     pub(crate) max_in_flight: Option<u32>,
+    /// Unloaded when it has had no request for so long; its next request loads it again. Default: never.
+    #[serde(default, deserialize_with = "optional_duration")]
+    #[schemars(schema_with = "schema::age")]
+    pub(crate) ttl: Option<Duration>,
     /// The queue in front of the model.
     #[schemars(with = "Of<defaults::Queue>")]
     pub(crate) queue: defaults::Queue,

@@ -22,6 +22,10 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         EventKind::Suspect { .. } => "suspect: probes are lost, no new requests".to_owned(),
         EventKind::Recovered => "recovered: probes are answered again".to_owned(),
         EventKind::Draining { in_flight } => format!("draining: {in_flight} requests running"),
+        EventKind::Unloaded { idle_ms } => {
+            let idle = warden_policies::units::span(std::time::Duration::from_millis(*idle_ms));
+            format!("unloaded: nobody has asked for it for {idle}; the next request loads it again")
+        }
         EventKind::Stopped { exit } => format!("stopped: {exit}"),
         EventKind::Crashed { failure } => format!("crashed: {}", failure.message),
         EventKind::Backoff { delay_ms, failures } => {

@@ -59,7 +59,7 @@ impl Model {
     }
 
     /// Everything stops, and nothing takes another's place any more.
-    fn all_down(&mut self) {
+    pub(super) fn all_down(&mut self) {
         for unit in &mut self.units {
             if unit.role == Role::Successor {
                 unit.role = Role::Retiring;

@@ -35,6 +35,7 @@
 //! | `act` | carries out the machine's effects |
 //! | `reports` | handles the helpers' reports |
 //! | `sample` | when memory is read, and what a reading changes |
+//! | `idle` | unloading what nobody asks for |
 //! | `look` | whether a new process would find what it needs, and when that changes |
 //! | `judge` | the recycle policy, and what follows from it |
 //! | `reclaim` | asking a process to give memory back, before it is replaced or by hand |
@@ -55,6 +56,7 @@ mod control;
 mod degrade;
 mod experience;
 mod health;
+mod idle;
 mod judge;
 mod look;
 mod message;
@@ -281,6 +283,7 @@ impl Model {
             self.fire_samples(id, now);
         }
         timers::take(&mut self.timers.configuration, now);
+        timers::take(&mut self.timers.idle, now);
         self.recover(now);
         self.fire_look(now);
     }

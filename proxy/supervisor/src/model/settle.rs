@@ -34,6 +34,7 @@ impl Model {
             return;
         }
         self.settle_configuration();
+        self.unload_the_idle();
         self.start_the_needed();
         self.watch_needs();
         self.settle_refusal();

@@ -49,6 +49,8 @@ pub(super) struct ModelTimers {
     pub(super) configuration: Option<Instant>,
     /// What a process needs is looked at without being asked.
     pub(super) look: Option<Instant>,
+    /// It may be unloaded because nobody asks for it.
+    pub(super) idle: Option<Instant>,
     /// A process that has lost its GPU is looked at again.
     pub(super) recovery: Option<Recovery>,
     /// Until then what leaves may make room before the first process is made.
@@ -60,7 +62,7 @@ impl ModelTimers {
     pub(super) fn next(&self, now: Instant, look: Duration) -> Option<Instant> {
         let recovery = self.recovery.map(|recovery| recovery.at);
         let room = self.room.map(|until| until.min(clock::again(now, look)));
-        [self.configuration, self.look, recovery, room].into_iter().flatten().min()
+        [self.configuration, self.look, self.idle, recovery, room].into_iter().flatten().min()
     }
 }
 

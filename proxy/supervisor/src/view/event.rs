@@ -88,6 +88,11 @@ pub enum EventKind {
         /// Requests running.
         in_flight: u32,
     },
+    /// Nobody has asked for the model: it is unloaded, and loaded again by its next request.
+    Unloaded {
+        /// For this many milliseconds.
+        idle_ms: u64,
+    },
     /// It ended as it was told to.
     Stopped {
         /// How, in words: `exit code 0`.
@@ -310,6 +315,9 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::Suspect { .. } => tracing::warn!(model, generation, "suspect: it does not answer probes"),
         EventKind::Recovered => tracing::info!(model, generation, "it answers probes again"),
         EventKind::Draining { in_flight } => tracing::info!(model, generation, in_flight, "draining"),
+        EventKind::Unloaded { idle_ms } => {
+            tracing::info!(model, idle_ms, "unloaded: nobody has asked for it");
+        }
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
         EventKind::Crashed { failure } => {
             tracing::error!(model, generation, kind = ?failure.kind, "crashed: {}", failure.message);

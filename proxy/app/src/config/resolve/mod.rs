@@ -337,6 +337,7 @@ impl Resolver<'_> {
             run: model.run,
             queue: model.queue,
             max_in_flight: model.max_in_flight,
+            ttl: model.ttl,
             lifecycle: model.lifecycle,
             recycle,
             oom_score_adj: self.loaded.settings.child.oom_score_adj,

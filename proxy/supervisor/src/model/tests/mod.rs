@@ -6,6 +6,7 @@ mod end;
 mod fleet;
 mod growth;
 mod health;
+mod idle;
 mod life;
 mod policy;
 mod reclaim;
@@ -147,6 +148,7 @@ fn spec(name: &str) -> ModelSpec {
         run: defaults::Model { replace: Replace::Sequential, ..defaults.model },
         queue: defaults.queue,
         max_in_flight: None,
+        ttl: None,
         lifecycle: defaults.lifecycle,
         recycle: RecyclePolicy::new(&Recycle { jitter: 0.0, ..*recycle }),
         oom_score_adj: defaults.child.oom_score_adj,
