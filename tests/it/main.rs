@@ -22,6 +22,7 @@ mod goes_on;
 mod goes_on_under;
 mod growth;
 mod idle;
+mod import;
 mod keys;
 mod layout;
 mod measured;

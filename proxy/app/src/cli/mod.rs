@@ -19,6 +19,7 @@ mod dropin;
 mod gpu;
 mod growth;
 mod history;
+mod import;
 mod keys;
 mod mitigations;
 mod patches;
@@ -61,6 +62,8 @@ enum Command {
     Policy(policy::PolicyCommand),
     /// Shows what each model needs, and who fits together, without loading anything.
     Plan(plan::PlanArgs),
+    /// Makes a configuration of llama-swap's, a router's presets, Ollama's models, or a command line.
+    Import(import::ImportArgs),
     /// Finds out whether a server's memory leaks, and with which work: experiments with fresh processes.
     Diagnose(Box<diagnose::DiagnoseArgs>),
     /// Makes API keys, and checks a file of them.
@@ -156,6 +159,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Mitigations(command) => mitigations::run(&command),
         Command::Policy(command) => policy::run(command),
         Command::Plan(args) => plan::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Diagnose(args) => diagnose::run(*args),
         Command::Keys(command) => keys::run(command),
         Command::SampleModel(args) => sample_model::run(&args),
@@ -205,7 +209,7 @@ mod tests {
                 "quickstart" | "sample-model" | "version" => "help_to_try_things",
                 "build" | "builds" => "help_of_builds",
                 "patches" | "mitigations" => "help_of_cures",
-                "serve" | "config" | "keys" => "help_of_serving",
+                "serve" | "config" | "keys" | "import" => "help_of_serving",
                 "policy" | "diagnose" => "help_of_experiments",
                 _ => "help_of_an_instance",
             };

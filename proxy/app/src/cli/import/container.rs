@@ -1,0 +1,169 @@
+//! `docker run` and `podman run`: what was said to the container is said to the process instead.
+
+use super::command::{Taken, is_program};
+
+/// Options without a value.
+const ALONE: [&str; 14] = [
+    "--rm",
+    "-d",
+    "--detach",
+    "-i",
+    "--interactive",
+    "-t",
+    "--tty",
+    "--init",
+    "--privileged",
+    "--read-only",
+    "-P",
+    "--publish-all",
+    "--no-healthcheck",
+    "--replace",
+];
+/// What means nothing for a process that is no container: its name, its end, its terminal.
+const POINTLESS: [&str; 17] = [
+    "--rm",
+    "-d",
+    "--detach",
+    "-i",
+    "--interactive",
+    "-t",
+    "--tty",
+    "--init",
+    "--name",
+    "--ipc",
+    "--shm-size",
+    "--pull",
+    "--platform",
+    "--replace",
+    "--hostname",
+    "-h",
+    "--restart",
+];
+
+/// Flags for llama-server, with the host's paths in the place of the container's.
+pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result<Vec<String>, String> {
+    let Some(run) = words.iter().position(|word| word == "run") else {
+        return Err(format!("`{program}` is not told to `run` anything"));
+    };
+    let mut mounts: Vec<(String, String)> = Vec::new();
+    let mut words = words[run + 1..].iter().peekable();
+    let mut entry = None;
+    let image = loop {
+        let Some(word) = words.next() else { return Err(format!("`{program} run` names no image")) };
+        if !word.starts_with('-') {
+            break word;
+        }
+        let clustered =
+            word.len() > 2 && !word.starts_with("--") && word[1..].chars().all(|c| "dit".contains(c));
+        if clustered {
+            continue;
+        }
+        let (option, value) = match word.split_once('=') {
+            Some((option, value)) if word.starts_with("--") => (option, value.to_owned()),
+            _ if ALONE.contains(&word.as_str()) => (word.as_str(), String::new()),
+            _ => {
+                let value = words.next().ok_or_else(|| format!("`{program} run`: {word} has no value"))?;
+                (word.as_str(), value.clone())
+            }
+        };
+        match option {
+            "-v" | "--volume" => mount(&value, &mut mounts, taken),
+            "--mount" => long_mount(&value, &mut mounts, taken),
+            "-e" | "--env" => match value.split_once('=') {
+                Some((name, value)) => taken.model.env.push((name.to_owned(), value.to_owned())),
+                None => taken.model.notes.push(format!("{value} comes from the environment of llama-warden")),
+            },
+            "-p" | "--publish" => taken.published = published(&value).or(taken.published.take()),
+            "--gpus" => gpus(&value, taken),
+            "-w" | "--workdir" => taken.model.directory = Some(value),
+            "--entrypoint" => entry = Some(value),
+            _ if POINTLESS.contains(&option) => {}
+            _ => {
+                let value = if value.is_empty() { value } else { format!(" {value}") };
+                taken.left.push((
+                    format!("`{program} run {option}{value}`"),
+                    "llama-warden starts the process itself, without a container".to_owned(),
+                ));
+            }
+        }
+    };
+    let mut args: Vec<String> = words.cloned().collect();
+    let served = entry.as_deref().is_some_and(|entry| entry.contains("llama-server"));
+    if args.first().is_some_and(|word| is_program(word, &["llama-server"]) || word == "--server") {
+        args.remove(0);
+    } else if !served && !image.contains("llama") {
+        return Err(format!("the image `{image}` is not known to be one of llama-server"));
+    }
+    taken
+        .model
+        .notes
+        .push(format!("ran in a container of {image}; now a llama-server of this machine is started"));
+    // The longest first, for one may be within another.
+    mounts.sort_by_key(|(inside, _)| std::cmp::Reverse(inside.len()));
+    let there = |word: &String| outside(word, &mounts);
+    taken.model.directory = taken.model.directory.as_ref().map(there);
+    for (_, value) in &mut taken.model.env {
+        *value = outside(value, &mounts);
+    }
+    Ok(args.iter().map(there).collect())
+}
+
+/// A path of the container as the host has it.
+fn outside(word: &str, mounts: &[(String, String)]) -> String {
+    let found = mounts.iter().find_map(|(inside, host)| {
+        let rest = word.strip_prefix(inside.as_str())?;
+        (rest.is_empty() || rest.starts_with('/')).then(|| format!("{host}{rest}"))
+    });
+    found.unwrap_or_else(|| word.to_owned())
+}
+
+fn add(host: &str, inside: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+    if host.starts_with(['/', '.', '~', '$']) {
+        mounts.push((inside.trim_end_matches('/').to_owned(), host.trim_end_matches('/').to_owned()));
+    } else {
+        taken.left.push((
+            format!("the volume `{host}` at {inside}"),
+            "paths in it are left as the container has them; write where its files are on this machine"
+                .to_owned(),
+        ));
+    }
+}
+
+fn mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+    let mut parts = value.split(':');
+    if let (Some(host), Some(inside)) = (parts.next(), parts.next()) {
+        add(host, inside, mounts, taken);
+    }
+}
+
+fn long_mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+    let part = |names: &[&str]| {
+        value
+            .split(',')
+            .find_map(|part| part.split_once('=').filter(|(name, _)| names.contains(name)).map(|(_, is)| is))
+    };
+    if let (Some(host), Some(inside)) = (part(&["source", "src"]), part(&["target", "dst", "destination"])) {
+        add(host, inside, mounts, taken);
+    }
+}
+
+/// `8080:8080`, `127.0.0.1:8080:8080`.
+fn published(value: &str) -> Option<(Option<String>, u16)> {
+    let parts: Vec<&str> = value.rsplitn(3, ':').collect();
+    match parts[..] {
+        [_, host] => Some((None, host.parse().ok()?)),
+        [_, host, address] => Some((Some(address.to_owned()), host.parse().ok()?)),
+        _ => None,
+    }
+}
+
+/// `all` is what a process sees anyway; `device=0,1` is a variable of the driver.
+fn gpus(value: &str, taken: &mut Taken) {
+    let value = value.trim_matches('"');
+    if let Some(devices) = value.strip_prefix("device=") {
+        taken.model.env.push(("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned()));
+    } else if value != "all" {
+        let nearest = "name the devices: `env.CUDA_VISIBLE_DEVICES = \"0\"`";
+        taken.left.push((format!("`--gpus {value}`"), nearest.to_owned()));
+    }
+}

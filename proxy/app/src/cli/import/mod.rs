@@ -1,0 +1,233 @@
+//! `llama-warden import`: a configuration of another program becomes a `warden.toml`.
+//!
+//! Each source has its file, which turns text into an [`Imported`]; `write` turns that into TOML. Only this file reads and writes
+//! files. What has no equal here is never dropped: it is listed at the end of the file, and on standard error.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+use warden_policies::secrets;
+
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::out;
+
+mod command;
+mod container;
+mod llama_swap;
+mod macros;
+mod ollama;
+mod preset;
+mod routing;
+mod split;
+mod write;
+mod yaml;
+
+/// What `import` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// The file to read, or with `--from ollama` the directory of its models.
+    file: Option<PathBuf>,
+    /// Writes to this file, which must not be there yet, instead of standard output.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// What the file is; guessed when left out.
+    #[arg(long, value_enum)]
+    from: Option<Source>,
+    /// A command line: `llama-server FLAGS`, or `docker run ... IMAGE FLAGS`.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// What is imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Source {
+    /// The configuration of llama-swap, in YAML.
+    LlamaSwap,
+    /// A file for `llama-server --models-preset`, in INI.
+    Preset,
+    /// The models that Ollama has on this machine.
+    Ollama,
+    /// A command line of llama-server, or one of docker or podman that runs it.
+    Command,
+}
+
+/// A model as it is written.
+#[derive(Debug, Default)]
+#[expect(clippy::struct_field_names, reason = "the fields are the keys of the file")]
+struct Model {
+    name: String,
+    /// What a person should know of it.
+    notes: Vec<String>,
+    binary: Option<String>,
+    model: Option<String>,
+    directory: Option<String>,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    aliases: Vec<String>,
+    preload: bool,
+    max_in_flight: Option<u64>,
+    upstream_model: Option<String>,
+    /// Seconds.
+    start_timeout: Option<u64>,
+    /// Seconds.
+    stop_grace: Option<u64>,
+    strip: Vec<String>,
+    set: Vec<(String, Value)>,
+    default: Vec<(String, Value)>,
+    system_prompt: Option<String>,
+    /// Unloaded after so many idle seconds.
+    ttl: Option<u64>,
+}
+
+/// What has no equal, and the nearest thing.
+#[derive(Debug)]
+struct Unmatched {
+    what: String,
+    nearest: String,
+}
+
+/// All that was read.
+#[derive(Debug, Default)]
+struct Imported {
+    host: Option<String>,
+    port: Option<u16>,
+    tls_cert: Option<String>,
+    tls_key: Option<String>,
+    api_prefix: Option<String>,
+    log_level: Option<String>,
+    /// Of all models, in seconds.
+    start_timeout: Option<u64>,
+    /// Of all models, in seconds.
+    stop_grace: Option<u64>,
+    models: Vec<Model>,
+    unmatched: Vec<Unmatched>,
+}
+
+impl Imported {
+    fn left(&mut self, what: impl Into<String>, nearest: impl Into<String>) {
+        self.unmatched.push(Unmatched { what: what.into(), nearest: nearest.into() });
+    }
+
+    /// Two models, or a model and an alias, of one name: clients could not tell them apart.
+    fn check_names(&self, from: &str) -> Result<(), Failure> {
+        let mut seen = std::collections::BTreeMap::<&str, &str>::new();
+        for model in &self.models {
+            for name in std::iter::once(&model.name).chain(&model.aliases) {
+                if let Some(other) = seen.insert(name, &model.name) {
+                    return Err(Failure::usage(
+                        format!(
+                            "{from}: the name `{name}` is used twice, by `{other}` and by `{}`",
+                            model.name
+                        ),
+                        "give each model and each alias a name of its own",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
+    let machine = Machine::read();
+    let env = |name: &str| machine.var(name).map(|value| value.to_string_lossy().into_owned());
+    let (from, imported) = read(args, &env)?;
+    imported.check_names(&from)?;
+    if imported.models.is_empty() && imported.unmatched.is_empty() {
+        return Err(Failure::usage(
+            format!("{from}: there is no model in it"),
+            "see docs/import.md for what can be read",
+        ));
+    }
+    let text = write::text(&imported, &from);
+    match &args.output {
+        Some(path) => create(path, &text)?,
+        None => out::write(&text)?,
+    }
+    tell(&imported);
+    Ok(())
+}
+
+/// What was left, counted, for people.
+fn tell(imported: &Imported) {
+    let models = out::counted(imported.models.len(), "model");
+    out::error_line(&format!("{models} imported, {} left without an equal", imported.unmatched.len()));
+    for left in &imported.unmatched {
+        out::error_line(&secrets::text(&format!("  {}: {}", left.what, left.nearest)));
+    }
+}
+
+/// A file that is there may be somebody's work.
+fn create(path: &Path, text: &str) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Failure::usage(
+            format!("{} is there already, and nothing is overwritten", path.display()),
+            "name another file with `-o`, or move that one away",
+        ),
+        _ => Failure::hinted(
+            format!("cannot write {}: {error}", path.display()),
+            "name a file that you may write to",
+        ),
+    };
+    // Arguments and variables may hold keys.
+    let mut options = std::fs::OpenOptions::new();
+    std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600);
+    let mut file = options.open(path).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)
+}
+
+type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, Imported), Failure> {
+    let hint =
+        "name a file, or write the command behind `--`: `llama-warden import -- llama-server -m model.gguf`";
+    if !args.command.is_empty() {
+        if args.file.is_some() || args.from.is_some_and(|from| from != Source::Command) {
+            return Err(Failure::usage("both a file and a command are given", "give one of them"));
+        }
+        let from = "the command line".to_owned();
+        return Ok((from.clone(), command::import(&args.command, &from)?));
+    }
+    if args.from == Some(Source::Ollama) || args.file.as_deref().is_some_and(Path::is_dir) {
+        let dir = ollama::place(args.file.as_deref(), env)?;
+        return Ok((dir.display().to_string(), ollama::import(&dir)?));
+    }
+    let path = args.file.as_deref().ok_or_else(|| Failure::usage("there is nothing to import", hint))?;
+    let from = path.display().to_string();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("cannot read {from}: {error}"), hint))?;
+    let imported = match args.from.unwrap_or_else(|| guess(path, &text)) {
+        Source::LlamaSwap => llama_swap::import(&text, &from, env)?,
+        Source::Preset => preset::import(&text, &from)?,
+        Source::Command | Source::Ollama => command::import(&split::words(&text, &from)?, &from)?,
+    };
+    Ok((from, imported))
+}
+
+/// By the name of the file, else by its first line that says something.
+fn guess(path: &Path, text: &str) -> Source {
+    match path.extension().and_then(|end| end.to_str()) {
+        Some("yaml" | "yml") => return Source::LlamaSwap,
+        Some("ini") => return Source::Preset,
+        Some("sh") => return Source::Command,
+        _ => {}
+    }
+    let told = |line: &&str| !line.is_empty() && !line.starts_with(['#', ';']);
+    let first = text.lines().map(str::trim).find(told).unwrap_or_default();
+    let key = first.split(['=', ' ']).next().unwrap_or_default();
+    if first.starts_with('[')
+        || (first.contains('=') && !first.contains("llama-server") && !key.contains(':'))
+    {
+        Source::Preset
+    } else if text.lines().any(|line| line.trim_end() == "models:") || key.ends_with(':') {
+        Source::LlamaSwap
+    } else {
+        Source::Command
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! The models that Ollama keeps on this machine: manifests that name blobs by their hashes.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{Env, Imported, Model};
+use crate::exit::Failure;
+
+/// Parameters of Ollama, and the flag of llama-server that says the same when a process starts.
+const FLAGS: [(&str, &str); 6] = [
+    ("num_ctx", "-c"),
+    ("num_gpu", "-ngl"),
+    ("num_batch", "-b"),
+    ("num_thread", "-t"),
+    ("main_gpu", "-mg"),
+    ("num_keep", "--keep"),
+];
+/// Those that are of a request, under the name that llama-server has for them.
+const OF_A_REQUEST: [(&str, &str); 15] = [
+    ("temperature", "temperature"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("typical_p", "typical_p"),
+    ("repeat_penalty", "repeat_penalty"),
+    ("repeat_last_n", "repeat_last_n"),
+    ("presence_penalty", "presence_penalty"),
+    ("frequency_penalty", "frequency_penalty"),
+    ("seed", "seed"),
+    ("stop", "stop"),
+    ("num_predict", "max_tokens"),
+    ("mirostat", "mirostat"),
+    ("mirostat_eta", "mirostat_eta"),
+    ("mirostat_tau", "mirostat_tau"),
+];
+
+/// Where the models are: as given, as Ollama is told, or where it puts them.
+pub(super) fn place(given: Option<&Path>, env: Env<'_>) -> Result<PathBuf, Failure> {
+    let home = env("HOME").map(|home| PathBuf::from(home).join(".ollama/models"));
+    let usual =
+        home.into_iter().chain(["/usr/share/ollama/.ollama/models".into(), "/var/lib/ollama/models".into()]);
+    let mut places: Vec<PathBuf> = match (given, env("OLLAMA_MODELS")) {
+        (Some(dir), _) => vec![dir.to_owned(), dir.join("models")],
+        (None, Some(dir)) => vec![dir.into()],
+        (None, None) => usual.collect(),
+    };
+    if let Some(at) = places.iter().position(|dir| dir.join("manifests").is_dir()) {
+        return Ok(places.swap_remove(at));
+    }
+    let looked: Vec<String> = places.iter().map(|dir| dir.display().to_string()).collect();
+    Err(Failure::usage(
+        format!("there are no models of Ollama in {}", looked.join(", ")),
+        "name the folder that has `manifests` and `blobs`: `llama-warden import --from ollama DIR`",
+    ))
+}
+
+pub(super) fn import(dir: &Path) -> Result<Imported, Failure> {
+    let manifests = dir.join("manifests");
+    let mut files = Vec::new();
+    below(&manifests, &mut files)?;
+    files.sort();
+    let mut imported = Imported::default();
+    for file in files {
+        let parts: Vec<&str> =
+            file.strip_prefix(&manifests).unwrap_or(&file).iter().filter_map(|part| part.to_str()).collect();
+        let Some((name, alias)) = name_of(&parts) else {
+            imported.left(format!("the file {}", file.display()), "manifests lie in HOST/OWNER/MODEL/TAG");
+            continue;
+        };
+        let mut model = Model { name, aliases: alias.into_iter().collect(), ..Model::default() };
+        layers(dir, &file, &mut model, &mut imported)?;
+        if model.model.is_some() {
+            imported.models.push(model);
+        } else {
+            imported.left(format!("model `{}`", model.name), "it has no weights of its own on this machine");
+        }
+    }
+    Ok(imported)
+}
+
+fn below(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    let unreadable = |error: std::io::Error| {
+        Failure::hinted(
+            format!("cannot read {}: {error}", dir.display()),
+            "Ollama's folder may belong to its own user: run the import as that user, or as root",
+        )
+    };
+    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        if entry.file_type().map_err(unreadable)?.is_dir() {
+            below(&entry.path(), files)?;
+        } else {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// The name that Ollama lists, and without `:latest` what people write.
+fn name_of(parts: &[&str]) -> Option<(String, Option<String>)> {
+    let [host, owner, model, tag] = parts else { return None };
+    let short = match (host.starts_with("registry."), *owner) {
+        (true, "library") => (*model).to_owned(),
+        (true, owner) => format!("{owner}/{model}"),
+        (false, owner) => format!("{host}/{owner}/{model}"),
+    };
+    let alias = (*tag == "latest").then(|| short.clone());
+    Some((format!("{short}:{tag}"), alias))
+}
+
+fn layers(dir: &Path, file: &Path, model: &mut Model, imported: &mut Imported) -> Result<(), Failure> {
+    let name = model.name.clone();
+    let hint = format!("let Ollama repair it: `ollama pull {name}`");
+    let wrong = |what: String| Failure::usage(format!("{}: {what}", file.display()), hint.clone());
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let manifest: Value = serde_json::from_str(&text)
+        .map_err(|error| wrong(format!("line {}: this is no manifest: {error}", error.line())))?;
+    let blob = |digest: &str| {
+        let path = dir.join("blobs").join(digest.replace(':', "-"));
+        let is_name = !digest.contains('/');
+        if is_name && path.is_file() {
+            Ok(path)
+        } else {
+            Err(wrong(format!("its blob {} is missing", path.display())))
+        }
+    };
+    for layer in manifest["layers"].as_array().into_iter().flatten() {
+        let kind = layer["mediaType"].as_str().unwrap_or_default();
+        let kind = kind.rsplit_once(".image.").map_or(kind, |(_, kind)| kind);
+        let digest = layer["digest"].as_str().ok_or_else(|| wrong("a layer has no digest".to_owned()))?;
+        let path = blob(digest)?;
+        let shown = path.display().to_string();
+        let read = || {
+            std::fs::read_to_string(&path)
+                .map_err(|error| wrong(format!("its blob {shown} cannot be read: {error}")))
+        };
+        match kind {
+            "model" if model.model.is_none() => model.model = Some(shown),
+            "projector" => model.args.extend(["--mmproj".to_owned(), shown]),
+            "adapter" => model.args.extend(["--lora".to_owned(), shown]),
+            "system" => model.system_prompt = Some(read()?).filter(|text| !text.trim().is_empty()),
+            "params" => {
+                let text = read()?;
+                let table = serde_json::from_str(&text).map_err(|error| wrong(format!("its parameters in {shown} are no JSON: {error}")))?;
+                parameters(&table, model, imported);
+            }
+            "license" => model.notes.push(format!("its license: {shown}")),
+            "template" => imported.left(
+                format!("model `{name}`: its template ({shown})"),
+                "llama-server takes the template within the model's file, or one in Jinja with `--chat-template-file`",
+            ),
+            _ => imported.left(format!("model `{name}`: its layer `{kind}` ({shown})"), "look whether llama-server has a flag for it"),
+        }
+    }
+    Ok(())
+}
+
+fn parameters(table: &Value, model: &mut Model, imported: &mut Imported) {
+    for (key, value) in table.as_object().into_iter().flatten() {
+        if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| name == key) {
+            model.args.extend([(*flag).to_owned(), super::yaml::plain(value)]);
+        } else if key == "num_predict" && value.as_i64().is_some_and(|count| count < 0) {
+            model.notes.push(format!("num_predict {value}: no limit, as without it"));
+        } else if let Some((_, name)) = OF_A_REQUEST.iter().find(|(name, _)| name == key) {
+            model.default.push(((*name).to_owned(), value.clone()));
+        } else if let ("use_mmap", Some(on)) = (key.as_str(), value.as_bool()) {
+            model.args.push(if on { "--mmap" } else { "--no-mmap" }.to_owned());
+        } else {
+            imported.left(
+                format!("model `{}`: the parameter `{key}`", model.name),
+                "llama-server has no such parameter",
+            );
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What is written for a sample of each source, what is wrong input, and that the result is a configuration of ours.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+use crate::config::source::layers::{Sources, load};
+
+const SWAP: &str = include_str!("samples/llama-swap.yaml");
+const PRESET: &str = include_str!("samples/preset.ini");
+const DOCKER: &str = "docker run --rm -it --gpus '\"device=0,1\"' -v /srv/models:/models:ro -v cache:/root/.cache \\\n  \
+    -e LLAMA_ARG_CTX_SIZE=8192 -p 127.0.0.1:9000:8080 --memory 8g llama.cpp:server-cuda \\\n  \
+    -m /models/a.gguf --host 0.0.0.0 --port 8080 --alias chat,default --api-key sk-12345678";
+
+fn env(name: &str) -> Option<String> {
+    (name == "HOME").then(|| "/home/a".to_owned())
+}
+
+fn swap(text: &str) -> Result<Imported, Failure> {
+    let imported = llama_swap::import(text, "swap.yaml", &env)?;
+    imported.check_names("swap.yaml").map(|()| imported)
+}
+
+fn docker() -> Imported {
+    command::import(&split::words(DOCKER, "run.sh").unwrap(), "run.sh").unwrap()
+}
+
+/// The message and the hint of a failure of usage.
+fn told<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
+    let failure = result.unwrap_err();
+    assert_eq!(failure.code(), 2, "{failure}");
+    failure.lines().join("\n")
+}
+
+/// Reads what was written as `serve` would.
+fn read_back(imported: &Imported) -> crate::config::source::layers::Loaded {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("warden.toml");
+    fs::write(&file, write::text(imported, "x")).unwrap();
+    load(Sources { file: Some(file), ..Sources::default() }).unwrap()
+}
+
+/// A directory as Ollama has it, with a model of everything.
+fn ollama_dir(dir: &Path) {
+    let manifests = dir.join("manifests/registry.example/library/gemma");
+    fs::create_dir_all(&manifests).unwrap();
+    fs::create_dir_all(dir.join("blobs")).unwrap();
+    let layers = [
+        ("model", "GGUF"),
+        ("projector", "GGUF"),
+        ("adapter", "GGUF"),
+        ("template", "{{ .Prompt }}"),
+        ("system", "You are brief.\nVery brief."),
+        ("license", "free"),
+        (
+            "params",
+            r#"{"num_ctx": 8192, "stop": ["<end>"], "temperature": 0.5, "num_predict": -1, "penalize_newline": true}"#,
+        ),
+    ];
+    let list: Vec<String> = layers
+        .iter()
+        .map(|(kind, content)| {
+            fs::write(dir.join("blobs").join(format!("sha256-{kind}")), content).unwrap();
+            format!(r#"{{"mediaType": "application/vnd.ollama.image.{kind}", "digest": "sha256:{kind}"}}"#)
+        })
+        .collect();
+    fs::write(manifests.join("latest"), format!(r#"{{"layers": [{}]}}"#, list.join(","))).unwrap();
+}
+
+fn ollama() -> (tempfile::TempDir, Imported) {
+    let dir = tempfile::tempdir().unwrap();
+    ollama_dir(dir.path());
+    let imported = ollama::import(&ollama::place(Some(dir.path()), &env).unwrap()).unwrap();
+    (dir, imported)
+}
+
+#[test]
+fn a_configuration_of_llama_swap_is_written_with_what_has_no_equal() {
+    insta::assert_snapshot!(write::text(&swap(SWAP).unwrap(), "swap.yaml"));
+}
+
+#[test]
+fn presets_of_a_router_are_written_as_models() {
+    insta::assert_snapshot!(write::text(&preset::import(PRESET, "preset.ini").unwrap(), "preset.ini"));
+}
+
+#[test]
+fn the_models_of_ollama_are_written_with_their_files() {
+    let (dir, imported) = ollama();
+    let text = write::text(&imported, "ollama");
+    insta::assert_snapshot!(text.replace(&dir.path().display().to_string(), "/ollama"));
+}
+
+#[test]
+fn a_container_becomes_a_process_with_the_hosts_paths() {
+    insta::assert_snapshot!(write::text(&docker(), "run.sh"));
+}
+
+#[test]
+fn what_is_written_is_a_configuration_of_ours() {
+    let loaded = read_back(&swap(SWAP).unwrap());
+    let names: Vec<&str> = loaded.models.iter().map(|(name, ..)| name.as_str()).collect();
+    assert_eq!(names, ["qwen 3 \"big\"", "small.model", "embed"]);
+    let (_, small, _) = &loaded.models[1];
+    assert_eq!(small.request.strip, ["temperature", "top_k"]);
+    assert_eq!(small.request.set["chat_template_kwargs"]["reasoning"], false);
+    assert_eq!(small.max_in_flight, Some(3));
+    assert_eq!(read_back(&preset::import(PRESET, "p").unwrap()).models.len(), 3);
+    let (_dir, imported) = ollama();
+    let loaded = read_back(&imported);
+    assert_eq!(loaded.models[0].1.request.system_prompt.as_deref(), Some("You are brief.\nVery brief."));
+    let loaded = read_back(&docker());
+    assert_eq!((loaded.settings.server.host.as_str(), loaded.settings.server.port), ("127.0.0.1", 9000));
+    assert_eq!(loaded.models[0].1.model.as_deref(), Some(Path::new("/srv/models/a.gguf")));
+}
+
+#[test]
+fn wrong_input_is_told_with_its_place_and_a_cure() {
+    let model = |cmd: &str| format!("models:\n  a:\n    cmd: {cmd}\n");
+    let mut all: Vec<String> = [
+        "models:\n\ta: 1\n".to_owned(),
+        "models: [1\n".to_owned(),
+        "services:\n  a: 1\n".to_owned(),
+        "models:\n  a:\n    cmd: llama-server\n  a:\n    cmd: llama-server\n".to_owned(),
+        format!("macros:\n  x: ${{y}}\n  y: ${{x}}\n{}", model("llama-server ${x}")),
+        model("llama-server ${nothing}"),
+        model("llama-server ${env.NOTHING}"),
+        model("|\n      llama-server\n      -m \"a b.gguf"),
+        model("''"),
+        format!("{}    env: [secret]\n", model("llama-server -m a")),
+        format!("{}    aliases: [b, b]\n", model("llama-server -m a")),
+        format!("{}groups:\n  g: {{members: [a]}}\n  h: {{members: [a]}}\n", model("llama-server -m a")),
+    ]
+    .iter()
+    .map(|text| told(swap(text)))
+    .collect();
+    for text in ["[a]\nctx-size\n", "[a\n", "[a]\nmmap = maybe\n", "[a]\n[a]\n", "[a]\nstop-timeout = soon\n"]
+    {
+        all.push(told(preset::import(text, "preset.ini")));
+    }
+    for line in [
+        "python -m vllm",
+        "docker ps",
+        "docker run --rm",
+        "docker run -v",
+        "llama-server -m a | tee log",
+        "docker run nginx",
+        "",
+    ] {
+        all.push(told(command::import(&split::words(line, "run.sh").unwrap(), "run.sh")));
+    }
+    insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn a_missing_blob_and_a_folder_without_models_are_told() {
+    let (dir, _) = ollama();
+    fs::remove_file(dir.path().join("blobs/sha256-model")).unwrap();
+    let text = told(ollama::import(dir.path()));
+    assert!(
+        text.contains("blobs/sha256-model is missing") && text.contains("ollama pull gemma:latest"),
+        "{text}"
+    );
+    let text = told(ollama::place(Some(&dir.path().join("blobs")), &env));
+    assert!(text.contains("there are no models of Ollama in"), "{text}");
+    fs::write(dir.path().join("manifests/registry.example/library/gemma/latest"), "{").unwrap();
+    assert!(told(ollama::import(dir.path())).contains("line 1: this is no manifest"));
+}
+
+#[test]
+fn models_that_drive_each_other_out_are_listed_and_those_that_stay_are_not() {
+    let two =
+        "models:\n  a: {cmd: llama-server -m a}\n  b: {cmd: llama-server -m b, ttl: 0}\nglobalTTL: 90\n";
+    let left = |groups: &str| {
+        let imported = swap(&format!("{two}{groups}")).unwrap();
+        assert_eq!((imported.models[0].ttl, imported.models[1].ttl), (Some(90), None));
+        imported.unmatched.into_iter().map(|left| left.what).collect::<Vec<_>>()
+    };
+    assert_eq!(left(""), ["one model at a time, as without groups"]);
+    assert_eq!(
+        left("groups:\n  g: {swap: false, exclusive: false, persistent: true, members: [a, c]}\n"),
+        ["group `g`: its member `c`"]
+    );
+    assert_eq!(
+        left("groups:\n  g: {members: [a, b]}\n"),
+        ["group `g`: one of a, b at a time", "group `g`: `exclusive`"]
+    );
+}
+
+#[test]
+fn what_a_file_is_is_seen_by_its_name_and_its_first_line() {
+    for (name, text, source) in [
+        ("a.yaml", "", Source::LlamaSwap),
+        ("a.ini", "", Source::Preset),
+        ("a", "# x\nmodels:\n", Source::LlamaSwap),
+        ("a", "; x\n[*]\n", Source::Preset),
+        ("a", "version = 1\n", Source::Preset),
+        ("a", "#!/bin/sh\nexec llama-server -m a\n", Source::Command),
+        ("a", "A=1 llama-server -m a\n", Source::Command),
+        ("a", "docker run image\n", Source::Command),
+    ] {
+        assert_eq!(guess(Path::new(name), text), source, "{name}: {text}");
+    }
+}

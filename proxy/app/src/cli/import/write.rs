@@ -1,0 +1,160 @@
+//! The `warden.toml` of what was imported: a section for each model, and at the end what has no equal.
+
+use serde_json::Value;
+use toml_edit::{Array, InlineTable, Key, Value as Toml};
+
+use super::{Imported, Model};
+use crate::out;
+
+/// The whole file.
+pub(super) fn text(imported: &Imported, from: &str) -> String {
+    let mut page = Page::default();
+    page.comment(&format!("Made by `llama-warden import` from {from}."));
+    page.comment("Check it with `llama-warden config check`, and see what fits with `llama-warden plan`.");
+    let Imported { host, port, tls_cert, tls_key, api_prefix, log_level, .. } = imported;
+    page.section("server", |page| {
+        page.pair("host", host.clone());
+        page.pair("port", port.map(i64::from));
+        page.pair("tls_cert", tls_cert.clone());
+        page.pair("tls_key", tls_key.clone());
+        page.pair("api_prefix", api_prefix.clone());
+    });
+    page.section("log", |page| page.pair("level", log_level.clone()));
+    page.section("defaults.lifecycle", |page| times(page, "", imported.start_timeout, imported.stop_grace));
+    for model in &imported.models {
+        page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
+    }
+    if !imported.unmatched.is_empty() {
+        let count = imported.unmatched.len();
+        page.text.push('\n');
+        page.comment(&format!(
+            "{} of it without an equal here, each with the nearest thing:",
+            out::counted(count, "part")
+        ));
+        for left in &imported.unmatched {
+            page.comment(&format!("- {}: {}", left.what, left.nearest));
+        }
+    }
+    page.text
+}
+
+fn one(page: &mut Page, model: &Model) {
+    for note in &model.notes {
+        page.comment(note);
+    }
+    page.pair("binary", model.binary.clone());
+    page.pair("model", model.model.clone());
+    page.pair("directory", model.directory.clone());
+    page.list("args", &model.args);
+    page.list("aliases", &model.aliases);
+    page.pair("preload", model.preload.then_some(true));
+    page.pair("max_in_flight", model.max_in_flight.and_then(whole));
+    page.pair("upstream_model", model.upstream_model.clone());
+    page.pair("ttl", model.ttl.map(seconds));
+    for (name, value) in unique(&model.env) {
+        page.pair(&format!("env.{}", Key::new(name)), Some(value.as_str()));
+    }
+    times(page, "lifecycle.", model.start_timeout, model.stop_grace);
+    page.list("request.strip", &model.strip);
+    for (table, pairs) in [("set", &model.set), ("default", &model.default)] {
+        for (name, value) in pairs {
+            let key = format!("request.{table}.{}", Key::new(name));
+            match toml(value) {
+                Some(value) => page.pair(&key, Some(value)),
+                None => page.comment(&format!("`{key}` is null, which TOML cannot write: left out")),
+            }
+        }
+    }
+    page.pair("request.system_prompt", model.system_prompt.clone());
+}
+
+fn times(page: &mut Page, under: &str, start: Option<u64>, stop: Option<u64>) {
+    page.pair(&format!("{under}start_timeout"), start.map(seconds));
+    page.pair(&format!("{under}stop_grace"), stop.map(seconds));
+}
+
+/// The last value of each variable counts.
+fn unique(env: &[(String, String)]) -> impl Iterator<Item = &(String, String)> {
+    env.iter()
+        .enumerate()
+        .filter(|(at, (name, _))| !env[at + 1..].iter().any(|(later, _)| later == name))
+        .map(|(_, pair)| pair)
+}
+
+fn seconds(count: u64) -> String {
+    if count > 0 && count.is_multiple_of(60) { format!("{}m", count / 60) } else { format!("{count}s") }
+}
+
+fn whole(count: u64) -> Option<i64> {
+    i64::try_from(count).ok()
+}
+
+/// `None` where there is a null in it.
+fn toml(value: &Value) -> Option<Toml> {
+    Some(match value {
+        Value::Null => return None,
+        Value::Bool(is) => Toml::from(*is),
+        Value::Number(number) => match number.as_i64() {
+            Some(whole) => Toml::from(whole),
+            None => Toml::from(number.as_f64()?),
+        },
+        Value::String(text) => Toml::from(text.as_str()),
+        Value::Array(list) => Toml::Array(list.iter().map(toml).collect::<Option<Array>>()?),
+        Value::Object(map) => {
+            let pairs = map.iter().map(|(key, value)| Some((Key::new(key), toml(value)?)));
+            Toml::InlineTable(pairs.collect::<Option<InlineTable>>()?)
+        }
+    })
+}
+
+/// What is written so far.
+#[derive(Default)]
+struct Page {
+    text: String,
+}
+
+impl Page {
+    /// A section with what is put into it; one of a model is there even if it is empty.
+    fn section(&mut self, name: &str, fill: impl FnOnce(&mut Self)) {
+        let mut inside = Self::default();
+        fill(&mut inside);
+        if !inside.text.is_empty() || name.starts_with("models.") {
+            self.text.extend(["\n[", name, "]\n", &inside.text]);
+        }
+    }
+
+    fn pair(&mut self, key: &str, value: Option<impl Into<Toml>>) {
+        if let Some(value) = value {
+            self.text.extend([key, " = ", &value.into().to_string(), "\n"]);
+        }
+    }
+
+    /// A list, over several lines if it is long: a flag and its value on one.
+    fn list(&mut self, key: &str, words: &[String]) {
+        let quoted: Vec<String> = words.iter().map(|word| Toml::from(word.as_str()).to_string()).collect();
+        match quoted.join(", ") {
+            short if short.len() < 90 => {
+                if !short.is_empty() {
+                    self.text.extend([key, " = [", &short, "]\n"]);
+                }
+            }
+            _ => {
+                self.text.extend([key, " = ["]);
+                let mut after_flag = false;
+                for (word, quoted) in words.iter().zip(&quoted) {
+                    let is_flag = word.starts_with('-') && word.parse::<f64>().is_err();
+                    self.text.push_str(if after_flag && !is_flag { " " } else { "\n    " });
+                    self.text.extend([quoted, ","]);
+                    after_flag = is_flag;
+                }
+                self.text.push_str("\n]\n");
+            }
+        }
+    }
+
+    fn comment(&mut self, text: &str) {
+        for line in text.lines() {
+            self.text.extend(["# ", line.trim_end(), "\n"]);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! YAML as a value of JSON: merge keys resolved, keys as text, the order kept.
+
+use serde_json::{Map, Value};
+use serde_norway::Value as Yaml;
+
+use crate::exit::Failure;
+
+/// A whole file, which has to be a table.
+pub(super) fn read(text: &str, from: &str) -> Result<Map<String, Value>, Failure> {
+    let hint = "give a configuration of llama-swap, or say what it is with `--from`";
+    let failed = |error: serde_norway::Error| {
+        let place = error.location().map_or_else(String::new, |at| format!(":{}", at.line()));
+        Failure::usage(format!("{from}{place}: this is no YAML that can be read: {error}"), hint)
+    };
+    let mut yaml: Yaml = serde_norway::from_str(text).map_err(failed)?;
+    yaml.apply_merge().map_err(failed)?;
+    match json(yaml) {
+        Value::Object(map) => Ok(map),
+        Value::Null => Ok(Map::new()),
+        _ => Err(Failure::usage(format!("{from}: this is no table of settings"), hint)),
+    }
+}
+
+fn json(yaml: Yaml) -> Value {
+    match yaml {
+        Yaml::Null => Value::Null,
+        Yaml::Bool(is) => Value::Bool(is),
+        Yaml::Number(number) => serde_json::to_value(number).unwrap_or(Value::Null),
+        Yaml::String(text) => Value::String(text),
+        Yaml::Sequence(list) => Value::Array(list.into_iter().map(json).collect()),
+        Yaml::Mapping(map) => {
+            let pair = |(key, value)| (plain(&json(key)), json(value));
+            Value::Object(map.into_iter().map(pair).collect())
+        }
+        Yaml::Tagged(tagged) => json(tagged.value),
+    }
+}
+
+/// A value as a command line has it.
+pub(super) fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// The line on which a text stands first, for a message: `:12`.
+pub(super) fn line_of(text: &str, what: &str) -> String {
+    let told = |line: &str| !line.trim_start().starts_with('#') && line.contains(what);
+    text.lines().position(told).map_or_else(String::new, |at| format!(":{}", at + 1))
+}
