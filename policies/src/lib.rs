@@ -12,6 +12,7 @@
 //! | [`declared_memory`] | what a server is told to keep, so that growth in it is no leak |
 //! | [`health`] | whether a backend is ill in other ways: wedged, answering errors, slow, a fault of its device |
 //! | [`book`] | what a model needs before it was ever loaded, and who fits together |
+//! | [`loading`] | which models are loaded, on which GPUs, and who leaves for whom |
 //! | [`reclaim`] | whether a process is asked to give memory back before it is replaced |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
 //! | [`cooldown`] | whether a replacement is allowed now, and when recycling has proved futile |
@@ -46,6 +47,7 @@ pub mod growth;
 pub mod health;
 pub mod hosts;
 pub mod lifecycle;
+pub mod loading;
 pub mod modes;
 pub mod names;
 pub mod origins;

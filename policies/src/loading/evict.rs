@@ -1,0 +1,125 @@
+//! Who leaves so that another one can come.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::room::Ledger;
+use super::{Amounts, Loading, Model, Numbers, Place, Seen, State};
+use crate::ModelName;
+
+/// Among so many all combinations are tried; of more the cheapest go one after another.
+const COMBINED: usize = 12;
+
+/// Seconds until the next request of a model that is in use: sooner than any other's.
+const SOONEST: f64 = 0.1;
+
+impl Loading {
+    /// The models that leave for this one: those whose leaving costs least, and makes enough room. None, where no room can be made.
+    pub(super) fn leaving_for(
+        &mut self,
+        name: &ModelName,
+        now: Duration,
+        kept: &Amounts,
+        free: Option<&Amounts>,
+        seen: &BTreeMap<ModelName, Seen>,
+    ) -> Vec<ModelName> {
+        let mut candidates: Vec<(f64, ModelName)> = self
+            .models
+            .iter()
+            .filter(|(other, model)| !model.spec.pin && self.may_leave(model, now, seen[*other]))
+            .map(|(other, model)| (self.worth(model, seen[other]), other.clone()))
+            .collect();
+        candidates.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
+        let cheapest = if candidates.len() <= COMBINED {
+            self.cheapest_set(name, &candidates, kept, free)
+        } else {
+            self.first_enough(name, &candidates, kept, free)
+        };
+        cheapest.unwrap_or_default()
+    }
+
+    /// Whether a model may leave now: not while it is in use, until it has had its turn.
+    fn may_leave(&self, model: &Model, now: Duration, seen: Seen) -> bool {
+        let State::Serves { since } = model.state else { return false };
+        !seen.is_in_use() || now.saturating_sub(since) >= self.turn(model)
+    }
+
+    fn turn(&self, model: &Model) -> Duration {
+        let Numbers { turn_loads, turn_least, turn_most, .. } = self.numbers;
+        let turn =
+            Duration::try_from_secs_f64(model.load_time.as_secs_f64() * turn_loads).unwrap_or(turn_most);
+        turn.max(turn_least).min(turn_most)
+    }
+
+    /// What it is worth to keep a model: the load that it saves, the more, the sooner it is asked again.
+    fn worth(&self, model: &Model, seen: Seen) -> f64 {
+        let expected =
+            if seen.is_in_use() { SOONEST } else { model.demand.expected(seen.idle_for).max(SOONEST) };
+        let leaks = model.reading.as_ref().is_some_and(|reading| reading.leaks);
+        model.load_time.as_secs_f64() / expected * if leaks { self.numbers.leaker } else { 1.0 }
+    }
+
+    fn is_enough(
+        &mut self,
+        name: &ModelName,
+        leave: &[&ModelName],
+        kept: &Amounts,
+        free: Option<&Amounts>,
+    ) -> bool {
+        let mut states = Vec::with_capacity(leave.len());
+        for one in leave {
+            if let Some(model) = self.models.get_mut(*one) {
+                states.push(std::mem::replace(&mut model.state, State::Leaves));
+            }
+        }
+        let ledger = Ledger::of(&self.models, &self.capacity, free);
+        let enough = !matches!(self.place(name, &ledger, kept), Place::Nowhere);
+        for (one, state) in leave.iter().zip(states) {
+            if let Some(model) = self.models.get_mut(*one) {
+                model.state = state;
+            }
+        }
+        enough
+    }
+
+    fn cheapest_set(
+        &mut self,
+        name: &ModelName,
+        candidates: &[(f64, ModelName)],
+        kept: &Amounts,
+        free: Option<&Amounts>,
+    ) -> Option<Vec<ModelName>> {
+        let of = |set: u32| {
+            (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one)
+        };
+        let mut sets: Vec<(f64, u32)> =
+            (1..1_u32 << candidates.len()).map(|set| (of(set).map(|(worth, _)| worth).sum(), set)).collect();
+        sets.sort_by(|one, other| {
+            one.0.total_cmp(&other.0).then_with(|| one.1.count_ones().cmp(&other.1.count_ones()))
+        });
+        sets.into_iter().find_map(|(_, set)| {
+            let leave: Vec<&ModelName> = of(set).map(|(_, name)| name).collect();
+            self.is_enough(name, &leave, kept, free).then(|| leave.into_iter().cloned().collect())
+        })
+    }
+
+    fn first_enough(
+        &mut self,
+        name: &ModelName,
+        candidates: &[(f64, ModelName)],
+        kept: &Amounts,
+        free: Option<&Amounts>,
+    ) -> Option<Vec<ModelName>> {
+        let names: Vec<&ModelName> = candidates.iter().map(|(_, name)| name).collect();
+        let enough = (1..=names.len()).find(|count| self.is_enough(name, &names[..*count], kept, free))?;
+        let mut leave = names[..enough].to_vec();
+        // Who is not needed for it stays, the dearest first.
+        for one in names[..enough].iter().rev() {
+            let without: Vec<&ModelName> = leave.iter().copied().filter(|kept| kept != one).collect();
+            if self.is_enough(name, &without, kept, free) {
+                leave = without;
+            }
+        }
+        Some(leave.into_iter().cloned().collect())
+    }
+}

@@ -1,0 +1,262 @@
+//! Rooms, turns, promises.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::book::Part;
+
+const GIB: u64 = 1 << 30;
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn name(name: &str) -> ModelName {
+    ModelName::new(name)
+}
+
+fn numbers() -> Numbers {
+    Numbers { turn_loads: 3.0, turn_least: secs(2), turn_most: secs(60), leaker: 0.1 }
+}
+
+fn gpus(gib: &[u64]) -> Amounts {
+    Amounts { host: 1 << 40, gpus: gib.iter().map(|gib| gib * GIB).collect() }
+}
+
+fn model(gib: u64) -> Spec {
+    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    Spec { needs: Some(needs), replicas: 1, ..Spec::default() }
+}
+
+fn loading(room: &[u64], models: &[(&str, Spec)]) -> Loading {
+    let mut all = Loading::new(numbers(), gpus(room));
+    all.configure(models.iter().map(|(of, spec)| (name(of), spec.clone())));
+    all
+}
+
+/// Orders in words: `+a` is loaded, `-b` leaves.
+fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
+    let of = |model: &ModelName| {
+        let known = seen.iter().find(|(of, _)| *of == model.as_str());
+        known.map_or(Seen { idle_for: secs(1000), ..Seen::default() }, |(_, seen)| *seen)
+    };
+    let told = all.next(secs(now), None, of);
+    told.into_iter()
+        .map(|order| match order {
+            Order::Load { model, .. } => format!("+{model}"),
+            Order::Unload { model, .. } => format!("-{model}"),
+        })
+        .collect()
+}
+
+/// Loads models one after another, each for ten seconds from its minute on.
+fn load(all: &mut Loading, models: &[&str]) {
+    for (minute, of) in (0..).zip(models) {
+        all.wants(&name(of));
+        assert_eq!(orders(all, minute * 60, &[]), [format!("+{of}")]);
+        all.loaded(&name(of), secs(minute * 60 + 10));
+    }
+}
+
+const IN_USE: Seen = Seen { asked: 1, waiting: 0, in_flight: 1, idle_for: Duration::ZERO };
+
+#[test]
+fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"));
+    let told = orders(&mut all, 200, &[("b", Seen { asked: 5, idle_for: secs(3), ..Seen::default() })]);
+    assert_eq!(told, ["-a"], "b was asked a moment ago");
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0], "it is on its way");
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 202, &[]), ["+c"]);
+}
+
+#[test]
+fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
+    let mut all = loading(&[40], &[("a", model(10)), ("b", model(10)), ("c", model(18)), ("d", model(16))]);
+    load(&mut all, &["a", "b", "c"]);
+    let held = |gib: u64| Amounts { host: 0, gpus: vec![gib * GIB] };
+    all.read(&name("c"), Reading { held: held(19), leaks: true });
+    let busy = [("a", 3), ("b", 2), ("c", 1)]
+        .map(|(of, idle)| (of, Seen { asked: 50, idle_for: secs(idle), ..Seen::default() }));
+    all.wants(&name("d"));
+    assert_eq!(orders(&mut all, 300, &busy), ["-c"], "its next start is a cure, and it is enough alone");
+}
+
+#[test]
+fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
+    let pinned = Spec { pin: true, ..model(10) };
+    let mut all = loading(&[24], &[("a", pinned), ("b", model(10)), ("c", model(20))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"));
+    assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
+}
+
+#[test]
+fn one_that_is_in_use_has_its_turn() {
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
+    load(&mut all, &["a"]);
+    all.wants(&name("b"));
+    // It took ten seconds to load, so it stays for thirty; without anybody who uses it it need not.
+    assert_eq!(orders(&mut all, 39, &[("a", IN_USE)]), [""; 0]);
+    assert_eq!(orders(&mut all, 40, &[("a", IN_USE)]), ["-a"]);
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
+    load(&mut all, &["a"]);
+    all.wants(&name("b"));
+    assert_eq!(orders(&mut all, 11, &[]), ["-a"]);
+}
+
+#[test]
+fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_use() {
+    let models = [("a", model(20)), ("big", model(20)), ("small", model(3)), ("middle", model(8))];
+    let mut all = loading(&[24], &models);
+    load(&mut all, &["a"]);
+    for of in ["big", "middle", "small"] {
+        all.wants(&name(of));
+    }
+    // `a` has to go for the big one, beside which there are 4 GiB.
+    assert_eq!(orders(&mut all, 100, &[]), ["-a", "+small"]);
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 101, &[]), ["+big"]);
+    assert_eq!(orders(&mut all, 102, &[("big", IN_USE), ("small", IN_USE)]), [""; 0]);
+}
+
+#[test]
+fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
+    let mut all = loading(&[24], &[("a", model(12)), ("b", model(8))]);
+    all.wants(&name("a"));
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let next = |all: &mut Loading, gib: u64| all.next(secs(1), Some(&free(gib)), |_| Seen::default()).len();
+    // Somebody else's process has 6 GiB.
+    assert_eq!(next(&mut all, 18), 1);
+    all.wants(&name("b"));
+    assert_eq!(next(&mut all, 18), 0, "6 are left for b");
+    all.loaded(&name("a"), secs(9));
+    let held = Amounts { host: 0, gpus: vec![9 * GIB] };
+    all.read(&name("a"), Reading { held, leaks: false });
+    // It turned out to need less: 18 - 9 are free, and nobody has a right to them.
+    assert_eq!(next(&mut all, 9), 1);
+}
+
+#[test]
+fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
+    let mut all = loading(&[24], &[("a", model(6)), ("b", model(8)), ("c", model(8))]);
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let next = |all: &mut Loading, gib: u64| {
+        all.next(secs(1), Some(&free(gib)), |_| Seen { idle_for: secs(900), ..Seen::default() })
+    };
+    all.wants(&name("a"));
+    next(&mut all, 24);
+    all.loaded(&name("a"), secs(1));
+    let held = Amounts { host: 0, gpus: vec![6 * GIB] };
+    all.read(&name("a"), Reading { held, leaks: false });
+    all.wants(&name("b"));
+    next(&mut all, 18);
+    // Half loaded: of the 14 that are free, 4 are still its own.
+    all.wants(&name("c"));
+    let told = next(&mut all, 14);
+    assert_eq!(told, [Order::Load { model: name("c"), places: vec![vec![0]] }]);
+    // Somebody else takes what c was promised: while it comes nobody leaves for it.
+    assert_eq!(next(&mut all, 1), []);
+}
+
+#[test]
+fn what_is_too_large_by_the_book_may_try_where_nobody_else_is() {
+    let mut all = loading(&[24], &[("huge", model(30))]);
+    all.wants(&name("huge"));
+    assert_eq!(orders(&mut all, 0, &[]), ["+huge"]);
+}
+
+#[test]
+fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
+    let mapped = |gib: u64| {
+        let needs = Needs { host: vec![(Part::Fixed, GIB)], mapped: gib * GIB, ..Needs::default() };
+        Spec { needs: Some(needs), replicas: 1, ..Spec::default() }
+    };
+    let mut all = Loading::new(numbers(), Amounts { host: 32 * GIB, gpus: Vec::new() });
+    all.configure([(name("a"), mapped(20)), (name("b"), mapped(20))]);
+    let free = Amounts { host: 31 * GIB, gpus: Vec::new() };
+    let next = |all: &mut Loading| all.next(secs(1), Some(&free), |_| Seen::default());
+    all.wants(&name("a"));
+    assert_eq!(next(&mut all).len(), 1);
+    all.loaded(&name("a"), secs(1));
+    all.read(&name("a"), Reading { held: Amounts { host: GIB, gpus: Vec::new() }, leaks: false });
+    all.wants(&name("b"));
+    let told = next(&mut all);
+    assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
+}
+
+proptest! {
+    /// Models of any size that are asked at any time: promises never exceed the machine, and everybody has his turn.
+    #[test]
+    fn promises_are_never_more_than_there_is_and_each_has_its_turn(
+        sizes in proptest::collection::vec(1_u64..22, 2..7),
+        asks in proptest::collection::vec((0_usize..7, 0_u64..20), 1..60),
+    ) {
+        const LOAD: u64 = 4;
+        const SERVICE: u64 = 3;
+        let names: Vec<String> = (0..sizes.len()).map(|index| format!("m{index}")).collect();
+        let specs: Vec<(&str, Spec)> =
+            names.iter().zip(&sizes).map(|(of, gib)| (of.as_str(), model(*gib))).collect();
+        let mut all = loading(&[24], &specs);
+        // By model: requests that wait, since when; the end of what is answered; when it is loaded.
+        let mut waiting = vec![Vec::<u64>::new(); names.len()];
+        let (mut until, mut ready) = (vec![0; names.len()], vec![None; names.len()]);
+        let (mut asked, mut leaves) = (vec![0; names.len()], vec![false; names.len()]);
+        let mut asks = asks.into_iter();
+        let mut next_ask = Some((0, 0));
+        let mut longest = 0;
+        for now in 0..4000_u64 {
+            while let Some((at, of)) = next_ask.filter(|(at, _)| *at <= now) {
+                let of = of % names.len();
+                waiting[of].push(now);
+                asked[of] += 1;
+                next_ask = asks.next().map(|(of, pause)| (at + pause, of));
+            }
+            for index in 0..names.len() {
+                let of = name(&names[index]);
+                if leaves[index] && until[index] <= now {
+                    all.gone(&of);
+                    (leaves[index], ready[index]) = (false, None);
+                }
+                if ready[index] == Some(now) {
+                    all.loaded(&of, secs(now));
+                }
+                let serves = ready[index].is_some_and(|at| at <= now) && !leaves[index];
+                if serves && until[index] <= now && !waiting[index].is_empty() {
+                    longest = longest.max(now - waiting[index].remove(0));
+                    until[index] = now + SERVICE;
+                }
+                if !waiting[index].is_empty() && ready[index].is_none() {
+                    all.wants(&of);
+                }
+            }
+            let seen = |of: &ModelName| {
+                let index = names.iter().position(|known| known == of.as_str()).unwrap();
+                Seen {
+                    asked: asked[index],
+                    waiting: waiting[index].len(),
+                    in_flight: u32::from(until[index] > now),
+                    idle_for: secs(now.saturating_sub(until[index])),
+                }
+            };
+            for order in all.next(secs(now), None, seen) {
+                let (Order::Load { model, .. } | Order::Unload { model, .. }) = &order;
+                let index = names.iter().position(|known| known == model.as_str()).unwrap();
+                match order {
+                    Order::Load { .. } => ready[index] = Some(now + LOAD),
+                    Order::Unload { .. } => leaves[index] = true,
+                }
+            }
+            let promised = all.models.values().map(|model| model.promised.gpus.first().copied().unwrap_or(0));
+            prop_assert!(promised.sum::<u64>() <= 24 * GIB);
+            if next_ask.is_none() && waiting.iter().all(Vec::is_empty) {
+                break;
+            }
+        }
+        prop_assert!(waiting.iter().all(Vec::is_empty), "{waiting:?} still wait");
+        // At most the turns of all models, some times: sixty requests come faster than they can be served.
+        prop_assert!(longest <= 60 * (SERVICE + LOAD * 3 + 12), "{longest} s");
+    }
+}
