@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use warden_rig::warden::{SOON, Setup};
-use warden_rig::{Home, Outcome, Trouble, wait_until};
+use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, Trouble, wait_until};
 
 /// A home with two sample models and a configuration of them, whose program is not there.
 async fn home() -> Result<Home, Trouble> {
@@ -91,6 +91,26 @@ async fn what_is_no_model_is_told_and_the_others_are_planned_all_the_same() -> O
 }
 
 #[tokio::test]
+async fn each_replica_needs_a_place_of_its_own() -> Outcome {
+    let home = home().await?;
+    let text = std::fs::read_to_string(home.path().join("warden.toml"))?;
+    home.file("warden.toml", text.replace("[models.small]\n", "[models.small]\nreplicas = 2\n"))?;
+    let told: Value =
+        serde_json::from_str(&plan(&home, &["--json", "--model", "small", "--gpus", "2GiB"]).await?)?;
+    let needed = told["models"][0]["gpu_bytes"].as_u64().unwrap_or(0);
+    let gpu = |share: u64| format!("{}B", needed * share / 10 * 64 / 63 + 2);
+    let one = ["--model", "small", "--gpus"];
+    let told = plan(&home, &[&one[..], &[&gpu(25)]].concat()).await?;
+    assert!(told.contains("all 2 fit together: small on GPU 0, small (2) on GPU 0"), "{told}");
+    let told = plan(&home, &[&one[..], &[&gpu(15)]].concat()).await?;
+    assert!(told.contains("not all of them fit together"), "{told}");
+    let two = format!("{},{}", gpu(15), gpu(15));
+    let told = plan(&home, &[&one[..], &[&two]].concat()).await?;
+    assert!(told.contains("small on GPU") && told.contains("2 processes, of which each"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
     const TAKEN: u64 = 96;
     let setup = Setup::new()?.top("sensors.interval = \"20ms\"");
@@ -117,5 +137,48 @@ async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
     // Another machine is not this one.
     let told: Value = serde_json::from_str(&plan(warden.home(), &["--json", "--gpus", "2GiB"]).await?)?;
     assert!(told["models"][0]["measured_host_bytes"].is_null(), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn vram_that_was_measured_counts_and_what_was_estimated_does_not() -> Outcome {
+    const GIB: u64 = 1 << 30;
+    let mut setup = Setup::new()?.top("sensors.interval = \"20ms\"\ninternal.sensors.gpu_age = \"1ms\"");
+    std::fs::remove_file(setup.home.path().join("model.gguf"))?;
+    let ran = setup.home.warden(&["sample-model", "--arch", "llama", "-o", "model.gguf"], SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let nvml = FakeNvml::in_home(&mut setup.home)?;
+    let used = |processes: Vec<(u32, u64)>, used: u64| FakeGpu {
+        total: 80 * GIB,
+        used,
+        processes,
+        xids: Vec::new(),
+    };
+    nvml.say(&[used(Vec::new(), 0)])?;
+    let warden = setup.fake("m", &json!({}), "")?.start().await?;
+    let backend = warden.until_ready(1).await?[0];
+    let pid = u32::try_from(backend.pid)?;
+    let kept = warden.home().path().join("state/llama-warden/growth.json");
+    let source = async |wanted: &str| {
+        wait_until(&format!("VRAM is known by {wanted}"), SOON, async || {
+            let status = warden.status("m").await.unwrap_or_default();
+            status["backends"][0]["memory"]["vram"][0]["source"] == wanted
+        })
+        .await
+    };
+    nvml.say(&[used(vec![(pid, 0)], 9 * GIB)])?;
+    source("estimate").await?;
+    nvml.say(&[used(vec![(pid, 3 * GIB)], 9 * GIB)])?;
+    source("process").await?;
+    // It is written down at the end of the process at the latest.
+    assert_eq!(warden.cli(&["drain", "m"]).await?.code, 0);
+    wait_until("what it held is kept", SOON, async || {
+        std::fs::read_to_string(&kept).is_ok_and(|text| text.contains("\"vram0\""))
+    })
+    .await?;
+    let told: Value = serde_json::from_str(&plan(warden.home(), &["--json"]).await?)?;
+    let model = &told["models"][0];
+    assert_eq!(model["measured_gpu_bytes"], json!(3 * GIB), "{told}");
+    assert_eq!(model["gpu_bytes"], json!(3 * GIB), "{told}");
     Ok(())
 }

@@ -56,6 +56,8 @@ pub(crate) struct PlanArgs {
 /// A model, as far as it is known.
 struct Sheet {
     name: String,
+    /// Processes of it at a time.
+    replicas: u32,
     known: Result<Known, String>,
 }
 
@@ -86,6 +88,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sheets: Vec<Sheet> = models
         .map(|spec| Sheet {
             name: spec.name.to_string(),
+            replicas: spec.run.replicas,
             known: known(&spec.command, env.clone(), !room.gpus.is_empty()).map(|mut known| {
                 if args.gpus.is_none() {
                     measured(&mut known, &resolved.dirs.state, &spec.command);
@@ -170,9 +173,12 @@ fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf
     })
 }
 
-/// The models that are known, as those who want a place.
+/// The processes of models that are known, as those who want a place: each replica is one.
 fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
-    let each = sheets.iter().filter_map(|sheet| Some((sheet.name.clone(), sheet.known.as_ref().ok()?)));
+    let each = sheets.iter().filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
+    let each = each.flat_map(|(sheet, known)| {
+        (1..=sheet.replicas).map(move |number| (replica(&sheet.name, number), known))
+    });
     each.map(|(name, known)| {
         let run = &known.run;
         let one_only = run.split.as_deref() == Some("none");
@@ -184,6 +190,11 @@ fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
         Wanted { name, needs: known.needs.clone(), gpus, may_split: !one_only }
     })
     .collect()
+}
+
+/// How the process of a replica is called.
+fn replica(name: &str, number: u32) -> String {
+    if number == 1 { name.to_owned() } else { format!("{name} ({number})") }
 }
 
 /// The largest sets that fit, each with its places; no set is a part of another.
@@ -221,7 +232,7 @@ fn text(sheets: &[Sheet], room: &Room) -> String {
         lines.push(out::table(&rows));
     }
     lines.extend(sheets.iter().map(|sheet| match &sheet.known {
-        Ok(known) => words(&sheet.name, known),
+        Ok(known) => words(sheet, known),
         Err(why) => format!("{}: not known: {why}", sheet.name),
     }));
     let gpus: Vec<String> = room.gpus.iter().map(|bytes| ByteSize(*bytes).to_string()).collect();
@@ -233,8 +244,9 @@ fn text(sheets: &[Sheet], room: &Room) -> String {
         match book::fit(room, &[one]) {
             Ok(_) => every.push(one),
             Err(misfit) => {
-                let sheet = sheets.iter().find(|sheet| sheet.name == one.name);
-                let known = sheet.and_then(|sheet| sheet.known.as_ref().ok());
+                // Its first replica has told it.
+                let Some(sheet) = sheets.iter().find(|sheet| sheet.name == one.name) else { continue };
+                let known = sheet.known.as_ref().ok();
                 let less = known.map(|known| less(known, one, room)).unwrap_or_default();
                 lines.push(format!("{} does not fit even alone: {}{less}", one.name, why(&misfit)));
             }
@@ -286,10 +298,14 @@ fn rows(sheets: &[Sheet]) -> Vec<Vec<String>> {
 }
 
 /// What is said of one model beside its numbers.
-fn words(name: &str, known: &Known) -> String {
+fn words(sheet: &Sheet, known: &Known) -> String {
+    let name = &sheet.name;
     let Needs { context, slots, mapped, unknown, .. } = &known.needs;
     let each = if *slots == 1 { "one slot".to_owned() } else { format!("{slots} slots") };
     let mut parts = vec![format!("{name}: {context} tokens of context for {each}")];
+    if sheet.replicas > 1 {
+        parts.push(format!("{} processes, of which each needs all that", sheet.replicas));
+    }
     if *mapped > 0 {
         let mapped = ByteSize(*mapped);
         parts.push(format!("{mapped} of its file are mapped, and are read again where memory is short"));
@@ -370,7 +386,7 @@ fn as_json(sheets: &[Sheet], room: &Room) -> Value {
         .iter()
         .map(|sheet| match &sheet.known {
             Ok(Known { needs, .. }) => json!({
-                "name": sheet.name, "context": needs.context, "slots": needs.slots,
+                "name": sheet.name, "replicas": sheet.replicas, "context": needs.context, "slots": needs.slots,
                 "host": parts(&needs.host), "host_bytes": needs.host_bytes(), "mapped_bytes": needs.mapped,
                 "gpu": parts(&needs.gpu), "each_gpu_bytes": needs.each_gpu, "gpu_bytes": needs.gpu_bytes(1),
                 "unknown": needs.unknown,

@@ -273,7 +273,14 @@ impl MemoryTracker {
             recorder.write(&sample);
         }
         let changes = self.monitor.observe(&sample);
-        for (series, bytes) in &now {
+        // What is estimated may be somebody else's.
+        let read = |series| match series {
+            MemoryKind::Host => true,
+            MemoryKind::Vram(gpu) => {
+                reading.vram.iter().any(|vram| vram.gpu == gpu && vram.source != VramSource::Estimate)
+            }
+        };
+        for (series, bytes) in now.iter().filter(|(series, _)| read(*series)) {
             let sound = self.is_sound(*series);
             held::note(&mut self.held, *series, *bytes, sound);
         }
