@@ -1,4 +1,4 @@
-//! `plan` says what models need and who fits together, and starts nothing.
+//! `plan` says what models need and who fits together, and loads nothing.
 
 use serde_json::{Value, json};
 use warden_rig::warden::{SOON, Setup};
