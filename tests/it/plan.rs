@@ -24,6 +24,14 @@ async fn home() -> Result<Home, Trouble> {
     Ok(home)
 }
 
+/// A sample model in the place of the empty file that a fake is content with.
+async fn real_model(home: &Home) -> Outcome {
+    std::fs::remove_file(home.path().join("model.gguf"))?;
+    let ran = home.warden(&["sample-model", "--arch", "llama", "-o", "model.gguf"], SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    Ok(())
+}
+
 async fn plan(home: &Home, more: &[&str]) -> Result<String, Trouble> {
     let ran = home.warden(&[&["plan", "--config", "warden.toml"], more].concat(), SOON).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -114,10 +122,7 @@ async fn each_replica_needs_a_place_of_its_own() -> Outcome {
 async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
     const TAKEN: u64 = 96;
     let setup = Setup::new()?.top("sensors.interval = \"20ms\"");
-    // The one there is empty: a fake needs no more.
-    std::fs::remove_file(setup.home.path().join("model.gguf"))?;
-    let ran = setup.home.warden(&["sample-model", "--arch", "llama", "-o", "model.gguf"], SOON).await?;
-    assert_eq!(ran.code, 0, "{ran:?}");
+    real_model(&setup.home).await?;
     let warden = setup.fake("m", &json!({ "base_mib": TAKEN }), "").map(Setup::start)?.await?;
     warden.until_ready(1).await?;
     let kept = warden.home().path().join("state/llama-warden/growth.json");
@@ -144,9 +149,7 @@ async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
 async fn vram_that_was_measured_counts_and_what_was_estimated_does_not() -> Outcome {
     const GIB: u64 = 1 << 30;
     let mut setup = Setup::new()?.top("sensors.interval = \"20ms\"\ninternal.sensors.gpu_age = \"1ms\"");
-    std::fs::remove_file(setup.home.path().join("model.gguf"))?;
-    let ran = setup.home.warden(&["sample-model", "--arch", "llama", "-o", "model.gguf"], SOON).await?;
-    assert_eq!(ran.code, 0, "{ran:?}");
+    real_model(&setup.home).await?;
     let nvml = FakeNvml::in_home(&mut setup.home)?;
     let used = |processes: Vec<(u32, u64)>, used: u64| FakeGpu {
         total: 80 * GIB,

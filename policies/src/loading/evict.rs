@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::room::Ledger;
-use super::{Amounts, Loading, Model, Numbers, Place, Seen, State};
+use super::{Loading, Model, Numbers, Place, Seen, State, Wish};
 use crate::ModelName;
 
 /// Among so many all combinations are tried; of more the cheapest go one after another.
@@ -16,11 +15,9 @@ const SOONEST: f64 = 0.1;
 impl Loading {
     /// The models that leave for this one: those whose leaving costs least, and makes enough room. None, where no room can be made.
     pub(super) fn leaving_for(
-        &mut self,
-        name: &ModelName,
+        &self,
+        wish: &Wish<'_>,
         now: Duration,
-        kept: &Amounts,
-        free: Option<&Amounts>,
         seen: &BTreeMap<ModelName, Seen>,
     ) -> Vec<ModelName> {
         let mut candidates: Vec<(f64, ModelName)> = self
@@ -31,9 +28,9 @@ impl Loading {
             .collect();
         candidates.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
         let cheapest = if candidates.len() <= COMBINED {
-            self.cheapest_set(name, &candidates, kept, free)
+            self.cheapest_set(wish, &candidates)
         } else {
-            self.first_enough(name, &candidates, kept, free)
+            self.first_enough(wish, &candidates)
         };
         cheapest.unwrap_or_default()
     }
@@ -59,36 +56,11 @@ impl Loading {
         model.load_time.as_secs_f64() / expected * if leaks { self.numbers.leaker } else { 1.0 }
     }
 
-    fn is_enough(
-        &mut self,
-        name: &ModelName,
-        leave: &[&ModelName],
-        kept: &Amounts,
-        free: Option<&Amounts>,
-    ) -> bool {
-        let mut states = Vec::with_capacity(leave.len());
-        for one in leave {
-            if let Some(model) = self.models.get_mut(*one) {
-                states.push(std::mem::replace(&mut model.state, State::Leaves));
-            }
-        }
-        let ledger = Ledger::of(&self.models, &self.capacity, free);
-        let enough = !matches!(self.place(name, &ledger, kept), Place::Nowhere);
-        for (one, state) in leave.iter().zip(states) {
-            if let Some(model) = self.models.get_mut(*one) {
-                model.state = state;
-            }
-        }
-        enough
+    fn is_enough(&self, wish: &Wish<'_>, leave: &[&ModelName]) -> bool {
+        !matches!(self.place(wish, leave), Place::Nowhere)
     }
 
-    fn cheapest_set(
-        &mut self,
-        name: &ModelName,
-        candidates: &[(f64, ModelName)],
-        kept: &Amounts,
-        free: Option<&Amounts>,
-    ) -> Option<Vec<ModelName>> {
+    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[(f64, ModelName)]) -> Option<Vec<ModelName>> {
         let of = |set: u32| {
             (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one)
         };
@@ -99,24 +71,18 @@ impl Loading {
         });
         sets.into_iter().find_map(|(_, set)| {
             let leave: Vec<&ModelName> = of(set).map(|(_, name)| name).collect();
-            self.is_enough(name, &leave, kept, free).then(|| leave.into_iter().cloned().collect())
+            self.is_enough(wish, &leave).then(|| leave.into_iter().cloned().collect())
         })
     }
 
-    fn first_enough(
-        &mut self,
-        name: &ModelName,
-        candidates: &[(f64, ModelName)],
-        kept: &Amounts,
-        free: Option<&Amounts>,
-    ) -> Option<Vec<ModelName>> {
+    fn first_enough(&self, wish: &Wish<'_>, candidates: &[(f64, ModelName)]) -> Option<Vec<ModelName>> {
         let names: Vec<&ModelName> = candidates.iter().map(|(_, name)| name).collect();
-        let enough = (1..=names.len()).find(|count| self.is_enough(name, &names[..*count], kept, free))?;
+        let enough = (1..=names.len()).find(|count| self.is_enough(wish, &names[..*count]))?;
         let mut leave = names[..enough].to_vec();
         // Who is not needed for it stays, the dearest first.
         for one in names[..enough].iter().rev() {
             let without: Vec<&ModelName> = leave.iter().copied().filter(|kept| kept != one).collect();
-            if self.is_enough(name, &without, kept, free) {
+            if self.is_enough(wish, &without) {
                 leave = without;
             }
         }

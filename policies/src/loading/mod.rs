@@ -1,5 +1,5 @@
-//! Which models are loaded, on which GPUs, and who leaves so that another one can come. Pure: it is told what happens, and answers with
-//! orders.
+//! Which models are loaded, on which GPUs, and which one is unloaded to make room for another. It does no I/O: the caller tells it
+//! what happens, and it answers with orders.
 //!
 //! ```text
 //!   wants ─> waits for room ──Load──> comes ──loaded──> serves ──Unload──> leaves ──gone──> out
@@ -25,7 +25,6 @@ use std::time::Duration;
 
 pub use self::demand::Demand;
 pub use self::room::Amounts;
-use self::room::Ledger;
 use crate::ModelName;
 use crate::book::Needs;
 
@@ -240,26 +239,24 @@ impl Loading {
         // What earlier ones wait for is not given to later ones.
         let mut kept = Amounts::default();
         for (_, name) in waiting {
-            let ledger = Ledger::of(&self.models, &self.capacity, free);
-            match self.place(&name, &ledger, &kept) {
+            let wish = Wish { name: &name, kept: &kept, free };
+            let mut place = self.place(&wish, &[]);
+            if matches!(place, Place::Nowhere) {
+                for victim in self.leaving_for(&wish, now, &seen) {
+                    if let Some(model) = self.models.get_mut(&victim) {
+                        model.state = State::Leaves;
+                    }
+                    orders.push(Order::Unload { model: victim, makes_room_for: name.clone() });
+                }
+                place = self.place(&wish, &[]);
+            }
+            match place {
                 Place::Now(places, promised) => {
                     self.let_in(&name, promised, now, free);
                     orders.push(Order::Load { model: name, places });
                 }
                 Place::Later(promised) => kept = kept.plus(&promised),
-                Place::Nowhere => {
-                    let leave = self.leaving_for(&name, now, &kept, free, &seen);
-                    for victim in leave {
-                        if let Some(model) = self.models.get_mut(&victim) {
-                            model.state = State::Leaves;
-                        }
-                        orders.push(Order::Unload { model: victim, makes_room_for: name.clone() });
-                    }
-                    let ledger = Ledger::of(&self.models, &self.capacity, free);
-                    if let Place::Later(promised) = self.place(&name, &ledger, &kept) {
-                        kept = kept.plus(&promised);
-                    }
-                }
+                Place::Nowhere => {}
             }
         }
         orders
@@ -273,6 +270,15 @@ impl Loading {
             model.state = State::Comes { since: now };
         }
     }
+}
+
+/// A model that waits for room.
+struct Wish<'a> {
+    name: &'a ModelName,
+    /// What is kept for those who came before it.
+    kept: &'a Amounts,
+    /// What anybody could take now.
+    free: Option<&'a Amounts>,
 }
 
 /// Whether there is room for a model.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Loading, Model, Place, State};
+use super::{Loading, Model, Place, State, Wish};
 use crate::ModelName;
 use crate::book::{self, Machine, Wanted};
 
@@ -43,19 +43,24 @@ impl Amounts {
 }
 
 /// What is left now, and when those who leave are gone.
-pub(super) struct Ledger {
-    pub(super) now: Amounts,
-    pub(super) soon: Amounts,
+struct Ledger {
+    now: Amounts,
+    soon: Amounts,
 }
 
 impl Ledger {
-    pub(super) fn of(
+    /// As if `leave` were on their way out, too.
+    fn of(
         models: &BTreeMap<ModelName, Model>,
         capacity: &Amounts,
         free: Option<&Amounts>,
+        leave: &[&ModelName],
     ) -> Self {
-        let there = || models.values().filter(|model| model.is_there());
-        let stays = || there().filter(|model| model.state != State::Leaves);
+        let known = || models.iter().filter(|(_, model)| model.is_there());
+        let goes = |name: &ModelName, model: &Model| model.state == State::Leaves || leave.contains(&name);
+        let there = || known().map(|(_, model)| model);
+        let stays = || known().filter(|(name, model)| !goes(name, model)).map(|(_, model)| model);
+        let leaves = || known().filter(|(name, model)| goes(name, model)).map(|(_, model)| model);
         let all = |models: &mut dyn Iterator<Item = &Model>, of: &dyn Fn(&Model) -> Amounts| {
             models.fold(Amounts::default(), |sum, model| sum.plus(&of(model)))
         };
@@ -81,7 +86,7 @@ impl Ledger {
             now = now.min(&free.minus(&owed));
             // While one comes, what is free says little about what will be: nobody is driven out for that.
             if comes().next().is_none() {
-                let returns = all(&mut there().filter(|model| model.state == State::Leaves), &held);
+                let returns = all(&mut leaves(), &held);
                 soon = soon.min(&free.plus(&returns).minus(&owed));
             }
         }
@@ -90,9 +95,11 @@ impl Ledger {
 }
 
 impl Loading {
-    /// Whether there is room for a model, beside what is kept for others.
-    pub(super) fn place(&self, name: &ModelName, ledger: &Ledger, kept: &Amounts) -> Place {
+    /// Whether there is room for a model, beside what is kept for others, if `leave` were on their way out.
+    pub(super) fn place(&self, wish: &Wish<'_>, leave: &[&ModelName]) -> Place {
+        let Wish { name, kept, free } = *wish;
         let Some(model) = self.models.get(name) else { return Place::Nowhere };
+        let ledger = Ledger::of(&self.models, &self.capacity, free, leave);
         // Of what is free now the others' part is what they will have to have when all who leave are gone.
         let soon = ledger.soon.minus(kept);
         if let Some((places, promised)) = fit(name, model, &ledger.now.min(&soon)) {

@@ -1,6 +1,6 @@
 //! What is remembered of earlier processes, by what they were made of: slopes of series that leaked, what a diagnosis
-//! measured of the largest prompts, what the best of them had on GPUs, and what they held. Kept in `growth.json` in the state directory, so that the next generation, and the next
-//! run, begin as known leakers and with known prices.
+//! measured of the largest prompts, what the best of them had on GPUs, and what they held. Kept in `growth.json` in the state
+//! directory, so that the next generation, and the next run, begin as known leakers and with known prices.
 //!
 //! The file is replaced whole, under a lock, after it was read again: a diagnosis may write it while models are served. One
 //! that cannot be read is set aside and warned of, never a reason not to start.
@@ -79,14 +79,16 @@ impl LeakHistory {
 
     /// What is known of such a process.
     pub(crate) fn of(&self, key: &str) -> Vec<Prior> {
-        let known = lock(&self.known);
-        known.iter().find(|known| known.key == key).map(|known| known.priors.clone()).unwrap_or_default()
+        self.get(key, |known| known.priors.clone()).unwrap_or_default()
     }
 
     /// What a diagnosis measured of such a process.
     pub(crate) fn measured(&self, key: &str) -> Learnt {
-        let known = lock(&self.known);
-        known.iter().find(|known| known.key == key).map(|known| known.measured.clone()).unwrap_or_default()
+        self.get(key, |known| known.measured.clone()).unwrap_or_default()
+    }
+
+    fn get<T>(&self, key: &str, of: impl FnOnce(&Known) -> T) -> Option<T> {
+        lock(&self.known).iter().find(|known| known.key == key).map(of)
     }
 
     /// Takes the end of such a process in: what leaked is remembered, what was judged and did not is forgotten, what was
@@ -120,7 +122,7 @@ impl LeakHistory {
 
     /// What the best process of this kind had on GPUs.
     pub(crate) fn offload(&self, key: &str) -> Option<Offload> {
-        lock(&self.known).iter().find(|known| known.key == key)?.offload
+        self.get(key, |known| known.offload)?
     }
 
     /// Such a process had this on GPUs, and nothing was missing. Writes the file if it is the first or the best; blocks for
@@ -142,8 +144,8 @@ impl LeakHistory {
 
     /// Such a process held this. Writes the file if that is news; blocks for that.
     pub(crate) fn held(&self, key: &str, model: &ModelName, shown: &[Held], keep: usize) {
-        let before = lock(&self.known).iter().find(|known| known.key == key).map(|known| known.held.clone());
-        let Some(now) = held::take(&before.unwrap_or_default(), shown) else { return };
+        let before = self.get(key, |known| known.held.clone()).unwrap_or_default();
+        let Some(now) = held::take(&before, shown) else { return };
         if let Err(error) = self.change(key, model, keep, |known| known.held = now) {
             tracing::warn!(path = %self.path.display(), %error, "what it held is not kept");
         }

@@ -2,43 +2,14 @@
 
 use super::command::{Taken, is_program};
 
-/// Options without a value.
-const ALONE: [&str; 14] = [
-    "--rm",
-    "-d",
-    "--detach",
-    "-i",
-    "--interactive",
-    "-t",
-    "--tty",
-    "--init",
-    "--privileged",
-    "--read-only",
-    "-P",
-    "--publish-all",
-    "--no-healthcheck",
-    "--replace",
-];
-/// What means nothing for a process that is no container: its name, its end, its terminal.
-const POINTLESS: [&str; 17] = [
-    "--rm",
-    "-d",
-    "--detach",
-    "-i",
-    "--interactive",
-    "-t",
-    "--tty",
-    "--init",
-    "--name",
-    "--ipc",
-    "--shm-size",
-    "--pull",
-    "--platform",
-    "--replace",
-    "--hostname",
-    "-h",
-    "--restart",
-];
+/// Options without a value that mean nothing for a process that is no container: its end, its terminal.
+const POINTLESS_ALONE: [&str; 9] =
+    ["--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init", "--replace"];
+/// The same with a value: its name, its host.
+const POINTLESS: [&str; 8] =
+    ["--name", "--ipc", "--shm-size", "--pull", "--platform", "--hostname", "-h", "--restart"];
+/// Other options without a value.
+const ALONE: [&str; 5] = ["--privileged", "--read-only", "-P", "--publish-all", "--no-healthcheck"];
 
 /// Flags for llama-server, with the host's paths in the place of the container's.
 pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result<Vec<String>, String> {
@@ -60,7 +31,9 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
         }
         let (option, value) = match word.split_once('=') {
             Some((option, value)) if word.starts_with("--") => (option, value.to_owned()),
-            _ if ALONE.contains(&word.as_str()) => (word.as_str(), String::new()),
+            _ if POINTLESS_ALONE.contains(&word.as_str()) || ALONE.contains(&word.as_str()) => {
+                (word.as_str(), String::new())
+            }
             _ => {
                 let value = words.next().ok_or_else(|| format!("`{program} run`: {word} has no value"))?;
                 (word.as_str(), value.clone())
@@ -77,7 +50,7 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
             "--gpus" => gpus(&value, taken),
             "-w" | "--workdir" => taken.model.directory = Some(value),
             "--entrypoint" => entry = Some(value),
-            _ if POINTLESS.contains(&option) => {}
+            _ if POINTLESS_ALONE.contains(&option) || POINTLESS.contains(&option) => {}
             _ => {
                 let value = if value.is_empty() { value } else { format!(" {value}") };
                 taken.left.push((

@@ -13,7 +13,7 @@ use crate::exit::Failure;
 const FIRST_PORT: u64 = 5800;
 
 /// Keys of the whole file that have no equal, and the nearest thing.
-const OF_ALL: [(&str, &str); 17] = [
+const OF_ALL: [(&str, &str); 16] = [
     ("apiKeys", "`llama-warden keys new NAME --file keys.toml` for each, and `server.keys = \"keys.toml\"`"),
     ("peers", "no key for servers elsewhere: clients reach those by their own address"),
     ("profiles", "`aliases` of a model say which names it answers to; they are changed by a reload"),
@@ -33,7 +33,6 @@ const OF_ALL: [(&str, &str); 17] = [
     ("includeAliasesInList", "`/v1/models` lists models; aliases are answered all the same"),
     ("sendLoadingState", "a stream that waits gets comments, which clients pass over"),
     ("scheduler", "requests of a model are served in the order in which they came"),
-    ("routing.scheduler", "requests of a model are served in the order in which they came"),
 ];
 
 /// The same, of a model.
@@ -254,13 +253,12 @@ fn model(
         imported.left(format!("{of}`proxy`"), "a model is served by processes of this machine");
     }
     filters(table.get("filters"), &of, &mut model, imported);
-    let health = |key: &str, value: &Value| key == "checkEndpoint" && value.as_str() == Some("/health");
-    let rest: Map<String, Value> = table
-        .iter()
-        .filter(|(key, value)| !health(key, value))
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    others(&rest, &READ_OF_A_MODEL, &OF_A_MODEL, &of, imported);
+    let mut read = READ_OF_A_MODEL.to_vec();
+    if table.get("checkEndpoint").and_then(Value::as_str) == Some("/health") {
+        // As is done here.
+        read.push("checkEndpoint");
+    }
+    others(table, &read, &OF_A_MODEL, &of, imported);
     Ok(Some(model))
 }
 

@@ -35,7 +35,7 @@ const OF_A_REQUEST: [(&str, &str); 15] = [
     ("mirostat_tau", "mirostat_tau"),
 ];
 
-/// Where the models are: as given, as Ollama is told, or where it puts them.
+/// The folder with Ollama's models: the one that the user names, else the one in `OLLAMA_MODELS`, else Ollama's own.
 pub(super) fn place(given: Option<&Path>, env: Env<'_>) -> Result<PathBuf, Failure> {
     let home = env("HOME").map(|home| PathBuf::from(home).join(".ollama/models"));
     let usual =

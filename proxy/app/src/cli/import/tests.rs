@@ -8,7 +8,7 @@ use crate::config::source::layers::{Sources, load};
 
 const SWAP: &str = include_str!("samples/llama-swap.yaml");
 const PRESET: &str = include_str!("samples/preset.ini");
-const DOCKER: &str = "docker run --rm -it --gpus '\"device=0,1\"' -v /srv/models:/models:ro -v cache:/root/.cache \\\n  \
+const DOCKER: &str = "docker run --rm -it --gpus '\"device=0,1\"' -v /srv/models:/models:ro -v cache:/var/cache \\\n  \
     -e LLAMA_ARG_CTX_SIZE=8192 -p 127.0.0.1:9000:8080 --memory 8g llama.cpp:server-cuda \\\n  \
     -m /models/a.gguf --host 0.0.0.0 --port 8080 --alias chat,default --api-key sk-12345678";
 

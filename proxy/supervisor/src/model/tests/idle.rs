@@ -49,7 +49,7 @@ async fn who_comes_while_it_ends_is_served_by_the_next_process() {
     let rig = rig(60).await;
     drop(rig.lease().await.unwrap());
     pass(secs(60)).await;
-    // Whether it is told to end by now or not, nobody is turned away.
+    // Each request comes just before or after the process is told to end; all of them are served.
     for _ in 0..20 {
         let lease = rig.lease().await.unwrap();
         drop(lease);
